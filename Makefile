@@ -1,0 +1,67 @@
+# Everything happens in .venv inside the checkout, which is made on first use and made again when pyproject.toml or
+# constraints.txt change. Needs make, git and a Python >= 3.11 with venv.
+#
+#   make PYTHON=/path/to/python3.12
+#   make TORCH_INDEX_URL=URL    URL of PyTorch's package index for CPU builds (it is on PyTorch's install page).
+#                               torch alone is taken from there, which on Linux saves the CUDA libraries (gigabytes).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+TORCH_INDEX_URL ?=
+
+# A Python that was asked for is used or refused; the default one gives way to a newer one by name.
+ifeq ($(origin PYTHON),file)
+PYTHON_CANDIDATES := $(PYTHON) python3.13 python3.12 python3.11
+else
+PYTHON_CANDIDATES := $(PYTHON)
+endif
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+READY := .venv/.ready
+TORCH_PIN := $(shell grep '^torch==' constraints.txt)
+RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
+
+.PHONY: help setup run test lint clean
+
+help: ## what can be made
+	@sed -n -e 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+setup: $(READY) ## the virtual environment alone
+
+run: $(READY) ## specsim check, on the built-in engine
+	@$(BIN)/specsim check
+
+test: $(READY) ## every test; fetches the releases of fixtures/releases.txt once
+	@$(BIN)/specsim targets $(foreach version,$(RELEASES),--fetch sglang==$(version)) \
+		|| echo 'make test: not every release is there (see above); the tests that need them are skipped' >&2
+	$(BIN)/python -m pytest -n auto
+
+lint: $(READY) ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+clean: ## remove what make and the tools made
+	rm -rf .venv build dist specsim.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@for python in $(PYTHON_CANDIDATES); do \
+		if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+		echo 'specsim needs Python 3.11 or newer; none of these is: $(PYTHON_CANDIDATES). Try make PYTHON=PATH' >&2; exit 1; \
+	fi; \
+	"$$found" -m venv --clear .venv || { \
+		echo "$$found cannot make a virtual environment; on Debian and Ubuntu install its package python3-venv" >&2; exit 1; }
+ifneq ($(strip $(TORCH_INDEX_URL)),)
+	$(PIP) install --no-deps --index-url '$(TORCH_INDEX_URL)' '$(TORCH_PIN)'
+endif
+	$(PIP) install -c constraints.txt '$(TORCH_PIN)'
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,68 @@
+"""Set-up of the suite: Triton's interpreter where there is no GPU, Hypothesis' profiles, and the releases in the cache.
+
+No test uses the network. A test that needs a release takes the `release` fixture and is skipped, and counted, when its
+wheel is not in the cache; `make test` fetches the wheels once, before pytest starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+torch.set_num_threads(1)
+
+from specsim.targets.cache import Cache, open_cache
+from specsim.targets.source import SourceTree, open_source
+from specsim.targets.spec import ReleaseTarget
+
+# `fast` is what `make test` runs; HYPOTHESIS_PROFILE=deep is for a night. Neither derandomizes: Hypothesis' own `ci`
+# profile would run the same examples for ever.
+settings.register_profile(
+    "fast",
+    max_examples=60,
+    deadline=None,
+    derandomize=False,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
+)
+settings.register_profile("deep", parent=settings.get_profile("fast"), max_examples=3000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+@pytest.fixture(scope="session")
+def wheel_cache() -> Cache:
+    """The cache that `make test` filled."""
+    return open_cache()
+
+
+@pytest.fixture(scope="session")
+def release(wheel_cache: Cache) -> Callable[[str], SourceTree]:
+    """Opens a release that is in the cache; skips the test when it is not."""
+    from specsim.targets.fetch import cached_releases
+
+    available = set(cached_releases(wheel_cache))
+    opened: dict[str, SourceTree] = {}
+
+    def open_release(version: str) -> SourceTree:
+        if version not in available:
+            pytest.skip(f"the wheel of sglang=={version} is not in the cache; `make test` fetches it")
+        if version not in opened:
+            opened[version] = open_source(ReleaseTarget(version), wheel_cache)
+        return opened[version]
+
+    return open_release
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how much was skipped for want of a release or a GPU."""
+    skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    for word, what in (("is not in the cache", "a release in the cache"), ("CUDA", "a GPU")):
+        count = sum(word in reason for reason in skipped)
+        if count:
+            terminalreporter.write_line(f"{count} tests need {what} and were skipped")

@@ -1,0 +1,38 @@
+"""Small source trees made up for tests of lifting: nothing in them comes from an engine."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+from specsim.targets.cache import Cache
+from specsim.targets.source import SourceTree
+
+
+class MadeUpSource:
+    """A source tree in memory, optionally on top of another one."""
+
+    def __init__(self, files: Mapping[str, str], base: SourceTree | None = None, label: str = "made up") -> None:
+        self.label = label
+        self.version = base.version if base else None
+        self._base = base
+        self._files = {path: text if base else textwrap.dedent(text) for path, text in files.items()}
+
+    def read(self, path: str) -> str:
+        if path in self._files:
+            return self._files[path]
+        if self._base is not None:
+            return self._base.read(path)
+        raise FileNotFoundError(path)
+
+    def exists(self, path: str) -> bool:
+        return path in self._files or (self._base is not None and self._base.exists(path))
+
+    def paths(self, under: str) -> list[str]:
+        below = self._base.paths(under) if self._base else []
+        return sorted({*below, *(path for path in self._files if path.startswith(under))})
+
+
+def cache_in(folder: Path) -> Cache:
+    return Cache(folder / "cache")

@@ -1,0 +1,77 @@
+"""Benchmarks run, say where they ran, and never count a peer that is wrong or was not run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from specsim.bench import BENCHMARKS, Peer, Timing, environment, run
+from specsim.bench.measure import run_shape
+from specsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from specsim.ops.contract import Case, Tensors
+
+BENCHMARK = BENCHMARKS["verify_tree_greedy"]
+SMALL = BENCHMARK.shapes["cpu"][0]
+
+
+def test_a_run_is_json_with_environment_shapes_and_peers() -> None:
+    result = json.loads(json.dumps(run(["verify_tree_greedy"], "cpu", rounds=2)))
+    assert result["format"] == "specsim.bench/1"
+    assert [entry["shape"] for entry in result["benchmarks"]] == [dict(shape) for shape in BENCHMARK.shapes["cpu"]]
+    for entry in result["benchmarks"]:
+        assert entry["name"] == "verify_tree_greedy"
+        assert entry["unit"] == "us"
+        assert [peer["name"] for peer in entry["peers"]] == ["loops", "reference", "triton", "sgl_kernel"]
+        for peer in entry["peers"]:
+            assert set(peer) == {"name", "timing", "median", "ratio", "not_run"}
+            assert (peer["median"] is None) == (peer["ratio"] is None) == bool(peer["not_run"])
+
+
+def test_peers_that_need_a_gpu_say_so_on_a_cpu() -> None:
+    peers = {peer["name"]: peer for peer in run_shape(BENCHMARK, SMALL, "cpu", rounds=1)}
+    assert "interprets" in peers["triton"]["not_run"]
+    assert "CUDA" in peers["sgl_kernel"]["not_run"]
+    assert peers["reference"]["ratio"] == 1.0
+    assert peers["loops"]["median"] > 0
+
+
+def test_a_wrong_result_has_no_time() -> None:
+    def prepare(case: Case, tensors: Tensors) -> Callable[[], Tensors]:
+        return lambda: {
+            **BENCHMARK.op.expected(case),
+            "accept_token_num": torch.full((case.sizes["bs"],), 99),
+        }
+
+    wrong = replace(BENCHMARK, peers=(*BENCHMARK.peers, Peer("wrong", Timing.EAGER, prepare)))
+    peer = run_shape(wrong, SMALL, "cpu", rounds=1)[-1]
+    assert peer["not_run"] == "its accept_token_num differs from the reference's"
+    assert peer["median"] is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_shape_says_how_many_drafts_are_accepted(device: str) -> None:
+    for benchmark in BENCHMARKS.values():
+        for shape in benchmark.shapes[device]:
+            case = benchmark.make_case(shape)
+            assert benchmark.op.expected(case)["accept_token_num"].tolist() == [shape["accepted"]] * shape["bs"]
+
+
+def test_the_environment_says_what_else_must_be_equal() -> None:
+    where = environment()
+    assert list(where) == ["specsim", "commit", "python", "torch", "triton", "numpy", "cpu", "cores", "gpu"]
+    assert where["torch"] == torch.__version__
+    assert where["cpu"]
+    assert (where["gpu"] is None) == (not torch.cuda.is_available())
+
+
+def test_an_unknown_benchmark_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="there is no benchmark 'walk'; name one of verify_tree_greedy"):
+        run(["walk"], "cpu")

@@ -1,0 +1,308 @@
+"""The Triton kernels give the reference's results: on the GPU if there is one, else in the interpreter."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triton import knobs
+
+from specsim import kernels
+from specsim.explore.chooser import seeded
+from specsim.ops.contract import Case, Op, Role, Tensors
+from specsim.ops.registry import OPS
+from specsim.ops.strategies import cases
+from specsim.reference import FULL_MASK, QLEN_ONLY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GUARD = 64
+POISONS = (-(10**6) - 1, 1_234_567)
+
+every_op = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+
+
+def kernel(op: Op) -> Callable[..., None]:
+    return getattr(kernels, op.name)
+
+
+class Guarded:
+    """Copies of a case's tensors on the device and poisoned outputs, each inside a larger buffer whose rest
+    must stay as it is.
+    """
+
+    def __init__(self, op: Op, case: Case, poison: int) -> None:
+        self.tensors: Tensors = {}
+        self._buffers: Tensors = {}
+        self._before: Tensors = {}
+        for arg in op.tensor_args:
+            shape = arg.resolve_shape(case.sizes)
+            numel = torch.Size(shape).numel()
+            value = poison % 2 == 0 if arg.dtype == torch.bool else poison
+            buffer = torch.full((numel + 2 * GUARD,), value, dtype=arg.dtype, device=DEVICE)
+            view = buffer[GUARD : GUARD + numel].view(shape)
+            if arg.role is not Role.OUT:
+                view.copy_(case.tensors[arg.name])
+            self.tensors[arg.name] = view
+            self._buffers[arg.name] = buffer
+            self._before[arg.name] = buffer.clone()
+
+    def changed(self) -> set[str]:
+        """Arguments whose tensor is not what it was."""
+        return {name for name, view in self.tensors.items() if not torch.equal(view, self.before(name))}
+
+    def before(self, name: str) -> torch.Tensor:
+        view = self.tensors[name]
+        return self._before[name][GUARD : GUARD + view.numel()].view(view.shape)
+
+    def overrun(self) -> set[str]:
+        """Arguments next to whose tensor something was written."""
+        return {
+            name
+            for name, buffer in self._buffers.items()
+            if not torch.equal(buffer[:GUARD], self._before[name][:GUARD])
+            or not torch.equal(buffer[-GUARD:], self._before[name][-GUARD:])
+        }
+
+
+@every_op
+def test_a_kernel_gives_the_references_result_whatever_its_buffers_held(op: Op) -> None:
+    @given(case=cases(op), poison=st.sampled_from(POISONS))
+    @settings(max_examples=30)
+    def holds(case: Case, poison: int) -> None:
+        expected = op.expected(case)
+        defined = op.defined(case, expected)
+        guarded = Guarded(op, case, poison)
+        op.call(kernel(op), case.sizes, guarded.tensors)
+        for name, mask in defined.items():
+            result = guarded.tensors[name].cpu()
+            assert torch.equal(result[mask], expected[name][mask]), name
+            if op.name != "assign_req_to_token_pool":
+                assert torch.equal(result[~mask], guarded.before(name).cpu()[~mask]), f"undefined part of {name}"
+        assert guarded.overrun() == set()
+        assert guarded.changed() <= {arg.name for arg in op.outputs}
+
+    holds()
+
+
+@every_op
+def test_a_kernel_has_the_contracts_signature_with_its_outputs(op: Op) -> None:
+    assert list(inspect.signature(kernel(op)).parameters) == [arg.name for arg in op.args]
+
+
+def test_the_provider_has_every_operation() -> None:
+    subjects, missing = kernels.provider().subjects()
+    assert [subject.op for subject in subjects] == list(OPS)
+    assert missing == []
+    assert all(subject.where and subject.role == "kernel" for subject in subjects)
+    assert {subject.reach({}) for subject in subjects} == {"default"}
+
+
+@every_op
+def test_an_empty_batch_launches_nothing(op: Op) -> None:
+    case = op.generate(seeded(0, "empty"))
+    none = dict.fromkeys(("bs", "num_nodes", "num_locs", "num_draft_locs", "mask_numel"), 0)
+    sizes = case.sizes | none
+    tensors = {
+        arg.name: torch.zeros(arg.resolve_shape(sizes), dtype=arg.dtype, device=DEVICE) for arg in op.tensor_args
+    }
+    op.call(kernel(op), sizes, tensors)
+
+
+@every_op
+def test_a_tensor_that_is_not_contiguous_is_refused(op: Op) -> None:
+    case = op.generate(seeded(0, "strided"))
+    name, tensor = next((name, tensor) for name, tensor in case.tensors.items() if tensor.numel() >= 1)
+    spread = torch.stack([tensor, tensor], dim=-1)[..., 0]
+    tensors = {**case.tensors, **op.allocate_outputs(case), name: torch.cat([spread, spread])[::2]}
+    with pytest.raises(ValueError, match=f"{name} has strides .*; allowed: contiguous tensors"):
+        op.call(kernel(op), case.sizes, tensors)
+
+
+def test_a_batch_of_more_than_one_block_of_requests_finds_its_segments() -> None:
+    bs, pool_len = 300, 8
+    generator = torch.Generator().manual_seed(0)
+    starts = torch.randint(0, 4, (bs,), generator=generator)
+    ends = starts + torch.randint(0, 5, (bs,), generator=generator)
+    slots = torch.arange(1, 1 + (bs + 1) * pool_len, dtype=torch.int32).view(bs + 1, pool_len)
+    arguments = {
+        "req_pool_indices": 1 + torch.randperm(bs, generator=generator),
+        "req_to_token": slots,
+        "start_offset": starts,
+        "end_offset": ends,
+    }
+    case = Case(
+        {"bs": bs, "num_locs": int((ends - starts).sum()), "pool_rows": bs + 1, "pool_len": pool_len},
+        arguments,
+    )
+    op = OPS["assign_extend_cache_locs"]
+    guarded = Guarded(op, case, POISONS[0])
+    op.call(kernel(op), case.sizes, guarded.tensors)
+    assert torch.equal(guarded.tensors["out_cache_loc"].cpu(), op.expected(case)["out_cache_loc"])
+
+
+def orphaned_case(mask_mode: int) -> Case:
+    """Two requests of topk 2 and 2 steps; the first one's last node is a child of candidate 1, which is not
+    selected."""
+    prefix = 3 + 5 if mask_mode == FULL_MASK else 0
+    sizes = {
+        "bs": 2,
+        "topk": 2,
+        "num_steps": 2,
+        "num_draft_tokens": 4,
+        "tree_mask_mode": mask_mode,
+        "num_selected": 3,
+    }
+    sizes |= {"parent_width": 3, "num_nodes": 8, "mask_numel": 4 * (prefix + 8)}
+    tensors = {
+        "parent_list": torch.tensor([[-1, 0, 1], [-1, 0, 1]]),
+        "selected_index": torch.tensor([[0, 2, 4], [0, 1, 4]]),
+        "verified_seq_len": torch.tensor([3, 5]),
+    }
+    return Case(sizes, tensors)
+
+
+@pytest.mark.parametrize("mask_mode", [FULL_MASK, QLEN_ONLY])
+def test_an_orphan_ends_its_walk_and_leaves_other_requests_alone(mask_mode: int) -> None:
+    op, case = OPS["build_tree"], orphaned_case(mask_mode)
+    guarded = Guarded(op, case, POISONS[1])
+    op.call(kernel(op), case.sizes, guarded.tensors)
+    assert guarded.overrun() == set()
+    healthy = case.clone()
+    healthy.tensors["selected_index"][0] = torch.tensor([0, 1, 4])
+    expected = op.expected(healthy)
+    for name in ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling"):
+        assert torch.equal(guarded.tensors[name][1].cpu(), expected[name][1]), name
+    assert torch.equal(guarded.tensors["positions"][4:].cpu(), expected["positions"][4:])
+    assert guarded.tensors["retrieve_next_token"][0].tolist() == [1, 2, -1, -1]
+    assert guarded.tensors["retrieve_next_sibling"][0].tolist() == [-1, -1, -1, -1]
+    own = op.expected(case_of_second(healthy))["tree_mask"]
+    assert torch.equal(guarded.tensors["tree_mask"][-own.numel() :].cpu(), own)
+
+
+def case_of_second(case: Case) -> Case:
+    """The second request of a batch of two alone."""
+    prefix = 5 if case.sizes["tree_mask_mode"] == FULL_MASK else 0
+    sizes = case.sizes | {"bs": 1, "num_nodes": 4, "mask_numel": 4 * (prefix + 4)}
+    return Case(sizes, {name: tensor[1:] for name, tensor in case.tensors.items()})
+
+
+@pytest.mark.parametrize(
+    ("links", "target"),
+    [
+        ({"retrieve_next_sibling": [-1, 2, 1, -1]}, 99),  # siblings in a circle, none accepted
+        ({"retrieve_next_token": [1, 1, -1, -1]}, 11),  # a node that is its own child, always accepted
+        ({"retrieve_next_token": [4, -1, -1, -1]}, 99),  # a child beyond the row
+        ({"retrieve_next_token": [-7, -1, -1, -1]}, 99),
+    ],
+)
+def test_a_walk_over_broken_links_ends(links: dict[str, list[int]], target: int) -> None:
+    op = OPS["verify_tree_greedy"]
+    tree = {"retrieve_next_token": [1, 3, -1, -1], "retrieve_next_sibling": [-1, 2, -1, -1]} | links
+    tensors = {
+        "candidates": torch.tensor([[10, 11, 12, 13]]),
+        "retrieve_index": torch.arange(4)[None],
+        **{name: torch.tensor([link]) for name, link in tree.items()},
+        "target_predict": torch.full((1, 4), target),
+    }
+    sizes = {"bs": 1, "num_draft_tokens": 4, "num_steps": 9, "accept_width": 10, "num_nodes": 4}
+    guarded = Guarded(op, Case(sizes, tensors), POISONS[0])
+    op.call(kernel(op), sizes, guarded.tensors)
+    assert guarded.overrun() == set()
+    assert guarded.tensors["accept_index"][0, 0] == 0
+    assert 0 <= int(guarded.tensors["accept_token_num"][0]) < 4
+
+
+def test_columns_beyond_the_row_are_padding_and_never_the_next_row() -> None:
+    table = torch.arange(1, 21, dtype=torch.int32, device=DEVICE).view(2, 10)
+    row, seq_len = torch.tensor([0], device=DEVICE), torch.tensor([8], device=DEVICE)
+    out = torch.full((4,), POISONS[0], device=DEVICE)
+    kernels.assign_draft_cache_locs_contiguous(row, table, seq_len, out, topk=1, num_steps=4)
+    assert out.tolist() == [9, 10, 0, 0]
+    kernels.assign_extend_cache_locs(row, table, seq_len, seq_len + 4, out)
+    assert out.tolist() == [9, 10, 0, 0]
+    kernels.assign_req_to_token_pool(row, table, seq_len, seq_len + 4, torch.full((4,), 77, device=DEVICE))
+    assert table.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 77, 77], list(range(11, 21))]
+
+
+def test_a_padded_request_without_a_path_gets_token_zero() -> None:
+    int32 = {"dtype": torch.int32, "device": DEVICE}
+    bonus = torch.full((3,), POISONS[0], **int32)
+    path = torch.tensor([[0, 1], [-1, -1], [4, -1]], **int32)
+    kernels.fill_bonus_tokens(torch.arange(50, 56, **int32), path, torch.tensor([2, 0, 1], **int32), bonus)
+    assert bonus.tolist() == [51, 0, 54]
+
+
+def test_too_many_nodes_and_unknown_mask_modes_are_refused() -> None:
+    op = OPS["build_tree"]
+    case = op.generate(seeded(0, "refused"))
+    tensors = {name: t.to(DEVICE) for name, t in {**case.tensors, **op.allocate_outputs(case)}.items()}
+    with pytest.raises(ValueError, match=r"tree_mask_mode is 2; allowed: 0 .* or 1"):
+        op.call(kernel(op), case.sizes | {"tree_mask_mode": 2}, tensors)
+    with pytest.raises(ValueError, match="num_draft_tokens is 257; allowed: at most 256"):
+        op.call(kernel(op), case.sizes | {"num_draft_tokens": 257}, tensors)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@every_op
+def test_a_captured_graph_replays_on_new_inputs(op: Op) -> None:
+    shapes: dict[tuple[tuple[str, int], ...], list[Case]] = {}
+    pairs = []
+    for index in range(3000):
+        case = op.generate(seeded(3, op.name, index))
+        alike = shapes.setdefault(tuple(sorted(case.sizes.items())), [])
+        alike.append(case)
+        if len(alike) == 2 and case.sizes["bs"] >= 2:
+            pairs.append(alike)
+    assert pairs
+    for first, second in pairs[:5]:
+        guarded = Guarded(op, first, POISONS[0])
+        op.call(kernel(op), first.sizes, guarded.tensors)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            op.call(kernel(op), first.sizes, guarded.tensors)
+        for name, tensor in second.tensors.items():
+            guarded.tensors[name].copy_(tensor)
+        graph.replay()
+        expected = op.expected(second)
+        for name, mask in op.defined(second, expected).items():
+            assert torch.equal(guarded.tensors[name].cpu()[mask], expected[name][mask]), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_a_new_batch_size_compiles_nothing() -> None:
+    compiled: list[dict[str, object]] = []
+    launch_every_kernel(16)
+    knobs.runtime.jit_post_compile_hook = lambda **what: compiled.append(what)
+    try:
+        for bs in (1, 2, 5, 7, 32, 100, 256):
+            launch_every_kernel(bs)
+    finally:
+        knobs.runtime.jit_post_compile_hook = None
+    assert compiled == []
+
+
+def launch_every_kernel(bs: int) -> None:
+    """Every operation on `bs` requests of one engine configuration: topk 3, 1 step, 4 draft tokens."""
+    sizes = {"bs": bs, "topk": 3, "num_steps": 1, "num_draft_tokens": 4, "accept_width": 2, "num_nodes": 4 * bs}
+    sizes |= {"num_selected": 3, "parent_width": 0, "num_locs": 4 * bs, "num_draft_locs": 3 * bs}
+    sizes |= {"pool_rows": bs + 1, "pool_len": 8 + bs}
+    for mask_mode in (FULL_MASK, QLEN_ONLY):
+        sizes |= {"tree_mask_mode": mask_mode, "mask_numel": 16 * bs}
+        for op in OPS.values():
+            tensors = {
+                arg.name: torch.zeros(arg.resolve_shape(sizes), dtype=arg.dtype, device=DEVICE)
+                for arg in op.tensor_args
+            }
+            for name in {"end_offset", "accept_lens"} & set(tensors):
+                tensors[name].fill_(4 if name == "end_offset" else 1)
+            op.call(kernel(op), sizes, tensors)

@@ -1,0 +1,88 @@
+"""Out-of-bounds accesses of interpreted kernels are seen where they happen, named, and cannot hurt."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from specsim.diff.memcheck import memcheck
+from specsim.diff.memory import POISONS, GuardedTensor
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1",
+    reason="memcheck watches Triton's interpreter; CUDA runs compiled kernels",
+)
+
+
+@triton.jit
+def copy_kernel(source_ptr, target_ptr, n, shift, BLOCK: tl.constexpr):
+    o_n = tl.arange(0, BLOCK)
+    values = tl.load(source_ptr + o_n + shift, mask=o_n < n, other=0)
+    tl.store(target_ptr + o_n, values, mask=o_n < n)
+
+
+def run(n: int, shift: int, which: int = 0) -> tuple[list[str], torch.Tensor]:
+    source, target = torch.arange(4), torch.zeros(4, dtype=torch.int64)
+    with memcheck(which) as log:
+        copy_kernel[(1,)](source, target, n, shift, BLOCK=8)
+    return [str(stray) for stray in log.strays], target
+
+
+def test_a_kernel_that_stays_inside_is_not_flagged() -> None:
+    strays, target = run(n=4, shift=0)
+    assert strays == []
+    assert target.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_read_behind_the_end_is_named_and_gives_poison(which: int) -> None:
+    strays, target = run(n=4, shift=2, which=which)
+    assert strays == ["copy_kernel reads element 4 of source_ptr, which has 4"]
+    assert target.tolist() == [2, 3, POISONS[which], POISONS[which]]
+
+
+def test_a_read_far_away_does_not_end_the_process() -> None:
+    strays, target = run(n=4, shift=1 << 40)
+    assert len(strays) == 1
+    assert target.tolist() == [POISONS[0]] * 4
+
+
+def test_a_write_behind_the_end_is_named_and_goes_nowhere() -> None:
+    strays, target = run(n=6, shift=0)
+    assert "copy_kernel writes element 4 of target_ptr, which has 4" in strays
+    assert target.tolist() == [0, 1, 2, 3]
+
+
+def test_a_masked_lane_is_no_access() -> None:
+    assert run(n=2, shift=2)[0] == []
+
+
+def test_without_memcheck_the_interpreter_is_as_it_was() -> None:
+    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+
+    before = (GridExecutor.__call__, InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store)
+    with pytest.raises(RuntimeError, match="stop"), memcheck():
+        raise RuntimeError("stop")
+    assert (
+        GridExecutor.__call__,
+        InterpreterBuilder.create_masked_load,
+        InterpreterBuilder.create_masked_store,
+    ) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_red_zone_shows_a_write_on_either_side(dtype: torch.dtype, which: int) -> None:
+    guarded = GuardedTensor.around(torch.ones(2, 3).to(dtype), which, "cpu")
+    assert torch.equal(guarded.view, torch.ones(2, 3).to(dtype))
+    assert guarded.first_stray_write() is None
+    for index in (-1, 6):
+        damaged = GuardedTensor.around(torch.ones(2, 3).to(dtype), which, "cpu")
+        position = index if index < 0 else index - 6
+        zone = damaged.buffer[:128] if index < 0 else damaged.buffer[-128:]
+        zone[position] = not which if dtype is torch.bool else 3
+        assert damaged.first_stray_write() == index

@@ -1,0 +1,151 @@
+"""Real releases: what `check` says of them, found from random cases by the contract, and gone when the defect is
+edited away.
+
+What is expected, and which edits are made, is data in `fixtures/`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from property_tests.made_up_sources import MadeUpSource
+from specsim.diff.suite import SubjectResult, judge
+from specsim.ops.registry import OPS
+from specsim.targets.cache import Cache
+from specsim.targets.lift import find_function, parse_module
+from specsim.targets.sglang.provider import SglangProvider
+from specsim.targets.source import SourceTree
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+EXPECTED = json.loads((FIXTURES / "releases.expected.json").read_text())
+FLIPS = json.loads((FIXTURES / "flips.json").read_text())
+
+Release = Callable[[str], SourceTree]
+
+
+def judge_all(source: SourceTree, cache: Cache, cases: int = 25) -> dict[str, tuple[SubjectResult, Any]]:
+    subjects, _not_run = SglangProvider(source, cache).subjects()
+    return {
+        s.name: (
+            judge(OPS[s.op], s, seed=0, cases=cases, device="cpu", deadline=math.inf, on_case=lambda _i: None),
+            s,
+        )
+        for s in subjects
+    }
+
+
+def findings(results: dict[str, tuple[SubjectResult, Any]]) -> dict[str, dict[str, str]]:
+    return {
+        name: {
+            "where": subject.where,
+            "reach": result.counterexample.reach,
+            "rule": result.counterexample.rule.id,
+            "explanation": result.counterexample.explanation,
+        }
+        for name, (result, subject) in results.items()
+        if result.counterexample
+    }
+
+
+@pytest.mark.parametrize("version", list(EXPECTED))
+def test_a_release_has_the_findings_that_it_is_known_for_and_no_other(
+    version: str, release: Release, wheel_cache: Cache
+) -> None:
+    results = judge_all(release(version), wheel_cache)
+    assert findings(results) == EXPECTED[version]["findings"]
+    assert {name for name, (result, _s) in results.items() if result.cases} == set(EXPECTED[version]["judged"])
+
+
+@pytest.mark.parametrize("version", list(EXPECTED))
+def test_what_a_release_cannot_run_is_listed_with_its_reason(
+    version: str, release: Release, wheel_cache: Cache
+) -> None:
+    _subjects, not_run = SglangProvider(release(version), wheel_cache).subjects()
+    assert {entry.what for entry in not_run} == set(EXPECTED[version]["not_run"])
+    assert all(entry.why for entry in not_run)
+
+
+@pytest.mark.parametrize("flip", FLIPS, ids=[flip["name"] for flip in FLIPS])
+def test_editing_the_defect_in_or_out_flips_the_verdict(
+    flip: dict[str, Any], release: Release, wheel_cache: Cache
+) -> None:
+    edited = edit_call_argument(release(flip["release"]), flip)
+    found = findings(judge_all(edited, wheel_cache))
+    assert found.get(flip["subject"], {}).get("reach") == flip["reach"]
+    assert set(found) == ({flip["subject"]} if flip["reach"] else set())
+
+
+def edit_call_argument(source: SourceTree, flip: dict[str, Any]) -> MadeUpSource:
+    """The source with one positional argument of one call replaced."""
+    module = parse_module(source, flip["path"])
+    calls = [
+        node
+        for node in ast.walk(find_function(module, flip["function"]))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Subscript)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == flip["callee"]
+    ]
+    (call,) = calls
+    argument = call.args[flip["argument"]]
+    lines = module.text.splitlines(keepends=True)
+    assert argument.lineno == argument.end_lineno
+    line = lines[argument.lineno - 1]
+    lines[argument.lineno - 1] = line[: argument.col_offset] + flip["becomes"] + line[argument.end_col_offset :]
+    return MadeUpSource({flip["path"]: "".join(lines)}, base=source)
+
+
+def subtract_one_more(source: SourceTree, path: str, function: str) -> MadeUpSource:
+    """The source with the first `- 1` of a function made `- 2`."""
+    module = parse_module(source, path)
+    ones = [
+        node.right
+        for node in ast.walk(find_function(module, function))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and isinstance(node.right, ast.Constant)
+    ]
+    lines = module.text.splitlines(keepends=True)
+    line = lines[ones[0].lineno - 1]
+    lines[ones[0].lineno - 1] = f"{line[: ones[0].col_offset]}2{line[ones[0].end_col_offset :]}"
+    return MadeUpSource({path: "".join(lines)}, base=source)
+
+
+def test_a_changed_signature_is_not_run_and_not_a_pass(release: Release, wheel_cache: Cache) -> None:
+    flip = FLIPS[0]
+    source = release(flip["release"])
+    text = source.read(flip["kernel_path"]).replace(f"def {flip['callee']}(", f"def {flip['callee']}(new_argument, ")
+    subjects, not_run = SglangProvider(MadeUpSource({flip["kernel_path"]: text}, base=source), wheel_cache).subjects()
+    assert all(s.op != "fill_bonus_tokens" for s in subjects)
+    reasons = {entry.what: entry.why for entry in not_run}
+    assert reasons["fill_bonus_tokens"].startswith("signature changed: ")
+    assert "new_argument" in reasons["fill_bonus_tokens"]
+    assert reasons[f"fill_bonus_tokens in {flip['function']}"] == "its kernel could not be lifted"
+
+
+def test_a_removed_function_is_not_run_and_not_a_pass(release: Release, wheel_cache: Cache) -> None:
+    flip = FLIPS[0]
+    source = release(flip["release"])
+    text = source.read(flip["kernel_path"]).replace(f"def {flip['callee']}(", "def gone(")
+    _subjects, not_run = SglangProvider(MadeUpSource({flip["kernel_path"]: text}, base=source), wheel_cache).subjects()
+    assert any(entry.what == "fill_bonus_tokens" and entry.why.startswith("not found") for entry in not_run)
+
+
+def test_a_kernel_that_is_itself_wrong_is_one_finding_and_its_callers_are_not_judged(
+    release: Release, wheel_cache: Cache
+) -> None:
+    flip = FLIPS[0]
+    source = release(flip["release"])
+    provider = SglangProvider(subtract_one_more(source, flip["kernel_path"], flip["callee"]), wheel_cache)
+    subjects, _not_run = provider.subjects()
+    kernel, *callers = [s for s in subjects if s.op == "fill_bonus_tokens"]
+    result = judge(
+        OPS["fill_bonus_tokens"], kernel, seed=0, cases=20, device="cpu", deadline=math.inf, on_case=lambda _i: None
+    )
+    assert result.counterexample is not None
+    assert {caller.needs for caller in callers} == {kernel.name}

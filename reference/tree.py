@@ -1,0 +1,267 @@
+"""From the candidates that drafting kept to a tree that the target model can verify in one pass.
+
+Drafting (EAGLE-2, section 4.1 "Expansion Phase") runs `num_steps` steps. Step 0 gives the `topk` best
+successors of the root. Every later step expands `topk` of the candidates of the step before it, and each of
+those gives `topk` successors, so `topk * topk` new candidates. Candidates are numbered in that order, their
+*flat id*:
+
+    step 0         0 .. topk-1
+    step i >= 1    topk + (i-1) * topk² + j,   j = 0 .. topk²-1
+
+where `j // topk` says which of the expanded candidates is the parent.
+
+Hence `flat_id // topk` numbers groups of siblings: group 0 is the root's, and `parent_list[group]` is the
+flat id of the parent of every other group:
+
+    parent_list = [-1,  0 .. topk-1,  flat ids expanded after step 1,  flat ids expanded after step 2,  ...]
+
+Of all candidates the best `num_draft_tokens - 1` are kept (section 4.2 "Reranking Phase"); `selected_index`
+holds their flat ids in ascending order. Node 0 is the root and node i the candidate `selected_index[i-1]`. A
+parent's flat id is lower than its children's, so parents come before children.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specsim.reference import validation
+
+FULL_MASK = 0
+"""Mask rows span sequence and tree: [num_draft_tokens, seq_len + num_draft_tokens] a request, ragged."""
+
+QLEN_ONLY = 1
+"""Mask rows span the tree alone: [num_draft_tokens, num_draft_tokens] a request."""
+
+
+class Tree(NamedTuple):
+    """What verification needs to know of a batch of trees.
+
+    tree_mask              [mask_numel] bool: whether a node (row) attends to a token (column), see the mask
+                           modes: to itself, its ancestors and, in FULL_MASK, the sequence before the tree
+    positions              [bs * ndt] int64: sequence length plus depth
+    retrieve_index         [bs, ndt] int64: the node's number in the batch, `b * ndt + i`
+    retrieve_next_token    [bs, ndt] int64: first child of each node, -1 if it has none
+    retrieve_next_sibling  [bs, ndt] int64: next node with the same parent, -1 if it is the last
+
+    `ndt` is short for `num_draft_tokens`.
+    """
+
+    tree_mask: Tensor
+    positions: Tensor
+    retrieve_index: Tensor
+    retrieve_next_token: Tensor
+    retrieve_next_sibling: Tensor
+
+
+def build_tree(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    topk: int,
+    num_steps: int,
+    num_draft_tokens: int,
+    tree_mask_mode: int,
+) -> Tree:
+    """Build the trees of a batch. The module's docstring explains the two encodings that come in.
+
+    parent_list       [bs, topk * (num_steps-1) + 1] int64; [bs, 0], never read, when `num_steps` is 1
+    selected_index    [bs, num_draft_tokens - 1] int64, ascending
+    verified_seq_len  [bs] int64: tokens before the root, which is the position of the root
+    tree_mask_mode    FULL_MASK or QLEN_ONLY
+
+    Raises ValueError for flat ids that do not exist, and for an orphan: a selected node whose parent is not
+    selected. Source: EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2; orphans: SGLang issue #36201.
+    """
+    if validation.enabled():
+        _check(
+            parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, tree_mask_mode
+        )
+    bs, device = selected_index.shape[0], selected_index.device
+    node = torch.arange(num_draft_tokens, device=device)  # [ndt]
+
+    parent = _parents(parent_list, selected_index, topk, num_steps)  # [bs, ndt], -1 for the root
+    is_ancestor = _ancestors_or_self(parent, num_steps)  # [bs, ndt, ndt]
+    depth = is_ancestor.sum(dim=-1) - 1  # [bs, ndt]
+
+    is_child = parent[:, None, :] == node[:, None]  # [bs, ndt, ndt]: column is a child of row
+    is_sibling = (parent[:, None, :] == parent[:, :, None]) & (parent[:, None, :] >= 0)  # [bs, ndt, ndt]
+    is_later_sibling = is_sibling & (node > node[:, None])
+
+    return Tree(
+        tree_mask=_full_mask(is_ancestor, verified_seq_len)
+        if tree_mask_mode == FULL_MASK
+        else is_ancestor.flatten(),
+        positions=(verified_seq_len[:, None] + depth).flatten(),
+        retrieve_index=torch.arange(bs * num_draft_tokens, device=device).view(bs, num_draft_tokens),
+        retrieve_next_token=_first_column(is_child),
+        retrieve_next_sibling=_first_column(is_later_sibling),
+    )
+
+
+def build_tree_loops(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    topk: int,
+    num_steps: int,
+    num_draft_tokens: int,
+    tree_mask_mode: int,
+) -> Tree:
+    """`build_tree`, one node at a time."""
+    if validation.enabled():
+        _check(
+            parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, tree_mask_mode
+        )
+    mask: list[bool] = []
+    positions: list[int] = []
+    index: list[list[int]] = []
+    next_token: list[list[int]] = []
+    next_sibling: list[list[int]] = []
+    for b, seq_len in enumerate(verified_seq_len.tolist()):
+        flat_ids = selected_index[b].tolist()
+        node_of = {flat_id: i for i, flat_id in enumerate(flat_ids, start=1)}
+        parent = {}
+        for i, flat_id in enumerate(flat_ids, start=1):
+            group = flat_id // topk
+            parent_id = None if group == 0 else int(parent_list[b, group])
+            if parent_id is not None and parent_id not in node_of:
+                raise _orphan(b, i, flat_id, parent_id)
+            parent[i] = 0 if parent_id is None else node_of[parent_id]
+
+        children: dict[int, list[int]] = {i: [] for i in range(num_draft_tokens)}
+        for i in range(1, num_draft_tokens):
+            children[parent[i]].append(i)
+        index.append([b * num_draft_tokens + i for i in range(num_draft_tokens)])
+        next_token.append([children[i][0] if children[i] else -1 for i in range(num_draft_tokens)])
+        siblings = [-1] * num_draft_tokens
+        for family in children.values():
+            for older, younger in itertools.pairwise(family):
+                siblings[older] = younger
+        next_sibling.append(siblings)
+
+        for i in range(num_draft_tokens):
+            path = [i]
+            while path[-1] != 0:
+                path.append(parent[path[-1]])
+            positions.append(seq_len + len(path) - 1)
+            if tree_mask_mode == FULL_MASK:
+                mask.extend([True] * seq_len)
+            mask.extend(j in path for j in range(num_draft_tokens))
+
+    device = selected_index.device
+    return Tree(
+        tree_mask=torch.tensor(mask, dtype=torch.bool, device=device),
+        positions=torch.tensor(positions, dtype=torch.int64, device=device),
+        retrieve_index=torch.tensor(index, dtype=torch.int64, device=device).view(-1, num_draft_tokens),
+        retrieve_next_token=torch.tensor(next_token, dtype=torch.int64, device=device).view(
+            -1, num_draft_tokens
+        ),
+        retrieve_next_sibling=torch.tensor(next_sibling, dtype=torch.int64, device=device).view(
+            -1, num_draft_tokens
+        ),
+    )
+
+
+def _parents(parent_list: Tensor, selected_index: Tensor, topk: int, num_steps: int) -> Tensor:
+    """The parent node of every node, [bs, ndt]; -1 for the root."""
+    root = selected_index.new_full((selected_index.shape[0], 1), -1)
+    if num_steps == 1:  # there is one group of siblings, the root's, and `parent_list` is empty
+        return torch.cat([root, torch.zeros_like(selected_index)], dim=1)
+    group = selected_index // topk  # [bs, ndt-1]
+    parent_id = parent_list.gather(1, group)  # [bs, ndt-1]
+    is_parent = (
+        parent_id[:, :, None] == selected_index[:, None, :]
+    )  # [bs, ndt-1, ndt-1]: column is the parent of row
+    selected_parent = _first_column(is_parent)  # [bs, ndt-1], -1 if not selected
+    if validation.enabled():
+        orphans = ((group > 0) & (selected_parent < 0)).nonzero()
+        if orphans.shape[0]:
+            b, i = orphans[0].tolist()
+            raise _orphan(b, i + 1, int(selected_index[b, i]), int(parent_id[b, i]))
+    return torch.cat([root, torch.where(group == 0, 0, selected_parent + 1)], dim=1)
+
+
+def _ancestors_or_self(parent: Tensor, num_steps: int) -> Tensor:
+    """[bs, ndt, ndt] bool: whether the column's node is the row's node or one of its ancestors."""
+    node = torch.arange(parent.shape[1], device=parent.device)  # [ndt]
+    current = node.expand_as(
+        parent
+    )  # [bs, ndt]: where the walk from each node to the root stands, -1 beyond the root
+    is_ancestor = torch.zeros(*parent.shape, parent.shape[1], dtype=torch.bool, device=parent.device)
+    for _ in range(num_steps + 1):  # the deepest node has `num_steps` ancestors
+        is_ancestor |= node == current[:, :, None]
+        current = torch.where(current < 0, -1, parent.gather(1, current.clamp(min=0)))
+    return is_ancestor
+
+
+def _full_mask(is_ancestor: Tensor, verified_seq_len: Tensor) -> Tensor:
+    """The ragged mask whose rows begin with the sequence before the tree, which every node attends to."""
+    ndt = is_ancestor.shape[1]
+    node = torch.arange(ndt, device=is_ancestor.device)  # [ndt]
+    row_len = verified_seq_len + ndt  # [bs]
+    request_start = (row_len * ndt).cumsum(0) - row_len * ndt  # [bs]
+    row_start = request_start[:, None] + node * row_len[:, None]  # [bs, ndt]
+    tree_start = row_start + verified_seq_len[:, None]  # [bs, ndt]
+    mask = torch.ones(int((row_len * ndt).sum()), dtype=torch.bool, device=is_ancestor.device)
+    mask[tree_start[:, :, None] + node] = is_ancestor
+    return mask
+
+
+def _first_column(matches: Tensor) -> Tensor:
+    """The first True column of each row of a [..., rows, columns] mask, -1 where there is none."""
+    return torch.where(matches.any(dim=-1), matches.to(torch.uint8).argmax(dim=-1), -1)
+
+
+def _orphan(b: int, node: int, flat_id: int, parent_id: int) -> ValueError:
+    return ValueError(
+        f"selected_index[{b}, {node - 1}] is {flat_id}: node {node} of request {b} is an orphan, its parent "
+        f"{parent_id} is not selected; allowed: selections that hold the parent of each of their candidates"
+    )
+
+
+def _check(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    topk: int,
+    num_steps: int,
+    num_draft_tokens: int,
+    tree_mask_mode: int,
+) -> None:
+    validation.require_scalar("topk", topk, 1)
+    validation.require_scalar("num_steps", num_steps, 1)
+    validation.require_scalar("num_draft_tokens", num_draft_tokens, 2)
+    validation.require_scalar("tree_mask_mode", tree_mask_mode, FULL_MASK, QLEN_ONLY)
+    validation.require_tensor(
+        "selected_index", selected_index, torch.int64, bs=None, num_selected=num_draft_tokens - 1
+    )
+    bs = selected_index.shape[0]
+    width = 0 if num_steps == 1 else topk * (num_steps - 1) + 1
+    validation.require_tensor("parent_list", parent_list, torch.int64, bs=bs, parent_width=width)
+    validation.require_tensor("verified_seq_len", verified_seq_len, torch.int64, bs=bs)
+    validation.require_all(verified_seq_len >= 0, "verified_seq_len", verified_seq_len, "0 or more")
+
+    validation.require_between("selected_index", selected_index, 0, topk + (num_steps - 1) * topk**2 - 1)
+    ascends = selected_index[:, 1:] > selected_index[:, :-1]
+    validation.require_all(
+        ascends, "selected_index[:, 1:]", selected_index[:, 1:], "more than the flat id before it"
+    )
+    if num_steps > 1:
+        step_0 = torch.arange(-1, topk, device=parent_list.device).expand(bs, -1)
+        head = parent_list[:, : topk + 1]
+        validation.require_all(
+            head == step_0, "parent_list", head, f"-1, 0 .. {topk - 1} in the first {topk + 1} columns"
+        )
+        group = torch.arange(topk + 1, width, device=parent_list.device)
+        first_id = (
+            topk + torch.div(group - 1 - topk, topk, rounding_mode="floor") * topk**2
+        )  # of the step expanded
+        later = parent_list[:, topk + 1 :]
+        of_step = (later >= first_id) & (later < first_id + topk**2)
+        validation.require_all(
+            of_step, f"parent_list[:, {topk + 1}:]", later, "flat ids of the step that was expanded"
+        )

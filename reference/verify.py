@@ -1,0 +1,204 @@
+"""Which draft tokens are accepted, and what the next step starts from.
+
+Greedy verification keeps exactly the tokens that greedy decoding with the target model alone would have
+produced. The target model has run over all nodes of the tree at once; `target_predict` is its argmax after
+each node. From the root, the walk goes to the child whose token is the one predicted, as long as there is
+such a child.
+
+Two counts go by similar names. `accept_token_num` counts accepted drafts, 0 or more. `accept_lens` also
+counts the bonus token, which the target model gives for free after the last accepted draft: 1 or more.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specsim.reference import validation
+
+
+class Verified(NamedTuple):
+    """The result of a verification. With n = `accept_token_num[b]`:
+
+    predicts          [bs * ndt] int32, by node: the token that follows the node. Defined at the nodes
+                      `accept_index[b, 0..n]`, which give the n + 1 tokens of request b, the bonus last
+    accept_index      [bs, num_steps + 1] int32: the accepted path as node numbers in the batch, root first;
+                      n + 1 entries, then -1. Only of a chain can one be sure that `ndt == num_steps + 1`
+    accept_token_num  [bs] int32: n, the accepted drafts, without root and bonus; 0 to `num_steps`
+
+    `ndt` is short for `num_draft_tokens`.
+    """
+
+    predicts: Tensor
+    accept_index: Tensor
+    accept_token_num: Tensor
+
+
+def verify_tree_greedy(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    target_predict: Tensor,
+    num_steps: int,
+) -> Verified:
+    """Walk each tree from its root along the tokens that the target model predicts.
+
+    candidates             [bs, ndt] int64: the token of each node
+    retrieve_index         [bs, ndt] int64: number of the node in the batch; stays within its own row
+    retrieve_next_token    [bs, ndt] int64: first child, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, ndt] int64: next sibling, a later node; -1 if there is none
+    target_predict         [bs, ndt] int64, read at `retrieve_index`: the target model's token after a node
+    num_steps              drafts that can be accepted; a deeper tree is cut there, with the right bonus
+
+    Of siblings with equal tokens the first is taken. Entries of `predicts` that are not defined are 0.
+    Raises ValueError for links and indices that leave the row, and for links to an earlier node (a cycle).
+    Source: the verification phase of EAGLE (arXiv 2401.15077), for a target model at temperature 0.
+    """
+    if validation.enabled():
+        _check_verify(
+            candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps
+        )
+    bs, ndt = candidates.shape
+    device = candidates.device
+    request = torch.arange(bs, device=device)  # [bs]
+    target = target_predict.flatten()  # [bs * ndt]
+    predicts = torch.zeros(bs * ndt, dtype=torch.int32, device=device)
+    accept_index = torch.full((bs, num_steps + 1), -1, dtype=torch.int32, device=device)
+    accept_token_num = torch.zeros(bs, dtype=torch.int32, device=device)
+
+    node = torch.zeros_like(request)  # [bs]: where each walk stands
+    walking = torch.ones_like(request, dtype=torch.bool)  # [bs]
+    for step in range(num_steps + 1):
+        number = retrieve_index[request, node]  # [bs]
+        wanted = target[number]  # [bs]
+        accept_index[:, step] = torch.where(walking, number, -1).to(torch.int32)
+        predicts[number[walking]] = wanted[walking].to(torch.int32)
+        if step == num_steps:
+            break
+        child = torch.where(walking, retrieve_next_token[request, node], -1)  # [bs]
+        for _ in range(ndt):  # a node has fewer than ndt children
+            passes = (child >= 0) & (candidates[request, child] != wanted)
+            if not bool(passes.any()):
+                break
+            child = torch.where(passes, retrieve_next_sibling[request, child], child)
+        walking = child >= 0
+        accept_token_num += walking
+        node = torch.where(walking, child, node)
+    return Verified(predicts, accept_index, accept_token_num)
+
+
+def verify_tree_greedy_loops(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    target_predict: Tensor,
+    num_steps: int,
+) -> Verified:
+    """`verify_tree_greedy`, one node at a time."""
+    if validation.enabled():
+        _check_verify(
+            candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps
+        )
+    bs, ndt = candidates.shape
+    target = target_predict.flatten().tolist()
+    predicts = [0] * (bs * ndt)
+    accept_index = []
+    accept_token_num = []
+    for b in range(bs):
+        token, number = candidates[b].tolist(), retrieve_index[b].tolist()
+        first_child, next_sibling = retrieve_next_token[b].tolist(), retrieve_next_sibling[b].tolist()
+        path = [0]
+        predicts[number[0]] = target[number[0]]
+        while len(path) <= num_steps:
+            child = first_child[path[-1]]
+            while child != -1 and token[child] != target[number[path[-1]]]:
+                child = next_sibling[child]
+            if child == -1:
+                break
+            path.append(child)
+            predicts[number[child]] = target[number[child]]
+        accept_index.append([number[node] for node in path] + [-1] * (num_steps + 1 - len(path)))
+        accept_token_num.append(len(path) - 1)
+    device = candidates.device
+    return Verified(
+        predicts=torch.tensor(predicts, dtype=torch.int32, device=device),
+        accept_index=torch.tensor(accept_index, dtype=torch.int32, device=device).view(bs, num_steps + 1),
+        accept_token_num=torch.tensor(accept_token_num, dtype=torch.int32, device=device),
+    )
+
+
+def fill_bonus_tokens(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> Tensor:
+    """The bonus token of each request: what the target model says after the last accepted node.
+
+    predict       [bs * num_draft_tokens] int32, by node
+    accept_index  [bs, accept_width] int32: accepted path as node numbers, then -1
+    accept_lens   [bs] int32: length of that path, 1 to `accept_width`
+
+    Returns bonus_tokens [bs] int32: `predict[accept_index[b, accept_lens[b] - 1]]`. Raises ValueError for
+    lengths outside 1 to `accept_width` and for a path that is shorter than its length. Source: SGLang PR
+    #26866, which made the row stride of `accept_index` its own width and no longer `num_draft_tokens`.
+    """
+    if validation.enabled():
+        _check_bonus(predict, accept_index, accept_lens)
+    last = accept_index.gather(1, accept_lens[:, None].to(torch.int64) - 1)  # [bs, 1]
+    return predict[last[:, 0]]
+
+
+def fill_bonus_tokens_loops(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> Tensor:
+    """`fill_bonus_tokens`, one request at a time."""
+    if validation.enabled():
+        _check_bonus(predict, accept_index, accept_lens)
+    tokens = predict.tolist()
+    bonus = []
+    for path, accept_len in zip(accept_index.tolist(), accept_lens.tolist(), strict=True):
+        bonus.append(tokens[path[accept_len - 1]])
+    return torch.tensor(bonus, dtype=torch.int32, device=predict.device)
+
+
+def _check_verify(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    target_predict: Tensor,
+    num_steps: int,
+) -> None:
+    validation.require_scalar("num_steps", num_steps, 1)
+    validation.require_tensor("candidates", candidates, torch.int64, bs=None, num_draft_tokens=None)
+    bs, ndt = candidates.shape
+    validation.require_scalar("num_draft_tokens (the width of candidates)", ndt, 2)
+    for name, tensor in (
+        ("retrieve_index", retrieve_index),
+        ("retrieve_next_token", retrieve_next_token),
+        ("retrieve_next_sibling", retrieve_next_sibling),
+        ("target_predict", target_predict),
+    ):
+        validation.require_tensor(name, tensor, torch.int64, bs=bs, num_draft_tokens=ndt)
+    validation.require_between("target_predict", target_predict, 0, 2**31 - 1)
+    own_row = retrieve_index // ndt == torch.arange(bs, device=retrieve_index.device)[:, None]
+    validation.require_all(own_row, "retrieve_index", retrieve_index, "b * ndt to b * ndt + ndt - 1 in row b")
+    node = torch.arange(ndt, device=candidates.device)
+    for name, links in (
+        ("retrieve_next_token", retrieve_next_token),
+        ("retrieve_next_sibling", retrieve_next_sibling),
+    ):
+        leads_on = (links == -1) | ((links > node) & (links < ndt))
+        validation.require_all(leads_on, name, links, f"-1, or a later node of the row, at most {ndt - 1}")
+
+
+def _check_bonus(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
+    validation.require_tensor("predict", predict, torch.int32, num_nodes=None)
+    validation.require_tensor("accept_index", accept_index, torch.int32, bs=None, accept_width=None)
+    bs, accept_width = accept_index.shape
+    validation.require_tensor("accept_lens", accept_lens, torch.int32, bs=bs)
+    validation.require_between("accept_lens", accept_lens, 1, accept_width)
+    on_path = (
+        torch.arange(accept_width, device=accept_index.device) < accept_lens[:, None]
+    )  # [bs, accept_width]
+    is_node = (accept_index >= 0) & (accept_index < predict.shape[0])
+    allowed = f"0 to {predict.shape[0] - 1} in the first accept_lens[b] columns"
+    validation.require_all(is_node | ~on_path, "accept_index", accept_index, allowed)

@@ -1,0 +1,46 @@
+"""Benchmarks: implementations of one operation side by side in one run, as medians with ratios.
+
+A ratio is a peer's median over the reference's: below 1 is faster. Absolute times hold on the machine in
+`environment` alone. Nothing here asserts a time. A peer that cannot run here, or whose result is wrong, says
+why and has no time.
+
+`run` returns, ready for JSON:
+
+    {"format": "specsim.bench/1", "environment": {...}, "benchmarks": [{"name", "unit", "shape": {...},
+    "peers": [{"name", "timing", "median", "ratio", "not_run"}]}]}
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from specsim.bench import verify_tree_greedy
+from specsim.bench.environment import environment
+from specsim.bench.measure import Benchmark, Peer, Timing, run_shape
+from specsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["BENCHMARKS", "FORMAT", "Benchmark", "Peer", "Timing", "environment", "run"]
+
+FORMAT = "specsim.bench/1"
+
+BENCHMARKS: dict[str, Benchmark] = {
+    benchmark.name: benchmark for benchmark in (verify_tree_greedy.BENCHMARK,)
+}
+
+
+def run(names: Sequence[str], device: str, rounds: int | None = None) -> dict[str, Any]:
+    """Run the named benchmarks on `device` ("cpu" or "cuda"), with `rounds` timed calls a peer and shape
+    instead of each benchmark's own number. Raises UsageError for a benchmark that does not exist.
+    """
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        raise UsageError(f"there is no benchmark {unknown[0]!r}", f"name one of {', '.join(BENCHMARKS)}")
+    results = []
+    for benchmark in (BENCHMARKS[name] for name in names):
+        for shape in benchmark.shapes[device]:
+            peers = run_shape(benchmark, shape, device, rounds or benchmark.rounds)
+            results.append({"name": benchmark.name, "unit": "us", "shape": dict(shape), "peers": peers})
+    return {"format": FORMAT, "environment": environment(), "benchmarks": results}

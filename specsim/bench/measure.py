@@ -1,0 +1,134 @@
+"""How a peer is timed.
+
+`graph`: the call is captured in a CUDA graph, and a replay of `GRAPH_CALLS` calls is timed with events and
+divided, which leaves out Python and the driver. `eager`: a call from Python until the device is done, with a
+host clock; for code that waits for the device and so cannot be captured, and for CPUs. Peers of different
+timing are not comparable closer than that.
+
+What this does not do: lock clocks, flush caches, or leave out the other programs of the machine.
+"""
+
+from __future__ import annotations
+
+import enum
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specsim.verdict import NotRun
+
+if TYPE_CHECKING:
+    from specsim.ops.contract import Case, Op, Tensors
+
+GRAPH_CALLS = 20
+WARM_UP_CALLS = 3
+SLOWEST_SECONDS = 1.0
+"""A peer gets fewer rounds when a shape's would take longer than this."""
+
+Shape = Mapping[str, int]
+
+
+class Timing(enum.Enum):
+    """How a peer is timed on a GPU; on a CPU every peer is timed eagerly."""
+
+    EAGER = "eager"
+    GRAPH = "graph"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One implementation. `prepare(case, tensors)` returns the call that is timed, which writes its outputs
+    to `tensors` (every argument of the contract, on the device) or returns them by name; or it says why it
+    cannot run.
+    """
+
+    name: str
+    timing: Timing
+    prepare: Callable[[Case, Tensors], Callable[[], Tensors] | NotRun]
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One operation, the inputs it is timed on, and who is timed. `shapes` are by device, "cpu" and "cuda";
+    `make_case` makes a valid case of a shape; a peer named "reference" must be among the peers.
+    """
+
+    name: str
+    summary: str
+    op: Op
+    shapes: Mapping[str, tuple[Shape, ...]]
+    make_case: Callable[[Shape], Case]
+    peers: tuple[Peer, ...]
+    rounds: int = 50
+
+
+def run_shape(benchmark: Benchmark, shape: Shape, device: str, rounds: int) -> list[dict[str, Any]]:
+    """Time every peer on one shape. Returns the `peers` list of the result format."""
+    case = benchmark.make_case(shape)
+    expected = benchmark.op.expected(case)
+    defined = benchmark.op.defined(case, expected)
+    results: list[dict[str, Any]] = []
+    for peer in benchmark.peers:
+        timing = peer.timing if device == "cuda" else Timing.EAGER
+        tensors = {name: tensor.to(device) for name, tensor in case.clone().tensors.items()}
+        tensors |= benchmark.op.allocate_outputs(case, device)
+        call = peer.prepare(case, tensors)
+        not_run = call.why if isinstance(call, NotRun) else _wrong_result(call(), expected, defined)
+        median = None
+        if not isinstance(call, NotRun) and not_run is None:
+            times = _time_graph(call, rounds) if timing is Timing.GRAPH else _time_eager(call, rounds, device)
+            median = statistics.median(times)
+        results.append({"name": peer.name, "timing": timing.value, "median": median, "not_run": not_run})
+    base = next(result["median"] for result in results if result["name"] == "reference")
+    for result in results:
+        result["ratio"] = None if result["median"] is None else result["median"] / base
+    return results
+
+
+def _wrong_result(results: Tensors, expected: Tensors, defined: Tensors) -> str | None:
+    """Why a result does not count, None if it is right."""
+    for name, mask in defined.items():
+        if not torch.equal(results[name].cpu()[mask], expected[name][mask]):
+            return f"its {name} differs from the reference's"
+    return None
+
+
+def _time_eager(call: Callable[[], object], rounds: int, device: str) -> list[float]:
+    """Microseconds of each of `rounds` calls, fewer if they take long."""
+    for _ in range(WARM_UP_CALLS):
+        call()
+    times: list[float] = []
+    while len(times) < rounds and (not times or sum(times) < SLOWEST_SECONDS * 1e6):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter_ns()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append((time.perf_counter_ns() - start) / 1e3)
+    return times
+
+
+def _time_graph(call: Callable[[], object], rounds: int) -> list[float]:
+    """Microseconds of one call, from each of `rounds` replays of a CUDA graph of GRAPH_CALLS calls."""
+    for _ in range(WARM_UP_CALLS):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(GRAPH_CALLS):
+            call()
+    graph.replay()
+    times = []
+    for _ in range(rounds):
+        start, end = torch.Event("cuda", enable_timing=True), torch.Event("cuda", enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / GRAPH_CALLS)
+    return times

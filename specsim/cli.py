@@ -1,0 +1,216 @@
+"""The command line. Torch, triton and rich are imported only by the commands that need them: `specsim --help` answers
+at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import specsim
+from specsim.errors import UsageError
+from specsim.explore.seeds import parse_seed
+
+app = typer.Typer(
+    name="specsim",
+    help="Deterministic simulation testing for speculative decoding in LLM inference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog="Exit codes: 0 pass, 1 finding, 2 usage or environment, 3 nondeterminism. "
+    "Checking a TARGET runs its code: check what you trust.",
+)
+
+TIERS = ("ops",)
+DEFAULT_CASES = 200
+
+CacheOption = Annotated[
+    Path | None,
+    typer.Option("--cache-dir", help="Folder for fetched wheels. Default: $SPECSIM_CACHE_DIR, else ~/.cache/specsim."),
+]
+DeviceOption = Annotated[str, typer.Option(help="cpu (Triton's interpreter), cuda, or auto.")]
+HangOption = Annotated[float, typer.Option(min=1.0, help="Seconds after which a single call counts as hung.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"specsim {specsim.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Commands work on a TARGET: model | sglang==VERSION | sglang@PATH[#REV] | module:object."""
+
+
+@app.command()
+def check(
+    target: Annotated[
+        str, typer.Argument(help="model | sglang==VERSION | sglang@PATH[#REV] | module:object")
+    ] = "model",
+    only: Annotated[str | None, typer.Option(metavar="TIER", help="Run one tier only: ops.")] = None,
+    budget_seconds: Annotated[float, typer.Option(min=1.0, help="Time budget of the whole check.")] = 60.0,
+    seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
+    cases: Annotated[
+        int, typer.Option(min=1, help="Cases per implementation, as far as the budget goes.")
+    ] = DEFAULT_CASES,
+    out: Annotated[Path, typer.Option(help="Folder for replay files.")] = Path("specsim-findings"),
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict to this file.")] = None,
+    device: DeviceOption = "auto",
+    hang_seconds: HangOption = 20.0,
+    cache_dir: CacheOption = None,
+) -> None:
+    """Judge a target: every suite within the budget, a verdict table, one finding per defect."""
+    from specsim.diff.isolate import OpsRequest, run_ops_suite
+    from specsim.report.terminal import live_progress, print_verdict
+    from specsim.targets.cache import open_cache
+    from specsim.targets.spec import ReleaseTarget, parse_target
+    from specsim.verdict import Verdict, write_json
+
+    _one_of("--only", only, TIERS)
+    _one_of("--device", device, ("auto", "cpu", "cuda"))
+    parsed = parse_target(target)
+    cache = open_cache(cache_dir)
+    _require_folder(out)
+    if isinstance(parsed, ReleaseTarget):
+        from specsim.targets.fetch import fetch_wheel
+
+        fetch_wheel(parsed.version, cache)
+    request = OpsRequest(
+        target=parsed.text,
+        cache=cache.folder,
+        seed=parse_seed(seed),
+        cases=cases,
+        seconds=budget_seconds,
+        hang_seconds=hang_seconds,
+        device=device,
+        out=out,
+    )
+    verdict = Verdict(parsed.text, request.seed)
+    with live_progress(parsed.text) as progress:
+        suite, findings = run_ops_suite(request, progress)
+    verdict.suites.append(suite)
+    verdict.findings += findings
+    if json_file is not None:
+        write_json(json_file, verdict.to_json())
+    print_verdict(verdict)
+    raise typer.Exit(verdict.exit_code)
+
+
+@app.command()
+def replay(
+    file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
+    target: Annotated[
+        str | None, typer.Option(help="Run it on this target instead of the one it was found on.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: the device it was found on.")] = None,
+    hang_seconds: HangOption = 20.0,
+    cache_dir: CacheOption = None,
+) -> None:
+    """See a finding again. Exit code 1 when it is reproduced, 0 when it is not, 3 when it is but not bit for bit."""
+    from specsim import replay_file
+    from specsim.diff.isolate import OpsRequest, replay_ops
+    from specsim.report.terminal import print_replay
+    from specsim.targets.cache import open_cache
+    from specsim.targets.spec import parse_target
+
+    _one_of("--device", device, ("auto", "cpu", "cuda"))
+    stored = replay_file.load(file)
+    parsed = parse_target(target or stored.target)
+    request = OpsRequest(
+        target=parsed.text,
+        cache=open_cache(cache_dir).folder,
+        seed=stored.seed,
+        cases=1,
+        seconds=hang_seconds,
+        hang_seconds=hang_seconds,
+        device=device or stored.device,
+        out=Path(),
+    )
+    raise typer.Exit(print_replay(stored, parsed.text, replay_ops(request, file)))
+
+
+@app.command()
+def targets(
+    fetch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="sglang==VERSION", help="Fetch a release into the cache; may be repeated."),
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the list to this file.")] = None,
+    cache_dir: CacheOption = None,
+) -> None:
+    """What can be tested here, at which tier, and why the rest cannot."""
+    from specsim.report.terminal import print_targets
+    from specsim.targets.cache import open_cache
+    from specsim.targets.fetch import fetch_wheel
+    from specsim.targets.listing import list_targets
+    from specsim.targets.spec import ReleaseTarget, parse_target
+    from specsim.verdict import write_json
+
+    cache = open_cache(cache_dir)
+    releases = [parse_target(text) for text in fetch or []]
+    for release in releases:
+        if not isinstance(release, ReleaseTarget):
+            raise UsageError(f"--fetch {release.text!r} is not a release", "give for example --fetch sglang==VERSION")
+        typer.echo(f"{release.text}: {fetch_wheel(release.version, cache)}")
+    if releases:
+        return
+    listing = list_targets(cache)
+    if json_file is not None:
+        write_json(json_file, listing)
+    print_targets(listing)
+
+
+@app.command()
+def bench(
+    name: Annotated[str | None, typer.Argument(help="One benchmark; all when left out.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios."""
+    from specsim.bench import BENCHMARKS, run
+    from specsim.diff.worker import choose_device
+    from specsim.report.terminal import print_bench
+    from specsim.verdict import write_json
+
+    _one_of("--device", device, ("auto", "cpu", "cuda"))
+    _one_of("NAME", name, tuple(BENCHMARKS))
+    results = run([name] if name else list(BENCHMARKS), choose_device(device))
+    if json_file is not None:
+        write_json(json_file, results)
+    print_bench(results)
+
+
+def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    if value is not None and value not in allowed:
+        raise UsageError(f"{option} {value!r} is unknown", f"allowed: {', '.join(allowed)}")
+
+
+def _require_folder(out: Path) -> None:
+    """Refuse an --out that cannot take files before the work begins rather than after."""
+    parent = next(p for p in [out, *out.absolute().parents] if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UsageError(
+            f"--out {out}: {parent} is not a folder that can be written", "name another folder with --out DIR"
+        )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line. Bad input ends as one sentence on standard error and exit code 2."""
+    try:
+        app(args=arguments, prog_name="specsim")
+    except UsageError as error:
+        print(f"specsim: {error.problem}.\n         {error.remedy[:1].upper()}{error.remedy[1:]}.", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("specsim: interrupted.", file=sys.stderr)
+        raise SystemExit(130) from None

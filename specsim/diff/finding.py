@@ -1,0 +1,181 @@
+"""From a counterexample to a finding and its replay file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import specsim
+from specsim import replay_file
+from specsim.diff.rules import Rule
+from specsim.diff.suite import Counterexample
+from specsim.errors import UsageError
+from specsim.ops.contract import Case, Op
+from specsim.ops.provider import Subject
+from specsim.replay_file import OpReplay
+from specsim.verdict import Finding, Severity
+
+
+def signature_of(subject: Subject) -> str:
+    """One defect is one implementation of one operation: the same on every release that has it."""
+    return f"ops:{subject.op}:{subject.name}"
+
+
+def write_counterexample(
+    op: Op, subject: Subject, found: Counterexample, *, target: str, seed: int, device: str, out: Path
+) -> Finding:
+    """Write the replay file and return the finding. A guarded or optional caller keeps its severity: `reach` says who
+    is hit.
+    """
+    violation = found.outcome.of(found.rule)
+    assert violation is not None
+    title = f"{_what(subject)}: {violation.title}"
+    return _write(
+        op,
+        subject,
+        found.case,
+        found.rule,
+        title=title,
+        tape=list(found.tape),
+        digest=found.outcome.digest,
+        target=target,
+        seed=seed,
+        device=device,
+        out=out,
+        reach=found.reach,
+        expected=violation.expected,
+        actual=violation.actual,
+        count=found.failing,
+        details=_details(found.case, found),
+    )
+
+
+def write_process_failure(
+    op: Op, subject: Subject, case: Case, rule: Rule, text: str, *, target: str, seed: int, device: str, out: Path
+) -> Finding:
+    """The finding of a call that hung or took its process with it; its case is not shrunk."""
+    return _write(
+        op,
+        subject,
+        case,
+        rule,
+        title=f"{_what(subject)}: {text}",
+        tape=[],
+        digest="",
+        target=target,
+        seed=seed,
+        device=device,
+        out=out,
+        reach=subject.reach(case.sizes),
+        expected=rule.sentence,
+        actual=text,
+        count=1,
+        details=(_sizes_line(case),),
+    )
+
+
+def _what(subject: Subject) -> str:
+    if subject.role == "caller":
+        return f"caller {subject.name.removeprefix('caller:')} of {subject.op}"
+    return subject.op
+
+
+def _details(case: Case, found: Counterexample) -> tuple[str, ...]:
+    lines = [_sizes_line(case)]
+    if found.explanation:
+        lines.append(found.explanation)
+    others = [v for v in found.outcome.violations if v.rule is not found.rule]
+    lines += [f"also {v.rule.id}: {v.title}" for v in others]
+    return tuple(lines)
+
+
+def _sizes_line(case: Case) -> str:
+    return "smallest case: " + ", ".join(f"{name}={size}" for name, size in case.sizes.items())
+
+
+def _write(
+    op: Op,
+    subject: Subject,
+    case: Case,
+    rule: Rule,
+    *,
+    title: str,
+    tape: list[int],
+    digest: str,
+    target: str,
+    seed: int,
+    device: str,
+    out: Path,
+    reach: str,
+    expected: str,
+    actual: str,
+    count: int,
+    details: tuple[str, ...],
+) -> Finding:
+    signature = signature_of(subject)
+    path = out / f"{_file_name(target)}-{_file_name(signature)}.json"
+    replay = OpReplay(
+        target=target,
+        tier="ops",
+        op=op.name,
+        subject=subject.name,
+        where=subject.where,
+        source_hash=subject.source_hash,
+        device=device,
+        sizes=case.sizes,
+        tensors={name: tensor_to_json(tensor) for name, tensor in case.tensors.items()},
+        tape=tape,
+        seed=seed,
+        rule=rule.id,
+        signature=signature,
+        title=title,
+        digest=digest,
+    )
+    replay_file.save(path, replay, specsim.__version__)
+    return Finding(
+        rule=rule.id,
+        sentence=rule.sentence,
+        title=title,
+        signature=signature,
+        tier="ops",
+        severity=Severity(rule.severity),
+        reach=reach,
+        where=subject.where,
+        expected=expected,
+        actual=actual,
+        replay=str(path),
+        count=count,
+        details=details,
+    )
+
+
+def _file_name(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "._" else "-" for c in text).strip("-")
+
+
+def tensor_to_json(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"shape": list(tensor.shape), "data": tensor.flatten().tolist()}
+
+
+def case_of(op: Op, replay: OpReplay, path: Path) -> Case:
+    """The case of a replay file, checked against the operation's contract."""
+    remedy = "give a replay file that this version of specsim wrote"
+    tensors = {}
+    for arg in op.tensor_args:
+        if arg.role.value == "out":
+            continue
+        try:
+            stored = replay.tensors[arg.name]
+            tensors[arg.name] = torch.tensor(stored["data"], dtype=arg.dtype).reshape(stored["shape"])
+            fits = tuple(tensors[arg.name].shape) == arg.resolve_shape(replay.sizes)
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise UsageError(f"{path}: tensor {arg.name} of {op.name} cannot be read ({error})", remedy) from error
+        if not fits:
+            raise UsageError(
+                f"{path}: tensor {arg.name} has shape {stored['shape']}, its sizes say "
+                f"{list(arg.resolve_shape(replay.sizes))}",
+                remedy,
+            )
+    return Case(dict(replay.sizes), tensors)

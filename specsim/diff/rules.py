@@ -1,0 +1,39 @@
+"""The rules of the ops tier: what is held of every implementation of every operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specsim.verdict import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`id` is what findings and replay files name; `sentence` is what holds when nothing is wrong."""
+
+    id: str
+    sentence: str
+    severity: Severity
+
+
+EQUALS_REFERENCE = Rule("O1", "every defined element of every output equals the reference", Severity.WRONG_RESULT)
+STAYS_IN_BOUNDS = Rule("O2", "no access outside the tensors that it was given", Severity.UNDEFINED_BEHAVIOUR)
+LEAVES_INPUTS = Rule("O3", "inputs come back unchanged", Severity.WRONG_RESULT)
+IGNORES_UNDEFINED = Rule("O4", "no defined element depends on undefined memory", Severity.UNDEFINED_BEHAVIOUR)
+FITS_CONTRACT = Rule("O5", "outputs have the contract's count, shape and dtype", Severity.WRONG_RESULT)
+DOES_NOT_RAISE = Rule("O6", "a valid input raises no exception", Severity.WRONG_RESULT)
+ENDS = Rule("O7", "a call ends within the time limit", Severity.WRONG_RESULT)
+SURVIVES = Rule("O8", "a call leaves its process alive", Severity.UNDEFINED_BEHAVIOUR)
+
+# Worst first: when one defect breaks several rules, its finding is named after the first of them.
+RULES: tuple[Rule, ...] = (
+    SURVIVES,
+    ENDS,
+    DOES_NOT_RAISE,
+    FITS_CONTRACT,
+    EQUALS_REFERENCE,
+    LEAVES_INPUTS,
+    IGNORES_UNDEFINED,
+    STAYS_IN_BOUNDS,
+)
+BY_ID = {rule.id: rule for rule in RULES}

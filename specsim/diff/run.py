@@ -1,0 +1,192 @@
+"""Run one implementation on one case and say which rules it breaks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from specsim.diff import rules
+from specsim.diff.memcheck import MemoryLog, memcheck
+from specsim.diff.memory import GuardedTensor, guarded_arguments, views
+from specsim.diff.rules import Rule
+from specsim.ops.contract import Case, Op, Role, Tensors, WrongResultError
+from specsim.ops.provider import NotCalledError, Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken rule on one case."""
+
+    rule: Rule
+    title: str
+    expected: str
+    actual: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one case showed. `judged` is False when the implementation does not make its call for this case. `digest`
+    is of inputs, the defined part of outputs and violations, and the same on every machine.
+    """
+
+    violations: tuple[Violation, ...]
+    digest: str
+    judged: bool = True
+
+    def of(self, rule: Rule) -> Violation | None:
+        return next((v for v in self.violations if v.rule is rule), None)
+
+
+def interpreted() -> bool:
+    """Whether Triton kernels run in its interpreter in this process."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@contextmanager
+def _watched(which: int) -> Iterator[MemoryLog]:
+    if interpreted():
+        with memcheck(which) as log:
+            yield log
+    else:
+        yield MemoryLog()
+
+
+def run_case(op: Op, subject: Subject, case: Case, device: torch.device | str = "cpu") -> Outcome:
+    """Judge `subject` on `case`, under both poisons."""
+    expected = op.expected(case)
+    defined = op.defined(case, expected)
+    violations: list[Violation] = []
+    defined_results: list[Tensors] = []
+    try:
+        for which in (0, 1):
+            found, results = _run_once(op, subject, case, which, device, expected, defined)
+            violations += [v for v in found if all(v.rule is not seen.rule for seen in violations)]
+            if results is None:
+                break
+            defined_results.append({name: results[name][defined[name]] for name in results})
+    except NotCalledError:
+        return Outcome((), "", judged=False)
+    if len(defined_results) == 2:
+        violations += _poison_dependence(defined_results)
+    return Outcome(tuple(violations), _digest(op, case, defined_results, violations))
+
+
+def _run_once(
+    op: Op,
+    subject: Subject,
+    case: Case,
+    which: int,
+    device: torch.device | str,
+    expected: Tensors,
+    defined: Tensors,
+) -> tuple[list[Violation], Tensors | None]:
+    """The violations of one run, and its outputs on the CPU (None when it raised)."""
+    guarded = guarded_arguments(op, case, which, device)
+    with _watched(which) as log:
+        try:
+            results = subject.run(case.sizes, views(guarded))
+        except NotCalledError:
+            raise
+        except WrongResultError as error:
+            return [Violation(rules.FITS_CONTRACT, str(error), "outputs as the contract says", str(error))], None
+        except Exception as error:
+            text = _one_line(error)
+            return [Violation(rules.DOES_NOT_RAISE, f"raises {text}", "no exception", text)], None
+    results = {name: tensor.detach().to("cpu", copy=True) for name, tensor in results.items()}
+    found = _out_of_bounds(log, guarded)
+    found += _changed_inputs(op, case, guarded)
+    for arg in op.outputs:
+        difference = _first_difference(op, arg.name, expected[arg.name], results[arg.name], defined[arg.name])
+        if difference:
+            found.append(difference)
+            break
+    return found, results
+
+
+def _one_line(error: BaseException) -> str:
+    """The error that the implementation raised, without the interpreter's wrapping, on one line."""
+    while error.__cause__ is not None and type(error).__name__ == "InterpreterError":
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _out_of_bounds(log: MemoryLog, guarded: dict[str, GuardedTensor]) -> list[Violation]:
+    if log.strays:
+        text = str(log.strays[0])
+        return [Violation(rules.STAYS_IN_BOUNDS, text, "accesses inside the given tensors", text)]
+    for name, tensor in guarded.items():
+        index = tensor.first_stray_write()
+        if index is not None:
+            text = f"writes element {index} of {name}, which has {tensor.view.numel()}"
+            return [Violation(rules.STAYS_IN_BOUNDS, text, "accesses inside the given tensors", text)]
+    return []
+
+
+def _changed_inputs(op: Op, case: Case, guarded: dict[str, GuardedTensor]) -> list[Violation]:
+    for arg in op.tensor_args:
+        if arg.role is Role.IN:
+            before, after = case.tensors[arg.name], guarded[arg.name].view.cpu()
+            if not torch.equal(before, after):
+                at = tuple(int(i) for i in (before != after).nonzero()[0])
+                return [
+                    Violation(
+                        rules.LEAVES_INPUTS,
+                        f"input {arg.name}{list(at)} is changed",
+                        f"{arg.name}{list(at)} = {before[at].item()}",
+                        f"{arg.name}{list(at)} = {after[at].item()}",
+                    )
+                ]
+    return []
+
+
+def _first_difference(
+    op: Op, name: str, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor
+) -> Violation | None:
+    """The first defined element, in memory order, that differs from the reference."""
+    tolerance = op.tolerance.get(name, 0.0)
+    if tolerance:
+        differs = ~torch.isclose(actual, expected, rtol=0.0, atol=tolerance, equal_nan=True)
+    else:
+        differs = actual != expected
+    differs &= defined
+    if not differs.any():
+        return None
+    at = tuple(int(i) for i in differs.nonzero()[0])
+    place = f"{name}{list(at)}"
+    return Violation(
+        rules.EQUALS_REFERENCE,
+        f"{place} differs from the reference",
+        f"{place} = {expected[at].item()}",
+        f"{place} = {actual[at].item()}",
+    )
+
+
+def _poison_dependence(results: list[Tensors]) -> list[Violation]:
+    first, second = results
+    for name in first:
+        same = (first[name] == second[name]) | ((first[name] != first[name]) & (second[name] != second[name]))
+        if not same.all():
+            index = int((~same).nonzero()[0])
+            values = f"{first[name][index].item()} and {second[name][index].item()}"
+            title = f"a defined element of {name} changes with the content of undefined memory"
+            return [Violation(rules.IGNORES_UNDEFINED, title, "the same under both poisons", values)]
+    return []
+
+
+def _digest(op: Op, case: Case, results: list[Tensors], violations: list[Violation]) -> str:
+    """SHA-256 of the case, the defined outputs under both poisons, and what was wrong."""
+    digest = hashlib.sha256(f"{op.name}\n{sorted(case.sizes.items())}\n".encode())
+    for tensors in [case.tensors, *results]:
+        for name in sorted(tensors):
+            tensor = tensors[name].contiguous()
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    for violation in violations:
+        digest.update(f"{violation.rule.id} {violation.title} {violation.expected} {violation.actual}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,226 @@
+"""The child process that runs a target's code: `python -m specsim.diff.worker MESSAGES_FD`, its request as JSON on
+standard input.
+
+It answers with JSON lines on the file descriptor, so that nothing that a target prints can be taken for an answer.
+Before each case it says which one comes: when it dies or hangs, the parent knows on what. Messages:
+
+    {"event": "start", "subject": NAME}           a subject's cases begin
+    {"event": "case", "index": I}                 case I comes next; -1 while shrinking
+    {"event": "done", "op", "subject", "where", "cases", "finding": {...} | null, "not_run": [...]}
+    {"event": "end", "not_run": [...]}            all subjects are done
+    {"event": "replayed", ...}                    the answer to a replay request
+    {"event": "error", "problem", "remedy"}       bad input; the process exits
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specsim.errors import UsageError
+from specsim.verdict import NotRun
+
+Request = dict[str, Any]
+
+
+class _Messages:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def send(self, event: str, **fields: Any) -> None:
+        data = (json.dumps({"event": event, **fields}) + "\n").encode()
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+
+def choose_device(wanted: str) -> str:
+    """The device, "cpu" or "cuda". Sets Triton to its interpreter on a CPU; must run before triton is imported."""
+    import torch
+
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UsageError(
+            "--device cuda: torch sees no CUDA device here", "use --device cpu, or install a CUDA build of torch"
+        )
+    device = "cpu" if wanted == "cpu" or not torch.cuda.is_available() else "cuda"
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+        torch.set_num_threads(1)
+    else:
+        os.environ.pop("TRITON_INTERPRET", None)
+    return device
+
+
+def main() -> None:
+    messages = _Messages(int(sys.argv[1]))
+    request: Request = json.load(sys.stdin)
+    try:
+        device = choose_device(request["device"])
+        {"check": _check, "failure": _failure, "replay": _replay}[request["mode"]](request, device, messages)
+    except UsageError as error:
+        messages.send("error", problem=error.problem, remedy=error.remedy)
+
+
+def _subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
+    from specsim.targets.cache import Cache
+    from specsim.targets.load import load_provider
+    from specsim.targets.spec import parse_target
+
+    return load_provider(parse_target(request["target"]), Cache(Path(request["cache"]))).subjects()
+
+
+def _check(request: Request, device: str, messages: _Messages) -> None:
+    """Judge every subject that the request does not skip; kernels come before the callers that need them."""
+    from specsim.diff.finding import write_counterexample
+    from specsim.diff.suite import judge
+    from specsim.ops.registry import OPS
+
+    subjects, not_run = _subjects(request)
+    failed: set[str] = set(request["failed"])
+    todo = [s for s in subjects if s.name not in request["skip"]]
+    end = time.monotonic() + request["seconds"]
+    for position, subject in enumerate(todo):
+        messages.send("start", subject=subject.name)
+        now = time.monotonic()
+        reason = ""
+        if subject.needs in failed:
+            reason = f"it calls {subject.op}, which is itself wrong"
+        elif now >= end:
+            reason = "the time budget was spent; give a larger --budget-seconds"
+        if reason:
+            _send_done(messages, subject, 0, None, _listed(subject, reason))
+            continue
+        result = judge(
+            OPS[subject.op],
+            subject,
+            seed=request["seed"],
+            cases=request["cases"],
+            device=device,
+            deadline=now + (end - now) / (len(todo) - position),
+            on_case=lambda index: messages.send("case", index=index),
+        )
+        finding = None
+        if result.counterexample:
+            failed.add(subject.name)
+            finding = asdict(
+                write_counterexample(
+                    OPS[subject.op],
+                    subject,
+                    result.counterexample,
+                    target=request["target"],
+                    seed=request["seed"],
+                    device=device,
+                    out=Path(request["out"]),
+                )
+            )
+        unjudged = [] if result.cases else _listed(subject, "no generated case was one that it accepts")
+        _send_done(messages, subject, result.cases, finding, unjudged)
+    messages.send("end", not_run=[asdict(entry) for entry in not_run])
+
+
+def _send_done(
+    messages: _Messages, subject: Any, cases: int, finding: dict[str, Any] | None, not_run: list[dict[str, str]]
+) -> None:
+    messages.send(
+        "done", op=subject.op, subject=subject.name, where=subject.where, cases=cases, finding=finding, not_run=not_run
+    )
+
+
+def _listed(subject: Any, why: str) -> list[dict[str, str]]:
+    return [asdict(NotRun(f"{subject.op}, {subject.name}", why))]
+
+
+def _failure(request: Request, device: str, messages: _Messages) -> None:
+    """Make the finding of a case that took a worker with it. Runs none of the target's operations."""
+    from specsim.diff.finding import write_process_failure
+    from specsim.diff.rules import BY_ID
+    from specsim.diff.suite import chooser_of
+    from specsim.ops.registry import OPS
+
+    subjects, _not_run = _subjects(request)
+    (subject,) = [s for s in subjects if s.name == request["subject"]]
+    op = OPS[subject.op]
+    finding = write_process_failure(
+        op,
+        subject,
+        op.generate(chooser_of(request["seed"], subject, max(0, request["index"]))),
+        BY_ID[request["rule"]],
+        request["text"],
+        target=request["target"],
+        seed=request["seed"],
+        device=device,
+        out=Path(request["out"]),
+    )
+    _send_done(messages, subject, max(1, request["index"]), asdict(finding), [])
+
+
+def _replay(request: Request, device: str, messages: _Messages) -> None:
+    """Run the case of a replay file once more, on the subject it was found on."""
+    from specsim import replay_file
+    from specsim.diff.finding import case_of, tensor_to_json
+    from specsim.diff.run import run_case
+    from specsim.ops.registry import OPS
+
+    path = Path(request["replay"])
+    replay = replay_file.load(path)
+    if replay.op not in OPS:
+        raise UsageError(
+            f"{path} is about the operation {replay.op!r}, which this specsim does not have",
+            f"it has {', '.join(sorted(OPS))}",
+        )
+    op = OPS[replay.op]
+    case = case_of(op, replay, path)
+    subjects, not_run = _subjects(request)
+    subject = _same_subject(subjects, replay.op, replay.subject)
+    if subject is None:
+        reasons = "; ".join(f"{entry.what}: {entry.why}" for entry in not_run if entry.what.startswith(replay.op))
+        raise UsageError(
+            f"{path} was made for {replay.target}: {request['target']} has no {replay.subject} "
+            f"({reasons or 'not provided'})",
+            f"replay it with --target {replay.target}",
+        )
+    if not subject.accepts(case.sizes):
+        messages.send("replayed", subject=subject.name, where=subject.where, judged=False)
+        return
+    messages.send("start", subject=subject.name)
+    messages.send("case", index=0)
+    outcome = run_case(op, subject, case, device)
+    expected = op.expected(case)
+    messages.send(
+        "replayed",
+        subject=subject.name,
+        where=subject.where,
+        judged=outcome.judged,
+        same_source=subject.source_hash == replay.source_hash,
+        digest=outcome.digest,
+        violations=[
+            {
+                "rule": v.rule.id,
+                "sentence": v.rule.sentence,
+                "title": v.title,
+                "expected": v.expected,
+                "actual": v.actual,
+            }
+            for v in outcome.violations
+        ],
+        explanation=subject.explain() if outcome.violations else "",
+        inputs={name: tensor_to_json(tensor) for name, tensor in case.tensors.items()},
+        expected={name: tensor_to_json(tensor) for name, tensor in expected.items()},
+    )
+
+
+def _same_subject(subjects: list[Any], op: str, name: str) -> Any:
+    """The subject of that name; on a target that does not have that caller, its implementation of the operation."""
+    exact = [s for s in subjects if s.op == op and s.name == name]
+    if exact:
+        return exact[0]
+    has_callers = any(s.role == "caller" for s in subjects)
+    return None if has_callers else next((s for s in subjects if s.op == op), None)
+
+
+if __name__ == "__main__":
+    main()

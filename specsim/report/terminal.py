@@ -1,0 +1,198 @@
+"""What the commands print. Plain when the output is not a terminal; NO_COLOR is honoured (rich does both)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from specsim.replay_file import OpReplay
+from specsim.verdict import Finding, Suite, Verdict
+
+_NARROW = 100
+
+
+def _console(stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console = Console(stderr=stderr, highlight=False, width=max(console.width, _NARROW + 20))
+    return console
+
+
+@contextmanager
+def live_progress(target: str) -> Iterator[Callable[[str, int], None]]:
+    """A live line on standard error while a check runs; nothing when that is not a terminal."""
+    console = _console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _subject, _cases: None
+        return
+    with console.status(f"checking {escape(target)}") as status:
+
+        def update(subject: str, cases: int) -> None:
+            status.update(f"checking {escape(target)}: {escape(subject)}, {cases} cases")
+
+        yield update
+
+
+def print_verdict(verdict: Verdict) -> None:
+    """Findings first, then the table of what was judged, what was not run, and one line with the verdict."""
+    console = _console()
+    for number, finding in enumerate(verdict.findings, 1):
+        _print_finding(console, number, finding, _cases_of(verdict, finding))
+    table = _table(
+        f"{verdict.target}, seed {verdict.seed}", "suite", "operation", "implementation", "where", "cases", "result"
+    )
+    wrong = {finding.signature for finding in verdict.findings}
+    for suite in verdict.suites:
+        for judged in suite.judged:
+            found = f"{suite.name}:{judged.op}:{judged.subject}" in wrong
+            result = "[red]finding[/]" if found else "[green]ok[/]"
+            name = judged.subject.partition(":")[2]
+            table.add_row(
+                suite.name, judged.op, "" if name == judged.op else name, judged.where, f"{judged.cases:,}", result
+            )
+    console.print(table)
+    for suite in verdict.suites:
+        _print_not_run(console, suite)
+    style = {"pass": "bold green", "fail": "bold red", "error": "bold yellow"}[verdict.verdict]
+    console.print(f"[{style}]{verdict.verdict}[/]: {_summary(verdict)}")
+
+
+def _summary(verdict: Verdict) -> str:
+    count = len(verdict.findings)
+    findings = f"{count or 'no'} finding{'s' if count > 1 or not count else ''}"
+    if verdict.verdict == "error":
+        findings = "nothing could be judged"
+    cases = sum(suite.cases for suite in verdict.suites)
+    not_run = sum(len(suite.not_run) for suite in verdict.suites)
+    seconds = sum(suite.seconds for suite in verdict.suites)
+    return f"{findings}, {cases:,} cases in {seconds:.1f} s, {not_run} not run"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _cases_of(verdict: Verdict, finding: Finding) -> int:
+    """How many cases the implementation of a finding was judged on."""
+    return sum(
+        judged.cases
+        for suite in verdict.suites
+        for judged in suite.judged
+        if f"{suite.name}:{judged.op}:{judged.subject}" == finding.signature
+    )
+
+
+def _print_finding(console: Console, number: int, finding: Finding, cases: int) -> None:
+    console.print(f"[bold red]{number}. {escape(finding.title)}[/]")
+    rows = [
+        ("rule", f"{finding.rule}: {finding.sentence}"),
+        ("where", finding.where or "unknown"),
+        ("expected", finding.expected),
+        ("actual", finding.actual),
+        ("severity", str(finding.severity)),
+        ("reach", _reach_sentence(finding.reach)),
+        ("hit by", f"{finding.count} of {cases} generated cases"),
+        *(("", line) for line in finding.details),
+        ("signature", finding.signature),
+    ]
+    for name, value in rows:
+        console.print(f"   {name:<10} {escape(value)}", soft_wrap=True)
+    console.print(f"   {'replay':<10} [bold]specsim replay {escape(shlex.quote(finding.replay))}[/]\n", soft_wrap=True)
+
+
+def _reach_sentence(reach: str) -> str:
+    kind, _, place = reach.partition(":")
+    return {
+        "default": "default: users get here without asking",
+        "option": "option: users get here with an option of their own choice",
+        "unknown": "unknown",
+        "guarded": f"guarded: {place} keeps users from this configuration",
+    }[kind]
+
+
+def _print_not_run(console: Console, suite: Suite) -> None:
+    for entry in suite.not_run:
+        console.print(f"   not run    {escape(entry.what)}: {escape(entry.why)}", style="yellow", soft_wrap=True)
+
+
+def print_replay(stored: OpReplay, target: str, answer: dict[str, Any]) -> int:
+    """What a replay showed; returns the exit code."""
+    console = _console()
+    console.print(f"[bold]{escape(stored.op)}[/], {escape(answer['subject'])} of {escape(target)}")
+    console.print(f"   found on   {escape(stored.target)}: {escape(stored.title)}", soft_wrap=True)
+    if not answer["judged"]:
+        console.print("not reproduced: this implementation does not accept the configuration of the case")
+        return 0
+    sizes = ", ".join(f"{name}={size}" for name, size in stored.sizes.items())
+    console.print(f"   sizes      {escape(sizes)}", soft_wrap=True)
+    for kind in ("inputs", "expected"):
+        for name, tensor in answer[kind].items():
+            console.print(f"   {kind:<10} {escape(name)} = {escape(_tensor_text(tensor))}", soft_wrap=True)
+    for violation in answer["violations"]:
+        console.print(f"   [bold red]{violation['rule']}[/]         {escape(violation['title'])}", soft_wrap=True)
+        console.print(f"   {'':<10} expected {escape(violation['expected'])}, actual {escape(violation['actual'])}")
+    if answer["explanation"]:
+        console.print(f"   {'why':<10} {escape(answer['explanation'])}", soft_wrap=True)
+    return _replay_verdict(console, stored, target, answer)
+
+
+def _replay_verdict(console: Console, stored: OpReplay, target: str, answer: dict[str, Any]) -> int:
+    if not any(violation["rule"] == stored.rule for violation in answer["violations"]):
+        console.print(f"[bold green]not reproduced[/] on {escape(target)}")
+        return 0
+    if target != stored.target:
+        console.print(f"[bold red]reproduced[/] on {escape(target)}")
+        return 1
+    if answer["digest"] == stored.digest:
+        console.print("[bold red]reproduced[/], bit for bit")
+        return 1
+    if not answer["same_source"]:
+        console.print("[bold red]reproduced[/]; the code has changed since it was found, so the digest is another")
+        return 1
+    console.print(f"[bold yellow]nondeterministic[/]: digest {answer['digest'][:16]}, was {stored.digest[:16]}")
+    return 3
+
+
+def _tensor_text(tensor: dict[str, Any]) -> str:
+    """A tensor as nested lists."""
+    data = list(tensor["data"])
+    for extent in reversed(tensor["shape"][1:]):
+        data = [data[i : i + extent] for i in range(0, len(data), extent)] if extent else [[]] * len(data)
+    return str(data)
+
+
+def print_targets(listing: dict[str, Any]) -> None:
+    console = _console()
+    table = _table(f"devices: {', '.join(listing['devices'])}", "target", "tiers", "note")
+    for target in listing["targets"]:
+        table.add_row(escape(target["target"]), ", ".join(target["tiers"]) or "none", escape(target["note"]))
+    console.print(table)
+    for entry in listing["not_run"]:
+        console.print(f"   not run    {escape(entry['what'])}: {escape(entry['why'])}", style="yellow", soft_wrap=True)
+    console.print(f"   cache      {escape(listing['cache'])}", soft_wrap=True)
+
+
+def print_bench(results: dict[str, Any]) -> None:
+    """The environment, then a table per benchmark and shape: peers with medians and ratios."""
+    console = _console()
+    for name, value in results["environment"].items():
+        console.print(f"   {name:<12} {escape(str(value))}", soft_wrap=True)
+    for benchmark in results["benchmarks"]:
+        shape = ", ".join(f"{name}={value}" for name, value in benchmark["shape"].items())
+        table = _table(f"{benchmark['name']}: {shape}", "peer", f"median {benchmark['unit']}", "times the reference")
+        for peer in benchmark["peers"]:
+            if peer.get("not_run"):
+                table.add_row(peer["name"], "not run", escape(peer["not_run"]))
+            else:
+                table.add_row(peer["name"], f"{peer['median']:,.1f}", f"{peer['ratio']:.2f}")
+        console.print(table)

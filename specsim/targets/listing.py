@@ -1,0 +1,88 @@
+"""What can be tested on this machine, at which tier, and why the rest cannot."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+import subprocess
+from typing import Any
+
+import specsim
+from specsim.targets.cache import Cache
+from specsim.targets.fetch import cached_releases
+
+FORMAT = "specsim.targets/1"
+LATER_TIERS = {
+    "accounting": f"specsim {specsim.__version__} has the ops tier only",
+    "scheduler": f"specsim {specsim.__version__} has the ops tier only",
+}
+
+
+def list_targets(cache: Cache) -> dict[str, Any]:
+    """The targets, JSON-ready: {"format", "cache", "devices", "targets": [{"target", "tiers", "note"}], "not_run":
+    [{"what", "why"}]}.
+    """
+    not_run = [{"what": f"tier {tier}", "why": why} for tier, why in LATER_TIERS.items()]
+    gpus = _gpus()
+    if not gpus:
+        not_run.append({"what": "device cuda", "why": "nvidia-smi finds no GPU; kernels run in Triton's interpreter"})
+    targets: list[dict[str, Any]] = []
+    missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+    if missing:
+        why = f"{' and '.join(missing)} not installed; install specsim with its dependencies"
+        not_run.append({"what": "tier ops", "why": why})
+    tiers = [] if missing else ["ops"]
+    targets.append({"target": "model", "tiers": tiers, "note": "the built-in engine with specsim's own kernels"})
+    targets += [
+        {"target": f"sglang=={version}", "tiers": tiers, "note": "in the cache"} for version in cached_releases(cache)
+    ]
+    installed = _installed("sglang")
+    if installed:
+        path, version = installed
+        targets.append({"target": f"sglang@{path}", "tiers": tiers, "note": f"installed, version {version}"})
+    targets += [
+        {
+            "target": "sglang==VERSION",
+            "tiers": tiers,
+            "note": "any release; fetched once, as a wheel, when it is checked",
+        },
+        {"target": "sglang@PATH", "tiers": tiers, "note": "a checkout or an unpacked wheel"},
+        {"target": "sglang@PATH#REV", "tiers": tiers, "note": "a git revision of a checkout, read without touching it"},
+        {"target": "module:object", "tiers": tiers, "note": "your own: a mapping of operations to functions"},
+    ]
+    return {
+        "format": FORMAT,
+        "cache": str(cache.folder),
+        "devices": ["cpu", *gpus],
+        "targets": targets,
+        "not_run": not_run,
+    }
+
+
+def _installed(package: str) -> tuple[str, str] | None:
+    """Folder and version of an installed package, without importing it."""
+    try:
+        version = importlib.metadata.version(package)
+        spec = importlib.util.find_spec(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError, ImportError):
+        return None
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    return (folders[0], version) if folders else None
+
+
+def _gpus() -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    names = [line.strip() for line in listed.stdout.splitlines() if line.strip()] if listed.returncode == 0 else []
+    return [f"cuda:{i} {name}" for i, name in enumerate(names)]

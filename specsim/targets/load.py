@@ -1,0 +1,61 @@
+"""From a TARGET to what can be judged of it at the ops tier."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from specsim.errors import UsageError
+from specsim.ops.provider import MappingProvider, Provider
+from specsim.targets.cache import Cache
+from specsim.targets.spec import CheckoutTarget, ModelTarget, PythonTarget, ReleaseTarget, Target
+
+# The provider of the built-in model: module and the function that makes it. By name, because kernels imports triton.
+MODEL_PROVIDER = ("specsim.kernels", "provider")
+
+
+def load_provider(target: Target, cache: Cache) -> Provider:
+    """The provider of a target. Runs the target's code where it is a user's own module."""
+    if isinstance(target, ModelTarget):
+        module, factory = MODEL_PROVIDER
+        provider: Provider = getattr(importlib.import_module(module), factory)()
+        return provider
+    if isinstance(target, PythonTarget):
+        return _user_provider(target)
+    assert isinstance(target, ReleaseTarget | CheckoutTarget)
+    from specsim.targets.sglang.provider import SglangProvider
+    from specsim.targets.source import open_source
+
+    return SglangProvider(open_source(target, cache), cache)
+
+
+def _user_provider(target: PythonTarget) -> Provider:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    remedy = "name a mapping of operations to functions, in a module that the current folder or the environment has"
+    try:
+        module = importlib.import_module(target.module)
+    except ModuleNotFoundError as error:
+        if error.name != target.module and not target.module.startswith(f"{error.name}."):
+            raise UsageError(
+                f"{target.module} needs the module {error.name}, which is not installed", "install it"
+            ) from error
+        raise UsageError(f"there is no module {target.module!r}", remedy) from error
+    except Exception as error:
+        raise UsageError(
+            f"{target.module} cannot be imported ({type(error).__name__}: {error})", "mend the module"
+        ) from error
+    value: Any = module
+    for attribute in target.object.split("."):
+        if not hasattr(value, attribute):
+            raise UsageError(f"{target.module} has no {target.object!r}", remedy)
+        value = getattr(value, attribute)
+    if isinstance(value, Mapping):
+        return MappingProvider(target.text, value)
+    if callable(getattr(value, "subjects", None)):
+        provider: Provider = value
+        return provider
+    raise UsageError(f"{target.text} is a {type(value).__name__}", remedy)

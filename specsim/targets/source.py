@@ -1,0 +1,313 @@
+"""Reading SGLang's source text, wherever it lies: in a wheel, a folder, or at a revision of a git repository.
+
+A path is relative to the package folder and has one spelling: "srt/speculative/eagle_info_v2.py". Nothing is
+imported, unpacked, checked out or written. A symbolic link inside a git revision is not followed and counts
+as absent.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import subprocess
+import zipfile
+import zlib
+from email.parser import HeaderParser
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Protocol
+
+from specsim.errors import UsageError
+from specsim.targets.fetch import fetch_wheel, wheel_problem, wheel_version
+from specsim.targets.spec import CheckoutTarget, ReleaseTarget, is_version
+
+if TYPE_CHECKING:
+    from specsim.targets.cache import Cache
+
+_LAYOUTS = ("python/sglang", "sglang", "")  # a repository, an unpacked wheel, the package folder itself
+_GIVE = "give a checkout of SGLang's repository, an unpacked wheel or the package folder"
+_GIT_OPTIONS = (
+    "--no-pager",
+    "--no-replace-objects",
+    "-c",
+    "core.hooksPath=/dev/null",
+    "-c",
+    "core.fsmonitor=false",
+)
+_GIT_SETTINGS = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "LC_ALL": "C",
+}
+_GIT_PLACES = (  # set inside hooks and by `git bisect run`; they would name another repository than `-C PATH`
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_WORK_TREE",
+)
+
+
+class SourceTree(Protocol):
+    """The files of one SGLang. Every path is plain and relative (`ValueError` otherwise)."""
+
+    @property
+    def label(self) -> str:
+        """What messages call it: the TARGET that names it."""
+        ...
+
+    @property
+    def version(self) -> str | None:
+        """The version that it states itself; None when it states none, as a plain checkout does."""
+        ...
+
+    def read(self, path: str) -> str:
+        """The text of a file, newlines as "\\n". `FileNotFoundError`; `UsageError` when it is not UTF-8."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file (not a folder) of that path."""
+        ...
+
+    def paths(self, under: str) -> list[str]:
+        """All files below the folder `under` ("" is the package), sorted; none if there is no such folder."""
+        ...
+
+
+def open_source(target: ReleaseTarget | CheckoutTarget, cache: Cache) -> SourceTree:
+    """The source of a target; a release that the cache lacks is fetched. `UsageError` if it is not there."""
+    if isinstance(target, ReleaseTarget):
+        return WheelSource(fetch_wheel(target.version, cache), target.text)
+    path = Path(os.path.expanduser(target.path)).absolute()
+    if not path.exists():
+        remedy = _GIVE
+        if target.revision is None and is_version(target.path):
+            remedy = f"a release is written sglang=={target.path}"
+        elif "#" in target.path:
+            remedy = f"{_GIVE}; the last # starts a revision"
+        raise UsageError(f"{target.text}: the path {target.path} does not exist", remedy)
+    if target.revision is not None:
+        return GitSource(path, target.revision, target.text)
+    if path.is_file():
+        return WheelSource(path, target.text)
+    return DirectorySource(path, target.text)
+
+
+class WheelSource:
+    """A wheel, read as a zip. Its bytes are held in memory: forked processes then share no file position."""
+
+    def __init__(self, path: Path, label: str = "") -> None:
+        problem = wheel_problem(path)
+        if problem is not None:
+            raise UsageError(f"{path} is not SGLang's wheel: {problem}", f"remove it and fetch it again, or {_GIVE}")
+        self.version = wheel_version(path)
+        self.label = label or f"sglang=={self.version}"
+        try:
+            self._zip = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
+        except (OSError, zipfile.BadZipFile) as error:
+            raise UsageError(f"cannot read {path}: {error}", "remove it and fetch it again") from error
+        self._names = {
+            name.removeprefix("sglang/")
+            for name in self._zip.namelist()
+            if name.startswith("sglang/") and not name.endswith("/")
+        }
+
+    def read(self, path: str) -> str:
+        if _plain(path) not in self._names:
+            raise FileNotFoundError(f"{self.label} has no {path}")
+        try:
+            content = self._zip.read(f"sglang/{path}")
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise UsageError(
+                f"{self.label}: {path} is damaged in the wheel ({error})", "fetch the wheel again"
+            ) from error
+        return _text(content, self.label, path)
+
+    def exists(self, path: str) -> bool:
+        return _plain(path) in self._names
+
+    def paths(self, under: str) -> list[str]:
+        return _below(self._names, under)
+
+
+class DirectorySource:
+    """A folder as it lies there: a checkout of the repository, an unpacked wheel, or the package folder."""
+
+    def __init__(self, path: Path, label: str = "") -> None:
+        self.label = label or f"sglang@{path}"
+        try:
+            packages = [path / layout for layout in _LAYOUTS if (path / layout / "srt").is_dir()]
+        except OSError as error:
+            raise UsageError(f"{self.label}: cannot read {path}: {error.strerror or error}", _GIVE) from error
+        if not packages:
+            raise _no_sglang(self.label)
+        self._package = packages[0]
+        self.version = self._dist_info_version() or _stated_version(self)
+
+    def read(self, path: str) -> str:
+        try:
+            return _text((self._package / _plain(path)).read_bytes(), self.label, path)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise FileNotFoundError(f"{self.label} has no {path}") from None
+        except OSError as error:
+            raise UsageError(
+                f"{self.label}: cannot read {path}: {error.strerror or error}", "make it readable"
+            ) from error
+
+    def exists(self, path: str) -> bool:
+        return (self._package / _plain(path)).is_file()
+
+    def paths(self, under: str) -> list[str]:
+        start = self._package / _plain(under) if under else self._package
+        found: list[str] = []
+        for folder, folders, files in os.walk(start):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            inside = Path(folder).relative_to(self._package)
+            found += [(inside / name).as_posix() for name in files]
+        return sorted(found)
+
+    def _dist_info_version(self) -> str | None:
+        """The version in the metadata beside the package, when exactly one is there."""
+        versions: list[str] = []
+        for path in sorted(self._package.parent.glob("*.dist-info/METADATA")):
+            if path.parent.name.lower().startswith("sglang-"):
+                headers = HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace"))
+                if str(headers.get("Name", "")).strip().lower() == "sglang":
+                    versions.append(str(headers.get("Version", "")).strip())
+        return versions[0] if len(versions) == 1 and versions[0] else None
+
+
+class GitSource:
+    """A revision in a git repository. Work tree and index are neither read nor changed, and no hook runs.
+
+    `commit` is the full hash of the revision at the time of opening.
+    """
+
+    def __init__(self, path: Path, revision: str, label: str = "") -> None:
+        self.label = label or f"sglang@{path}#{revision}"
+        self._path = path if path.is_dir() else path.parent
+        if not revision or revision.startswith("-") or "\0" in revision:
+            raise UsageError(f"{revision!r} is not a git revision", "give a commit, a tag or a branch")
+        self.commit = self._resolve(revision)
+        self._blobs = self._find_package()
+        self._texts: dict[str, str] = {}
+        self.version = _stated_version(self)
+
+    def read(self, path: str) -> str:
+        if _plain(path) not in self._blobs:
+            raise FileNotFoundError(f"{self.label} has no {path}")
+        if path not in self._texts:
+            content = self._git_or_raise("cat-file", "blob", self._blobs[path])
+            self._texts[path] = _text(content, self.label, path)
+        return self._texts[path]
+
+    def exists(self, path: str) -> bool:
+        return _plain(path) in self._blobs
+
+    def paths(self, under: str) -> list[str]:
+        return _below(self._blobs, under)
+
+    def _resolve(self, revision: str) -> str:
+        ended = self._git("rev-parse", "--verify", f"{revision}^{{commit}}")
+        if ended.returncode == 0:
+            return ended.stdout.decode().strip()
+        said = ended.stderr.decode("utf-8", "replace").strip()
+        if "not a git repository" in said:
+            raise UsageError(
+                f"{self.label}: {self._path} is not in a git repository",
+                "leave #REV away to read the folder as it is",
+            )
+        if "dubious ownership" in said:
+            raise UsageError(
+                f"{self.label}: git refuses {self._path}, which belongs to another user",
+                f"allow it with git config --global --add safe.directory {self._path}",
+            )
+        raise UsageError(
+            f"{self.label}: the repository has no commit {revision!r}",
+            "give a commit, a tag or a branch that it has; a shallow clone may need git fetch first",
+        )
+
+    def _find_package(self) -> dict[str, str]:
+        """Object names of the package's regular files by path."""
+        prefix = self._git_or_raise("rev-parse", "--show-prefix").decode("utf-8", "surrogateescape").strip("\n")
+        for folder in dict.fromkeys([*(prefix + layout for layout in _LAYOUTS), *_LAYOUTS]):
+            root = f"{folder.strip('/')}/" if folder.strip("/") else ""
+            pathspec = ("--", root) if root else ()
+            listed = self._git_or_raise("ls-tree", "-r", "-z", "--full-tree", self.commit, *pathspec)
+            blobs: dict[str, str] = {}
+            for entry in listed.decode("utf-8", "surrogateescape").split("\0"):
+                about, _, path = entry.partition("\t")
+                if path.startswith(root) and about.startswith("100"):  # 120000 is a link, 160000 a submodule
+                    blobs[path.removeprefix(root)] = about.split()[2]
+            if any(path.startswith("srt/") for path in blobs):
+                return blobs
+        raise _no_sglang(self.label)
+
+    def _git(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        environment = {name: value for name, value in os.environ.items() if name not in _GIT_PLACES} | _GIT_SETTINGS
+        command = ["git", *_GIT_OPTIONS, "-C", str(self._path), *arguments]
+        try:
+            return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment)
+        except OSError as error:
+            raise UsageError(
+                f"{self.label}: cannot run git: {error.strerror or error}",
+                "install git, or leave #REV away to read the folder as it is",
+            ) from error
+
+    def _git_or_raise(self, *arguments: str) -> bytes:
+        ended = self._git(*arguments)
+        if ended.returncode:
+            said = ended.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
+            raise UsageError(
+                f"{self.label}: git {arguments[0]} fails: {said[-1]}", "check the repository with git fsck"
+            )
+        return ended.stdout
+
+
+def _plain(path: str) -> str:
+    """`path` itself, when it is relative, has no `..` and no second spelling."""
+    pure = PurePosixPath(path)
+    odd = pure.as_posix() != path or path == "." or pure.is_absolute() or ".." in pure.parts
+    if odd or "\\" in path or "\0" in path:
+        raise ValueError(f"{path!r} is not a plain path relative to the package folder")
+    return path
+
+
+def _below(files: set[str] | dict[str, str], under: str) -> list[str]:
+    folder = f"{_plain(under)}/" if under else ""
+    return sorted(path for path in files if path.startswith(folder) and "__pycache__" not in path.split("/"))
+
+
+def _text(content: bytes, label: str, path: str) -> str:
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{label}: {path} is not UTF-8 text ({error.reason})", "check the file") from error
+
+
+def _no_sglang(label: str) -> UsageError:
+    return UsageError(f"{label} is not SGLang: there is no python/sglang/srt, sglang/srt or srt in it", _GIVE)
+
+
+def _stated_version(source: SourceTree) -> str | None:
+    """The literal `__version__` at the top level of version.py or, generated by a build, of _version.py."""
+    for path in ("version.py", "_version.py"):
+        if not source.exists(path):
+            continue
+        try:
+            statements = ast.parse(source.read(path)).body
+        except (SyntaxError, ValueError, UsageError):
+            continue
+        for statement in statements:
+            targets = statement.targets if isinstance(statement, ast.Assign) else []
+            if not any(isinstance(target, ast.Name) and target.id == "__version__" for target in targets):
+                continue
+            value = statement.value if isinstance(statement, ast.Assign) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str) and re.search(r"[0-9]", value.value):
+                return value.value
+    return None

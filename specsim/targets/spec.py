@@ -1,0 +1,182 @@
+"""What the user types as TARGET, parsed.
+
+| TARGET | read as |
+|---|---|
+| `model` | the built-in engine with specsim's own kernels |
+| `sglang==VERSION` | a release, fetched once as a wheel |
+| `sglang@PATH` | a checkout of the repository, an unpacked wheel or the package folder |
+| `sglang@PATH#REV` | a git revision of it, read without touching the work tree |
+| `module:object` | a provider of the user's own |
+
+Parsing is pure: no file, no network. It accepts only a version that is safe to hand to pip, and only a
+revision that git cannot take for an option. The last `#` of a checkout starts the revision, so a folder whose
+name has a `#` in it can only be given through a link.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from specsim.errors import UsageError
+
+FORMS = ("model", "sglang==VERSION", "sglang@PATH", "sglang@PATH#REV", "module:object")
+
+_NUMBER = r"(?:0|[1-9][0-9]{0,8})"
+_VERSION_TEXT = rf"{_NUMBER}(?:\.{_NUMBER}){{1,4}}(?:(?:a|b|rc){_NUMBER})?(?:\.post{_NUMBER})?(?:\.dev{_NUMBER})?"
+_VERSION = re.compile(_VERSION_TEXT)
+_VERSION_PARTS = re.compile(
+    r"(?P<release>[0-9.]*[0-9])(?:(?P<pre>a|b|rc)(?P<pre_number>[0-9]+))?"
+    r"(?:\.post(?P<post>[0-9]+))?(?:\.dev(?P<dev>[0-9]+))?"
+)
+_NEAR_RELEASE = re.compile(rf"(?:sglang)?\s*(?:[=~<>!]*|[-_:@/ ])?\s*v?(?P<version>{_VERSION_TEXT})", re.IGNORECASE)
+_NEAR_CHECKOUT = re.compile(r"sglang\s*@\s*(?P<path>.+)", re.IGNORECASE)
+_OTHER_PACKAGE = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9._-]*)\s*(?:[=~<>!]=?|@).*", re.DOTALL)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTarget:
+    """The built-in engine with specsim's own kernels."""
+
+    @property
+    def text(self) -> str:
+        return "model"
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseTarget:
+    """A released SGLang, by its exact version."""
+
+    version: str
+
+    @property
+    def text(self) -> str:
+        return f"sglang=={self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckoutTarget:
+    """A folder with SGLang in it, as it lies there (`revision` None) or at a git revision."""
+
+    path: str
+    revision: str | None = None
+
+    @property
+    def text(self) -> str:
+        return f"sglang@{self.path}" if self.revision is None else f"sglang@{self.path}#{self.revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class PythonTarget:
+    """An object in an importable module: the user's own provider."""
+
+    module: str
+    object: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.module}:{self.object}"
+
+
+Target: TypeAlias = ModelTarget | ReleaseTarget | CheckoutTarget | PythonTarget
+
+
+def parse_target(text: str) -> Target:
+    """The target that `text` names. `parse_target(target.text) == target` for every target that it returns.
+
+    Raises `UsageError`, which says what was most likely meant, for anything else.
+    """
+    text = text.strip()
+    if _CONTROL.search(text):
+        raise _refused(text, "has a control character in it")
+    if text == "model":
+        return ModelTarget()
+    if text.startswith("sglang=="):
+        version = text.removeprefix("sglang==")
+        if is_version(version):
+            return ReleaseTarget(version)
+        raise _refused(text, f"has no version after ==: {version!r}", _hint(text))
+    if text.startswith("sglang@"):
+        return _parse_checkout(text)
+    module, colon, name = text.partition(":")
+    if colon and _is_dotted(module) and _is_dotted(name):
+        return PythonTarget(module, name)
+    raise _refused(text, "is not a target", _hint(text))
+
+
+def is_version(text: str) -> bool:
+    """Whether `text` is an exact version as PEP 440 spells it canonically, without epoch and local part."""
+    return _VERSION.fullmatch(text) is not None
+
+
+def version_key(version: str) -> tuple[tuple[int, ...], tuple[int, int], int, float]:
+    """A sort key in the order of PEP 440: development, pre-release, release, post-release.
+
+    Raises `ValueError` for what `is_version` refuses.
+    """
+    parts = _VERSION_PARTS.fullmatch(version) if is_version(version) else None
+    if parts is None:
+        raise ValueError(f"{version!r} is not a version")
+    release = [int(number) for number in parts["release"].split(".")]
+    while len(release) > 1 and release[-1] == 0:
+        release.pop()
+    post = -1 if parts["post"] is None else int(parts["post"])
+    if parts["pre"] is not None:
+        phase = (("a", "b", "rc").index(parts["pre"]), int(parts["pre_number"]))
+    elif parts["dev"] is not None and post < 0:
+        phase = (-1, 0)  # a development version of a release comes before the release's own pre-releases
+    else:
+        phase = (3, 0)
+    return (tuple(release), phase, post, float("inf") if parts["dev"] is None else int(parts["dev"]))
+
+
+def _parse_checkout(text: str) -> CheckoutTarget:
+    path, hash_sign, revision = text.removeprefix("sglang@").rpartition("#")
+    if not hash_sign:
+        path, revision = revision, ""
+    if not path:
+        raise _refused(text, "has no path after @")
+    if not hash_sign:
+        return CheckoutTarget(path)
+    if not revision:
+        raise _refused(text, "has no revision after #", f"did you mean sglang@{path}?")
+    if revision.startswith("-"):
+        raise _refused(text, f"has a revision that starts with '-': {revision!r}")
+    return CheckoutTarget(path, revision)
+
+
+def _is_dotted(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _refused(text: str, problem: str, hint: str = "") -> UsageError:
+    allowed = f"llowed are {', '.join(FORMS[:-1])} and {FORMS[-1]}"
+    return UsageError(f"TARGET {text!r} {problem}", f"{hint} A{allowed}" if hint else f"a{allowed}")
+
+
+def _hint(text: str) -> str:
+    """What was most likely meant by a text that is no target, as a sentence, or ""."""
+    if near := _NEAR_RELEASE.fullmatch(text):
+        return f"did you mean sglang=={near['version'].lower()}?"
+    if near := _NEAR_CHECKOUT.fullmatch(text):
+        return f"did you mean sglang@{near['path']}?"
+    if re.match(r"sglang\b", text, re.IGNORECASE):
+        return "write the exact number of a release after sglang==."
+    if text.startswith(("/", "./", "../", "~")) or text in (".", ".."):
+        return f"did you mean sglang@{text}?"
+    if other := _OTHER_PACKAGE.fullmatch(text):
+        return f"specsim reads releases of SGLang; {other['name']} needs a provider of your own, module:object."
+    if difflib.get_close_matches(text.lower(), ["model"], cutoff=0.6):
+        return "did you mean model?"
+    path, _, name = text.rpartition(":")
+    if path.endswith(".py") and _is_dotted(name):
+        module = path.removesuffix(".py").lstrip("./").replace("/", ".")
+        return f"did you mean {module}:{name}, a module and not a file?"
+    if "." in text and _is_dotted(text):
+        return f"did you mean {':'.join(text.rsplit('.', 1))}?"
+    if "/" in text:
+        return f"did you mean sglang@{text}?"
+    return ""

@@ -1,0 +1,146 @@
+"""What a check says: the verdict, its suites and its findings, and their JSON form.
+
+The JSON is an interface (`docs/verdict.md`): `format` is raised when a field changes its meaning or goes away, and
+stays when one is added. A verdict is `fail` when there is a finding, `error` when there is none and nothing could be
+judged, else `pass`. What could not be run is listed with its reason and is never counted as passed.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import specsim
+from specsim.errors import UsageError
+
+FORMAT = "specsim.verdict/1"
+
+
+class Severity(enum.StrEnum):
+    """How bad a finding is, worst first."""
+
+    WRONG_RESULT = "wrong-result"
+    LEAK = "leak"
+    UNDEFINED_BEHAVIOUR = "undefined-behaviour"
+    METRIC = "metric"
+    BY_DESIGN = "by-design"
+
+
+_REACH = re.compile(r"default|option|unknown|guarded:[^:]+:\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One defect, however many cases or schedules hit it.
+
+    `rule`       id of the rule that broke, and its `sentence`
+    `title`      one sentence
+    `signature`  the same for the same defect, in every run and on every release that has it
+    `reach`      "default", "option", "guarded:FILE:LINE" (the guard that keeps users from it) or "unknown"
+    `where`      FILE:LINE of the code that is wrong
+    `replay`     path of the replay file, "" if none was written
+    `count`      how many of the cases or schedules hit it
+    `details`    lines for a reader: sizes, arguments, events that matter
+    """
+
+    rule: str
+    sentence: str
+    title: str
+    signature: str
+    tier: str
+    severity: Severity
+    reach: str
+    where: str
+    expected: str
+    actual: str
+    replay: str
+    count: int
+    details: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _REACH.fullmatch(self.reach):
+            raise ValueError(f"reach={self.reach!r} must be default, option, unknown or guarded:FILE:LINE")
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """Something that was not judged, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One implementation that was judged: the operation, the implementation's name, FILE:LINE of its code, and on how
+    many cases.
+    """
+
+    op: str
+    subject: str
+    where: str
+    cases: int
+
+
+@dataclass(slots=True)
+class Suite:
+    """What ran under one name. `cases` are inputs of operations, `schedules` and `events` are the simulator's."""
+
+    name: str
+    cases: int = 0
+    schedules: int = 0
+    events: int = 0
+    seconds: float = 0.0
+    judged: list[Judged] = field(default_factory=list)
+    not_run: list[NotRun] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """The result of checking one target."""
+
+    target: str
+    seed: int
+    suites: list[Suite] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> Literal["pass", "fail", "error"]:
+        if self.findings:
+            return "fail"
+        judged = any(suite.cases or suite.schedules for suite in self.suites)
+        return "pass" if judged else "error"
+
+    @property
+    def exit_code(self) -> int:
+        return {"pass": 0, "fail": 1, "error": 2}[self.verdict]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "specsim": specsim.__version__,
+            "target": self.target,
+            "seed": self.seed,
+            "verdict": self.verdict,
+            "suites": [asdict(suite) for suite in self.suites],
+            "findings": [{**asdict(finding), "details": list(finding.details)} for finding in self.findings],
+        }
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write `data` as JSON to `path`, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(
+            f"cannot write {path} ({error.strerror})", "name a file in a folder that can be written"
+        ) from error
