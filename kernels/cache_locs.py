@@ -191,7 +191,7 @@ def _assign_draft_cache_locs_kernel(
     o_loc = tl.program_id(0).to(tl.int64) * BLOCK_LOCS + tl.arange(0, BLOCK_LOCS)
     m_loc = o_loc < num_draft_locs
     o_b = o_loc // WIDTH
-    b_row = tl.load(p_req_pool_indices + o_b, mask=m_loc, other=0)
+    b_row = tl.load(p_req_pool_indices + o_b, mask=m_loc, other=0).to(tl.int64)
     b_column = tl.load(p_seq_lens + o_b, mask=m_loc, other=0) + o_loc % WIDTH
     m_column = m_loc & (b_column >= 0) & (b_column < pool_len)
     b_slot = tl.load(p_req_to_token + b_row * pool_len + b_column, mask=m_column, other=0)

@@ -23,9 +23,7 @@ def require_launchable(**tensors: Tensor) -> None:
         if not tensor.is_contiguous():
             raise ValueError(f"{name} has strides {tensor.stride()}; allowed: contiguous tensors")
         if tensor.device != device:
-            raise ValueError(
-                f"{name} is on {tensor.device}; allowed: {device}, the device of the first argument"
-            )
+            raise ValueError(f"{name} is on {tensor.device}; allowed: {device}, the device of the first argument")
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
         raise UsageError(
             "the tensors are on the CPU, where Triton kernels run in its interpreter only",

@@ -65,18 +65,14 @@ def verify_tree_greedy(
     )
 
 
-def fill_bonus_tokens(
-    predict: Tensor, accept_index: Tensor, accept_lens: Tensor, bonus_tokens: Tensor
-) -> None:
+def fill_bonus_tokens(predict: Tensor, accept_index: Tensor, accept_lens: Tensor, bonus_tokens: Tensor) -> None:
     """Write `predict[accept_index[b, accept_lens[b] - 1]]`, the last token of each accepted path.
 
     Shapes and dtypes: specsim.reference.verify.fill_bonus_tokens.
 
     A request without a path (`accept_lens` 0, as in padded rows of a graph's batch) gets token 0.
     """
-    require_launchable(
-        predict=predict, accept_index=accept_index, accept_lens=accept_lens, bonus_tokens=bonus_tokens
-    )
+    require_launchable(predict=predict, accept_index=accept_index, accept_lens=accept_lens, bonus_tokens=bonus_tokens)
     bs, accept_width = accept_index.shape
     if bs == 0:
         return
@@ -135,9 +131,7 @@ def _verify_tree_greedy_kernel(
         is_accepted = i_candidate == i_wanted
         i_accepted += is_accepted.to(tl.int32)
         is_number = is_accepted & (i_number >= 0) & (i_number < num_nodes)
-        i_wanted = tl.where(
-            is_accepted, tl.load(p_target_predict + i_number, mask=is_number, other=-1), i_wanted
-        )
+        i_wanted = tl.where(is_accepted, tl.load(p_target_predict + i_number, mask=is_number, other=-1), i_wanted)
         m_new = is_accepted & (o_w == i_accepted)
         b_path = tl.where(m_new, i_number, b_path)
         b_token = tl.where(m_new, i_wanted, b_token)

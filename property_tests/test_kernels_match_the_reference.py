@@ -260,7 +260,7 @@ def test_a_captured_graph_replays_on_new_inputs(op: Op) -> None:
         alike = shapes.setdefault(tuple(sorted(case.sizes.items())), [])
         alike.append(case)
         if len(alike) == 2 and case.sizes["bs"] >= 2:
-            pairs.append(alike)
+            pairs.append((alike[0], case))
     assert pairs
     for first, second in pairs[:5]:
         guarded = Guarded(op, first, POISONS[0])

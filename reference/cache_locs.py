@@ -145,17 +145,13 @@ def _check_rows(req_pool_indices: Tensor, req_to_token: Tensor) -> tuple[int, in
     return req_pool_indices.shape[0], pool_len
 
 
-def _check_ragged(
-    req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, end_offset: Tensor
-) -> None:
+def _check_ragged(req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, end_offset: Tensor) -> None:
     bs, pool_len = _check_rows(req_pool_indices, req_to_token)
     validation.require_tensor("start_offset", start_offset, torch.int64, bs=bs)
     validation.require_tensor("end_offset", end_offset, torch.int64, bs=bs)
     validation.require_between("start_offset", start_offset, 0, pool_len)
     validation.require_between("end_offset", end_offset, 0, pool_len)
-    validation.require_all(
-        end_offset >= start_offset, "end_offset", end_offset, "start_offset of the request or more"
-    )
+    validation.require_all(end_offset >= start_offset, "end_offset", end_offset, "start_offset of the request or more")
 
 
 def _check_assign(
@@ -172,15 +168,11 @@ def _check_assign(
     validation.require_between("out_cache_loc", out_cache_loc, 0, 2**31 - 1)
 
 
-def _check_draft(
-    req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int
-) -> None:
+def _check_draft(req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int) -> None:
     validation.require_scalar("topk", topk, 1)
     validation.require_scalar("num_steps", num_steps, 1)
     bs, pool_len = _check_rows(req_pool_indices, req_to_token)
     validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=bs)
     fits = (seq_lens >= 0) & (seq_lens + topk * num_steps <= pool_len)
-    room = (
-        f"0 to {pool_len - topk * num_steps} (pool_len {pool_len} less topk * num_steps {topk * num_steps})"
-    )
+    room = f"0 to {pool_len - topk * num_steps} (pool_len {pool_len} less topk * num_steps {topk * num_steps})"
     validation.require_all(fits, "seq_lens", seq_lens, room)

@@ -77,9 +77,7 @@ def build_tree(
     selected. Source: EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2; orphans: SGLang issue #36201.
     """
     if validation.enabled():
-        _check(
-            parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, tree_mask_mode
-        )
+        _check(parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, tree_mask_mode)
     bs, device = selected_index.shape[0], selected_index.device
     node = torch.arange(num_draft_tokens, device=device)  # [ndt]
 
@@ -92,9 +90,7 @@ def build_tree(
     is_later_sibling = is_sibling & (node > node[:, None])
 
     return Tree(
-        tree_mask=_full_mask(is_ancestor, verified_seq_len)
-        if tree_mask_mode == FULL_MASK
-        else is_ancestor.flatten(),
+        tree_mask=_full_mask(is_ancestor, verified_seq_len) if tree_mask_mode == FULL_MASK else is_ancestor.flatten(),
         positions=(verified_seq_len[:, None] + depth).flatten(),
         retrieve_index=torch.arange(bs * num_draft_tokens, device=device).view(bs, num_draft_tokens),
         retrieve_next_token=_first_column(is_child),
@@ -113,9 +109,7 @@ def build_tree_loops(
 ) -> Tree:
     """`build_tree`, one node at a time."""
     if validation.enabled():
-        _check(
-            parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, tree_mask_mode
-        )
+        _check(parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, tree_mask_mode)
     mask: list[bool] = []
     positions: list[int] = []
     index: list[list[int]] = []
@@ -157,12 +151,8 @@ def build_tree_loops(
         tree_mask=torch.tensor(mask, dtype=torch.bool, device=device),
         positions=torch.tensor(positions, dtype=torch.int64, device=device),
         retrieve_index=torch.tensor(index, dtype=torch.int64, device=device).view(-1, num_draft_tokens),
-        retrieve_next_token=torch.tensor(next_token, dtype=torch.int64, device=device).view(
-            -1, num_draft_tokens
-        ),
-        retrieve_next_sibling=torch.tensor(next_sibling, dtype=torch.int64, device=device).view(
-            -1, num_draft_tokens
-        ),
+        retrieve_next_token=torch.tensor(next_token, dtype=torch.int64, device=device).view(-1, num_draft_tokens),
+        retrieve_next_sibling=torch.tensor(next_sibling, dtype=torch.int64, device=device).view(-1, num_draft_tokens),
     )
 
 
@@ -173,9 +163,7 @@ def _parents(parent_list: Tensor, selected_index: Tensor, topk: int, num_steps: 
         return torch.cat([root, torch.zeros_like(selected_index)], dim=1)
     group = selected_index // topk  # [bs, ndt-1]
     parent_id = parent_list.gather(1, group)  # [bs, ndt-1]
-    is_parent = (
-        parent_id[:, :, None] == selected_index[:, None, :]
-    )  # [bs, ndt-1, ndt-1]: column is the parent of row
+    is_parent = parent_id[:, :, None] == selected_index[:, None, :]  # [bs, ndt-1, ndt-1]: column is the parent of row
     selected_parent = _first_column(is_parent)  # [bs, ndt-1], -1 if not selected
     if validation.enabled():
         orphans = ((group > 0) & (selected_parent < 0)).nonzero()
@@ -188,9 +176,7 @@ def _parents(parent_list: Tensor, selected_index: Tensor, topk: int, num_steps: 
 def _ancestors_or_self(parent: Tensor, num_steps: int) -> Tensor:
     """[bs, ndt, ndt] bool: whether the column's node is the row's node or one of its ancestors."""
     node = torch.arange(parent.shape[1], device=parent.device)  # [ndt]
-    current = node.expand_as(
-        parent
-    )  # [bs, ndt]: where the walk from each node to the root stands, -1 beyond the root
+    current = node.expand_as(parent)  # [bs, ndt]: where the walk from each node to the root stands, -1 beyond the root
     is_ancestor = torch.zeros(*parent.shape, parent.shape[1], dtype=torch.bool, device=parent.device)
     for _ in range(num_steps + 1):  # the deepest node has `num_steps` ancestors
         is_ancestor |= node == current[:, :, None]
@@ -236,9 +222,7 @@ def _check(
     validation.require_scalar("num_steps", num_steps, 1)
     validation.require_scalar("num_draft_tokens", num_draft_tokens, 2)
     validation.require_scalar("tree_mask_mode", tree_mask_mode, FULL_MASK, QLEN_ONLY)
-    validation.require_tensor(
-        "selected_index", selected_index, torch.int64, bs=None, num_selected=num_draft_tokens - 1
-    )
+    validation.require_tensor("selected_index", selected_index, torch.int64, bs=None, num_selected=num_draft_tokens - 1)
     bs = selected_index.shape[0]
     width = 0 if num_steps == 1 else topk * (num_steps - 1) + 1
     validation.require_tensor("parent_list", parent_list, torch.int64, bs=bs, parent_width=width)
@@ -247,9 +231,7 @@ def _check(
 
     validation.require_between("selected_index", selected_index, 0, topk + (num_steps - 1) * topk**2 - 1)
     ascends = selected_index[:, 1:] > selected_index[:, :-1]
-    validation.require_all(
-        ascends, "selected_index[:, 1:]", selected_index[:, 1:], "more than the flat id before it"
-    )
+    validation.require_all(ascends, "selected_index[:, 1:]", selected_index[:, 1:], "more than the flat id before it")
     if num_steps > 1:
         step_0 = torch.arange(-1, topk, device=parent_list.device).expand(bs, -1)
         head = parent_list[:, : topk + 1]
@@ -257,11 +239,7 @@ def _check(
             head == step_0, "parent_list", head, f"-1, 0 .. {topk - 1} in the first {topk + 1} columns"
         )
         group = torch.arange(topk + 1, width, device=parent_list.device)
-        first_id = (
-            topk + torch.div(group - 1 - topk, topk, rounding_mode="floor") * topk**2
-        )  # of the step expanded
+        first_id = topk + torch.div(group - 1 - topk, topk, rounding_mode="floor") * topk**2  # of the step expanded
         later = parent_list[:, topk + 1 :]
         of_step = (later >= first_id) & (later < first_id + topk**2)
-        validation.require_all(
-            of_step, f"parent_list[:, {topk + 1}:]", later, "flat ids of the step that was expanded"
-        )
+        validation.require_all(of_step, f"parent_list[:, {topk + 1}:]", later, "flat ids of the step that was expanded")

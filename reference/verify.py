@@ -58,9 +58,7 @@ def verify_tree_greedy(
     Source: the verification phase of EAGLE (arXiv 2401.15077), for a target model at temperature 0.
     """
     if validation.enabled():
-        _check_verify(
-            candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps
-        )
+        _check_verify(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps)
     bs, ndt = candidates.shape
     device = candidates.device
     request = torch.arange(bs, device=device)  # [bs]
@@ -100,9 +98,7 @@ def verify_tree_greedy_loops(
 ) -> Verified:
     """`verify_tree_greedy`, one node at a time."""
     if validation.enabled():
-        _check_verify(
-            candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps
-        )
+        _check_verify(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps)
     bs, ndt = candidates.shape
     target = target_predict.flatten().tolist()
     predicts = [0] * (bs * ndt)
@@ -196,9 +192,7 @@ def _check_bonus(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> 
     bs, accept_width = accept_index.shape
     validation.require_tensor("accept_lens", accept_lens, torch.int32, bs=bs)
     validation.require_between("accept_lens", accept_lens, 1, accept_width)
-    on_path = (
-        torch.arange(accept_width, device=accept_index.device) < accept_lens[:, None]
-    )  # [bs, accept_width]
+    on_path = torch.arange(accept_width, device=accept_index.device) < accept_lens[:, None]  # [bs, accept_width]
     is_node = (accept_index >= 0) & (accept_index < predict.shape[0])
     allowed = f"0 to {predict.shape[0] - 1} in the first accept_lens[b] columns"
     validation.require_all(is_node | ~on_path, "accept_index", accept_index, allowed)

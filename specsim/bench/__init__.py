@@ -26,9 +26,7 @@ __all__ = ["BENCHMARKS", "FORMAT", "Benchmark", "Peer", "Timing", "environment",
 
 FORMAT = "specsim.bench/1"
 
-BENCHMARKS: dict[str, Benchmark] = {
-    benchmark.name: benchmark for benchmark in (verify_tree_greedy.BENCHMARK,)
-}
+BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in (verify_tree_greedy.BENCHMARK,)}
 
 
 def run(names: Sequence[str], device: str, rounds: int | None = None) -> dict[str, Any]:

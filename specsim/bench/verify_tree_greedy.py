@@ -89,9 +89,7 @@ def _prepare_returning(implementation: Implementation, case: Case, tensors: Tens
 
 def _prepare_triton(case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
     if tensors["candidates"].device.type == "cpu":
-        return NotRun(
-            "triton", "on a CPU Triton interprets its kernels, which says nothing about their speed"
-        )
+        return NotRun("triton", "on a CPU Triton interprets its kernels, which says nothing about their speed")
     from specsim.kernels import verify_tree_greedy
 
     arguments = {**_inputs(case, tensors), **{name: tensors[name] for name in OUTPUTS}}
@@ -109,9 +107,7 @@ def _prepare_sgl_kernel(case: Case, tensors: Tensors) -> Callable[[], Tensors] |
     try:
         importlib.import_module("sgl_kernel")  # registers torch.ops.sgl_kernel
         operation: Any = torch.ops.sgl_kernel.verify_tree_greedy.default
-    except (
-        Exception
-    ) as error:  # a package of binaries fails in its own ways: ImportError, OSError, RuntimeError
+    except Exception as error:  # a package of binaries fails in its own ways: ImportError, OSError, RuntimeError
         return NotRun("sgl_kernel", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
     arguments = [tensors[name] for name in (*OUTPUTS, *case.tensors)]
 

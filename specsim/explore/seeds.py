@@ -14,7 +14,7 @@ def parse_seed(text: str) -> int:
 
     Digits alone are read as a decimal number, whatever their count, unless they exceed 2**64 - 1.
     """
-    if text.isascii() and text.isdigit() and int(text) < 1 << 64:
+    if text.isascii() and text.isdigit() and len(text) <= 20 and int(text) < 1 << 64:
         return int(text)
     if _COMMIT.fullmatch(text):
         return int(text, 16) & ((1 << 64) - 1)

@@ -72,9 +72,7 @@ def _generate_ragged(chooser: Chooser) -> Case:
 def _generate_assign_req_to_token_pool(chooser: Chooser) -> Case:
     case = _generate_ragged(chooser)
     num_locs = case.sizes["num_locs"]
-    case.tensors["out_cache_loc"] = torch.arange(
-        NEW_SLOTS_START, NEW_SLOTS_START + num_locs, dtype=torch.int64
-    )
+    case.tensors["out_cache_loc"] = torch.arange(NEW_SLOTS_START, NEW_SLOTS_START + num_locs, dtype=torch.int64)
     return case
 
 
@@ -100,9 +98,7 @@ def _generate_assign_draft_cache_locs_contiguous(chooser: Chooser) -> Case:
 
 
 def _req_pool_indices() -> TensorArg:
-    return TensorArg(
-        "req_pool_indices", Role.IN, ("bs",), torch.int64, "row of each request, without duplicates"
-    )
+    return TensorArg("req_pool_indices", Role.IN, ("bs",), torch.int64, "row of each request, without duplicates")
 
 
 def _req_to_token(role: Role, doc: str) -> TensorArg:
@@ -112,9 +108,7 @@ def _req_to_token(role: Role, doc: str) -> TensorArg:
 def _segment_bounds() -> tuple[TensorArg, TensorArg]:
     return (
         TensorArg("start_offset", Role.IN, ("bs",), torch.int64, "first column of each request's segment"),
-        TensorArg(
-            "end_offset", Role.IN, ("bs",), torch.int64, "one past its last column; the start if it is empty"
-        ),
+        TensorArg("end_offset", Role.IN, ("bs",), torch.int64, "one past its last column; the start if it is empty"),
     )
 
 
@@ -171,9 +165,7 @@ OPS: tuple[Op, ...] = (
             _req_pool_indices(),
             _req_to_token(Role.IN, "KV slot by row and column"),
             *_segment_bounds(),
-            TensorArg(
-                "out_cache_loc", Role.OUT, ("num_locs",), torch.int64, "the slots of the segments, ragged"
-            ),
+            TensorArg("out_cache_loc", Role.OUT, ("num_locs",), torch.int64, "the slots of the segments, ragged"),
         ),
         reference=assign_extend_cache_locs,
         loops=assign_extend_cache_locs_loops,

@@ -91,9 +91,7 @@ def draw_shape(chooser: Chooser) -> Shape:
     if topk == 1:
         return Shape(bs, topk, num_steps, width)
     most = min(NUM_DRAFT_TOKENS_MAX, 1 + topk + (num_steps - 1) * topk**2)
-    kind = pick(
-        chooser, ("width", "fewer", "one more", "more", "most"), "num_draft_tokens against accept_width"
-    )
+    kind = pick(chooser, ("width", "fewer", "one more", "more", "most"), "num_draft_tokens against accept_width")
     if kind == "fewer":
         num_draft_tokens = between(chooser, 2, max(2, width - 1), "num_draft_tokens")
     elif kind == "more":
@@ -108,8 +106,7 @@ def draw_seq_lens(chooser: Chooser, bs: int, page_size: int) -> list[int]:
     return [
         max(
             0,
-            between(chooser, 0, 2, "full pages") * page_size
-            + pick(chooser, (0, 1, -1), "beside the page boundary"),
+            between(chooser, 0, 2, "full pages") * page_size + pick(chooser, (0, 1, -1), "beside the page boundary"),
         )
         for _ in range(bs)
     ]
@@ -138,9 +135,7 @@ def draw_tree(chooser: Chooser, shape: Shape) -> DraftTree:
 
     selected_index = sorted(selected)
     node_of = {flat_id: node for node, flat_id in enumerate(selected_index, start=1)}
-    parents = [-1] + [
-        0 if flat_id < topk else node_of[parent_list[flat_id // topk]] for flat_id in selected_index
-    ]
+    parents = [-1] + [0 if flat_id < topk else node_of[parent_list[flat_id // topk]] for flat_id in selected_index]
     return DraftTree(parent_list if num_steps > 1 else [], selected_index, parents)
 
 
@@ -241,9 +236,7 @@ OPS: tuple[Op, ...] = (
                 "itself and its ancestors",
                 prefill=True,
             ),
-            TensorArg(
-                "positions", Role.OUT, ("num_nodes",), torch.int64, "verified_seq_len plus depth of the node"
-            ),
+            TensorArg("positions", Role.OUT, ("num_nodes",), torch.int64, "verified_seq_len plus depth of the node"),
             TensorArg(
                 "retrieve_index",
                 Role.OUT,

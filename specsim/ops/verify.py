@@ -44,9 +44,7 @@ def _draw_target(chooser: Chooser, tree: DraftTree, tokens: list[int], first_num
     last = len(tokens) - 1
     reject = [REJECTIONS_START + first_number + node for node in range(len(tokens))]
     children = tree.children()
-    off_path = pick(
-        chooser, ("reject", "first child", "last child", "own token", "next node"), "target off the path"
-    )
+    off_path = pick(chooser, ("reject", "first child", "last child", "own token", "next node"), "target off the path")
     target = list(reject)
     for node, family in enumerate(children):
         if off_path == "first child" and family:
@@ -105,9 +103,7 @@ def _generate_fill_bonus_tokens(chooser: Chooser) -> Case:
     accept_index, accept_lens = [], []
     for b in range(shape.bs):
         kind = pick(chooser, ("shortest", "longest", "any"), "accept length")
-        accept_len = {"shortest": 1, "longest": longest}.get(kind) or between(
-            chooser, 1, longest, "accept_lens"
-        )
+        accept_len = {"shortest": 1, "longest": longest}.get(kind) or between(chooser, 1, longest, "accept_lens")
         path = [0, *sorted(1 + node for node in sample(chooser, ndt - 1, accept_len - 1, "accepted node"))]
         accept_index.append([b * ndt + node for node in path] + [-1] * (shape.accept_width - accept_len))
         accept_lens.append(accept_len)
@@ -216,9 +212,7 @@ OPS: tuple[Op, ...] = (
                 "the accepted path as node numbers, root first, then -1",
             ),
             TensorArg("accept_lens", Role.IN, ("bs",), torch.int32, "entries of the path, 1 to accept_width"),
-            TensorArg(
-                "bonus_tokens", Role.OUT, ("bs",), torch.int32, "predict[accept_index[b, accept_lens[b] - 1]]"
-            ),
+            TensorArg("bonus_tokens", Role.OUT, ("bs",), torch.int32, "predict[accept_index[b, accept_lens[b] - 1]]"),
         ),
         reference=fill_bonus_tokens,
         loops=fill_bonus_tokens_loops,
