@@ -57,6 +57,21 @@ def test_a_write_behind_the_end_is_named_and_goes_nowhere() -> None:
     assert target.tolist() == [0, 1, 2, 3]
 
 
+@triton.jit
+def count_kernel(target_ptr, n_ptr):
+    total = 0
+    for _ in range(tl.load(n_ptr)):
+        total += 1
+    tl.store(target_ptr, total)
+
+
+def test_a_loop_over_a_loaded_count_runs_on_every_triton_and_numpy() -> None:
+    target = torch.zeros(1, dtype=torch.int64)
+    with memcheck() as log:
+        count_kernel[(1,)](target, torch.tensor([3]))
+    assert (target.tolist(), log.strays) == ([3], [])
+
+
 def test_a_masked_lane_is_no_access() -> None:
     assert run(n=2, shift=2)[0] == []
 

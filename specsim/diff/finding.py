@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def _write(
 
 
 def _file_name(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "._" else "-" for c in text).strip("-")
+    return "-".join(re.findall(r"[\w.]+", text, re.ASCII))
 
 
 def tensor_to_json(tensor: torch.Tensor) -> dict[str, Any]:

@@ -72,6 +72,7 @@ def memcheck(poison: int = 0) -> Iterator[MemoryLog]:
     log = MemoryLog()
     current: list[_Launch] = []
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
+    patch_tensor = interpreter._patch_lang_tensor
     call, init = executor.__call__, executor._init_args_hst
     load, store = builder.create_masked_load, builder.create_masked_store
 
@@ -106,11 +107,18 @@ def memcheck(poison: int = 0) -> Iterator[MemoryLog]:
             mask = interpreter.TensorHandle(mask.data & ~stray, mask.dtype)
         return store(self, ptrs, value, mask, *rest)
 
+    def patched_tensor(tensor: Any, scope: Any) -> None:
+        """Triton 3.6 with NumPy 2.4: `range(scalar)` fails, since NumPy makes no integer of an array of one element."""
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+    interpreter._patch_lang_tensor = patched_tensor
     executor.__call__, executor._init_args_hst = checked_call, checked_init
     builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
     try:
         yield log
     finally:
+        interpreter._patch_lang_tensor = patch_tensor
         executor.__call__, executor._init_args_hst = call, init
         builder.create_masked_load, builder.create_masked_store = load, store
 

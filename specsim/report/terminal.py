@@ -15,13 +15,13 @@ from rich.table import Table
 from specsim.replay_file import OpReplay
 from specsim.verdict import Finding, Suite, Verdict
 
-_NARROW = 100
+WIDTH_WITHOUT_TERMINAL = 160
 
 
 def _console(stderr: bool = False) -> Console:
     console = Console(stderr=stderr, highlight=False, soft_wrap=False)
     if not console.is_terminal:
-        console = Console(stderr=stderr, highlight=False, width=max(console.width, _NARROW + 20))
+        console = Console(stderr=stderr, highlight=False, width=WIDTH_WITHOUT_TERMINAL)
     return console
 
 
