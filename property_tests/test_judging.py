@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from specsim.diff import rules
-from specsim.diff.rules import BY_ID, RULES, Rule
+from specsim.diff.rules import BY_ID, RULES
 from specsim.diff.run import run_case
 from specsim.diff.suite import SubjectResult, judge
 from specsim.explore.chooser import replayed, seeded
 from specsim.ops.contract import Implementation, Tensors
 from specsim.ops.provider import MappingProvider, NotCalledError, Subject
 from specsim.ops.registry import LOOPS, OPS, REFERENCE
+from specsim.verdict import Rule
 
 BONUS = OPS["fill_bonus_tokens"]
 

@@ -31,6 +31,15 @@ class Severity(enum.StrEnum):
     BY_DESIGN = "by-design"
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is held of a target. `id` is what findings and replay files name; `sentence` holds when nothing is wrong."""
+
+    id: str
+    sentence: str
+    severity: Severity
+
+
 _REACH = re.compile(r"default|option|unknown|guarded:[^:]+:\d+")
 
 

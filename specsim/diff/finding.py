@@ -10,7 +10,7 @@ import torch
 
 import specsim
 from specsim import replay_file
-from specsim.diff.rules import Rule
+from specsim.verdict import Rule
 from specsim.diff.suite import Counterexample
 from specsim.errors import UsageError
 from specsim.ops.contract import Case, Op

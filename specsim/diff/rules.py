@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from specsim.verdict import Severity
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """`id` is what findings and replay files name; `sentence` is what holds when nothing is wrong."""
-
-    id: str
-    sentence: str
-    severity: Severity
-
+from specsim.verdict import Rule, Severity
 
 EQUALS_REFERENCE = Rule("O1", "every defined element of every output equals the reference", Severity.WRONG_RESULT)
 STAYS_IN_BOUNDS = Rule("O2", "no access outside the tensors that it was given", Severity.UNDEFINED_BEHAVIOUR)

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from specsim.diff.rules import RULES, Rule
+from specsim.diff.rules import RULES
+from specsim.verdict import Rule
 from specsim.diff.run import Outcome, run_case
 from specsim.explore.chooser import RecordingChooser, Tape, replayed, seeded
 from specsim.explore.shrink import Shrinker

@@ -1,0 +1,357 @@
+"""Holds the rules against a run: one method for each kind of event, called by the engine.
+
+A broken rule is recorded with what was expected and what was seen. Where a rule says that something may not change, the accounting is put back to what
+it was and the run goes on, so that one defect does not hide another; after any other rule the run stops.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specsim.check.ledger import Owner, SlotLedger, ownership_problem
+from specsim.check.oracle import outputs_of, unending_outputs_of
+from specsim.check.rules import BY_ID
+from specsim.sim.accounting import Accounting, DecodeResult, Memory, Observed
+from specsim.sim.config import EngineConfig
+from specsim.sim.device import Device, Launch
+from specsim.sim.lifecycle import State
+from specsim.sim.request import Request
+from specsim.verdict import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule broken at an event. `aspect` tells apart two ways of breaking one rule; `part` names the seam function."""
+
+    rule: Rule
+    aspect: str
+    part: str
+    who: str
+    expected: str
+    actual: str
+    event: int
+
+    @property
+    def signature(self) -> str:
+        """The same for the same defect, in every schedule and on every release that has it."""
+        return ":".join(["accounting", self.rule.id, *([self.aspect] if self.aspect else []), self.part])
+
+
+class RunStopped(Exception):  # noqa: N818 - how a run ends
+    """A rule was broken that the run cannot go on from."""
+
+
+class Checker:
+    """The rules, for one run. `events` is the number of the current event, kept by the engine."""
+
+    def __init__(self, config: EngineConfig, memory: Memory, ledger: SlotLedger, accounting: Accounting) -> None:
+        self._config = config
+        self._memory = memory
+        self._ledger = ledger
+        self._accounting = accounting
+        self._table = array("i", memory.rows.buffer)
+        self._released: set[tuple[str, int]] = set()
+        self._observed_allocated: dict[tuple[str, int], int] = {}
+        self._resolved_launches = 0
+        self.violations: list[Violation] = []
+        self.events = 0
+
+    def broken(
+        self,
+        rule_id: str,
+        part: str,
+        who: str,
+        expected: object,
+        actual: object,
+        *,
+        aspect: str = "",
+        go_on: bool = False,
+    ) -> None:
+        """Record a broken rule; stop the run unless it can go on."""
+        violation = Violation(BY_ID[rule_id], aspect, part, who, str(expected), str(actual), self.events)
+        if all(violation.signature != known.signature for known in self.violations):
+            self.violations.append(violation)
+        if not go_on:
+            raise RunStopped
+
+    def hold(self, holds: bool, rule_id: str, part: str, who: str, expected: object, actual: object) -> None:
+        if not holds:
+            self.broken(rule_id, part, who, expected, actual)
+
+    # What the ledger saw
+
+    def after_memory_calls(self, part: str) -> None:
+        """Rules that the ledger watches; called after every call into the accounting."""
+        if self._ledger.broken:
+            rule_id, expected, actual = self._ledger.broken[0]
+            self.broken(rule_id, part, "", expected, actual)
+
+    def ownership(self, part: str, requests: Sequence[Request], sessions: Sequence[str], aspect: str = "") -> None:
+        """Every slot and row has one owner or is free."""
+        problem = ownership_problem(self._memory, self._ledger, self._owners(requests, sessions))
+        if problem is not None:
+            rule_id, expected, actual = problem
+            if aspect == "match" and rule_id in ("I13", "I14"):
+                rule_id = "I54"
+            self.broken(rule_id, part, "", expected, actual)
+
+    def _owners(self, requests: Sequence[Request], sessions: Sequence[str]) -> list[Owner]:
+        owners: list[Owner] = []
+        borrowed = set()
+        for request in requests:
+            seen = self._accounting.observe(request)
+            if seen.row is not None and request.state is not State.FINISHED:
+                owners.append(Owner(request.rid, seen.row, seen.allocated))
+                borrowed.add(seen.row)
+        for session in sessions:
+            slot = self._accounting.session_slot(session)
+            if slot is not None and slot.row not in borrowed:
+                owners.append(Owner(f"session {session}", slot.row, slot.allocated))
+        return owners
+
+    # Preparing and launching
+
+    def before_prepare(self) -> None:
+        self._table[:] = self._memory.rows.buffer
+
+    def after_prepare(self, batch: list[Request], before: list[Observed]) -> None:
+        """Only the batch's rows changed, in the columns that were newly allocated, and lengths are in order."""
+        width = self._memory.rows.width
+        table, buffer = self._table, self._memory.rows.buffer
+        for request, was in zip(batch, before, strict=True):
+            now = self._accounting.observe(request)
+            self.hold(
+                was.allocated <= now.allocated,
+                "I08",
+                "prepare",
+                request.rid,
+                f"allocated at least {was.allocated}",
+                f"allocated {now.allocated}",
+            )
+            launches = f"{was.launches + 1} launches"
+            self.hold(now.launches == was.launches + 1, "I11", "prepare", request.rid, launches, now.launches)
+            if now.row is not None:
+                window = slice(now.row * width + was.allocated, now.row * width + min(now.allocated, width))
+                table[window] = buffer[window]
+            self._lengths(request, "prepare")
+        if table != buffer:
+            at = next(i for i, (a, b) in enumerate(zip(table, buffer, strict=True)) if a != b)
+            self.broken(
+                "I20", "prepare", "", "other entries unchanged", f"row {at // width}, column {at % width} is written"
+            )
+
+    def at_launch(self, launch: Launch, unresolved: int) -> None:
+        keys = [row.key for row in launch.rows]
+        self.hold(len(set(keys)) == len(keys), "I36", "schedule", launch.name, "each request once", keys)
+        for row in launch.rows:
+            state = row.request.state
+            self.hold(state is not State.FINISHED, "I36", "schedule", row.request.rid, "a live request", state.value)
+        self.hold(unresolved <= 2, "I35", "schedule", launch.name, "at most two unresolved launches", unresolved)
+
+    # The device
+
+    def after_device(self, launch: Launch, device: Device, expected_start: dict[tuple[str, int], int]) -> None:
+        """What a launch read, wrote and accepted."""
+        for error in device.content_errors:
+            self.broken(
+                "I05",
+                "memory",
+                error.key[0],
+                f"the KV of position {error.position}",
+                f"slot {error.slot} holds something else",
+            )
+        for key, have, need in device.short_rows:
+            self.broken("I07", "prepare", key[0], f"{need} positions allocated", have)
+        for step in device.steps:
+            who = step.key[0]
+            start = expected_start.get(step.key, step.start)
+            self.hold(step.start == start, "I06", "relay", who, f"start at {start}", step.start)
+            on_path = all(step.parents[child] == node for node, child in zip(step.path, step.path[1:], strict=False))
+            self.hold(step.path[0] == 0 and on_path, "I41", "verify", who, "a path from the root", step.path)
+            self.hold(step.bonus == step.tokens[-1], "I42", "bonus", who, step.tokens[-1], step.bonus)
+            chain = device.sequences[step.key].chain
+            length = step.start + len(step.path)
+            self.hold(len(chain) == length, "I46", "verify", who, f"length {length}", len(chain))
+            for offset in range(len(step.path)):
+                position = step.start + offset
+                held = device.content[step.slots[position]] if position < len(step.slots) else None
+                right = f"the KV of the accepted token at position {position}"
+                self.hold(held == chain[position], "I43", "move", who, right, "another")
+
+    # Results
+
+    def resolves(self, launch: Launch, oldest: Launch | None) -> None:
+        self.hold(launch is oldest, "I35", "loop", launch.name, "the oldest launch", launch.name)
+
+    def after_resolve(
+        self, launch: Launch, result: DecodeResult, before: list[Observed], runs: list[list[int]], live: list[bool]
+    ) -> None:
+        """Runs are the right tokens; live requests are counted; stale results change nothing."""
+        self.hold(len(runs) == len(launch.rows), "I34", "resolve", launch.name, len(launch.rows), len(runs))
+        for i, row in enumerate(launch.rows):
+            accept_len = result.accept_lens[i]
+            right = result.next_token_ids[i * result.stride :][:accept_len]
+            self.hold(runs[i] == right, "I34", "resolve", row.request.rid, right, runs[i])
+            now = self._accounting.observe(row.request)
+            if live[i]:
+                self._live_result(row.request, before[i], now, accept_len)
+            else:
+                self._stale_result(row.request, before[i], now)
+        counted = sum(accept_len - 1 for accept_len, alive in zip(result.accept_lens, live, strict=True) if alive)
+        if result.accepted_drafts != counted:
+            stale = sum(not alive for alive in live)
+            self.broken(
+                "S3",
+                "resolve",
+                launch.name,
+                f"{counted} accepted drafts of live requests",
+                f"{result.accepted_drafts}, with those of {stale} stale ones",
+                go_on=True,
+            )
+
+    def _live_result(self, request: Request, was: Observed, now: Observed, accept_len: int) -> None:
+        counts = (was.verify_count + 1, was.accepted_drafts + accept_len - 1)
+        seen = (now.verify_count, now.accepted_drafts)
+        self.hold(seen == counts, "I33", "resolve", request.rid, f"(verify count, accepted drafts) {counts}", seen)
+        histogram = dict(enumerate(now.histogram))
+        total = (sum(histogram.values()), sum(i * n for i, n in histogram.items()))
+        self.hold(total == counts, "I33", "resolve", request.rid, f"a histogram of {counts}", f"{now.histogram}")
+
+    def _stale_result(self, request: Request, was: Observed, now: Observed) -> None:
+        finished = request.state is State.FINISHED
+        changed = [name for name in Observed._fields if getattr(was, name) != getattr(now, name)]
+        if finished and changed == ["committed"] and now.committed < was.committed:
+            changed = []  # it gives back a position that it had claimed for this very launch
+        if changed:
+            self.broken(
+                "I31" if finished else "I32",
+                "resolve",
+                request.rid,
+                ", ".join(f"{name} {getattr(was, name)}" for name in changed),
+                ", ".join(f"{name} {getattr(now, name)}" for name in changed),
+                go_on=True,
+            )
+            self._accounting.restore(request, was)
+
+    def after_append(self, request: Request, kind: str) -> None:
+        """Outputs and claim of a live request, after a result."""
+        expected = request.outputs_before + 1 + request.resolved
+        self.hold(
+            len(request.outputs) == expected, "I03", kind, request.rid, f"{expected} outputs", len(request.outputs)
+        )
+        now = self._accounting.observe(request)
+        allowed = {request.honest_len, request.kv_ready}
+        if now.committed not in allowed:
+            self.broken(
+                "I04",
+                kind,
+                request.rid,
+                f"a claim of {' or '.join(map(str, sorted(allowed)))}",
+                now.committed,
+                aspect="short" if now.committed < min(allowed) else "long",
+            )
+        self._lengths(request, kind)
+        if now.finished_len is not None:
+            most = min(len(request.outputs), request.turn.max_new_tokens)
+            holds = 0 <= now.finished_len <= most
+            self.hold(holds, "I10", "finish check", request.rid, f"0 to {most}", now.finished_len)
+
+    def after_finish_check(self, request: Request) -> None:
+        """Who finishes does so for a reason, and who is to abort does."""
+        now = self._accounting.observe(request)
+        if request.abort_wanted:
+            self.hold(now.finished, "I38", "finish check", request.rid, "finished by its abort", "still running")
+        elif now.finished:
+            aborted = now.finished_len is None and len(request.outputs) < request.turn.max_new_tokens
+            self.hold(not aborted, "I39", "finish check", request.rid, "finished at its end", "aborted")
+
+    def visible_outputs(self, request: Request) -> None:
+        """What the client sees is what decoding one token after the other gives."""
+        now = self._accounting.observe(request)
+        visible = request.outputs[: now.finished_len]
+        if request.abort_wanted:
+            right = unending_outputs_of(request, len(visible))
+        else:
+            right = outputs_of(request)
+        if visible != right:
+            same = next((i for i, (a, b) in enumerate(zip(visible, right, strict=False)) if a != b), None)
+            if same is None:
+                aspect = "long" if len(visible) > len(right) else "short"
+                expected, actual = f"{len(right)} tokens", f"{len(visible)} tokens"
+            else:
+                aspect, expected, actual = "token", f"output {same} = {right[same]}", f"output {same} = {visible[same]}"
+            self.broken("I40", "finish check", request.rid, expected, actual, aspect=aspect, go_on=same is None)
+
+    # Memory given back
+
+    def before_release(self, request: Request) -> None:
+        once = request.key not in self._released
+        self.hold(once, "I37", "release", request.rid, "one release", "a second one")
+        self._released.add(request.key)
+
+    def after_retract(self, request: Request) -> None:
+        now = self._accounting.observe(request)
+        self.hold(now.launches == 0, "I11", "retract", request.rid, "0 launches", now.launches)
+        self.waiting(request, "retract")
+
+    def waiting(self, request: Request, part: str) -> None:
+        now = self._accounting.observe(request)
+        holds = (now.row, now.committed, now.allocated) == (None, 0, 0)
+        seen = f"row {now.row}, committed {now.committed}, allocated {now.allocated}"
+        self.hold(holds, "I02", part, request.rid, "no row, committed 0, allocated 0", seen)
+
+    def session_saved(self, request: Request, kv_ready: int) -> None:
+        """The session keeps what the client saw, as far as its KV is written or being written."""
+        slot = self._accounting.session_slot(request.turn.session)
+        now = self._accounting.observe(request)
+        visible = len(request.outputs) if now.finished_len is None else now.finished_len
+        keep = min(len(request.prompt) + visible, kv_ready)
+        if slot is None:
+            self.broken("I53", "session save", request.rid, f"a claim of {keep}", "no memory kept")
+            return
+        if slot.claim != keep:
+            self.broken(
+                "I53",
+                "session save",
+                request.rid,
+                f"a claim of {keep}",
+                slot.claim,
+                aspect="short" if slot.claim < keep else "long",
+            )
+        self.hold(
+            0 <= slot.claim <= slot.allocated <= self._memory.rows.width,
+            "I01",
+            "session save",
+            request.rid,
+            "claim <= allocated",
+            f"claim {slot.claim}, allocated {slot.allocated}",
+        )
+
+    def session_matched(self, request: Request, claim: int, reused: int) -> None:
+        right = min(claim, len(request.prompt) - 1)
+        self.hold(reused == right, "I54", "session match", request.rid, f"{right} positions reused", reused)
+
+    def at_idle(self) -> None:
+        """Nothing runs and no session is open."""
+        used = sorted(self._ledger.used)
+        self.hold(
+            not used, "I24", "release", "", "no slot in anybody's hands", f"{len(used)} slots, the first {used[:1]}"
+        )
+        rows = self._memory.rows
+        held = rows.count - len(rows.free_rows)
+        self.hold(held == 0, "I24", "release", "", "no row in anybody's hands", f"{held} rows")
+
+    def _lengths(self, request: Request, part: str) -> None:
+        now = self._accounting.observe(request)
+        if now.row is not None:
+            width = self._memory.rows.width
+            self.hold(
+                0 <= now.committed <= now.allocated <= width,
+                "I01",
+                part,
+                request.rid,
+                f"0 <= committed <= allocated <= {width}",
+                f"committed {now.committed}, allocated {now.allocated}",
+            )

@@ -1,0 +1,90 @@
+"""Ledgers: who owns which slot and row, kept by hooks in the memory classes.
+
+The allocator tells the ledger of every slot that changes hands; who owns an allocated slot follows from the rows of requests and sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from specsim.sim.accounting import Memory
+
+
+@dataclass(slots=True)
+class SlotLedger:
+    """The slots that are in somebody's hands. Broken rules are noted in `broken` as (rule id, expected, actual)."""
+
+    used: set[int] = field(default_factory=set)
+    in_group: set[int] = field(default_factory=set)
+    group_open: bool = False
+    broken: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def allocated(self, slots: list[int]) -> None:
+        for slot in slots:
+            if slot == 0:
+                self.broken.append(("I21", "slots from 1", "slot 0 is handed out"))
+            if slot in self.in_group:
+                self.broken.append(("I22", "slots of an open free group stay there", f"slot {slot} is handed out"))
+            if slot in self.used:
+                self.broken.append(("I16", "free slots are handed out", f"slot {slot} is handed out and is not free"))
+        self.used.update(slots)
+
+    def freed(self, slots: list[int]) -> None:
+        for slot in slots:
+            if slot not in self.used:
+                # Inside one free group a page may come back in parts: it is one set.
+                if self.group_open and slot in self.in_group:
+                    continue
+                self.broken.append(("I23", "slots in somebody's hands are freed", f"slot {slot} is freed and is free"))
+        self.used.difference_update(slots)
+        if self.group_open:
+            self.in_group.update(slots)
+
+    def free_group_begin(self) -> None:
+        self.group_open = True
+
+    def free_group_end(self) -> None:
+        self.group_open = False
+        self.in_group.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Somebody who owns a row and the slots of its first `allocated` positions."""
+
+    name: str
+    row: int
+    allocated: int
+
+
+def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Iterable[Owner]) -> tuple[str, str, str] | None:
+    """The first broken rule of ownership and conservation: (rule id, expected, actual), or None."""
+    page_size = memory.allocator.page_size
+    owner_of: dict[int, str] = {}
+    rows: dict[int, str] = {}
+    for owner in owners:
+        if owner.row in rows:
+            return ("I18", "every row has one owner", f"row {owner.row} belongs to {rows[owner.row]} and {owner.name}")
+        rows[owner.row] = owner.name
+        slots = memory.rows.read(owner.row, 0, owner.allocated)
+        if len(set(slots)) != len(slots):
+            return ("I12", "distinct slots", f"{owner.name} has a slot at two positions")
+        for page in {slot // page_size for slot in slots}:
+            if page in owner_of:
+                rule = "I12" if page_size == 1 else "I17"
+                return (rule, "one owner", f"page {page} belongs to {owner_of[page]} and {owner.name}")
+            owner_of[page] = owner.name
+        missing = [slot for slot in slots if slot not in ledger.used]
+        if missing:
+            return ("I16", "owned slots are not free", f"slot {missing[0]} of {owner.name} is free")
+    used_pages = {slot // page_size for slot in ledger.used}
+    leaked = sorted(used_pages - set(owner_of))
+    if leaked:
+        rule = "I13" if page_size == 1 else "I14"
+        what = "slot" if page_size == 1 else "page"
+        return (rule, f"an owner for every {what}", f"{len(leaked)} {what}s without one, the first is {leaked[0]}")
+    free = memory.rows.free_rows
+    if len(set(free)) != len(free) or set(free) & set(rows) or len(free) + len(rows) != memory.rows.count:
+        return ("I18", f"{memory.rows.count} rows, free or owned", f"free {sorted(free)}, owned {sorted(rows)}")
+    return None

@@ -1,0 +1,61 @@
+"""The rules of the accounting tier, each an id and one sentence. Where each is checked: `specsim.check.checker`.
+
+Rules speak of KVready and owned slots only, never of an engine's field or convention. Numbers follow the catalogue of invariants that the
+project started from, so some are missing here: those of radix trees, sliding windows, draft pools, penalties and grammars, which
+the simulator does not have yet.
+"""
+
+from __future__ import annotations
+
+from specsim.verdict import Rule, Severity
+
+_WRONG, _LEAK, _METRIC = Severity.WRONG_RESULT, Severity.LEAK, Severity.METRIC
+_UNDEFINED = Severity.UNDEFINED_BEHAVIOUR
+
+RULES: tuple[Rule, ...] = (
+    Rule("I01", "0 <= committed <= allocated <= row width for every request and session that owns a row", _WRONG),
+    Rule("I02", "a request that waits without a session owns no row and claims and holds no position", _WRONG),
+    Rule(
+        "I03",
+        "the outputs of a live request are those before its prefill, one of the prefill, and the accepted runs",
+        _WRONG,
+    ),
+    Rule("I04", "a live request claims its honest length, or one more while a verification of it is in flight", _WRONG),
+    Rule("I05", "every position that is read holds the KV of exactly the token at that position", _WRONG),
+    Rule("I06", "a device step starts at the prefill's length plus all accepted tokens of this incarnation", _WRONG),
+    Rule("I07", "a device step finds slots for every position that it may touch", _UNDEFINED),
+    Rule("I08", "the allocated length never shrinks between prefill and release", _LEAK),
+    Rule("I10", "the finished length lies within the outputs and the length cap", _WRONG),
+    Rule("I11", "launches since the prefill are counted, and none after a retraction", _METRIC),
+    Rule("I12", "no slot has two owners", _WRONG),
+    Rule("I13", "with pages of one token: every slot that is not free has an owner", _LEAK),
+    Rule("I14", "with larger pages: every page that is not free has an owner", _LEAK),
+    Rule("I16", "no owner's slot is free, and none is free twice", _WRONG),
+    Rule("I17", "no page is split between owners", _WRONG),
+    Rule("I18", "every row is free or owned, once", _LEAK),
+    Rule("I20", "preparing a request writes its own row only, in the columns that it newly allocates", _WRONG),
+    Rule("I21", "slot 0 is never handed out", _WRONG),
+    Rule("I22", "slots that are freed in a free group are not handed out before it ends", _WRONG),
+    Rule("I23", "a slot is freed only by whom it was handed out to, once", _WRONG),
+    Rule("I24", "when nothing runs, only sessions own rows and slots", _LEAK),
+    Rule("I31", "a stale result of a finished request changes nothing of it but a claim that it gives back", _WRONG),
+    Rule("I32", "a stale result of a retracted request changes nothing of it", _WRONG),
+    Rule("I33", "verify count, accepted drafts and histogram count the resolved verifications while live", _METRIC),
+    Rule("I34", "a run is the first accepted tokens of the request's own row, at the stride of its launch", _WRONG),
+    Rule("I35", "every launch is resolved once, in launch order, and at most two are unresolved", _WRONG),
+    Rule("I36", "a finished request is never launched, and nobody is in a batch twice", _WRONG),
+    Rule("I37", "a request is released once per incarnation", _WRONG),
+    Rule("I38", "a request that is to abort finishes at its next result", _WRONG),
+    Rule("I39", "only requests whose abort was wanted finish without reaching their end", _WRONG),
+    Rule("I40", "the visible outputs are those of decoding one token after the other", _WRONG),
+    Rule("I41", "the accepted path leads from the root, from parent to child", _WRONG),
+    Rule("I42", "the next root is the last token of the accepted run", _WRONG),
+    Rule("I43", "after a step the accepted positions hold the KV of the accepted path", _WRONG),
+    Rule("I46", "a step's length grows by the accepted tokens", _WRONG),
+    Rule("I53", "a session keeps the shorter of its visible tokens and KVready", _WRONG),
+    Rule("I54", "a turn reuses what its session kept, and nothing of the session leaks", _LEAK),
+    Rule("S1", "every request ends", _WRONG),
+    Rule("S3", "the batch's counter of accepted drafts counts live requests only", _METRIC),
+    Rule("X1", "the host functions raise nothing", _WRONG),
+)
+BY_ID = {rule.id: rule for rule in RULES}

@@ -1,0 +1,25 @@
+"""Streaming sessions: what one turn leaves in memory for the next.
+
+Between turns a session owns a row and the slots `[0, allocated)` of it. `claim` is the length whose KV holds, or will hold when launched work is
+done, exactly the session's tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class SessionSlot:
+    """The memory of one session between turns."""
+
+    row: int
+    claim: int
+    allocated: int
+
+
+class Sessions:
+    """Sessions by id. A session without a slot has no memory yet, or is closed."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, SessionSlot] = {}

@@ -1,0 +1,347 @@
+"""The accounting seam: what the scheduler's loop calls, and the model's own implementation of it.
+
+A release's host functions take the model's place behind the same protocol (`specsim.targets`). Eras of an engine count in different conventions, so the
+loop and the rules read abstract observables only (`Observed`), and the model is written against KVready: the positions whose KV is written, or
+will be when launched work is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from specsim.memory.allocator import Allocator, ceil_to
+from specsim.memory.rows import Rows
+from specsim.memory.sessions import Sessions, SessionSlot
+from specsim.sim.config import EngineConfig
+from specsim.sim.model import EOS, STOP
+from specsim.sim.request import Request
+
+
+@dataclass(slots=True)
+class Memory:
+    """What host functions call back: rows, slots and sessions, hooked by ledgers."""
+
+    config: EngineConfig
+    rows: Rows
+    allocator: Allocator
+    sessions: Sessions
+
+
+@dataclass(slots=True)
+class DecodeResult:
+    """What the host gets of a verification.
+
+    `next_token_ids`   stride entries a request, of which the first `accept_lens` are the accepted run
+    `accept_lens`      accepted drafts and the bonus
+    `accepted_drafts`  batch-level counter of accepted drafts, set by `resolve`
+    """
+
+    next_token_ids: list[int]
+    accept_lens: list[int]
+    stride: int
+    accepted_drafts: int = 0
+
+
+class Observed(NamedTuple):
+    """What an accounting says of a request, whatever its fields are called."""
+
+    row: int | None
+    committed: int
+    allocated: int
+    outputs: int
+    finished: bool
+    finished_len: int | None
+    verify_count: int
+    accepted_drafts: int
+    histogram: tuple[int, ...]
+    launches: int
+
+
+class Retracted(NamedTuple):
+    """What a retraction did to a batch."""
+
+    kept: list[Request]
+    retracted: list[Request]
+    aborted: list[Request]
+
+
+class HostFunctionError(Exception):
+    """A host function of the accounting raised. `part` is the seam function."""
+
+    def __init__(self, part: str, text: str) -> None:
+        super().__init__(f"{part}: {text}")
+        self.part = part
+        self.text = text
+
+
+class Accounting(Protocol):
+    """What the loop calls. Order within an iteration and meaning of the calls: `specsim.sim.engine`."""
+
+    def refuses(self, config: EngineConfig) -> str:
+        """Why this accounting cannot run the configuration, "" when it can."""
+        ...
+
+    def arrive(self, request: Request) -> None:
+        """Make the accounting's own state of a new request."""
+        ...
+
+    def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
+        """Row and slots for a prefill of positions `[prefix_len, fill_len)`."""
+        ...
+
+    def prepare(self, batch: list[Request]) -> None:
+        """Slots for the next decode step of each request, before its launch."""
+        ...
+
+    def resolve(self, result: DecodeResult, batch: list[Request]) -> list[list[int]]:
+        """The accepted run of every request; brings lengths and statistics of live requests up to date."""
+        ...
+
+    def append(self, request: Request, run: list[int]) -> None:
+        """Append accepted tokens to the outputs."""
+        ...
+
+    def check_finish(self, request: Request, new_tokens: int) -> None:
+        """Decide whether the last `new_tokens` outputs end the request."""
+        ...
+
+    def release(self, request: Request) -> None:
+        """Give back the memory of a finished request, or hand it to its session."""
+        ...
+
+    def decode_need(self, batch: list[Request]) -> int:
+        """Slots that the next decode step of the batch needs."""
+        ...
+
+    def retract(self, batch: list[Request]) -> Retracted:
+        """Take memory from requests until the next decode step fits; at least one request when there are two."""
+        ...
+
+    def abort(self, request: Request) -> None:
+        """Ask that the request finish at its next result."""
+        ...
+
+    def session_match(self, request: Request, key_len: int) -> int:
+        """Restore the memory of the request's session; returns how many positions are reused."""
+        ...
+
+    def session_close(self, session: str) -> None:
+        """Give back the memory of a session."""
+        ...
+
+    def session_slot(self, session: str) -> SessionSlot | None:
+        """What the session holds between turns."""
+        ...
+
+    def observe(self, request: Request) -> Observed: ...
+
+    def restore(self, request: Request, observed: Observed) -> None:
+        """Put lengths and statistics back to what was observed: a rule that was broken is recorded, and the run goes on."""
+        ...
+
+
+@dataclass(slots=True)
+class Held:
+    """The model's own state of a request.
+
+    `honest` positions are written by resolved work; `in_flight` verifications are launched and unresolved.
+    """
+
+    row: int | None = None
+    honest: int = 0
+    in_flight: int = 0
+    allocated: int = 0
+    launches: int = 0
+    is_retracted: bool = False
+    finished: bool = False
+    finished_len: int | None = None
+    to_finish: bool = False
+    verify_count: int = 0
+    accepted_drafts: int = 0
+    histogram: list[int] = field(default_factory=list)
+
+    @property
+    def kv_ready(self) -> int:
+        return self.honest + (1 if self.in_flight else 0)
+
+
+class ModelAccounting:
+    """The model's accounting, written against KVready."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def refuses(self, config: EngineConfig) -> str:
+        return ""
+
+    def arrive(self, request: Request) -> None:
+        request.state_of_accounting = Held()
+
+    def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
+        held: Held = request.state_of_accounting
+        held.is_retracted = False
+        if held.row is None:
+            held.row = self._memory.rows.alloc()
+        self._grow(held, prefix_len, fill_len)
+        held.honest = fill_len
+        held.launches = 0
+
+    def prepare(self, batch: list[Request]) -> None:
+        for request in batch:
+            held: Held = request.state_of_accounting
+            self._grow(held, held.allocated, self._next_allocated(held))
+            held.in_flight += 1
+            held.launches += 1
+
+    def resolve(self, result: DecodeResult, batch: list[Request]) -> list[list[int]]:
+        runs = []
+        for i, (request, accept_len) in enumerate(zip(batch, result.accept_lens, strict=True)):
+            runs.append(result.next_token_ids[i * result.stride : i * result.stride + accept_len])
+            held: Held = request.state_of_accounting
+            if held.is_retracted:
+                continue
+            held.in_flight -= 1
+            if held.finished:
+                continue
+            held.honest += accept_len
+            self._count(held, accept_len - 1)
+            result.accepted_drafts += accept_len - 1
+        return runs
+
+    def append(self, request: Request, run: list[int]) -> None:
+        request.outputs += run
+
+    def check_finish(self, request: Request, new_tokens: int) -> None:
+        held: Held = request.state_of_accounting
+        if held.to_finish:
+            held.finished = True
+            return
+        turn = request.turn
+        for length in range(len(request.outputs) - new_tokens + 1, len(request.outputs) + 1):
+            token = request.outputs[length - 1]
+            stops = token == STOP or (token == EOS and not turn.ignore_eos)
+            if stops or length >= turn.max_new_tokens:
+                held.finished = True
+                held.finished_len = length
+                return
+
+    def release(self, request: Request) -> None:
+        held: Held = request.state_of_accounting
+        if request.turn.session:
+            self._save_session(request, held)
+        else:
+            self._free(held, 0)
+            self._free_row(held)
+
+    def decode_need(self, batch: list[Request]) -> int:
+        page_size = self._memory.config.page_size
+        return sum(
+            ceil_to(self._next_allocated(held), page_size) - ceil_to(held.allocated, page_size)
+            for held in (request.state_of_accounting for request in batch)
+        )
+
+    def retract(self, batch: list[Request]) -> Retracted:
+        kept, retracted, aborted = list(batch), [], []
+        while len(kept) > 1 and (not retracted or not self._fits(kept)):
+            retracted.append(kept.pop())
+            self._take_back(retracted[-1].state_of_accounting)
+        if len(kept) == 1 and not self._fits(kept):
+            aborted.append(kept.pop())
+            aborted[0].state_of_accounting.to_finish = True
+            self._take_back(aborted[0].state_of_accounting)
+        return Retracted(kept, retracted, aborted)
+
+    def abort(self, request: Request) -> None:
+        request.state_of_accounting.to_finish = True
+
+    def session_match(self, request: Request, key_len: int) -> int:
+        slot = self._memory.sessions.slots.pop(request.turn.session, None)
+        if slot is None:
+            return 0
+        held: Held = request.state_of_accounting
+        prefix_len = min(slot.claim, key_len - 1)
+        held.row, held.allocated = slot.row, slot.allocated
+        self._free(held, ceil_to(prefix_len, self._memory.config.page_size))
+        held.allocated = prefix_len
+        return prefix_len
+
+    def session_close(self, session: str) -> None:
+        slot = self._memory.sessions.slots.pop(session, None)
+        if slot is not None:
+            held = Held(row=slot.row, allocated=slot.allocated)
+            self._free(held, 0)
+            self._free_row(held)
+
+    def session_slot(self, session: str) -> SessionSlot | None:
+        return self._memory.sessions.slots.get(session)
+
+    def observe(self, request: Request) -> Observed:
+        held: Held = request.state_of_accounting
+        return Observed(
+            held.row,
+            held.kv_ready,
+            held.allocated,
+            len(request.outputs),
+            held.finished,
+            held.finished_len,
+            held.verify_count,
+            held.accepted_drafts,
+            tuple(held.histogram),
+            held.launches,
+        )
+
+    def restore(self, request: Request, observed: Observed) -> None:
+        held: Held = request.state_of_accounting
+        held.honest = observed.committed - (1 if held.in_flight else 0)
+        held.allocated = observed.allocated
+        held.verify_count = observed.verify_count
+        held.accepted_drafts = observed.accepted_drafts
+        held.histogram = list(observed.histogram)
+
+    def _next_allocated(self, held: Held) -> int:
+        return max(held.allocated, held.honest + self._memory.config.reserve)
+
+    def _grow(self, held: Held, start: int, end: int) -> None:
+        """Slots for positions `[start, end)`."""
+        assert held.row is not None
+        rows = self._memory.rows
+        last_slot = rows.read(held.row, start - 1, start)[0] if start else 0
+        rows.write(held.row, start, self._memory.allocator.extend(start, end, last_slot))
+        held.allocated = end
+
+    def _count(self, held: Held, accepted_drafts: int) -> None:
+        held.verify_count += 1
+        held.accepted_drafts += accepted_drafts
+        held.histogram += [0] * (accepted_drafts + 1 - len(held.histogram))
+        held.histogram[accepted_drafts] += 1
+
+    def _fits(self, batch: list[Request]) -> bool:
+        return self.decode_need(batch) <= self._memory.allocator.available
+
+    def _take_back(self, held: Held) -> None:
+        self._free(held, 0)
+        self._free_row(held)
+        held.honest = held.in_flight = held.allocated = held.launches = 0
+        held.is_retracted = True
+
+    def _free(self, held: Held, start: int) -> None:
+        """Free the slots of positions `[start, allocated)`."""
+        assert held.row is not None
+        if start < held.allocated:
+            self._memory.allocator.free(self._memory.rows.read(held.row, start, held.allocated))
+
+    def _free_row(self, held: Held) -> None:
+        assert held.row is not None
+        self._memory.rows.free(held.row)
+        held.row = None
+
+    def _save_session(self, request: Request, held: Held) -> None:
+        assert held.row is not None
+        visible = len(request.outputs) if held.finished_len is None else held.finished_len
+        keep = len(request.prompt) + visible
+        self._free(held, ceil_to(keep, self._memory.config.page_size))
+        claim = min(keep, held.kv_ready)
+        slot = SessionSlot(held.row, claim, min(held.allocated, keep))
+        self._memory.sessions.slots[request.turn.session] = slot
+        held.row = None

@@ -1,0 +1,83 @@
+"""The configuration of a simulated engine, and which ones no engine could run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specsim.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """A flat set of options.
+
+    `page_size`         tokens a KV page
+    `topk`              children that the drafter keeps per expanded node; 1 is a chain
+    `num_steps`         draft steps
+    `num_draft_tokens`  nodes of the tree handed to verification, the root included
+    `pool_slots`        KV slots
+    `rows`              rows of `req_to_token`: requests and sessions that can hold KV at a time
+    `context_len`       prompt plus output of a request, at most
+    `overlap`           the host launches a step before it has seen the result of the one before
+    """
+
+    page_size: int = 1
+    topk: int = 1
+    num_steps: int = 3
+    num_draft_tokens: int = 4
+    pool_slots: int = 256
+    rows: int = 4
+    context_len: int = 64
+    overlap: bool = True
+
+    @property
+    def alloc_len(self) -> int:
+        """A: positions that one step may touch, whatever is accepted: those of its drafts, or of its verification."""
+        return max(self.num_steps * self.topk, self.num_draft_tokens)
+
+    @property
+    def reserve(self) -> int:
+        """Positions allocated beyond the known length at a launch: one step in flight, and the one being launched."""
+        return 2 * self.alloc_len
+
+    @property
+    def accept_width(self) -> int:
+        return self.num_steps + 1
+
+    @property
+    def row_width(self) -> int:
+        return self.context_len + self.reserve + self.page_size
+
+    @property
+    def request_slots_max(self) -> int:
+        """Slots that one request may hold at most."""
+        return -(-(self.context_len + self.reserve) // self.page_size) * self.page_size
+
+
+def require_runnable(config: EngineConfig) -> None:
+    """Raises UsageError for a configuration that no engine could run."""
+    for name in ("page_size", "topk", "num_steps", "pool_slots", "rows", "context_len"):
+        _require(getattr(config, name) >= 1, f"{name}={getattr(config, name)}", f"{name} must be at least 1")
+    _require(
+        config.num_draft_tokens >= 2, f"num_draft_tokens={config.num_draft_tokens}", "a tree has a root and a draft"
+    )
+    chain = config.num_steps + 1
+    if config.topk == 1:
+        reason = f"with topk=1 the tree is a chain of num_steps + 1 = {chain} nodes"
+        _require(config.num_draft_tokens == chain, f"num_draft_tokens={config.num_draft_tokens}", reason)
+    most = 1 + config.topk + (config.num_steps - 1) * config.topk**2
+    reason = f"topk={config.topk} and num_steps={config.num_steps} draft at most {most - 1} tokens"
+    _require(config.num_draft_tokens <= most, f"num_draft_tokens={config.num_draft_tokens}", reason)
+    if config.topk > 1:
+        reason = "trees are simulated with pages of one token only"
+        _require(config.page_size == 1, f"topk={config.topk} with page_size={config.page_size}", reason)
+    _require(
+        config.pool_slots >= config.request_slots_max,
+        f"pool_slots={config.pool_slots}",
+        f"one request of context_len={config.context_len} needs {config.request_slots_max}",
+    )
+
+
+def _require(holds: bool, value: str, reason: str) -> None:
+    if not holds:
+        raise UsageError(f"no engine could run {value}", reason)

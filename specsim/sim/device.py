@@ -1,0 +1,204 @@
+"""The device: a stream of launches that compute on content.
+
+A launch sees the rows as they were when it was launched: engines order later writes of a row behind the reads of earlier launches (the write-after-read
+barrier), and so does this model. Launches run in order, each at a time that the chooser picks, at the latest when the host waits for
+its result.
+
+Target KV only; draft pools are not modelled yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from specsim.sim import model
+from specsim.sim.accounting import DecodeResult
+from specsim.sim.config import EngineConfig
+from specsim.sim.request import Request
+from specsim.sim.verify import fill_bonus_tokens, verify_tree_greedy
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """What the drafter proposes to one request: the tree, and the nodes of it whose token is the one that the target will say.
+
+    `parents[node]` is the parent of each node, -1 for the root, node 0.
+    """
+
+    parents: list[int]
+    agreeing: frozenset[int]
+
+
+@dataclass(slots=True)
+class LaunchRow:
+    """One request in a launch. `slots` are those of its row at launch; `tokens` and `prefix_len` are a prefill's."""
+
+    request: Request
+    key: tuple[str, int]
+    slots: list[int]
+    plan: DraftPlan | None = None
+    tokens: list[int] = field(default_factory=list)
+    prefix_len: int = 0
+
+
+@dataclass(slots=True)
+class Launch:
+    """A batch on the device. `first_tokens` or `result` are set when it is done."""
+
+    number: int
+    kind: str  # "prefill" or "decode"
+    rows: list[LaunchRow]
+    done: bool = False
+    first_tokens: list[int] = field(default_factory=list)
+    result: DecodeResult | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{'P' if self.kind == 'prefill' else 'V'}{self.number}"
+
+    @property
+    def requests(self) -> list[Request]:
+        return [row.request for row in self.rows]
+
+
+@dataclass(slots=True)
+class Sequence:
+    """The device's own view of a request: fingerprints of the positions whose KV is written, and the root of the next tree."""
+
+    chain: list[int]
+    root: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a decode step did to one request, for the rules: device length before, nodes of the accepted path, tokens."""
+
+    key: tuple[str, int]
+    start: int
+    path: list[int]
+    tokens: list[int]
+    parents: list[int]
+    predicts: list[int]
+    bonus: int
+    slots: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ContentError:
+    """A position that was read and does not hold the KV of its request's token."""
+
+    key: tuple[str, int]
+    position: int
+    slot: int
+
+
+class Device:
+    """KV content by slot, and the stream of launches."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.content = [0] * (config.pool_slots + 2 * config.page_size)
+        self.stream: deque[Launch] = deque()
+        self.sequences: dict[tuple[str, int], Sequence] = {}
+        self.steps: list[Step] = []
+        self.content_errors: list[ContentError] = []
+        self.short_rows: list[tuple[tuple[str, int], int, int]] = []
+
+    def launch(self, launch: Launch) -> None:
+        self.stream.append(launch)
+
+    def execute_next(self) -> Launch:
+        """Run the oldest launch. `steps`, `content_errors` and `short_rows` then hold what it showed."""
+        launch = self.stream.popleft()
+        self.steps, self.content_errors, self.short_rows = [], [], []
+        if launch.kind == "prefill":
+            launch.first_tokens = [self._prefill(row) for row in launch.rows]
+        else:
+            launch.result = self._decode(launch.rows)
+        launch.done = True
+        return launch
+
+    def forget(self, key: tuple[str, int]) -> None:
+        self.sequences.pop(key, None)
+
+    def _prefill(self, row: LaunchRow) -> int:
+        chain = model.fingerprints(row.tokens)
+        self._read(row, chain[: row.prefix_len])
+        for position in range(row.prefix_len, len(chain)):
+            self.content[row.slots[position]] = chain[position]
+        token = model.next_token_after(chain[-1], len(chain), row.request.specials)
+        self.sequences[row.key] = Sequence(chain, token)
+        return token
+
+    def _read(self, row: LaunchRow, chain: list[int]) -> None:
+        """Read the KV of the positions of `chain`, and note the first that is not what the sequence needs."""
+        content = self.content
+        read = [content[slot] for slot in row.slots[: len(chain)]]
+        if read != chain:
+            position = next((p for p, (r, c) in enumerate(zip(read, chain, strict=False)) if r != c), len(read))
+            slot = row.slots[position] if position < len(row.slots) else -1
+            self.content_errors.append(ContentError(row.key, position, slot))
+
+    def _decode(self, rows: list[LaunchRow]) -> DecodeResult:
+        config = self._config
+        candidates: list[list[int]] = []
+        targets: list[list[int]] = []
+        trees: list[list[int]] = []
+        prints: list[list[int]] = []
+        for row in rows:
+            sequence = self.sequences[row.key]
+            self._read(row, sequence.chain)
+            if len(row.slots) < len(sequence.chain) + config.alloc_len:
+                self.short_rows.append((row.key, len(row.slots), len(sequence.chain) + config.alloc_len))
+            tokens, node_prints, node_targets = self._run_target(row, sequence)
+            candidates.append(tokens)
+            targets.append(node_targets)
+            prints.append(node_prints)
+            assert row.plan is not None
+            trees.append(row.plan.parents)
+        verified = verify_tree_greedy(candidates, trees, targets, config.num_steps)
+        width, ndt = config.accept_width, config.num_draft_tokens
+        accept_tokens = [verified.predicts[node] for node in verified.accept_index]
+        bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)
+        next_token_ids: list[int] = []
+        for b, row in enumerate(rows):
+            path = [node - b * ndt for node in verified.accept_index[b * width :][: verified.accept_lens[b]]]
+            run = [verified.predicts[b * ndt + node] for node in path]
+            next_token_ids += run + [0] * (ndt - len(run))
+            self._accept(row, path, prints[b], bonus[b], run)
+        return DecodeResult(next_token_ids, verified.accept_lens, ndt)
+
+    def _run_target(self, row: LaunchRow, sequence: Sequence) -> tuple[list[int], list[int], list[int]]:
+        """Token, fingerprint and target token of every node; the KV of all nodes is written from the sequence's end on."""
+        assert row.plan is not None
+        start = len(sequence.chain)
+        parents = row.plan.parents
+        tokens, depth = [sequence.root], [0]
+        node_prints = [model.extend(sequence.chain[-1], sequence.root)]
+        specials = row.request.specials
+        targets = [model.next_token_after(node_prints[0], start + 1, specials)]
+        for node in range(1, len(parents)):
+            parent = parents[node]
+            right = targets[parent]
+            # A wrong draft differs from the right token and from its siblings' tokens.
+            tokens.append(right if node in row.plan.agreeing else (right + node) % model.VOCABULARY + model.VOCABULARY)
+            depth.append(depth[parent] + 1)
+            node_prints.append(model.extend(node_prints[parent], tokens[node]))
+            targets.append(model.next_token_after(node_prints[node], start + depth[node] + 1, specials))
+        for node, fingerprint in enumerate(node_prints):
+            if start + node < len(row.slots):
+                self.content[row.slots[start + node]] = fingerprint
+        return tokens, node_prints, targets
+
+    def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
+        """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus token."""
+        sequence = self.sequences[row.key]
+        start = len(sequence.chain)
+        moved = [self.content[row.slots[start + node]] for node in path if start + node < len(row.slots)]
+        for offset, fingerprint in enumerate(moved):
+            self.content[row.slots[start + offset]] = fingerprint
+        sequence.chain += [node_prints[node] for node in path]
+        sequence.root = bonus
+        assert row.plan is not None
+        self.steps.append(Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots))

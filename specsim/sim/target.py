@@ -1,0 +1,73 @@
+"""What is simulated: an accounting, and what is known of each function of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from specsim.sim.accounting import Accounting, Memory, ModelAccounting
+from specsim.sim.config import EngineConfig
+
+# The functions of the accounting seam, in the order in which a request meets them. `Violation.part` and the verdict use these names.
+PARTS = (
+    "row width",
+    "alloc length",
+    "session match",
+    "extend",
+    "prepare",
+    "resolve",
+    "finish check",
+    "release",
+    "session save",
+    "decode need",
+    "retract",
+    "reset for retract",
+    "abort",
+    "session close",
+)
+
+
+@dataclass(slots=True)
+class SeamPart:
+    """One function of the seam, and whose it is in this target.
+
+    `where` is FILE:LINE and `source_hash` the hash of the body of a real one; `calls` counts the calls that were made of it; `why` says why it is
+    not run.
+    """
+
+    name: str
+    kind: Literal["real", "model", "not run"]
+    where: str = ""
+    source_hash: str = ""
+    calls: int = 0
+    why: str = ""
+
+
+class AccountingTarget(Protocol):
+    """An accounting that can be simulated."""
+
+    name: str
+    parts: list[SeamPart]
+
+    def make(self, memory: Memory) -> Accounting:
+        """A fresh accounting over the memory of one run."""
+        ...
+
+    def reach(self, config: EngineConfig, part: str) -> str:
+        """Who reaches a defect of the seam function `part` in this configuration."""
+        ...
+
+
+class ModelTarget:
+    """The model's own accounting."""
+
+    name = "model"
+
+    def __init__(self) -> None:
+        self.parts = [SeamPart(name, "model") for name in PARTS]
+
+    def make(self, memory: Memory) -> Accounting:
+        return ModelAccounting(memory)
+
+    def reach(self, config: EngineConfig, part: str) -> str:
+        return "default"
