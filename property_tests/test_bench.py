@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from specsim.bench import BENCHMARKS, Peer, Timing, environment, run
+from specsim.bench import OPERATIONS, Peer, Timing, environment, run
 from specsim.bench.measure import run_shape
 from specsim.errors import UsageError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from specsim.ops.contract import Case, Tensors
 
-BENCHMARK = BENCHMARKS["verify_tree_greedy"]
+BENCHMARK = OPERATIONS["verify_tree_greedy"]
 SMALL = BENCHMARK.shapes["cpu"][0]
 
 
@@ -58,7 +58,7 @@ def test_a_wrong_result_has_no_time() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_shape_says_how_many_drafts_are_accepted(device: str) -> None:
-    for benchmark in BENCHMARKS.values():
+    for benchmark in OPERATIONS.values():
         for shape in benchmark.shapes[device]:
             case = benchmark.make_case(shape)
             assert benchmark.op.expected(case)["accept_token_num"].tolist() == [shape["accepted"]] * shape["bs"]
@@ -75,3 +75,9 @@ def test_the_environment_says_what_else_must_be_equal() -> None:
 def test_an_unknown_benchmark_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="there is no benchmark 'walk'; name one of verify_tree_greedy"):
         run(["walk"], "cpu")
+
+
+def test_the_simulator_is_timed_on_its_fixed_workload() -> None:
+    (entry, *_more) = run(["sim"], "cpu", rounds=1)["benchmarks"]
+    assert entry["shape"]["requests"] == 8
+    assert all(peer["median"] > 0 for peer in entry["peers"])

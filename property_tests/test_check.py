@@ -89,8 +89,9 @@ def test_the_verdict_has_the_documented_form(folder: Path) -> None:
         7,
         "fail",
     )
-    (suite,) = data["suites"]
-    assert set(suite) == {"name", "cases", "schedules", "events", "seconds", "judged", "not_run"}
+    suite, accounting = data["suites"]
+    assert accounting["not_run"] == [{"what": "accounting", "why": "a mapping of operations has no accounting"}]
+    assert set(suite) == {"name", "cases", "schedules", "events", "seconds", "judged", "seam", "not_run"}
     assert (suite["name"], suite["cases"], suite["schedules"], suite["events"]) == ("ops", 15, 0, 0)
     assert all(set(entry) == {"what", "why"} for entry in suite["not_run"])
     (finding,) = data["findings"]
@@ -180,7 +181,7 @@ def test_the_same_seed_gives_the_same_verdict_and_a_commit_hash_is_a_seed(folder
 
 def test_a_budget_that_is_spent_is_said_and_not_counted_as_passed(folder: Path) -> None:
     data = verdict_of(folder, "model", "--budget-seconds", "1", "--cases", "100000")
-    (suite,) = data["suites"]
+    suite = data["suites"][0]
     assert suite["seconds"] < 30
     assert suite["cases"] >= 1
 
@@ -228,7 +229,9 @@ def test_bad_input_is_one_clear_sentence_with_exit_code_2(folder: Path, argument
         ({"tensors": {}}, "cannot be read"),
         ({"sizes": {"bs": -1}}, "sizes['bs'] is -1"),
         ({"tape": None}, "field 'tape'"),
-        ({"tier": "accounting"}, "tier 'accounting' is unknown"),
+        ({"tier": "scheduler"}, "tier 'scheduler' is unknown"),
+        ({"tier": "accounting"}, "field 'mutant' is missing"),
+        ({"tape": [1, -2]}, "tape must hold integers of at least 0"),
         ({"target": "vllm==1.0"}, "vllm==1.0"),
         ({"subject": "caller:Worker.verify", "target": "sglang@nowhere"}, "nowhere"),
     ],
@@ -257,10 +260,10 @@ def test_targets_lists_what_works_and_why_the_rest_does_not(folder: Path) -> Non
     assert ended.returncode == 0
     assert data["targets"][0] == {
         "target": "model",
-        "tiers": ["ops"],
+        "tiers": ["ops", "accounting"],
         "note": "the built-in engine with specsim's own kernels",
     }
-    assert {entry["what"] for entry in data["not_run"]} >= {"tier accounting", "tier scheduler"}
+    assert {entry["what"] for entry in data["not_run"]} >= {"tier scheduler"}
     assert all(entry["why"] for entry in data["not_run"])
 
 

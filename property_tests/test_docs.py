@@ -9,6 +9,7 @@ import pytest
 from typer.main import get_command
 
 from property_tests.test_check import specsim
+from specsim.check.rules import RULES as ACCOUNTING_RULES
 from specsim.cli import app
 from specsim.diff.rules import RULES
 from specsim.verdict import Severity
@@ -21,6 +22,8 @@ VERDICT = (ROOT / "docs" / "verdict.md").read_text()
 def test_the_documented_rules_are_the_rules() -> None:
     documented = dict(re.findall(r"^\| (O\d+) \| (.+) \|$", VERDICT, re.MULTILINE))
     assert documented == {rule.id: rule.sentence for rule in RULES}
+    accounting = re.findall(r"^\| ([ISX]\d+) \| ([a-z-]+) \| (.+) \|$", VERDICT, re.MULTILINE)
+    assert accounting == [(rule.id, rule.severity, rule.sentence) for rule in ACCOUNTING_RULES]
 
 
 def test_every_severity_is_documented() -> None:

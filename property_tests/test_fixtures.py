@@ -10,30 +10,47 @@ from typing import Any
 import pytest
 import torch
 
+from property_tests.test_check import specsim
 from specsim import replay_file
+from specsim.check.suite import run_schedule
 from specsim.diff.finding import case_of
 from specsim.diff.run import run_case
+from specsim.explore.chooser import replayed
 from specsim.ops.provider import MappingProvider, Provider
 from specsim.ops.registry import OPS, REFERENCE
+from specsim.replay_file import OpReplay, ScheduleReplay
+from specsim.sim.target import AccountingTarget, ModelTarget
 from specsim.targets.cache import Cache
+from specsim.targets.sglang.accounting import SglangHostTarget
 from specsim.targets.sglang.provider import SglangProvider
 from specsim.targets.source import SourceTree
 
+Release = Callable[[str], SourceTree]
+
 FILES = sorted((Path(__file__).parents[1] / "fixtures" / "replays").glob("*.json"))
-CELLS = [(file, target) for file in FILES for target in json.loads(file.read_text())["expect"]]
+EXPECT: dict[str, dict[str, Any]] = {file.stem: json.loads(file.read_text())["expect"] for file in FILES}
+CELLS = [(file, target) for file in FILES for target in EXPECT[file.stem] if target != "mutant"]
 
 
 @pytest.mark.parametrize(("file", "target"), CELLS, ids=[f"{file.stem} on {target}" for file, target in CELLS])
 def test_a_fixture_gives_the_verdict_expected_of_the_target(
-    file: Path, target: str, release: Callable[[str], SourceTree], wheel_cache: Cache
+    file: Path, target: str, release: Release, wheel_cache: Cache
 ) -> None:
-    expect: dict[str, Any] = json.loads(file.read_text())["expect"][target]
     replay = replay_file.load(file)
+    expect = EXPECT[file.stem][target]
+    if isinstance(replay, OpReplay):
+        _hold_case(file, replay, target, expect, release, wheel_cache)
+    else:
+        _hold_schedule(replay, target, expect, release, wheel_cache)
+
+
+def _hold_case(
+    file: Path, replay: OpReplay, target: str, expect: dict[str, Any], release: Release, cache: Cache
+) -> None:
     op = OPS[replay.op]
-    subjects, _not_run = provider_of(target, release, wheel_cache).subjects()
+    subjects, _not_run = _provider_of(target, release, cache).subjects()
     of_op = [s for s in subjects if s.op == replay.op]
-    named = [s for s in of_op if s.name == replay.subject]
-    subject = named[0] if named else of_op[0]
+    subject = next((s for s in of_op if s.name == replay.subject), of_op[0])
     on_gpu = target == "triton" and torch.cuda.is_available()
     outcome = run_case(op, subject, case_of(op, replay, file), "cuda" if on_gpu else "cpu")
     assert [violation.rule.id for violation in outcome.violations] == expect["rules"]
@@ -41,7 +58,7 @@ def test_a_fixture_gives_the_verdict_expected_of_the_target(
         assert outcome.digest == replay.digest
 
 
-def provider_of(target: str, release: Callable[[str], SourceTree], cache: Cache) -> Provider:
+def _provider_of(target: str, release: Release, cache: Cache) -> Provider:
     if target == "reference":
         return MappingProvider("reference", REFERENCE)
     if target == "triton":
@@ -51,6 +68,25 @@ def provider_of(target: str, release: Callable[[str], SourceTree], cache: Cache)
     return SglangProvider(release(target.removeprefix("sglang==")), cache)
 
 
-def test_there_are_fixtures() -> None:
-    assert FILES
-    assert all(json.loads(file.read_text())["expect"] for file in FILES)
+def _hold_schedule(replay: ScheduleReplay, target: str, expect: dict[str, Any], release: Release, cache: Cache) -> None:
+    accounting: AccountingTarget = ModelTarget()
+    if target != "model":
+        accounting = SglangHostTarget(release(target.removeprefix("sglang==")), cache)
+    schedule = run_schedule(accounting, replayed(replay.tape))
+    assert schedule is not None
+    shown = [violation.signature for violation in schedule.run.violations]
+    assert (replay.signature in shown) is expect["shows"], shown
+
+
+MUTANTS = [file for file in FILES if "mutant" in EXPECT[file.stem]]
+
+
+@pytest.mark.parametrize("file", MUTANTS, ids=[file.stem for file in MUTANTS])
+def test_the_models_mutant_shows_what_the_fixture_was_made_of(file: Path, tmp_path: Path) -> None:
+    ended = specsim(tmp_path, "replay", str(file))
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "reproduced" in ended.stdout
+
+
+def test_there_are_fixtures_of_both_tiers() -> None:
+    assert {type(replay_file.load(file)) for file in FILES} == {OpReplay, ScheduleReplay}

@@ -45,17 +45,24 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "verdict": layer("errors"),
     "replay_file": layer("errors verdict"),
     "explore": layer("errors"),
+    "memory": layer("errors"),
+    "sim": layer("errors verdict explore memory"),
     "reference": layer(foreign="torch"),
     "ops": layer("errors verdict explore reference", "torch"),
     "kernels": layer("errors ops", "torch triton"),
-    "targets": layer("errors verdict explore ops", "torch triton"),
+    "targets": layer("errors verdict explore memory sim ops", "torch triton"),
     "diff": layer("errors verdict replay_file explore reference ops kernels targets", "torch triton numpy"),
-    "bench": layer("errors verdict reference ops kernels", "torch triton"),
+    "mutants": layer("errors verdict explore memory sim"),
+    "judge": layer("errors verdict replay_file explore memory sim ops diff targets mutants", "torch"),
+    "bench": layer("errors verdict explore memory sim reference ops kernels", "torch triton"),
     "report": layer("errors verdict replay_file", "rich"),
 }
+# The engine calls the checker, and the checker reads the engine's values: one layer in two folders.
+SAME_LAYER = {"check": "sim"}
 TOP = {"cli", "__main__", "pytest_plugin"}  # may import everything
-STRATEGIES = "ops.strategies"  # the one module of the product that imports Hypothesis
-PUBLIC = {"specsim.ops.strategies"}  # for test authors: imported by nothing else in the product
+# The modules that import Hypothesis, and those for test authors, which nothing else in the product imports.
+STRATEGIES = {"specsim.explore.hypothesis_lane", "specsim.ops.strategies", "specsim.check.strategies"}
+PUBLIC = {"specsim.ops.strategies", "specsim.check.strategies"}
 HEAVY = ("torch", "triton", "hypothesis", "numpy")
 MAY_NAME_RELEASES = ("specsim/targets/sglang/", "fixtures/")
 RELEASE = re.compile(r"(?<![\d.])0\.5\.\d+")
@@ -106,8 +113,9 @@ def imports_of(path: str, module: str = "") -> set[str]:
 
 
 def layer_of(module: str) -> str:
-    """The part of a module's name after `specsim.` that names its layer; "" for specsim itself."""
-    return module.split(".")[1] if "." in module else ""
+    """The layer of a module: the part of its name after `specsim.`; "" for specsim itself."""
+    name = module.split(".")[1] if "." in module else ""
+    return SAME_LAYER.get(name, name)
 
 
 def layered_modules() -> Iterator[tuple[str, str, Layer]]:
@@ -142,7 +150,7 @@ def test_each_layer_imports_only_the_packages_that_it_is_given() -> None:
     for module, path, allowed in layered_modules():
         foreign = {name.split(".")[0] for name in imports_of(path, module)} - {"specsim", "__future__"}
         foreign -= set(sys.stdlib_module_names) | allowed.foreign
-        if module == f"specsim.{STRATEGIES}":
+        if module in STRATEGIES:
             foreign -= {"hypothesis"}
         wrong += [f"{path} imports {name}" for name in sorted(foreign)]
     assert wrong == []
@@ -212,13 +220,13 @@ def strings_of(path: str) -> set[str]:
 
 
 def prose_lines(path: str) -> set[int]:
-    """The lines on which a docstring begins, and those of a contract's `source=`, which is a citation."""
+    """The lines on which a docstring begins, and those of `source=` and `references=`, which are citations."""
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     lines: set[int] = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, owners) and ast.get_docstring(node, clean=False) is not None:
             lines.add(node.body[0].lineno)
-        elif isinstance(node, ast.keyword) and node.arg == "source" and node.end_lineno is not None:
+        elif isinstance(node, ast.keyword) and node.arg in ("source", "references") and node.end_lineno is not None:
             lines |= set(range(node.lineno, node.end_lineno + 1))
     return lines
 

@@ -6,14 +6,21 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import specsim
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
+
+if TYPE_CHECKING:
+    from specsim.judge.accounting import AccountingRequest
+    from specsim.judge.ops import OpsRequest
+    from specsim.replay_file import OpReplay, ScheduleReplay
+    from specsim.verdict import Finding, Suite, Verdict
 
 app = typer.Typer(
     name="specsim",
@@ -26,15 +33,17 @@ app = typer.Typer(
     "Checking a TARGET runs its code: check what you trust.",
 )
 
-TIERS = ("ops",)
-DEFAULT_CASES = 200
+TIERS = ("ops", "accounting")
+DEFAULT_CASES = 100
+DEFAULT_SCHEDULES = 400
+SHRINK_ATTEMPTS = 5000
 
 CacheOption = Annotated[
     Path | None,
     typer.Option("--cache-dir", help="Folder for fetched wheels. Default: $SPECSIM_CACHE_DIR, else ~/.cache/specsim."),
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu (Triton's interpreter), cuda, or auto.")]
-HangOption = Annotated[float, typer.Option(min=1.0, help="Seconds after which a single call counts as hung.")]
+HangOption = Annotated[float, typer.Option(min=1.0, help="Seconds after which a call or schedule counts as hung.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -57,12 +66,12 @@ def check(
     target: Annotated[
         str, typer.Argument(help="model | sglang==VERSION | sglang@PATH[#REV] | module:object")
     ] = "model",
-    only: Annotated[str | None, typer.Option(metavar="TIER", help="Run one tier only: ops.")] = None,
+    only: Annotated[str | None, typer.Option(metavar="TIER", help="Run one tier only: ops or accounting.")] = None,
     budget_seconds: Annotated[float, typer.Option(min=1.0, help="Time budget of the whole check.")] = 60.0,
     seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
-    cases: Annotated[
-        int, typer.Option(min=1, help="Cases per implementation, as far as the budget goes.")
-    ] = DEFAULT_CASES,
+    cases: Annotated[int, typer.Option(min=1, help="Cases per implementation, as far as time goes.")] = DEFAULT_CASES,
+    schedules: Annotated[int, typer.Option(min=1, help="Schedules, as far as time goes.")] = DEFAULT_SCHEDULES,
+    mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for replay files.")] = Path("specsim-findings"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict to this file.")] = None,
     device: DeviceOption = "auto",
@@ -70,7 +79,8 @@ def check(
     cache_dir: CacheOption = None,
 ) -> None:
     """Judge a target: every suite within the budget, a verdict table, one finding per defect."""
-    from specsim.diff.isolate import OpsRequest, run_ops_suite
+    from specsim.judge.accounting import AccountingRequest, run_accounting_suite
+    from specsim.judge.ops import OpsRequest, run_ops_suite
     from specsim.report.terminal import live_progress, print_verdict
     from specsim.targets.cache import open_cache
     from specsim.targets.spec import ReleaseTarget, parse_target
@@ -80,30 +90,59 @@ def check(
     _one_of("--device", device, ("auto", "cpu", "cuda"))
     parsed = parse_target(target)
     cache = open_cache(cache_dir)
+    started = time.monotonic()
+    seed_number = parse_seed(seed)
+    if mutant:
+        _require_mutant(mutant, parsed.text)
     _require_folder(out)
     if isinstance(parsed, ReleaseTarget):
         from specsim.targets.fetch import fetch_wheel
 
         fetch_wheel(parsed.version, cache)
-    request = OpsRequest(
-        target=parsed.text,
-        cache=cache.folder,
-        seed=parse_seed(seed),
-        cases=cases,
-        seconds=budget_seconds,
-        hang_seconds=hang_seconds,
-        device=device,
-        out=out,
-    )
-    verdict = Verdict(parsed.text, request.seed)
+    verdict = Verdict(f"{parsed.text} with mutant {mutant}" if mutant else parsed.text, seed_number)
     with live_progress(parsed.text) as progress:
-        suite, findings = run_ops_suite(request, progress)
-    verdict.suites.append(suite)
-    verdict.findings += findings
+        # A mutant is of the model's accounting: its operations are not touched.
+        if only in (None, "ops") and not mutant:
+            ops = OpsRequest(
+                target=parsed.text,
+                cache=cache.folder,
+                seed=seed_number,
+                cases=cases,
+                seconds=budget_seconds * (0.6 if only is None else 1.0),
+                hang_seconds=hang_seconds,
+                device=device,
+                out=out,
+            )
+            _add(verdict, *run_ops_suite(ops, progress))
+        if only in (None, "accounting"):
+            accounting = AccountingRequest(
+                target=parsed.text,
+                cache=cache.folder,
+                seed=seed_number,
+                schedules=schedules,
+                seconds=max(1.0, budget_seconds - (time.monotonic() - started)),
+                hang_seconds=hang_seconds,
+                out=out,
+                mutant=mutant,
+            )
+            _add(verdict, *run_accounting_suite(accounting, progress))
     if json_file is not None:
         write_json(json_file, verdict.to_json())
     print_verdict(verdict)
     raise typer.Exit(verdict.exit_code)
+
+
+def _add(verdict: Verdict, suite: Suite, findings: list[Finding]) -> None:
+    verdict.suites.append(suite)
+    verdict.findings += findings
+
+
+def _require_mutant(mutant: str, target: str) -> None:
+    from specsim.mutants.load import find
+
+    find(mutant)
+    if target != "model":
+        raise UsageError(f"--mutant {mutant} with {target}", "mutants are of the model: check model --mutant ID")
 
 
 @app.command()
@@ -118,25 +157,81 @@ def replay(
 ) -> None:
     """See a finding again. Exit code 1 when it is reproduced, 0 when it is not, 3 when it is but not bit for bit."""
     from specsim import replay_file
-    from specsim.diff.isolate import OpsRequest, replay_ops
-    from specsim.report.terminal import print_replay
-    from specsim.targets.cache import open_cache
+    from specsim.judge.accounting import replay_schedule
+    from specsim.judge.ops import replay_ops
+    from specsim.report.terminal import print_replay, print_schedule_replay
     from specsim.targets.spec import parse_target
 
     _one_of("--device", device, ("auto", "cpu", "cuda"))
     stored = replay_file.load(file)
-    parsed = parse_target(target or stored.target)
-    request = OpsRequest(
-        target=parsed.text,
+    text = parse_target(target or stored.target).text
+    if isinstance(stored, replay_file.OpReplay):
+        request = _ops_request(stored, text, device, hang_seconds, cache_dir, Path())
+        raise typer.Exit(print_replay(stored, text, replay_ops(request, file)))
+    schedule = _schedule_request(stored, text, hang_seconds, cache_dir, Path())
+    raise typer.Exit(print_schedule_replay(stored, text, replay_schedule(schedule, file)))
+
+
+@app.command()
+def shrink(
+    file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
+    out: Annotated[Path, typer.Option(help="Folder for the smaller replay file.")] = Path("specsim-findings"),
+    attempts: Annotated[int, typer.Option(min=1, help="Cases or schedules to try.")] = SHRINK_ATTEMPTS,
+    hang_seconds: HangOption = 20.0,
+    cache_dir: CacheOption = None,
+) -> None:
+    """Make a replay file smaller, with more attempts than `check` takes."""
+    from specsim import replay_file
+    from specsim.judge.accounting import shrink_schedule
+    from specsim.judge.ops import shrink_ops
+
+    _require_folder(out)
+    stored = replay_file.load(file)
+    if isinstance(stored, replay_file.OpReplay):
+        request = _ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
+        answer, unit = shrink_ops(request, file, attempts), "input elements"
+    else:
+        schedule = _schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
+        answer, unit = shrink_schedule(schedule, file, attempts), "events"
+    (choices, size), (choices_now, size_now) = answer["before"], answer["after"]
+    typer.echo(f"{choices} choices and {size} {unit} before, {choices_now} choices and {size_now} {unit} now")
+    typer.echo(f"specsim replay {answer['replay']}")
+
+
+def _ops_request(
+    stored: OpReplay, target: str, device: str | None, hang_seconds: float, cache_dir: Path | None, out: Path
+) -> OpsRequest:
+    from specsim.judge.ops import OpsRequest
+    from specsim.targets.cache import open_cache
+
+    return OpsRequest(
+        target=target,
         cache=open_cache(cache_dir).folder,
         seed=stored.seed,
         cases=1,
         seconds=hang_seconds,
         hang_seconds=hang_seconds,
         device=device or stored.device,
-        out=Path(),
+        out=out,
     )
-    raise typer.Exit(print_replay(stored, parsed.text, replay_ops(request, file)))
+
+
+def _schedule_request(
+    stored: ScheduleReplay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path
+) -> AccountingRequest:
+    from specsim.judge.accounting import AccountingRequest
+    from specsim.targets.cache import open_cache
+
+    return AccountingRequest(
+        target=target,
+        cache=open_cache(cache_dir).folder,
+        seed=stored.seed,
+        schedules=1,
+        seconds=hang_seconds,
+        hang_seconds=hang_seconds,
+        out=out,
+        mutant=stored.mutant if target == stored.target else "",
+    )
 
 
 @app.command()
@@ -178,7 +273,7 @@ def bench(
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios."""
     from specsim.bench import BENCHMARKS, run
-    from specsim.diff.worker import choose_device
+    from specsim.judge.ops_child import choose_device
     from specsim.report.terminal import print_bench
     from specsim.verdict import write_json
 
@@ -206,11 +301,16 @@ def _require_folder(out: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Bad input ends as one sentence on standard error and exit code 2."""
+    from specsim.judge.accounting import NondeterministicError
+
     try:
         app(args=arguments, prog_name="specsim")
     except UsageError as error:
         print(f"specsim: {error.problem}.\n         {error.remedy[:1].upper()}{error.remedy[1:]}.", file=sys.stderr)
         raise SystemExit(2) from None
+    except NondeterministicError as error:
+        print(f"specsim: nondeterministic: two runs of one schedule differ ({error}).", file=sys.stderr)
+        raise SystemExit(3) from None
     except KeyboardInterrupt:
         print("specsim: interrupted.", file=sys.stderr)
         raise SystemExit(130) from None

@@ -1,14 +1,15 @@
 """The replay file: everything that is needed to see a finding again, in another process, on another machine.
 
-Versioned JSON. It holds the target, the operation and the explicit case (or, for a schedule, configuration, workload
-and tape of choices), what was expected, and a digest of what happened. It carries FILE:LINE and hashes of other
-people's code, never its text.
-A file is checked before anything of it is used, and a bad one is refused with one sentence.
+Versioned JSON. A finding of the ops tier holds the operation and its explicit case; one of the accounting tier holds
+the choices of its schedule. Both hold the target, the rule, and a digest of what happened. A file carries FILE:LINE
+and hashes of other people's code, never its text, and is checked before anything of it is used: a bad one is refused
+with one sentence.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from specsim.errors import UsageError
 from specsim.verdict import write_json
 
 FORMAT = "specsim.replay/1"
+REMEDY = "give a replay file that `specsim check --out DIR` wrote"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,54 +56,101 @@ class OpReplay:
     digest: str
 
 
-def save(path: Path, replay: OpReplay, specsim_version: str) -> None:
+@dataclass(frozen=True, slots=True)
+class ScheduleReplay:
+    """A finding of the accounting tier.
+
+    `mutant`       id of the model's mutant it was found on, "" for none
+    `part`         the seam function that is blamed; `where` and `source_hash` are of its code
+    `tape`         every choice: the scenario's, then the schedule's
+    `scenario`     what the tape stands for, to read: configuration and workload
+    `model_hash`   hash of the simulator's code: with another one the tape may mean another schedule
+    `digest`       of the events
+    """
+
+    target: str
+    tier: str
+    mutant: str
+    part: str
+    where: str
+    source_hash: str
+    tape: list[int]
+    scenario: dict[str, Any]
+    seed: int
+    rule: str
+    signature: str
+    title: str
+    model_hash: str
+    digest: str
+
+
+Replay = OpReplay | ScheduleReplay
+_KINDS: dict[str, type[OpReplay] | type[ScheduleReplay]] = {"ops": OpReplay, "accounting": ScheduleReplay}
+
+
+def save(path: Path, replay: Replay, specsim_version: str) -> None:
     """Write a replay file, whole or not at all."""
     write_json(path, {"format": FORMAT, "specsim": specsim_version, **asdict(replay)})
 
 
-def load(path: Path) -> OpReplay:
+def load(path: Path) -> Replay:
     """Read and check a replay file. Raises UsageError for one that is missing, truncated or of another format."""
-    remedy = "give a replay file that `specsim check --out DIR` wrote"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot read {path} ({error.strerror})", remedy) from error
+        raise UsageError(f"cannot read {path} ({error.strerror})", REMEDY) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not a text file", remedy) from error
+        raise UsageError(f"{path} is not a text file", REMEDY) from error
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{path} is not complete JSON ({error}), it may be truncated", remedy) from error
+        raise UsageError(f"{path} is not complete JSON ({error}), it may be truncated", REMEDY) from error
     if not isinstance(data, dict) or not str(data.get("format", "")).startswith("specsim.replay/"):
-        raise UsageError(f"{path} is not a specsim replay file (no format {FORMAT!r})", remedy)
+        raise UsageError(f"{path} is not a specsim replay file (no format {FORMAT!r})", REMEDY)
     if data["format"] != FORMAT:
         raise UsageError(
             f"{path} has format {data['format']!r}, this specsim reads {FORMAT!r}",
             f"replay it with specsim {data.get('specsim', 'of its time')}, or find it again with `specsim check`",
         )
-    return _parse(path, data, remedy)
+    kind = _KINDS.get(str(data.get("tier")))
+    if kind is None:
+        raise UsageError(f"{path}: tier {data.get('tier')!r} is unknown, must be one of {', '.join(_KINDS)}", REMEDY)
+    return _checked(path, kind(**_values(path, data, kind)))
 
 
 _TYPES = {"str": str, "int": int, "dict": dict, "list": list}
 
 
-def _parse(path: Path, data: Mapping[str, Any], remedy: str) -> OpReplay:
+def _values(path: Path, data: Mapping[str, Any], kind: type[OpReplay] | type[ScheduleReplay]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for field in fields(OpReplay):
-        kind = _TYPES[str(field.type).split("[")[0]]
+    for field in fields(kind):
+        wanted = _TYPES[str(field.type).split("[")[0]]
         value = data.get(field.name)
-        if not isinstance(value, kind) or isinstance(value, bool):
+        if not isinstance(value, wanted) or isinstance(value, bool):
             found = "is missing" if field.name not in data else f"is {value!r}, a {type(value).__name__}"
-            raise UsageError(f"{path}: field {field.name!r} {found}, must be {kind.__name__}", remedy)
+            raise UsageError(f"{path}: field {field.name!r} {found}, must be {wanted.__name__}", REMEDY)
         values[field.name] = value
-    if values["tier"] != "ops":
-        raise UsageError(f"{path}: tier {values['tier']!r} is unknown, must be 'ops'", remedy)
-    for name, size in values["sizes"].items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise UsageError(f"{path}: sizes[{name!r}] is {size!r}, must be an integer of at least 0", remedy)
-    for name, tensor in values["tensors"].items():
-        if not (
-            isinstance(tensor, dict) and isinstance(tensor.get("shape"), list) and isinstance(tensor.get("data"), list)
-        ):
-            raise UsageError(f"{path}: tensors[{name!r}] must be an object with shape and data", remedy)
-    return OpReplay(**values)
+    return values
+
+
+def _checked(path: Path, replay: Replay) -> Replay:
+    if not all(_is_natural(choice) for choice in replay.tape):
+        raise UsageError(f"{path}: tape must hold integers of at least 0", REMEDY)
+    if isinstance(replay, OpReplay):
+        for name, size in replay.sizes.items():
+            if not _is_natural(size):
+                raise UsageError(f"{path}: sizes[{name!r}] is {size!r}, must be an integer of at least 0", REMEDY)
+        for name, tensor in replay.tensors.items():
+            is_tensor = isinstance(tensor, dict) and all(isinstance(tensor.get(k), list) for k in ("shape", "data"))
+            if not is_tensor:
+                raise UsageError(f"{path}: tensors[{name!r}] must be an object with shape and data", REMEDY)
+    return replay
+
+
+def _is_natural(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def file_name(text: str) -> str:
+    """`text` as a file name: what is not a letter, digit, dot or underscore becomes a dash."""
+    return "-".join(re.findall(r"[\w.]+", text, re.ASCII))

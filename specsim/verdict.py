@@ -76,6 +76,11 @@ class Finding:
             raise ValueError(f"reach={self.reach!r} must be default, option, unknown or guarded:FILE:LINE")
 
 
+def finding_from_json(data: Mapping[str, Any]) -> Finding:
+    """The finding of its JSON form."""
+    return Finding(**{**data, "severity": Severity(data["severity"]), "details": tuple(data["details"])})
+
+
 @dataclass(frozen=True, slots=True)
 class NotRun:
     """Something that was not judged, and why."""
@@ -106,6 +111,7 @@ class Suite:
     events: int = 0
     seconds: float = 0.0
     judged: list[Judged] = field(default_factory=list)
+    seam: list[dict[str, Any]] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks: implementations of one operation side by side in one run, as medians with ratios.
+"""Benchmarks: implementations of one operation side by side in one run, as medians with ratios; and the simulator.
 
 A ratio is a peer's median over the reference's: below 1 is faster. Absolute times hold on the machine in
 `environment` alone. Nothing here asserts a time. A peer that cannot run here, or whose result is wrong, says
@@ -12,21 +12,41 @@ why and has no time.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from specsim.bench import verify_tree_greedy
+from specsim.bench import simulator, verify_tree_greedy
 from specsim.bench.environment import environment
 from specsim.bench.measure import Benchmark, Peer, Timing, run_shape
 from specsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-__all__ = ["BENCHMARKS", "FORMAT", "Benchmark", "Peer", "Timing", "environment", "run"]
+__all__ = ["BENCHMARKS", "FORMAT", "OPERATIONS", "Benchmark", "Peer", "Timing", "environment", "run"]
 
 FORMAT = "specsim.bench/1"
 
-BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in (verify_tree_greedy.BENCHMARK,)}
+OPERATIONS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in (verify_tree_greedy.BENCHMARK,)}
+
+
+def _run_operation(benchmark: Benchmark, device: str, rounds: int | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": benchmark.name,
+            "unit": "us",
+            "shape": dict(shape),
+            "peers": run_shape(benchmark, shape, device, rounds or benchmark.rounds),
+        }
+        for shape in benchmark.shapes[device]
+    ]
+
+
+# By name: what runs on a device, with a number of rounds or its own, and gives entries of "benchmarks".
+BENCHMARKS: dict[str, Callable[[str, int | None], list[dict[str, Any]]]] = {
+    **{name: partial(_run_operation, benchmark) for name, benchmark in OPERATIONS.items()},
+    simulator.NAME: simulator.run,
+}
 
 
 def run(names: Sequence[str], device: str, rounds: int | None = None) -> dict[str, Any]:
@@ -36,9 +56,5 @@ def run(names: Sequence[str], device: str, rounds: int | None = None) -> dict[st
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise UsageError(f"there is no benchmark {unknown[0]!r}", f"name one of {', '.join(BENCHMARKS)}")
-    results = []
-    for benchmark in (BENCHMARKS[name] for name in names):
-        for shape in benchmark.shapes[device]:
-            peers = run_shape(benchmark, shape, device, rounds or benchmark.rounds)
-            results.append({"name": benchmark.name, "unit": "us", "shape": dict(shape), "peers": peers})
+    results = [entry for name in names for entry in BENCHMARKS[name](device, rounds)]
     return {"format": FORMAT, "environment": environment(), "benchmarks": results}

@@ -1,7 +1,8 @@
 """Holds the rules against a run: one method for each kind of event, called by the engine.
 
-A broken rule is recorded with what was expected and what was seen. Where a rule says that something may not change, the accounting is put back to what
-it was and the run goes on, so that one defect does not hide another; after any other rule the run stops.
+A broken rule is recorded with what was expected and what was seen. Where a rule says that something may not change,
+the accounting is put back to what it was and the run goes on, so that one defect does not hide another; after any
+other rule the run stops.
 """
 
 from __future__ import annotations
@@ -101,8 +102,10 @@ class Checker:
         owners: list[Owner] = []
         borrowed = set()
         for request in requests:
+            if request.state is State.FINISHED:
+                continue
             seen = self._accounting.observe(request)
-            if seen.row is not None and request.state is not State.FINISHED:
+            if seen.row is not None:
                 owners.append(Owner(request.rid, seen.row, seen.allocated))
                 borrowed.add(seen.row)
         for session in sessions:
@@ -112,6 +115,12 @@ class Checker:
         return owners
 
     # Preparing and launching
+
+    def extended(self, request: Request) -> None:
+        """A request that was admitted has a row, and its lengths are in order."""
+        row = self._accounting.observe(request).row
+        self.hold(row is not None, "I18", "extend", request.rid, "a row", "none")
+        self._lengths(request, "extend")
 
     def before_prepare(self) -> None:
         self._table[:] = self._memory.rows.buffer
@@ -163,7 +172,8 @@ class Checker:
                 f"slot {error.slot} holds something else",
             )
         for key, have, need in device.short_rows:
-            self.broken("I07", "prepare", key[0], f"{need} positions allocated", have)
+            part = "extend" if launch.kind == "prefill" else "prepare"
+            self.broken("I07", part, key[0], f"{need} positions allocated", have)
         for step in device.steps:
             who = step.key[0]
             start = expected_start.get(step.key, step.start)
@@ -253,14 +263,14 @@ class Checker:
                 aspect="short" if now.committed < min(allowed) else "long",
             )
         self._lengths(request, kind)
-        if now.finished_len is not None:
-            most = min(len(request.outputs), request.turn.max_new_tokens)
-            holds = 0 <= now.finished_len <= most
-            self.hold(holds, "I10", "finish check", request.rid, f"0 to {most}", now.finished_len)
 
     def after_finish_check(self, request: Request) -> None:
         """Who finishes does so for a reason, and who is to abort does."""
         now = self._accounting.observe(request)
+        if now.finished_len is not None:
+            most = min(len(request.outputs), request.turn.max_new_tokens)
+            holds = 0 <= now.finished_len <= most
+            self.hold(holds, "I10", "finish check", request.rid, f"0 to {most}", now.finished_len)
         if request.abort_wanted:
             self.hold(now.finished, "I38", "finish check", request.rid, "finished by its abort", "still running")
         elif now.finished:
@@ -271,10 +281,7 @@ class Checker:
         """What the client sees is what decoding one token after the other gives."""
         now = self._accounting.observe(request)
         visible = request.outputs[: now.finished_len]
-        if request.abort_wanted:
-            right = unending_outputs_of(request, len(visible))
-        else:
-            right = outputs_of(request)
+        right = unending_outputs_of(request, len(visible)) if request.abort_wanted else outputs_of(request)
         if visible != right:
             same = next((i for i, (a, b) in enumerate(zip(visible, right, strict=False)) if a != b), None)
             if same is None:

@@ -1,6 +1,7 @@
 """Ledgers: who owns which slot and row, kept by hooks in the memory classes.
 
-The allocator tells the ledger of every slot that changes hands; who owns an allocated slot follows from the rows of requests and sessions.
+The allocator tells the ledger of every slot that changes hands; who owns an allocated slot follows from the rows of
+requests and sessions.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from specsim.sim.accounting import Memory
 class SlotLedger:
     """The slots that are in somebody's hands. Broken rules are noted in `broken` as (rule id, expected, actual)."""
 
+    page_size: int = 1
     used: set[int] = field(default_factory=set)
     in_group: set[int] = field(default_factory=set)
     group_open: bool = False
@@ -28,16 +30,16 @@ class SlotLedger:
                 self.broken.append(("I22", "slots of an open free group stay there", f"slot {slot} is handed out"))
             if slot in self.used:
                 self.broken.append(("I16", "free slots are handed out", f"slot {slot} is handed out and is not free"))
-        self.used.update(slots)
+            self.used.add(slot)
 
     def freed(self, slots: list[int]) -> None:
         for slot in slots:
             if slot not in self.used:
-                # Inside one free group a page may come back in parts: it is one set.
-                if self.group_open and slot in self.in_group:
+                # Inside one free group a page may come back in parts: it is one set. A single slot has no parts.
+                if self.page_size > 1 and slot in self.in_group:
                     continue
                 self.broken.append(("I23", "slots in somebody's hands are freed", f"slot {slot} is freed and is free"))
-        self.used.difference_update(slots)
+            self.used.discard(slot)
         if self.group_open:
             self.in_group.update(slots)
 

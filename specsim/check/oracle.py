@@ -23,7 +23,9 @@ def outputs_of(request: Request) -> list[int]:
 
 
 def unending_outputs_of(request: Request, count: int) -> list[int]:
-    """The first `count` tokens that the model says, whatever ends the request: an aborted one shows a prefix of them."""
+    """The first `count` tokens that the model says, whatever ends the request: an aborted one shows a prefix of
+    them.
+    """
     fingerprint = model.fingerprints(request.prompt)[-1]
     outputs: list[int] = []
     for length in range(len(request.prompt), len(request.prompt) + count):

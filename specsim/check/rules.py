@@ -1,8 +1,8 @@
 """The rules of the accounting tier, each an id and one sentence. Where each is checked: `specsim.check.checker`.
 
-Rules speak of KVready and owned slots only, never of an engine's field or convention. Numbers follow the catalogue of invariants that the
-project started from, so some are missing here: those of radix trees, sliding windows, draft pools, penalties and grammars, which
-the simulator does not have yet.
+Rules speak of KVready and owned slots only, never of an engine's field or convention. Numbers follow the catalogue of
+invariants that the project started from, so some are missing here: those of radix trees, sliding windows, draft pools,
+penalties and grammars, which the simulator does not have yet.
 """
 
 from __future__ import annotations
@@ -57,5 +57,7 @@ RULES: tuple[Rule, ...] = (
     Rule("S1", "every request ends", _WRONG),
     Rule("S3", "the batch's counter of accepted drafts counts live requests only", _METRIC),
     Rule("X1", "the host functions raise nothing", _WRONG),
+    Rule("X2", "a schedule ends within the time limit", _WRONG),
+    Rule("X3", "a schedule leaves its process alive", _UNDEFINED),
 )
 BY_ID = {rule.id: rule for rule in RULES}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ import torch
 
 import specsim
 from specsim import replay_file
-from specsim.verdict import Rule
 from specsim.diff.suite import Counterexample
 from specsim.errors import UsageError
 from specsim.ops.contract import Case, Op
 from specsim.ops.provider import Subject
 from specsim.replay_file import OpReplay
-from specsim.verdict import Finding, Severity
+from specsim.verdict import Finding, Rule, Severity
 
 
 def signature_of(subject: Subject) -> str:
@@ -116,7 +114,7 @@ def _write(
     details: tuple[str, ...],
 ) -> Finding:
     signature = signature_of(subject)
-    path = out / f"{_file_name(target)}-{_file_name(signature)}.json"
+    path = out / f"{replay_file.file_name(f'{target}-{signature}')}.json"
     replay = OpReplay(
         target=target,
         tier="ops",
@@ -150,10 +148,6 @@ def _write(
         count=count,
         details=details,
     )
-
-
-def _file_name(text: str) -> str:
-    return "-".join(re.findall(r"[\w.]+", text, re.ASCII))
 
 
 def tensor_to_json(tensor: torch.Tensor) -> dict[str, Any]:

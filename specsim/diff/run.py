@@ -13,9 +13,9 @@ import torch
 from specsim.diff import rules
 from specsim.diff.memcheck import MemoryLog, memcheck
 from specsim.diff.memory import GuardedTensor, guarded_arguments, views
-from specsim.verdict import Rule
 from specsim.ops.contract import Case, Op, Role, Tensors, WrongResultError
 from specsim.ops.provider import NotCalledError, Subject
+from specsim.verdict import Rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specsim.diff.rules import RULES
-from specsim.verdict import Rule
 from specsim.diff.run import Outcome, run_case
 from specsim.explore.chooser import RecordingChooser, Tape, replayed, seeded
 from specsim.explore.shrink import Shrinker
 from specsim.ops.contract import Case, Op
 from specsim.ops.provider import Reach, Subject
+from specsim.verdict import Rule
 
 SHRINK_ATTEMPTS_MAX = 600
 DRAWS_PER_CASE_MAX = 10
@@ -112,6 +112,19 @@ def _shrink(
     op: Op, subject: Subject, failures: list[Failure], device: Any, on_case: Callable[[int], None]
 ) -> Counterexample:
     chosen = min(failures, key=lambda f: (_reach_rank(f.reach), RULES.index(f.rule), len(f.tape), f.tape))
+    return shrink(op, subject, chosen, device, on_case, SHRINK_ATTEMPTS_MAX, len(failures))
+
+
+def shrink(
+    op: Op,
+    subject: Subject,
+    chosen: Failure,
+    device: Any,
+    on_case: Callable[[int], None],
+    attempts_max: int,
+    failing: int,
+) -> Counterexample:
+    """The smallest case that breaks the same rule for the same users."""
 
     def attempt(tape: Tape) -> Tape | None:
         on_case(-1)
@@ -121,8 +134,8 @@ def _shrink(
             return None
         return chooser.tape if run_case(op, subject, case, device).of(chosen.rule) else None
 
-    tape = Shrinker(chosen.tape, attempt, SHRINK_ATTEMPTS_MAX).run()
+    tape = Shrinker(chosen.tape, attempt, attempts_max).run()
     on_case(-1)
     case = op.generate(replayed(tape))
     outcome = run_case(op, subject, case, device)
-    return Counterexample(case, tape, outcome, chosen.rule, chosen.reach, len(failures), subject.explain())
+    return Counterexample(case, tape, outcome, chosen.rule, chosen.reach, failing, subject.explain())

@@ -1,7 +1,7 @@
 """Slot allocators: token by token, or in pages.
 
-Slots are numbered from 1; slot 0 takes the writes of padded entries and is never handed out. Slots that are freed inside a free group come back
-when it ends, as one set.
+Slots are numbered from 1; slot 0 takes the writes of padded entries and is never handed out. Slots that are freed
+inside a free group come back when it ends, as one set.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class SlotWatcher(Protocol):
 class Allocator:
     """Hands out slots 1 to `size` in pages of `page_size`.
 
-    `free` takes back the whole page of every slot in it. A page's slots are consecutive.
+    `free` takes back the whole page of every slot in it; with pages of one slot, a slot that is named twice is freed
+    twice. A page's slots are consecutive.
     """
 
     def __init__(self, size: int, page_size: int, watcher: SlotWatcher) -> None:
@@ -58,8 +59,8 @@ class Allocator:
         return range(page * self.page_size, (page + 1) * self.page_size)
 
     def extend(self, start: int, end: int, last_slot: int) -> list[int]:
-        """Slots for positions `[start, end)` of a request; `last_slot` is that of position `start - 1`, unread when `start` is at a
-        page's start.
+        """Slots for positions `[start, end)` of a request; `last_slot` is that of position `start - 1`, unread when
+        `start` is at a page's start.
 
         The partial page of `last_slot` is continued, then whole pages follow.
         """
@@ -78,7 +79,9 @@ class Allocator:
         return slots + whole[: end - start - len(slots)]
 
     def free(self, slots: Iterable[int]) -> None:
-        pages = list(dict.fromkeys(slot // self.page_size for slot in slots))
+        pages = [slot // self.page_size for slot in slots]
+        if self.page_size > 1:
+            pages = list(dict.fromkeys(pages))
         self._watcher.freed([slot for page in pages for slot in self._slots_of(page)])
         if self._group is None:
             self._free_pages += pages

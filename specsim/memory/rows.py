@@ -23,7 +23,7 @@ class Rows:
 
     def alloc(self) -> int:
         if not self.free_rows:
-            raise RowsExhaustedError
+            raise RowsExhaustedError(f"all {self.count} rows are taken")
         return self.free_rows.pop(0)
 
     def free(self, row: int) -> None:
@@ -35,7 +35,9 @@ class Rows:
         return self.buffer[base + start : base + end].tolist()
 
     def write(self, row: int, start: int, slots: list[int]) -> None:
-        """Write `slots` from column `start` on. A write past the row's end runs into the next row, as it does in a kernel."""
+        """Write `slots` from column `start` on. A write past the row's end runs into the next row, as it does in a
+        kernel; past the table's end it hits nothing that this model has.
+        """
         base = row * self.width + start
-        for offset, slot in enumerate(slots):
-            self.buffer[base + offset] = slot
+        for at, slot in zip(range(base, len(self.buffer)), slots, strict=False):
+            self.buffer[at] = slot

@@ -1,7 +1,7 @@
 """Streaming sessions: what one turn leaves in memory for the next.
 
-Between turns a session owns a row and the slots `[0, allocated)` of it. `claim` is the length whose KV holds, or will hold when launched work is
-done, exactly the session's tokens.
+Between turns a session owns a row and the slots `[0, allocated)` of it. `claim` is the length whose KV holds, or will
+hold when launched work is done, exactly the session's tokens.
 """
 
 from __future__ import annotations

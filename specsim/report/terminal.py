@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specsim.replay_file import OpReplay
+from specsim.replay_file import OpReplay, ScheduleReplay
 from specsim.verdict import Finding, Suite, Verdict
 
-WIDTH_WITHOUT_TERMINAL = 160
+WIDTH_WITHOUT_TERMINAL = 200
 
 
 def _console(stderr: bool = False) -> Console:
@@ -44,11 +44,12 @@ def print_verdict(verdict: Verdict) -> None:
     """Findings first, then the table of what was judged, what was not run, and one line with the verdict."""
     console = _console()
     for number, finding in enumerate(verdict.findings, 1):
-        _print_finding(console, number, finding, _cases_of(verdict, finding))
+        _print_finding(console, number, finding, verdict)
     table = _table(
-        f"{verdict.target}, seed {verdict.seed}", "suite", "operation", "implementation", "where", "cases", "result"
+        f"{verdict.target}, seed {verdict.seed}",
+        *("suite", "operation", "implementation", "where", "cases or calls", "result"),
     )
-    wrong = {finding.signature for finding in verdict.findings}
+    wrong = [finding.signature for finding in verdict.findings]
     for suite in verdict.suites:
         for judged in suite.judged:
             found = f"{suite.name}:{judged.op}:{judged.subject}" in wrong
@@ -57,6 +58,16 @@ def print_verdict(verdict: Verdict) -> None:
             table.add_row(
                 suite.name, judged.op, "" if name == judged.op else name, judged.where, f"{judged.cases:,}", result
             )
+        if suite.schedules:
+            found = any(finding.tier == suite.name for finding in verdict.findings)
+            result = "[red]finding[/]" if found else "[green]ok[/]"
+            table.add_row(suite.name, "schedules", f"{suite.events:,} events", "", f"{suite.schedules:,}", result)
+        for part in suite.seam if any(part["kind"] == "real" for part in suite.seam) else ():
+            if part["kind"] != "not run":
+                found = any(s.startswith("accounting:") and s.endswith(f":{part['name']}") for s in wrong)
+                result = "[red]finding[/]" if found else "[green]ok[/]"
+                calls = f"{part['calls']:,}" if part["kind"] == "real" else ""
+                table.add_row(suite.name, part["name"], part["kind"], part["where"], calls, result)
     console.print(table)
     for suite in verdict.suites:
         _print_not_run(console, suite)
@@ -69,10 +80,14 @@ def _summary(verdict: Verdict) -> str:
     findings = f"{count or 'no'} finding{'s' if count > 1 or not count else ''}"
     if verdict.verdict == "error":
         findings = "nothing could be judged"
-    cases = sum(suite.cases for suite in verdict.suites)
+    counts = [
+        f"{count:,} {word}"
+        for word in ("cases", "schedules", "events")
+        if (count := sum(getattr(suite, word) for suite in verdict.suites))
+    ]
     not_run = sum(len(suite.not_run) for suite in verdict.suites)
     seconds = sum(suite.seconds for suite in verdict.suites)
-    return f"{findings}, {cases:,} cases in {seconds:.1f} s, {not_run} not run"
+    return f"{findings}, {', '.join(counts) or 'nothing run'} in {seconds:.1f} s, {not_run} not run"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -82,17 +97,21 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _cases_of(verdict: Verdict, finding: Finding) -> int:
-    """How many cases the implementation of a finding was judged on."""
-    return sum(
+def _hit_by(verdict: Verdict, finding: Finding) -> str:
+    """How rare a finding was: of how many cases or schedules."""
+    if finding.tier == "accounting":
+        schedules = sum(suite.schedules for suite in verdict.suites if suite.name == finding.tier)
+        return f"{finding.count} of {schedules} schedules"
+    cases = sum(
         judged.cases
         for suite in verdict.suites
         for judged in suite.judged
         if f"{suite.name}:{judged.op}:{judged.subject}" == finding.signature
     )
+    return f"{finding.count} of {cases} generated cases"
 
 
-def _print_finding(console: Console, number: int, finding: Finding, cases: int) -> None:
+def _print_finding(console: Console, number: int, finding: Finding, verdict: Verdict) -> None:
     console.print(f"[bold red]{number}. {escape(finding.title)}[/]")
     rows = [
         ("rule", f"{finding.rule}: {finding.sentence}"),
@@ -101,7 +120,7 @@ def _print_finding(console: Console, number: int, finding: Finding, cases: int) 
         ("actual", finding.actual),
         ("severity", str(finding.severity)),
         ("reach", _reach_sentence(finding.reach)),
-        ("hit by", f"{finding.count} of {cases} generated cases"),
+        ("hit by", _hit_by(verdict, finding)),
         *(("", line) for line in finding.details),
         ("signature", finding.signature),
     ]
@@ -160,6 +179,66 @@ def _replay_verdict(console: Console, stored: OpReplay, target: str, answer: dic
         console.print("[bold red]reproduced[/]; the code has changed since it was found, so the digest is another")
         return 1
     console.print(f"[bold yellow]nondeterministic[/]: digest {answer['digest'][:16]}, was {stored.digest[:16]}")
+    return 3
+
+
+def print_schedule_replay(stored: ScheduleReplay, target: str, answer: dict[str, Any]) -> int:
+    """The events of a schedule, one line each, the broken rules where they broke; returns the exit code."""
+    console = _console()
+    named = f"{target} with mutant {stored.mutant}" if stored.mutant and target == stored.target else target
+    console.print(f"[bold]{escape(stored.rule)}[/] on {escape(named)}")
+    console.print(f"   found on   {escape(stored.target)}: {escape(stored.title)}", soft_wrap=True)
+    if not answer["judged"]:
+        console.print("not reproduced: this target does not run the scenario")
+        return 0
+    if not answer["same_model"]:
+        console.print("   note       made before a change of the simulator: the tape is read by the tolerant rule, and")
+        console.print("              may stand for another schedule than it did")
+    for kind in ("config", "workload"):
+        if kind in answer["scenario"]:
+            console.print(f"   {kind:<10} {escape(_flat(answer['scenario'][kind]))}", soft_wrap=True)
+    console.print(f"\n[dim]{COLUMN_KEY}[/]")
+    broken: dict[int, list[dict[str, Any]]] = {}
+    for violation in answer["violations"]:
+        broken.setdefault(violation["event"], []).append(violation)
+    for event in answer["events"]:
+        line = f"{event['number']:>4}  {event['agent']:<6}  {event['event']:<8}  {event['who']:<8}  {event['details']}"
+        console.print(escape(line.rstrip()), soft_wrap=True)
+        for violation in broken.get(event["number"], []):
+            where = f" at {violation['where']}" if violation["where"] else ""
+            text = f"{violation['rule']} {violation['part']}{where}, {violation['who']}: {violation['sentence']}"
+            console.print(f"      [bold red]{escape(text)}[/]", soft_wrap=True)
+            seen = f"expected {violation['expected']}, seen {violation['actual']}"
+            console.print(f"      {escape(seen)}", soft_wrap=True)
+    console.print(f"\n   digest     {answer['digest']}")
+    return _schedule_verdict(console, stored, target, answer)
+
+
+COLUMN_KEY = (
+    "   #  agent   event     who       details: verify r:a accepted; resolve r:+a counted, r:stale a not; "
+    "prepare r:x>y allocated"
+)
+
+
+def _flat(data: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in data.items())
+
+
+def _schedule_verdict(console: Console, stored: ScheduleReplay, target: str, answer: dict[str, Any]) -> int:
+    shown = any(v["signature"] == stored.signature or v["rule"] == stored.rule for v in answer["violations"])
+    if not shown:
+        console.print(f"[bold green]not reproduced[/] on {escape(target)}")
+        return 0
+    if target != stored.target:
+        console.print(f"[bold red]reproduced[/] on {escape(target)}")
+        return 1
+    if answer["digest"] == stored.digest:
+        console.print("[bold red]reproduced[/], bit for bit")
+        return 1
+    if not (answer["same_source"] and answer["same_model"]):
+        console.print("[bold red]reproduced[/]; the code has changed since it was found, so the digest is another")
+        return 1
+    console.print(f"[bold yellow]nondeterministic[/]: digest was {stored.digest}")
     return 3
 
 

@@ -1,8 +1,8 @@
 """The accounting seam: what the scheduler's loop calls, and the model's own implementation of it.
 
-A release's host functions take the model's place behind the same protocol (`specsim.targets`). Eras of an engine count in different conventions, so the
-loop and the rules read abstract observables only (`Observed`), and the model is written against KVready: the positions whose KV is written, or
-will be when launched work is done.
+A release's host functions take the model's place behind the same protocol (`specsim.targets`). Eras of an engine count
+in different conventions, so the loop and the rules read abstract observables only (`Observed`), and the model is
+written against KVready: the positions whose KV is written, or will be when launched work is done.
 """
 
 from __future__ import annotations
@@ -137,7 +137,9 @@ class Accounting(Protocol):
     def observe(self, request: Request) -> Observed: ...
 
     def restore(self, request: Request, observed: Observed) -> None:
-        """Put lengths and statistics back to what was observed: a rule that was broken is recorded, and the run goes on."""
+        """Put lengths and statistics back to what was observed: a rule that was broken is recorded, and the run goes
+        on.
+        """
         ...
 
 
@@ -242,7 +244,9 @@ class ModelAccounting:
         )
 
     def retract(self, batch: list[Request]) -> Retracted:
-        kept, retracted, aborted = list(batch), [], []
+        kept = list(batch)
+        retracted: list[Request] = []
+        aborted: list[Request] = []
         while len(kept) > 1 and (not retracted or not self._fits(kept)):
             retracted.append(kept.pop())
             self._take_back(retracted[-1].state_of_accounting)
@@ -293,6 +297,7 @@ class ModelAccounting:
 
     def restore(self, request: Request, observed: Observed) -> None:
         held: Held = request.state_of_accounting
+        held.in_flight = max(0, held.in_flight)
         held.honest = observed.committed - (1 if held.in_flight else 0)
         held.allocated = observed.allocated
         held.verify_count = observed.verify_count

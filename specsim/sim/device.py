@@ -1,8 +1,8 @@
 """The device: a stream of launches that compute on content.
 
-A launch sees the rows as they were when it was launched: engines order later writes of a row behind the reads of earlier launches (the write-after-read
-barrier), and so does this model. Launches run in order, each at a time that the chooser picks, at the latest when the host waits for
-its result.
+A launch sees the rows as they were when it was launched: engines order later writes of a row behind the reads of
+earlier launches (the write-after-read barrier), and so does this model. Launches run in order, each at a time that the
+chooser picks, at the latest when the host waits for its result.
 
 Target KV only; draft pools are not modelled yet.
 """
@@ -21,7 +21,8 @@ from specsim.sim.verify import fill_bonus_tokens, verify_tree_greedy
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """What the drafter proposes to one request: the tree, and the nodes of it whose token is the one that the target will say.
+    """What the drafter proposes to one request: the tree, and the nodes of it whose token is the one that the target
+    will say.
 
     `parents[node]` is the parent of each node, -1 for the root, node 0.
     """
@@ -64,7 +65,9 @@ class Launch:
 
 @dataclass(slots=True)
 class Sequence:
-    """The device's own view of a request: fingerprints of the positions whose KV is written, and the root of the next tree."""
+    """The device's own view of a request: fingerprints of the positions whose KV is written, and the root of the next
+    tree.
+    """
 
     chain: list[int]
     root: int
@@ -72,7 +75,9 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a decode step did to one request, for the rules: device length before, nodes of the accepted path, tokens."""
+    """What a decode step did to one request, for the rules: device length before, nodes of the accepted path,
+    tokens.
+    """
 
     key: tuple[str, int]
     start: int
@@ -119,13 +124,12 @@ class Device:
         launch.done = True
         return launch
 
-    def forget(self, key: tuple[str, int]) -> None:
-        self.sequences.pop(key, None)
-
     def _prefill(self, row: LaunchRow) -> int:
         chain = model.fingerprints(row.tokens)
         self._read(row, chain[: row.prefix_len])
-        for position in range(row.prefix_len, len(chain)):
+        if len(row.slots) < len(chain):
+            self.short_rows.append((row.key, len(row.slots), len(chain)))
+        for position in range(row.prefix_len, min(len(chain), len(row.slots))):
             self.content[row.slots[position]] = chain[position]
         token = model.next_token_after(chain[-1], len(chain), row.request.specials)
         self.sequences[row.key] = Sequence(chain, token)
@@ -170,7 +174,9 @@ class Device:
         return DecodeResult(next_token_ids, verified.accept_lens, ndt)
 
     def _run_target(self, row: LaunchRow, sequence: Sequence) -> tuple[list[int], list[int], list[int]]:
-        """Token, fingerprint and target token of every node; the KV of all nodes is written from the sequence's end on."""
+        """Token, fingerprint and target token of every node; the KV of all nodes is written from the sequence's end
+        on.
+        """
         assert row.plan is not None
         start = len(sequence.chain)
         parents = row.plan.parents
@@ -192,7 +198,9 @@ class Device:
         return tokens, node_prints, targets
 
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
-        """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus token."""
+        """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus
+        token.
+        """
         sequence = self.sequences[row.key]
         start = len(sequence.chain)
         moved = [self.content[row.slots[start + node]] for node in path if start + node < len(row.slots)]

@@ -1,9 +1,9 @@
 """The run loop of the simulated engine: a host and a device, and a chooser that picks whose step is next.
 
-One iteration of the host, with overlap: receive; choose a batch (a prefill first, if a request waits and fits, else a decode step); prepare and launch
-it; then take the result of the launch before. So a step is launched before the host knows what the step before it gave: a request may turn
-out to be finished, or be retracted, while a launch of it is still under way, and the result of that launch is *stale*. Without overlap the host
-takes each result at once.
+One iteration of the host, with overlap: receive; choose a batch (a prefill first, if a request waits and fits, else a
+decode step); prepare and launch it; then take the result of the launch before. So a step is launched before the host
+knows what the step before it gave: a request may turn out to be finished, or be retracted, while a launch of it is
+still under way, and the result of that launch is *stale*. Without overlap the host takes each result at once.
 
 Events are logged, one line each, and make a running digest: two runs are the same when their digests are.
 """
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from specsim.check.checker import Checker, RunStopped, Violation
 from specsim.check.ledger import SlotLedger
 from specsim.explore.chooser import Chooser
-from specsim.memory.allocator import Allocator, ceil_to
-from specsim.memory.rows import Rows
+from specsim.memory.allocator import Allocator, OutOfSlotsError, ceil_to
+from specsim.memory.rows import Rows, RowsExhaustedError
 from specsim.memory.sessions import Sessions
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.config import require_runnable
@@ -61,6 +61,15 @@ class Run:
     stale_retracted: int
 
 
+@contextlib.contextmanager
+def _memory_errors_of(part: str) -> Iterator[None]:
+    """What an allocation raises for want of memory, as an error of the host function that asked for it."""
+    try:
+        yield
+    except (OutOfSlotsError, RowsExhaustedError) as error:
+        raise HostFunctionError(part, f"{type(error).__name__}: {error}") from error
+
+
 class Engine:
     """One run of a scenario. `accounting` makes the accounting that is tested from the memory it calls back."""
 
@@ -71,7 +80,7 @@ class Engine:
         self._config = scenario.config
         self._workload = scenario.workload
         self._chooser = chooser
-        self._ledger = SlotLedger()
+        self._ledger = SlotLedger(self._config.page_size)
         self._memory = Memory(
             self._config,
             Rows(self._config.rows, self._config.row_width),
@@ -132,7 +141,9 @@ class Engine:
     # The host
 
     def _host(self) -> Iterator[Launch | None]:
-        """The host's steps. Yields between two of them: None when it can go on, a launch when it waits for its result."""
+        """The host's steps. Yields between two of them: None when it can go on, a launch when it waits for its
+        result.
+        """
         while self._is_busy():
             self._iterations += 1
             if self._iterations > ITERATIONS_MAX:
@@ -204,7 +215,9 @@ class Engine:
         return self._launch_decode()
 
     def _admit(self) -> list[Request]:
-        """Waiting requests that fit, in order: rows and slots, with the reserve of their first step and the running ones' next."""
+        """Waiting requests that fit, in order: rows and slots, with the reserve of their first step and the running
+        ones' next.
+        """
         admitted: list[Request] = []
         if self._running and self._waiting and self._chooser.choose(3, "admit later"):
             return admitted
@@ -230,8 +243,10 @@ class Engine:
         if slot is not None:
             claim = slot.claim
             prefix_len = self._accounting.session_match(request, fill_len)
+            self._checker.after_memory_calls("session match")
             self._checker.session_matched(request, claim, prefix_len)
-        self._accounting.extend_alloc(request, prefix_len, fill_len)
+        with _memory_errors_of("extend"):
+            self._accounting.extend_alloc(request, prefix_len, fill_len)
         self._checker.after_memory_calls("extend")
         request.incarnation += 1
         request.extend_len, request.resolved, request.pending = fill_len, 0, 0
@@ -239,6 +254,7 @@ class Engine:
         request.outputs_before = len(request.outputs)
         request.happens(Event.ADMIT)
         self._record("host", "admit", request.rid, f"extend {prefix_len} to {fill_len}")
+        self._checker.extended(request)
         if slot is not None:
             self._checker.ownership("session match", self._requests, self._open_sessions, aspect="match")
 
@@ -264,7 +280,8 @@ class Engine:
                 return None
         before = [self._accounting.observe(request) for request in batch]
         self._checker.before_prepare()
-        self._accounting.prepare(batch)
+        with _memory_errors_of("prepare"):
+            self._accounting.prepare(batch)
         self._record("host", "prepare", "", " ".join(self._growth(r, b) for r, b in zip(batch, before, strict=True)))
         self._checker.after_memory_calls("prepare")
         self._checker.after_prepare(batch, before)
@@ -375,6 +392,7 @@ class Engine:
         live = [row.request.state is State.RUNNING and row.request.key == row.key for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
         runs = self._accounting.resolve(result, launch.requests)
+        self._checker.after_memory_calls("resolve")
         details = [
             f"{row.request.rid}:{'+' if alive else 'stale '}{accept_len}"
             for row, alive, accept_len in zip(launch.rows, live, result.accept_lens, strict=True)

@@ -1,6 +1,7 @@
 """The life of a request. Everything that moves a request from one state to another is in this table.
 
-An event that the table does not allow raises with state and event: it is a defect of the simulator, not of what it tests.
+An event that the table does not allow raises with state and event: it is a defect of the simulator, not of what it
+tests.
 """
 
 from __future__ import annotations

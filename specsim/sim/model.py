@@ -1,7 +1,7 @@
 """The language model of the simulation: the next token is a hash of what was read.
 
-A KV slot holds the fingerprint of the token sequence up to and including its position, so a wrong slot, a stale row, a missing move or a wrong
-mask bit changes tokens. No weights, no tolerance, no luck.
+A KV slot holds the fingerprint of the token sequence up to and including its position, so a wrong slot, a stale row, a
+missing move or a wrong mask bit changes tokens. No weights, no tolerance, no luck.
 """
 
 from __future__ import annotations
@@ -38,5 +38,7 @@ def next_token(fingerprint: int) -> int:
 
 
 def next_token_after(fingerprint: int, length: int, specials: dict[int, int]) -> int:
-    """The token at position `length`; `specials` are the positions where the model says something else (EOS, a stop token)."""
+    """The token at position `length`; `specials` are the positions where the model says something else (EOS, a stop
+    token).
+    """
     return specials.get(length) or next_token(fingerprint)

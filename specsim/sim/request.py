@@ -13,7 +13,8 @@ class Turn:
     """What a client sends: new tokens, and how the answer ends.
 
     `special_at`  output index -> EOS or STOP token that the model says there
-    `session`     id of the streaming session that the turn belongs to, "" for none: its prompt is the session's tokens, then `tokens`
+    `session`     id of the streaming session that the turn belongs to, "" for none: its prompt is the session's
+                  tokens, then `tokens`
     """
 
     rid: str
@@ -66,8 +67,8 @@ class Request:
 
     @property
     def kv_ready(self) -> int:
-        """KVready: positions whose KV is written, or will be when launched work is done. A launched verification writes the KV of its
-        root, which is the last token that the host knows.
+        """KVready: positions whose KV is written, or will be when launched work is done. A launched verification
+        writes the KV of its root, which is the last token that the host knows.
         """
         return self.honest_len + (1 if self.pending else 0)
 

@@ -8,7 +8,8 @@ from typing import Literal, Protocol
 from specsim.sim.accounting import Accounting, Memory, ModelAccounting
 from specsim.sim.config import EngineConfig
 
-# The functions of the accounting seam, in the order in which a request meets them. `Violation.part` and the verdict use these names.
+# The functions of the accounting seam, in the order in which a request meets them. `Violation.part` and the verdict
+# use these names.
 PARTS = (
     "row width",
     "alloc length",
@@ -31,8 +32,8 @@ PARTS = (
 class SeamPart:
     """One function of the seam, and whose it is in this target.
 
-    `where` is FILE:LINE and `source_hash` the hash of the body of a real one; `calls` counts the calls that were made of it; `why` says why it is
-    not run.
+    `where` is FILE:LINE and `source_hash` the hash of the body of a real one; `calls` counts the calls that were made
+    of it; `why` says why it is not run.
     """
 
     name: str

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 
 class Verified(NamedTuple):
-    """As `specsim.reference.verify.Verified`, flat lists: predicts [bs * ndt], accept_index [bs * width], accept_lens [bs] with the bonus."""
+    """As `specsim.reference.verify.Verified`, flat lists: predicts [bs * ndt], accept_index [bs * width], accept_lens
+    [bs] with the bonus.
+    """
 
     predicts: list[int]
     accept_index: list[int]
@@ -52,7 +54,9 @@ def verify_tree_greedy(
 
 
 def fill_bonus_tokens(accept_tokens: list[int], accept_lens: list[int], accept_stride: int) -> list[int]:
-    """The last accepted token of each request. `accept_tokens` has `accept_stride` entries a request. What lies beyond them is -1."""
+    """The last accepted token of each request. `accept_tokens` has `accept_stride` entries a request. What lies beyond
+    them is -1.
+    """
     bonus = []
     for b, accept_len in enumerate(accept_lens):
         at = b * accept_stride + accept_len - 1

@@ -7,7 +7,7 @@ Not drawn yet: aborts and retractions of a session's turns, prefix sharing, chun
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specsim.explore.chooser import Chooser, between, pick
 from specsim.sim.config import EngineConfig
@@ -17,7 +17,9 @@ from specsim.sim.request import Turn
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Turns in the order in which they arrive (a session's turn waits for the one before it), and the faults to come."""
+    """Turns in the order in which they arrive (a session's turn waits for the one before it), and the faults to
+    come.
+    """
 
     turns: tuple[Turn, ...]
     aborts_max: int = 0
@@ -56,7 +58,7 @@ def draw_scenario(chooser: Chooser) -> Scenario:
     pool = config.request_slots_max * (1 + spare)
     if not sessions:
         pool += config.page_size * chooser.choose(8, "spare pages in the pool")
-    config = EngineConfig(**{**_fields(config), "pool_slots": pool})
+    config = replace(config, pool_slots=pool)
     if sessions:
         return Scenario(config, Workload(turns))
     aborts_max = chooser.choose(3, "aborts")
@@ -64,18 +66,14 @@ def draw_scenario(chooser: Chooser) -> Scenario:
     return Scenario(config, Workload(turns, aborts_max, retractions_max))
 
 
-def _fields(config: EngineConfig) -> dict[str, int | bool]:
-    return {name: getattr(config, name) for name in EngineConfig.__slots__}
-
-
 def _draw_turns(chooser: Chooser, sessions: int) -> tuple[Turn, ...]:
-    turns: list[Turn] = []
-    for session in range(sessions):
-        for turn in range(between(chooser, 2, 3, "turns")):
-            turns.append(_draw_turn(chooser, f"s{session}t{turn}", f"s{session}"))
-    for number in range(between(chooser, 0 if sessions else 1, 4, "requests")):
-        turns.append(_draw_turn(chooser, f"r{number}", ""))
-    return tuple(turns)
+    of_sessions = [
+        _draw_turn(chooser, f"s{session}t{turn}", f"s{session}")
+        for session in range(sessions)
+        for turn in range(between(chooser, 2, 3, "turns"))
+    ]
+    count = between(chooser, 0 if sessions else 1, 4, "requests")
+    return (*of_sessions, *(_draw_turn(chooser, f"r{number}", "") for number in range(count)))
 
 
 def _draw_turn(chooser: Chooser, rid: str, session: str) -> Turn:

@@ -1,21 +1,27 @@
 """Lifting: take functions out of a source tree by AST and run them without importing the package they came from.
 
 The closure of the module-level names that the wanted functions use (definitions, classes, assignments) is kept,
-everything else is blanked, line numbers stay. Imports of the release are never executed: `torch`, `triton` and `tl`
-are given, a few names come from shims, and a name from the release's own modules is followed there and lifted too.
-What cannot be found that way is reported by name. The slice is written to the cache as a real file, because Triton's
-interpreter reads a kernel's source from its file and silently skips its rewriting when it cannot.
+everything else is left out, line numbers stay. Imports of the release are never executed: a name from the release's
+own modules is followed there and lifted too. What cannot be found that way is reported by name.
+
+Two ways. `lift` is for kernels and what launches them: `torch`, `triton` and `tl` are given, a few names come from
+shims, and the slice is written to the cache as a real file, because Triton's interpreter reads a kernel's source from
+its file and silently skips its rewriting when it cannot. `lift_method` and `lift_together` are for host functions,
+methods and classes: the caller gives the names that must not come from the source, the tree is compiled under the
+file's own path, and a traceback names the line of the source.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import dis
 import hashlib
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,11 +40,11 @@ class TextStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LiftedFunction:
-    """A function of the source, ready to call.
+    """A function or class of the source, ready to call.
 
-    `value` is what the module's namespace holds under the name (for a kernel the `triton.jit` object); `where` is
-    FILE:LINE; `parameters` its parameter names in order; `body_hash` identifies its code whatever its comments and
-    layout.
+    `value` is what the module's or the class's namespace holds under the name (for a kernel the `triton.jit` object,
+    for a method a plain function, or a property or staticmethod object); `where` is FILE:LINE; `parameters` its
+    parameter names in order, none for a class; `body_hash` identifies its code whatever its comments and layout.
     """
 
     name: str
@@ -50,20 +56,23 @@ class LiftedFunction:
 
 @dataclass(slots=True)
 class ParsedModule:
-    """A parsed file: module-level definitions by name, and where each imported name comes from."""
+    """A parsed file: module-level definitions by name, where each imported name comes from, and the modules of which
+    it imports everything.
+    """
 
     path: str
     text: str
     tree: ast.Module
     definitions: dict[str, list[ast.stmt]] = field(default_factory=dict)
     imports: dict[str, tuple[str, str]] = field(default_factory=dict)  # local name -> (module, name; "" = the module)
+    stars: list[str] = field(default_factory=list)
 
 
 def parse_module(source: SourceTree, path: str) -> ParsedModule:
     """Parse `path` of the source. Raises DriftError when it is not there or not Python."""
     try:
         text = source.read(path)
-        module = ParsedModule(path, text, ast.parse(text))
+        module = ParsedModule(path, text, _parse(text))
     except FileNotFoundError as error:
         raise DriftError(f"not found: {path}") from error
     except SyntaxError as error:
@@ -71,6 +80,14 @@ def parse_module(source: SourceTree, path: str) -> ParsedModule:
     for statement in _module_level(module.tree.body):
         _record(module, statement)
     return module
+
+
+@lru_cache(maxsize=32)
+def _parse(text: str) -> ast.Module:
+    """The tree of a file, shared by all who read it: nobody changes it. Ops, host functions and guards read the same
+    large files, and a release and an edited copy of it share most.
+    """
+    return ast.parse(text)
 
 
 def _module_level(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -100,7 +117,19 @@ def _record(module: ParsedModule, statement: ast.stmt) -> None:
             module.imports.setdefault(local, (alias.name if alias.asname else local, ""))
     elif isinstance(statement, ast.ImportFrom) and statement.module and statement.level == 0:
         for alias in statement.names:
+            if alias.name == "*":
+                module.stars.append(statement.module)
             module.imports.setdefault(alias.asname or alias.name, (statement.module, alias.name))
+
+
+def class_functions(module: ParsedModule, name: str) -> dict[str, list[ast.FunctionDef]]:
+    """The methods of the class `name` by name; a property with a setter has two. Empty when there is no such class."""
+    found: dict[str, list[ast.FunctionDef]] = {}
+    classes = [s for s in module.definitions.get(name, ()) if isinstance(s, ast.ClassDef)]
+    for statement in classes[-1].body if classes else ():
+        if isinstance(statement, ast.FunctionDef):
+            found.setdefault(statement.name, []).append(statement)
+    return found
 
 
 def find_function(module: ParsedModule, name: str) -> ast.FunctionDef:
@@ -196,6 +225,99 @@ class Lifter:
             body_hash=body_hash(definition),
         )
 
+    def lift_method(self, path: str, name: str, given: Mapping[str, Any]) -> LiftedFunction:
+        """Lift the host function, method (`Class.method`) or class `name`; `given` as for `lift_together`."""
+        return self.lift_together(path, (name,), given)[name]
+
+    def lift_together(self, path: str, names: Iterable[str], given: Mapping[str, Any]) -> dict[str, LiftedFunction]:
+        """Lift host functions, methods and classes of the file `path` into one namespace.
+
+        A name that they use is looked up in `given`, in the module, among its imports and those inside the bodies.
+        Imports of the release inside a body are taken out of it, and so are decorators, but for those that make a
+        property, a static or class method, a context manager or a dataclass. Raises DriftError when a name is not
+        found, or when a wanted function has no body.
+        """
+        module = self.module(path)
+        wanted = {name: _find_definitions(module, name) for name in names}
+        found = self._host_namespace(module, wanted, given, ())
+        return {
+            name: LiftedFunction(
+                name=name,
+                value=found[name],
+                where=f"{path}:{nodes[0].lineno}",
+                parameters=parameter_names(nodes[0]) if isinstance(nodes[0], ast.FunctionDef) else (),
+                body_hash=body_hash(nodes[-1]),
+            )
+            for name, nodes in wanted.items()
+        }
+
+    def _host_namespace(
+        self,
+        module: ParsedModule,
+        wanted: Mapping[str, list[ast.stmt]],
+        given: Mapping[str, Any],
+        trail: tuple[str, ...],
+    ) -> dict[str, Any]:
+        """The values of the wanted names. Methods are made one by one, the rest in the namespace that they share."""
+        namespace: dict[str, Any] = {"__name__": __name__}
+        kept: dict[int, ast.stmt] = {}
+        inner: dict[str, tuple[str, str]] = {}
+        methods: dict[str, list[ast.stmt]] = {}
+        todo: list[str] = []
+        for name, nodes in wanted.items():
+            prepared = [_prepare_for_host(module, node, inner) for node in nodes]
+            todo += [needed for node in prepared for needed in _names_needed(node)]
+            if "." in name:
+                methods[name] = prepared
+            else:
+                kept |= {node.lineno: node for node in prepared}
+        seen = {name for name in wanted if "." not in name}
+        while todo:
+            name = todo.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in given:
+                namespace[name] = given[name]
+            elif name in module.definitions:
+                for statement in module.definitions[name]:
+                    prepared_statement = _prepare_for_host(module, statement, inner)
+                    kept[statement.lineno] = prepared_statement
+                    todo += _names_needed(prepared_statement)
+            else:
+                namespace[name] = self._follow(
+                    module.path,
+                    *self._origin(module, name, inner),
+                    trail,
+                    lambda path, imported, on: self._host_value(path, imported, given, on),
+                )
+        _execute_statements(module.path, [kept[line] for line in sorted(kept)], namespace, namespace)
+        values = {name: namespace[name] for name in wanted if "." not in name}
+        for name, statements in methods.items():
+            scope: dict[str, Any] = {}
+            _execute_statements(module.path, statements, namespace, scope)
+            values[name] = scope[name.split(".")[-1]]
+        return values
+
+    def _origin(self, module: ParsedModule, name: str, inner: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+        """Where a name comes from that a module uses and does not define: module and name. `inner` are the imports
+        inside functions.
+        """
+        found = module.imports.get(name) or inner.get(name)
+        if found is not None:
+            return found
+        for star in module.stars:
+            if self._find_in_source(star, name, (module.path,)):
+                return (star, name)
+        raise DriftError(f"cannot be lifted: {module.path} uses {name}, which it neither defines nor imports")
+
+    def _host_value(self, path: str, name: str, given: Mapping[str, Any], trail: tuple[str, ...]) -> Any:
+        """The value of the module-level name `name` of another file of the release."""
+        if name in given:
+            return given[name]
+        module = self.module(path)
+        return self._host_namespace(module, {name: module.definitions[name]}, given, trail)[name]
+
     def namespace(self, path: str, wanted: frozenset[str], trail: tuple[str, ...] = ()) -> dict[str, Any]:
         """Execute the slice of `path` that defines `wanted`, and return its globals."""
         key = (path, wanted)
@@ -228,26 +350,59 @@ class Lifter:
         return python_module.__dict__
 
     def _import(self, module: ParsedModule, name: str, trail: tuple[str, ...]) -> Any:
-        """The value of a name that `module` imports: from the standard library, torch, or lifted from the release
-        itself.
-        """
+        """The value of a name that `module` imports."""
         if name not in module.imports:
             raise DriftError(f"cannot be lifted: {module.path} uses {name}, which it neither defines nor imports")
-        origin, imported = module.imports[name]
+        return self._follow(
+            module.path,
+            *module.imports[name],
+            trail,
+            lambda path, wanted, on: self.namespace(path, frozenset({wanted}), on)[wanted],
+        )
+
+    def _follow(
+        self,
+        user: str,
+        origin: str,
+        imported: str,
+        trail: tuple[str, ...],
+        lift: Callable[[str, str, tuple[str, ...]], Any],
+    ) -> Any:
+        """The value of `imported` from the module `origin`: from the standard library, torch, or by `lift` from the
+        release itself. `trail` are the files on the way, `user` the one that imports.
+        """
         root = origin.split(".")[0]
         if root == "sglang":
-            for path in (origin.partition(".")[2].replace(".", "/") + suffix for suffix in (".py", "/__init__.py")):
-                if self.source.exists(path) and path not in trail:
-                    found = self.module(path)
-                    if imported in found.definitions:
-                        return self.namespace(path, frozenset({imported}), trail)[imported]
-                    if imported in found.imports:
-                        return self._import(found, imported, (*trail, path))
-            raise DriftError(f"cannot be lifted: {module.path} needs {origin}.{imported}, which was not found")
+            place = self._find_in_source(origin, imported, (*trail, user))
+            if place is None:
+                raise DriftError(f"cannot be lifted: {user} needs {origin}.{imported}, which was not found")
+            if isinstance(place, ParsedModule):
+                return lift(place.path, imported, (*trail, user))
+            return self._follow(place[0], *place[1:], (*trail, user), lift)
         if root in _SAFE_ROOTS or root in sys.stdlib_module_names:
             target = __import__(origin, fromlist=[imported] if imported else [])
             return getattr(target, imported) if imported else sys.modules[origin]
-        raise DriftError(f"cannot be lifted: {module.path} needs {origin}, which specsim does not import")
+        raise DriftError(f"cannot be lifted: {user} needs {origin}, which specsim does not import")
+
+    def _find_in_source(
+        self, origin: str, imported: str, trail: tuple[str, ...]
+    ) -> ParsedModule | tuple[str, str, str] | None:
+        """The file of the module `origin` that defines `imported`, or (file, module, name) of where it imports it
+        from.
+        """
+        for path in (origin.partition(".")[2].replace(".", "/") + suffix for suffix in (".py", "/__init__.py")):
+            if path in trail or not self.source.exists(path):
+                continue
+            found = self.module(path)
+            if imported in found.definitions:
+                return found
+            if imported in found.imports:
+                return (path, *found.imports[imported])
+            for star in found.stars:
+                place = self._find_in_source(star, imported, (*trail, path))
+                if place is not None:
+                    return place
+        return None
 
 
 _SAFE_ROOTS = frozenset({"torch", "triton", "numpy"})
@@ -312,7 +467,127 @@ def _blank_all_but(text: str, statements: list[ast.stmt]) -> str:
     return "\n".join(line if kept else "" for line, kept in zip(lines, keep, strict=True)) + "\n"
 
 
-def as_callable(value: Any) -> Callable[..., Any]:
-    if not callable(value) and not hasattr(value, "__getitem__"):
-        raise DriftError(f"lifted value of type {type(value).__name__} cannot be called")
-    return value  # type: ignore[no-any-return]
+# Decorators that make what a function is. Others, which register, cache or compile it, are left out.
+_KEPT_DECORATORS = frozenset(
+    {"property", "setter", "getter", "cached_property", "staticmethod", "classmethod", "contextmanager", "dataclass"}
+)
+
+
+def _find_definitions(module: ParsedModule, name: str) -> list[ast.stmt]:
+    """The definition of a function, method or class; a property with a setter has two. Raises DriftError when it is
+    not there, or is a function without a body.
+    """
+    if "." in name:
+        class_name, function_name = name.split(".")
+        nodes: list[ast.stmt] = list(class_functions(module, class_name).get(function_name, ()))
+    else:
+        definitions = module.definitions.get(name, ())
+        nodes = list(filter(lambda s: isinstance(s, ast.FunctionDef | ast.ClassDef), definitions))[-1:]
+    if not nodes:
+        raise DriftError(f"not found: {name} in {module.path}")
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and _is_emptied(node):
+            raise DriftError(f"has no body: {name} in {module.path}:{node.lineno}")
+    return nodes
+
+
+def _is_emptied(function: ast.FunctionDef) -> bool:
+    """Whether nothing is left of a function but `pass`, `...` and text."""
+    return all(
+        isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+        for s in function.body
+    )
+
+
+def _prepare_for_host(module: ParsedModule, statement: ast.stmt, inner: dict[str, tuple[str, str]]) -> ast.stmt:
+    """A copy of a statement without the imports inside it that are not executed, and without decorators that do not
+    make what it is. Where the names come from that such imports bind is noted in `inner`.
+    """
+
+    class Prepare(ast.NodeTransformer):
+        def visit_Import(self, node: ast.Import) -> ast.AST:
+            return self._without(node, [(a.asname or a.name.split(".")[0], (a.name, "")) for a in node.names])
+
+        def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+            origin = node.module or ""
+            return self._without(node, [(a.asname or a.name, (origin, a.name)) for a in node.names])
+
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+            self.generic_visit(node)
+            names = [_last_name(decorator) for decorator in node.decorator_list]
+            if "jit" in names:
+                raise DriftError(f"cannot be lifted: {module.path}:{node.lineno} {node.name} is a kernel")
+            kept = [d for d, name in zip(node.decorator_list, names, strict=True) if name in _KEPT_DECORATORS]
+            return ast.copy_location(ast.FunctionDef(**{**dict(ast.iter_fields(node)), "decorator_list": kept}), node)
+
+        def _without(self, node: ast.stmt, bound: list[tuple[str, tuple[str, str]]]) -> ast.AST:
+            root = bound[0][1][0].split(".")[0]
+            if root in _SAFE_ROOTS or root in sys.stdlib_module_names:
+                return node
+            for name, origin in bound:
+                if name in module.definitions:
+                    line = f"{module.path}:{node.lineno}"
+                    raise DriftError(f"cannot be lifted: {line} imports {name}, which the module defines too")
+                inner[name] = origin
+            return ast.copy_location(ast.Pass(), node)
+
+    # The copy is needed: what is parsed is shared by all lifts of the file.
+    prepared = Prepare().visit(_copied(statement))
+    assert isinstance(prepared, ast.stmt)
+    return prepared
+
+
+def _copied(node: ast.stmt) -> ast.stmt:
+    def copy(value: Any) -> Any:
+        if isinstance(value, ast.AST):
+            made = type(value)(**{name: copy(child) for name, child in ast.iter_fields(value)})
+            return ast.copy_location(made, value)
+        return [copy(child) for child in value] if isinstance(value, list) else value
+
+    copied = copy(node)
+    assert isinstance(copied, ast.stmt)
+    return copied
+
+
+def _last_name(decorator: ast.expr) -> str:
+    """`c` of the decorators `c`, `a.b.c` and `a.b.c(...)`."""
+    if isinstance(decorator, ast.Call):
+        return _last_name(decorator.func)
+    return decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")
+
+
+def _names_needed(statement: ast.stmt) -> set[str]:
+    """Names that running a statement, or calling what it defines, looks up in its module. Those with two underscores
+    on each side Python makes itself.
+    """
+    found = set(_global_names(_compile("", [statement]))) - set(dir(builtins))
+    return {name for name in found if not name.startswith("__")}
+
+
+_LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    stored = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_NAME"}
+    for instruction in dis.get_instructions(code):
+        is_own = instruction.opname == "LOAD_NAME" and instruction.argval in stored
+        if instruction.opname in _LOADS_GLOBAL and not is_own:
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _global_names(constant)
+
+
+def _compile(path: str, statements: list[ast.stmt]) -> types.CodeType:
+    code = compile(ast.Module(statements, []), path, "exec", flags=annotations_flag(), dont_inherit=True)
+    assert isinstance(code, types.CodeType)
+    return code
+
+
+def _execute_statements(
+    path: str, statements: list[ast.stmt], namespace: dict[str, Any], scope: dict[str, Any]
+) -> None:
+    try:
+        exec(_compile(path, statements), namespace, scope)
+    except Exception as error:
+        raise DriftError(f"cannot be lifted: {path}: {type(error).__name__}: {error}") from error

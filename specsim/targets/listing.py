@@ -13,10 +13,7 @@ from specsim.targets.cache import Cache
 from specsim.targets.fetch import cached_releases
 
 FORMAT = "specsim.targets/1"
-LATER_TIERS = {
-    "accounting": f"specsim {specsim.__version__} has the ops tier only",
-    "scheduler": f"specsim {specsim.__version__} has the ops tier only",
-}
+LATER_TIERS = {"scheduler": f"specsim {specsim.__version__} has the tiers ops and accounting"}
 
 
 def list_targets(cache: Cache) -> dict[str, Any]:
@@ -32,8 +29,10 @@ def list_targets(cache: Cache) -> dict[str, Any]:
     if missing:
         why = f"{' and '.join(missing)} not installed; install specsim with its dependencies"
         not_run.append({"what": "tier ops", "why": why})
-    tiers = [] if missing else ["ops"]
-    targets.append({"target": "model", "tiers": tiers, "note": "the built-in engine with specsim's own kernels"})
+    tiers = [] if missing else ["ops", "accounting"]
+    targets.append(
+        {"target": "model", "tiers": tiers or ["accounting"], "note": "the built-in engine with specsim's own kernels"}
+    )
     targets += [
         {"target": f"sglang=={version}", "tiers": tiers, "note": "in the cache"} for version in cached_releases(cache)
     ]
@@ -49,7 +48,7 @@ def list_targets(cache: Cache) -> dict[str, Any]:
         },
         {"target": "sglang@PATH", "tiers": tiers, "note": "a checkout or an unpacked wheel"},
         {"target": "sglang@PATH#REV", "tiers": tiers, "note": "a git revision of a checkout, read without touching it"},
-        {"target": "module:object", "tiers": tiers, "note": "your own: a mapping of operations to functions"},
+        {"target": "module:object", "tiers": tiers[:1], "note": "your own: a mapping of operations to functions"},
     ]
     return {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""From a TARGET to what can be judged of it at the ops tier."""
+"""From a TARGET to what can be judged of it: its operations, its accounting."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specsim.errors import UsageError
-from specsim.ops.provider import MappingProvider, Provider
+from specsim.sim.target import AccountingTarget
+from specsim.sim.target import ModelTarget as ModelAccountingTarget
 from specsim.targets.cache import Cache
 from specsim.targets.spec import CheckoutTarget, ModelTarget, PythonTarget, ReleaseTarget, Target
+from specsim.verdict import NotRun
+
+if TYPE_CHECKING:
+    from specsim.ops.provider import Provider
 
 # The provider of the built-in model: module and the function that makes it. By name, because kernels imports triton.
 MODEL_PROVIDER = ("specsim.kernels", "provider")
@@ -30,6 +35,20 @@ def load_provider(target: Target, cache: Cache) -> Provider:
     from specsim.targets.source import open_source
 
     return SglangProvider(open_source(target, cache), cache)
+
+
+def load_accounting(target: Target, cache: Cache) -> AccountingTarget | NotRun:
+    """The accounting of a target, or why it has none."""
+    if isinstance(target, ModelTarget):
+        return ModelAccountingTarget()
+    if isinstance(target, PythonTarget):
+        return NotRun("accounting", "a mapping of operations has no accounting")
+    assert isinstance(target, ReleaseTarget | CheckoutTarget)
+    from specsim.targets.sglang.accounting import SglangHostTarget
+    from specsim.targets.source import open_source
+
+    host = SglangHostTarget(open_source(target, cache), cache)
+    return NotRun("accounting", f"it needs {', '.join(host.missing)}") if host.missing else host
 
 
 def _user_provider(target: PythonTarget) -> Provider:
@@ -54,6 +73,8 @@ def _user_provider(target: PythonTarget) -> Provider:
             raise UsageError(f"{target.module} has no {target.object!r}", remedy)
         value = getattr(value, attribute)
     if isinstance(value, Mapping):
+        from specsim.ops.provider import MappingProvider
+
         return MappingProvider(target.text, value)
     if callable(getattr(value, "subjects", None)):
         provider: Provider = value

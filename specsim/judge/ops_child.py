@@ -1,41 +1,24 @@
-"""The child process that runs a target's code: `python -m specsim.diff.worker MESSAGES_FD`, its request as JSON on
-standard input.
+"""The ops tier in the child. Messages:
 
-It answers with JSON lines on the file descriptor, so that nothing that a target prints can be taken for an answer.
-Before each case it says which one comes: when it dies or hangs, the parent knows on what. Messages:
-
-    {"event": "start", "subject": NAME}           a subject's cases begin
-    {"event": "case", "index": I}                 case I comes next; -1 while shrinking
-    {"event": "done", "op", "subject", "where", "cases", "finding": {...} | null, "not_run": [...]}
-    {"event": "end", "not_run": [...]}            all subjects are done
-    {"event": "replayed", ...}                    the answer to a replay request
-    {"event": "error", "problem", "remedy"}       bad input; the process exits
+{"event": "start", "subject": NAME}           a subject's cases begin
+{"event": "case", "index": I}                 case I comes next; -1 while shrinking
+{"event": "done", "op", "subject", "where", "cases", "finding": {...} | null, "not_run": [...]}
+{"event": "end", "not_run": [...]}            all subjects are done
+{"event": "replayed", ...}                    the answer to a replay request
+{"event": "error", "problem", "remedy"}       bad input; the process exits
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from specsim.errors import UsageError
+from specsim.judge.child import Messages, Request
 from specsim.verdict import NotRun
-
-Request = dict[str, Any]
-
-
-class _Messages:
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def send(self, event: str, **fields: Any) -> None:
-        data = (json.dumps({"event": event, **fields}) + "\n").encode()
-        while data:
-            data = data[os.write(self._fd, data) :]
 
 
 def choose_device(wanted: str) -> str:
@@ -55,16 +38,6 @@ def choose_device(wanted: str) -> str:
     return device
 
 
-def main() -> None:
-    messages = _Messages(int(sys.argv[1]))
-    request: Request = json.load(sys.stdin)
-    try:
-        device = choose_device(request["device"])
-        {"check": _check, "failure": _failure, "replay": _replay}[request["mode"]](request, device, messages)
-    except UsageError as error:
-        messages.send("error", problem=error.problem, remedy=error.remedy)
-
-
 def _subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
     from specsim.targets.cache import Cache
     from specsim.targets.load import load_provider
@@ -73,8 +46,9 @@ def _subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
     return load_provider(parse_target(request["target"]), Cache(Path(request["cache"]))).subjects()
 
 
-def _check(request: Request, device: str, messages: _Messages) -> None:
+def check(request: Request, messages: Messages) -> None:
     """Judge every subject that the request does not skip; kernels come before the callers that need them."""
+    device = choose_device(request["device"])
     from specsim.diff.finding import write_counterexample
     from specsim.diff.suite import judge
     from specsim.ops.registry import OPS
@@ -123,7 +97,7 @@ def _check(request: Request, device: str, messages: _Messages) -> None:
 
 
 def _send_done(
-    messages: _Messages, subject: Any, cases: int, finding: dict[str, Any] | None, not_run: list[dict[str, str]]
+    messages: Messages, subject: Any, cases: int, finding: dict[str, Any] | None, not_run: list[dict[str, str]]
 ) -> None:
     messages.send(
         "done", op=subject.op, subject=subject.name, where=subject.where, cases=cases, finding=finding, not_run=not_run
@@ -134,8 +108,9 @@ def _listed(subject: Any, why: str) -> list[dict[str, str]]:
     return [asdict(NotRun(f"{subject.op}, {subject.name}", why))]
 
 
-def _failure(request: Request, device: str, messages: _Messages) -> None:
+def failure(request: Request, messages: Messages) -> None:
     """Make the finding of a case that took a worker with it. Runs none of the target's operations."""
+    device = choose_device(request["device"])
     from specsim.diff.finding import write_process_failure
     from specsim.diff.rules import BY_ID
     from specsim.diff.suite import chooser_of
@@ -158,8 +133,9 @@ def _failure(request: Request, device: str, messages: _Messages) -> None:
     _send_done(messages, subject, max(1, request["index"]), asdict(finding), [])
 
 
-def _replay(request: Request, device: str, messages: _Messages) -> None:
+def replay(request: Request, messages: Messages) -> None:
     """Run the case of a replay file once more, on the subject it was found on."""
+    device = choose_device(request["device"])
     from specsim import replay_file
     from specsim.diff.finding import case_of, tensor_to_json
     from specsim.diff.run import run_case
@@ -167,6 +143,7 @@ def _replay(request: Request, device: str, messages: _Messages) -> None:
 
     path = Path(request["replay"])
     replay = replay_file.load(path)
+    assert isinstance(replay, replay_file.OpReplay)
     if replay.op not in OPS:
         raise UsageError(
             f"{path} is about the operation {replay.op!r}, which this specsim does not have",
@@ -213,6 +190,43 @@ def _replay(request: Request, device: str, messages: _Messages) -> None:
     )
 
 
+def shrink(request: Request, messages: Messages) -> None:
+    """Make the case of a replay file smaller, with more attempts than `check` takes."""
+    device = choose_device(request["device"])
+    from specsim import replay_file
+    from specsim.diff.finding import write_counterexample
+    from specsim.diff.rules import BY_ID
+    from specsim.diff.run import run_case
+    from specsim.diff.suite import Failure
+    from specsim.diff.suite import shrink as shrink_case
+    from specsim.explore.chooser import replayed
+    from specsim.ops.registry import OPS
+
+    stored = replay_file.load(Path(request["replay"]))
+    assert isinstance(stored, replay_file.OpReplay)
+    subjects, _not_run = _subjects(request)
+    subject = _same_subject(subjects, stored.op, stored.subject)
+    problem = f"{request['replay']} does not show {stored.signature} on {request['target']}"
+    if stored.op not in OPS or subject is None or not stored.tape:
+        raise UsageError(problem, "shrink it on the target that it was found on")
+    op, rule = OPS[stored.op], BY_ID[stored.rule]
+    messages.send("case", index=0)
+    case = op.generate(replayed(stored.tape))
+    if not subject.accepts(case.sizes) or run_case(op, subject, case, device).of(rule) is None:
+        raise UsageError(problem, "replay it to see what it shows")
+    chosen = Failure(0, tuple(stored.tape), rule, subject.reach(case.sizes))
+    found = shrink_case(
+        op, subject, chosen, device, lambda index: messages.send("case", index=index), request["attempts"], 1
+    )
+    finding = write_counterexample(
+        op, subject, found, target=request["target"], seed=stored.seed, device=device, out=Path(request["out"])
+    )
+    before, after = (sum(t.numel() for t in c.tensors.values()) for c in (case, found.case))
+    messages.send(
+        "done alone", replay=finding.replay, before=[len(stored.tape), before], after=[len(found.tape), after]
+    )
+
+
 def _same_subject(subjects: list[Any], op: str, name: str) -> Any:
     """The subject of that name; on a target that does not have that caller, its implementation of the operation."""
     exact = [s for s in subjects if s.op == op and s.name == name]
@@ -220,7 +234,3 @@ def _same_subject(subjects: list[Any], op: str, name: str) -> Any:
         return exact[0]
     has_callers = any(s.role == "caller" for s in subjects)
     return None if has_callers else next((s for s in subjects if s.op == op), None)
-
-
-if __name__ == "__main__":
-    main()

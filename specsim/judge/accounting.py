@@ -1,0 +1,109 @@
+"""The accounting tier in the parent: simulate a target's accounting, and survive whatever its functions do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specsim.judge.parent import ChildEnded, Message, ask, ended_early, no_answer
+from specsim.verdict import Finding, NotRun, Suite, finding_from_json
+
+
+class NondeterministicError(Exception):
+    """Two runs of one schedule differ: nothing that the target shows can be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccountingRequest:
+    """What to simulate. `seconds` is the time budget, `hang_seconds` the limit of one schedule."""
+
+    target: str
+    cache: Path
+    seed: int
+    schedules: int
+    seconds: float
+    hang_seconds: float
+    out: Path
+    mutant: str = ""
+
+    def question(self, mode: str, **fields: Any) -> dict[str, Any]:
+        return {
+            "mode": f"accounting.{mode}",
+            "target": self.target,
+            "cache": str(self.cache),
+            "seed": self.seed,
+            "schedules": self.schedules,
+            "seconds": self.seconds,
+            "out": str(self.out),
+            "mutant": self.mutant,
+            **fields,
+        }
+
+
+def run_accounting_suite(
+    request: AccountingRequest, progress: Callable[[str, int], None]
+) -> tuple[Suite, list[Finding]]:
+    """Simulate the target. Raises NondeterministicError when two runs of a schedule differ."""
+    suite = Suite("accounting")
+    started = time.monotonic()
+    index = -1
+    findings: list[Finding] = []
+    try:
+        for message in ask(request.question("check"), request.hang_seconds):
+            if message["event"] == "schedule":
+                index = message["index"]
+                progress("schedules", max(0, index))
+            elif message["event"] == "end":
+                if message["nondeterministic"]:
+                    raise NondeterministicError(message["nondeterministic"])
+                suite.schedules, suite.events = message["schedules"], message["events"]
+                suite.seam = message["seam"]
+                suite.not_run = [NotRun(**entry) for entry in message["not_run"]]
+                findings = [finding_from_json(finding) for finding in message["findings"]]
+    except ChildEnded as ended:
+        if index < 0:
+            raise ended_early(request.target, ended) from None
+        suite.schedules = index + 1
+        suite.not_run.append(NotRun(f"schedules after {index}", f"schedule {index} {ended.text}"))
+        rule = "X2" if ended.hung else "X3"
+        for message in ask(request.question("failure", index=index, rule=rule, text=ended.text), request.hang_seconds):
+            if message["event"] == "done alone":
+                findings = [finding_from_json(message["finding"])]
+    suite.seconds = time.monotonic() - started
+    return suite, findings
+
+
+def replay_schedule(request: AccountingRequest, replay: Path) -> Message:
+    """Run a replay file's schedule; the child's "replayed" message, or what ended the child as `violations` of it."""
+    started = False
+    try:
+        for message in ask(request.question("replay", replay=str(replay)), request.hang_seconds):
+            started = started or message["event"] == "schedule"
+            if message["event"] == "replayed":
+                return message
+    except ChildEnded as ended:
+        if not started:
+            raise ended_early(request.target, ended) from None
+        violation = {
+            "rule": "X2" if ended.hung else "X3", "sentence": "", "signature": "", "part": "process", "who": "",
+            "expected": "", "actual": ended.text, "event": 0, "where": "",
+        }  # fmt: skip
+        return {
+            "judged": True, "same_source": True, "same_model": True, "digest": "", "scenario": {}, "events": [],
+            "violations": [violation],
+        }  # fmt: skip
+    raise no_answer(request.target)
+
+
+def shrink_schedule(request: AccountingRequest, replay: Path, attempts: int) -> Message:
+    """Make a replay file's schedule smaller; the message names the new file and the sizes before and after."""
+    try:
+        for message in ask(request.question("shrink", replay=str(replay), attempts=attempts), request.hang_seconds):
+            if message["event"] == "done alone":
+                return message
+    except ChildEnded as ended:
+        raise ended_early(request.target, ended) from None
+    raise no_answer(request.target)

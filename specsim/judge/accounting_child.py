@@ -1,0 +1,270 @@
+"""The accounting tier in the child. Messages:
+
+{"event": "schedule", "index": I}             schedule I comes next; -1 while shrinking
+{"event": "end", "schedules", "events", "findings": [...], "seam": [...], "not_run": [...], "nondeterministic"}
+{"event": "replayed", ...}                    the answer to a replay request
+{"event": "done alone", "finding" | "replay"} the answer to a failure or a shrink request
+{"event": "error", "problem", "remedy"}       bad input; the process exits
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import specsim
+from specsim import replay_file
+from specsim.errors import UsageError
+from specsim.judge.child import Messages, Request
+from specsim.replay_file import ScheduleReplay
+from specsim.verdict import Finding, NotRun
+
+EVENTS_SHOWN = 8
+
+
+def _target(request: Request) -> Any:
+    """The accounting of the request's target, the mutant applied first."""
+    if request["mutant"]:
+        from specsim.mutants.load import apply, find
+
+        if request["target"] != "model":
+            raise UsageError(
+                f"--mutant {request['mutant']} with {request['target']}", "mutants are of the model: check model"
+            )
+        apply(find(request["mutant"]))
+    from specsim.targets.cache import Cache
+    from specsim.targets.load import load_accounting
+    from specsim.targets.spec import parse_target
+
+    return load_accounting(parse_target(request["target"]), Cache(Path(request["cache"])))
+
+
+def check(request: Request, messages: Messages) -> None:
+    """Simulate the target's accounting."""
+    messages.send("schedule", index=0)  # making the target runs some of its code already
+    target = _target(request)
+    if isinstance(target, NotRun):
+        messages.send("end", schedules=0, events=0, findings=[], seam=[], not_run=[asdict(target)], nondeterministic="")
+        return
+    from specsim.check.suite import simulate
+
+    result = simulate(
+        target,
+        seed=request["seed"],
+        schedules=request["schedules"],
+        deadline=time.monotonic() + request["seconds"],
+        on_schedule=lambda index: messages.send("schedule", index=index),
+    )
+    findings = [
+        asdict(_write_finding(target, found.schedule, found.signature, found.count, request))
+        for found in result.findings
+    ]
+    not_run = [NotRun(part.name, part.why) for part in target.parts if part.kind == "not run"]
+    if not result.schedules:
+        not_run.append(NotRun("every schedule", "the accounting refuses each scenario that was drawn"))
+    messages.send(
+        "end",
+        schedules=result.schedules,
+        events=result.events,
+        findings=findings,
+        seam=[asdict(part) for part in target.parts],
+        not_run=[asdict(entry) for entry in not_run],
+        nondeterministic=result.nondeterministic,
+    )
+
+
+def failure(request: Request, messages: Messages) -> None:
+    """Make the finding of a schedule that took a child with it. Runs none of it."""
+    from specsim.check.rules import BY_ID
+    from specsim.check.suite import chooser_of
+    from specsim.sim.workload import draw_scenario
+
+    chooser = chooser_of(request["seed"], request["index"])
+    scenario = draw_scenario(chooser)
+    rule = BY_ID[request["rule"]]
+    signature = f"accounting:{rule.id}:process"
+    title = f"a schedule {request['text']}"
+    replay = ScheduleReplay(
+        target=request["target"],
+        tier="accounting",
+        mutant=request["mutant"],
+        part="process",
+        where="",
+        source_hash="",
+        tape=list(chooser.tape),
+        scenario=_plain(scenario),
+        seed=request["seed"],
+        rule=rule.id,
+        signature=signature,
+        title=title,
+        model_hash=model_hash(),
+        digest="",
+    )
+    path = _save(replay, Path(request["out"]))
+    finding = Finding(
+        rule.id, rule.sentence, title, signature, "accounting", rule.severity, "unknown", "", rule.sentence,
+        request["text"], str(path), 1, (f"schedule {request['index']} of seed {request['seed']}",),
+    )  # fmt: skip
+    messages.send("done alone", finding=asdict(finding))
+
+
+def replay(request: Request, messages: Messages) -> None:
+    """Run the schedule of a replay file once more."""
+    stored = _stored(request)
+    messages.send("schedule", index=0)
+    target = _simulated(request)
+    from specsim.explore.chooser import replayed
+    from specsim.check.suite import run_schedule
+
+    schedule = run_schedule(target, replayed(stored.tape))
+    if schedule is None:
+        messages.send("replayed", judged=False)
+        return
+    part = _part(target, stored.part)
+    messages.send(
+        "replayed",
+        judged=True,
+        same_source=part.source_hash == stored.source_hash,
+        same_model=model_hash() == stored.model_hash,
+        digest=schedule.run.digest,
+        scenario=_plain(schedule.scenario),
+        events=[asdict(event) for event in schedule.run.log],
+        violations=[
+            {
+                "rule": v.rule.id,
+                "sentence": v.rule.sentence,
+                "signature": v.signature,
+                "part": v.part,
+                "who": v.who,
+                "expected": v.expected,
+                "actual": v.actual,
+                "event": v.event,
+                "where": _part(target, v.part).where,
+            }
+            for v in schedule.run.violations
+        ],
+    )
+
+
+def shrink(request: Request, messages: Messages) -> None:
+    """Make the schedule of a replay file smaller, with more attempts than `check` takes."""
+    stored = _stored(request)
+    messages.send("schedule", index=0)
+    target = _simulated(request)
+    from specsim.explore.chooser import replayed
+    from specsim.check import suite
+
+    schedule = suite.run_schedule(target, replayed(stored.tape))
+    if schedule is None or schedule.violation(stored.signature) is None:
+        raise UsageError(
+            f"{request['replay']} does not show {stored.signature} on {request['target']}",
+            "replay it to see what it shows",
+        )
+    before = len(schedule.tape), len(schedule.run.log)
+    shrunk = suite.shrink(
+        target, schedule.tape, stored.signature, request["attempts"], lambda: messages.send("schedule", index=-1)
+    )
+    finding = _write_finding(target, shrunk, stored.signature, 1, request)
+    messages.send(
+        "done alone", replay=finding.replay, before=list(before), after=[len(shrunk.tape), len(shrunk.run.log)]
+    )
+
+
+def _stored(request: Request) -> ScheduleReplay:
+    stored = replay_file.load(Path(request["replay"]))
+    assert isinstance(stored, ScheduleReplay)
+    return stored
+
+
+def _simulated(request: Request) -> Any:
+    target = _target(request)
+    if isinstance(target, NotRun):
+        raise UsageError(
+            f"{request['target']} cannot be simulated: {target.why}", "replay it on the target it was made for"
+        )
+    return target
+
+
+def _part(target: Any, name: str) -> Any:
+    from specsim.sim.target import SeamPart
+
+    return next((part for part in target.parts if part.name == name), SeamPart(name, "model"))
+
+
+def _write_finding(target: Any, schedule: Any, signature: str, count: int, request: Request) -> Finding:
+    violation = schedule.violation(signature)
+    part = _part(target, violation.part)
+    subject = f" of {violation.who}" if violation.who else ""
+    title = f"{violation.part}{subject}: {violation.actual}; right is {violation.expected}"
+    log = schedule.run.log[: violation.event + 1]
+    config = {**asdict(schedule.scenario.config)}
+    details = (
+        f"smallest schedule: {len(schedule.scenario.workload.turns)} requests, {len(log)} events, "
+        + ", ".join(f"{name}={value}" for name, value in config.items()),
+        *(str(event) for event in log[-EVENTS_SHOWN:]),
+    )
+    replay_path = _save(
+        ScheduleReplay(
+            target=request["target"],
+            tier="accounting",
+            mutant=request["mutant"],
+            part=violation.part,
+            where=part.where,
+            source_hash=part.source_hash,
+            tape=list(schedule.tape),
+            scenario=_plain(schedule.scenario),
+            seed=request["seed"],
+            rule=violation.rule.id,
+            signature=signature,
+            title=title,
+            model_hash=model_hash(),
+            digest=schedule.run.digest,
+        ),
+        Path(request["out"]),
+    )
+    return Finding(
+        rule=violation.rule.id,
+        sentence=violation.rule.sentence,
+        title=title,
+        signature=signature,
+        tier="accounting",
+        severity=violation.rule.severity,
+        reach=target.reach(schedule.scenario.config, violation.part),
+        where=part.where,
+        expected=violation.expected,
+        actual=violation.actual,
+        replay=str(replay_path),
+        count=count,
+        details=details,
+    )
+
+
+def _save(replay: ScheduleReplay, out: Path) -> Path:
+    name = "-".join([replay.target, *([replay.mutant] if replay.mutant else []), replay.signature])
+    path = out / f"{replay_file.file_name(name)}.json"
+    replay_file.save(path, replay, specsim.__version__)
+    return path
+
+
+def _plain(scenario: Any) -> dict[str, Any]:
+    """A scenario as JSON takes it."""
+    data: dict[str, Any] = asdict(scenario)
+    for turn in data["workload"]["turns"]:
+        turn["tokens"] = list(turn["tokens"])
+        turn["special_at"] = {str(at): token for at, token in turn["special_at"].items()}
+    data["workload"]["turns"] = list(data["workload"]["turns"])
+    return data
+
+
+def model_hash() -> str:
+    """Hash of the code that gives a tape its meaning."""
+    digest = hashlib.sha256()
+    package = Path(specsim.__file__).parent
+    for folder in ("sim", "memory", "check"):
+        for path in sorted((package / folder).glob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
+    digest.update((package / "explore" / "chooser.py").read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,153 @@
+"""The ops tier in the parent: judge every implementation that a target has, and survive whatever it does.
+
+A call that hangs or a child that dies is a finding for that one implementation, and a new child goes on with the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specsim.judge.parent import ChildEnded, Message, ask, ended_early, no_answer
+from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
+
+
+@dataclass(frozen=True, slots=True)
+class OpsRequest:
+    """What to run. `seconds` is the time budget, `hang_seconds` the limit of one call."""
+
+    target: str
+    cache: Path
+    seed: int
+    cases: int
+    seconds: float
+    hang_seconds: float
+    device: str
+    out: Path
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "cache": str(self.cache),
+            "seed": self.seed,
+            "cases": self.cases,
+            "seconds": self.seconds,
+            "device": self.device,
+            "out": str(self.out),
+        }
+
+
+def run_ops_suite(request: OpsRequest, progress: Callable[[str, int], None]) -> tuple[Suite, list[Finding]]:
+    """Judge every implementation that the target has. `progress(subject, cases)` is called as cases run."""
+    suite = Suite("ops")
+    findings: list[Finding] = []
+    started = time.monotonic()
+    skip: list[str] = []
+    failed: list[str] = []
+    while True:
+        remaining = max(0.0, request.seconds - (time.monotonic() - started))
+        question = {**request.to_json(), "mode": "ops.check", "seconds": remaining, "skip": skip, "failed": failed}
+        subject, index = "", 0
+        try:
+            for message in ask(question, request.hang_seconds):
+                if message["event"] == "start":
+                    subject, index = message["subject"], 0
+                elif message["event"] == "case":
+                    index = message["index"]
+                    progress(subject, suite.cases + max(0, index))
+                elif message["event"] == "done":
+                    skip.append(subject)
+                    _take(suite, findings, failed, message)
+                elif message["event"] == "end":
+                    suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
+                    suite.seconds = time.monotonic() - started
+                    return suite, findings
+        except ChildEnded as ended:
+            if not subject or subject in skip:
+                raise ended_early(request.target, ended) from None
+            skip.append(subject)
+            _take_failure(suite, findings, failed, request, subject, index, ended)
+
+
+def _take(suite: Suite, findings: list[Finding], failed: list[str], message: Message) -> None:
+    suite.cases += message["cases"]
+    suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
+    if message["cases"]:
+        suite.judged.append(Judged(message["op"], message["subject"], message["where"], message["cases"]))
+    if message["finding"]:
+        failed.append(message["subject"])
+        findings.append(finding_from_json(message["finding"]))
+
+
+def _take_failure(
+    suite: Suite,
+    findings: list[Finding],
+    failed: list[str],
+    request: OpsRequest,
+    subject: str,
+    index: int,
+    ended: ChildEnded,
+) -> None:
+    """A child ended on a case: let a fresh one make the finding of it."""
+    question = {
+        **request.to_json(),
+        "mode": "ops.failure",
+        "subject": subject,
+        "index": index,
+        "rule": "O7" if ended.hung else "O8",
+        "text": ended.text,
+    }
+    for message in ask(question, request.hang_seconds):
+        if message["event"] == "done":
+            _take(suite, findings, failed, message)
+
+
+def replay_ops(request: OpsRequest, replay: Path) -> Message:
+    """Run a replay file's case on the request's target; returns the worker's "replayed" message, or one with
+    `violations` of the rule that a dying or hanging child breaks.
+    """
+    question = {**request.to_json(), "mode": "ops.replay", "replay": str(replay)}
+    subject = ""
+    try:
+        for message in ask(question, request.hang_seconds):
+            if message["event"] == "start":
+                subject = message["subject"]
+            if message["event"] == "replayed":
+                return message
+    except ChildEnded as ended:
+        if not subject:
+            raise ended_early(request.target, ended) from None
+        violation = {
+            "rule": "O7" if ended.hung else "O8",
+            "sentence": "",
+            "title": ended.text,
+            "expected": "",
+            "actual": ended.text,
+        }
+        return {
+            "subject": subject,
+            "where": "",
+            "judged": True,
+            "same_source": True,
+            "digest": "",
+            "violations": [violation],
+            "explanation": "",
+            "inputs": {},
+            "expected": {},
+        }
+    raise no_answer(request.target)
+
+
+def shrink_ops(request: OpsRequest, replay: Path, attempts: int) -> Message:
+    """Make a replay file's case smaller; the message names the new file and the sizes before and after."""
+    question = {**request.to_json(), "mode": "ops.shrink", "replay": str(replay), "attempts": attempts}
+    try:
+        for message in ask(question, request.hang_seconds):
+            if message["event"] == "done alone":
+                return message
+    except ChildEnded as ended:
+        raise ended_early(request.target, ended) from None
+    raise no_answer(request.target)

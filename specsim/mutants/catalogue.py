@@ -1,0 +1,195 @@
+"""The mutants: each a line of the model, what it becomes, and the report of the bug that it re-creates.
+
+A mutant re-creates the effect of a bug in the model's own convention, which is seldom the line that was wrong in an
+engine. Ids follow the catalogue of bugs that the project started from; a word behind one tells apart two halves or
+variants of a bug. References are "repository#number" of issues and pull requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A one-line change of the model.
+
+    `title`       what is wrong, one sentence
+    `references`  where the bug was reported or fixed
+    `module`      import name of the module that is changed
+    `line`        the line that is replaced, without its indentation; it occurs in the module exactly once
+    `becomes`     what it is replaced by, one line, which gets the same indentation
+    """
+
+    id: str
+    title: str
+    references: tuple[str, ...]
+    module: str
+    line: str
+    becomes: str
+
+
+_ACCOUNTING = "specsim.sim.accounting"
+_CONFIG = "specsim.sim.config"
+_DEVICE = "specsim.sim.device"
+
+CATALOGUE: tuple[Mutant, ...] = (
+    Mutant(
+        "A01",
+        "a session is saved without the bonus token whose KV a launched verification writes",
+        references=("sgl-project/sglang#22651", "sgl-project/sglang#19531", "sgl-project/sglang#28754"),
+        module=_ACCOUNTING,
+        line="claim = min(keep, held.kv_ready)",
+        becomes="claim = min(keep, held.honest)",
+    ),
+    Mutant(
+        "A02-finished",
+        "a stale result is counted for a request that has finished",
+        references=("sgl-project/sglang#23456", "sgl-project/sglang#18848", "sgl-project/sglang#15690"),
+        module=_ACCOUNTING,
+        line="if held.finished:",
+        becomes="if False:",
+    ),
+    Mutant(
+        "A02-retracted",
+        "a stale result is counted for a request that was retracted",
+        references=("sgl-project/sglang#23456", "sgl-project/sglang#18848", "sgl-project/sglang#15690"),
+        module=_ACCOUNTING,
+        line="if held.is_retracted:",
+        becomes="if False:",
+    ),
+    Mutant(
+        "A03",
+        "a session keeps accepted tokens beyond the end of the answer",
+        references=("sgl-project/sglang#22897",),
+        module=_ACCOUNTING,
+        line="keep = len(request.prompt) + visible",
+        becomes="keep = len(request.prompt) + len(request.outputs)",
+    ),
+    Mutant(
+        "A05",
+        "a resumed session forgets the slots beyond what it reuses",
+        references=("sgl-project/sglang#22862",),
+        module=_ACCOUNTING,
+        line="self._free(held, ceil_to(prefix_len, self._memory.config.page_size))",
+        becomes="pass",
+    ),
+    Mutant(
+        "A05-unaligned",
+        "a resumed session frees the page that its reused prefix ends in",
+        references=("sgl-project/sglang#22862",),
+        module=_ACCOUNTING,
+        line="self._free(held, ceil_to(prefix_len, self._memory.config.page_size))",
+        becomes="self._free(held, prefix_len)",
+    ),
+    Mutant(
+        "A09",
+        "memory is given back up to the length that is known, not up to the length that was allocated",
+        references=("sgl-project/sglang#12224", "sgl-project/sglang-jax#994", "sgl-project/sglang-jax#70"),
+        module=_ACCOUNTING,
+        line="self._memory.allocator.free(self._memory.rows.read(held.row, start, held.allocated))",
+        becomes="self._memory.allocator.free(self._memory.rows.read(held.row, start, held.kv_ready or held.allocated))",
+    ),
+    Mutant(
+        "A10",
+        "a retraction frees the claimed positions only",
+        references=("sgl-project/sglang#11970", "sgl-project/sglang#11976", "sgl-project/sglang#11981"),
+        module=_ACCOUNTING,
+        line="self._take_back(retracted[-1].state_of_accounting)",
+        becomes="held = retracted[-1].state_of_accounting; held.allocated = held.kv_ready; self._take_back(held)",
+    ),
+    Mutant(
+        "A11",
+        "a launch reserves for one step, and not for the one in flight",
+        references=("sgl-project/sglang#14972", "NVIDIA/TensorRT-LLM#16280"),
+        module=_CONFIG,
+        line="return 2 * self.alloc_len",
+        becomes="return self.alloc_len",
+    ),
+    Mutant(
+        "A11-check",
+        "the check for memory before a decode step counts one step, its allocation two",
+        references=("sgl-project/sglang#14972",),
+        module=_ACCOUNTING,
+        line="ceil_to(self._next_allocated(held), page_size) - ceil_to(held.allocated, page_size)",
+        becomes="ceil_to(max(held.allocated, held.honest + self._memory.config.alloc_len), page_size)"
+        " - ceil_to(held.allocated, page_size)",
+    ),
+    Mutant(
+        "A14",
+        "a row has room for one tree beyond the context, and not for the reserve",
+        references=("sgl-project/sglang#26972",),
+        module=_CONFIG,
+        line="return self.context_len + self.reserve + self.page_size",
+        becomes="return self.context_len + self.num_draft_tokens",
+    ),
+    Mutant(
+        "A18",
+        "slots are allocated and the allocated length is not recorded",
+        references=("sgl-project/sglang-jax#1147",),
+        module=_ACCOUNTING,
+        line="held.allocated = end",
+        becomes="pass",
+    ),
+    Mutant(
+        "D01",
+        "the KV of an accepted path that is no dense prefix of the tree is not moved to the front",
+        references=(
+            "sgl-project/sglang#26866",
+            "sgl-project/sglang#15360",
+            "sgl-project/sglang#11839",
+            "sgl-project/sglang#14077",
+        ),
+        module=_DEVICE,
+        line="self.content[row.slots[start + offset]] = fingerprint",
+        becomes="pass",
+    ),
+    Mutant(
+        "D02",
+        "the bonus token is read with the stride of the tree instead of that of the accepted path",
+        references=("sgl-project/sglang#26866", "sgl-project/sglang#26981", "sgl-project/sglang#15360"),
+        module=_DEVICE,
+        line="bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)",
+        becomes="bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, ndt)",
+    ),
+    Mutant(
+        "H01",
+        "the cap on new tokens is looked at before a stop token inside the same run",
+        references=("sgl-project/sglang#33758", "sgl-project/sglang#31599", "sgl-project/sglang#31569"),
+        module=_ACCOUNTING,
+        line="stops = token == STOP or (token == EOS and not turn.ignore_eos)",
+        becomes="stops = token in (STOP, EOS)[: 2 - turn.ignore_eos] and len(request.outputs) < turn.max_new_tokens",
+    ),
+    Mutant(
+        "H02",
+        "the finish check looks at the last token of a run alone",
+        references=("sgl-project/sglang#11819",),
+        module=_ACCOUNTING,
+        line="for length in range(len(request.outputs) - new_tokens + 1, len(request.outputs) + 1):",
+        becomes="for length in range(len(request.outputs), len(request.outputs) + 1):",
+    ),
+    Mutant(
+        "H04",
+        "the tokens that were accepted after the end stay in the answer",
+        references=("ggml-org/llama.cpp#28049",),
+        module=_ACCOUNTING,
+        line="held.finished_len = length",
+        becomes="held.finished_len = min(len(request.outputs), turn.max_new_tokens)",
+    ),
+    Mutant(
+        "K01",
+        "what a request gets of a verification is read without its offset in the batch",
+        references=("sgl-project/sglang#2730", "sgl-project/sglang#2723"),
+        module=_ACCOUNTING,
+        line="runs.append(result.next_token_ids[i * result.stride : i * result.stride + accept_len])",
+        becomes="runs.append(result.next_token_ids[:accept_len])",
+    ),
+    Mutant(
+        "N01",
+        "the batch's counter of accepted drafts counts stale results",
+        references=("sgl-project/sglang#15690", "sgl-project/sglang#18848"),
+        module=_ACCOUNTING,
+        line="result.accepted_drafts += accept_len - 1",
+        becomes="result.accepted_drafts = sum(result.accept_lens) - len(batch)",
+    ),
+)

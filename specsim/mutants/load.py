@@ -1,0 +1,83 @@
+"""Applying a mutant: the source of one module is changed on its way through the import system.
+
+Nothing is written to disk, bytecode included, and line numbers stay. A mutant lasts as long as its
+process: apply it in a child.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from specsim.errors import UsageError
+from specsim.mutants.catalogue import CATALOGUE, Mutant
+
+
+def find(mutant_id: str) -> Mutant:
+    """The mutant of that id; upper and lower case are the same."""
+    by_id = {mutant.id.lower(): mutant for mutant in CATALOGUE}
+    wanted = mutant_id.lower()
+    if wanted in by_id:
+        return by_id[wanted]
+    near = difflib.get_close_matches(wanted, by_id, n=3, cutoff=0.5)
+    near += [key for key in by_id if key.startswith(wanted) and key not in near]
+    ids = [by_id[key].id for key in near] or [mutant.id for mutant in CATALOGUE]
+    raise UsageError(f"there is no mutant {mutant_id!r}", f"choose one of {', '.join(ids)}")
+
+
+def changed_source(mutant: Mutant, source: str) -> str:
+    """`source` with the mutant's line replaced. UsageError when the line is not in it exactly once."""
+    lines = source.splitlines(keepends=True)
+    at = [number for number, line in enumerate(lines) if line.strip() == mutant.line]
+    if len(at) != 1:
+        raise UsageError(
+            f"mutant {mutant.id} does not apply: {mutant.line!r} is in {mutant.module} {len(at)} times",
+            "give the line in specsim.mutants.catalogue as it is now",
+        )
+    old = lines[at[0]]
+    lines[at[0]] = old.replace(mutant.line, mutant.becomes)
+    return "".join(lines)
+
+
+def apply(mutant: Mutant) -> None:
+    """Make this process import the changed module. UsageError when it is imported already, or the line is not there."""
+    if mutant.module in sys.modules:
+        raise UsageError(
+            f"mutant {mutant.id} comes too late: {mutant.module} is already imported",
+            "apply it first thing in a process of its own",
+        )
+    spec = importlib.util.find_spec(mutant.module)
+    if spec is None or spec.origin is None:
+        raise UsageError(f"mutant {mutant.id} changes {mutant.module}, which is not there", "install specsim anew")
+    source = changed_source(mutant, Path(spec.origin).read_text(encoding="utf-8"))
+    spec.loader = _ChangedSource(mutant.module, spec.origin, source)
+    sys.meta_path.insert(0, _Finder(spec))
+
+
+class _ChangedSource(SourceFileLoader):
+    """Loads a module from `source` instead of its file or cached bytecode."""
+
+    def __init__(self, fullname: str, path: str, source: str) -> None:
+        super().__init__(fullname, path)
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self._source, self.path, "exec", dont_inherit=True)
+
+
+class _Finder(MetaPathFinder):
+    """Finds the one module that is changed."""
+
+    def __init__(self, spec: ModuleSpec) -> None:
+        self._spec = spec
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return self._spec if fullname == self._spec.name else None

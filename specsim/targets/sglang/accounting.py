@@ -1,0 +1,238 @@
+"""SGLang's own host functions in place of the model's accounting.
+
+Allocation length, preparing, resolving, finish check, release, retraction and sessions are the release's code, run on
+requests and batches of ours over the engine's memory. Rows and slots of a prefill, and asking for an abort, are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from specsim.explore.chooser import seeded
+from specsim.memory.sessions import SessionSlot
+from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, Retracted
+from specsim.sim.config import EngineConfig
+from specsim.sim.engine import Engine, UnjudgeableError
+from specsim.sim.request import Request
+from specsim.sim.target import SeamPart
+from specsim.sim.workload import draw_scenario
+from specsim.targets.lift import TextStore
+from specsim.targets.sglang import host_names as names
+from specsim.targets.sglang import host_objects as objects
+from specsim.targets.sglang.guards import read_guards
+from specsim.targets.sglang.host_functions import PART_OF_ERROR, SESSION_PARTS, HostFunctions, lift_host_functions
+from specsim.targets.source import SourceTree
+
+_REHEARSALS = 60
+
+
+class SglangHostTarget:
+    """The accounting of a release or checkout of SGLang.
+
+    `missing` are the parts without which nothing can be simulated, with the reasons; `make` needs it to be empty.
+    """
+
+    def __init__(self, source: SourceTree, store: TextStore) -> None:
+        self.name = source.label
+        self._functions = lift_host_functions(source, store)
+        self._guards = read_guards(source)
+        if not self._functions.missing:
+            self._rehearse()
+        self.parts: list[SeamPart] = list(self._functions.parts.values())
+        self.missing = self._functions.missing
+
+    def make(self, memory: Memory) -> SglangAccounting:
+        """A fresh accounting over the memory of one run."""
+        return SglangAccounting(self._functions, memory)
+
+    def reach(self, config: EngineConfig, part: str) -> str:
+        """Who reaches a defect of the seam function `part` in this configuration."""
+        sizes = {"topk": config.topk}
+        if part in SESSION_PARTS:
+            return self._guards.reach_of_sessions(sizes)
+        return self._guards.reach_of_overlap_worker(sizes)
+
+    def _rehearse(self) -> None:
+        """Run a few schedules that are not judged. What a function misses on our objects shows that they do not know
+        this source: its part is then not run, and nothing is found against the release.
+        """
+        for index in range(_REHEARSALS):
+            chooser = seeded(0, "rehearsal", index)
+            try:
+                violations = Engine(draw_scenario(chooser), chooser, self.make).run().violations
+            except UnjudgeableError:
+                continue
+            for violation in violations:
+                if violation.rule.id == "X1" and violation.actual.startswith(("AttributeError", "NameError")):
+                    self._functions.give_up(violation.part, violation.actual)
+            if self._functions.missing:
+                return
+        for part in self._functions.parts.values():
+            part.calls = 0
+
+
+class SglangAccounting:
+    """One run on the host functions of a release. `state_of_accounting` of a request is the release's `Req`."""
+
+    def __init__(self, functions: HostFunctions, memory: Memory) -> None:
+        self._functions = functions
+        self._memory = memory
+        config = memory.config
+        self._server_args = objects.server_args(config, functions.server_defaults)
+        self._pool = objects.RowPool(memory.rows)
+        self._slots = objects.SlotAllocator(memory.allocator)
+        self._processor = functions.processor_type(config)
+        self._handles: dict[str, objects.StreamingHandle] = {}
+        self._memory_fields = {
+            "req_to_token_pool": self._pool,
+            "token_to_kv_pool_allocator": self._slots,
+            "page_size": config.page_size,
+        }
+        self._tree = self._call("release", functions.tree_type, SimpleNamespace(**self._memory_fields))
+        self._shared = {**objects.batch_fields(config), **self._memory_fields, "tree_cache": self._tree}
+
+    def refuses(self, config: EngineConfig) -> str:
+        """Why the release does not run these functions in the configuration."""
+        batch = self._batch([])
+        if not self._call("decode need", lambda: getattr(batch, "is_spec_v2", True)):
+            return "without overlap the release uses other workers, whose host functions are not simulated"
+        if config.page_size > 1 and config.topk > 1:
+            return "trees are simulated with pages of one token only"
+        return ""
+
+    def arrive(self, request: Request) -> None:
+        session = request.turn.session
+        if session and session not in self._handles:
+            self._open_session(session)
+        handle = self._handles[session] if session else None
+        fields = self._functions.request_fields
+        request.state_of_accounting = self._functions.request_type(request, fields, handle)
+
+    def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
+        """As `prepare_for_extend` and what it calls do for one request."""
+        req = request.state_of_accounting
+        rows = self._memory.rows
+        if req.req_pool_idx is None:
+            req.req_pool_idx = rows.alloc()
+        last_slot = rows.read(req.req_pool_idx, prefix_len - 1, prefix_len)[0] if prefix_len else 0
+        rows.write(req.req_pool_idx, prefix_len, self._memory.allocator.extend(prefix_len, fill_len, last_slot))
+        req.kv_committed_len = req.kv_allocated_len = fill_len
+        req.extend_batch_idx += 1
+        req.already_computed = req.fill_len = fill_len
+        for name in self._functions.fill_ids:
+            setattr(req, name, req.origin_input_ids + req.output_ids)
+        req.is_retracted = False
+
+    def prepare(self, batch: list[Request]) -> None:
+        self._call("prepare", self._functions.prepare, SimpleNamespace(), self._batch(batch))
+
+    def resolve(self, result: DecodeResult, batch: list[Request]) -> list[list[int]]:
+        fields = objects.result_fields(result.next_token_ids, result.accept_lens, result.stride)
+        resolve = getattr(self._processor, self._functions.resolve)
+        runs: list[list[int]] = self._call("resolve", resolve, fields, self._batch(batch))
+        result.accepted_drafts = getattr(fields, self._functions.batch_accepted_drafts)
+        return runs
+
+    def append(self, request: Request, run: list[int]) -> None:
+        req = request.state_of_accounting
+        req.output_ids += run
+        if req.output_ids is not request.outputs:
+            request.outputs[:] = req.output_ids
+
+    def check_finish(self, request: Request, new_tokens: int) -> None:
+        self._call("finish check", getattr(request.state_of_accounting, self._functions.finish_check), new_tokens)
+
+    def release(self, request: Request) -> None:
+        """A session's turn leaves its memory in the session, and may cut its own `output_ids` to what the client saw;
+        `request.outputs` stay.
+        """
+        self._call("release", self._functions.release, request.state_of_accounting, self._tree)
+
+    def decode_need(self, batch: list[Request]) -> int:
+        need: int = self._call("decode need", self._batch(batch).new_tokens_required_next_decode)
+        return need
+
+    def retract(self, batch: list[Request]) -> Retracted:
+        fields = self._batch(batch)
+        retracted, _ratio, aborted = self._call("retract", fields.retract_decode, self._server_args)
+        return Retracted(*([req.seen_by_loop for req in reqs] for reqs in (fields.reqs, retracted, aborted)))
+
+    def abort(self, request: Request) -> None:
+        request.state_of_accounting.to_finish = self._functions.abort_type()
+
+    def session_match(self, request: Request, key_len: int) -> int:
+        req = request.state_of_accounting
+        self._call("session match", req.init_next_round_input, self._tree)
+        return len(req.prefix_indices)
+
+    def session_close(self, session: str) -> None:
+        if self._handles.pop(session, None) is not None:
+            self._call("session close", getattr(self._tree, names.SESSION_CLOSER), session)
+
+    def session_slot(self, session: str) -> SessionSlot | None:
+        if session not in self._handles:
+            return None
+        slot = self._tree.slots.get(session)
+        if slot is None or slot.req_pool_idx is None:
+            return None
+        return SessionSlot(slot.req_pool_idx, slot.kv_committed_len, slot.kv_allocated_len)
+
+    def observe(self, request: Request) -> Observed:
+        """The one place where the fields of a release are read."""
+        req, functions = request.state_of_accounting, self._functions
+        return Observed(
+            req.req_pool_idx,
+            req.kv_committed_len,
+            req.kv_allocated_len,
+            len(req.output_ids),
+            req.finished_reason is not None,
+            req.finished_len,
+            req.spec_verify_ct,
+            getattr(req, functions.accepted_drafts),
+            tuple(getattr(req, functions.histogram)),
+            req.decode_batch_idx,
+        )
+
+    def restore(self, request: Request, observed: Observed) -> None:
+        req, functions = request.state_of_accounting, self._functions
+        req.kv_committed_len, req.kv_allocated_len = observed.committed, observed.allocated
+        req.spec_verify_ct = observed.verify_count
+        setattr(req, functions.accepted_drafts, observed.accepted_drafts)
+        setattr(req, functions.histogram, list(observed.histogram))
+        req.decode_batch_idx = observed.launches
+
+    def _batch(self, batch: list[Request]) -> Any:
+        return self._functions.batch_type([request.state_of_accounting for request in batch], self._shared)
+
+    def _open_session(self, session: str) -> None:
+        if self._functions.session_type is None:
+            raise UnjudgeableError(f"session save is not run: {self._functions.parts['session save'].why}")
+        if not self._handles and not hasattr(self._tree, "slots"):
+            self._tree = self._call("session save", self._functions.session_type, self._tree)
+            self._shared["tree_cache"] = self._tree
+        self._handles[session] = objects.StreamingHandle(session)
+
+    def _enter(self) -> None:
+        """Give the lifted functions this run's configuration and rows."""
+        self._functions.current.server_args, self._functions.current.rows = self._server_args, self._memory.rows
+
+    def _call(self, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call into the release. What it raises is reported with the seam function and the line of the source."""
+        self._enter()
+        try:
+            return function(*arguments)
+        except Exception as error:
+            inner: str = getattr(error, PART_OF_ERROR, part)
+            raise HostFunctionError(inner, f"{type(error).__name__}: {error}{_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """Where in the release an error arose, as text to append: at FILE:LINE, or nothing."""
+    place, frame = "", error.__traceback__
+    while frame is not None:
+        path = frame.tb_frame.f_code.co_filename
+        place = f" at {path}:{frame.tb_lineno}" if path.startswith("srt/") else place
+        frame = frame.tb_next
+    return place

@@ -1,0 +1,311 @@
+"""What the lifted host functions are given in place of the release's own objects.
+
+Requests, batches and the memory that they call back, with the attributes that the releases read and write. Nothing
+here decides anything: rules of the release are in its own methods, which are put on these classes.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from specsim.memory.allocator import Allocator, OutOfSlotsError
+from specsim.memory.rows import Rows
+from specsim.sim.config import EngineConfig
+from specsim.sim.model import EOS, STOP, VOCABULARY
+from specsim.sim.request import Request
+
+CPU = torch.device("cpu")
+NO_SLOTS = torch.empty((0,), dtype=torch.int64)
+
+# Warnings of the release are not specsim's output.
+SILENT = logging.Logger("specsim.lifted")
+SILENT.disabled = True
+
+
+class RequestFields:
+    """`Req`: one request. `seen_by_loop` is the engine's own request, `initial` what the release's `__init__` sets."""
+
+    seen_by_loop: Request
+
+    def __init__(self, request: Request, initial: dict[str, Any], session: StreamingHandle | None) -> None:
+        turn = request.turn
+        self.__dict__.update(
+            {name: value.copy() if isinstance(value, list | dict | set) else value for name, value in initial.items()}
+        )
+        self.__dict__.update(
+            seen_by_loop=request,
+            rid=turn.rid,
+            origin_input_ids=request.prompt,
+            origin_input_ids_unpadded=request.prompt,
+            # The same list as the engine's: the release appends, and the engine sees it.
+            output_ids=request.outputs,
+            session=session,
+            sampling_params=SimpleNamespace(
+                max_new_tokens=turn.max_new_tokens,
+                ignore_eos=turn.ignore_eos,
+                stop_token_ids={STOP},
+                stop_strs=[],
+                stop_regex_strs=[],
+                stop_str_max_len=0,
+                stop_regex_max_len=0,
+                custom_params=None,
+            ),
+            eos_token_ids={EOS},
+            vocab_size=VOCABULARY,
+            prefix_indices=NO_SLOTS,
+        )
+
+    def is_dllm(self) -> bool:
+        return False
+
+
+class StreamingHandle:
+    """`Session`: what a request knows of its streaming session."""
+
+    __slots__ = ("session_id",)
+
+    streaming = True
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+
+    def finish_req(self, _req: Any) -> None:
+        """The controller notes the request as the session's last; the engine keeps the history itself."""
+
+    def abort_req(self) -> None:
+        """As above."""
+
+
+class BatchFields:
+    """`ScheduleBatch`: the requests of one decode step."""
+
+    def __init__(self, reqs: list[Any], shared: dict[str, Any]) -> None:
+        self.__dict__.update(shared)
+        self.reqs = reqs
+
+    @cached_property
+    def req_pool_indices(self) -> torch.Tensor:
+        return torch.tensor([req.req_pool_idx for req in self.reqs], dtype=torch.int64)
+
+    @cached_property
+    def seq_lens(self) -> torch.Tensor:
+        """What the host knows; the true lengths are on the device, and no host function decides by them."""
+        return torch.tensor(
+            [len(req.origin_input_ids) + len(req.output_ids) - 1 for req in self.reqs], dtype=torch.int64
+        )
+
+    @cached_property
+    def seq_lens_cpu(self) -> torch.Tensor:
+        return self.seq_lens
+
+    def filter_batch(self, *, keep_indices: list[int], **_others: Any) -> None:
+        self.reqs = [self.reqs[i] for i in keep_indices]
+
+    def maybe_evict_swa(self) -> None:
+        """There is no sliding window."""
+
+    def maybe_wait_verify_done(self) -> None:
+        """The engine models no synchronization with the device that early."""
+
+
+def batch_fields(config: EngineConfig) -> dict[str, Any]:
+    """What all batches of a run have in common, but for the memory."""
+    return {
+        "device": CPU,
+        "enable_overlap": config.overlap,
+        "spec_algorithm": SimpleNamespace(
+            is_none=lambda: False, is_eagle=lambda: True, is_dflash=lambda: False, supports_spec_v2=lambda: True
+        ),
+        "forward_mode": SimpleNamespace(
+            is_decode=lambda: True, is_extend=lambda: False, is_idle=lambda: False, is_mixed=lambda: False
+        ),
+        "sampling_info": SimpleNamespace(penalizer_orchestrator=SimpleNamespace(is_required=False)),
+        "hisparse_coordinator": None,
+        "return_logprob": False,
+        "has_grammar": False,
+        "input_embeds": None,
+        "spec_info": None,
+        "chunked_req": None,
+    }
+
+
+def server_args(config: EngineConfig, defaults: dict[str, Any]) -> SimpleNamespace:
+    """`ServerArgs`: the release's defaults and the engine's configuration."""
+    ours = {
+        "speculative_algorithm": "EAGLE",
+        "speculative_num_steps": config.num_steps,
+        "speculative_eagle_topk": config.topk,
+        "speculative_num_draft_tokens": config.num_draft_tokens,
+        "max_speculative_num_draft_tokens": config.num_draft_tokens,
+        "page_size": config.page_size,
+        "disable_overlap_schedule": not config.overlap,
+        "enable_streaming_session": True,
+        "disaggregation_mode": "null",
+        "strip_thinking_cache": False,
+        "enable_mamba_extra_buffer": lambda: False,
+        "enable_mamba_extra_buffer_lazy": lambda: False,
+    }
+    return SimpleNamespace(**{**defaults, **ours})
+
+
+def result_fields(next_token_ids: list[int], accept_lens: list[int], stride: int) -> SimpleNamespace:
+    """`GenerationBatchResult`: what the worker returns, copied to the host."""
+    return SimpleNamespace(
+        next_token_ids=torch.tensor(next_token_ids, dtype=torch.int64),
+        accept_lens=torch.tensor(accept_lens, dtype=torch.int32),
+        speculative_num_draft_tokens=stride,
+        logits_output=None,
+        copy_done=None,
+        can_run_cuda_graph=False,
+    )
+
+
+class ResultProcessorFields:
+    """The object of which `resolve` is a method: the scheduler, or its processor of results."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.draft_worker = SimpleNamespace(speculative_num_draft_tokens=config.num_draft_tokens)
+        self.model_worker = SimpleNamespace(on_verify_complete_cpu=lambda *_args, **_named: None)
+        self.enable_overlap = config.overlap
+
+
+class RowPool:
+    """`ReqToTokenPool` over the engine's rows: `req_to_token` is their buffer, not a copy."""
+
+    device = CPU
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self.size = rows.count
+        self.req_to_token = torch.frombuffer(rows.buffer, dtype=torch.int32).view(rows.count + 1, rows.width)
+
+    @property
+    def free_slots(self) -> list[int]:
+        return self._rows.free_rows
+
+    def available_size(self) -> int:
+        return len(self._rows.free_rows)
+
+    def write(self, indices: Any, values: Any) -> None:
+        self.req_to_token[indices] = values
+
+    def free(self, req: Any) -> None:
+        if req.req_pool_idx is None:
+            raise ValueError("a request without a row gives one back")
+        self._rows.free(req.req_pool_idx)
+        req.req_pool_idx = None
+
+
+class SlotAllocator:
+    """`TokenToKVPoolAllocator` and its paged sibling over the engine's allocator."""
+
+    device = CPU
+    is_not_in_free_group = True
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator = allocator
+        self.page_size = allocator.page_size
+        self.size = allocator.size
+
+    def available_size(self) -> int:
+        return self._allocator.available
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        if need_size < 0:
+            raise ValueError(f"{need_size} slots wanted")
+        if need_size > self._allocator.available:
+            return None
+        return torch.tensor(self._allocator.extend(0, need_size, 0), dtype=torch.int64)
+
+    def alloc_extend(
+        self,
+        prefix_lens: torch.Tensor,
+        _prefix_lens_cpu: torch.Tensor,
+        seq_lens: torch.Tensor,
+        _seq_lens_cpu: torch.Tensor,
+        last_loc: torch.Tensor,
+        _extend_num_tokens: int,
+    ) -> torch.Tensor | None:
+        slots: list[int] = []
+        try:
+            for start, end, last in zip(prefix_lens.tolist(), seq_lens.tolist(), last_loc.tolist(), strict=True):
+                slots += self._allocator.extend(start, end, last)
+        except OutOfSlotsError:
+            return None
+        return torch.tensor(slots, dtype=torch.int64)
+
+    def free(self, free_index: torch.Tensor) -> None:
+        self._allocator.free(free_index.tolist())
+
+
+class PrefixCacheFields:
+    """`BasePrefixCache`: there is no tree, no sliding window and no recurrent state."""
+
+    def supports_swa(self) -> bool:
+        return False
+
+    def supports_mamba(self) -> bool:
+        return False
+
+    def supports_streaming_session(self) -> bool:
+        return False
+
+    def is_chunk_cache(self) -> bool:
+        return False
+
+    def is_tree_cache(self) -> bool:
+        return not self.is_chunk_cache()
+
+    def available_and_evictable_str(self) -> str:
+        return ""
+
+    def pretty_print(self) -> str:
+        return ""
+
+
+class NotUsed:
+    """A class of the release that nothing here is an instance of."""
+
+
+def radix_key(token_ids: list[int], extra_key: str | None = None, is_bigram: bool = False) -> SimpleNamespace:
+    """`RadixKey`."""
+    return SimpleNamespace(token_ids=token_ids, extra_key=extra_key, is_bigram=is_bigram)
+
+
+class Environment:
+    """`envs`: every switch of the release's environment is off, but for the number here."""
+
+    _VALUES = {"SGLANG_RETRACT_DECODE_STEPS": 20}  # noqa: RUF012 - never written
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        value = self._VALUES.get(name, False)
+        return SimpleNamespace(get=lambda: value)
+
+
+def last_locations(
+    req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, prefix_lens: torch.Tensor
+) -> torch.Tensor:
+    """The slot of the last position of each prefix, -1 of an empty one; `get_last_loc`."""
+    width = req_to_token.shape[1]
+    table = req_to_token.view(-1)
+    rows, lens = req_pool_indices.tolist(), prefix_lens.tolist()
+    return torch.tensor(
+        [table[row * width + length - 1].item() if length > 0 else -1 for row, length in zip(rows, lens, strict=True)],
+        dtype=torch.int64,
+    )
+
+
+def write_rows(
+    rows: Rows, req_pool_indices: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, out_cache_loc: torch.Tensor
+) -> None:
+    """Write the slots of each request to columns `[start, end)` of its row; what `assign_req_to_token_pool` does."""
+    slots = out_cache_loc.tolist()
+    at = 0
+    for row, start, end in zip(req_pool_indices.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        rows.write(row, start, slots[at : at + end - start])
+        at += end - start
