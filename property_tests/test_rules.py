@@ -490,9 +490,10 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "I43": [Sabotage(patch=replacing(Device, "_accept", moves_nothing))],
     "I46": [Sabotage(patch=replacing(Device, "_accept", loses_an_accepted_token))],
     "I53": [Sabotage(SavesTheHonestLength), Sabotage(SavesTheOvershoot), Sabotage(SavesNoSession)],
-    "I54": [Sabotage(ReusesLessThanWasKept), Sabotage(ForgetsASessionsTail)],
+    "I54": [Sabotage(ForgetsASessionsTail)],
     "S1": [Sabotage(engine=AdmitsNobody)],
     "S3": [Sabotage(CountsStaleDrafts)],
+    "S4": [Sabotage(ReusesLessThanWasKept)],
     "X1": [Sabotage(Raises)],
 }
 # A run that hangs or dies breaks these, and only the process that started it is there to say so.

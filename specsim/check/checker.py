@@ -89,13 +89,15 @@ class Checker:
             rule_id, expected, actual = self._ledger.broken[0]
             self.broken(rule_id, part, "", expected, actual)
 
-    def ownership(self, part: str, requests: Sequence[Request], sessions: Sequence[str], aspect: str = "") -> None:
+    def ownership(
+        self, part: str, requests: Sequence[Request], sessions: Sequence[str], at_match: bool = False
+    ) -> None:
         """Every slot and row has one owner or is free."""
         problem = ownership_problem(self._memory, self._ledger, self._owners(requests, sessions))
         if problem is not None:
             rule_id, expected, actual = problem
-            if aspect == "match" and rule_id in ("I13", "I14"):
-                rule_id = "I54"
+            if at_match and rule_id in ("I13", "I14"):
+                self.broken("I54", part, "", expected, actual, aspect="leak")
             self.broken(rule_id, part, "", expected, actual)
 
     def _owners(self, requests: Sequence[Request], sessions: Sequence[str]) -> list[Owner]:
@@ -338,7 +340,11 @@ class Checker:
 
     def session_matched(self, request: Request, claim: int, reused: int) -> None:
         right = min(claim, len(request.prompt) - 1)
-        self.hold(reused == right, "I54", "session match", request.rid, f"{right} positions reused", reused)
+        expected = f"{right} positions reused"
+        if reused > right:
+            self.broken("I54", "session match", request.rid, expected, reused, aspect="reuse")
+        if reused < right:  # what is not reused is computed again
+            self.broken("S4", "session match", request.rid, expected, reused, go_on=True)
 
     def at_idle(self) -> None:
         """Nothing runs and no session is open."""

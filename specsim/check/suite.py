@@ -58,16 +58,21 @@ class SimulationResult:
     schedules: int = 0
     events: int = 0
     findings: list[ScheduleFinding] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)
     nondeterministic: str = ""
     cut_short: bool = False
 
 
-def run_schedule(target: AccountingTarget, chooser: RecordingChooser) -> Schedule | None:
-    """One schedule from the chooser's choices; None when the target does not run its scenario."""
+def run_schedule(
+    target: AccountingTarget, chooser: RecordingChooser, refused: dict[str, int] | None = None
+) -> Schedule | None:
+    """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`."""
     scenario = draw_scenario(chooser)
     try:
         run = Engine(scenario, chooser, target.make).run()
-    except UnjudgeableError:
+    except UnjudgeableError as error:
+        if refused is not None:
+            refused[str(error)] = refused.get(str(error), 0) + 1
         return None
     return Schedule(scenario, chooser.tape, run)
 
@@ -96,7 +101,7 @@ def simulate(
             result.cut_short = True
             break
         on_schedule(index)
-        schedule = run_schedule(target, chooser_of(seed, index))
+        schedule = run_schedule(target, chooser_of(seed, index), result.refused)
         if schedule is None:
             continue
         result.schedules += 1

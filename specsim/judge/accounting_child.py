@@ -63,8 +63,9 @@ def check(request: Request, messages: Messages) -> None:
         for found in result.findings
     ]
     not_run = [NotRun(part.name, part.why) for part in target.parts if part.kind == "not run"]
-    if not result.schedules:
-        not_run.append(NotRun("every schedule", "the accounting refuses each scenario that was drawn"))
+    not_run += [NotRun(f"{count} schedules", why) for why, count in sorted(result.refused.items())]
+    if result.cut_short:
+        not_run.append(NotRun("the other schedules", "the time budget was spent; give a larger --budget-seconds"))
     messages.send(
         "end",
         schedules=result.schedules,
@@ -116,8 +117,8 @@ def replay(request: Request, messages: Messages) -> None:
     stored = _stored(request)
     messages.send("schedule", index=0)
     target = _simulated(request)
-    from specsim.explore.chooser import replayed
     from specsim.check.suite import run_schedule
+    from specsim.explore.chooser import replayed
 
     schedule = run_schedule(target, replayed(stored.tape))
     if schedule is None:
@@ -154,8 +155,8 @@ def shrink(request: Request, messages: Messages) -> None:
     stored = _stored(request)
     messages.send("schedule", index=0)
     target = _simulated(request)
-    from specsim.explore.chooser import replayed
     from specsim.check import suite
+    from specsim.explore.chooser import replayed
 
     schedule = suite.run_schedule(target, replayed(stored.tape))
     if schedule is None or schedule.violation(stored.signature) is None:

@@ -66,6 +66,8 @@ def print_verdict(verdict: Verdict) -> None:
             if part["kind"] != "not run":
                 found = any(s.startswith("accounting:") and s.endswith(f":{part['name']}") for s in wrong)
                 result = "[red]finding[/]" if found else "[green]ok[/]"
+                if part["kind"] == "real" and not part["calls"]:
+                    result = "[yellow]not called[/]"
                 calls = f"{part['calls']:,}" if part["kind"] == "real" else ""
                 table.add_row(suite.name, part["name"], part["kind"], part["where"], calls, result)
     console.print(table)

@@ -256,7 +256,7 @@ class Engine:
         self._record("host", "admit", request.rid, f"extend {prefix_len} to {fill_len}")
         self._checker.extended(request)
         if slot is not None:
-            self._checker.ownership("session match", self._requests, self._open_sessions, aspect="match")
+            self._checker.ownership("session match", self._requests, self._open_sessions, at_match=True)
 
     def _launch_prefill(self, admitted: list[Request]) -> Launch:
         rows = []

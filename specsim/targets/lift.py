@@ -155,7 +155,21 @@ def parameter_names(function: ast.FunctionDef) -> tuple[str, ...]:
 
 def body_hash(node: ast.AST) -> str:
     """A hash of the code below `node` that comments, layout and position do not change."""
-    return hashlib.sha256(ast.dump(node, include_attributes=False).encode()).hexdigest()[:16]
+    return hashlib.sha256(_canonical(node).encode()).hexdigest()[:16]
+
+
+def _canonical(value: object) -> str:
+    """A node as text, the same on every Python: `ast.dump` is not, since it leaves out other defaults in each."""
+    if isinstance(value, ast.AST):
+        fields = [
+            f"{name}={_canonical(field)}"
+            for name, field in ast.iter_fields(value)
+            if field not in (None, []) and name not in ("kind", "type_comment", "type_params", "ctx")
+        ]
+        return f"{type(value).__name__}({','.join(fields)})"
+    if isinstance(value, list):
+        return f"[{','.join(map(_canonical, value))}]"
+    return repr(value)
 
 
 def free_names(node: ast.AST) -> set[str]:
