@@ -94,7 +94,9 @@ def check(
     seed_number = parse_seed(seed)
     if mutant:
         _require_mutant(mutant, parsed.text)
-    _require_folder(out)
+    _require_folder("--out", out)
+    if json_file is not None:
+        _require_folder("--json", json_file.parent)
     if isinstance(parsed, ReleaseTarget):
         from specsim.targets.fetch import fetch_wheel
 
@@ -185,7 +187,7 @@ def shrink(
     from specsim.judge.accounting import shrink_schedule
     from specsim.judge.ops import shrink_ops
 
-    _require_folder(out)
+    _require_folder("--out", out)
     stored = replay_file.load(file)
     if isinstance(stored, replay_file.OpReplay):
         request = _ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
@@ -290,13 +292,11 @@ def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
         raise UsageError(f"{option} {value!r} is unknown", f"allowed: {', '.join(allowed)}")
 
 
-def _require_folder(out: Path) -> None:
-    """Refuse an --out that cannot take files before the work begins rather than after."""
-    parent = next(p for p in [out, *out.absolute().parents] if p.exists())
+def _require_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that cannot take files before the work begins rather than after."""
+    parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UsageError(
-            f"--out {out}: {parent} is not a folder that can be written", "name another folder with --out DIR"
-        )
+        raise UsageError(f"{option} {folder}: {parent} is not a folder that can be written", "name another folder")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -88,13 +88,25 @@ def replay_schedule(request: AccountingRequest, replay: Path) -> Message:
         if not started:
             raise ended_early(request.target, ended) from None
         violation = {
-            "rule": "X2" if ended.hung else "X3", "sentence": "", "signature": "", "part": "process", "who": "",
-            "expected": "", "actual": ended.text, "event": 0, "where": "",
-        }  # fmt: skip
+            "rule": "X2" if ended.hung else "X3",
+            "sentence": "",
+            "signature": "",
+            "part": "process",
+            "who": "",
+            "expected": "",
+            "actual": ended.text,
+            "event": 0,
+            "where": "",
+        }
         return {
-            "judged": True, "same_source": True, "same_model": True, "digest": "", "scenario": {}, "events": [],
+            "judged": True,
+            "same_source": True,
+            "same_model": True,
+            "digest": "",
+            "scenario": {},
+            "events": [],
             "violations": [violation],
-        }  # fmt: skip
+        }
     raise no_answer(request.target)
 
 

@@ -106,9 +106,20 @@ def failure(request: Request, messages: Messages) -> None:
     )
     path = _save(replay, Path(request["out"]))
     finding = Finding(
-        rule.id, rule.sentence, title, signature, "accounting", rule.severity, "unknown", "", rule.sentence,
-        request["text"], str(path), 1, (f"schedule {request['index']} of seed {request['seed']}",),
-    )  # fmt: skip
+        rule=rule.id,
+        sentence=rule.sentence,
+        title=title,
+        signature=signature,
+        tier="accounting",
+        severity=rule.severity,
+        reach="unknown",
+        where="",
+        expected=rule.sentence,
+        actual=request["text"],
+        replay=str(path),
+        count=1,
+        details=(f"schedule {request['index']} of seed {request['seed']}",),
+    )
     messages.send("done alone", finding=asdict(finding))
 
 
@@ -203,7 +214,7 @@ def _write_finding(target: Any, schedule: Any, signature: str, count: int, reque
     log = schedule.run.log[: violation.event + 1]
     config = {**asdict(schedule.scenario.config)}
     details = (
-        f"smallest schedule: {len(schedule.scenario.workload.turns)} requests, {len(log)} events, "
+        f"smallest schedule: {_count(len(schedule.scenario.workload.turns), 'request')}, {_count(len(log), 'event')}, "
         + ", ".join(f"{name}={value}" for name, value in config.items()),
         *(str(event) for event in log[-EVENTS_SHOWN:]),
     )
@@ -241,6 +252,10 @@ def _write_finding(target: Any, schedule: Any, signature: str, count: int, reque
         count=count,
         details=details,
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _save(replay: ScheduleReplay, out: Path) -> Path:
