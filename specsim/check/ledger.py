@@ -62,6 +62,9 @@ class Owner:
 
 def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Iterable[Owner]) -> tuple[str, str, str] | None:
     """The first broken rule of ownership and conservation: (rule id, expected, actual), or None."""
+    owners = list(owners)
+    if _is_sound(memory, ledger, owners):
+        return None
     page_size = memory.allocator.page_size
     owner_of: dict[int, str] = {}
     rows: dict[int, str] = {}
@@ -90,3 +93,28 @@ def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Iterable[Owner
     if len(set(free)) != len(free) or set(free) & set(rows) or len(free) + len(rows) != memory.rows.count:
         return ("I18", f"{memory.rows.count} rows, free or owned", f"free {sorted(free)}, owned {sorted(rows)}")
     return None
+
+
+def _is_sound(memory: Memory, ledger: SlotLedger, owners: list[Owner]) -> bool:
+    """Whether nothing is wrong, by sets and counts: almost always so, and several times faster than finding what is."""
+    page_size, rows = memory.allocator.page_size, memory.rows
+    owned: set[int] = set()
+    count = 0
+    for owner in owners:
+        slots = rows.read(owner.row, 0, owner.allocated)
+        if page_size == 1:
+            owned.update(slots)
+            count += len(slots)
+        else:
+            pages = {slot // page_size for slot in slots}
+            owned |= pages
+            count += len(pages)
+            if len(set(slots)) != len(slots):
+                return False
+    if count != len(owned) or len(ledger.used) != count * page_size:
+        return False
+    pages_in_use = ledger.used if page_size == 1 else {slot // page_size for slot in ledger.used}
+    taken = {owner.row for owner in owners}
+    free = set(rows.free_rows)
+    rows_match = len(taken) == len(owners) and len(free) == len(rows.free_rows) and not free & taken
+    return owned == pages_in_use and rows_match and len(free) + len(taken) == rows.count
