@@ -1,11 +1,11 @@
-"""Every operation that has a contract, by name, in the order in which a decode step runs them."""
+"""Every operation that has a contract, by name: those of a decode step in its order, then the other families."""
 
 from __future__ import annotations
 
-from specsim.ops import cache_locs, tree, verify
+from specsim.ops import cache_locs, drafting, kv, tree, verify
 from specsim.ops.contract import Implementation, Op
 
-OPS: dict[str, Op] = {op.name: op for family in (cache_locs, tree, verify) for op in family.OPS}
+OPS: dict[str, Op] = {op.name: op for family in (cache_locs, tree, verify, drafting, kv) for op in family.OPS}
 
 # The reference and its slow twins as providers: `specsim check specsim.ops.registry:REFERENCE`.
 REFERENCE: dict[str, Implementation] = {op.name: op.reference for op in OPS.values()}

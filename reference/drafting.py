@@ -1,0 +1,624 @@
+"""From what the draft model finds likely to the candidates that become a tree, and other ways to a tree.
+
+Drafting (EAGLE-2, section 4.1 "Expansion Phase") gives `topk` successors to the root and then, step by step, to
+each of the `topk` candidates that the step before expanded. The score of a candidate is the product of the
+probabilities on its path. Of a step's `topk * topk` new candidates the `topk` best are expanded next; of the
+candidates of all steps the `num_draft_tokens - 1` best are kept (section 4.2 "Reranking Phase"). `tree` explains
+flat ids, by which candidates are numbered, and builds the tree.
+
+What is best is a total order: the higher score first, and of equal scores the lower flat id. A NaN counts as
+-inf, and comes back as -inf; infinities stay as they are; 0.0 and -0.0 are equal. No score is better than its
+parent's (a probability is at most 1) and a parent's flat id is lower than its children's, so whoever is kept has
+its parent kept: no tie, underflow or NaN makes an orphan.
+
+Scores are float32 or float64; results have the dtype that came in.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specsim.reference import validation
+
+PACKED_NODES_MAX = 32
+"""Nodes of the largest tree whose mask rows are packed into bits."""
+
+
+class Expansion(NamedTuple):
+    """A drafting step's candidates, and which of them the next step expands.
+
+    input_ids         [bs * topk] int64: tokens of the expanded candidates, best first in each request
+    hidden_index      [bs * topk] int64: row of this step's hidden states that each of them continues; after step 0
+                      there is one row a request, later `topk`
+    next_scores       [bs, topk]: their scores
+    candidate_scores  [bs, topk] after step 0, later [bs, topk * topk]: scores of all candidates, by flat id
+    candidate_tokens  int64, of the same shape: their tokens
+    parents           [bs, topk + 1] int64 after step 0: -1, 0 .. topk-1; later [bs, topk]: flat ids of the expanded
+    """
+
+    input_ids: Tensor
+    hidden_index: Tensor
+    next_scores: Tensor
+    candidate_scores: Tensor
+    candidate_tokens: Tensor
+    parents: Tensor
+
+
+class DraftResults(NamedTuple):
+    """The candidates that become a tree, as `tree.build_tree` takes them.
+
+    parent_list     [bs, topk * (num_steps-1) + 1] int64; [bs, 0] when there was one step
+    selected_index  [bs, num_draft_tokens - 1] int64: their flat ids, ascending
+    draft_tokens    [bs, num_draft_tokens - 1] int64: their tokens, in that order
+    """
+
+    parent_list: Tensor
+    selected_index: Tensor
+    draft_tokens: Tensor
+
+
+class ChainTree(NamedTuple):
+    """A tree without branches, node i + 1 below node i, with the tokens of its nodes; see `tree.Tree`.
+
+    tokens                 [bs * ndt] int64: bonus token, then the drafts
+    tree_mask              [bs * ndt * ndt] bool, QLEN_ONLY: lower triangles
+    positions              [bs * ndt] int64: sequence length plus depth
+    retrieve_index         [bs, ndt] int64: `b * ndt + i`
+    retrieve_next_token    [bs, ndt] int64: i + 1, and -1 for the last node
+    retrieve_next_sibling  [bs, ndt] int64: -1
+    """
+
+    tokens: Tensor
+    tree_mask: Tensor
+    positions: Tensor
+    retrieve_index: Tensor
+    retrieve_next_token: Tensor
+    retrieve_next_sibling: Tensor
+
+
+class TreeLinks(NamedTuple):
+    """A tree but for its mask; see `tree.Tree`.
+
+    positions              [bs * ndt] int64: sequence length plus depth
+    retrieve_index         [bs, ndt] int64: `b * ndt + i`
+    retrieve_next_token    [bs, ndt] int64: first child of each node, -1 if it has none
+    retrieve_next_sibling  [bs, ndt] int64: next node with the same parent, -1 if it is the last
+    """
+
+    positions: Tensor
+    retrieve_index: Tensor
+    retrieve_next_token: Tensor
+    retrieve_next_sibling: Tensor
+
+
+def select_top_k_tokens_first(topk_p: Tensor, topk_index: Tensor) -> Expansion:
+    """Step 0: every successor of the root is expanded, in the order in which it is given.
+
+    topk_p      [bs, topk] float32 or float64: probabilities of the successors, or other scores: 0 or more, -inf, NaN
+    topk_index  [bs, topk] int64: their tokens
+
+    Raises ValueError for scores that are negative. Source: EAGLE-2 (arXiv 2406.16858), section 4.1.
+    """
+    if validation.enabled():
+        _check_first(topk_p, topk_index)
+    bs, topk = topk_p.shape
+    request = torch.arange(bs, device=topk_p.device)  # [bs]
+    scores = _ordered(topk_p)  # [bs, topk]
+    return Expansion(
+        input_ids=topk_index.clone().flatten(),
+        hidden_index=request.repeat_interleave(topk),
+        next_scores=scores,
+        candidate_scores=scores.clone(),
+        candidate_tokens=topk_index.clone(),
+        parents=torch.arange(-1, topk, device=topk_p.device).repeat(bs, 1),
+    )
+
+
+def select_top_k_tokens_first_loops(topk_p: Tensor, topk_index: Tensor) -> Expansion:
+    """`select_top_k_tokens_first`, one request at a time."""
+    if validation.enabled():
+        _check_first(topk_p, topk_index)
+    topk = topk_p.shape[1]
+    input_ids: list[int] = []
+    hidden_index: list[int] = []
+    scores: list[list[float]] = []
+    parents: list[list[int]] = []
+    for b, tokens in enumerate(topk_index.tolist()):
+        input_ids.extend(tokens)
+        hidden_index.extend([b] * topk)
+        scores.append([_without_nan(p) for p in topk_p[b].tolist()])
+        parents.append([-1, *range(topk)])
+    return _expansion_of_lists(topk_p, topk, input_ids, hidden_index, scores, scores, topk_index.tolist(), parents)
+
+
+def select_top_k_tokens_next(step: int, topk_p: Tensor, topk_index: Tensor, scores: Tensor) -> Expansion:
+    """Step 1 and later: score all successors of the expanded candidates, and expand the best of them.
+
+    step        1 or more
+    topk_p      [bs * topk, topk] float32 or float64: probabilities of the successors of each expanded candidate,
+                0 to 1 or NaN; row `b * topk + k` belongs to the candidate whose score is `scores[b, k]`
+    topk_index  [bs * topk, topk] int64: their tokens
+    scores      [bs, topk], of the dtype of `topk_p`: `next_scores` of the step before: 0 or more, -inf, NaN
+
+    A score is the product in that dtype, so deep paths underflow to 0. inf * 0 is NaN, that is -inf. Raises ValueError
+    for probabilities outside 0 to 1, infinities among them: a child would be better than its parent. Source: EAGLE-2
+    (arXiv 2406.16858), section 4.1; probabilities that are NaN: SGLang issue #7477.
+    """
+    if validation.enabled():
+        _check_next(step, topk_p, topk_index, scores)
+    bs, topk = scores.shape
+    candidate_scores = _ordered((scores[:, :, None] * topk_p.reshape(bs, topk, topk)).flatten(1))  # [bs, topk²]
+    candidate_tokens = topk_index.reshape(bs, topk * topk)
+    best = _best(candidate_scores, topk)  # [bs, topk]: columns of this step's candidates
+    first_row = torch.arange(bs, device=scores.device)[:, None] * topk  # [bs, 1]
+    return Expansion(
+        input_ids=candidate_tokens.gather(1, best).flatten(),
+        hidden_index=(first_row + best // topk).flatten(),
+        next_scores=candidate_scores.gather(1, best),
+        candidate_scores=candidate_scores,
+        candidate_tokens=candidate_tokens.clone(),
+        parents=topk + (step - 1) * topk**2 + best,
+    )
+
+
+def select_top_k_tokens_next_loops(step: int, topk_p: Tensor, topk_index: Tensor, scores: Tensor) -> Expansion:
+    """`select_top_k_tokens_next`, one candidate at a time."""
+    if validation.enabled():
+        _check_next(step, topk_p, topk_index, scores)
+    bs, topk = scores.shape
+    p, tokens, parent_scores = topk_p.tolist(), topk_index.tolist(), scores.tolist()
+    input_ids: list[int] = []
+    hidden_index: list[int] = []
+    next_scores: list[list[float]] = []
+    all_scores: list[list[float]] = []
+    all_tokens: list[list[int]] = []
+    parents: list[list[int]] = []
+    for b in range(bs):
+        products = [parent_scores[b][k] * p[b * topk + k][j] for k in range(topk) for j in range(topk)]
+        rounded = torch.tensor(
+            products, dtype=scores.dtype
+        ).tolist()  # Python multiplies in float64, exactly for float32
+        score = [_without_nan(product) for product in rounded]
+        token = [tokens[b * topk + k][j] for k in range(topk) for j in range(topk)]
+        best = sorted(range(topk * topk), key=lambda j: (-score[j], j))[:topk]
+        input_ids.extend(token[j] for j in best)
+        hidden_index.extend(b * topk + j // topk for j in best)
+        next_scores.append([score[j] for j in best])
+        all_scores.append(score)
+        all_tokens.append(token)
+        parents.append([topk + (step - 1) * topk**2 + j for j in best])
+    return _expansion_of_lists(scores, topk, input_ids, hidden_index, next_scores, all_scores, all_tokens, parents)
+
+
+def organize_draft_results(
+    score_list: Sequence[Tensor], token_list: Sequence[Tensor], parents_list: Sequence[Tensor], num_draft_tokens: int
+) -> DraftResults:
+    """`rerank_candidates` of what the steps of a drafting gave, one entry a step.
+
+    score_list    `candidate_scores` of each step: [bs, topk], then [bs, topk * topk]
+    token_list    `candidate_tokens` of each step, of the same shapes
+    parents_list  `parents` of each step: [bs, topk + 1], then [bs, topk]
+
+    Raises ValueError as `rerank_candidates` does, and for lists of different lengths or without a step.
+    """
+    topk, num_steps = _check_lists(score_list, token_list, parents_list)
+    scores, tokens, parents = torch.cat([*score_list], 1), torch.cat([*token_list], 1), torch.cat([*parents_list], 1)
+    return rerank_candidates(scores, tokens, parents, topk, num_steps, num_draft_tokens)
+
+
+def organize_draft_results_loops(
+    score_list: Sequence[Tensor], token_list: Sequence[Tensor], parents_list: Sequence[Tensor], num_draft_tokens: int
+) -> DraftResults:
+    """`organize_draft_results`, one request at a time."""
+    topk, num_steps = _check_lists(score_list, token_list, parents_list)
+    scores, tokens, parents = torch.cat([*score_list], 1), torch.cat([*token_list], 1), torch.cat([*parents_list], 1)
+    return rerank_candidates_loops(scores, tokens, parents, topk, num_steps, num_draft_tokens)
+
+
+def rerank_candidates(
+    scores: Tensor, tokens: Tensor, parents: Tensor, topk: int, num_steps: int, num_draft_tokens: int
+) -> DraftResults:
+    """Keep the best `num_draft_tokens - 1` candidates of all steps; their parents are always among them.
+
+    scores   [bs, total] float32 or float64, by flat id, total = topk + (num_steps-1) * topk²: 0 or more, -inf, NaN;
+             none better than its parent's
+    tokens   [bs, total] int64, by flat id
+    parents  [bs, topk * num_steps + 1] int64: -1, 0 .. topk-1, then the flat ids that each later step expanded. Those
+             of the last step have no children: they are not handed on, and with one step nothing is
+
+    Raises ValueError for flat ids that do not exist, for a candidate better than its parent, and when more candidates
+    are to be kept than there are. Source: EAGLE-2 (arXiv 2406.16858), section 4.2; orphans: SGLang issue #36201.
+    """
+    if validation.enabled():
+        _check_rerank(scores, tokens, parents, topk, num_steps, num_draft_tokens)
+    selected_index = _best(_ordered(scores), num_draft_tokens - 1).sort(dim=1).values  # [bs, ndt-1]
+    width = 0 if num_steps == 1 else topk * (num_steps - 1) + 1
+    return DraftResults(
+        parent_list=parents[:, :width].clone(),
+        selected_index=selected_index,
+        draft_tokens=tokens.gather(1, selected_index),
+    )
+
+
+def rerank_candidates_loops(
+    scores: Tensor, tokens: Tensor, parents: Tensor, topk: int, num_steps: int, num_draft_tokens: int
+) -> DraftResults:
+    """`rerank_candidates`, one request at a time."""
+    if validation.enabled():
+        _check_rerank(scores, tokens, parents, topk, num_steps, num_draft_tokens)
+    width = 0 if num_steps == 1 else topk * (num_steps - 1) + 1
+    parent_list: list[list[int]] = []
+    selected_index: list[list[int]] = []
+    draft_tokens: list[list[int]] = []
+    for b in range(scores.shape[0]):
+        score = [_without_nan(value) for value in scores[b].tolist()]
+        best_first = sorted(range(len(score)), key=lambda flat_id: (-score[flat_id], flat_id))
+        kept = sorted(best_first[: num_draft_tokens - 1])
+        selected_index.append(kept)
+        draft_tokens.append([int(tokens[b, flat_id]) for flat_id in kept])
+        parent_list.append(parents[b].tolist()[:width])
+    return DraftResults(
+        parent_list=_int64(parent_list, parents).view(scores.shape[0], width),
+        selected_index=_int64(selected_index, scores).view(-1, num_draft_tokens - 1),
+        draft_tokens=_int64(draft_tokens, scores).view(-1, num_draft_tokens - 1),
+    )
+
+
+def build_chain_tree(bonus_tokens: Tensor, draft_tokens: Tensor, verified_seq_len: Tensor) -> ChainTree:
+    """The tree of a drafting with topk 1, where nothing has to be selected.
+
+    bonus_tokens      [bs] int32: the token of the root
+    draft_tokens      [bs, num_steps] int64: one token a step; `num_draft_tokens` is num_steps + 1
+    verified_seq_len  [bs] int64: tokens before the root, which is the position of the root
+
+    Raises ValueError for negative sequence lengths and for no step. Source: EAGLE (arXiv 2401.15077), whose drafts were
+    such chains before they were trees.
+    """
+    if validation.enabled():
+        _check_chain(bonus_tokens, draft_tokens, verified_seq_len)
+    bs, num_steps = draft_tokens.shape
+    ndt, device = num_steps + 1, draft_tokens.device
+    node = torch.arange(ndt, device=device)  # [ndt]
+    triangle = node[:, None] >= node  # [ndt, ndt]
+    child = torch.where(node < num_steps, node + 1, -1)  # [ndt]
+    return ChainTree(
+        tokens=torch.cat([bonus_tokens[:, None].to(torch.int64), draft_tokens], dim=1).flatten(),
+        tree_mask=triangle.flatten().repeat(bs),
+        positions=(verified_seq_len[:, None] + node).flatten(),
+        retrieve_index=torch.arange(bs * ndt, device=device).view(bs, ndt),
+        retrieve_next_token=child.repeat(bs, 1),
+        retrieve_next_sibling=torch.full((bs, ndt), -1, dtype=torch.int64, device=device),
+    )
+
+
+def build_chain_tree_loops(bonus_tokens: Tensor, draft_tokens: Tensor, verified_seq_len: Tensor) -> ChainTree:
+    """`build_chain_tree`, one node at a time."""
+    if validation.enabled():
+        _check_chain(bonus_tokens, draft_tokens, verified_seq_len)
+    bs, ndt = draft_tokens.shape[0], draft_tokens.shape[1] + 1
+    tokens: list[int] = []
+    mask: list[bool] = []
+    positions: list[int] = []
+    index: list[list[int]] = []
+    next_token: list[list[int]] = []
+    for b in range(bs):
+        tokens.append(int(bonus_tokens[b]))
+        tokens.extend(draft_tokens[b].tolist())
+        for i in range(ndt):
+            mask.extend([True] * (i + 1) + [False] * (ndt - i - 1))
+            positions.append(int(verified_seq_len[b]) + i)
+        index.append([b * ndt + i for i in range(ndt)])
+        next_token.append([*range(1, ndt), -1])
+    return ChainTree(
+        tokens=_int64(tokens, draft_tokens),
+        tree_mask=torch.tensor(mask, dtype=torch.bool, device=draft_tokens.device),
+        positions=_int64(positions, draft_tokens),
+        retrieve_index=_int64(index, draft_tokens).view(-1, ndt),
+        retrieve_next_token=_int64(next_token, draft_tokens).view(-1, ndt),
+        retrieve_next_sibling=_int64([[-1] * ndt] * bs, draft_tokens).view(-1, ndt),
+    )
+
+
+def reconstruct_tree(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeLinks:
+    """The tree behind a mask of ancestors; the inverse of `tree.build_tree` with QLEN_ONLY.
+
+    tree_mask         [bs, ndt, ndt] bool: whether the column's node is the row's node or one of its ancestors
+    verified_seq_len  [bs] int64: tokens before the root, which is the position of the root
+
+    Parents come before children, so the parent is the last ancestor, and the depth is the number of ancestors. Raises
+    ValueError for a mask that is not a tree's: a row must be its parent's row and the node itself, the root's row the
+    root alone. Source: EAGLE-2 (arXiv 2406.16858), section 4.2, whose mask it reads backwards.
+    """
+    if validation.enabled():
+        _check_mask(tree_mask)
+        _check_reconstruct(tree_mask, verified_seq_len)
+    bs, ndt, _ = tree_mask.shape
+    node = torch.arange(ndt, device=tree_mask.device)  # [ndt]
+    is_ancestor = tree_mask & (node < node[:, None])  # [bs, ndt, ndt], without the node itself
+    depth = is_ancestor.sum(dim=-1)  # [bs, ndt]
+    parent = torch.where(is_ancestor, node, -1).amax(dim=-1)  # [bs, ndt], -1 for the root
+
+    is_child = parent[:, None, :] == node[:, None]  # [bs, ndt, ndt]: column is a child of row
+    is_sibling = (parent[:, None, :] == parent[:, :, None]) & (node > node[:, None])  # [bs, ndt, ndt]: a later one
+    return TreeLinks(
+        positions=(verified_seq_len[:, None] + depth).flatten(),
+        retrieve_index=torch.arange(bs * ndt, device=tree_mask.device).view(bs, ndt),
+        retrieve_next_token=_lowest(is_child),
+        retrieve_next_sibling=_lowest(is_sibling),
+    )
+
+
+def reconstruct_tree_loops(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeLinks:
+    """`reconstruct_tree`, one node at a time."""
+    if validation.enabled():
+        _check_mask(tree_mask)
+        _check_reconstruct(tree_mask, verified_seq_len)
+    ndt = tree_mask.shape[1]
+    positions: list[int] = []
+    index: list[list[int]] = []
+    next_token: list[list[int]] = []
+    next_sibling: list[list[int]] = []
+    for b, rows in enumerate(tree_mask.tolist()):
+        children: dict[int, list[int]] = {i: [] for i in range(ndt)}
+        for i, row in enumerate(rows):
+            ancestors = [j for j in range(i) if row[j]]
+            positions.append(int(verified_seq_len[b]) + len(ancestors))
+            if ancestors:
+                children[ancestors[-1]].append(i)
+        index.append([b * ndt + i for i in range(ndt)])
+        next_token.append([children[i][0] if children[i] else -1 for i in range(ndt)])
+        siblings = [-1] * ndt
+        for family in children.values():
+            for older, younger in itertools.pairwise(family):
+                siblings[older] = younger
+        next_sibling.append(siblings)
+    return TreeLinks(
+        positions=_int64(positions, tree_mask),
+        retrieve_index=_int64(index, tree_mask).view(-1, ndt),
+        retrieve_next_token=_int64(next_token, tree_mask).view(-1, ndt),
+        retrieve_next_sibling=_int64(next_sibling, tree_mask).view(-1, ndt),
+    )
+
+
+def pack_tree_mask(tree_mask: Tensor) -> Tensor:
+    """A bit for each element of the mask, a few bytes for each of its rows.
+
+    tree_mask  [bs, ndt, ndt] bool, ndt at most 32
+
+    Returns [bs, ndt, packed_bytes] uint8, with 1 byte for at most 8 nodes, 2 for 16, 4 for 32: column j is bit j % 8,
+    the lowest first, of byte j // 8. Bits that belong to no node are 0. Raises ValueError for more than 32 nodes.
+    Source: EAGLE-2 (arXiv 2406.16858), section 4.2, for the mask; the layout is that of attention kernels that take it
+    as bits.
+    """
+    if validation.enabled():
+        _check_mask(tree_mask)
+    bs, ndt, _ = tree_mask.shape
+    packed_bytes = _packed_bytes(ndt)
+    bits = torch.zeros(bs, ndt, packed_bytes * 8, dtype=torch.int64, device=tree_mask.device)
+    bits[:, :, :ndt] = tree_mask
+    weight = 1 << torch.arange(8, device=tree_mask.device)  # [8]
+    return (bits.view(bs, ndt, packed_bytes, 8) * weight).sum(dim=-1).to(torch.uint8)
+
+
+def pack_tree_mask_loops(tree_mask: Tensor) -> Tensor:
+    """`pack_tree_mask`, one row at a time."""
+    if validation.enabled():
+        _check_mask(tree_mask)
+    bs, ndt, _ = tree_mask.shape
+    packed_bytes = _packed_bytes(ndt)
+    packed: list[int] = []
+    for row in tree_mask.reshape(-1, ndt).tolist():
+        number = sum(1 << j for j, cell in enumerate(row) if cell)
+        packed.extend(number.to_bytes(packed_bytes, "little"))
+    return torch.tensor(packed, dtype=torch.uint8, device=tree_mask.device).view(bs, ndt, packed_bytes)
+
+
+def unpack_tree_mask(packed: Tensor) -> Tensor:
+    """The mask that `pack_tree_mask` packed.
+
+    packed  [bs, ndt, packed_bytes] uint8, see `pack_tree_mask`
+
+    Returns [bs, ndt, ndt] bool. Raises ValueError for more than 32 nodes, for a number of bytes that is not that of
+    `ndt` nodes, and for a bit that belongs to no node.
+    """
+    if validation.enabled():
+        _check_packed(packed)
+    ndt = packed.shape[1]
+    shift = torch.arange(8, device=packed.device, dtype=torch.uint8)  # [8]
+    bits = (packed[:, :, :, None] >> shift) & 1  # [bs, ndt, packed_bytes, 8]
+    return bits.flatten(2)[:, :, :ndt].to(torch.bool)
+
+
+def unpack_tree_mask_loops(packed: Tensor) -> Tensor:
+    """`unpack_tree_mask`, one row at a time."""
+    if validation.enabled():
+        _check_packed(packed)
+    bs, ndt, packed_bytes = packed.shape
+    mask: list[bool] = []
+    for row in packed.reshape(-1, packed_bytes).tolist():
+        number = int.from_bytes(bytes(row), "little")
+        mask.extend(number >> j & 1 == 1 for j in range(ndt))
+    return torch.tensor(mask, dtype=torch.bool, device=packed.device).view(bs, ndt, ndt)
+
+
+def _ordered(scores: Tensor) -> Tensor:
+    """The scores with -inf for NaN, and 0.0 for -0.0, which some sorts take for less."""
+    return torch.where(scores.isnan(), -torch.inf, scores) + 0.0
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """[bs, count] int64: columns of the best scores, best first, the lower column first of equal ones."""
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+
+def _without_nan(score: float) -> float:
+    return score if score == score else -torch.inf
+
+
+def _lowest(matches: Tensor) -> Tensor:
+    """[bs, ndt] int64: the lowest True column of each row, -1 where there is none."""
+    ndt = matches.shape[-1]
+    column = torch.arange(ndt, device=matches.device)
+    lowest = torch.where(matches, column, ndt).amin(dim=-1)
+    return torch.where(lowest == ndt, -1, lowest)
+
+
+def _packed_bytes(num_draft_tokens: int) -> int:
+    if num_draft_tokens > PACKED_NODES_MAX:
+        raise ValueError(f"num_draft_tokens is {num_draft_tokens}; allowed: 1 to {PACKED_NODES_MAX} in a packed mask")
+    if num_draft_tokens <= 8:
+        return 1
+    return 2 if num_draft_tokens <= 16 else 4
+
+
+def _int64(values: Sequence[int] | Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=like.device)
+
+
+def _expansion_of_lists(
+    like: Tensor,
+    topk: int,
+    input_ids: list[int],
+    hidden_index: list[int],
+    next_scores: list[list[float]],
+    candidate_scores: list[list[float]],
+    candidate_tokens: list[list[int]],
+    parents: list[list[int]],
+) -> Expansion:
+    return Expansion(
+        input_ids=_int64(input_ids, like),
+        hidden_index=_int64(hidden_index, like),
+        next_scores=torch.tensor(next_scores, dtype=like.dtype, device=like.device).view(-1, topk),
+        candidate_scores=torch.tensor(candidate_scores, dtype=like.dtype, device=like.device),
+        candidate_tokens=_int64(candidate_tokens, like),
+        parents=_int64(parents, like),
+    )
+
+
+def _require_scores(name: str, scores: Tensor, **dims: int | None) -> None:
+    if scores.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"{name} has dtype {scores.dtype}; allowed: torch.float32, torch.float64")
+    validation.require_tensor(name, scores, scores.dtype, **dims)
+
+
+def _require_score_values(name: str, scores: Tensor) -> None:
+    valid = (scores >= 0) | scores.isnan() | (scores == -torch.inf)
+    validation.require_all(valid, name, scores, "0 or more, -inf, NaN")
+
+
+def _check_first(topk_p: Tensor, topk_index: Tensor) -> None:
+    _require_scores("topk_p", topk_p, bs=None, topk=None)
+    bs, topk = topk_p.shape
+    validation.require_scalar("topk (the width of topk_p)", topk, 1)
+    validation.require_tensor("topk_index", topk_index, torch.int64, bs=bs, topk=topk)
+    _require_score_values("topk_p", topk_p)
+
+
+def _check_next(step: int, topk_p: Tensor, topk_index: Tensor, scores: Tensor) -> None:
+    validation.require_scalar("step", step, 1)
+    _require_scores("scores", scores, bs=None, topk=None)
+    bs, topk = scores.shape
+    validation.require_scalar("topk (the width of scores)", topk, 1)
+    validation.require_tensor("topk_p", topk_p, scores.dtype, num_rows=bs * topk, topk=topk)
+    validation.require_tensor("topk_index", topk_index, torch.int64, num_rows=bs * topk, topk=topk)
+    _require_score_values("scores", scores)
+    is_probability = ((topk_p >= 0) & (topk_p <= 1)) | topk_p.isnan()
+    validation.require_all(is_probability, "topk_p", topk_p, "0 to 1, NaN")
+
+
+def _check_lists(
+    score_list: Sequence[Tensor], token_list: Sequence[Tensor], parents_list: Sequence[Tensor]
+) -> tuple[int, int]:
+    """topk and num_steps; the lists are checked whether validation is enabled or not, for both come from them."""
+    num_steps = len(score_list)
+    if num_steps == 0:
+        raise ValueError("score_list has 0 entries; allowed: one a step, at least 1")
+    for name, entries in (("token_list", token_list), ("parents_list", parents_list)):
+        if len(entries) != num_steps:
+            raise ValueError(f"{name} has {len(entries)} entries; allowed: {num_steps}, as many as score_list")
+    _require_scores("score_list[0]", score_list[0], bs=None, topk=None)
+    bs, topk = score_list[0].shape
+    for step, (scores, tokens, parents) in enumerate(zip(score_list, token_list, parents_list, strict=True)):
+        candidates = topk if step == 0 else topk * topk
+        _require_scores(f"score_list[{step}]", scores, bs=bs, candidates=candidates)
+        validation.require_tensor(f"token_list[{step}]", tokens, torch.int64, bs=bs, candidates=candidates)
+        width = topk + 1 if step == 0 else topk
+        validation.require_tensor(f"parents_list[{step}]", parents, torch.int64, bs=bs, expanded=width)
+    return topk, num_steps
+
+
+def _check_rerank(
+    scores: Tensor, tokens: Tensor, parents: Tensor, topk: int, num_steps: int, num_draft_tokens: int
+) -> None:
+    validation.require_scalar("topk", topk, 1)
+    validation.require_scalar("num_steps", num_steps, 1)
+    total = topk + (num_steps - 1) * topk**2
+    validation.require_scalar("num_draft_tokens", num_draft_tokens, 2, total + 1)
+    _require_scores("scores", scores, bs=None, total=total)
+    bs = scores.shape[0]
+    validation.require_tensor("tokens", tokens, torch.int64, bs=bs, total=total)
+    validation.require_tensor("parents", parents, torch.int64, bs=bs, parent_width=topk * num_steps + 1)
+    _require_score_values("scores", scores)
+
+    step_0 = torch.arange(-1, topk, device=parents.device).expand(bs, -1)
+    head, later = parents[:, : topk + 1], parents[:, topk + 1 :]
+    validation.require_all(head == step_0, "parents", head, f"-1, 0 .. {topk - 1} in the first {topk + 1} columns")
+    first_id = topk + torch.arange(later.shape[1], device=parents.device) // topk * topk**2  # of the step expanded
+    of_step = (later >= first_id) & (later < first_id + topk**2)
+    validation.require_all(of_step, f"parents[:, {topk + 1}:]", later, "flat ids of the step that was expanded")
+
+    ordered = _ordered(scores)
+    group = torch.arange(topk, total, device=parents.device) // topk  # [total - topk], of all but the root's children
+    parent_score = ordered.gather(1, parents[:, group])
+    falls = ordered[:, topk:] <= parent_score
+    validation.require_all(falls, f"scores[:, {topk}:]", scores[:, topk:], "at most the score of the parent")
+
+
+def _check_chain(bonus_tokens: Tensor, draft_tokens: Tensor, verified_seq_len: Tensor) -> None:
+    validation.require_tensor("draft_tokens", draft_tokens, torch.int64, bs=None, num_steps=None)
+    bs, num_steps = draft_tokens.shape
+    validation.require_scalar("num_steps (the width of draft_tokens)", num_steps, 1)
+    validation.require_tensor("bonus_tokens", bonus_tokens, torch.int32, bs=bs)
+    validation.require_tensor("verified_seq_len", verified_seq_len, torch.int64, bs=bs)
+    validation.require_all(verified_seq_len >= 0, "verified_seq_len", verified_seq_len, "0 or more")
+
+
+def _check_mask(tree_mask: Tensor) -> None:
+    ndt = tree_mask.shape[-1] if tree_mask.ndim else 0
+    validation.require_tensor(
+        "tree_mask", tree_mask, torch.bool, bs=None, num_draft_tokens=ndt, num_draft_tokens_again=ndt
+    )
+    validation.require_scalar("num_draft_tokens (the width of tree_mask)", ndt, 1)
+
+
+def _check_reconstruct(tree_mask: Tensor, verified_seq_len: Tensor) -> None:
+    bs, ndt, _ = tree_mask.shape
+    validation.require_tensor("verified_seq_len", verified_seq_len, torch.int64, bs=bs)
+    validation.require_all(verified_seq_len >= 0, "verified_seq_len", verified_seq_len, "0 or more")
+    node = torch.arange(ndt, device=tree_mask.device)
+    itself = (node == node[:, None]).expand(bs, ndt, ndt)  # [bs, ndt, ndt]
+    last_ancestor = torch.where(tree_mask & (node < node[:, None]), node, -1).amax(dim=-1)  # [bs, ndt]
+    row_of_parent = tree_mask.gather(1, last_ancestor.clamp(min=0)[:, :, None].expand(bs, ndt, ndt))
+    of_a_tree = torch.where(node[:, None] == 0, itself, row_of_parent | itself)
+    validation.require_all(
+        tree_mask == of_a_tree,
+        "tree_mask",
+        tree_mask,
+        "rows of a tree: the root, the parent's ancestors, the parent, the node itself",
+    )
+
+
+def _check_packed(packed: Tensor) -> None:
+    validation.require_tensor("packed", packed, torch.uint8, bs=None, num_draft_tokens=None, packed_bytes=None)
+    _, ndt, width = packed.shape
+    validation.require_scalar("num_draft_tokens", ndt, 1)
+    validation.require_tensor(
+        "packed", packed, torch.uint8, bs=None, num_draft_tokens=ndt, packed_bytes=_packed_bytes(ndt)
+    )
+    used = (ndt - 8 * torch.arange(width, device=packed.device)).clamp(min=0, max=8)  # [width]: bits of nodes
+    validation.require_all(packed < (1 << used), "packed", packed, f"bits 0 to {ndt - 1}, of the nodes, alone")

@@ -1,0 +1,669 @@
+"""How much KV memory a step needs, which slots it gets, and how the KV of accepted tokens comes together.
+
+Slots are handed out in *pages* of `page_size` slots: page g holds slots `[g * page_size, (g + 1) * page_size)`.
+Position q of a request lies at offset `q % page_size` of its page; only the last page of a request may be partly
+filled. Page 0 is the padding sink and never free. `page_size` is a power of two.
+
+*Branches* are the `topk` continuations that the draft model extends side by side. With pages, each branch
+needs whole pages of its own, because attention reads whole pages. The layout of a request with `seq_len` tokens,
+in positions of its row, is
+
+    tail  = seq_len % page_size                        tokens on the page that the sequence has begun
+    pages = ceil((tail + num_steps) / page_size)       of each branch
+    start of branch t = seq_len + t * pages * page_size
+
+so branch 0 continues the sequence's own page, and each later branch begins `tail` slots into a page. Those `tail`
+slots are *holes*, which receive copies of the sequence's last `tail` tokens before attention reads the page. With
+page size 1 or one branch there are no holes, and the slots of all branches lie side by side.
+
+*Ragged* tensors concatenate one segment per request, in batch order, without padding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from specsim.reference import validation
+
+_IntOrTensor = TypeVar("_IntOrTensor", int, Tensor)
+
+ROW_SPARE = 4  # positions that a row has beyond the context length, besides the tree's
+
+
+class DraftCacheLocs(NamedTuple):
+    """Where the branches of a draft live. With `tail[b] = seq_lens[b] % page_size`:
+
+    out_cache_loc  [bs * topk * num_steps] int64: the slot of each draft token, by request, branch and step
+    target         [num_copies] int64: the holes, by request, branch and offset; `num_copies` is the sum of
+                   `tail * (topk - 1)` over the requests
+    source         [num_copies] int64: the slot whose KV each hole receives
+    """
+
+    out_cache_loc: Tensor
+    target: Tensor
+    source: Tensor
+
+
+class DraftKvIndices(NamedTuple):
+    """What each branch attends to. Step i of drafting sees `lens = seq_lens[b] + i + 1` tokens of a branch.
+
+    kv_indptr   [num_steps, bs * topk + 1] int32: branch t of request b has, in step i, the entries
+                `[kv_indptr[i, z], kv_indptr[i, z + 1])` of `kv_indices[i]`, with z = `b * topk + t`
+    kv_indices  [num_steps, num_kv] int64: the slots of the sequence, then of the branch's own draft tokens.
+                `num_kv` is what the last step needs; entries from `kv_indptr[i, -1]` on are not defined
+    """
+
+    kv_indptr: Tensor
+    kv_indices: Tensor
+
+
+class CompactedPath(NamedTuple):
+    """The accepted path of each request, brought to the front of its block of `num_draft_tokens` nodes.
+
+    target                   [bs * accept_width] int64: slots that receive KV, ragged, then 0
+    source                   [bs * accept_width] int64: slots that the KV comes from, ragged, then 0; so the
+                             entries after the segments move the padding slot onto itself
+    compacted_predict        [bs * ndt] int32: entry `b * ndt + j` belongs to the j-th accepted node; defined
+                             for j < `accept_lens[b]`
+    compacted_hidden_states  [bs * ndt, hidden_size]: rows in the same order, defined in the same places
+
+    `ndt` is short for `num_draft_tokens`.
+    """
+
+    target: Tensor
+    source: Tensor
+    compacted_predict: Tensor
+    compacted_hidden_states: Tensor
+
+
+def alloc_len_per_decode(num_steps: int, topk: int, num_draft_tokens: int, page_size: int) -> int:
+    """The positions after a sequence that one step of drafting and verification may touch: A.
+
+    Draft and verification use the same positions one after the other. The draft takes `topk * num_steps` of
+    them, or whole pages for each branch when both `page_size` and `topk` are above 1; then the worst case is a
+    sequence that ends one slot before the end of a page. Verification takes `num_draft_tokens`.
+
+    Raises ValueError for sizes below 1 and a page size that is no power of two. Source: SGLang's EAGLE worker.
+    """
+    _check_layout(topk, num_steps, page_size)
+    validation.require_scalar("num_draft_tokens", num_draft_tokens, 1)
+    if page_size == 1 or topk == 1:
+        return max(num_steps * topk, num_draft_tokens)
+    pages_worst = _ceil_div(page_size - 1 + num_steps, page_size)
+    return max(topk * pages_worst * page_size, num_draft_tokens)
+
+
+def row_width(context_len: int, num_steps: int, topk: int, num_draft_tokens: int, page_size: int) -> int:
+    """The columns of `req_to_token` for requests of at most `context_len` tokens.
+
+    With pages above 1 a row has room for the reserve of a request of any length: two steps
+    (`alloc_len_per_decode`), because the host knows the length of the step before last, rounded up to a page. With page
+    size 1 it has room for the tree and `ROW_SPARE` more positions, which two steps may exceed: there the caller must
+    bound the reserve by the row.
+
+    Raises ValueError for sizes below 1 and a page size that is no power of two. Source: SGLang's request pool.
+    """
+    validation.require_scalar("context_len", context_len, 1)
+    reserve = 2 * alloc_len_per_decode(num_steps, topk, num_draft_tokens, page_size)
+    spare = ROW_SPARE + num_draft_tokens
+    return context_len + (spare if page_size == 1 else max(spare, reserve + page_size - 1))
+
+
+def alloc_extend(prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> Tensor:
+    """Slots for the tokens by which each request grows: first the rest of its last page, then free pages.
+
+    prefix_lens  [bs] int64, tokens that have slots
+    seq_lens     [bs] int64, tokens that shall have them; `prefix_lens[b]` or more
+    last_loc     [bs] int64, slot of token `prefix_lens[b] - 1`, at offset `(prefix_lens[b] - 1) % page_size` of
+                 its page; -1 for a request without tokens
+    free_pages   [num_free_pages] int64, distinct page numbers, taken from the front, request after request
+    page_size    slots a page, a power of two
+
+    Returns out_cache_loc [num_locs] int64, ragged, `num_locs` = sum of `seq_lens - prefix_lens`. Raises
+    ValueError when lengths shrink, when a slot does not fit its length, when a page in use is given as free, and
+    when there are too few free pages. Source: SGLang's paged allocator.
+    """
+    if validation.enabled():
+        _check_alloc_extend(prefix_lens, seq_lens, last_loc, free_pages, page_size)
+    request, within = _ragged(seq_lens - prefix_lens)  # [num_locs], [num_locs]
+    position = prefix_lens[request] + within  # [num_locs]
+    pages_before = _ceil_div(prefix_lens, page_size)  # [bs]
+    pages_new = _ceil_div(seq_lens, page_size) - pages_before  # [bs]
+    first_new = pages_new.cumsum(0) - pages_new  # [bs], index into free_pages
+    new_page = position // page_size - pages_before[request]  # [num_locs], -1: the page that the prefix has begun
+    out_cache_loc = last_loc[request] + 1 + within
+    fresh = new_page >= 0
+    page = free_pages[(first_new[request] + new_page)[fresh]]
+    out_cache_loc[fresh] = page * page_size + position[fresh] % page_size
+    return out_cache_loc
+
+
+def alloc_extend_loops(
+    prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int
+) -> Tensor:
+    """`alloc_extend`, one token at a time."""
+    if validation.enabled():
+        _check_alloc_extend(prefix_lens, seq_lens, last_loc, free_pages, page_size)
+    pages, slots = iter(free_pages.tolist()), []
+    for prefix_len, seq_len, slot in zip(prefix_lens.tolist(), seq_lens.tolist(), last_loc.tolist(), strict=True):
+        for position in range(prefix_len, seq_len):
+            slot = next(pages) * page_size if position % page_size == 0 else slot + 1  # noqa: PLW2901
+            slots.append(slot)
+    return torch.tensor(slots, dtype=torch.int64, device=free_pages.device)
+
+
+def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> Tensor:
+    """A slot for one more token of each request: the next one on its last page, or the first of a free page.
+
+    seq_lens    [bs] int64, tokens including the new one, 1 or more
+    last_loc    [bs] int64, slot of the token before, -1 for a request that has none
+    free_pages  [num_free_pages] int64, distinct page numbers, taken from the front
+    page_size   slots a page, a power of two
+
+    Returns out_cache_loc [bs] int64. Raises ValueError as `alloc_extend` does. Source: SGLang's paged allocator.
+    """
+    if validation.enabled():
+        _check_alloc_decode(seq_lens, last_loc, free_pages, page_size)
+    starts_page = (seq_lens - 1) % page_size == 0  # [bs]
+    page = starts_page.cumsum(0) - 1  # [bs], index into free_pages where a page starts
+    out_cache_loc = last_loc + 1
+    out_cache_loc[starts_page] = free_pages[page[starts_page]] * page_size
+    return out_cache_loc
+
+
+def alloc_decode_loops(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> Tensor:
+    """`alloc_decode`, one request at a time."""
+    if validation.enabled():
+        _check_alloc_decode(seq_lens, last_loc, free_pages, page_size)
+    pages, slots = free_pages.tolist(), []
+    for seq_len, slot in zip(seq_lens.tolist(), last_loc.tolist(), strict=True):
+        if seq_len % page_size == 1 % page_size:
+            slots.append(pages.pop(0) * page_size)
+        else:
+            slots.append(slot + 1)
+    return torch.tensor(slots, dtype=torch.int64, device=free_pages.device)
+
+
+def get_last_loc(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Tensor) -> Tensor:
+    """The slot of each request's last token, -1 for a request without tokens.
+
+    req_to_token      [pool_rows, pool_len] int32
+    req_pool_indices  [bs] int64
+    prefix_lens       [bs] int64, 0 to `pool_len`
+
+    Returns last_loc [bs] int64. Raises ValueError for rows or lengths outside the pool.
+    Source: SGLang's allocation for extend and decode.
+    """
+    if validation.enabled():
+        _check_last_loc(req_to_token, req_pool_indices, prefix_lens)
+    slot = req_to_token[req_pool_indices, (prefix_lens - 1).clamp(min=0)].to(torch.int64)  # [bs]
+    return torch.where(prefix_lens > 0, slot, -1)
+
+
+def get_last_loc_loops(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Tensor) -> Tensor:
+    """`get_last_loc`, one request at a time."""
+    if validation.enabled():
+        _check_last_loc(req_to_token, req_pool_indices, prefix_lens)
+    table, slots = req_to_token.tolist(), []
+    for row, prefix_len in zip(req_pool_indices.tolist(), prefix_lens.tolist(), strict=True):
+        slots.append(table[row][prefix_len - 1] if prefix_len else -1)
+    return torch.tensor(slots, dtype=torch.int64, device=req_to_token.device)
+
+
+def draft_cache_locs_paged(
+    req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
+) -> DraftCacheLocs:
+    """The slots that the draft model writes, and the copies that fill the holes before the branches.
+
+    req_pool_indices  [bs] int64
+    req_to_token      [pool_rows, pool_len] int32
+    seq_lens          [bs] int64, tokens that have KV; the last branch must fit in the row
+    topk              branches
+    num_steps         draft tokens a branch
+    page_size         slots a page, a power of two
+
+    With page size 1 or one branch there is nothing to copy and `out_cache_loc` is what
+    `assign_draft_cache_locs_contiguous` returns. Raises ValueError for rows or columns outside the pool and for a
+    page size that is no power of two. Source: SGLang's EAGLE draft worker; issue #26972.
+    """
+    if validation.enabled():
+        _check_draft(req_pool_indices, req_to_token, seq_lens, topk, num_steps, page_size)
+    start = _branch_starts(seq_lens, topk, num_steps, page_size)  # [bs, topk]
+    column = start[:, :, None] + torch.arange(num_steps, device=seq_lens.device)  # [bs, topk, num_steps]
+    out_cache_loc = req_to_token[req_pool_indices[:, None, None], column].to(torch.int64).flatten()
+
+    tail = seq_lens % page_size  # [bs]
+    request, within = _ragged(tail * (topk - 1))  # [num_copies], [num_copies]
+    branch = 1 + within // tail[request]  # [num_copies]
+    offset = within % tail[request] - tail[request]  # [num_copies], before the end of the sequence: -tail to -1
+    row = req_pool_indices[request]  # [num_copies]
+    target = req_to_token[row, start[request, branch] + offset].to(torch.int64)
+    source = req_to_token[row, seq_lens[request] + offset].to(torch.int64)
+    return DraftCacheLocs(out_cache_loc, target, source)
+
+
+def draft_cache_locs_paged_loops(
+    req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
+) -> DraftCacheLocs:
+    """`draft_cache_locs_paged`, one slot at a time."""
+    if validation.enabled():
+        _check_draft(req_pool_indices, req_to_token, seq_lens, topk, num_steps, page_size)
+    table = req_to_token.tolist()
+    slots, targets, sources = [], [], []
+    for row, seq_len in zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True):
+        page_start = seq_len - seq_len % page_size
+        branch_start = page_start  # of the branch's first page
+        for branch in range(topk):
+            end = branch_start + seq_len % page_size
+            for offset in range(seq_len % page_size if branch else 0):
+                targets.append(table[row][branch_start + offset])
+                sources.append(table[row][page_start + offset])
+            for _ in range(num_steps):
+                slots.append(table[row][end])
+                end += 1
+            branch_start = end
+            while (branch_start - page_start) % page_size:
+                branch_start += 1
+    device = req_to_token.device
+    return DraftCacheLocs(
+        out_cache_loc=torch.tensor(slots, dtype=torch.int64, device=device),
+        target=torch.tensor(targets, dtype=torch.int64, device=device),
+        source=torch.tensor(sources, dtype=torch.int64, device=device),
+    )
+
+
+def generate_draft_decode_kv_indices(
+    req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
+) -> DraftKvIndices:
+    """The slots that each branch attends to in each step of drafting, one list per branch (CSR).
+
+    req_pool_indices  [bs] int64
+    req_to_token      [pool_rows, pool_len] int32
+    seq_lens          [bs] int64, tokens before the draft; the last branch must fit in the row
+    topk              branches
+    num_steps         draft tokens a branch
+    page_size         slots a page, a power of two; decides where branches start, the lists are by token
+
+    Holes are not listed: the list of a branch has each of its positions once. Entries of `kv_indices` that are
+    not defined are 0. Raises ValueError for rows or columns outside the pool, for a page size that is no power of two,
+    and when a list does not fit int32. Source: SGLang's EAGLE attention backends; issue #26972.
+    """
+    if validation.enabled():
+        _check_kv_indices(req_pool_indices, req_to_token, seq_lens, topk, num_steps, page_size)
+    bs, device = seq_lens.shape[0], seq_lens.device
+    drafted = torch.arange(1, num_steps + 1, device=device)  # [num_steps], draft tokens that a step sees
+    lens = seq_lens.repeat_interleave(topk) + drafted[:, None]  # [num_steps, bs * topk]
+    kv_indptr = torch.zeros(num_steps, bs * topk + 1, dtype=torch.int64, device=device)
+    kv_indptr[:, 1:] = lens.cumsum(1)
+
+    segment, within = _ragged(lens.flatten())  # [entries], [entries] over all steps and branches
+    step, z = segment // (bs * topk), segment % (bs * topk)
+    request = z // topk
+    start = _branch_starts(seq_lens, topk, num_steps, page_size).flatten()  # [bs * topk]
+    seq_len = seq_lens[request]
+    column = torch.where(within < seq_len, within, start[z] + within - seq_len)
+    kv_indices = torch.zeros(num_steps, topk * (int(seq_lens.sum()) + bs * num_steps), dtype=torch.int64, device=device)
+    kv_indices[step, kv_indptr[step, z] + within] = req_to_token[req_pool_indices[request], column].to(torch.int64)
+    return DraftKvIndices(kv_indptr.to(torch.int32), kv_indices)
+
+
+def generate_draft_decode_kv_indices_loops(
+    req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
+) -> DraftKvIndices:
+    """`generate_draft_decode_kv_indices`, one branch at a time."""
+    if validation.enabled():
+        _check_kv_indices(req_pool_indices, req_to_token, seq_lens, topk, num_steps, page_size)
+    rows, lens = req_pool_indices.tolist(), seq_lens.tolist()
+    table = req_to_token.tolist()
+    num_kv = topk * (sum(lens) + len(lens) * num_steps)
+    indptr, indices = [], []
+    for step in range(num_steps):
+        bounds, entries = [0], []
+        for row, seq_len in zip(rows, lens, strict=True):
+            pages = (seq_len % page_size + num_steps + page_size - 1) // page_size
+            for branch in range(topk):
+                start = seq_len // page_size * page_size + branch * pages * page_size + seq_len % page_size
+                entries += table[row][:seq_len] + table[row][start : start + step + 1]
+                bounds.append(len(entries))
+        indptr.append(bounds)
+        indices.append(entries + [0] * (num_kv - len(entries)))
+    device = req_to_token.device
+    return DraftKvIndices(
+        kv_indptr=torch.tensor(indptr, dtype=torch.int32, device=device),
+        kv_indices=torch.tensor(indices, dtype=torch.int64, device=device).view(num_steps, num_kv),
+    )
+
+
+def fill_accept_out_cache_loc(accept_index: Tensor, out_cache_loc: Tensor) -> Tensor:
+    """The slots of the accepted nodes, one after the other in the order of `accept_index`.
+
+    accept_index   [bs, accept_width] int32: accepted nodes by their number in the batch, -1 for none
+    out_cache_loc  [num_nodes] int64: the slot of each node
+
+    Returns accept_out_cache_loc [bs * accept_width] int64. As many entries as there are accepted nodes are
+    defined, the others are 0. Raises ValueError for node numbers outside the batch.
+    Source: SGLang's EAGLE verification; PR #26866 for trees whose node count is not the width of the path.
+    """
+    if validation.enabled():
+        _check_fill_accept(accept_index, out_cache_loc)
+    node = accept_index[accept_index >= 0].to(torch.int64)  # [num_accepted]
+    accept_out_cache_loc = out_cache_loc.new_zeros(accept_index.numel())
+    accept_out_cache_loc[: node.shape[0]] = out_cache_loc[node]
+    return accept_out_cache_loc
+
+
+def fill_accept_out_cache_loc_loops(accept_index: Tensor, out_cache_loc: Tensor) -> Tensor:
+    """`fill_accept_out_cache_loc`, one node at a time."""
+    if validation.enabled():
+        _check_fill_accept(accept_index, out_cache_loc)
+    slots, accepted = out_cache_loc.tolist(), []
+    for node in accept_index.flatten().tolist():
+        if node != -1:
+            accepted.append(slots[node])  # noqa: PERF401
+    accepted += [0] * (accept_index.numel() - len(accepted))
+    return torch.tensor(accepted, dtype=torch.int64, device=out_cache_loc.device)
+
+
+def compact_accepted_path(
+    accept_index: Tensor,
+    accept_lens: Tensor,
+    out_cache_loc: Tensor,
+    predict: Tensor,
+    hidden_states: Tensor,
+    num_draft_tokens: int,
+) -> CompactedPath:
+    """What makes an accepted path through a tree look like a chain: its nodes move to the front of the block.
+
+    After `move_kv(buffer, target, source)` the slot of the block's j-th position holds the KV of the j-th
+    accepted node, for every j < `accept_lens[b]`, and tokens and hidden states stand in the same order.
+
+    accept_index      [bs, accept_width] int32: the accepted path as node numbers in the batch, ascending and in
+                      the request's own block; -1 from `accept_lens[b]` on
+    accept_lens       [bs] int32: accepted nodes, the root included; 0 for a padding request
+    out_cache_loc     [bs * ndt] int64: the slot of each node, in the order of the row's positions
+    predict           [bs * ndt] int32: the token after each node
+    hidden_states     [bs * ndt, hidden_size] of any dtype
+    num_draft_tokens  ndt, nodes a tree
+
+    Elements that are not defined keep their value from before. Raises ValueError for lengths above
+    `accept_width` or `ndt` and for paths that do not ascend, leave their block or differ from their length.
+    Source: SGLang PR #26866.
+    """
+    if validation.enabled():
+        _check_compact(accept_index, accept_lens, out_cache_loc, predict, hidden_states, num_draft_tokens)
+    bs, accept_width = accept_index.shape
+    depth = torch.arange(accept_width, device=accept_index.device)  # [accept_width]
+    accepted = depth < accept_lens[:, None]  # [bs, accept_width]
+    block = torch.arange(bs, device=accept_index.device)[:, None] * num_draft_tokens  # [bs, 1]
+    front = (block + depth)[accepted]  # [num_accepted], where a node goes
+    node = accept_index[accepted].to(torch.int64)  # [num_accepted], where it comes from
+
+    target = out_cache_loc.new_zeros(bs * accept_width)
+    source = out_cache_loc.new_zeros(bs * accept_width)
+    target[: node.shape[0]] = out_cache_loc[front]
+    source[: node.shape[0]] = out_cache_loc[node]
+    compacted_predict, compacted_hidden_states = predict.clone(), hidden_states.clone()
+    compacted_predict[front] = predict[node]
+    compacted_hidden_states[front] = hidden_states[node]
+    return CompactedPath(target, source, compacted_predict, compacted_hidden_states)
+
+
+def compact_accepted_path_loops(
+    accept_index: Tensor,
+    accept_lens: Tensor,
+    out_cache_loc: Tensor,
+    predict: Tensor,
+    hidden_states: Tensor,
+    num_draft_tokens: int,
+) -> CompactedPath:
+    """`compact_accepted_path`, one node at a time."""
+    if validation.enabled():
+        _check_compact(accept_index, accept_lens, out_cache_loc, predict, hidden_states, num_draft_tokens)
+    slots, tokens = out_cache_loc.tolist(), predict.tolist()
+    rows = list(hidden_states.clone().unbind(0))
+    targets, sources, compacted_tokens, compacted_rows = [], [], list(tokens), list(rows)
+    for b, (path, accept_len) in enumerate(zip(accept_index.tolist(), accept_lens.tolist(), strict=True)):
+        for j in range(accept_len):
+            place = b * num_draft_tokens + j
+            targets.append(slots[place])
+            sources.append(slots[path[j]])
+            compacted_tokens[place] = tokens[path[j]]
+            compacted_rows[place] = rows[path[j]]
+    padding = [0] * (accept_index.numel() - len(targets))
+    device = out_cache_loc.device
+    return CompactedPath(
+        target=torch.tensor(targets + padding, dtype=torch.int64, device=device),
+        source=torch.tensor(sources + padding, dtype=torch.int64, device=device),
+        compacted_predict=torch.tensor(compacted_tokens, dtype=torch.int32, device=device),
+        compacted_hidden_states=torch.stack(compacted_rows) if compacted_rows else hidden_states.clone(),
+    )
+
+
+def move_kv(buffer: Tensor, target: Tensor, source: Tensor) -> None:
+    """Copy rows of a KV buffer to other slots, as if every row were read before any is written.
+
+    buffer  [num_slots, row_width] of any dtype, changed in place; rows that are no target do not change
+    target  [num_moves] int64, slots to write
+    source  [num_moves] int64, slots to read; may overlap `target` in any way
+
+    A slot may be a target more than once if its source is the same each time, as for padding, which moves slot 0 onto
+    itself. Raises ValueError for slots outside the buffer and for a target with two sources.
+    Source: SGLang PR #11126.
+    """
+    if validation.enabled():
+        _check_move(buffer, target, source)
+    buffer[target] = buffer[source]  # indexing copies: all rows are read first
+
+
+def move_kv_loops(buffer: Tensor, target: Tensor, source: Tensor) -> None:
+    """`move_kv`, one row at a time."""
+    if validation.enabled():
+        _check_move(buffer, target, source)
+    before = buffer.clone()
+    for to_slot, from_slot in zip(target.tolist(), source.tolist(), strict=True):
+        for element in range(buffer.shape[1]):
+            buffer[to_slot, element] = before[from_slot, element]
+
+
+def align_evict_mask_to_page_size(seq_lens: Tensor, evict_mask: Tensor, page_size: int, num_draft_tokens: int) -> None:
+    """Do not evict what shares a page with the last token that is kept: memory is freed in whole pages.
+
+    A request that keeps n of its nodes keeps positions up to `seq_len + n - 1`. Nodes whose position lies on
+    the page of that position are taken out of the mask.
+
+    seq_lens          [bs] int64, tokens before the tree
+    evict_mask        [bs * num_draft_tokens] bool, changed in place: True for a node whose slot is to be freed;
+                      every request keeps at least one node
+    page_size         slots a page, a power of two
+    num_draft_tokens  nodes a tree
+
+    Raises ValueError for negative lengths, a request that keeps no node and a page size that is no power of two.
+    Source: SGLang's EAGLE verification with pages.
+    """
+    if validation.enabled():
+        _check_evict(seq_lens, evict_mask, page_size, num_draft_tokens)
+    mask = evict_mask.view(-1, num_draft_tokens)  # [bs, num_draft_tokens]
+    last_kept = seq_lens + (~mask).sum(1) - 1  # [bs], position
+    position = seq_lens[:, None] + torch.arange(num_draft_tokens, device=seq_lens.device)  # [bs, num_draft_tokens]
+    mask &= position // page_size != (last_kept // page_size)[:, None]
+
+
+def align_evict_mask_to_page_size_loops(
+    seq_lens: Tensor, evict_mask: Tensor, page_size: int, num_draft_tokens: int
+) -> None:
+    """`align_evict_mask_to_page_size`, one node at a time."""
+    if validation.enabled():
+        _check_evict(seq_lens, evict_mask, page_size, num_draft_tokens)
+    for b, seq_len in enumerate(seq_lens.tolist()):
+        nodes = range(b * num_draft_tokens, (b + 1) * num_draft_tokens)
+        end = seq_len + sum(not bool(evict_mask[node]) for node in nodes)
+        page_start = end - 1
+        while page_start % page_size:
+            page_start -= 1
+        for position in range(page_start, page_start + page_size):
+            if seq_len <= position < seq_len + num_draft_tokens:
+                evict_mask[nodes[position - seq_len]] = False
+
+
+def _ceil_div(value: _IntOrTensor, divisor: int) -> _IntOrTensor:
+    return (value + divisor - 1) // divisor
+
+
+def _ragged(lens: Tensor) -> tuple[Tensor, Tensor]:
+    """For each element of ragged segments of the given lengths: its segment, and its place within that."""
+    segment = torch.repeat_interleave(lens)  # 0 lens[0] times, 1 lens[1] times, ...
+    first = lens.cumsum(0) - lens
+    return segment, torch.arange(segment.shape[0], device=lens.device) - first[segment]
+
+
+def _branch_starts(seq_lens: Tensor, topk: int, num_steps: int, page_size: int) -> Tensor:
+    """The position of the first draft token of each branch, [bs, topk]; see the module's docstring."""
+    pages = _ceil_div(seq_lens % page_size + num_steps, page_size)  # [bs]
+    return seq_lens[:, None] + torch.arange(topk, device=seq_lens.device) * (pages * page_size)[:, None]
+
+
+def _require_page_size(page_size: int) -> None:
+    if page_size < 1 or page_size & (page_size - 1):
+        raise ValueError(f"page_size is {page_size}; allowed: a power of two, 1 included")
+
+
+def _check_layout(topk: int, num_steps: int, page_size: int) -> None:
+    validation.require_scalar("topk", topk, 1)
+    validation.require_scalar("num_steps", num_steps, 1)
+    _require_page_size(page_size)
+
+
+def _check_rows(req_pool_indices: Tensor, req_to_token: Tensor) -> tuple[int, int]:
+    """Check the page table and the rows that a batch holds; returns `bs` and `pool_len`."""
+    validation.require_tensor("req_to_token", req_to_token, torch.int32, pool_rows=None, pool_len=None)
+    validation.require_tensor("req_pool_indices", req_pool_indices, torch.int64, bs=None)
+    pool_rows, pool_len = req_to_token.shape
+    validation.require_between("req_pool_indices", req_pool_indices, 0, pool_rows - 1)
+    return req_pool_indices.shape[0], pool_len
+
+
+def _check_alloc_extend(
+    prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int
+) -> None:
+    _require_page_size(page_size)
+    validation.require_tensor("prefix_lens", prefix_lens, torch.int64, bs=None)
+    bs = prefix_lens.shape[0]
+    validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=bs)
+    validation.require_all(prefix_lens >= 0, "prefix_lens", prefix_lens, "0 or more")
+    validation.require_all(seq_lens >= prefix_lens, "seq_lens", seq_lens, "prefix_lens of the request or more")
+    _check_free_pages(prefix_lens, seq_lens, last_loc, free_pages, page_size)
+
+
+def _check_alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> None:
+    _require_page_size(page_size)
+    validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=None)
+    validation.require_all(seq_lens >= 1, "seq_lens", seq_lens, "1 or more: the new token is counted")
+    _check_free_pages(seq_lens - 1, seq_lens, last_loc, free_pages, page_size)
+
+
+def _check_free_pages(
+    prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int
+) -> None:
+    validation.require_tensor("last_loc", last_loc, torch.int64, bs=prefix_lens.shape[0])
+    placed = (last_loc >= page_size) & ((last_loc + 1) % page_size == prefix_lens % page_size)
+    fits = torch.where(prefix_lens == 0, last_loc == -1, placed)
+    allowed = "-1 without a prefix, else a slot at offset (prefix_len - 1) % page_size of a page other than 0"
+    validation.require_all(fits, "last_loc", last_loc, allowed)
+    validation.require_tensor("free_pages", free_pages, torch.int64, num_free_pages=None)
+    validation.require_all(free_pages >= 1, "free_pages", free_pages, "1 or more: page 0 is the padding sink")
+    validation.require_distinct("free_pages", free_pages)
+    in_use = last_loc[prefix_lens > 0] // page_size
+    validation.require_all(
+        ~torch.isin(free_pages, in_use), "free_pages", free_pages, "pages other than those of last_loc"
+    )
+    needed = int((_ceil_div(seq_lens, page_size) - _ceil_div(prefix_lens, page_size)).sum())
+    validation.require_scalar("num_free_pages (the length of free_pages)", free_pages.shape[0], needed)
+
+
+def _check_last_loc(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Tensor) -> None:
+    bs, pool_len = _check_rows(req_pool_indices, req_to_token)
+    validation.require_tensor("prefix_lens", prefix_lens, torch.int64, bs=bs)
+    validation.require_between("prefix_lens", prefix_lens, 0, pool_len)
+
+
+def _check_draft(
+    req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
+) -> None:
+    _check_layout(topk, num_steps, page_size)
+    bs, pool_len = _check_rows(req_pool_indices, req_to_token)
+    validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=bs)
+    end = _branch_starts(seq_lens, topk, num_steps, page_size)[:, -1] + num_steps  # [bs], of the last branch
+    fits = (seq_lens >= 0) & (end <= pool_len)
+    validation.require_all(fits, "seq_lens", seq_lens, f"0 or more, and all branches within the row of {pool_len}")
+
+
+def _check_kv_indices(
+    req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
+) -> None:
+    _check_draft(req_pool_indices, req_to_token, seq_lens, topk, num_steps, page_size)
+    num_kv = topk * (int(seq_lens.sum()) + seq_lens.shape[0] * num_steps)
+    validation.require_scalar("topk * (sum of seq_lens + bs * num_steps)", num_kv, 0, 2**31 - 1)
+
+
+def _check_fill_accept(accept_index: Tensor, out_cache_loc: Tensor) -> None:
+    validation.require_tensor("accept_index", accept_index, torch.int32, bs=None, accept_width=None)
+    validation.require_tensor("out_cache_loc", out_cache_loc, torch.int64, num_nodes=None)
+    validation.require_between("accept_index", accept_index, -1, out_cache_loc.shape[0] - 1)
+
+
+def _check_compact(
+    accept_index: Tensor,
+    accept_lens: Tensor,
+    out_cache_loc: Tensor,
+    predict: Tensor,
+    hidden_states: Tensor,
+    num_draft_tokens: int,
+) -> None:
+    validation.require_scalar("num_draft_tokens", num_draft_tokens, 1)
+    validation.require_tensor("accept_index", accept_index, torch.int32, bs=None, accept_width=None)
+    bs, accept_width = accept_index.shape
+    num_nodes = bs * num_draft_tokens
+    validation.require_tensor("accept_lens", accept_lens, torch.int32, bs=bs)
+    validation.require_between("accept_lens", accept_lens, 0, min(accept_width, num_draft_tokens))
+    validation.require_tensor("out_cache_loc", out_cache_loc, torch.int64, num_nodes=num_nodes)
+    validation.require_tensor("predict", predict, torch.int32, num_nodes=num_nodes)
+    validation.require_tensor(
+        "hidden_states", hidden_states, hidden_states.dtype, num_nodes=num_nodes, hidden_size=None
+    )
+    on_path = torch.arange(accept_width, device=accept_index.device) < accept_lens[:, None]  # [bs, accept_width]
+    block = torch.arange(bs, device=accept_index.device)[:, None] * num_draft_tokens  # [bs, 1]
+    own = (accept_index >= block) & (accept_index < block + num_draft_tokens)
+    ascends = torch.ones_like(own)
+    ascends[:, 1:] = accept_index[:, 1:] > accept_index[:, :-1]
+    valid = torch.where(on_path, own & ascends, accept_index == -1)
+    allowed = "ascending nodes of the request's own block in the first accept_lens[b] columns, then -1"
+    validation.require_all(valid, "accept_index", accept_index, allowed)
+
+
+def _check_move(buffer: Tensor, target: Tensor, source: Tensor) -> None:
+    validation.require_tensor("buffer", buffer, buffer.dtype, num_slots=None, row_width=None)
+    validation.require_tensor("target", target, torch.int64, num_moves=None)
+    validation.require_tensor("source", source, torch.int64, num_moves=target.shape[0])
+    validation.require_between("target", target, 0, buffer.shape[0] - 1)
+    validation.require_between("source", source, 0, buffer.shape[0] - 1)
+    to_slot, order = target.sort()
+    from_slot = source[order]
+    clash = (to_slot[1:] == to_slot[:-1]) & (from_slot[1:] != from_slot[:-1])
+    agrees = torch.ones_like(target, dtype=torch.bool)
+    agrees[order[1:]] = ~clash
+    validation.require_all(agrees, "target", target, "one source for each target")
+
+
+def _check_evict(seq_lens: Tensor, evict_mask: Tensor, page_size: int, num_draft_tokens: int) -> None:
+    _require_page_size(page_size)
+    validation.require_scalar("num_draft_tokens", num_draft_tokens, 1)
+    validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=None)
+    validation.require_all(seq_lens >= 0, "seq_lens", seq_lens, "0 or more")
+    num_nodes = seq_lens.shape[0] * num_draft_tokens
+    validation.require_tensor("evict_mask", evict_mask, torch.bool, num_nodes=num_nodes)
+    evicted = evict_mask.view(-1, num_draft_tokens).sum(1)  # [bs], nodes
+    allowed = f"False for at least one of the {num_draft_tokens} nodes of each request"
+    validation.require_all(evicted < num_draft_tokens, "evict_mask, nodes evicted of request ", evicted, allowed)
