@@ -11,7 +11,8 @@ A decode step of tree speculation runs these, in this order:
 
 Before it, `drafting` says which candidates each draft step expands and keeps; it also has the tree of a chain, the tree
 that a mask stands for, and the packed mask. `kv` has the slots: allocation over pages, where drafts of a tree go, the
-KV indices that they read, and the move that an accepted path implies.
+KV indices that they read, and the move that an accepted path implies. `sampling` has the verification rules for a
+target model that samples; that they lose nothing is proved by exact enumeration (`specsim.ops.enumeration`).
 
 Each is batched, without a Python loop over requests, on any device, and returns its outputs; in-out tensors
 are changed in place. Below each stands the same operation once more, with the suffix `_loops`: lists, dicts
@@ -77,6 +78,16 @@ from specsim.reference.kv import (
     move_kv,
     move_kv_loops,
     row_width,
+)
+from specsim.reference.sampling import (
+    verify_chain_block,
+    verify_chain_block_loops,
+    verify_chain_rejection,
+    verify_chain_rejection_loops,
+    verify_tree_rejection,
+    verify_tree_rejection_loops,
+    verify_tree_target_only,
+    verify_tree_target_only_loops,
 )
 from specsim.reference.tree import FULL_MASK, QLEN_ONLY, Tree, build_tree, build_tree_loops
 from specsim.reference.validation import unchecked
@@ -145,6 +156,14 @@ __all__ = [
     "unchecked",
     "unpack_tree_mask",
     "unpack_tree_mask_loops",
+    "verify_chain_block",
+    "verify_chain_block_loops",
+    "verify_chain_rejection",
+    "verify_chain_rejection_loops",
     "verify_tree_greedy",
     "verify_tree_greedy_loops",
+    "verify_tree_rejection",
+    "verify_tree_rejection_loops",
+    "verify_tree_target_only",
+    "verify_tree_target_only_loops",
 ]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from specsim.ops import cache_locs, drafting, kv, tree, verify
+from specsim.ops import cache_locs, drafting, kv, sampling, tree, verify
 from specsim.ops.contract import Implementation, Op
 
-OPS: dict[str, Op] = {op.name: op for family in (cache_locs, tree, verify, drafting, kv) for op in family.OPS}
+OPS: dict[str, Op] = {op.name: op for family in (cache_locs, tree, verify, drafting, kv, sampling) for op in family.OPS}
 
 # The reference and its slow twins as providers: `specsim check specsim.ops.registry:REFERENCE`.
 REFERENCE: dict[str, Implementation] = {op.name: op.reference for op in OPS.values()}

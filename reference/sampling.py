@@ -1,0 +1,582 @@
+"""Verification at a temperature: accepted drafts and the token after them have the target model's law.
+
+At temperature 0 a draft is right or wrong (`verify`). Above it the target model gives every token a probability,
+and a rule decides with random numbers which drafts are accepted, such that what is emitted has the law of decoding
+token by token. The random numbers, *coins*, are arguments: the rules are functions, and their laws can be counted
+out (`specsim.ops.enumeration`). Coins are uniform in [0, 1) and independent; 1 is taken too and never accepts by
+chance alone.
+
+Each rule ends by drawing one token from what is left of a law: the smallest token whose cumulative weight exceeds
+`uniform_final` times the total, of those with a positive weight. Where there is none (a coin of 1, a sum that rounds
+down) it is the last token with a positive weight, and the last of the vocabulary when no weight is positive.
+
+Laws are float32 or float64, all floating-point arguments of a call the same, and rows need not be normalised. Two
+implementations can differ where a coin lies within rounding of a threshold. With dyadic probabilities the
+target-only rule and the token rule have no rounding, except for a division by `threshold_acc`.
+
+`ndt` is short for `num_draft_tokens`, V for the size of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from specsim.reference import validation
+from specsim.reference.verify import Verified
+
+THRESHOLD_ACC_MIN = 1e-9  # a smaller threshold_acc is raised to this, so that 0 divides
+
+
+def verify_tree_target_only(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    target_probs: Tensor,
+    threshold_single: Tensor | float,
+    threshold_acc: Tensor | float,
+    num_steps: int,
+) -> Verified:
+    """Walk each tree: the children of a node share out its coin by their probabilities under the target model.
+
+    candidates             [bs, ndt] int64: the token of each node, 0 to V - 1
+    retrieve_index         [bs, ndt] int64: number of the node in the batch; stays within its own row
+    retrieve_next_token    [bs, ndt] int64: first child, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, ndt] int64: next sibling, a later node; -1 if there is none
+    uniform_samples        [bs, ndt] float: the coin of each node, which decides between its children
+    uniform_final          [bs] float: the coin of the token after the accepted path
+    target_probs           [bs, ndt, V] float: the target model's law after each node
+    threshold_single       0 to 1, a number or a float tensor [1]: a child at least as probable is accepted
+    threshold_acc          0 to 1, likewise: divides the children's cumulative probability; at least 1e-9
+    num_steps              drafts that can be accepted; a deeper tree is cut there
+
+    At a node with coin u, the children c in link order add up their probabilities p(c) to A. The first with
+    p(c) > 0 and (u < A / threshold_acc or p(c) >= threshold_single) is accepted; the walk goes on there, with the
+    coin of that node and A = 0. Where none is, the next token is drawn from p without the rejected children's
+    tokens. After `num_steps` accepted drafts, and at a leaf, it is drawn from p itself.
+
+    The emitted tokens have the target's law if both thresholds are 1 and no two siblings hold the same token,
+    whatever the tree, as long as it does not depend on the coins. A second sibling with the same token counts
+    twice; thresholds below 1 prefer drafts. Entries of `predicts` that are not defined are 0.
+    Raises ValueError for links and indices that leave the row, links to an earlier node (a cycle), tokens outside
+    the vocabulary, and coins, probabilities and thresholds outside 0 to 1.
+    Source: SGLang's `tree_speculative_sampling_target_only`, with the strict comparison and without the
+    zero-probability children of PR #35798.
+    """
+    if validation.enabled():
+        _check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
+        _check_laws(candidates, uniform_samples, uniform_final, target_probs=target_probs)
+        _check_threshold("threshold_single", threshold_single)
+        _check_threshold("threshold_acc", threshold_acc)
+    bs, ndt = candidates.shape
+    device = candidates.device
+    single = _threshold(threshold_single, target_probs)  # []
+    acc = _threshold(threshold_acc, target_probs).clamp(min=THRESHOLD_ACC_MIN)  # []
+    request = torch.arange(bs, device=device)  # [bs]
+    predicts = torch.zeros(bs * ndt, dtype=torch.int32, device=device)
+    accept_index = torch.full((bs, num_steps + 1), -1, dtype=torch.int32, device=device)
+    accept_token_num = torch.zeros(bs, dtype=torch.int32, device=device)
+
+    node = torch.zeros_like(request)  # [bs]: where each walk stands
+    walking = torch.ones_like(request, dtype=torch.bool)  # [bs]
+    law = target_probs[:, 0].clone()  # [bs, V]: what is left of the law at `node`
+    for step in range(num_steps + 1):
+        number = retrieve_index[request, node]  # [bs]
+        accept_index[:, step] = torch.where(walking, number, -1).to(torch.int32)
+        if step == num_steps:
+            break
+        coin = uniform_samples[request, node]  # [bs]
+        mass = torch.zeros_like(coin)  # [bs]
+        child = torch.where(walking, retrieve_next_token[request, node], -1)  # [bs]
+        for _ in range(ndt):  # a node has fewer than ndt children
+            token = candidates[request, child]  # [bs]; of no use where there is no child
+            prob = target_probs[request, node, token]  # [bs]
+            mass = mass + prob
+            accepts = (prob > 0) & ((coin < mass / acc) | (prob >= single))
+            rejected = (child >= 0) & ~accepts
+            if not bool(rejected.any()):
+                break
+            law[request[rejected], token[rejected]] = 0
+            # A walk that has accepted stays at its child, and accepts it again: its mass only grows.
+            child = torch.where(rejected, retrieve_next_sibling[request, child], child)
+        walking = child >= 0
+        predicts[number[walking]] = candidates[request, child][walking].to(torch.int32)
+        accept_token_num += walking
+        law = torch.where(walking[:, None], target_probs[request, child], law)
+        node = torch.where(walking, child, node)
+    predicts[retrieve_index[request, node]] = _invert_cdf(law, uniform_final)
+    return Verified(predicts, accept_index, accept_token_num)
+
+
+def verify_tree_target_only_loops(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    target_probs: Tensor,
+    threshold_single: Tensor | float,
+    threshold_acc: Tensor | float,
+    num_steps: int,
+) -> Verified:
+    """`verify_tree_target_only`, one node at a time, in double precision."""
+    if validation.enabled():
+        _check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
+        _check_laws(candidates, uniform_samples, uniform_final, target_probs=target_probs)
+        _check_threshold("threshold_single", threshold_single)
+        _check_threshold("threshold_acc", threshold_acc)
+    single = float(_threshold(threshold_single, target_probs))
+    acc = max(float(_threshold(threshold_acc, target_probs)), THRESHOLD_ACC_MIN)
+    paths, bonus_tokens = [], []
+    for b in range(candidates.shape[0]):
+        token, coins, probs = candidates[b].tolist(), uniform_samples[b].tolist(), target_probs[b].tolist()
+        first_child, next_sibling = retrieve_next_token[b].tolist(), retrieve_next_sibling[b].tolist()
+        path = [0]
+        law = list(probs[0])
+        while len(path) <= num_steps:
+            node, mass = path[-1], 0.0
+            child = first_child[node]
+            while child != -1:
+                prob = probs[node][token[child]]
+                mass += prob
+                if prob > 0 and (coins[node] < mass / acc or prob >= single):
+                    break
+                law[token[child]] = 0.0
+                child = next_sibling[child]
+            if child == -1:
+                break
+            path.append(child)
+            law = list(probs[child])
+        paths.append(path)
+        bonus_tokens.append(_invert_cdf_loops(law, uniform_final[b].item()))
+    return _verified_loops(candidates, retrieve_index.tolist(), paths, bonus_tokens, num_steps)
+
+
+def verify_chain_rejection(
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+) -> Verified:
+    """Accept each chain's drafts one after the other, by the ratio of target to draft probability.
+
+    candidates       [bs, S + 1] int64: the root, then the S drafted tokens x_1..x_S; 0 to V - 1
+    draft_probs      [bs, S, V] float: q_1..q_S, the laws from which the drafts were really drawn
+    target_probs     [bs, S + 1, V] float: p_1..p_(S+1), the target model's laws after the root and each draft
+    uniform_samples  [bs, S] float: u_1..u_S; u_i sits in the column of the parent of draft i
+    uniform_final    [bs] float: the coin of the token after the accepted drafts
+
+    Draft i is accepted iff u_i q_i(x_i) < p_i(x_i) and q_i(x_i) > 0. After the first rejection, at i, the next token
+    is drawn from the positive part of p_i - q_i; after S accepted drafts from p_(S+1). With S = 0 nothing is verified
+    and a token is drawn from p_1. Node i of request b has the number b (S + 1) + i in the result, whose `num_steps`
+    is S.
+
+    The emitted tokens have the target's law iff each x_i was drawn from q_i. A draft with q_i(x_i) = 0, which cannot
+    have been drawn, is rejected.
+    Raises ValueError for tokens outside the vocabulary and coins and probabilities outside 0 to 1.
+    Source: Leviathan et al. (arXiv 2211.17192), algorithm 1; Chen et al. (arXiv 2302.01318), algorithm 2.
+    """
+    if validation.enabled():
+        _check_chain(candidates, draft_probs, target_probs, uniform_samples, uniform_final)
+    num_steps = draft_probs.shape[1]
+    drafted = candidates[:, 1:, None]  # [bs, S, 1]
+    p = target_probs[:, :num_steps].gather(2, drafted)[:, :, 0]  # [bs, S]
+    q = draft_probs.gather(2, drafted)[:, :, 0]  # [bs, S]
+    accepts = (uniform_samples * q < p) & (q > 0)  # [bs, S]
+    accepted = accepts.long().cumprod(dim=1).sum(dim=1)  # [bs]
+    residual = (target_probs[:, :num_steps] - draft_probs).clamp(min=0)  # [bs, S, V]
+    laws = torch.cat([residual, target_probs[:, num_steps:]], dim=1)  # [bs, S + 1, V]
+    return _verified_chain(candidates, accepted, laws, uniform_final)
+
+
+def verify_chain_rejection_loops(
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+) -> Verified:
+    """`verify_chain_rejection`, one draft at a time, in double precision."""
+    if validation.enabled():
+        _check_chain(candidates, draft_probs, target_probs, uniform_samples, uniform_final)
+    num_steps = draft_probs.shape[1]
+    paths, bonus_tokens = [], []
+    for b in range(candidates.shape[0]):
+        token, coins = candidates[b].tolist(), uniform_samples[b].tolist()
+        draft, target = draft_probs[b].tolist(), target_probs[b].tolist()
+        law = target[num_steps]
+        path = [0]
+        for i in range(num_steps):
+            drafted = token[i + 1]
+            if draft[i][drafted] <= 0 or coins[i] * draft[i][drafted] >= target[i][drafted]:
+                law = _positive_part(target[i], draft[i])
+                break
+            path.append(i + 1)
+        paths.append(path)
+        bonus_tokens.append(_invert_cdf_loops(law, uniform_final[b].item()))
+    return _verified_loops(candidates, _chain_numbers(candidates), paths, bonus_tokens, num_steps)
+
+
+def verify_chain_block(
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+) -> Verified:
+    """Accept a prefix of each chain as a block: the same law as `verify_chain_rejection`, and longer prefixes.
+
+    candidates       [bs, S + 1] int64: the root, then the S drafted tokens x_1..x_S; 0 to V - 1
+    draft_probs      [bs, S, V] float: q_1..q_S, the laws from which the drafts were really drawn
+    target_probs     [bs, S + 1, V] float: p_1..p_(S+1), the target model's laws after the root and each draft
+    uniform_samples  [bs, S] float: u_1..u_S; u_i sits in the column of the parent of draft i
+    uniform_final    [bs] float: the coin of the token after the accepted drafts
+
+    With r_0 = 1, r_i = min(r_(i-1) p_i(x_i) / q_i(x_i), 1) and R_i the mass of the positive part of
+    r_i p_(i+1) - q_(i+1), let h_S = r_S and h_i = R_i / (R_i + 1 - r_i), which is r_i where r_i is 0 or 1. The
+    accepted length n is the largest i with u_i < h_i, 0 if there is none: a draft can be accepted after one that
+    fails its own test. The next token is drawn from the positive part of r_n p_(n+1) - q_(n+1), or from p_(S+1)
+    when n = S. With S = 0 a token is drawn from p_1. Nodes are numbered as in `verify_chain_rejection`.
+
+    The emitted tokens have the target's law iff each x_i was drawn from q_i. A draft with q_i(x_i) = 0, which cannot
+    have been drawn, has r_i = 0, and no prefix that holds it is accepted.
+    Raises ValueError for tokens outside the vocabulary and coins and probabilities outside 0 to 1.
+    Source: Sun et al. (arXiv 2403.10444), algorithm 2.
+    """
+    if validation.enabled():
+        _check_chain(candidates, draft_probs, target_probs, uniform_samples, uniform_final)
+    num_steps = draft_probs.shape[1]
+    drafted = candidates[:, 1:, None]  # [bs, S, 1]
+    p = target_probs[:, :num_steps].gather(2, drafted)[:, :, 0]  # [bs, S]
+    q = draft_probs.gather(2, drafted)[:, :, 0]  # [bs, S]
+    reach = torch.ones_like(target_probs[:, :, 0])  # [bs, S + 1]: r_0..r_S
+    for step in range(num_steps):
+        ratio = torch.where(q[:, step] > 0, reach[:, step] * p[:, step] / q[:, step], 0)
+        reach[:, step + 1] = ratio.clamp(max=1)
+    scaled = reach[:, :num_steps, None] * target_probs[:, :num_steps]
+    residual = (scaled - draft_probs).clamp(min=0)  # [bs, S, V]: row i is what is left after i accepted drafts
+    mass = residual.sum(dim=2)[:, 1:]  # [bs, S - 1]: R_1..R_(S-1)
+    height = reach[:, 1:].clone()  # [bs, S]: h_1..h_S
+    inner = height[:, : mass.shape[1]]
+    inner[:] = torch.where((inner > 0) & (inner < 1), mass / (mass + 1 - inner), inner)
+    length = torch.arange(1, num_steps + 1, device=candidates.device)  # [S]
+    passed = (uniform_samples < height) * length  # [bs, S]: i where u_i < h_i, else 0
+    accepted = torch.cat([torch.zeros_like(candidates[:, :1]), passed], dim=1).amax(dim=1)  # [bs]
+    laws = torch.cat([residual, target_probs[:, num_steps:]], dim=1)  # [bs, S + 1, V]
+    return _verified_chain(candidates, accepted, laws, uniform_final)
+
+
+def verify_chain_block_loops(
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+) -> Verified:
+    """`verify_chain_block`, one draft at a time, in double precision."""
+    if validation.enabled():
+        _check_chain(candidates, draft_probs, target_probs, uniform_samples, uniform_final)
+    num_steps = draft_probs.shape[1]
+    paths, bonus_tokens = [], []
+    for b in range(candidates.shape[0]):
+        token, coins = candidates[b].tolist(), uniform_samples[b].tolist()
+        draft, target = draft_probs[b].tolist(), target_probs[b].tolist()
+        reach, accepted = 1.0, 0
+        law = target[0] if num_steps == 0 else _positive_part(target[0], draft[0])
+        for i in range(1, num_steps + 1):
+            p, q = target[i - 1][token[i]], draft[i - 1][token[i]]
+            reach = min(reach * p / q, 1.0) if q > 0 else 0.0
+            if i == num_steps:
+                rest, height = target[i], reach
+            else:
+                rest = _positive_part([reach * prob for prob in target[i]], draft[i])
+                height = sum(rest) / (sum(rest) + 1 - reach) if 0 < reach < 1 else reach
+            if coins[i - 1] < height:
+                accepted, law = i, rest
+        paths.append(list(range(accepted + 1)))
+        bonus_tokens.append(_invert_cdf_loops(law, uniform_final[b].item()))
+    return _verified_loops(candidates, _chain_numbers(candidates), paths, bonus_tokens, num_steps)
+
+
+def verify_tree_rejection(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    num_steps: int,
+) -> Verified:
+    """Walk each tree; every child has a coin of its own and is held against what its siblings have left over.
+
+    candidates             [bs, ndt] int64: the token of each node, 0 to V - 1
+    retrieve_index         [bs, ndt] int64: number of the node in the batch; stays within its own row
+    retrieve_next_token    [bs, ndt] int64: first child, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, ndt] int64: next sibling, a later node; -1 if there is none
+    uniform_samples        [bs, ndt] float: the coin that decides about each node; the root's is not read
+    uniform_final          [bs] float: the coin of the token after the accepted path
+    draft_probs            [bs, ndt, V] float: the law from which the children of each node were drawn, one after the
+                           other, without replacement; not read at leaves
+    target_probs           [bs, ndt, V] float: the target model's law after each node
+    num_steps              drafts that can be accepted; a deeper tree is cut there
+
+    At a node with laws p and q, a child c with coin u is accepted iff u q(c) < p(c) and q(c) > 0. When it is
+    rejected, p becomes the positive part of p - q, normalised, and q loses the token c and is normalised; then the
+    next sibling is held against them. Where no child is accepted, the next token is drawn from the p that is left;
+    after `num_steps` accepted drafts, and at a leaf, from p itself. A child with q(c) = 0, such as a second one with
+    the same token, was not drawn: it is passed over and leaves p and q as they are. Where p and q are equal nothing
+    is left of p, and no later sibling is accepted; that takes a coin of 1 or rounding.
+
+    The emitted tokens have the target's law iff the children were drawn as said. Keeping p and q fixed between
+    siblings loses that. Entries of `predicts` that are not defined are 0.
+    Raises ValueError as `verify_tree_target_only` does.
+    Source: SpecInfer (arXiv 2305.09781), section 4.3; without replacement: Jeon et al. (arXiv 2402.14160).
+    """
+    if validation.enabled():
+        _check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
+        _check_laws(candidates, uniform_samples, uniform_final, draft_probs=draft_probs, target_probs=target_probs)
+    bs, ndt = candidates.shape
+    device = candidates.device
+    request = torch.arange(bs, device=device)  # [bs]
+    predicts = torch.zeros(bs * ndt, dtype=torch.int32, device=device)
+    accept_index = torch.full((bs, num_steps + 1), -1, dtype=torch.int32, device=device)
+    accept_token_num = torch.zeros(bs, dtype=torch.int32, device=device)
+
+    node = torch.zeros_like(request)  # [bs]: where each walk stands
+    walking = torch.ones_like(request, dtype=torch.bool)  # [bs]
+    law = target_probs[:, 0]  # [bs, V]: p, as far as it is left at `node`
+    for step in range(num_steps + 1):
+        number = retrieve_index[request, node]  # [bs]
+        accept_index[:, step] = torch.where(walking, number, -1).to(torch.int32)
+        if step == num_steps:
+            break
+        proposal = draft_probs[request, node]  # [bs, V]: q
+        child = torch.where(walking, retrieve_next_token[request, node], -1)  # [bs]
+        for _ in range(ndt):  # a node has fewer than ndt children
+            token = candidates[request, child]  # [bs]; of no use where there is no child
+            p, q = law[request, token], proposal[request, token]  # [bs]
+            rejected = (child >= 0) & ~((uniform_samples[request, child] * q < p) & (q > 0))
+            if not bool(rejected.any()):
+                break
+            drawn = (rejected & (q > 0))[:, None]  # [bs, 1]
+            residual = _normalised((law - proposal).clamp(min=0))  # [bs, V]
+            without = _normalised(proposal.scatter(1, token[:, None], 0))  # [bs, V]
+            law, proposal = torch.where(drawn, residual, law), torch.where(drawn, without, proposal)
+            child = torch.where(rejected, retrieve_next_sibling[request, child], child)
+        walking = child >= 0
+        predicts[number[walking]] = candidates[request, child][walking].to(torch.int32)
+        accept_token_num += walking
+        law = torch.where(walking[:, None], target_probs[request, child], law)
+        node = torch.where(walking, child, node)
+    predicts[retrieve_index[request, node]] = _invert_cdf(law, uniform_final)
+    return Verified(predicts, accept_index, accept_token_num)
+
+
+def verify_tree_rejection_loops(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    num_steps: int,
+) -> Verified:
+    """`verify_tree_rejection`, one node at a time, in double precision."""
+    if validation.enabled():
+        _check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
+        _check_laws(candidates, uniform_samples, uniform_final, draft_probs=draft_probs, target_probs=target_probs)
+    paths, bonus_tokens = [], []
+    for b in range(candidates.shape[0]):
+        token, coins = candidates[b].tolist(), uniform_samples[b].tolist()
+        draft, target = draft_probs[b].tolist(), target_probs[b].tolist()
+        first_child, next_sibling = retrieve_next_token[b].tolist(), retrieve_next_sibling[b].tolist()
+        path = [0]
+        law = target[0]
+        while len(path) <= num_steps:
+            proposal = draft[path[-1]]
+            child = first_child[path[-1]]
+            while child != -1:
+                drafted = token[child]
+                if proposal[drafted] > 0:
+                    if coins[child] * proposal[drafted] < law[drafted]:
+                        break
+                    law = _normalised_loops(_positive_part(law, proposal))
+                    proposal = _normalised_loops(
+                        [0.0 if other == drafted else prob for other, prob in enumerate(proposal)]
+                    )
+                child = next_sibling[child]
+            if child == -1:
+                break
+            path.append(child)
+            law = target[child]
+        paths.append(path)
+        bonus_tokens.append(_invert_cdf_loops(law, uniform_final[b].item()))
+    return _verified_loops(candidates, retrieve_index.tolist(), paths, bonus_tokens, num_steps)
+
+
+def _threshold(threshold: Tensor | float, like: Tensor) -> Tensor:
+    return torch.as_tensor(threshold, dtype=like.dtype, device=like.device).reshape(())
+
+
+def _invert_cdf(weights: Tensor, coin: Tensor) -> Tensor:
+    """The token [bs] int32 that `coin` [bs] draws from `weights` [bs, V]; see the head of the module."""
+    cdf = weights.cumsum(dim=1)  # [bs, V]
+    positive = weights > 0
+    above = positive & (cdf > coin[:, None] * cdf[:, -1:])
+    first_above = above.int().argmax(dim=1)  # [bs]
+    last_positive = weights.shape[1] - 1 - positive.flip(1).int().argmax(dim=1)  # V - 1 if none is
+    return torch.where(above.any(dim=1), first_above, last_positive).to(torch.int32)
+
+
+def _invert_cdf_loops(weights: list[float], coin: float) -> int:
+    threshold = coin * sum(weights)
+    cumulative, last_positive = 0.0, len(weights) - 1
+    for token, weight in enumerate(weights):
+        if weight > 0:
+            cumulative, last_positive = cumulative + weight, token
+            if cumulative > threshold:
+                return token
+    return last_positive
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    """Rows with sum 1; rows of zeros stay as they are."""
+    total = weights.sum(dim=1, keepdim=True)
+    return weights / torch.where(total > 0, total, 1)
+
+
+def _normalised_loops(weights: list[float]) -> list[float]:
+    total = sum(weights)
+    return [weight / total for weight in weights] if total > 0 else weights
+
+
+def _positive_part(p: list[float], q: list[float]) -> list[float]:
+    return [max(target - draft, 0.0) for target, draft in zip(p, q, strict=True)]
+
+
+def _verified_chain(candidates: Tensor, accepted: Tensor, laws: Tensor, uniform_final: Tensor) -> Verified:
+    """The result for chains: the first `accepted` [bs] drafts, then a token of that row of `laws` [bs, S + 1, V]."""
+    bs, ndt = candidates.shape
+    request = torch.arange(bs, device=candidates.device)  # [bs]
+    node = torch.arange(ndt, device=candidates.device)  # [ndt]
+    number = request[:, None] * ndt + node  # [bs, ndt]
+    on_path = node <= accepted[:, None]  # [bs, ndt]
+    following = torch.cat([candidates[:, 1:], torch.zeros_like(candidates[:, :1])], dim=1).to(torch.int32)
+    following[request, accepted] = _invert_cdf(laws[request, accepted], uniform_final)
+    return Verified(
+        predicts=torch.where(on_path, following, 0).flatten(),
+        accept_index=torch.where(on_path, number, -1).to(torch.int32),
+        accept_token_num=accepted.to(torch.int32),
+    )
+
+
+def _chain_numbers(candidates: Tensor) -> list[list[int]]:
+    bs, ndt = candidates.shape
+    return [[b * ndt + i for i in range(ndt)] for b in range(bs)]
+
+
+def _verified_loops(
+    candidates: Tensor, numbers: list[list[int]], paths: list[list[int]], bonus_tokens: list[int], num_steps: int
+) -> Verified:
+    bs, ndt = candidates.shape
+    tokens = candidates.tolist()
+    predicts = [0] * (bs * ndt)
+    accept_index = []
+    for b, path in enumerate(paths):
+        for node, child in itertools.pairwise(path):
+            predicts[numbers[b][node]] = tokens[b][child]
+        predicts[numbers[b][path[-1]]] = bonus_tokens[b]
+        accept_index.append([numbers[b][node] for node in path] + [-1] * (num_steps + 1 - len(path)))
+    device = candidates.device
+    return Verified(
+        predicts=torch.tensor(predicts, dtype=torch.int32, device=device),
+        accept_index=torch.tensor(accept_index, dtype=torch.int32, device=device).view(bs, num_steps + 1),
+        accept_token_num=torch.tensor([len(path) - 1 for path in paths], dtype=torch.int32, device=device),
+    )
+
+
+def _check_tree(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    num_steps: int,
+) -> None:
+    validation.require_scalar("num_steps", num_steps, 0)
+    validation.require_tensor("candidates", candidates, torch.int64, bs=None, num_draft_tokens=None)
+    bs, ndt = candidates.shape
+    validation.require_scalar("num_draft_tokens (the width of candidates)", ndt, 1)
+    for name, tensor in (
+        ("retrieve_index", retrieve_index),
+        ("retrieve_next_token", retrieve_next_token),
+        ("retrieve_next_sibling", retrieve_next_sibling),
+    ):
+        validation.require_tensor(name, tensor, torch.int64, bs=bs, num_draft_tokens=ndt)
+    own_row = retrieve_index // ndt == torch.arange(bs, device=retrieve_index.device)[:, None]
+    validation.require_all(own_row, "retrieve_index", retrieve_index, "b * ndt to b * ndt + ndt - 1 in row b")
+    node = torch.arange(ndt, device=candidates.device)
+    for name, links in (
+        ("retrieve_next_token", retrieve_next_token),
+        ("retrieve_next_sibling", retrieve_next_sibling),
+    ):
+        leads_on = (links == -1) | ((links > node) & (links < ndt))
+        validation.require_all(leads_on, name, links, f"-1, or a later node of the row, at most {ndt - 1}")
+
+
+def _check_chain(
+    candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, uniform_samples: Tensor, uniform_final: Tensor
+) -> None:
+    validation.require_tensor("candidates", candidates, torch.int64, bs=None, num_draft_tokens=None)
+    validation.require_scalar("num_draft_tokens (the width of candidates)", candidates.shape[1], 1)
+    drafts = candidates.shape[1] - 1
+    _check_laws(
+        candidates, uniform_samples, uniform_final, target_probs=target_probs, draft_probs=draft_probs, rows=drafts
+    )
+
+
+def _check_laws(
+    candidates: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    *,
+    target_probs: Tensor,
+    draft_probs: Tensor | None = None,
+    rows: int | None = None,
+) -> None:
+    """Tokens, laws and coins; coins and draft laws have `rows` rows, None for one a node."""
+    bs, ndt = candidates.shape
+    rows = ndt if rows is None else rows
+    dtype = target_probs.dtype
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"target_probs has dtype {dtype}; allowed: torch.float32, torch.float64")
+    validation.require_tensor("target_probs", target_probs, dtype, bs=bs, num_draft_tokens=ndt, vocab_size=None)
+    vocab_size = target_probs.shape[2]
+    validation.require_scalar("vocab_size (the last dimension of target_probs)", vocab_size, 1)
+    validation.require_between("candidates", candidates, 0, vocab_size - 1)
+    validation.require_between("target_probs", target_probs, 0, 1)
+    if draft_probs is not None:
+        validation.require_tensor("draft_probs", draft_probs, dtype, bs=bs, rows=rows, vocab_size=vocab_size)
+        validation.require_between("draft_probs", draft_probs, 0, 1)
+    validation.require_tensor("uniform_samples", uniform_samples, dtype, bs=bs, rows=rows)
+    validation.require_tensor("uniform_final", uniform_final, dtype, bs=bs)
+    validation.require_between("uniform_samples", uniform_samples, 0, 1)
+    validation.require_between("uniform_final", uniform_final, 0, 1)
+
+
+def _check_threshold(name: str, threshold: Tensor | float) -> None:
+    if isinstance(threshold, Tensor) and threshold.numel() != 1:
+        raise ValueError(f"{name} has shape {list(threshold.shape)}; allowed: a number or [1]")
+    value = float(threshold)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} is {value}; allowed: 0 to 1")
