@@ -67,8 +67,10 @@ def test_a_release_has_the_findings_that_it_is_known_for_and_no_other(
 def test_what_a_release_cannot_run_is_listed_with_its_reason(
     version: str, release: Release, wheel_cache: Cache
 ) -> None:
-    _subjects, not_run = SglangProvider(release(version), wheel_cache).subjects()
-    assert {entry.what for entry in not_run} == set(EXPECTED[version]["not_run"])
+    subjects, not_run = SglangProvider(release(version), wheel_cache).subjects()
+    not_lifted = {entry.what for entry in not_run if entry.why == "specsim does not lift it from this engine yet"}
+    assert {entry.what for entry in not_run} - not_lifted == set(EXPECTED[version]["not_run"])
+    assert not_lifted | {s.op for s in subjects} | set(EXPECTED[version]["not_run"]) == set(OPS)
     assert all(entry.why for entry in not_run)
 
 

@@ -48,6 +48,8 @@ class SglangProvider:
             NotRun(op, f"CUDA code of a compiled extension ({name}), which has no source to lift")
             for op, name in CUDA_ONLY.items()
         ]
+        known = {names.op for names in KERNELS} | set(CUDA_ONLY)
+        missing += [NotRun(op, "specsim does not lift it from this engine yet") for op in OPS if op not in known]
         kernels: dict[str, tuple[KernelNames, LiftedFunction]] = {}
         for names in KERNELS:
             try:
