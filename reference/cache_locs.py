@@ -127,16 +127,20 @@ def assign_extend_cache_locs_loops(
     return torch.tensor(slots, dtype=torch.int64, device=req_to_token.device)
 
 
+def ragged_segments(lens: Tensor) -> tuple[Tensor, Tensor]:
+    """For each element of ragged segments of the given lengths: its segment, and its place within that."""
+    segment = torch.repeat_interleave(lens)  # 0 lens[0] times, 1 lens[1] times, ...
+    first = lens.cumsum(0) - lens
+    return segment, torch.arange(segment.shape[0], device=lens.device) - first[segment]
+
+
 def _ragged_columns(start_offset: Tensor, end_offset: Tensor) -> tuple[Tensor, Tensor]:
     """For each element of the ragged segments `[start, end)`: its request and its column, both [num_locs]."""
-    lens = end_offset - start_offset  # [bs]
-    request = torch.repeat_interleave(lens)  # [num_locs]: 0 lens[0] times, 1 lens[1] times, ...
-    segment_start = lens.cumsum(0) - lens  # [bs]
-    within = torch.arange(request.shape[0], device=lens.device) - segment_start[request]  # [num_locs]
+    request, within = ragged_segments(end_offset - start_offset)
     return request, start_offset[request] + within
 
 
-def _check_rows(req_pool_indices: Tensor, req_to_token: Tensor) -> tuple[int, int]:
+def check_rows(req_pool_indices: Tensor, req_to_token: Tensor) -> tuple[int, int]:
     """Check the page table and the rows that a batch holds; returns `bs` and `pool_len`."""
     validation.require_tensor("req_pool_indices", req_pool_indices, torch.int64, bs=None)
     validation.require_tensor("req_to_token", req_to_token, torch.int32, pool_rows=None, pool_len=None)
@@ -146,7 +150,7 @@ def _check_rows(req_pool_indices: Tensor, req_to_token: Tensor) -> tuple[int, in
 
 
 def _check_ragged(req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, end_offset: Tensor) -> None:
-    bs, pool_len = _check_rows(req_pool_indices, req_to_token)
+    bs, pool_len = check_rows(req_pool_indices, req_to_token)
     validation.require_tensor("start_offset", start_offset, torch.int64, bs=bs)
     validation.require_tensor("end_offset", end_offset, torch.int64, bs=bs)
     validation.require_between("start_offset", start_offset, 0, pool_len)
@@ -171,7 +175,7 @@ def _check_assign(
 def _check_draft(req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int) -> None:
     validation.require_scalar("topk", topk, 1)
     validation.require_scalar("num_steps", num_steps, 1)
-    bs, pool_len = _check_rows(req_pool_indices, req_to_token)
+    bs, pool_len = check_rows(req_pool_indices, req_to_token)
     validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=bs)
     fits = (seq_lens >= 0) & (seq_lens + topk * num_steps <= pool_len)
     room = f"0 to {pool_len - topk * num_steps} (pool_len {pool_len} less topk * num_steps {topk * num_steps})"

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
+from specsim.reference.cache_locs import check_rows, ragged_segments
 
 _IntOrTensor = TypeVar("_IntOrTensor", int, Tensor)
 
@@ -128,7 +129,7 @@ def alloc_extend(prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_p
     """
     if validation.enabled():
         _check_alloc_extend(prefix_lens, seq_lens, last_loc, free_pages, page_size)
-    request, within = _ragged(seq_lens - prefix_lens)  # [num_locs], [num_locs]
+    request, within = ragged_segments(seq_lens - prefix_lens)  # [num_locs], [num_locs]
     position = prefix_lens[request] + within  # [num_locs]
     pages_before = _ceil_div(prefix_lens, page_size)  # [bs]
     pages_new = _ceil_div(seq_lens, page_size) - pages_before  # [bs]
@@ -236,7 +237,7 @@ def draft_cache_locs_paged(
     out_cache_loc = req_to_token[req_pool_indices[:, None, None], column].to(torch.int64).flatten()
 
     tail = seq_lens % page_size  # [bs]
-    request, within = _ragged(tail * (topk - 1))  # [num_copies], [num_copies]
+    request, within = ragged_segments(tail * (topk - 1))  # [num_copies], [num_copies]
     branch = 1 + within // tail[request]  # [num_copies]
     offset = within % tail[request] - tail[request]  # [num_copies], before the end of the sequence: -tail to -1
     row = req_pool_indices[request]  # [num_copies]
@@ -299,7 +300,7 @@ def generate_draft_decode_kv_indices(
     kv_indptr = torch.zeros(num_steps, bs * topk + 1, dtype=torch.int64, device=device)
     kv_indptr[:, 1:] = lens.cumsum(1)
 
-    segment, within = _ragged(lens.flatten())  # [entries], [entries] over all steps and branches
+    segment, within = ragged_segments(lens.flatten())  # [entries], [entries] over all steps and branches
     step, z = segment // (bs * topk), segment % (bs * topk)
     request = z // topk
     start = _branch_starts(seq_lens, topk, num_steps, page_size).flatten()  # [bs * topk]
@@ -512,13 +513,6 @@ def _ceil_div(value: _IntOrTensor, divisor: int) -> _IntOrTensor:
     return (value + divisor - 1) // divisor
 
 
-def _ragged(lens: Tensor) -> tuple[Tensor, Tensor]:
-    """For each element of ragged segments of the given lengths: its segment, and its place within that."""
-    segment = torch.repeat_interleave(lens)  # 0 lens[0] times, 1 lens[1] times, ...
-    first = lens.cumsum(0) - lens
-    return segment, torch.arange(segment.shape[0], device=lens.device) - first[segment]
-
-
 def _branch_starts(seq_lens: Tensor, topk: int, num_steps: int, page_size: int) -> Tensor:
     """The position of the first draft token of each branch, [bs, topk]; see the module's docstring."""
     pages = _ceil_div(seq_lens % page_size + num_steps, page_size)  # [bs]
@@ -534,15 +528,6 @@ def _check_layout(topk: int, num_steps: int, page_size: int) -> None:
     validation.require_scalar("topk", topk, 1)
     validation.require_scalar("num_steps", num_steps, 1)
     _require_page_size(page_size)
-
-
-def _check_rows(req_pool_indices: Tensor, req_to_token: Tensor) -> tuple[int, int]:
-    """Check the page table and the rows that a batch holds; returns `bs` and `pool_len`."""
-    validation.require_tensor("req_to_token", req_to_token, torch.int32, pool_rows=None, pool_len=None)
-    validation.require_tensor("req_pool_indices", req_pool_indices, torch.int64, bs=None)
-    pool_rows, pool_len = req_to_token.shape
-    validation.require_between("req_pool_indices", req_pool_indices, 0, pool_rows - 1)
-    return req_pool_indices.shape[0], pool_len
 
 
 def _check_alloc_extend(
@@ -584,7 +569,7 @@ def _check_free_pages(
 
 
 def _check_last_loc(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Tensor) -> None:
-    bs, pool_len = _check_rows(req_pool_indices, req_to_token)
+    bs, pool_len = check_rows(req_pool_indices, req_to_token)
     validation.require_tensor("prefix_lens", prefix_lens, torch.int64, bs=bs)
     validation.require_between("prefix_lens", prefix_lens, 0, pool_len)
 
@@ -593,7 +578,7 @@ def _check_draft(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
 ) -> None:
     _check_layout(topk, num_steps, page_size)
-    bs, pool_len = _check_rows(req_pool_indices, req_to_token)
+    bs, pool_len = check_rows(req_pool_indices, req_to_token)
     validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=bs)
     end = _branch_starts(seq_lens, topk, num_steps, page_size)[:, -1] + num_steps  # [bs], of the last branch
     fits = (seq_lens >= 0) & (end <= pool_len)

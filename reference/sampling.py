@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
-from specsim.reference.verify import Verified
+from specsim.reference.verify import Verified, check_tree
 
 THRESHOLD_ACC_MIN = 1e-9  # a smaller threshold_acc is raised to this, so that 0 divides
 
@@ -69,7 +69,15 @@ def verify_tree_target_only(
     zero-probability children of PR #35798.
     """
     if validation.enabled():
-        _check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
+        check_tree(
+            candidates,
+            retrieve_index,
+            retrieve_next_token,
+            retrieve_next_sibling,
+            num_steps,
+            num_steps_min=0,
+            nodes_min=1,
+        )
         _check_laws(candidates, uniform_samples, uniform_final, target_probs=target_probs)
         _check_threshold("threshold_single", threshold_single)
         _check_threshold("threshold_acc", threshold_acc)
@@ -127,7 +135,15 @@ def verify_tree_target_only_loops(
 ) -> Verified:
     """`verify_tree_target_only`, one node at a time, in double precision."""
     if validation.enabled():
-        _check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
+        check_tree(
+            candidates,
+            retrieve_index,
+            retrieve_next_token,
+            retrieve_next_sibling,
+            num_steps,
+            num_steps_min=0,
+            nodes_min=1,
+        )
         _check_laws(candidates, uniform_samples, uniform_final, target_probs=target_probs)
         _check_threshold("threshold_single", threshold_single)
         _check_threshold("threshold_acc", threshold_acc)
@@ -342,7 +358,15 @@ def verify_tree_rejection(
     Source: SpecInfer (arXiv 2305.09781), section 4.3; without replacement: Jeon et al. (arXiv 2402.14160).
     """
     if validation.enabled():
-        _check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
+        check_tree(
+            candidates,
+            retrieve_index,
+            retrieve_next_token,
+            retrieve_next_sibling,
+            num_steps,
+            num_steps_min=0,
+            nodes_min=1,
+        )
         _check_laws(candidates, uniform_samples, uniform_final, draft_probs=draft_probs, target_probs=target_probs)
     bs, ndt = candidates.shape
     device = candidates.device
@@ -394,7 +418,15 @@ def verify_tree_rejection_loops(
 ) -> Verified:
     """`verify_tree_rejection`, one node at a time, in double precision."""
     if validation.enabled():
-        _check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
+        check_tree(
+            candidates,
+            retrieve_index,
+            retrieve_next_token,
+            retrieve_next_sibling,
+            num_steps,
+            num_steps_min=0,
+            nodes_min=1,
+        )
         _check_laws(candidates, uniform_samples, uniform_final, draft_probs=draft_probs, target_probs=target_probs)
     paths, bonus_tokens = [], []
     for b in range(candidates.shape[0]):
@@ -504,34 +536,6 @@ def _verified_loops(
         accept_index=torch.tensor(accept_index, dtype=torch.int32, device=device).view(bs, num_steps + 1),
         accept_token_num=torch.tensor([len(path) - 1 for path in paths], dtype=torch.int32, device=device),
     )
-
-
-def _check_tree(
-    candidates: Tensor,
-    retrieve_index: Tensor,
-    retrieve_next_token: Tensor,
-    retrieve_next_sibling: Tensor,
-    num_steps: int,
-) -> None:
-    validation.require_scalar("num_steps", num_steps, 0)
-    validation.require_tensor("candidates", candidates, torch.int64, bs=None, num_draft_tokens=None)
-    bs, ndt = candidates.shape
-    validation.require_scalar("num_draft_tokens (the width of candidates)", ndt, 1)
-    for name, tensor in (
-        ("retrieve_index", retrieve_index),
-        ("retrieve_next_token", retrieve_next_token),
-        ("retrieve_next_sibling", retrieve_next_sibling),
-    ):
-        validation.require_tensor(name, tensor, torch.int64, bs=bs, num_draft_tokens=ndt)
-    own_row = retrieve_index // ndt == torch.arange(bs, device=retrieve_index.device)[:, None]
-    validation.require_all(own_row, "retrieve_index", retrieve_index, "b * ndt to b * ndt + ndt - 1 in row b")
-    node = torch.arange(ndt, device=candidates.device)
-    for name, links in (
-        ("retrieve_next_token", retrieve_next_token),
-        ("retrieve_next_sibling", retrieve_next_sibling),
-    ):
-        leads_on = (links == -1) | ((links > node) & (links < ndt))
-        validation.require_all(leads_on, name, links, f"-1, or a later node of the row, at most {ndt - 1}")
 
 
 def _check_chain(

@@ -163,18 +163,34 @@ def _check_verify(
     target_predict: Tensor,
     num_steps: int,
 ) -> None:
-    validation.require_scalar("num_steps", num_steps, 1)
+    links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    check_tree(candidates, *links, num_steps, num_steps_min=1, nodes_min=2)
+    bs, ndt = candidates.shape
+    validation.require_tensor("target_predict", target_predict, torch.int64, bs=bs, num_draft_tokens=ndt)
+    validation.require_between("target_predict", target_predict, 0, 2**31 - 1)
+
+
+def check_tree(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    num_steps: int,
+    *,
+    num_steps_min: int,
+    nodes_min: int,
+) -> None:
+    """Check the trees of a batch: shapes, node numbers that stay in their row, and links that lead to later nodes."""
+    validation.require_scalar("num_steps", num_steps, num_steps_min)
     validation.require_tensor("candidates", candidates, torch.int64, bs=None, num_draft_tokens=None)
     bs, ndt = candidates.shape
-    validation.require_scalar("num_draft_tokens (the width of candidates)", ndt, 2)
+    validation.require_scalar("num_draft_tokens (the width of candidates)", ndt, nodes_min)
     for name, tensor in (
         ("retrieve_index", retrieve_index),
         ("retrieve_next_token", retrieve_next_token),
         ("retrieve_next_sibling", retrieve_next_sibling),
-        ("target_predict", target_predict),
     ):
         validation.require_tensor(name, tensor, torch.int64, bs=bs, num_draft_tokens=ndt)
-    validation.require_between("target_predict", target_predict, 0, 2**31 - 1)
     own_row = retrieve_index // ndt == torch.arange(bs, device=retrieve_index.device)[:, None]
     validation.require_all(own_row, "retrieve_index", retrieve_index, "b * ndt to b * ndt + ndt - 1 in row b")
     node = torch.arange(ndt, device=candidates.device)
