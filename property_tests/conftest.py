@@ -21,7 +21,7 @@ from specsim.targets.cache import Cache, open_cache
 from specsim.targets.source import SourceTree, open_source
 from specsim.targets.spec import ReleaseTarget
 
-# `fast` is what `make test` runs; HYPOTHESIS_PROFILE=deep is for a night. Neither derandomizes: Hypothesis' own `ci`
+# `fast` is what `make test` runs, `nightly` what `make nightly` runs. Neither derandomizes: Hypothesis' own `ci`
 # profile would run the same examples for ever.
 settings.register_profile(
     "fast",
@@ -31,7 +31,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     database=None,
 )
-settings.register_profile("deep", parent=settings.get_profile("fast"), max_examples=3000)
+settings.register_profile("nightly", parent=settings.get_profile("fast"), max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 

@@ -29,7 +29,13 @@ def test_a_run_is_json_with_environment_shapes_and_peers() -> None:
     for entry in result["benchmarks"]:
         assert entry["name"] == "verify_tree_greedy"
         assert entry["unit"] == "us"
-        assert [peer["name"] for peer in entry["peers"]] == ["loops", "reference", "triton", "sgl_kernel"]
+        assert [peer["name"] for peer in entry["peers"]] == [
+            "loops",
+            "reference",
+            "reference, captured",
+            "triton",
+            "sgl_kernel",
+        ]
         for peer in entry["peers"]:
             assert set(peer) == {"name", "timing", "median", "ratio", "not_run"}
             assert (peer["median"] is None) == (peer["ratio"] is None) == bool(peer["not_run"])

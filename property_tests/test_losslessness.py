@@ -3,314 +3,106 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
 import pytest
 import torch
 
+from specsim.ops.contract import WrongResultError
 from specsim.ops.enumeration import (
     Proposal,
-    block_acceptance,
-    cdf,
-    chain_acceptance,
     completed,
     expected_length,
-    normalised,
     output_law,
-    residual,
-    sibling_acceptance,
     target_law,
-    target_only_thresholds,
     total_variation,
-    without,
 )
+from specsim.ops.losslessness import (
+    EAGER,
+    FAMILIES,
+    MODELS,
+    NAMES,
+    SKEWED,
+    TOY,
+    TREES,
+    Drafted,
+    chain_proposals,
+    distance,
+    distances,
+    exact_law,
+    off,
+    rejection_proposals,
+    rule_of,
+    target_only_proposal,
+    trials,
+)
+from specsim.ops.sampling import OPS
 from specsim.reference.sampling import (
     verify_chain_block,
-    verify_chain_block_loops,
     verify_chain_rejection,
-    verify_chain_rejection_loops,
-    verify_tree_rejection,
-    verify_tree_rejection_loops,
     verify_tree_target_only,
-    verify_tree_target_only_loops,
 )
-from specsim.reference.validation import unchecked
 
-SKEWED = tuple(Fraction(n, 16) for n in (5, 4, 3, 2, 2))  # the toy target
-EAGER = tuple(Fraction(n, 16) for n in (8, 4, 2, 1, 1))  # and its drafter
 HALF, ONE = Fraction(1, 2), Fraction(1)
-
-
-def of_prefix(rows):
-    """A model: its law after a prefix is one of `rows`, each turned by what came before."""
-    rows = [[Fraction(n, 16) for n in row] for row in rows]
-
-    def law(prefix: tuple[int, ...]):
-        row = rows[(len(prefix) + sum(prefix)) % len(rows)]
-        turn = sum((i + 2) * token for i, token in enumerate(prefix)) % len(row)
-        return row[turn:] + row[:turn]
-
-    return law
-
-
-MODELS = {  # target and drafter, of 3 and of 4 tokens; with zeros, and with rows that leave nothing to chance
-    "three tokens": (of_prefix([(9, 5, 2), (4, 4, 8), (1, 12, 3)]), of_prefix([(4, 8, 4), (10, 2, 4), (8, 4, 4)])),
-    "zeros": (of_prefix([(9, 7, 0), (0, 16, 0), (8, 0, 8)]), of_prefix([(4, 0, 12), (5, 5, 6), (8, 8, 0)])),
-    "four tokens": (of_prefix([(6, 5, 4, 1), (0, 2, 6, 8)]), of_prefix([(4, 8, 2, 2), (7, 3, 3, 3)])),
-    "equal": (of_prefix([(9, 5, 2)]), of_prefix([(9, 5, 2)])),
-    "certain drafts": (of_prefix([(9, 5, 2), (4, 4, 8)]), of_prefix([(16, 0, 0), (0, 0, 16)])),
-}
+BY_NAME = {op.name: op for op in OPS}
+CHAINS = ("verify_chain_rejection", "verify_chain_block")
+every_name = pytest.mark.parametrize("name", NAMES)
 every_model = pytest.mark.parametrize(("target", "drafter"), MODELS.values(), ids=list(MODELS))
 
 
-@dataclass(frozen=True)
-class Drafted:
-    """Drafts, and the laws of both models after each node; node 0 is the root."""
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    target: tuple[tuple[Fraction, ...], ...]
-    drafter: tuple[tuple[Fraction, ...], ...] = ()
-
-    def children(self, node: int) -> list[int]:
-        return [child for child, parent in enumerate(self.parents) if parent == node]
+def law_of(name: str, proposals, **options):
+    """The law of a rule by two witnesses: counted out of the reference in double precision, and derived exactly."""
+    counted = output_law(rule_of(name, BY_NAME[name].reference, dtype=torch.float64, **options), proposals)
+    assert counted == exact_law(name, proposals, **options)
+    return counted
 
 
-def emitted(result) -> list[tuple[int, ...]]:
-    """The tokens of each request, the bonus last."""
-    predicts = result.predicts.tolist()
-    lengths = (result.accept_token_num + 1).tolist()
-    return [
-        tuple(predicts[number] for number in path[:length])
-        for path, length in zip(result.accept_index.tolist(), lengths, strict=True)
-    ]
-
-
-def batch(drafted: Drafted, count: int) -> dict[str, torch.Tensor]:
-    """The same tree `count` times."""
-    ndt = len(drafted.tokens)
-    first, sibling = [-1] * ndt, [-1] * ndt
-    for node in range(ndt):
-        family = drafted.children(node)
-        first[node] = family[0] if family else -1
-        for older, younger in itertools.pairwise(family):
-            sibling[older] = younger
-    rows = {"candidates": list(drafted.tokens), "retrieve_next_token": first, "retrieve_next_sibling": sibling}
-    tensors = {name: torch.tensor([row] * count) for name, row in rows.items()}
-    return {**tensors, "retrieve_index": torch.arange(count * ndt).view(count, ndt)}
-
-
-def laws(rows, count: int) -> torch.Tensor:
-    return torch.tensor([[float(weight) for weight in row] for row in rows], dtype=torch.float64).expand(count, -1, -1)
-
-
-def by_target_only(verify=verify_tree_target_only, single: float = 1.0, acc: float = 1.0, num_steps: int = 2):
-    """The rule as one that `output_law` can call; the last coin is the final one."""
-
-    def rule(drafted: Drafted, coins: torch.Tensor):
-        count = len(coins)
-        with unchecked():
-            return emitted(
-                verify(
-                    **batch(drafted, count),
-                    uniform_samples=coins[:, :-1],
-                    uniform_final=coins[:, -1],
-                    target_probs=laws(drafted.target, count),
-                    threshold_single=single,
-                    threshold_acc=acc,
-                    num_steps=num_steps,
-                )
-            )
-
-    return rule
-
-
-def by_tree_rejection(verify=verify_tree_rejection, num_steps: int = 2):
-    def rule(drafted: Drafted, coins: torch.Tensor):
-        count = len(coins)
-        with unchecked():
-            return emitted(
-                verify(
-                    **batch(drafted, count),
-                    uniform_samples=coins[:, :-1],
-                    uniform_final=coins[:, -1],
-                    draft_probs=laws(drafted.drafter, count),
-                    target_probs=laws(drafted.target, count),
-                    num_steps=num_steps,
-                )
-            )
-
-    return rule
-
-
-def by_chain(verify):
-    def rule(drafted: Drafted, coins: torch.Tensor):
-        count = len(coins)
-        vocab_size = len(drafted.target[0])
-        with unchecked():
-            return emitted(
-                verify(
-                    candidates=torch.tensor([drafted.tokens] * count),
-                    draft_probs=laws(drafted.drafter, count) if drafted.drafter else torch.zeros(count, 0, vocab_size),
-                    target_probs=laws(drafted.target, count),
-                    uniform_samples=coins[:, :-1],
-                    uniform_final=coins[:, -1],
-                )
-            )
-
-    return rule
-
-
-def prefixes(tokens, parents) -> list[tuple[int, ...]]:
-    """The drafted tokens on the way to each node, the root's left out."""
-    found: list[tuple[int, ...]] = [()]
-    for token, parent in zip(tokens[1:], parents[1:], strict=True):
-        found.append((*found[parent], token))
-    return found
-
-
-def target_only_proposal(tokens, parents, target, acc: Fraction = ONE) -> Proposal[Drafted]:
-    drafted = Drafted(tokens, parents, tuple(tuple(target(prefix)) for prefix in prefixes(tokens, parents)))
-    coins, final = [], []
-    for node, law in enumerate(drafted.target):
-        family = [tokens[child] for child in drafted.children(node)]
-        coins.append(target_only_thresholds(law, family, acc))
-        final += [*cdf(law), *cdf(without(law, family))]
-    return Proposal(ONE, drafted, (*coins, tuple(final)))
-
-
-def chain_proposals(target, drafter, num_steps: int, block: bool) -> list[Proposal[Drafted]]:
-    """Every chain that the drafter can draw."""
-    vocab_size = len(target(()))
-    proposals = []
-    for drafts in itertools.product(range(vocab_size), repeat=num_steps):
-        q = tuple(tuple(drafter(drafts[:i])) for i in range(num_steps))
-        p = tuple(tuple(target(drafts[:i])) for i in range(num_steps + 1))
-        weight = ONE
-        for law, token in zip(q, drafts, strict=True):
-            weight *= law[token]
-        if block:
-            heights, rest = block_acceptance(p, q, drafts)
-        else:
-            heights = [chain_acceptance(p[i], q[i], token) for i, token in enumerate(drafts)]
-            rest = [*map(residual, p, q), p[-1]]
-        thresholds = (*((height,) for height in heights), tuple(cut for law in rest for cut in cdf(law)))
-        proposals.append(Proposal(weight, Drafted((0, *drafts), (-1, *range(num_steps)), p, q), thresholds))
-    return proposals
-
-
-def drawn_without_replacement(law, count: int):
-    """Ordered tuples of tokens with their probabilities."""
-    if count == 0 or not any(law):
-        return [((), ONE)]
-    return [
-        ((token, *rest), weight * probability)
-        for token, weight in enumerate(normalised(law))
-        if weight > 0
-        for rest, probability in drawn_without_replacement(without(law, [token]), count - 1)
-    ]
-
-
-def rejection_proposals(target, drafter, families: tuple[int, ...]) -> list[Proposal[Drafted]]:
-    """Every tree whose root has `families[0]` children, and its first children `families[1:]`."""
-    trees = [((0,), (-1,), ONE)]
-    for node, count in enumerate(families):
-        grown = []
-        for tokens, parents, weight in trees:
-            if node >= len(tokens):
-                grown.append((tokens, parents, weight))
-                continue
-            law = drafter(prefixes(tokens, parents)[node])
-            for drawn, probability in drawn_without_replacement(law, count):
-                grown.append(((*tokens, *drawn), (*parents, *(node for _ in drawn)), weight * probability))
-        trees = grown
-    proposals = []
-    for tokens, parents, weight in trees:
-        where = prefixes(tokens, parents)
-        drafted = Drafted(
-            tokens, parents, tuple(tuple(target(at)) for at in where), tuple(tuple(drafter(at)) for at in where)
-        )
-        coins, final = [()] * len(tokens), []
-        for node, (p, q) in enumerate(zip(drafted.target, drafted.drafter, strict=True)):
-            family = drafted.children(node)
-            accepted, left = sibling_acceptance(p, q, [tokens[child] for child in family])
-            for child, height in zip(family, accepted, strict=True):
-                coins[child] = (height,)
-            final += [*cdf(p), *cdf(left)]
-        proposals.append(Proposal(weight, drafted, (*coins, tuple(final))))
-    return proposals
-
-
-def off(law, target, length: int) -> Fraction:
-    return total_variation(completed(law, length, target), target_law(target, length))
+def chains(name: str, target, drafter, num_steps: int) -> list[Proposal[Drafted]]:
+    return chain_proposals(target, drafter, num_steps, block=name == "verify_chain_block")
 
 
 def toy_off(law) -> Fraction:
     """How far the first token of `law` is off the toy target."""
-    return off(law, lambda _prefix: SKEWED, 1)
+    return off(law, TOY[0], 1)
 
 
-TREES = {  # tokens and parents, distinct among siblings
-    "two by two": ((0, 0, 1, 1, 2), (-1, 0, 0, 1, 1)),
-    "chain": ((0, 2, 1), (-1, 0, 1)),
-    "every token": ((0, 2, 0, 1), (-1, 0, 0, 0)),
-    "root alone": ((0,), (-1,)),
-    "last child has the children": ((0, 1, 0, 2, 1), (-1, 0, 0, 2, 2)),
-}
+# ---- what is promised of the rules
 
 
 @every_model
-@pytest.mark.parametrize(("tokens", "parents"), TREES.values(), ids=list(TREES))
+@pytest.mark.parametrize(("tokens", "parents"), [*TREES.values(), ((0,), (-1,))], ids=[*TREES, "root alone"])
 def test_target_only_sampling_has_the_targets_law_whatever_the_tree(target, drafter, tokens, parents) -> None:
-    law = output_law(by_target_only(), [target_only_proposal(tokens, parents, target)])
-    assert off(law, target, 3) == 0
+    assert off(law_of("verify_tree_target_only", [target_only_proposal(tokens, parents, target)]), target, 3) == 0
 
 
 @every_model
-@pytest.mark.parametrize("verify", [verify_chain_rejection, verify_chain_block])
+@pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
-def test_both_chain_rules_have_the_targets_law(target, drafter, verify, num_steps: int) -> None:
-    proposals = chain_proposals(target, drafter, num_steps, block=verify is verify_chain_block)
-    assert off(output_law(by_chain(verify), proposals), target, num_steps + 1) == 0
+def test_both_chain_rules_have_the_targets_law(target, drafter, name: str, num_steps: int) -> None:
+    assert off(law_of(name, chains(name, target, drafter, num_steps)), target, num_steps + 1) == 0
 
 
 @every_model
-@pytest.mark.parametrize("families", [(1,), (2,), (3,), (1, 2), (2, 1, 1)])
+@pytest.mark.parametrize("families", FAMILIES.values(), ids=list(FAMILIES))
 def test_tree_rejection_has_the_targets_law(target, drafter, families) -> None:
-    proposals = rejection_proposals(target, drafter, families)
-    assert off(output_law(by_tree_rejection(), proposals), target, 3) == 0
-
-
-def test_the_slow_twins_have_the_targets_law() -> None:
-    target, drafter = MODELS["three tokens"]
-    tree = [target_only_proposal(*TREES["two by two"], target)]
-    assert off(output_law(by_target_only(verify_tree_target_only_loops), tree), target, 3) == 0
-    for verify, block in ((verify_chain_rejection_loops, False), (verify_chain_block_loops, True)):
-        proposals = chain_proposals(target, drafter, 1, block)
-        assert off(output_law(by_chain(verify), proposals), target, 2) == 0
-    families = rejection_proposals(target, drafter, (2,))
-    assert off(output_law(by_tree_rejection(verify_tree_rejection_loops), families), target, 3) == 0
+    assert off(law_of("verify_tree_rejection", rejection_proposals(target, drafter, families)), target, 3) == 0
 
 
 def test_a_tree_deeper_than_the_steps_is_cut_without_changing_the_law() -> None:
     target, drafter = MODELS["four tokens"]
     tree = [target_only_proposal((0, 1, 0, 2), (-1, 0, 1, 1), target)]
-    assert off(output_law(by_target_only(num_steps=1), tree), target, 3) == 0
-    assert off(output_law(by_target_only(num_steps=0), tree), target, 3) == 0
-    proposals = rejection_proposals(target, drafter, (1, 2))
-    assert off(output_law(by_tree_rejection(num_steps=1), proposals), target, 3) == 0
+    assert off(law_of("verify_tree_target_only", tree, num_steps=1), target, 3) == 0
+    assert off(law_of("verify_tree_target_only", tree, num_steps=0), target, 3) == 0
+    families = rejection_proposals(target, drafter, (1, 2))
+    assert off(law_of("verify_tree_rejection", families, num_steps=1), target, 3) == 0
 
 
-def test_the_toy_is_lossless_under_every_rule() -> None:
-    siblings = [target_only_proposal((0, 0, 1), (-1, 0, 0), lambda _prefix: SKEWED)]
-    assert toy_off(output_law(by_target_only(), siblings)) == 0
-    for verify, block in ((verify_chain_rejection, False), (verify_chain_block, True)):
-        proposals = chain_proposals(lambda _prefix: SKEWED, lambda _prefix: EAGER, 1, block)
-        assert toy_off(output_law(by_chain(verify), proposals)) == 0
-    families = rejection_proposals(lambda _prefix: SKEWED, lambda _prefix: EAGER, (2,))
-    assert toy_off(output_law(by_tree_rejection(), families)) == 0
+def test_a_certain_draft_that_the_target_never_says_is_lost_to_nobody() -> None:
+    never, certain = (Fraction(0), HALF, HALF), (ONE, Fraction(0), Fraction(0))
+    for name in CHAINS:
+        law = law_of(name, chains(name, lambda _prefix: never, lambda _prefix: certain, 2))
+        assert law == {(1,): HALF, (2,): HALF}
 
 
 @pytest.mark.parametrize(
@@ -324,19 +116,16 @@ def test_the_toy_is_lossless_under_every_rule() -> None:
     ids=["distinct siblings", "a sibling twice", "threshold_acc 3/4", "threshold_single 1/4"],
 )
 def test_target_only_sampling_is_off_by_its_closed_forms(siblings, single, acc, expected: Fraction) -> None:
-    proposal = target_only_proposal((0, *siblings), (-1, *(0 for _ in siblings)), lambda _prefix: SKEWED, acc)
-    rule = by_target_only(single=float(single), acc=float(acc))
-    assert toy_off(output_law(rule, [proposal])) == expected
+    proposal = target_only_proposal((0, *siblings), (-1, *(0 for _ in siblings)), TOY[0], acc)
+    law = law_of("verify_tree_target_only", [proposal], threshold_single=single, threshold_acc=acc)
+    assert toy_off(law) == expected
 
 
 def test_threshold_acc_shares_out_the_coin_by_the_closed_form() -> None:
     acc, siblings = Fraction(3, 4), (1, 0, 2, 3)
-    law = output_law(
-        by_target_only(acc=float(acc), num_steps=1),
-        [target_only_proposal((0, *siblings), (-1, 0, 0, 0, 0), lambda _prefix: SKEWED, acc)],
-    )
+    tree = [target_only_proposal((0, *siblings), (-1, 0, 0, 0, 0), TOY[0], acc)]
     accepted: dict[int, Fraction] = {}
-    for tokens, probability in law.items():
+    for tokens, probability in law_of("verify_tree_target_only", tree, threshold_acc=acc, num_steps=1).items():
         if len(tokens) == 2:
             accepted[tokens[0]] = accepted.get(tokens[0], Fraction(0)) + probability
     shares = [min(mass / acc, ONE) for mass in itertools.accumulate((SKEWED[token] for token in siblings), initial=0)]
@@ -344,51 +133,20 @@ def test_threshold_acc_shares_out_the_coin_by_the_closed_form() -> None:
     assert accepted == {token: share for token, share in expected.items() if share}
 
 
-def argmax_proposal(block: bool) -> Proposal[Drafted]:
-    chains = chain_proposals(lambda _prefix: SKEWED, lambda _prefix: EAGER, 1, block)
-    return Proposal(ONE, chains[0].drafted, chains[0].thresholds)  # token 0, always, with the softmax law beside it
-
-
-@pytest.mark.parametrize(("verify", "block"), [(verify_chain_rejection, False), (verify_chain_block, True)])
-def test_an_argmax_passed_off_as_a_draw_is_off_by_five_sixteenths(verify, block: bool) -> None:
-    assert toy_off(output_law(by_chain(verify), [argmax_proposal(block)])) == Fraction(5, 16)
-
-
-def without_residual_update(drafted: Drafted, coins: torch.Tensor):
-    """The rule that holds every sibling against the same two laws."""
-    p, q = drafted.target[0], drafted.drafter[0]
-    left = torch.tensor([float(weight) for weight in residual(p, q)]).cumsum(0)
-    results = []
-    for row in coins.tolist():
-        taken = [t for t, coin in zip(drafted.tokens[1:], row[1:-1], strict=True) if coin * float(q[t]) < float(p[t])]
-        results.append((taken[0] if taken else int((left > row[-1] * left[-1]).int().argmax()),))
-    return results
-
-
-def test_siblings_without_residual_update_are_off_by_their_closed_forms() -> None:
-    fixed_laws = []
-    for proposal in rejection_proposals(lambda _prefix: SKEWED, lambda _prefix: EAGER, (2,)):
-        tokens = proposal.drafted.tokens[1:]
-        coins = [(chain_acceptance(SKEWED, EAGER, token),) for token in tokens]
-        thresholds = ((), *coins, cdf(residual(SKEWED, EAGER)))
-        fixed_laws.append(Proposal(proposal.weight, proposal.drafted, thresholds))
-    assert toy_off(output_law(without_residual_update, fixed_laws)) == Fraction(3, 32)
-    top_two = next(proposal for proposal in fixed_laws if proposal.drafted.tokens == (0, 0, 1))
-    always = Proposal(ONE, top_two.drafted, top_two.thresholds)
-    assert toy_off(output_law(without_residual_update, [always])) == Fraction(7, 16)
+@pytest.mark.parametrize("name", CHAINS)
+def test_an_argmax_passed_off_as_a_draw_is_off_by_five_sixteenths(name: str) -> None:
+    top = chains(name, *TOY, 1)[0]  # token 0, always, with the softmax law beside it
+    assert toy_off(law_of(name, [Proposal(ONE, top.drafted, top.thresholds)])) == Fraction(5, 16)
 
 
 @cache
-def lengths(name: str, num_steps: int) -> tuple[Fraction, Fraction]:
-    target, drafter = MODELS[name]
-    chain = output_law(by_chain(verify_chain_rejection), chain_proposals(target, drafter, num_steps, block=False))
-    block = output_law(by_chain(verify_chain_block), chain_proposals(target, drafter, num_steps, block=True))
-    return expected_length(chain), expected_length(block)
+def lengths(model: str, num_steps: int) -> list[Fraction]:
+    return [expected_length(law_of(name, chains(name, *MODELS[model], num_steps))) for name in CHAINS]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_block_verification_emits_no_less_than_the_token_rule(name: str) -> None:
-    chain, block = lengths(name, 2)
+@pytest.mark.parametrize("model", MODELS)
+def test_block_verification_emits_no_less_than_the_token_rule(model: str) -> None:
+    chain, block = lengths(model, 2)
     assert block >= chain
 
 
@@ -398,26 +156,141 @@ def test_block_verification_emits_more_where_ratios_make_up_for_each_other() -> 
 
 
 def test_the_token_rule_accepts_the_overlap_of_both_laws() -> None:
-    overlap = sum(map(min, SKEWED, EAGER))
-    law = output_law(
-        by_chain(verify_chain_rejection),
-        chain_proposals(lambda _prefix: SKEWED, lambda _prefix: EAGER, 1, block=False),
-    )
-    assert expected_length(law) == 1 + overlap
+    law = law_of("verify_chain_rejection", chains("verify_chain_rejection", *TOY, 1))
+    assert expected_length(law) == 1 + sum(map(min, SKEWED, EAGER))
 
 
-def test_a_missing_threshold_is_refused() -> None:
-    proposal = target_only_proposal((0, 0, 1), (-1, 0, 0), lambda _prefix: SKEWED)
-    blind = Proposal(ONE, proposal.drafted, ((), *proposal.thresholds[1:]))
-    with pytest.raises(ValueError, match=r"a threshold is missing: the rule emits"):
-        output_law(by_target_only(), [blind])
+# ---- what is promised to those who hold their own implementation against it
+
+
+@every_name
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_reference_and_loops_are_at_distance_zero(name: str, dtype: torch.dtype) -> None:
+    assert distance(name, BY_NAME[name].reference, dtype=dtype) == 0
+    assert distance(name, BY_NAME[name].loops, dtype=dtype, quick=True) == 0
+
+
+@every_name
+def test_both_witnesses_agree_on_every_trial(name: str) -> None:
+    for where, trial in trials(name):
+        assert law_of(name, trial.proposals), where
+        assert off(exact_law(name, trial.proposals), trial.target, trial.length) == 0, where
+
+
+@every_name
+def test_quick_is_a_part_of_the_whole_and_asks_for_few_requests(name: str) -> None:
+    asked = []
+
+    def counted(**arguments):
+        asked.append(len(arguments["candidates"]))
+        return BY_NAME[name].reference(**arguments)
+
+    quick = distances(name, counted, quick=True)
+    assert quick.keys() < dict(trials(name)).keys()
+    assert len(asked) <= 16
+    assert sum(asked) <= 350
+
+
+def test_an_implementation_that_writes_in_place_gets_prefilled_outputs() -> None:
+    seen = []
+
+    def in_place(candidates, draft_probs, target_probs, uniform_samples, uniform_final, predicts, accept_index,
+                 accept_token_num):  # fmt: skip
+        seen.append(bool((accept_index == -1).all()) and bool((predicts < 0).all()))
+        assert draft_probs.dtype == uniform_final.dtype == torch.float32
+        assert all(tensor.is_contiguous() for tensor in (candidates, draft_probs, uniform_samples, uniform_final))
+        results = verify_chain_rejection(candidates, draft_probs, target_probs, uniform_samples, uniform_final)
+        for out, result in zip((predicts, accept_index, accept_token_num), results, strict=True):
+            out.copy_(result)
+
+    assert distance("verify_chain_rejection", in_place, quick=True) == 0
+    assert all(seen)
+
+
+def test_a_lossless_rule_of_another_shape_is_at_distance_zero() -> None:
+    """The token rule is no block verification, and flips elsewhere; the law is the same, and that is what counts."""
+    assert distance("verify_chain_block", verify_chain_rejection, quick=True) == 0
+    assert distance("verify_chain_rejection", verify_chain_block, quick=True) == 0
+
+
+def test_distances_say_where_an_implementation_is_off() -> None:
+    def never_accepts(**arguments):
+        return verify_chain_rejection(**{**arguments, "uniform_samples": torch.ones_like(arguments["uniform_samples"])})
+
+    found = distances("verify_chain_rejection", never_accepts)
+    assert found["certain drafts, 1 draft"] == Fraction(9, 16)  # the draft, which the residual cannot say
+    assert found["equal, 1 draft"] > 0  # nothing is left of the law: the last token of the vocabulary
+    assert distance("verify_chain_rejection", never_accepts) == max(found.values())
+
+
+def test_results_that_are_none_are_refused() -> None:
+    def broken(change):
+        def verify(**arguments):
+            result = verify_chain_rejection(**arguments)
+            return change(result)
+
+        return verify
+
+    for change, message in (
+        (
+            lambda r: r._replace(accept_token_num=r.accept_token_num + 7),
+            r"accept_token_num\[0\] is \d; allowed: 0 to 2",
+        ),
+        (lambda r: r._replace(accept_index=r.accept_index - 1), r"accept_index\[0, 0\] is -1; allowed: 0 to"),
+        (lambda r: r._replace(predicts=r.predicts + 9), r"predicts\[0\] is \d+; allowed: 0 to 2"),
+    ):
+        with pytest.raises(WrongResultError, match=message):
+            distance("verify_chain_rejection", broken(change), quick=True)
+
+
+@pytest.mark.parametrize("call", [lambda name: distance(name, print), lambda name: exact_law(name, [])])
+def test_an_unknown_name_is_refused_with_the_four_that_there_are(call) -> None:
+    with pytest.raises(ValueError, match=r"there is no sampling operation 'verify'; allowed: .*") as caught:
+        call("verify")
+    assert all(name in str(caught.value) for name in NAMES)
+
+
+# ---- what is promised of counting out
+
+
+def blind_to_coin(which: int) -> Proposal[Drafted]:
+    """The toy with two children of the root, and no thresholds for one coin."""
+    proposal = target_only_proposal((0, 0, 1), (-1, 0, 0), TOY[0])
+    thresholds = tuple(() if i == which else cuts for i, cuts in enumerate(proposal.thresholds))
+    return Proposal(ONE, proposal.drafted, thresholds)
+
+
+def test_a_missing_threshold_is_refused_or_found() -> None:
+    rule = rule_of("verify_tree_target_only", verify_tree_target_only)
+    for which in (0, 3):
+        with pytest.raises(ValueError, match=r"a threshold is missing: the rule emits"):
+            output_law(rule, [blind_to_coin(which)])
+        whole = exact_law("verify_tree_target_only", [blind_to_coin(which)])
+        assert output_law(rule, [blind_to_coin(which)], find_thresholds=True) == whole
+
+
+@pytest.mark.parametrize("threshold", [Fraction(1, 3), Fraction(5, 11), Fraction(1, 2), Fraction(199, 401)], ids=str)
+def test_a_threshold_is_found_as_the_fraction_that_it_is(threshold: Fraction) -> None:
+    def rule(_drafted, coins: torch.Tensor):
+        return [(int(coin < float(threshold)),) for coin in coins[:, 0].tolist()]
+
+    law = output_law(rule, [Proposal(ONE, None, ((),))], find_thresholds=True)
+    assert law == {(1,): threshold, (0,): 1 - threshold}
+
+
+def test_a_decision_that_no_box_of_coins_bounds_is_refused() -> None:
+    def diagonal(_drafted, coins: torch.Tensor):
+        return [(int(a + b < 1),) for a, b in coins.tolist()]
+
+    with pytest.raises(ValueError, match=r"a threshold is missing"):
+        output_law(diagonal, [Proposal(ONE, None, ((), ()))], find_thresholds=True)
 
 
 def test_weights_that_are_no_law_and_results_that_are_too_few_are_refused() -> None:
     half = Proposal(HALF, 0, ((HALF,),))
     with pytest.raises(ValueError, match=r"the weights of the proposals add up to 1/2; allowed: 1"):
         output_law(lambda _drafted, coins: [(0,)] * len(coins), [half])
-    with pytest.raises(ValueError, match=r"the rule returned 1 results for 2 rows of coins"):
+    with pytest.raises(ValueError, match=r"the rule returned 1 results for 6 rows of coins"):
         output_law(lambda _drafted, _coins: [(0,)], [half, half])
     many = tuple(Fraction(n, 1001) for n in range(1001))
     with pytest.raises(ValueError, match=r"a proposal has 1001 x 1001 = 1002001 cells; allowed: at most 1000000"):

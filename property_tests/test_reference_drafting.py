@@ -17,6 +17,7 @@ from specsim.ops.registry import OPS as EVERY_OP
 from specsim.ops.strategies import cases
 from specsim.reference import QLEN_ONLY, build_tree, unchecked, verify_tree_greedy
 from specsim.reference import drafting as ref
+from specsim.reference import masks
 
 if TYPE_CHECKING:
     from specsim.ops.contract import Case, Op, Tensors
@@ -317,11 +318,11 @@ def test_reconstructing_undoes_building(case: Case) -> None:
     bs, ndt = case.sizes["bs"], case.sizes["num_draft_tokens"]
     scalars = {name: case.sizes[name] for name in ("topk", "num_steps", "num_draft_tokens")}
     tree = build_tree(**case.tensors, **scalars, tree_mask_mode=QLEN_ONLY)
-    links = ref.reconstruct_tree(tree.tree_mask.view(bs, ndt, ndt), case.tensors["verified_seq_len"])
+    links = masks.reconstruct_tree(tree.tree_mask.view(bs, ndt, ndt), case.tensors["verified_seq_len"])
     assert_same(links, tuple(tree[1:]))
 
 
-def mask_of_links(links: ref.TreeLinks) -> torch.Tensor:
+def mask_of_links(links: masks.TreeLinks) -> torch.Tensor:
     """The mask of ancestors that the links describe."""
     bs, ndt = links.retrieve_index.shape
     mask = torch.zeros(bs, ndt, ndt, dtype=torch.bool)
@@ -342,29 +343,29 @@ def test_a_mask_with_a_flipped_bit_is_another_trees_or_refused(case: Case, data:
     index = data.draw(st.integers(0, mask.numel() - 1))
     mask.view(-1)[index] ^= True
     with unchecked():
-        links = ref.reconstruct_tree(mask, case.tensors["verified_seq_len"])
+        links = masks.reconstruct_tree(mask, case.tensors["verified_seq_len"])
     if torch.equal(mask_of_links(links), mask):
-        assert_same(ref.reconstruct_tree(mask, case.tensors["verified_seq_len"]), links)
+        assert_same(masks.reconstruct_tree(mask, case.tensors["verified_seq_len"]), links)
     else:
         with pytest.raises(ValueError, match="rows of a tree"):
-            ref.reconstruct_tree(mask, case.tensors["verified_seq_len"])
+            masks.reconstruct_tree(mask, case.tensors["verified_seq_len"])
 
 
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 32)), seed=st.integers(0, 2**32))
 def test_any_mask_comes_back_from_its_bits(shape: tuple[int, int], seed: int) -> None:
     bs, ndt = shape
     mask = torch.rand(bs, ndt, ndt, generator=torch.Generator().manual_seed(seed)) < 0.5
-    packed = ref.pack_tree_mask(mask)
+    packed = masks.pack_tree_mask(mask)
     assert packed.dtype == torch.uint8
     assert packed.shape == (bs, ndt, 1 if ndt <= 8 else 2 if ndt <= 16 else 4)
-    assert torch.equal(ref.pack_tree_mask_loops(mask), packed)
-    assert torch.equal(ref.unpack_tree_mask(packed), mask)
-    assert torch.equal(ref.unpack_tree_mask_loops(packed), mask)
+    assert torch.equal(masks.pack_tree_mask_loops(mask), packed)
+    assert torch.equal(masks.unpack_tree_mask(packed), mask)
+    assert torch.equal(masks.unpack_tree_mask_loops(packed), mask)
     for node in range(ndt):
         assert torch.equal((packed[:, :, node // 8] >> (node % 8)) & 1, mask[:, :, node].to(torch.uint8))
 
 
-@pytest.mark.parametrize("pack", [ref.pack_tree_mask, ref.pack_tree_mask_loops])
+@pytest.mark.parametrize("pack", [masks.pack_tree_mask, masks.pack_tree_mask_loops])
 def test_more_than_32_nodes_are_not_packed_checked_or_not(pack) -> None:
     mask = torch.ones(1, 33, 33, dtype=torch.bool)
     with pytest.raises(ValueError, match="num_draft_tokens is 33; allowed: 1 to 32"):
@@ -468,23 +469,23 @@ def test_organizing_refuses_lists_that_do_not_fit(organize) -> None:
             r"num_steps \(the width of draft_tokens\) is 0; allowed: 1 or more",
         ),
         (
-            lambda: ref.reconstruct_tree(torch.ones(1, 2, 2, dtype=torch.bool), torch.tensor([0])),
+            lambda: masks.reconstruct_tree(torch.ones(1, 2, 2, dtype=torch.bool), torch.tensor([0])),
             r"tree_mask\[0, 0, 1\] is True; allowed: rows of a tree",
         ),
         (
-            lambda: ref.reconstruct_tree(torch.eye(3, dtype=torch.bool)[None], torch.tensor([0])),
+            lambda: masks.reconstruct_tree(torch.eye(3, dtype=torch.bool)[None], torch.tensor([0])),
             r"tree_mask\[0, 1, 0\] is False; allowed: rows of a tree",
         ),
         (
-            lambda: ref.pack_tree_mask(torch.ones(1, 2, 3, dtype=torch.bool)),
+            lambda: masks.pack_tree_mask(torch.ones(1, 2, 3, dtype=torch.bool)),
             r"tree_mask has shape \[1, 2, 3\]",
         ),
         (
-            lambda: ref.unpack_tree_mask(torch.tensor([[[1], [7]]], dtype=torch.uint8)),
+            lambda: masks.unpack_tree_mask(torch.tensor([[[1], [7]]], dtype=torch.uint8)),
             r"packed\[0, 1, 0\] is 7; allowed: bits 0 to 1, of the nodes, alone",
         ),
         (
-            lambda: ref.unpack_tree_mask(torch.zeros(1, 9, 1, dtype=torch.uint8)),
+            lambda: masks.unpack_tree_mask(torch.zeros(1, 9, 1, dtype=torch.uint8)),
             r"packed has shape \[1, 9, 1\]; allowed: \[bs, num_draft_tokens=9, packed_bytes=2\]",
         ),
     ],

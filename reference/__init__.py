@@ -38,21 +38,14 @@ from specsim.reference.drafting import (
     ChainTree,
     DraftResults,
     Expansion,
-    TreeLinks,
     build_chain_tree,
     build_chain_tree_loops,
     organize_draft_results,
     organize_draft_results_loops,
-    pack_tree_mask,
-    pack_tree_mask_loops,
-    reconstruct_tree,
-    reconstruct_tree_loops,
     select_top_k_tokens_first,
     select_top_k_tokens_first_loops,
     select_top_k_tokens_next,
     select_top_k_tokens_next_loops,
-    unpack_tree_mask,
-    unpack_tree_mask_loops,
 )
 from specsim.reference.kv import (
     CompactedPath,
@@ -79,6 +72,15 @@ from specsim.reference.kv import (
     move_kv_loops,
     row_width,
 )
+from specsim.reference.masks import (
+    TreeLinks,
+    pack_tree_mask,
+    pack_tree_mask_loops,
+    reconstruct_tree,
+    reconstruct_tree_loops,
+    unpack_tree_mask,
+    unpack_tree_mask_loops,
+)
 from specsim.reference.sampling import (
     verify_chain_block,
     verify_chain_block_loops,
@@ -89,7 +91,15 @@ from specsim.reference.sampling import (
     verify_tree_target_only,
     verify_tree_target_only_loops,
 )
-from specsim.reference.tree import FULL_MASK, QLEN_ONLY, Tree, build_tree, build_tree_loops
+from specsim.reference.tree import (
+    FULL_MASK,
+    QLEN_ONLY,
+    Tree,
+    build_tree,
+    build_tree_loops,
+    build_tree_packed,
+    build_tree_packed_loops,
+)
 from specsim.reference.validation import unchecked
 from specsim.reference.verify import (
     Verified,
@@ -128,6 +138,8 @@ __all__ = [
     "build_chain_tree_loops",
     "build_tree",
     "build_tree_loops",
+    "build_tree_packed",
+    "build_tree_packed_loops",
     "compact_accepted_path",
     "compact_accepted_path_loops",
     "draft_cache_locs_paged",

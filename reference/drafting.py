@@ -4,7 +4,7 @@ Drafting (EAGLE-2, section 4.1 "Expansion Phase") gives `topk` successors to the
 each of the `topk` candidates that the step before expanded. The score of a candidate is the product of the
 probabilities on its path. Of a step's `topk * topk` new candidates the `topk` best are expanded next; of the
 candidates of all steps the `num_draft_tokens - 1` best are kept (section 4.2 "Reranking Phase"). `tree` explains
-flat ids, by which candidates are numbered, and builds the tree.
+flat ids, by which candidates are numbered, and builds the tree; `masks` reads trees from masks.
 
 What is best is a total order: the higher score first, and of equal scores the lower flat id. A NaN counts as
 -inf, and comes back as -inf; infinities stay as they are; 0.0 and -0.0 are equal. No score is better than its
@@ -16,7 +16,6 @@ Scores are float32 or float64; results have the dtype that came in.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,9 +23,6 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
-
-PACKED_NODES_MAX = 32
-"""Nodes of the largest tree whose mask rows are packed into bits."""
 
 
 class Expansion(NamedTuple):
@@ -75,21 +71,6 @@ class ChainTree(NamedTuple):
 
     tokens: Tensor
     tree_mask: Tensor
-    positions: Tensor
-    retrieve_index: Tensor
-    retrieve_next_token: Tensor
-    retrieve_next_sibling: Tensor
-
-
-class TreeLinks(NamedTuple):
-    """A tree but for its mask; see `tree.Tree`.
-
-    positions              [bs * ndt] int64: sequence length plus depth
-    retrieve_index         [bs, ndt] int64: `b * ndt + i`
-    retrieve_next_token    [bs, ndt] int64: first child of each node, -1 if it has none
-    retrieve_next_sibling  [bs, ndt] int64: next node with the same parent, -1 if it is the last
-    """
-
     positions: Tensor
     retrieve_index: Tensor
     retrieve_next_token: Tensor
@@ -324,128 +305,6 @@ def build_chain_tree_loops(bonus_tokens: Tensor, draft_tokens: Tensor, verified_
     )
 
 
-def reconstruct_tree(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeLinks:
-    """The tree behind a mask of ancestors; the inverse of `tree.build_tree` with QLEN_ONLY.
-
-    tree_mask         [bs, ndt, ndt] bool: whether the column's node is the row's node or one of its ancestors
-    verified_seq_len  [bs] int64: tokens before the root, which is the position of the root
-
-    Parents come before children, so the parent is the last ancestor, and the depth is the number of ancestors. Raises
-    ValueError for a mask that is not a tree's: a row must be its parent's row and the node itself, the root's row the
-    root alone. Source: EAGLE-2 (arXiv 2406.16858), section 4.2, whose mask it reads backwards.
-    """
-    if validation.enabled():
-        _check_mask(tree_mask)
-        _check_reconstruct(tree_mask, verified_seq_len)
-    bs, ndt, _ = tree_mask.shape
-    node = torch.arange(ndt, device=tree_mask.device)  # [ndt]
-    is_ancestor = tree_mask & (node < node[:, None])  # [bs, ndt, ndt], without the node itself
-    depth = is_ancestor.sum(dim=-1)  # [bs, ndt]
-    parent = torch.where(is_ancestor, node, -1).amax(dim=-1)  # [bs, ndt], -1 for the root
-
-    is_child = parent[:, None, :] == node[:, None]  # [bs, ndt, ndt]: column is a child of row
-    is_sibling = (parent[:, None, :] == parent[:, :, None]) & (node > node[:, None])  # [bs, ndt, ndt]: a later one
-    return TreeLinks(
-        positions=(verified_seq_len[:, None] + depth).flatten(),
-        retrieve_index=torch.arange(bs * ndt, device=tree_mask.device).view(bs, ndt),
-        retrieve_next_token=_lowest(is_child),
-        retrieve_next_sibling=_lowest(is_sibling),
-    )
-
-
-def reconstruct_tree_loops(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeLinks:
-    """`reconstruct_tree`, one node at a time."""
-    if validation.enabled():
-        _check_mask(tree_mask)
-        _check_reconstruct(tree_mask, verified_seq_len)
-    ndt = tree_mask.shape[1]
-    positions: list[int] = []
-    index: list[list[int]] = []
-    next_token: list[list[int]] = []
-    next_sibling: list[list[int]] = []
-    for b, rows in enumerate(tree_mask.tolist()):
-        children: dict[int, list[int]] = {i: [] for i in range(ndt)}
-        for i, row in enumerate(rows):
-            ancestors = [j for j in range(i) if row[j]]
-            positions.append(int(verified_seq_len[b]) + len(ancestors))
-            if ancestors:
-                children[ancestors[-1]].append(i)
-        index.append([b * ndt + i for i in range(ndt)])
-        next_token.append([children[i][0] if children[i] else -1 for i in range(ndt)])
-        siblings = [-1] * ndt
-        for family in children.values():
-            for older, younger in itertools.pairwise(family):
-                siblings[older] = younger
-        next_sibling.append(siblings)
-    return TreeLinks(
-        positions=_int64(positions, tree_mask),
-        retrieve_index=_int64(index, tree_mask).view(-1, ndt),
-        retrieve_next_token=_int64(next_token, tree_mask).view(-1, ndt),
-        retrieve_next_sibling=_int64(next_sibling, tree_mask).view(-1, ndt),
-    )
-
-
-def pack_tree_mask(tree_mask: Tensor) -> Tensor:
-    """A bit for each element of the mask, a few bytes for each of its rows.
-
-    tree_mask  [bs, ndt, ndt] bool, ndt at most 32
-
-    Returns [bs, ndt, packed_bytes] uint8, with 1 byte for at most 8 nodes, 2 for 16, 4 for 32: column j is bit j % 8,
-    the lowest first, of byte j // 8. Bits that belong to no node are 0. Raises ValueError for more than 32 nodes.
-    Source: EAGLE-2 (arXiv 2406.16858), section 4.2, for the mask; the layout is that of attention kernels that take it
-    as bits.
-    """
-    if validation.enabled():
-        _check_mask(tree_mask)
-    bs, ndt, _ = tree_mask.shape
-    packed_bytes = _packed_bytes(ndt)
-    bits = torch.zeros(bs, ndt, packed_bytes * 8, dtype=torch.int64, device=tree_mask.device)
-    bits[:, :, :ndt] = tree_mask
-    weight = 1 << torch.arange(8, device=tree_mask.device)  # [8]
-    return (bits.view(bs, ndt, packed_bytes, 8) * weight).sum(dim=-1).to(torch.uint8)
-
-
-def pack_tree_mask_loops(tree_mask: Tensor) -> Tensor:
-    """`pack_tree_mask`, one row at a time."""
-    if validation.enabled():
-        _check_mask(tree_mask)
-    bs, ndt, _ = tree_mask.shape
-    packed_bytes = _packed_bytes(ndt)
-    packed: list[int] = []
-    for row in tree_mask.reshape(-1, ndt).tolist():
-        number = sum(1 << j for j, cell in enumerate(row) if cell)
-        packed.extend(number.to_bytes(packed_bytes, "little"))
-    return torch.tensor(packed, dtype=torch.uint8, device=tree_mask.device).view(bs, ndt, packed_bytes)
-
-
-def unpack_tree_mask(packed: Tensor) -> Tensor:
-    """The mask that `pack_tree_mask` packed.
-
-    packed  [bs, ndt, packed_bytes] uint8, see `pack_tree_mask`
-
-    Returns [bs, ndt, ndt] bool. Raises ValueError for more than 32 nodes, for a number of bytes that is not that of
-    `ndt` nodes, and for a bit that belongs to no node.
-    """
-    if validation.enabled():
-        _check_packed(packed)
-    ndt = packed.shape[1]
-    shift = torch.arange(8, device=packed.device, dtype=torch.uint8)  # [8]
-    bits = (packed[:, :, :, None] >> shift) & 1  # [bs, ndt, packed_bytes, 8]
-    return bits.flatten(2)[:, :, :ndt].to(torch.bool)
-
-
-def unpack_tree_mask_loops(packed: Tensor) -> Tensor:
-    """`unpack_tree_mask`, one row at a time."""
-    if validation.enabled():
-        _check_packed(packed)
-    bs, ndt, packed_bytes = packed.shape
-    mask: list[bool] = []
-    for row in packed.reshape(-1, packed_bytes).tolist():
-        number = int.from_bytes(bytes(row), "little")
-        mask.extend(number >> j & 1 == 1 for j in range(ndt))
-    return torch.tensor(mask, dtype=torch.bool, device=packed.device).view(bs, ndt, ndt)
-
-
 def _ordered(scores: Tensor) -> Tensor:
     """The scores with -inf for NaN, and 0.0 for -0.0, which some sorts take for less."""
     return torch.where(scores.isnan(), -torch.inf, scores) + 0.0
@@ -458,22 +317,6 @@ def _best(scores: Tensor, count: int) -> Tensor:
 
 def _without_nan(score: float) -> float:
     return score if score == score else -torch.inf
-
-
-def _lowest(matches: Tensor) -> Tensor:
-    """[bs, ndt] int64: the lowest True column of each row, -1 where there is none."""
-    ndt = matches.shape[-1]
-    column = torch.arange(ndt, device=matches.device)
-    lowest = torch.where(matches, column, ndt).amin(dim=-1)
-    return torch.where(lowest == ndt, -1, lowest)
-
-
-def _packed_bytes(num_draft_tokens: int) -> int:
-    if num_draft_tokens > PACKED_NODES_MAX:
-        raise ValueError(f"num_draft_tokens is {num_draft_tokens}; allowed: 1 to {PACKED_NODES_MAX} in a packed mask")
-    if num_draft_tokens <= 8:
-        return 1
-    return 2 if num_draft_tokens <= 16 else 4
 
 
 def _int64(values: Sequence[int] | Sequence[Sequence[int]], like: Tensor) -> Tensor:
@@ -586,39 +429,3 @@ def _check_chain(bonus_tokens: Tensor, draft_tokens: Tensor, verified_seq_len: T
     validation.require_tensor("bonus_tokens", bonus_tokens, torch.int32, bs=bs)
     validation.require_tensor("verified_seq_len", verified_seq_len, torch.int64, bs=bs)
     validation.require_all(verified_seq_len >= 0, "verified_seq_len", verified_seq_len, "0 or more")
-
-
-def _check_mask(tree_mask: Tensor) -> None:
-    ndt = tree_mask.shape[-1] if tree_mask.ndim else 0
-    validation.require_tensor(
-        "tree_mask", tree_mask, torch.bool, bs=None, num_draft_tokens=ndt, num_draft_tokens_again=ndt
-    )
-    validation.require_scalar("num_draft_tokens (the width of tree_mask)", ndt, 1)
-
-
-def _check_reconstruct(tree_mask: Tensor, verified_seq_len: Tensor) -> None:
-    bs, ndt, _ = tree_mask.shape
-    validation.require_tensor("verified_seq_len", verified_seq_len, torch.int64, bs=bs)
-    validation.require_all(verified_seq_len >= 0, "verified_seq_len", verified_seq_len, "0 or more")
-    node = torch.arange(ndt, device=tree_mask.device)
-    itself = (node == node[:, None]).expand(bs, ndt, ndt)  # [bs, ndt, ndt]
-    last_ancestor = torch.where(tree_mask & (node < node[:, None]), node, -1).amax(dim=-1)  # [bs, ndt]
-    row_of_parent = tree_mask.gather(1, last_ancestor.clamp(min=0)[:, :, None].expand(bs, ndt, ndt))
-    of_a_tree = torch.where(node[:, None] == 0, itself, row_of_parent | itself)
-    validation.require_all(
-        tree_mask == of_a_tree,
-        "tree_mask",
-        tree_mask,
-        "rows of a tree: the root, the parent's ancestors, the parent, the node itself",
-    )
-
-
-def _check_packed(packed: Tensor) -> None:
-    validation.require_tensor("packed", packed, torch.uint8, bs=None, num_draft_tokens=None, packed_bytes=None)
-    _, ndt, width = packed.shape
-    validation.require_scalar("num_draft_tokens", ndt, 1)
-    validation.require_tensor(
-        "packed", packed, torch.uint8, bs=None, num_draft_tokens=ndt, packed_bytes=_packed_bytes(ndt)
-    )
-    used = (ndt - 8 * torch.arange(width, device=packed.device)).clamp(min=0, max=8)  # [width]: bits of nodes
-    validation.require_all(packed < (1 << used), "packed", packed, f"bits 0 to {ndt - 1}, of the nodes, alone")

@@ -22,13 +22,12 @@ parent's flat id is lower than its children's, so parents come before children.
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specsim.reference import validation
+from specsim.reference import masks, validation
 
 FULL_MASK = 0
 """Mask rows span sequence and tree: [num_draft_tokens, seq_len + num_draft_tokens] a request, ragged."""
@@ -79,22 +78,15 @@ def build_tree(
     if validation.enabled():
         _check(parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, tree_mask_mode)
     bs, device = selected_index.shape[0], selected_index.device
-    node = torch.arange(num_draft_tokens, device=device)  # [ndt]
-
     parent = _parents(parent_list, selected_index, topk, num_steps)  # [bs, ndt], -1 for the root
     is_ancestor = _ancestors_or_self(parent, num_steps)  # [bs, ndt, ndt]
     depth = is_ancestor.sum(dim=-1) - 1  # [bs, ndt]
 
-    is_child = parent[:, None, :] == node[:, None]  # [bs, ndt, ndt]: column is a child of row
-    is_sibling = (parent[:, None, :] == parent[:, :, None]) & (parent[:, None, :] >= 0)  # [bs, ndt, ndt]
-    is_later_sibling = is_sibling & (node > node[:, None])
-
     return Tree(
-        tree_mask=_full_mask(is_ancestor, verified_seq_len) if tree_mask_mode == FULL_MASK else is_ancestor.flatten(),
-        positions=(verified_seq_len[:, None] + depth).flatten(),
-        retrieve_index=torch.arange(bs * num_draft_tokens, device=device).view(bs, num_draft_tokens),
-        retrieve_next_token=_first_column(is_child),
-        retrieve_next_sibling=_first_column(is_later_sibling),
+        _full_mask(is_ancestor, verified_seq_len) if tree_mask_mode == FULL_MASK else is_ancestor.flatten(),
+        (verified_seq_len[:, None] + depth).flatten(),
+        torch.arange(bs * num_draft_tokens, device=device).view(bs, num_draft_tokens),
+        *masks.links_of(parent),
     )
 
 
@@ -112,31 +104,19 @@ def build_tree_loops(
         _check(parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, tree_mask_mode)
     mask: list[bool] = []
     positions: list[int] = []
-    index: list[list[int]] = []
-    next_token: list[list[int]] = []
-    next_sibling: list[list[int]] = []
+    links: list[tuple[list[int], list[int]]] = []
     for b, seq_len in enumerate(verified_seq_len.tolist()):
         flat_ids = selected_index[b].tolist()
         node_of = {flat_id: i for i, flat_id in enumerate(flat_ids, start=1)}
-        parent = {}
+        parent = [-1]
         for i, flat_id in enumerate(flat_ids, start=1):
             group = flat_id // topk
             parent_id = None if group == 0 else int(parent_list[b, group])
             if parent_id is not None and parent_id not in node_of:
                 raise _orphan(b, i, flat_id, parent_id)
-            parent[i] = 0 if parent_id is None else node_of[parent_id]
+            parent.append(0 if parent_id is None else node_of[parent_id])
 
-        children: dict[int, list[int]] = {i: [] for i in range(num_draft_tokens)}
-        for i in range(1, num_draft_tokens):
-            children[parent[i]].append(i)
-        index.append([b * num_draft_tokens + i for i in range(num_draft_tokens)])
-        next_token.append([children[i][0] if children[i] else -1 for i in range(num_draft_tokens)])
-        siblings = [-1] * num_draft_tokens
-        for family in children.values():
-            for older, younger in itertools.pairwise(family):
-                siblings[older] = younger
-        next_sibling.append(siblings)
-
+        links.append(masks.links_of_loops(parent))
         for i in range(num_draft_tokens):
             path = [i]
             while path[-1] != 0:
@@ -146,14 +126,48 @@ def build_tree_loops(
                 mask.extend([True] * seq_len)
             mask.extend(j in path for j in range(num_draft_tokens))
 
-    device = selected_index.device
+    bs, device = selected_index.shape[0], selected_index.device
+    numbers = list(range(bs * num_draft_tokens))
+    lists = (numbers, [next_token for next_token, _ in links], [next_sibling for _, next_sibling in links])
     return Tree(
-        tree_mask=torch.tensor(mask, dtype=torch.bool, device=device),
-        positions=torch.tensor(positions, dtype=torch.int64, device=device),
-        retrieve_index=torch.tensor(index, dtype=torch.int64, device=device).view(-1, num_draft_tokens),
-        retrieve_next_token=torch.tensor(next_token, dtype=torch.int64, device=device).view(-1, num_draft_tokens),
-        retrieve_next_sibling=torch.tensor(next_sibling, dtype=torch.int64, device=device).view(-1, num_draft_tokens),
+        torch.tensor(mask, dtype=torch.bool, device=device),
+        torch.tensor(positions, dtype=torch.int64, device=device),
+        *(torch.tensor(values, dtype=torch.int64, device=device).view(bs, num_draft_tokens) for values in lists),
     )
+
+
+def build_tree_packed(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    topk: int,
+    num_steps: int,
+    num_draft_tokens: int,
+) -> Tree:
+    """`build_tree` whose mask has a bit for each of the tree's nodes, as `masks.pack_tree_mask` lays them out.
+
+    The arguments are those of `build_tree`; `tree_mask` is [bs * num_draft_tokens * packed_bytes] uint8, with 1, 2 or 4
+    bytes a row for at most 8, 16 or 32 nodes. Bits of no node are 0, which an implementation that ORs bits into the
+    buffer can only give if its caller has zeroed it. Raises ValueError as `build_tree` does, and for more than 32
+    nodes. Source: as for `build_tree`.
+    """
+    tree = build_tree(parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, QLEN_ONLY)
+    mask = tree.tree_mask.view(-1, num_draft_tokens, num_draft_tokens)
+    return tree._replace(tree_mask=masks.pack_tree_mask(mask).flatten())
+
+
+def build_tree_packed_loops(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    topk: int,
+    num_steps: int,
+    num_draft_tokens: int,
+) -> Tree:
+    """`build_tree_packed`, one node at a time."""
+    tree = build_tree_loops(parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, QLEN_ONLY)
+    mask = tree.tree_mask.view(-1, num_draft_tokens, num_draft_tokens)
+    return tree._replace(tree_mask=masks.pack_tree_mask_loops(mask).flatten())
 
 
 def _parents(parent_list: Tensor, selected_index: Tensor, topk: int, num_steps: int) -> Tensor:
@@ -164,7 +178,7 @@ def _parents(parent_list: Tensor, selected_index: Tensor, topk: int, num_steps: 
     group = selected_index // topk  # [bs, ndt-1]
     parent_id = parent_list.gather(1, group)  # [bs, ndt-1]
     is_parent = parent_id[:, :, None] == selected_index[:, None, :]  # [bs, ndt-1, ndt-1]: column is the parent of row
-    selected_parent = _first_column(is_parent)  # [bs, ndt-1], -1 if not selected
+    selected_parent = masks.first_column(is_parent)  # [bs, ndt-1], -1 if not selected
     if validation.enabled():
         orphans = ((group > 0) & (selected_parent < 0)).nonzero()
         if orphans.shape[0]:
@@ -195,11 +209,6 @@ def _full_mask(is_ancestor: Tensor, verified_seq_len: Tensor) -> Tensor:
     mask = torch.ones(int((row_len * ndt).sum()), dtype=torch.bool, device=is_ancestor.device)
     mask[tree_start[:, :, None] + node] = is_ancestor
     return mask
-
-
-def _first_column(matches: Tensor) -> Tensor:
-    """The first True column of each row of a [..., rows, columns] mask, -1 where there is none."""
-    return torch.where(matches.any(dim=-1), matches.to(torch.uint8).argmax(dim=-1), -1)
 
 
 def _orphan(b: int, node: int, flat_id: int, parent_id: int) -> ValueError:

@@ -61,31 +61,35 @@ def verify_tree_greedy(
         _check_verify(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps)
     bs, ndt = candidates.shape
     device = candidates.device
-    request = torch.arange(bs, device=device)  # [bs]
-    target = target_predict.flatten()  # [bs * ndt]
-    predicts = torch.zeros(bs * ndt, dtype=torch.int32, device=device)
-    accept_index = torch.full((bs, num_steps + 1), -1, dtype=torch.int32, device=device)
-    accept_token_num = torch.zeros(bs, dtype=torch.int32, device=device)
+    token, first_child, sibling = candidates.flatten(), retrieve_next_token.flatten(), retrieve_next_sibling.flatten()
+    number, target = retrieve_index.flatten(), target_predict.flatten()  # each [bs * ndt]
+    root = torch.arange(0, bs * ndt, ndt, device=device)  # [bs]: where each tree starts in those
+    path_start = torch.arange(0, bs * (num_steps + 1), num_steps + 1, device=device)  # [bs]
+    path = torch.full((bs * (num_steps + 1),), -1, dtype=torch.int64, device=device)
+    path[path_start] = number[root]
 
-    node = torch.zeros_like(request)  # [bs]: where each walk stands
-    walking = torch.ones_like(request, dtype=torch.bool)  # [bs]
-    for step in range(num_steps + 1):
-        number = retrieve_index[request, node]  # [bs]
-        wanted = target[number]  # [bs]
-        accept_index[:, step] = torch.where(walking, number, -1).to(torch.int32)
-        predicts[number[walking]] = wanted[walking].to(torch.int32)
-        if step == num_steps:
-            break
-        child = torch.where(walking, retrieve_next_token[request, node], -1)  # [bs]
-        for _ in range(ndt):  # a node has fewer than ndt children
-            passes = (child >= 0) & (candidates[request, child] != wanted)
-            if not bool(passes.any()):
-                break
-            child = torch.where(passes, retrieve_next_sibling[request, child], child)
-        walking = child >= 0
-        accept_token_num += walking
-        node = torch.where(walking, child, node)
-    return Verified(predicts, accept_index, accept_token_num)
+    accepted = torch.zeros_like(root)  # [bs]
+    wanted = target[number[root]]  # [bs]: the target's token after the last accepted node
+    child = first_child[root]  # [bs]: the child of that node which is looked at, -1 when the walk is over
+    # Links lead to later nodes, so that every round sees a node of its own: ndt - 1 rounds, whatever the trees.
+    for _ in range(ndt - 1):
+        if device.type == "cpu" and not bool((child >= 0).any()):
+            break  # elsewhere the question would cost a wait for the device
+        here = root + child.clamp(min=0)  # [bs]
+        matches = (child >= 0) & (token.index_select(0, here) == wanted)
+        accepted += matches
+        end = path_start + accepted
+        arrived = number.index_select(0, here)
+        path.scatter_(0, end, torch.where(matches, arrived, path.index_select(0, end)))
+        wanted = torch.where(matches, target.index_select(0, arrived), wanted)
+        onward = torch.where(matches, first_child.index_select(0, here), sibling.index_select(0, here))
+        child = torch.where((child >= 0) & (accepted < num_steps), onward, -1)
+
+    predicts = torch.zeros(bs * ndt, dtype=torch.int32, device=device)
+    path = path.view(bs, num_steps + 1)
+    on_path = torch.where(path < 0, path[:, :1], path)  # the root again in the place of padding
+    predicts[on_path] = target[on_path].to(torch.int32)
+    return Verified(predicts, path.to(torch.int32), accepted.to(torch.int32))
 
 
 def verify_tree_greedy_loops(

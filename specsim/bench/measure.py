@@ -3,7 +3,7 @@
 `graph`: the call is captured in a CUDA graph, and a replay of `GRAPH_CALLS` calls is timed with events and
 divided, which leaves out Python and the driver. `eager`: a call from Python until the device is done, with a
 host clock; for code that waits for the device and so cannot be captured, and for CPUs. Peers of different
-timing are not comparable closer than that.
+timing are not comparable closer than that. On a CPU everything runs on one thread.
 
 What this does not do: lock clocks, flush caches, or leave out the other programs of the machine.
 """
@@ -68,6 +68,15 @@ class Benchmark:
 
 def run_shape(benchmark: Benchmark, shape: Shape, device: str, rounds: int) -> list[dict[str, Any]]:
     """Time every peer on one shape. Returns the `peers` list of the result format."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _run_shape(benchmark, shape, device, rounds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run_shape(benchmark: Benchmark, shape: Shape, device: str, rounds: int) -> list[dict[str, Any]]:
     case = benchmark.make_case(shape)
     expected = benchmark.op.expected(case)
     defined = benchmark.op.defined(case, expected)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 OP = OPS["verify_tree_greedy"]
 OUTPUTS = tuple(arg.name for arg in OP.outputs)
 NUM_STEPS_MAX = 8
+LOOPS_TREES_MAX = 4096
+"""More trees than that take the loops too long to wait for."""
 
 
 def _shape(bs: int, num_draft_tokens: int, accepted: int) -> Shape:
@@ -27,13 +29,15 @@ def _shape(bs: int, num_draft_tokens: int, accepted: int) -> Shape:
 
 
 SHAPES: dict[str, tuple[Shape, ...]] = {
-    "cpu": (_shape(1, 4, 2), _shape(16, 8, 2), _shape(256, 64, 2)),
+    "cpu": (_shape(1, 4, 2), _shape(16, 8, 2), _shape(256, 64, 2), _shape(1024, 32, 2)),
     "cuda": (
         *(
             _shape(bs, ndt, 2)
             for bs, ndt in ((1, 4), (1, 64), (16, 8), (16, 64), (64, 8), (64, 64), (256, 8), (256, 64))
         ),
         *(_shape(64, 64, accepted) for accepted in (0, NUM_STEPS_MAX)),
+        _shape(1024, 32, 2),
+        _shape(262_144, 32, 2),
     ),
 }
 
@@ -87,6 +91,18 @@ def _prepare_returning(implementation: Implementation, case: Case, tensors: Tens
     return call
 
 
+def _prepare_loops(case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
+    if case.sizes["bs"] > LOOPS_TREES_MAX:
+        return NotRun("loops", f"one tree after the other, which takes too long for more than {LOOPS_TREES_MAX}")
+    return _prepare_returning(OP.loops, case, tensors)
+
+
+def _prepare_captured_reference(case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
+    if tensors["candidates"].device.type == "cpu":
+        return NotRun("reference, captured", "a CPU has no CUDA graphs")
+    return _prepare_returning(OP.reference, case, tensors)
+
+
 def _prepare_triton(case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
     if tensors["candidates"].device.type == "cpu":
         return NotRun("triton", "on a CPU Triton interprets its kernels, which says nothing about their speed")
@@ -125,8 +141,9 @@ BENCHMARK = Benchmark(
     shapes=SHAPES,
     make_case=make_case,
     peers=(
-        Peer("loops", Timing.EAGER, partial(_prepare_returning, OP.loops)),
+        Peer("loops", Timing.EAGER, _prepare_loops),
         Peer("reference", Timing.EAGER, partial(_prepare_returning, OP.reference)),
+        Peer("reference, captured", Timing.GRAPH, _prepare_captured_reference),
         Peer("triton", Timing.GRAPH, _prepare_triton),
         Peer("sgl_kernel", Timing.GRAPH, _prepare_sgl_kernel),
     ),

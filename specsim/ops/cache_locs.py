@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 
 from specsim.explore.chooser import Chooser, between, pick, sample
-from specsim.ops.contract import Case, Op, Role, ScalarArg, TensorArg
-from specsim.ops.tree import PAGE_SIZES, Shape, draw_seq_lens, draw_shape
+from specsim.ops import bulk, counter
+from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.ops.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_seq_lens, draw_shape
 from specsim.reference.cache_locs import (
     assign_draft_cache_locs_contiguous,
     assign_draft_cache_locs_contiguous_loops,
@@ -97,6 +98,46 @@ def _generate_assign_draft_cache_locs_contiguous(chooser: Chooser) -> Case:
     return Case(sizes, tensors)
 
 
+def _draw_paged_shape(chooser: Chooser) -> dict[str, int]:
+    return {**draw_batch_shape(chooser), "page_size": pick(chooser, PAGE_SIZES, "page_size")}
+
+
+def _columns(shape: Sizes, width: int) -> int:
+    """As many columns as a sequence may have and `width` more, and one to spare."""
+    return bulk.FULL_PAGES_MAX * shape["page_size"] + 1 + width + 1
+
+
+def _make_ragged(ids: torch.Tensor, shape: Sizes) -> Case:
+    """Segments of no columns, of as many as the tree has nodes, or of any number up to one more."""
+    widest = shape["num_draft_tokens"] + 1
+    starts = bulk.seq_lens(ids, "start_offset", shape["page_size"])
+    kind = counter.below(ids, "segment", 3)
+    any_width = counter.below(ids, "segment width", widest + 1)
+    widths = torch.where(kind == 0, 0, torch.where(kind == 1, shape["num_draft_tokens"], any_width))
+    rows, table = bulk.page_table(ids, _columns(shape, widest), shape["page_size"])
+    tensors = {"req_pool_indices": rows, "req_to_token": table, "start_offset": starts, "end_offset": starts + widths}
+    return Case({**_table_sizes(shape, table), "num_locs": int(widths.sum())}, tensors)
+
+
+def _make_assign_req_to_token_pool(ids: torch.Tensor, shape: Sizes) -> Case:
+    case = _make_ragged(ids, shape)
+    first = int(case.tensors["req_to_token"].max()) + 1
+    case.tensors["out_cache_loc"] = torch.arange(first, first + case.sizes["num_locs"], device=ids.device)
+    return case
+
+
+def _make_assign_draft_cache_locs_contiguous(ids: torch.Tensor, shape: Sizes) -> Case:
+    width = shape["topk"] * shape["num_steps"]
+    rows, table = bulk.page_table(ids, _columns(shape, width), shape["page_size"])
+    seq_lens = bulk.seq_lens(ids, "seq_lens", shape["page_size"])
+    tensors = {"req_pool_indices": rows, "req_to_token": table, "seq_lens": seq_lens}
+    return Case({**_table_sizes(shape, table), "num_draft_locs": ids.shape[0] * width}, tensors)
+
+
+def _table_sizes(shape: Sizes, table: torch.Tensor) -> dict[str, int]:
+    return {**shape, "bs": table.shape[0] - 1, "pool_rows": table.shape[0], "pool_len": table.shape[1]}
+
+
 def _req_pool_indices() -> TensorArg:
     return TensorArg("req_pool_indices", Role.IN, ("bs",), torch.int64, "row of each request, without duplicates")
 
@@ -126,6 +167,7 @@ OPS: tuple[Op, ...] = (
         reference=assign_req_to_token_pool,
         loops=assign_req_to_token_pool_loops,
         generate=_generate_assign_req_to_token_pool,
+        bulk=Bulk(_draw_paged_shape, _make_assign_req_to_token_pool),
         source="SGLang's speculative prepare_for_decode",
     ),
     Op(
@@ -155,6 +197,7 @@ OPS: tuple[Op, ...] = (
         reference=assign_draft_cache_locs_contiguous,
         loops=assign_draft_cache_locs_contiguous_loops,
         generate=_generate_assign_draft_cache_locs_contiguous,
+        bulk=Bulk(_draw_paged_shape, _make_assign_draft_cache_locs_contiguous),
         source="SGLang's EAGLE draft worker, page size 1 or topk 1",
     ),
     Op(
@@ -170,6 +213,7 @@ OPS: tuple[Op, ...] = (
         reference=assign_extend_cache_locs,
         loops=assign_extend_cache_locs_loops,
         generate=_generate_ragged,
+        bulk=Bulk(_draw_paged_shape, _make_ragged),
         source="SGLang's EAGLE worker, prepare_for_verify and draft extend",
     ),
 )

@@ -83,7 +83,8 @@ class ScalarArg:
 class Case:
     """One valid input of an operation.
 
-    `sizes` holds every symbolic size and scalar; `tensors` the IN and INOUT arguments, contiguous, on the CPU.
+    `sizes` holds every symbolic size and scalar; `tensors` the IN and INOUT arguments, contiguous, on the CPU unless a
+    bulk generator made them elsewhere.
     """
 
     sizes: dict[str, int]
@@ -91,6 +92,20 @@ class Case:
 
     def clone(self) -> Case:
         return Case(dict(self.sizes), {name: tensor.clone() for name, tensor in self.tensors.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """Valid cases by the thousand, made on a device from a counter (`specsim.ops.counter`).
+
+    `draw_shape`  from choices, the sizes that all requests of a batch share; all-zero choices give the smallest
+    `make`        from case numbers [n] int64 and such sizes, one case of n requests whose tensors are on the device of the
+                  numbers. Request b depends on `ids[b]` and the sizes alone, except for what keeps the requests of a
+                  batch apart (the numbers of nodes, rows and slots): `make(ids[b:b+1], shape)` is request b, alone
+    """
+
+    draw_shape: Callable[[Chooser], dict[str, int]]
+    make: Callable[[torch.Tensor, Sizes], Case]
 
 
 def _all_defined(_case: Case, expected: Tensors) -> Tensors:
@@ -108,6 +123,7 @@ class Op:
     `tolerance`  absolute tolerance by output name; outputs that it does not name are compared exactly
     `aliasing`   which arguments may share memory
     `source`     the paper section or pull request that defines the operation
+    `bulk`       makes thousands of valid cases at once, on a device
     """
 
     name: str
@@ -118,6 +134,7 @@ class Op:
     loops: Implementation
     generate: Callable[[Chooser], Case]
     source: str
+    bulk: Bulk | None = None
     defined: Callable[[Case, Tensors], Tensors] = _all_defined
     tolerance: Mapping[str, float] = field(default_factory=dict)
     aliasing: str = "no two arguments share memory"

@@ -12,29 +12,33 @@ import dataclasses
 import torch
 
 from specsim.explore.chooser import Chooser, between, pick
-from specsim.ops.contract import Case, Op, Role, ScalarArg, TensorArg
+from specsim.ops import bulk, counter
+from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg
 from specsim.ops.tree import (
     BS_MAX,
     NUM_STEPS_MAX,
     PAGE_SIZES,
     DraftTree,
     Shape,
+    draw_batch_shape,
     draw_seq_lens,
     draw_shape,
     draw_tree,
 )
 from specsim.reference.drafting import (
-    PACKED_NODES_MAX,
     build_chain_tree,
     build_chain_tree_loops,
-    pack_tree_mask,
-    pack_tree_mask_loops,
-    reconstruct_tree,
-    reconstruct_tree_loops,
     rerank_candidates,
     rerank_candidates_loops,
     select_top_k_tokens_next,
     select_top_k_tokens_next_loops,
+)
+from specsim.reference.masks import (
+    PACKED_NODES_MAX,
+    pack_tree_mask,
+    pack_tree_mask_loops,
+    reconstruct_tree,
+    reconstruct_tree_loops,
 )
 
 __all__ = ["OPS"]
@@ -184,17 +188,157 @@ def _generate_reconstruct_tree(chooser: Chooser) -> Case:
     return Case(sizes, tensors)
 
 
-def _generate_pack_tree_mask(chooser: Chooser) -> Case:
+def _draw_packed_shape(chooser: Chooser) -> Shape:
     shape = draw_shape(chooser)
-    if shape.topk > 1:
-        most = min(PACKED_NODES_MAX, 1 + shape.topk + (shape.num_steps - 1) * shape.topk**2)
-        full = [ndt for ndt in (8, 9, 16, 17, PACKED_NODES_MAX) if ndt <= most]  # around the end of a byte
-        ndt = pick(chooser, [min(shape.num_draft_tokens, most)] * 2 + full, "num_draft_tokens against bytes")
-        shape = dataclasses.replace(shape, num_draft_tokens=ndt)
+    if shape.topk == 1:
+        return shape
+    most = min(PACKED_NODES_MAX, 1 + shape.topk + (shape.num_steps - 1) * shape.topk**2)
+    full = [ndt for ndt in (8, 9, 16, 17, PACKED_NODES_MAX) if ndt <= most]  # around the end of a byte
+    ndt = pick(chooser, [min(shape.num_draft_tokens, most)] * 2 + full, "num_draft_tokens against bytes")
+    return dataclasses.replace(shape, num_draft_tokens=ndt)
+
+
+def _packed_bytes(num_draft_tokens: int) -> int:
+    return 1 if num_draft_tokens <= 8 else 2 if num_draft_tokens <= 16 else 4
+
+
+def _generate_pack_tree_mask(chooser: Chooser) -> Case:
+    shape = _draw_packed_shape(chooser)
     masks = [_mask_of(draw_tree(chooser, shape)) for _ in range(shape.bs)]
-    ndt = shape.num_draft_tokens
-    sizes = {**shape.sizes(), "packed_bytes": 1 if ndt <= 8 else 2 if ndt <= 16 else 4}
+    sizes = {**shape.sizes(), "packed_bytes": _packed_bytes(shape.num_draft_tokens)}
     return Case(sizes, {"tree_mask": torch.tensor(masks, dtype=torch.bool)})
+
+
+def _draw_step_shape(chooser: Chooser) -> dict[str, int]:
+    shape = draw_batch_shape(chooser)
+    return {**shape, "step": between(chooser, 1, shape["num_steps"], "step")}
+
+
+def _draw_paged_shape(chooser: Chooser) -> dict[str, int]:
+    return {**draw_batch_shape(chooser), "page_size": pick(chooser, PAGE_SIZES, "page_size")}
+
+
+def _draw_chain_shape(chooser: Chooser) -> dict[str, int]:
+    num_steps = between(chooser, 1, NUM_STEPS_MAX, "num_steps")
+    page_size = pick(chooser, PAGE_SIZES, "page_size")
+    return {"topk": 1, "num_steps": num_steps, "num_draft_tokens": num_steps + 1, "page_size": page_size}
+
+
+def _draw_bulk_packed_shape(chooser: Chooser) -> dict[str, int]:
+    return {name: size for name, size in _draw_packed_shape(chooser).sizes().items() if name != "bs"}
+
+
+def _make_probabilities(ids: torch.Tensor, what: str, rows: int, columns: int) -> torch.Tensor:
+    """Probabilities [n, rows, columns] float64: in each row all equal, falling, or any."""
+    n, device = ids.shape[0], ids.device
+    choices = torch.tensor(PROBABILITIES, dtype=torch.float64, device=device)
+    kind = counter.below(ids, f"{what}: kind", 3, rows)[:, :, None]  # [n, rows, 1]
+    column = torch.arange(columns, device=device)
+    draws = counter.below(ids, what, len(PROBABILITIES), rows * columns).view(n, rows, columns)
+    powers = torch.tensor([2.0**-i for i in range(1, columns + len(PROBABILITIES))], dtype=torch.float64, device=device)
+    falling = powers[draws[:, :, :1] + column]
+    return torch.where(kind == 0, choices[draws[:, :, :1]], torch.where(kind == 1, falling, choices[draws]))
+
+
+def _make_tokens(ids: torch.Tensor, count: int) -> torch.Tensor:
+    """Tokens [n, count] int64, in descending order; those of a request all differ."""
+    first_token = bulk.TOKENS_START + counter.below(ids, "first token", 2**20) * count
+    return first_token[:, None] + torch.arange(count, 0, -1, device=ids.device)
+
+
+def _make_select_top_k(ids: torch.Tensor, shape: Sizes) -> Case:
+    n, topk = ids.shape[0], shape["topk"]
+    num_candidates = topk**2
+    choices = torch.tensor(SCORES, dtype=torch.float64, device=ids.device)
+    kind = counter.below(ids, "scores: kind", 3)[:, None]  # [n, 1]: equal, best first, any order
+    draws = choices[counter.below(ids, "scores", len(SCORES), topk)]  # [n, topk]
+    scores = torch.where(kind == 0, draws[:, :1], draws)
+    scores = torch.where(kind == 1, draws.sort(dim=1, descending=True).values, scores)
+    p = _make_probabilities(ids, "topk_p", topk, topk)  # [n, topk, topk]
+    product = (scores[:, :, None] * p).abs()
+    p = torch.where((product > 0) & (product < SMALLEST_NORMAL), p.clamp(max=TINY), p)
+    tensors = {
+        "topk_p": p.view(n * topk, topk).to(torch.float32),
+        "topk_index": _make_tokens(ids, num_candidates).view(n * topk, topk),
+        "scores": scores.to(torch.float32),
+    }
+    return Case({**shape, "bs": n, "num_rows": n * topk, "num_candidates": num_candidates}, tensors)
+
+
+def _make_scores(parent_scores: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """`_score` of each element."""
+    product = parent_scores * p
+    product = torch.where(product.isnan(), -INF, product)
+    return torch.where(product.abs() < SMALLEST_NORMAL, 0.0, product)
+
+
+def _make_organize_draft_results(ids: torch.Tensor, shape: Sizes) -> Case:
+    """What a drafting hands over, step by step; in two thirds of the requests a score is infinite."""
+    n, topk, num_steps = ids.shape[0], shape["topk"], shape["num_steps"]
+    device = ids.device
+    number = torch.arange(topk, device=device)  # [topk]
+    kind = counter.below(ids, "infinite score", 3)[:, None]  # [n, 1]
+    infinite = ((kind == 1) & (number == 0)) | ((kind == 2) & (number == topk - 1))
+    first = _make_probabilities(ids, "probabilities of step 0", 1, topk)[:, 0]
+    expanded = _make_scores(torch.where(infinite, INF, 1.0).to(torch.float64), first)  # [n, topk]
+    scores = [expanded]
+    parents = [torch.arange(-1, topk, device=device).expand(n, -1)]
+    for step in range(1, num_steps):
+        p = _make_probabilities(ids, f"probabilities of step {step}", topk, topk)
+        new = _make_scores(expanded[:, :, None], p).flatten(1)  # [n, topk * topk]
+        best = new.sort(dim=1, descending=True, stable=True).indices[:, :topk]
+        expanded = new.gather(1, best)
+        scores.append(new)
+        parents.append(topk + (step - 1) * topk**2 + best)
+    total = topk + (num_steps - 1) * topk**2
+    tensors = {
+        "scores": torch.cat(scores, dim=1).to(torch.float32),
+        "tokens": _make_tokens(ids, total),
+        "parents": torch.cat(parents, dim=1),
+    }
+    sizes = {
+        **shape,
+        "bs": n,
+        "total": total,
+        "parent_width": topk * num_steps + 1,
+        "parent_list_width": 0 if num_steps == 1 else topk * (num_steps - 1) + 1,
+        "num_selected": shape["num_draft_tokens"] - 1,
+    }
+    return Case(sizes, tensors)
+
+
+def _make_build_chain_tree(ids: torch.Tensor, shape: Sizes) -> Case:
+    n, ndt = ids.shape[0], shape["num_draft_tokens"]
+    tokens = _make_tokens(ids, ndt)
+    tensors = {
+        "bonus_tokens": tokens[:, 0].to(torch.int32),
+        "draft_tokens": tokens[:, 1:].contiguous(),
+        "verified_seq_len": bulk.seq_lens(ids, "verified_seq_len", shape["page_size"]),
+    }
+    return Case({**shape, "bs": n, "num_nodes": n * ndt, "mask_numel": n * ndt * ndt}, tensors)
+
+
+def _make_masks(ids: torch.Tensor, shape: Sizes) -> torch.Tensor:
+    """Masks of ancestors [n, ndt, ndt] bool: a node sees what its parent sees, and itself."""
+    parents = bulk.trees(ids, shape).parents  # [n, ndt]
+    n, ndt = parents.shape
+    request = torch.arange(n, device=ids.device)
+    mask = torch.eye(ndt, dtype=torch.bool, device=ids.device).repeat(n, 1, 1)
+    for node in range(1, ndt):
+        mask[:, node] |= mask[request, parents[:, node]]
+    return mask
+
+
+def _make_reconstruct_tree(ids: torch.Tensor, shape: Sizes) -> Case:
+    n, ndt = ids.shape[0], shape["num_draft_tokens"]
+    lens = bulk.seq_lens(ids, "verified_seq_len", shape["page_size"])
+    tensors = {"tree_mask": _make_masks(ids, shape), "verified_seq_len": lens}
+    return Case({**shape, "bs": n, "num_nodes": n * ndt}, tensors)
+
+
+def _make_pack_tree_mask(ids: torch.Tensor, shape: Sizes) -> Case:
+    packed_bytes = _packed_bytes(shape["num_draft_tokens"])
+    return Case({**shape, "bs": ids.shape[0], "packed_bytes": packed_bytes}, {"tree_mask": _make_masks(ids, shape)})
 
 
 _LINKS = ("bs", "num_draft_tokens")
@@ -264,6 +408,7 @@ OPS: tuple[Op, ...] = (
         reference=select_top_k_tokens_next,
         loops=select_top_k_tokens_next_loops,
         generate=_generate_select_top_k,
+        bulk=Bulk(_draw_step_shape, _make_select_top_k),
         source="EAGLE-2 (arXiv 2406.16858), section 4.1",
     ),
     Op(
@@ -308,6 +453,7 @@ OPS: tuple[Op, ...] = (
         reference=rerank_candidates,
         loops=rerank_candidates_loops,
         generate=_generate_organize_draft_results,
+        bulk=Bulk(draw_batch_shape, _make_organize_draft_results),
         source="EAGLE-2 (arXiv 2406.16858), section 4.2; orphans: SGLang issue #36201",
     ),
     Op(
@@ -331,6 +477,7 @@ OPS: tuple[Op, ...] = (
         reference=build_chain_tree,
         loops=build_chain_tree_loops,
         generate=_generate_build_chain_tree,
+        bulk=Bulk(_draw_chain_shape, _make_build_chain_tree),
         source="EAGLE (arXiv 2401.15077)",
     ),
     Op(
@@ -351,6 +498,7 @@ OPS: tuple[Op, ...] = (
         reference=reconstruct_tree,
         loops=reconstruct_tree_loops,
         generate=_generate_reconstruct_tree,
+        bulk=Bulk(_draw_paged_shape, _make_reconstruct_tree),
         source="EAGLE-2 (arXiv 2406.16858), section 4.2",
     ),
     Op(
@@ -377,6 +525,7 @@ OPS: tuple[Op, ...] = (
         reference=pack_tree_mask,
         loops=pack_tree_mask_loops,
         generate=_generate_pack_tree_mask,
+        bulk=Bulk(_draw_bulk_packed_shape, _make_pack_tree_mask),
         source="EAGLE-2 (arXiv 2406.16858), section 4.2",
     ),
 )

@@ -13,7 +13,7 @@ cells, so that rounding cannot change a decision unless a cell is as narrow as t
 
 Thresholds are the caller's, and too many do no harm. `cdf`, `target_only_thresholds`, `chain_acceptance`,
 `block_acceptance` and `sibling_acceptance` give those of the usual rules. A threshold that is missing is noticed, and
-refused, when the decision flips between the corners of a cell; not when it flips twice inside.
+refused or looked for, when the decision flips between the corners of a cell; not when it flips twice inside.
 
 What this does not say: anything about coins that are not independent and uniform, and about proposals that are not
 drawn as their weights say.
@@ -22,6 +22,7 @@ drawn as their weights say.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -36,7 +37,11 @@ Target = Callable[[Tokens], Weights]
 T = TypeVar("T")
 
 CELLS_MAX = 1_000_000
+_CENTRE = Fraction(1, 2)
 _CORNER = Fraction(1, 1024)  # how far from its edges a cell is probed, as a share of its width
+_BRACKET = Fraction(1, 2**18)  # the width to which a missing threshold is found; far above float32's rounding
+_BRACKET_POINTS = 64  # tried in one call
+FOUND_MAX = 32  # thresholds of a proposal; a rule that needs more compares its coins with one another
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +64,21 @@ def output_law(
     proposals: Iterable[Proposal[T]],
     *,
     probe_corners: bool = True,
+    find_thresholds: bool = False,
 ) -> Law:
     """The exact law of the tokens that `verify` emits.
 
-    verify         called with a proposal's `drafted` and coins [n, num_coins] float64, one row for each time that
-                   it is to verify the proposal; returns for each row the emitted tokens, of any length
-    proposals      all that the drafter may propose; the weights must add up to 1
-    probe_corners  also call the rule near the lowest and the highest corner of each cell, to notice missing thresholds
+    verify           called with a proposal's `drafted` and coins [n, num_coins] float64, one row for each time that
+                     it is to verify the proposal; returns for each row the emitted tokens, of any length
+    proposals        all that the drafter may propose; the weights must add up to 1
+    probe_corners    also call the rule near the lowest and the highest corner of each cell, to notice missing
+                     thresholds; in the same call as the centres
+    find_thresholds  look for a threshold that is found missing, and go on with it. It is bracketed to 2**-18 and taken
+                     to be the simplest fraction there: the true one if that is a fraction of numbers below 500
 
     Returns the probability of every emitted tuple; those of probability 0 are left out. Raises ValueError for weights
     that do not add up to 1, for more than a million cells of a proposal, for a rule that returns another number of
-    results than rows, and for a missing threshold.
+    results than rows, and for a missing threshold that is not to be found, or cannot be.
     """
     law: Law = {}
     total = Fraction(0)
@@ -77,7 +86,7 @@ def output_law(
         total += proposal.weight
         if proposal.weight == 0:
             continue
-        for tokens, probability in _cell_law(verify, proposal, probe_corners):
+        for tokens, probability in _cell_law(verify, proposal, probe_corners, find_thresholds):
             law[tokens] = law.get(tokens, Fraction(0)) + proposal.weight * probability
     if total != 1:
         raise ValueError(f"the weights of the proposals add up to {total}; allowed: 1")
@@ -85,38 +94,49 @@ def output_law(
 
 
 def _cell_law(
-    verify: Callable[[T, torch.Tensor], Sequence[Tokens]], proposal: Proposal[T], probe_corners: bool
+    verify: Callable[[T, torch.Tensor], Sequence[Tokens]],
+    proposal: Proposal[T],
+    probe_corners: bool,
+    find_thresholds: bool,
 ) -> Iterator[tuple[Tokens, Fraction]]:
-    axes = [_cells(thresholds) for thresholds in proposal.thresholds]
-    count = 1
-    for axis in axes:
-        count *= len(axis)
+    thresholds, count = [list(axis) for axis in proposal.thresholds], 0
+    shares = (_CENTRE, _CORNER, 1 - _CORNER) if probe_corners else (_CENTRE,)
+    while True:
+        cells = _cells(thresholds)
+        points = [[low + width * share for low, width in cell] for share in shares for cell in cells]
+        emitted = _call(verify, proposal, points)
+        flipped = next((i for i, tokens in enumerate(emitted) if tokens != emitted[i % len(cells)]), None)
+        if flipped is None:
+            break
+        centre = flipped % len(cells)
+        found = (
+            _flip_between(verify, proposal, points[centre], points[flipped])
+            if find_thresholds and count < FOUND_MAX
+            else None
+        )
+        if found is None or not 0 < found[1] < 1 or found[1] in thresholds[found[0]]:
+            spans = ", ".join(f"[{low}, {low + width})" for low, width in cells[centre])
+            raise ValueError(
+                f"a threshold is missing: the rule emits {emitted[centre]} at the centre and {emitted[flipped]} near a "
+                f"corner of the cell {spans} of proposal {proposal.drafted!r}"
+            )
+        thresholds[found[0]].append(found[1])
+        count += 1
+    for cell, tokens in zip(cells, emitted, strict=False):
+        yield tokens, math.prod((width for _, width in cell), start=Fraction(1))
+
+
+def _cells(thresholds: Iterable[Iterable[Fraction]]) -> list[tuple[tuple[Fraction, Fraction], ...]]:
+    """The unit cube cut at the thresholds: low end and width of each cell along each coin."""
+    axes = []
+    for axis in thresholds:
+        cuts = sorted({Fraction(0), Fraction(1), *(cut for cut in axis if 0 < cut < 1)})
+        axes.append([(low, high - low) for low, high in itertools.pairwise(cuts)])
+    count = math.prod(map(len, axes))
     if count > CELLS_MAX:
         sizes = " x ".join(str(len(axis)) for axis in axes)
         raise ValueError(f"a proposal has {sizes} = {count} cells; allowed: at most {CELLS_MAX}")
-    cells = list(itertools.product(*axes))
-    emitted = _call(verify, proposal, [[low + width / 2 for low, width in cell] for cell in cells])
-    if probe_corners:
-        for share in (_CORNER, 1 - _CORNER):
-            corners = [[low + width * share for low, width in cell] for cell in cells]
-            for cell, centre, corner in zip(cells, emitted, _call(verify, proposal, corners), strict=True):
-                if centre != corner:
-                    spans = ", ".join(f"[{low}, {low + width})" for low, width in cell)
-                    raise ValueError(
-                        f"a threshold is missing: the rule emits {centre} at the centre and {corner} near a corner of "
-                        f"the cell {spans} of proposal {proposal.drafted!r}"
-                    )
-    for cell, tokens in zip(cells, emitted, strict=True):
-        size = Fraction(1)
-        for _, width in cell:
-            size *= width
-        yield tokens, size
-
-
-def _cells(thresholds: Iterable[Fraction]) -> list[tuple[Fraction, Fraction]]:
-    """The unit interval cut at the thresholds: low end and width of each piece."""
-    cuts = sorted({Fraction(0), Fraction(1), *(cut for cut in thresholds if 0 < cut < 1)})
-    return [(low, high - low) for low, high in itertools.pairwise(cuts)]
+    return list(itertools.product(*axes))
 
 
 def _call(
@@ -127,6 +147,33 @@ def _call(
     if len(emitted) != len(points):
         raise ValueError(f"the rule returned {len(emitted)} results for {len(points)} rows of coins")
     return emitted
+
+
+def _flip_between(
+    verify: Callable[[T, torch.Tensor], Sequence[Tokens]],
+    proposal: Proposal[T],
+    start: list[Fraction],
+    end: list[Fraction],
+) -> tuple[int, Fraction]:
+    """A coin, and a threshold of it, on the way from `start` to `end`, which emit different tokens."""
+    way = [[*end[:i], *start[i:]] for i in range(len(start) + 1)]  # one coin after the other is moved
+    emitted = _call(verify, proposal, way)
+    axis = next(i for i in range(len(start)) if emitted[i] != emitted[i + 1])
+    low, high = sorted((start[axis], end[axis]))
+    while high - low > _BRACKET:
+        grid = [low + (high - low) * i / _BRACKET_POINTS for i in range(_BRACKET_POINTS + 1)]
+        emitted = _call(verify, proposal, [[*end[:axis], coin, *start[axis + 1 :]] for coin in grid])
+        flip = next((i for i, tokens in enumerate(emitted[1:-1], start=1) if tokens != emitted[0]), _BRACKET_POINTS)
+        low, high = grid[flip - 1], grid[flip]
+    return axis, _simplest(low - _BRACKET / 16, high + _BRACKET / 16)
+
+
+def _simplest(low: Fraction, high: Fraction) -> Fraction:
+    """The fraction from `low` to `high`, both included, with the smallest denominator."""
+    whole = math.ceil(low)
+    if whole <= high:
+        return Fraction(whole)
+    return whole - 1 + 1 / _simplest(1 / (high - whole + 1), 1 / (low - whole + 1))
 
 
 def total_variation(p: Law, q: Law) -> Fraction:

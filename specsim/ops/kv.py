@@ -13,8 +13,23 @@ from math import gcd
 import torch
 
 from specsim.explore.chooser import Chooser, between, pick, sample
-from specsim.ops.contract import Case, Op, Role, ScalarArg, TensorArg, Tensors
-from specsim.ops.tree import PAGE_SIZES, Shape, draw_seq_lens, draw_shape
+from specsim.ops.bulk_kv import (
+    PADDING_SEQ_LEN,
+    PAGES_GROWN_MAX,
+    SPARE_PAGES_MAX,
+    make_alloc_decode,
+    make_alloc_extend,
+    make_compact_accepted_path,
+    make_draft_decode_kv_indices,
+    make_fill_accept_out_cache_loc,
+    make_get_last_loc,
+    make_move_kv,
+    pages_needed,
+    path_sizes,
+    pool_sizes,
+)
+from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, TensorArg, Tensors
+from specsim.ops.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_seq_lens, draw_shape
 from specsim.reference.kv import (
     alloc_decode,
     alloc_decode_loops,
@@ -36,12 +51,9 @@ __all__ = ["OPS"]
 
 SPARE_ROWS_MAX = 3
 SPARE_COLUMNS_MAX = 5
-SPARE_PAGES_MAX = 3
-PAGES_GROWN_MAX = 2
 HIDDEN_SIZE_MAX = 5
 ROW_WIDTH_MAX = 9
 PREDICT_START = 1_000
-PADDING_SEQ_LEN = 1  # what a padding request claims to have, so that attention has something to read
 
 
 def _shuffled(chooser: Chooser, count: int, label: str) -> list[int]:
@@ -70,15 +82,11 @@ def _draw_pool(chooser: Chooser, bs: int, live: int, columns: int, page_size: in
     return torch.tensor(rows, dtype=torch.int64), table
 
 
-def _pages_needed(num_tokens: int, page_size: int) -> int:
-    return (num_tokens + page_size - 1) // page_size
-
-
 def _draw_grown_len(chooser: Chooser, prefix_len: int, shape: Shape, page_size: int) -> int:
     """The length of a request after an extension: by one token, nothing, a tree, or to about the start of a page."""
     kind = pick(chooser, ("token", "nothing", "tree", "boundary"), "extension")
     if kind == "boundary":
-        pages = _pages_needed(prefix_len, page_size) + between(chooser, 0, PAGES_GROWN_MAX, "pages grown")
+        pages = pages_needed(prefix_len, page_size) + between(chooser, 0, PAGES_GROWN_MAX, "pages grown")
         return max(prefix_len, pages * page_size + pick(chooser, (0, 1, -1), "beside the page boundary"))
     return prefix_len + {"token": 1, "nothing": 0, "tree": shape.num_draft_tokens}[kind]
 
@@ -89,7 +97,7 @@ def _draw_pages(
     """`last_loc` of every request, on pages of their own, and enough free pages, perhaps more."""
     bs = len(prefix_lens)
     needed = sum(
-        _pages_needed(after, page_size) - _pages_needed(before, page_size)
+        pages_needed(after, page_size) - pages_needed(before, page_size)
         for before, after in zip(prefix_lens, seq_lens, strict=True)
     )
     spare = between(chooser, 0, SPARE_PAGES_MAX, "spare pages")
@@ -151,7 +159,7 @@ def _generate_get_last_loc(chooser: Chooser) -> Case:
         "req_pool_indices": req_pool_indices,
         "prefix_lens": torch.tensor(prefix_lens, dtype=torch.int64),
     }
-    return Case({**shape.sizes(), "page_size": page_size, **_pool_sizes(req_to_token)}, tensors)
+    return Case({**shape.sizes(), "page_size": page_size, **pool_sizes(req_to_token)}, tensors)
 
 
 def _generate_draft_decode_kv_indices(chooser: Chooser) -> Case:
@@ -161,7 +169,7 @@ def _generate_draft_decode_kv_indices(chooser: Chooser) -> Case:
     seq_lens = draw_seq_lens(chooser, live, page_size) + [PADDING_SEQ_LEN] * (shape.bs - live)
     columns = max(
         seq_len
-        + (shape.topk - 1) * _pages_needed(seq_len % page_size + shape.num_steps, page_size) * page_size
+        + (shape.topk - 1) * pages_needed(seq_len % page_size + shape.num_steps, page_size) * page_size
         + shape.num_steps
         for seq_len in seq_lens
     )
@@ -169,7 +177,7 @@ def _generate_draft_decode_kv_indices(chooser: Chooser) -> Case:
     sizes = {
         **shape.sizes(),
         "page_size": page_size,
-        **_pool_sizes(req_to_token),
+        **pool_sizes(req_to_token),
         "num_bounds": shape.bs * shape.topk + 1,
         "num_kv": shape.topk * (sum(seq_lens) + shape.bs * shape.num_steps),
     }
@@ -179,10 +187,6 @@ def _generate_draft_decode_kv_indices(chooser: Chooser) -> Case:
         "seq_lens": torch.tensor(seq_lens, dtype=torch.int64),
     }
     return Case(sizes, tensors)
-
-
-def _pool_sizes(req_to_token: torch.Tensor) -> dict[str, int]:
-    return {"pool_rows": req_to_token.shape[0], "pool_len": req_to_token.shape[1]}
 
 
 def _draw_paths(chooser: Chooser, shape: Shape) -> tuple[list[list[int]], list[int]]:
@@ -202,15 +206,6 @@ def _draw_paths(chooser: Chooser, shape: Shape) -> tuple[list[list[int]], list[i
     return accept_index, accept_lens
 
 
-def _path_sizes(shape: Shape) -> dict[str, int]:
-    return {
-        **shape.sizes(),
-        "accept_width": shape.accept_width,
-        "num_nodes": shape.num_nodes,
-        "num_accept_entries": shape.bs * shape.accept_width,
-    }
-
-
 def _draw_node_slots(chooser: Chooser, shape: Shape) -> torch.Tensor:
     """A slot of its own for each node, out of order; slot 0 is the padding sink."""
     return 1 + torch.tensor(_shuffled(chooser, shape.num_nodes, "slot of a node"), dtype=torch.int64)
@@ -223,7 +218,7 @@ def _generate_fill_accept_out_cache_loc(chooser: Chooser) -> Case:
         "accept_index": torch.tensor(accept_index, dtype=torch.int32),
         "out_cache_loc": _draw_node_slots(chooser, shape),
     }
-    return Case(_path_sizes(shape), tensors)
+    return Case(path_sizes(shape.sizes(), shape.bs), tensors)
 
 
 def _generate_compact_accepted_path(chooser: Chooser) -> Case:
@@ -238,7 +233,7 @@ def _generate_compact_accepted_path(chooser: Chooser) -> Case:
         "predict": torch.arange(PREDICT_START, PREDICT_START + shape.num_nodes, dtype=torch.int32),
         "hidden_states": hidden_states.view(shape.num_nodes, hidden_size),
     }
-    return Case({**_path_sizes(shape), "hidden_size": hidden_size}, tensors)
+    return Case({**path_sizes(shape.sizes(), shape.bs), "hidden_size": hidden_size}, tensors)
 
 
 def _draw_moves(chooser: Chooser, shape: Shape, node_slots: list[int]) -> tuple[list[int], list[int]]:
@@ -281,6 +276,18 @@ def _generate_move_kv(chooser: Chooser) -> Case:
     return Case(sizes, tensors)
 
 
+def _draw_paged_shape(chooser: Chooser) -> dict[str, int]:
+    return {**draw_batch_shape(chooser), "page_size": pick(chooser, PAGE_SIZES, "page_size")}
+
+
+def _draw_compaction_shape(chooser: Chooser) -> dict[str, int]:
+    return {**draw_batch_shape(chooser), "hidden_size": between(chooser, 1, HIDDEN_SIZE_MAX, "hidden_size")}
+
+
+def _draw_move_shape(chooser: Chooser) -> dict[str, int]:
+    return {**draw_batch_shape(chooser), "row_width": between(chooser, 1, ROW_WIDTH_MAX, "row_width")}
+
+
 def _defined_kv_indices(_case: Case, expected: Tensors) -> Tensors:
     """Each step's lists are defined up to their end; `kv_indices` is as wide as the last step needs."""
     kv_indptr, kv_indices = expected["kv_indptr"], expected["kv_indices"]
@@ -302,8 +309,9 @@ def _defined_path(case: Case, expected: Tensors) -> Tensors:
     """The moves are defined everywhere, tokens and hidden states for the accepted nodes at the front of a block."""
     defined = {name: torch.ones_like(expected[name], dtype=torch.bool) for name in ("target", "source")}
     predict, hidden_states = expected["compacted_predict"], expected["compacted_hidden_states"]
-    place = torch.arange(case.sizes["num_draft_tokens"])
-    front = (place < case.tensors["accept_lens"][:, None]).flatten().to(predict.device)  # [num_nodes]
+    accept_lens = case.tensors["accept_lens"]
+    place = torch.arange(case.sizes["num_draft_tokens"], device=accept_lens.device)
+    front = (place < accept_lens[:, None]).flatten().to(predict.device)  # [num_nodes]
     defined["compacted_predict"] = front
     defined["compacted_hidden_states"] = front[:, None].expand_as(hidden_states)
     return defined
@@ -371,6 +379,7 @@ OPS: tuple[Op, ...] = (
         reference=alloc_extend,
         loops=alloc_extend_loops,
         generate=_generate_alloc_extend,
+        bulk=Bulk(_draw_paged_shape, make_alloc_extend),
         source="SGLang's paged allocator",
     ),
     Op(
@@ -387,6 +396,7 @@ OPS: tuple[Op, ...] = (
         reference=alloc_decode,
         loops=alloc_decode_loops,
         generate=_generate_alloc_decode,
+        bulk=Bulk(_draw_paged_shape, make_alloc_decode),
         source="SGLang's paged allocator",
     ),
     Op(
@@ -402,6 +412,7 @@ OPS: tuple[Op, ...] = (
         reference=get_last_loc,
         loops=get_last_loc_loops,
         generate=_generate_get_last_loc,
+        bulk=Bulk(_draw_paged_shape, make_get_last_loc),
         source="SGLang's allocation for extend and decode",
     ),
     Op(
@@ -436,6 +447,7 @@ OPS: tuple[Op, ...] = (
         reference=generate_draft_decode_kv_indices,
         loops=generate_draft_decode_kv_indices_loops,
         generate=_generate_draft_decode_kv_indices,
+        bulk=Bulk(_draw_paged_shape, make_draft_decode_kv_indices),
         defined=_defined_kv_indices,
         source="SGLang's EAGLE attention backends; issue #26972",
     ),
@@ -457,6 +469,7 @@ OPS: tuple[Op, ...] = (
         reference=fill_accept_out_cache_loc,
         loops=fill_accept_out_cache_loc_loops,
         generate=_generate_fill_accept_out_cache_loc,
+        bulk=Bulk(draw_batch_shape, make_fill_accept_out_cache_loc),
         defined=_defined_accept_slots,
         source="SGLang PR #26866",
     ),
@@ -505,6 +518,7 @@ OPS: tuple[Op, ...] = (
         reference=compact_accepted_path,
         loops=compact_accepted_path_loops,
         generate=_generate_compact_accepted_path,
+        bulk=Bulk(_draw_compaction_shape, make_compact_accepted_path),
         defined=_defined_path,
         source="SGLang PR #26866",
     ),
@@ -532,6 +546,7 @@ OPS: tuple[Op, ...] = (
         reference=move_kv,
         loops=move_kv_loops,
         generate=_generate_move_kv,
+        bulk=Bulk(_draw_move_shape, make_move_kv),
         source="SGLang PR #11126",
     ),
 )

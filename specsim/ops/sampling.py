@@ -20,7 +20,13 @@ from fractions import Fraction
 import torch
 
 from specsim.explore.chooser import Chooser, between, pick
-from specsim.ops.contract import Case, Op, Role, ScalarArg, TensorArg, Tensors
+from specsim.ops.bulk_sampling import (
+    make_verify_chain_block,
+    make_verify_chain_rejection,
+    make_verify_tree_rejection,
+    make_verify_tree_target_only,
+)
+from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, TensorArg, Tensors
 from specsim.ops.enumeration import (
     block_acceptance,
     cdf,
@@ -30,7 +36,19 @@ from specsim.ops.enumeration import (
     sibling_acceptance,
     without,
 )
-from specsim.ops.tree import BS_MAX, NUM_STEPS_MAX, DraftTree, Shape, draw_shape, draw_tree
+from specsim.ops.laws import (
+    DRAFT_ROWS,
+    FLAT,
+    POWERS_OF_TWO,
+    SHORT,
+    TARGET_ROWS,
+    VOCAB_SIZE_MAX,
+    VOCAB_SIZE_MIN,
+    Row,
+    by_weight,
+    law,
+)
+from specsim.ops.tree import BS_MAX, NUM_STEPS_MAX, DraftTree, Shape, draw_batch_shape, draw_shape, draw_tree
 from specsim.reference.sampling import (
     THRESHOLD_ACC_MIN,
     verify_chain_block,
@@ -45,49 +63,15 @@ from specsim.reference.sampling import (
 
 __all__ = ["OPS"]
 
-VOCAB_SIZE_MIN, VOCAB_SIZE_MAX = 3, 12
 UNREAD_PRIME = 1021  # coins that no walk should read are odd multiples of 1 / (2 * 1021), which no threshold is
-
-# Weights in 64ths of the most probable tokens; the last token of a small vocabulary takes what is left.
-HALVING = (32, 16, 8, 4, 2, 1, 1)
-SKEWED = (20, 16, 12, 8, 8)
-TWO = (48, 16)
-EVEN_PAIR = (32, 32)
-ONE_HOT = (64,)
-GAPS = (0, 24, 0, 40)
-FLAT: tuple[int, ...] = ()  # the same for all, as far as 64 can be shared out
-SHORT = (32, 16, 8, 4, 2, 1)  # a row that does not quite add up to 1
-
-TARGET_ROWS = (HALVING, SKEWED, ONE_HOT, TWO, GAPS, FLAT)
-DRAFT_ROWS = (HALVING, FLAT, SKEWED, ONE_HOT, EVEN_PAIR)
-POWERS_OF_TWO = (HALVING, EVEN_PAIR, ONE_HOT)  # of which every ratio to another row is exact
 POSITIONS = ("centre", "low edge", "after low edge", "before high edge")
-
-Row = tuple[Fraction, ...]
-
-
-def _row(weights: Sequence[int], turn: int, vocab_size: int) -> Row:
-    """The law with `weights`, every token moved up by `turn`."""
-    if weights:
-        row = [*weights, *[0] * vocab_size][:vocab_size]
-        if sum(weights) == 64:
-            row[-1] += 64 - sum(row)
-    else:
-        row = [64 // vocab_size + (token < 64 % vocab_size) for token in range(vocab_size)]
-    start = -turn % vocab_size
-    return tuple(Fraction(weight, 64) for weight in row[start:] + row[:start])
 
 
 def _draw_rows(chooser: Chooser, kinds: Sequence[Sequence[int]], count: int, vocab_size: int, whose: str) -> list[Row]:
     """A law for each node, from two choices."""
     first = chooser.choose(len(kinds), f"{whose} law of the root")
     step = chooser.choose(len(kinds) * vocab_size, f"{whose} laws, from node to node")
-    return [_row(kinds[(first + step * i) % len(kinds)], step * (i + 1), vocab_size) for i in range(count)]
-
-
-def _by_weight(row: Row) -> list[int]:
-    """The tokens of `row`, the most probable first."""
-    return sorted(range(len(row)), key=lambda token: (-row[token], token))
+    return [law(kinds[(first + step * i) % len(kinds)], step * (i + 1), vocab_size) for i in range(count)]
 
 
 def _is_exact(value: Fraction) -> bool:
@@ -171,7 +155,7 @@ def _turned_to(row: Row, token: int) -> Row:
     """`row`, turned where it must be for `token` to have a positive probability."""
     if row[token] > 0:
         return row
-    start = (_by_weight(row)[0] - token) % len(row)
+    start = (by_weight(row)[0] - token) % len(row)
     return row[start:] + row[:start]
 
 
@@ -195,7 +179,7 @@ def _family_tokens(tree: DraftTree, rows: list[Row], shift: int, *, drawn: bool,
     """
     tokens = [first_token] * len(rows)
     for row, family in zip(rows, tree.children(), strict=True):
-        order = _by_weight(row)
+        order = by_weight(row)
         if drawn:
             order = order[: sum(weight > 0 for weight in row)]
         for rank, child in enumerate(family):
@@ -340,7 +324,7 @@ def _generate_verify_tree_rejection(chooser: Chooser) -> Case:
         draft = _draw_rows(chooser, DRAFT_ROWS, ndt, vocab_size, "draft")
         for node, family in enumerate(tree.children()):
             if len(family) > sum(weight > 0 for weight in draft[node]):
-                draft[node] = _row(FLAT, node, vocab_size)
+                draft[node] = law(FLAT, node, vocab_size)
         tokens = _family_tokens(tree, draft, habit.shift, drawn=True, first_token=b % vocab_size)
         plan = _draw_plan(chooser, habit, b, shape.num_steps)
         _lead(tree, target, tokens, plan)
@@ -428,7 +412,7 @@ def _generate_chain(chooser: Chooser, *, block: bool) -> Case:
             draft = target[:num_steps]
         tokens = [b % vocab_size]
         for i, row in enumerate(draft):
-            support = [token for token in _by_weight(row) if row[token] > 0]
+            support = [token for token in by_weight(row) if row[token] > 0]
             tokens.append(support[habit.shift * (i + b) % len(support)])
         plan = _draw_plan(chooser, habit, b, num_steps)
         for i in range(plan.depth):
@@ -488,6 +472,27 @@ def _generate_verify_chain_rejection(chooser: Chooser) -> Case:
 
 def _generate_verify_chain_block(chooser: Chooser) -> Case:
     return _generate_chain(chooser, block=True)
+
+
+def _draw_target_only_shape(chooser: Chooser) -> dict[str, int]:
+    return {
+        **draw_batch_shape(chooser),
+        "vocab_size": between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size"),
+        "threshold_single_64ths": pick(chooser, (64, 64, 16, 32, 0), "threshold_single"),
+        "threshold_acc_64ths": pick(chooser, (64, 64, 48, 32, 0), "threshold_acc"),
+    }
+
+
+def _draw_tree_rejection_shape(chooser: Chooser) -> dict[str, int]:
+    shape = draw_batch_shape(chooser)
+    vocab_size = between(chooser, max(VOCAB_SIZE_MIN, shape["topk"]), VOCAB_SIZE_MAX, "vocab_size")
+    return {**shape, "vocab_size": vocab_size}
+
+
+def _draw_chain_shape(chooser: Chooser) -> dict[str, int]:
+    num_steps = between(chooser, 1, NUM_STEPS_MAX, "num_steps")
+    vocab_size = between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")
+    return {"topk": 1, "num_steps": num_steps, "num_draft_tokens": num_steps + 1, "vocab_size": vocab_size}
 
 
 def _defined_by_sampling(_case: Case, expected: Tensors) -> Tensors:
@@ -589,6 +594,7 @@ OPS: tuple[Op, ...] = (
         reference=verify_tree_target_only,
         loops=verify_tree_target_only_loops,
         generate=_generate_verify_tree_target_only,
+        bulk=Bulk(_draw_target_only_shape, make_verify_tree_target_only),
         defined=_defined_by_sampling,
         source="SGLang's tree_speculative_sampling_target_only, with PR #35798",
     ),
@@ -600,6 +606,7 @@ OPS: tuple[Op, ...] = (
         reference=verify_chain_rejection,
         loops=verify_chain_rejection_loops,
         generate=_generate_verify_chain_rejection,
+        bulk=Bulk(_draw_chain_shape, make_verify_chain_rejection),
         defined=_defined_by_sampling,
         source="Leviathan et al. (arXiv 2211.17192), algorithm 1",
     ),
@@ -611,6 +618,7 @@ OPS: tuple[Op, ...] = (
         reference=verify_chain_block,
         loops=verify_chain_block_loops,
         generate=_generate_verify_chain_block,
+        bulk=Bulk(_draw_chain_shape, make_verify_chain_block),
         defined=_defined_by_sampling,
         source="Sun et al. (arXiv 2403.10444), algorithm 2",
     ),
@@ -636,6 +644,7 @@ OPS: tuple[Op, ...] = (
         reference=verify_tree_rejection,
         loops=verify_tree_rejection_loops,
         generate=_generate_verify_tree_rejection,
+        bulk=Bulk(_draw_tree_rejection_shape, make_verify_tree_rejection),
         defined=_defined_by_sampling,
         source="SpecInfer (arXiv 2305.09781), section 4.3; without replacement: Jeon et al. (arXiv 2402.14160)",
     ),

@@ -7,17 +7,36 @@ trees.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import gcd
 
 import torch
 
 from specsim.explore.chooser import Chooser, between, pick
-from specsim.ops.contract import Case, Op, Role, ScalarArg, TensorArg
-from specsim.reference.tree import FULL_MASK, QLEN_ONLY, build_tree, build_tree_loops
+from specsim.ops import bulk, counter
+from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.reference.masks import PACKED_NODES_MAX, packed_bytes
+from specsim.reference.tree import (
+    FULL_MASK,
+    QLEN_ONLY,
+    build_tree,
+    build_tree_loops,
+    build_tree_packed,
+    build_tree_packed_loops,
+)
 
-__all__ = ["FULL_MASK", "OPS", "QLEN_ONLY", "DraftTree", "Shape", "draw_seq_lens", "draw_shape", "draw_tree"]
+__all__ = [
+    "FULL_MASK",
+    "OPS",
+    "QLEN_ONLY",
+    "DraftTree",
+    "Shape",
+    "draw_batch_shape",
+    "draw_seq_lens",
+    "draw_shape",
+    "draw_tree",
+]
 
 BS_MAX = 5
 TOPK_MAX = 8
@@ -101,6 +120,11 @@ def draw_shape(chooser: Chooser) -> Shape:
     return Shape(bs, topk, num_steps, num_draft_tokens)
 
 
+def draw_batch_shape(chooser: Chooser) -> dict[str, int]:
+    """The sizes that all requests of a bulk generator's batch share: a shape without its number of requests."""
+    return {name: size for name, size in draw_shape(chooser).sizes().items() if name != "bs"}
+
+
 def draw_seq_lens(chooser: Chooser, bs: int, page_size: int) -> list[int]:
     """Sequence lengths at, one before and one after the start of a page, among them 0 and 1."""
     return [
@@ -177,8 +201,26 @@ def _draw_path(chooser: Chooser, parent_list: list[int], topk: int, depth_max: i
 
 
 def _generate_build_tree(chooser: Chooser) -> Case:
+    return _tree_case(chooser, draw_shape(chooser), pick(chooser, (FULL_MASK, QLEN_ONLY), "tree_mask_mode"))
+
+
+def _generate_build_tree_packed(chooser: Chooser) -> Case:
     shape = draw_shape(chooser)
-    tree_mask_mode = pick(chooser, (FULL_MASK, QLEN_ONLY), "tree_mask_mode")
+    return _packed(_tree_case(chooser, replace(shape, num_draft_tokens=_packable(shape.num_draft_tokens)), QLEN_ONLY))
+
+
+def _packable(num_draft_tokens: int) -> int:
+    return min(num_draft_tokens, PACKED_NODES_MAX)
+
+
+def _packed(case: Case) -> Case:
+    """The same trees, for a mask of bits."""
+    sizes = dict(case.sizes)
+    del sizes["tree_mask_mode"], sizes["mask_numel"]
+    return Case({**sizes, "mask_bytes": sizes["num_nodes"] * packed_bytes(sizes["num_draft_tokens"])}, case.tensors)
+
+
+def _tree_case(chooser: Chooser, shape: Shape, tree_mask_mode: int) -> Case:
     page_size = pick(chooser, PAGE_SIZES, "page_size")
     seq_lens = draw_seq_lens(chooser, shape.bs, page_size)
     trees = [draw_tree(chooser, shape) for _ in range(shape.bs)]
@@ -202,7 +244,93 @@ def _generate_build_tree(chooser: Chooser) -> Case:
     return Case(sizes, tensors)
 
 
+def _draw_build_tree_shape(chooser: Chooser) -> dict[str, int]:
+    return {
+        **draw_batch_shape(chooser),
+        "tree_mask_mode": pick(chooser, (FULL_MASK, QLEN_ONLY), "tree_mask_mode"),
+        "page_size": pick(chooser, PAGE_SIZES, "page_size"),
+    }
+
+
+def _draw_packed_shape(chooser: Chooser) -> dict[str, int]:
+    shape = _draw_build_tree_shape(chooser)
+    return {**shape, "num_draft_tokens": _packable(shape["num_draft_tokens"]), "tree_mask_mode": QLEN_ONLY}
+
+
+def _make_build_tree_packed(ids: torch.Tensor, shape: Sizes) -> Case:
+    return _packed(_make_build_tree(ids, shape))
+
+
+def _make_build_tree(ids: torch.Tensor, shape: Sizes) -> Case:
+    """Candidates get scores that fall from parent to child, in steps that differ, and the best are selected: so the
+    parent of each selected candidate is selected.
+    """
+    topk, num_steps, ndt = shape["topk"], shape["num_steps"], shape["num_draft_tokens"]
+    n, device = ids.shape[0], ids.device
+    parents = [torch.arange(-1, topk if num_steps > 1 else 0, device=device).expand(n, -1)]
+    costs = counter.below(ids, "cost of a candidate", 2**20, topk + (num_steps - 1) * topk**2) + 1
+    scores = [costs[:, :topk]]  # of the candidates by step; less is better
+    expanded = scores[0]  # [n, topk]
+    for step in range(1, num_steps):
+        first_id = topk + (step - 1) * topk**2
+        scores.append(expanded.repeat_interleave(topk, dim=1) + costs[:, first_id : first_id + topk**2])
+        if step < num_steps - 1:
+            chosen = counter.words(ids, f"expanded after step {step}", topk**2).argsort(dim=1)[:, :topk]  # [n, topk]
+            parents.append(first_id + chosen)
+            expanded = scores[-1].gather(1, chosen)
+    selected = torch.cat(scores, dim=1).argsort(dim=1, stable=True)[:, : ndt - 1].sort(dim=1).values
+    lens = bulk.seq_lens(ids, "verified_seq_len", shape["page_size"])
+    prefix = int(lens.sum()) if shape["tree_mask_mode"] == FULL_MASK else 0
+    parent_list = torch.cat(parents, dim=1)[:, : 0 if num_steps == 1 else None].contiguous()
+    sizes = {
+        **shape,
+        "bs": n,
+        "num_selected": ndt - 1,
+        "parent_width": parent_list.shape[1],
+        "num_nodes": n * ndt,
+        "mask_numel": ndt * (prefix + n * ndt),
+    }
+    return Case(sizes, {"parent_list": parent_list, "selected_index": selected, "verified_seq_len": lens})
+
+
 _LINKS = ("bs", "num_draft_tokens")
+
+_INPUTS = (
+    TensorArg(
+        "parent_list",
+        Role.IN,
+        ("bs", "parent_width"),
+        torch.int64,
+        "flat id of the parent of each group of topk siblings: -1, then 0..topk-1, then the "
+        "candidates that each later step expanded; no columns when num_steps is 1",
+    ),
+    TensorArg(
+        "selected_index",
+        Role.IN,
+        ("bs", "num_selected"),
+        torch.int64,
+        "flat ids of the candidates that became nodes 1, 2, ..., ascending, each with its parent",
+    ),
+    TensorArg("verified_seq_len", Role.IN, ("bs",), torch.int64, "tokens before the root"),
+)
+_NODE_OUTPUTS = (
+    TensorArg("positions", Role.OUT, ("num_nodes",), torch.int64, "verified_seq_len plus depth of the node"),
+    TensorArg("retrieve_index", Role.OUT, _LINKS, torch.int64, "b * num_draft_tokens + i for node i", prefill=-1),
+    TensorArg("retrieve_next_token", Role.OUT, _LINKS, torch.int64, "first child, -1 if there is none", prefill=-1),
+    TensorArg(
+        "retrieve_next_sibling",
+        Role.OUT,
+        _LINKS,
+        torch.int64,
+        "next node with the same parent in ascending order, -1 if there is none",
+        prefill=-1,
+    ),
+)
+_SIZES = (
+    ScalarArg("topk", "candidates expanded a step, and successors of each"),
+    ScalarArg("num_steps", "drafting steps; no node is deeper"),
+    ScalarArg("num_draft_tokens", "nodes a tree, the root included"),
+)
 
 OPS: tuple[Op, ...] = (
     Op(
@@ -210,22 +338,7 @@ OPS: tuple[Op, ...] = (
         family="tree",
         summary="mask, positions and links of the draft trees",
         args=(
-            TensorArg(
-                "parent_list",
-                Role.IN,
-                ("bs", "parent_width"),
-                torch.int64,
-                "flat id of the parent of each group of topk siblings: -1, then 0..topk-1, then the "
-                "candidates that each later step expanded; no columns when num_steps is 1",
-            ),
-            TensorArg(
-                "selected_index",
-                Role.IN,
-                ("bs", "num_selected"),
-                torch.int64,
-                "flat ids of the candidates that became nodes 1, 2, ..., ascending, each with its parent",
-            ),
-            TensorArg("verified_seq_len", Role.IN, ("bs",), torch.int64, "tokens before the root"),
+            *_INPUTS,
             TensorArg(
                 "tree_mask",
                 Role.OUT,
@@ -236,39 +349,38 @@ OPS: tuple[Op, ...] = (
                 "itself and its ancestors",
                 prefill=True,
             ),
-            TensorArg("positions", Role.OUT, ("num_nodes",), torch.int64, "verified_seq_len plus depth of the node"),
-            TensorArg(
-                "retrieve_index",
-                Role.OUT,
-                _LINKS,
-                torch.int64,
-                "b * num_draft_tokens + i for node i",
-                prefill=-1,
-            ),
-            TensorArg(
-                "retrieve_next_token",
-                Role.OUT,
-                _LINKS,
-                torch.int64,
-                "first child, -1 if there is none",
-                prefill=-1,
-            ),
-            TensorArg(
-                "retrieve_next_sibling",
-                Role.OUT,
-                _LINKS,
-                torch.int64,
-                "next node with the same parent in ascending order, -1 if there is none",
-                prefill=-1,
-            ),
-            ScalarArg("topk", "candidates expanded a step, and successors of each"),
-            ScalarArg("num_steps", "drafting steps; no node is deeper"),
-            ScalarArg("num_draft_tokens", "nodes a tree, the root included"),
+            *_NODE_OUTPUTS,
+            *_SIZES,
             ScalarArg("tree_mask_mode", f"{FULL_MASK}: FULL_MASK, {QLEN_ONLY}: QLEN_ONLY"),
         ),
         reference=build_tree,
         loops=build_tree_loops,
         generate=_generate_build_tree,
+        bulk=Bulk(_draw_build_tree_shape, _make_build_tree),
         source="EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2; orphans: SGLang issue #36201",
+    ),
+    Op(
+        name="build_tree_packed",
+        family="tree",
+        summary="build_tree with a mask of bits",
+        args=(
+            *_INPUTS,
+            TensorArg(
+                "tree_mask",
+                Role.OUT,
+                ("mask_bytes",),
+                torch.uint8,
+                "1, 2 or 4 bytes a node for at most 8, 16 or 32 nodes: bit j, the lowest of the first byte first, is "
+                "set if the node is j or below it; bits of no node are 0",
+                prefill=0,
+            ),
+            *_NODE_OUTPUTS,
+            *_SIZES,
+        ),
+        reference=build_tree_packed,
+        loops=build_tree_packed_loops,
+        generate=_generate_build_tree_packed,
+        bulk=Bulk(_draw_packed_shape, _make_build_tree_packed),
+        source="EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2",
     ),
 )

@@ -11,8 +11,9 @@ import itertools
 import torch
 
 from specsim.explore.chooser import Chooser, between, pick, sample
-from specsim.ops.contract import Case, Op, Role, ScalarArg, TensorArg, Tensors
-from specsim.ops.tree import DraftTree, Shape, draw_shape, draw_tree
+from specsim.ops import bulk, counter
+from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.ops.tree import DraftTree, Shape, draw_batch_shape, draw_shape, draw_tree
 from specsim.reference.verify import (
     fill_bonus_tokens,
     fill_bonus_tokens_loops,
@@ -115,8 +116,58 @@ def _generate_fill_bonus_tokens(chooser: Chooser) -> Case:
     return Case(_verify_sizes(shape), tensors)
 
 
+def _make_verify_tree_greedy(ids: torch.Tensor, shape: Sizes) -> Case:
+    """Each node's token names the node, but for a sibling that is made equal to the one before it in a quarter of the
+    cases. The target leads the walk to a chosen node; off that path it is right, wrong or a neighbour's.
+    """
+    n, ndt = ids.shape[0], shape["num_draft_tokens"]
+    trees = bulk.trees(ids, shape)
+    request = torch.arange(n, device=ids.device)  # [n]
+    node = torch.arange(ndt, device=ids.device)  # [ndt]
+    first_token = bulk.TOKENS_START + counter.below(ids, "first token", 2**20) * ndt
+    tokens = first_token[:, None] + node  # [n, ndt]
+    older = counter.below(ids, "older of two equal siblings", 4 * ndt).clamp(max=ndt - 1)  # mostly the last node
+    younger = trees.next_sibling[request, older]
+    tokens[request, younger] = torch.where(younger >= 0, tokens[request, older], tokens[request, younger])
+
+    reject = tokens + 2**30  # the token of no node
+    child = trees.first_child.clamp(min=0)
+    target = torch.where(trees.first_child >= 0, tokens.gather(1, child), reject)
+    off_path = counter.below(ids, "target off the path", 4)[:, None]  # [n, 1]
+    target = torch.where(off_path == 0, reject, target)
+    target = torch.where(off_path == 1, tokens, target)
+    target = torch.where(off_path == 2, tokens.roll(-1, dims=1), target)
+    end = bulk.last_accepted(ids, trees.depths)  # [n]
+    target[request, end] = reject[request, end]
+    for _ in range(shape["num_steps"]):
+        parent = trees.parents[request, end].clamp(min=0)
+        target[request, parent] = torch.where(end > 0, tokens[request, end], target[request, parent])
+        end = parent
+    tensors = {
+        "candidates": tokens,
+        "retrieve_index": torch.arange(n * ndt, device=ids.device).view(n, ndt),
+        "retrieve_next_token": trees.first_child,
+        "retrieve_next_sibling": trees.next_sibling,
+        "target_predict": target,
+    }
+    return Case(_batch_sizes(shape, n), tensors)
+
+
+def _make_fill_bonus_tokens(ids: torch.Tensor, shape: Sizes) -> Case:
+    n, ndt = ids.shape[0], shape["num_draft_tokens"]
+    accept_index, accept_lens = bulk.accepted_paths(ids, shape)
+    tokens = bulk.TOKENS_START + counter.below(ids, "token that follows a node", 2**20, ndt)
+    tensors = {"predict": tokens.flatten().to(torch.int32), "accept_index": accept_index, "accept_lens": accept_lens}
+    return Case(_batch_sizes(shape, n), tensors)
+
+
+def _batch_sizes(shape: Sizes, bs: int) -> dict[str, int]:
+    ndt, num_steps = shape["num_draft_tokens"], shape["num_steps"]
+    return {**shape, "bs": bs, "accept_width": num_steps + 1, "num_nodes": bs * ndt}
+
+
 def _verify_sizes(shape: Shape) -> dict[str, int]:
-    return {**shape.sizes(), "accept_width": shape.accept_width, "num_nodes": shape.num_nodes}
+    return _batch_sizes(shape.sizes(), shape.bs)
 
 
 def _defined_by_verify(_case: Case, expected: Tensors) -> Tensors:
@@ -195,6 +246,7 @@ OPS: tuple[Op, ...] = (
         reference=verify_tree_greedy,
         loops=verify_tree_greedy_loops,
         generate=_generate_verify_tree_greedy,
+        bulk=Bulk(draw_batch_shape, _make_verify_tree_greedy),
         defined=_defined_by_verify,
         source="the verification phase of EAGLE (arXiv 2401.15077), at temperature 0",
     ),
@@ -217,6 +269,7 @@ OPS: tuple[Op, ...] = (
         reference=fill_bonus_tokens,
         loops=fill_bonus_tokens_loops,
         generate=_generate_fill_bonus_tokens,
+        bulk=Bulk(draw_batch_shape, _make_fill_bonus_tokens),
         source="SGLang PR #26866",
     ),
 )
