@@ -62,7 +62,11 @@ def release(wheel_cache: Cache) -> Callable[[str], SourceTree]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how much was skipped for want of a release or a GPU."""
     skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
-    for word, what in (("is not in the cache", "a release in the cache"), ("CUDA", "a GPU")):
+    for word, what in (
+        ("is not in the cache", "a release in the cache"),
+        ("CUDA", "a GPU"),
+        ("specsim[grammar]", "a grammar library (pip install 'specsim[grammar]')"),
+    ):
         count = sum(word in reason for reason in skipped)
         if count:
             terminalreporter.write_line(f"{count} tests need {what} and were skipped")

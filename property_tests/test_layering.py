@@ -48,6 +48,7 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "memory": layer("errors"),
     "sim": layer("errors verdict explore memory"),
     "reference": layer(foreign="torch"),
+    "grammar": layer("reference", "torch"),
     "ops": layer("errors verdict explore reference", "torch"),
     "kernels": layer("errors ops", "torch triton"),
     "targets": layer("errors verdict explore memory sim ops", "torch triton"),

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from specsim.explore.chooser import replayed, seeded
 from specsim.ops.accepted import OPS as FAMILY
 from specsim.ops.contract import Case, Role, TensorArg
+from specsim.ops.loops.accepted import (
+    gather_accept_tokens_loops,
+)
 from specsim.ops.strategies import cases
 from specsim.reference.accepted import (
     create_extend_after_decode,
     filter_finished_cache_loc,
     gather_accept_tokens,
-    gather_accept_tokens_loops,
     gather_rows,
     get_target_cache_loc,
     verify_commit_outputs,

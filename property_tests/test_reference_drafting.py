@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from specsim.explore.chooser import replayed, seeded
 from specsim.ops import drafting as family
 from specsim.ops.contract import Role, ScalarArg, TensorArg
+from specsim.ops.loops import drafting as twins
+from specsim.ops.loops.masks import pack_tree_mask_loops, unpack_tree_mask_loops
 from specsim.ops.registry import OPS as EVERY_OP
 from specsim.ops.strategies import cases
-from specsim.reference import QLEN_ONLY, build_tree, unchecked, verify_tree_greedy
+from specsim.reference import QLEN_ONLY, build_tree, masks, unchecked, verify_tree_greedy
 from specsim.reference import drafting as ref
-from specsim.reference import masks
 
 if TYPE_CHECKING:
     from specsim.ops.contract import Case, Op, Tensors
@@ -88,12 +89,12 @@ def draftings(draw, dtype: torch.dtype | None = None) -> Drafting:
 
 def draft(given: Drafting, loops: bool = False) -> tuple[list[ref.Expansion], ref.DraftResults]:
     """Every step of a drafting and what is kept."""
-    suffix = "_loops" if loops else ""
-    first, following = (getattr(ref, f"select_top_k_tokens_{which}{suffix}") for which in ("first", "next"))
+    module, suffix = (twins, "_loops") if loops else (ref, "")
+    first, following = (getattr(module, f"select_top_k_tokens_{which}{suffix}") for which in ("first", "next"))
     steps = [first(given.probabilities[0], given.tokens[0])]
     for step in range(1, len(given.probabilities)):
         steps.append(following(step, given.probabilities[step], given.tokens[step], steps[-1].next_scores))
-    organize = getattr(ref, f"organize_draft_results{suffix}")
+    organize = getattr(module, f"organize_draft_results{suffix}")
     lists = ([getattr(s, name) for s in steps] for name in ("candidate_scores", "candidate_tokens", "parents"))
     return steps, organize(*lists, given.num_draft_tokens)
 
@@ -358,20 +359,19 @@ def test_any_mask_comes_back_from_its_bits(shape: tuple[int, int], seed: int) ->
     packed = masks.pack_tree_mask(mask)
     assert packed.dtype == torch.uint8
     assert packed.shape == (bs, ndt, 1 if ndt <= 8 else 2 if ndt <= 16 else 4)
-    assert torch.equal(masks.pack_tree_mask_loops(mask), packed)
+    assert torch.equal(pack_tree_mask_loops(mask), packed)
     assert torch.equal(masks.unpack_tree_mask(packed), mask)
-    assert torch.equal(masks.unpack_tree_mask_loops(packed), mask)
+    assert torch.equal(unpack_tree_mask_loops(packed), mask)
     for node in range(ndt):
         assert torch.equal((packed[:, :, node // 8] >> (node % 8)) & 1, mask[:, :, node].to(torch.uint8))
 
 
-@pytest.mark.parametrize("pack", [masks.pack_tree_mask, masks.pack_tree_mask_loops])
-def test_more_than_32_nodes_are_not_packed_checked_or_not(pack) -> None:
+def test_more_than_32_nodes_are_not_packed_checked_or_not() -> None:
     mask = torch.ones(1, 33, 33, dtype=torch.bool)
     with pytest.raises(ValueError, match="num_draft_tokens is 33; allowed: 1 to 32"):
-        pack(mask)
+        masks.pack_tree_mask(mask)
     with unchecked(), pytest.raises(ValueError, match="num_draft_tokens is 33; allowed: 1 to 32"):
-        pack(mask)
+        masks.pack_tree_mask(mask)
 
 
 NEXT = {
@@ -382,7 +382,6 @@ NEXT = {
 }
 
 
-@pytest.mark.parametrize("select", [ref.select_top_k_tokens_next, ref.select_top_k_tokens_next_loops])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -396,9 +395,9 @@ NEXT = {
         ({"topk_index": torch.tensor([[1, 2]])}, r"topk_index has shape \[1, 2\]"),
     ],
 )
-def test_a_step_refuses_wrong_arguments(select, change, message: str) -> None:
+def test_a_step_refuses_wrong_arguments(change, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        select(**(NEXT | change))
+        ref.select_top_k_tokens_next(**(NEXT | change))
 
 
 RERANK = {
@@ -411,7 +410,6 @@ RERANK = {
 }
 
 
-@pytest.mark.parametrize("rerank", [ref.rerank_candidates, ref.rerank_candidates_loops])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -431,20 +429,19 @@ RERANK = {
         ),
     ],
 )
-def test_keeping_refuses_wrong_arguments_and_children_better_than_their_parent(rerank, change, message: str) -> None:
+def test_keeping_refuses_wrong_arguments_and_children_better_than_their_parent(change, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        rerank(**(RERANK | change))
+        ref.rerank_candidates(**(RERANK | change))
 
 
-@pytest.mark.parametrize("organize", [ref.organize_draft_results, ref.organize_draft_results_loops])
-def test_organizing_refuses_lists_that_do_not_fit(organize) -> None:
+def test_organizing_refuses_lists_that_do_not_fit() -> None:
     scores, tokens, parents = torch.tensor([[0.5]]), torch.tensor([[1]]), torch.tensor([[-1, 0]])
     with pytest.raises(ValueError, match="score_list has 0 entries; allowed: one a step"):
-        organize([], [], [], 2)
+        ref.organize_draft_results([], [], [], 2)
     with pytest.raises(ValueError, match="parents_list has 0 entries; allowed: 1, as many as score_list"):
-        organize([scores], [tokens], [], 2)
+        ref.organize_draft_results([scores], [tokens], [], 2)
     with pytest.raises(ValueError, match=r"token_list\[0\] has shape \[1, 2\]; allowed: \[bs=1, candidates=1\]"):
-        organize([scores], [parents], [parents], 2)
+        ref.organize_draft_results([scores], [parents], [parents], 2)
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,19 @@ from hypothesis import given
 from specsim.explore.chooser import replayed, seeded
 from specsim.ops import kv
 from specsim.ops.contract import Role, ScalarArg, TensorArg
+from specsim.ops.loops.kv import (
+    align_evict_mask_to_page_size_loops,
+    draft_cache_locs_paged_loops,
+)
 from specsim.ops.strategies import cases
 from specsim.reference.cache_locs import assign_draft_cache_locs_contiguous
 from specsim.reference.kv import (
     align_evict_mask_to_page_size,
-    align_evict_mask_to_page_size_loops,
     alloc_decode,
     alloc_extend,
     alloc_len_per_decode,
     compact_accepted_path,
     draft_cache_locs_paged,
-    draft_cache_locs_paged_loops,
     fill_accept_out_cache_loc,
     generate_draft_decode_kv_indices,
     get_last_loc,

@@ -9,9 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsim.ops.loops.verify import (
+    verify_tree_greedy_loops,
+)
 from specsim.ops.registry import OPS
 from specsim.ops.strategies import cases
-from specsim.reference import fill_bonus_tokens, verify_tree_greedy, verify_tree_greedy_loops
+from specsim.reference import (
+    fill_bonus_tokens,
+    verify_tree_greedy,
+)
 
 if TYPE_CHECKING:
     from specsim.ops.contract import Case

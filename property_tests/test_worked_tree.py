@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from specsim import reference
 from specsim.errors import UsageError
 from specsim.report.worked_tree.__main__ import main
 from specsim.report.worked_tree.example import PAGE, example_of, run_blocks
@@ -142,15 +141,8 @@ def test_the_candidates_are_those_of_the_draft(page: dict[str, Any], picture: ET
 
 
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
-def test_the_paths_are_those_of_the_loops(page: dict[str, Any], picture: ET.Element, name: str) -> None:
-    if name == "greedy":
-        predict = page["target_probs"].argmax(dim=2)
-        verified = reference.verify_tree_greedy_loops(page["candidates"], *page["links"], predict, page["num_steps"])
-    else:
-        coins = (page["coins"], page["final_coin"], page["target_probs"])
-        verified = reference.verify_tree_target_only_loops(
-            page["candidates"], *page["links"], *coins, 1.0, 1.0, page["num_steps"]
-        )
+def test_the_paths_and_words_are_those_of_the_reference(page: dict[str, Any], picture: ET.Element, name: str) -> None:
+    verified = page[name]
     path = [node for node in verified.accept_index[0].tolist() if node != -1]
     emitted = [page["words"][token] for token in verified.predicts[path].tolist()]
     panel = {"greedy": "greedy verification", "sampled": "verification by sampling"}[name]
@@ -159,7 +151,7 @@ def test_the_paths_are_those_of_the_loops(page: dict[str, Any], picture: ET.Elem
     assert shown["emitted"] == " ".join(emitted)
     if name == "greedy":
         nodes = groups(picture, panel, "node")
-        assert [group["says"] for group in nodes] == [page["words"][token] for token in predict[0].tolist()]
+        assert [group["says"] for group in nodes] == [page["words"][token] for token in page["says"][0].tolist()]
         assert [int(group["node"]) for group in nodes if group["state"] == "accepted"] == path
         assert [group["word"] for group in groups(picture, panel, "bonus")] == [emitted[-1]]
     else:
@@ -185,16 +177,8 @@ def test_the_slots_are_those_before_and_after_the_move(page: dict[str, Any], pic
     slots = groups(picture, "compaction", "slot")
     before = [group["word"] for group in slots if group["row"] == "before"]
     after = [group["word"] for group in slots if group["row"] == "after"]
-    sampled = page["sampled"]
-    moved = reference.compact_accepted_path_loops(
-        sampled.accept_index,
-        sampled.accept_token_num + 1,
-        page["out_cache_loc"],
-        sampled.predicts,
-        page["hidden_states"],
-        page["num_draft_tokens"],
-    )
-    moves = list(zip(moved.source.tolist(), moved.target.tolist(), strict=True))[: int(sampled.accept_token_num[0]) + 1]
+    moved, count = page["moved"], int(page["accept_lens"][0])
+    moves = list(zip(moved.source.tolist(), moved.target.tolist(), strict=True))[:count]
     shown = [(int(group["source"]), int(group["target"])) for group in groups(picture, "compaction", "move")]
     assert shown == moves
     expected = list(before)

@@ -1,6 +1,6 @@
 """Wrong ways to verify, each one line away from the right one, and by how much each is off: exactly.
 
-A wrong rule is the reference with one line replaced. On the toy, target p = (5, 4, 3, 2, 2)/16 and drafter
+A wrong rule is the reference, or its slow twin, with one line replaced. On the toy, target p = (5, 4, 3, 2, 2)/16 and drafter
 q = (8, 4, 2, 1, 1)/16 after every prefix, each has a closed form. There only token 0 can be rejected: the token rule
 accepts it with a = 5/8, and the residual of what is left of p is a third for each of the tokens 2, 3 and 4.
 
@@ -10,6 +10,7 @@ here too, with what kills them instead.
 
 from __future__ import annotations
 
+import inspect
 import types
 from fractions import Fraction
 from functools import cache
@@ -39,7 +40,6 @@ from specsim.ops.losslessness import (
     trials,
 )
 from specsim.ops.sampling import OPS
-from specsim.reference import sampling
 
 F = Fraction
 BY_NAME = {op.name: op for op in OPS}
@@ -61,13 +61,19 @@ def reversed_links(first_child: list[int], next_sibling: list[int]) -> tuple[lis
     return first, [before.get(node, -1) for node in range(len(first))]
 
 
+def right(function: str):
+    """The rule of that name: the reference, or its slow twin."""
+    op = BY_NAME[function.removesuffix("_loops")]
+    return op.loops if function.endswith("_loops") else op.reference
+
+
 @cache
 def patched(function: str, line: str, becomes: str, rule: str = ""):
     """`rule`, or `function` if it is empty, of a copy of the reference with one line of `function` replaced.
 
     `line` is all or part of a line that is in the function exactly once.
     """
-    path = Path(sampling.__file__)
+    path = Path(inspect.getfile(right(rule or function)))
     source = path.read_text(encoding="utf-8")
     start = source.index(f"\ndef {function}(")
     end = source.find("\n\n\ndef ", start)
@@ -240,8 +246,7 @@ every_wrong_rule = pytest.mark.parametrize(("patch", "propose", "length", "expec
 def test_a_wrong_rule_is_off_by_its_closed_form(patch, propose, length: int, expected: Fraction) -> None:
     assert expected > 0
     assert toy_off(patched(*patch), propose(), length) == expected
-    right = getattr(sampling, patch[0])
-    assert toy_off(right, propose(), length) == 0
+    assert toy_off(right(patch[0]), propose(), length) == 0
 
 
 @pytest.mark.parametrize("name", [name for name in WRONG if name != "one coin for all siblings"])
@@ -297,12 +302,13 @@ EQUAL_COINS = {  # patch, what is proposed on the toy, and coins of which one li
 @pytest.mark.parametrize(("patch", "proposal", "coins"), EQUAL_COINS.values(), ids=list(EQUAL_COINS))
 def test_less_or_equal_differs_on_a_threshold_alone(patch, proposal, coins) -> None:
     """A threshold has no width, so the law is the same: only a coin exactly there tells."""
-    wrong, right = patched(*patch), getattr(sampling, patch[-1] if len(patch) == 4 else patch[0])
-    assert distance(right.__name__, wrong, quick=True) == 0
+    name = patch[3] if len(patch) == 4 else patch[0]
+    wrong = patched(*patch)
+    assert distance(name, wrong, quick=True) == 0
     at = [float(coin) for coin in coins]
-    assert emits(wrong, proposal, *at) != emits(right, proposal, *at)
+    assert emits(wrong, proposal, *at) != emits(right(name), proposal, *at)
     beside = [coin + 2.0**-20 if coin else 0.0 for coin in at]
-    assert emits(wrong, proposal, *beside) == emits(right, proposal, *beside)
+    assert emits(wrong, proposal, *beside) == emits(right(name), proposal, *beside)
 
 
 NEVER_0 = (F(0), F(1, 2), F(1, 4), F(1, 8), F(1, 8))  # a target that never says token 0
@@ -327,7 +333,7 @@ def test_less_or_equal_accepts_at_coin_zero_what_the_target_never_says(patch, pr
     assert distance(patch[0], patched(*patch), quick=True) == 0
     coins = [0.0] * num_coins
     assert emits(patched(*patch), proposal, *coins)[0] == 0
-    assert emits(getattr(sampling, patch[0]), proposal, *coins)[0] != 0
+    assert emits(right(patch[0]), proposal, *coins)[0] != 0
 
 
 def test_reversed_siblings_share_out_the_coin_in_another_order_and_by_the_same_law() -> None:
@@ -336,7 +342,7 @@ def test_reversed_siblings_share_out_the_coin_in_another_order_and_by_the_same_l
     assert distance(TARGET_ONLY, wrong) == 0
     (siblings,) = toy_tree(SIBLINGS)
     assert emits(wrong, siblings, 0.0, 0.0, 0.0, 0.0)[0] == 1
-    assert emits(sampling.verify_tree_target_only, siblings, 0.0, 0.0, 0.0, 0.0)[0] == 0
+    assert emits(right(TARGET_ONLY), siblings, 0.0, 0.0, 0.0, 0.0)[0] == 0
 
 
 def test_draws_that_pass_for_certain_throughout_lose_acceptance_and_nothing_else() -> None:
@@ -355,7 +361,7 @@ def test_coins_in_the_wrong_column_tell_by_what_they_accept() -> None:
     assert distance(CHAIN, wrong) == 0
     twice = toy_chains(2)[0]
     assert len(emits(wrong, twice, 0.75, 0.25, 0.0)) == 2
-    assert len(emits(sampling.verify_chain_rejection, twice, 0.75, 0.25, 0.0)) == 1
+    assert len(emits(right(CHAIN), twice, 0.75, 0.25, 0.0)) == 1
 
 
 def in_pairs(verify):
@@ -390,7 +396,7 @@ def test_the_coins_of_another_row_tell_by_both_requests_together() -> None:
         for b in chains
     ]
     product = {(s, t): P[s] * P[t] for s in range(5) for t in range(5)}
-    assert output_law(in_pairs(sampling.verify_chain_rejection), pairs) == product
+    assert output_law(in_pairs(right(CHAIN)), pairs) == product
     rows = "uniform_samples[torch.arange(len(p)) // 2 * 2]"  # the odd rows read the even ones'
     law = output_law(
         in_pairs(patched(CHAIN, "uniform_samples * q < p", f"{rows} * q < p")), pairs, find_thresholds=True

@@ -1,23 +1,24 @@
 """What is right: every operation in plain PyTorch, for a reader who knows EAGLE-2 and no serving engine.
 
-A decode step of tree speculation runs these, in this order:
+Read it in this order:
 
-* `cache_locs.assign_req_to_token_pool`            new KV slots enter the page table of each request
-* `cache_locs.assign_draft_cache_locs_contiguous`  where the draft model writes the KV of its candidates
-* `tree.build_tree`                                the kept candidates become a tree: mask, positions, links
-* `cache_locs.assign_extend_cache_locs`            where the target model writes the KV of the tree's nodes
-* `verify.verify_tree_greedy`                      the walk that accepts draft tokens
-* `verify.fill_bonus_tokens`                       the token that starts the next step
+* `drafting`     which candidates each draft step expands, and which of all become a tree; the tree of a chain
+* `tree`         the kept candidates as a tree: mask, positions, links
+* `masks`        the same tree as links, as a mask, as a mask of bits, and back
+* `verify`       the walk that accepts the drafts that greedy decoding would have produced
+* `logits`       penalties, bias, grammar, temperature, top-k, top-p and min-p, after every node of a tree
+* `sampling`     the walks for a target model that samples; that they lose nothing is proved by exact enumeration
+                 (`specsim.ops.losslessness`)
+* `accepted`     what follows the walk: emitted tokens, new lengths, positions, slots to keep and to free
+* `cache_locs`   which KV slots a step enters into the page table, and which ones it reads
+* `kv`           slots over pages, where the drafts of a tree go, what they attend to, and the move of an accepted path
+* `multi_layer`  drafts by several layers, each with KV and attention metadata of its own
+* `grammar`      which tokens a constrained request may emit next: a protocol, and a small automaton
+* `sequential`   decoding token by token, without any of the above: what every schedule must equal
 
-Before it, `drafting` says which candidates each draft step expands and keeps; it also has the tree of a chain, the tree
-that a mask stands for, and the packed mask. `kv` has the slots: allocation over pages, where drafts of a tree go, the
-KV indices that they read, and the move that an accepted path implies. `sampling` has the verification rules for a
-target model that samples; that they lose nothing is proved by exact enumeration (`specsim.ops.enumeration`).
-
-Each is batched, without a Python loop over requests, on any device, and returns its outputs; in-out tensors
-are changed in place. Below each stands the same operation once more, with the suffix `_loops`: lists, dicts
-and for loops, slow and obvious. Tests hold the two equal. Wrong arguments raise ValueError (`validation` says
-how to switch that off).
+Each operation is batched, without a Python loop over requests, on any device, and returns its outputs; in-out tensors
+are changed in place. `specsim.ops.loops` has every operation once more, slow and obvious; tests hold the two equal.
+Wrong arguments raise ValueError (`validation` says how to switch that off).
 
 This package imports torch and nothing else.
 
@@ -26,156 +27,206 @@ Words: a *node* is a token of the tree; node 0 is the root, the last token that 
 of requests.
 """
 
+from specsim.reference.accepted import (
+    CommitOutputs,
+    ExtendAfterDecode,
+    GatheredRows,
+    TargetCacheLoc,
+    create_extend_after_decode,
+    filter_finished_cache_loc,
+    gather_accept_tokens,
+    gather_rows,
+    get_target_cache_loc,
+    verify_commit_outputs,
+    write_req_to_token_pool,
+)
 from specsim.reference.cache_locs import (
     assign_draft_cache_locs_contiguous,
-    assign_draft_cache_locs_contiguous_loops,
     assign_extend_cache_locs,
-    assign_extend_cache_locs_loops,
     assign_req_to_token_pool,
-    assign_req_to_token_pool_loops,
 )
 from specsim.reference.drafting import (
     ChainTree,
     DraftResults,
     Expansion,
     build_chain_tree,
-    build_chain_tree_loops,
     organize_draft_results,
-    organize_draft_results_loops,
     select_top_k_tokens_first,
-    select_top_k_tokens_first_loops,
     select_top_k_tokens_next,
-    select_top_k_tokens_next_loops,
+)
+from specsim.reference.grammar import (
+    Automaton,
+    Grammar,
+    tree_masks,
 )
 from specsim.reference.kv import (
     CompactedPath,
     DraftCacheLocs,
     DraftKvIndices,
     align_evict_mask_to_page_size,
-    align_evict_mask_to_page_size_loops,
     alloc_decode,
-    alloc_decode_loops,
     alloc_extend,
-    alloc_extend_loops,
     alloc_len_per_decode,
     compact_accepted_path,
-    compact_accepted_path_loops,
     draft_cache_locs_paged,
-    draft_cache_locs_paged_loops,
     fill_accept_out_cache_loc,
-    fill_accept_out_cache_loc_loops,
     generate_draft_decode_kv_indices,
-    generate_draft_decode_kv_indices_loops,
     get_last_loc,
-    get_last_loc_loops,
     move_kv,
-    move_kv_loops,
     row_width,
+)
+from specsim.reference.logits import (
+    EXACT,
+    NAN_HIGHEST,
+    NAN_LOWEST,
+    RELAXED,
+    SamplingBatchInfo,
+    accumulate_penalties,
+    apply_penalties,
+    apply_token_bitmask,
+    min_p_renorm_probs,
+    process_logits,
+    row_argmax,
+    temperature_softmax,
+    top_k_renorm_probs,
+    top_p_renorm_probs,
+    total_variation,
 )
 from specsim.reference.masks import (
     TreeLinks,
     pack_tree_mask,
-    pack_tree_mask_loops,
     reconstruct_tree,
-    reconstruct_tree_loops,
     unpack_tree_mask,
-    unpack_tree_mask_loops,
+)
+from specsim.reference.multi_layer import (
+    DraftLayer,
+    MultiLayerDraft,
+    NewState,
+    WidenedInputs,
+    assign_hidden_states_pool,
+    assign_new_state,
+    draft_extend_multi_layer,
+    fill_widened_draft_extend_inputs,
+    rotate_input_ids,
+    stash_append_boundary_state,
 )
 from specsim.reference.sampling import (
     verify_chain_block,
-    verify_chain_block_loops,
     verify_chain_rejection,
-    verify_chain_rejection_loops,
     verify_tree_rejection,
-    verify_tree_rejection_loops,
     verify_tree_target_only,
-    verify_tree_target_only_loops,
+)
+from specsim.reference.sequential import (
+    Finish,
+    Output,
+    SamplingParams,
+    draw,
+    finish_of,
+    generate,
+    next_token_law,
 )
 from specsim.reference.tree import (
     FULL_MASK,
     QLEN_ONLY,
     Tree,
     build_tree,
-    build_tree_loops,
     build_tree_packed,
-    build_tree_packed_loops,
 )
-from specsim.reference.validation import unchecked
+from specsim.reference.validation import (
+    unchecked,
+)
 from specsim.reference.verify import (
     Verified,
     fill_bonus_tokens,
-    fill_bonus_tokens_loops,
     verify_tree_greedy,
-    verify_tree_greedy_loops,
 )
 
 __all__ = [
+    "EXACT",
     "FULL_MASK",
+    "NAN_HIGHEST",
+    "NAN_LOWEST",
     "QLEN_ONLY",
+    "RELAXED",
+    "Automaton",
     "ChainTree",
+    "CommitOutputs",
     "CompactedPath",
     "DraftCacheLocs",
     "DraftKvIndices",
+    "DraftLayer",
     "DraftResults",
     "Expansion",
+    "ExtendAfterDecode",
+    "Finish",
+    "GatheredRows",
+    "Grammar",
+    "MultiLayerDraft",
+    "NewState",
+    "Output",
+    "SamplingBatchInfo",
+    "SamplingParams",
+    "TargetCacheLoc",
     "Tree",
     "TreeLinks",
     "Verified",
+    "WidenedInputs",
+    "accumulate_penalties",
     "align_evict_mask_to_page_size",
-    "align_evict_mask_to_page_size_loops",
     "alloc_decode",
-    "alloc_decode_loops",
     "alloc_extend",
-    "alloc_extend_loops",
     "alloc_len_per_decode",
+    "apply_penalties",
+    "apply_token_bitmask",
     "assign_draft_cache_locs_contiguous",
-    "assign_draft_cache_locs_contiguous_loops",
     "assign_extend_cache_locs",
-    "assign_extend_cache_locs_loops",
+    "assign_hidden_states_pool",
+    "assign_new_state",
     "assign_req_to_token_pool",
-    "assign_req_to_token_pool_loops",
     "build_chain_tree",
-    "build_chain_tree_loops",
     "build_tree",
-    "build_tree_loops",
     "build_tree_packed",
-    "build_tree_packed_loops",
     "compact_accepted_path",
-    "compact_accepted_path_loops",
+    "create_extend_after_decode",
     "draft_cache_locs_paged",
-    "draft_cache_locs_paged_loops",
+    "draft_extend_multi_layer",
+    "draw",
     "fill_accept_out_cache_loc",
-    "fill_accept_out_cache_loc_loops",
     "fill_bonus_tokens",
-    "fill_bonus_tokens_loops",
+    "fill_widened_draft_extend_inputs",
+    "filter_finished_cache_loc",
+    "finish_of",
+    "gather_accept_tokens",
+    "gather_rows",
+    "generate",
     "generate_draft_decode_kv_indices",
-    "generate_draft_decode_kv_indices_loops",
     "get_last_loc",
-    "get_last_loc_loops",
+    "get_target_cache_loc",
+    "min_p_renorm_probs",
     "move_kv",
-    "move_kv_loops",
+    "next_token_law",
     "organize_draft_results",
-    "organize_draft_results_loops",
     "pack_tree_mask",
-    "pack_tree_mask_loops",
+    "process_logits",
     "reconstruct_tree",
-    "reconstruct_tree_loops",
+    "rotate_input_ids",
+    "row_argmax",
     "row_width",
     "select_top_k_tokens_first",
-    "select_top_k_tokens_first_loops",
     "select_top_k_tokens_next",
-    "select_top_k_tokens_next_loops",
+    "stash_append_boundary_state",
+    "temperature_softmax",
+    "top_k_renorm_probs",
+    "top_p_renorm_probs",
+    "total_variation",
+    "tree_masks",
     "unchecked",
     "unpack_tree_mask",
-    "unpack_tree_mask_loops",
     "verify_chain_block",
-    "verify_chain_block_loops",
     "verify_chain_rejection",
-    "verify_chain_rejection_loops",
+    "verify_commit_outputs",
     "verify_tree_greedy",
-    "verify_tree_greedy_loops",
     "verify_tree_rejection",
-    "verify_tree_rejection_loops",
     "verify_tree_target_only",
-    "verify_tree_target_only_loops",
+    "write_req_to_token_pool",
 ]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specsim.reference import validation
 from specsim.reference.cache_locs import assign_req_to_token_pool, check_rows, ragged_segments
-from specsim.reference.verify import fill_bonus_tokens, fill_bonus_tokens_loops
+from specsim.reference.verify import fill_bonus_tokens
 
 _MOST = 2**31 - 1
 
@@ -89,15 +89,6 @@ def gather_accept_tokens(predicts: Tensor, accept_index: Tensor) -> Tensor:
     return output_token_ids
 
 
-def gather_accept_tokens_loops(predicts: Tensor, accept_index: Tensor) -> Tensor:
-    """`gather_accept_tokens`, one token at a time."""
-    if validation.enabled():
-        _check_paths(predicts, accept_index)
-    tokens = predicts.tolist()
-    rows = [[-1 if node == -1 else tokens[node] for node in path] for path in accept_index.tolist()]
-    return predicts.new_tensor(rows).view(accept_index.shape)
-
-
 def verify_commit_outputs(
     predict: Tensor, accept_index: Tensor, accept_lens: Tensor, seq_lens: Tensor
 ) -> CommitOutputs:
@@ -117,17 +108,6 @@ def verify_commit_outputs(
     return CommitOutputs(seq_lens + accept_lens, fill_bonus_tokens(predict, accept_index, accept_lens))
 
 
-def verify_commit_outputs_loops(
-    predict: Tensor, accept_index: Tensor, accept_lens: Tensor, seq_lens: Tensor
-) -> CommitOutputs:
-    """`verify_commit_outputs`, one request at a time."""
-    if validation.enabled():
-        _require_each("seq_lens", seq_lens, torch.int64, accept_index.shape[0], 0, _MOST, "0 or more")
-    new_seq_lens = [before + new for before, new in zip(seq_lens.tolist(), accept_lens.tolist(), strict=True)]
-    bonus_tokens = fill_bonus_tokens_loops(predict, accept_index, accept_lens)
-    return CommitOutputs(seq_lens.new_tensor(new_seq_lens), bonus_tokens)
-
-
 def create_extend_after_decode(accept_tokens: Tensor, seq_lens: Tensor, accept_lens: Tensor) -> ExtendAfterDecode:
     """Positions of the accepted tokens, when the draft model extends by them alone.
 
@@ -143,19 +123,6 @@ def create_extend_after_decode(accept_tokens: Tensor, seq_lens: Tensor, accept_l
     request, within = ragged_segments(accept_lens)  # [num_tokens], [num_tokens]
     positions = (seq_lens - accept_lens)[request] + within
     return ExtendAfterDecode(positions, accept_tokens[accept_lens.cumsum(0) - 1])
-
-
-def create_extend_after_decode_loops(accept_tokens: Tensor, seq_lens: Tensor, accept_lens: Tensor) -> ExtendAfterDecode:
-    """`create_extend_after_decode`, one token at a time."""
-    if validation.enabled():
-        _check_extend(accept_tokens, seq_lens, accept_lens)
-    tokens = accept_tokens.tolist()
-    positions: list[int] = []
-    bonus = []
-    for seq_len, accept_len in zip(seq_lens.tolist(), accept_lens.tolist(), strict=True):
-        positions += range(seq_len - accept_len, seq_len)
-        bonus.append(tokens[len(positions) - 1])
-    return ExtendAfterDecode(seq_lens.new_tensor(positions), accept_tokens.new_tensor(bonus))
 
 
 def get_target_cache_loc(
@@ -179,20 +146,6 @@ def get_target_cache_loc(
     return TargetCacheLoc(slots[column <= accept_token_num[:, None]], slots[freed])
 
 
-def get_target_cache_loc_loops(
-    accept_token_num: Tensor, to_free_num_slots: Tensor, out_cache_loc: Tensor, num_draft_tokens: int
-) -> TargetCacheLoc:
-    """`get_target_cache_loc`, one request at a time."""
-    if validation.enabled():
-        _check_target(accept_token_num, to_free_num_slots, out_cache_loc, num_draft_tokens)
-    slots, targets, freed = out_cache_loc.tolist(), [], []
-    for b, (accepted, free) in enumerate(zip(accept_token_num.tolist(), to_free_num_slots.tolist(), strict=True)):
-        start, end = b * num_draft_tokens, (b + 1) * num_draft_tokens
-        targets += slots[start : start + accepted + 1]
-        freed += slots[end - free : end]
-    return TargetCacheLoc(out_cache_loc.new_tensor(targets), out_cache_loc.new_tensor(freed))
-
-
 def filter_finished_cache_loc(
     tgt_cache_loc: Tensor, accept_token_num: Tensor, num_accept_tokens_filter: Tensor
 ) -> Tensor:
@@ -209,19 +162,6 @@ def filter_finished_cache_loc(
         _check_filter(tgt_cache_loc, accept_token_num, num_accept_tokens_filter)
     request, within = ragged_segments(accept_token_num + 1)  # [num_targets], [num_targets]
     return tgt_cache_loc[within < num_accept_tokens_filter[request]]
-
-
-def filter_finished_cache_loc_loops(
-    tgt_cache_loc: Tensor, accept_token_num: Tensor, num_accept_tokens_filter: Tensor
-) -> Tensor:
-    """`filter_finished_cache_loc`, one request at a time."""
-    if validation.enabled():
-        _check_filter(tgt_cache_loc, accept_token_num, num_accept_tokens_filter)
-    slots, kept = tgt_cache_loc.tolist(), []
-    for accepted, count in zip(accept_token_num.tolist(), num_accept_tokens_filter.tolist(), strict=True):
-        kept += slots[:count]
-        slots = slots[accepted + 1 :]
-    return tgt_cache_loc.new_tensor(kept)
 
 
 def write_req_to_token_pool(
@@ -251,24 +191,6 @@ def write_req_to_token_pool(
     assign_req_to_token_pool(req_pool_indices, req_to_token, prefix_lens, seq_lens, out_cache_loc)
 
 
-def write_req_to_token_pool_loops(
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    prefix_indices: Tensor,
-    prefix_lens: Tensor,
-    seq_lens: Tensor,
-    out_cache_loc: Tensor,
-) -> None:
-    """`write_req_to_token_pool`, one slot at a time."""
-    if validation.enabled():
-        _check_write(req_to_token, req_pool_indices, prefix_indices, prefix_lens, seq_lens, out_cache_loc)
-    cached, new = iter(prefix_indices.tolist()), iter(out_cache_loc.tolist())
-    rows, prefixes, lens = req_pool_indices.tolist(), prefix_lens.tolist(), seq_lens.tolist()
-    for row, prefix_len, seq_len in zip(rows, prefixes, lens, strict=True):
-        for column in range(seq_len):
-            req_to_token[row, column] = next(cached if column < prefix_len else new)
-
-
 def gather_rows(
     indices: Tensor, topk_p_buf: Tensor, topk_index_buf: Tensor, output_tokens_buf: Tensor, hidden_states_buf: Tensor
 ) -> GatheredRows:
@@ -287,16 +209,6 @@ def gather_rows(
     return GatheredRows(
         topk_p_buf[indices], topk_index_buf[indices], output_tokens_buf[indices], hidden_states_buf[indices]
     )
-
-
-def gather_rows_loops(
-    indices: Tensor, topk_p_buf: Tensor, topk_index_buf: Tensor, output_tokens_buf: Tensor, hidden_states_buf: Tensor
-) -> GatheredRows:
-    """`gather_rows`, one row at a time."""
-    if validation.enabled():
-        _check_gather(indices, topk_p_buf, topk_index_buf, output_tokens_buf, hidden_states_buf)
-    buffers, rows = (topk_p_buf, topk_index_buf, output_tokens_buf, hidden_states_buf), indices.tolist()
-    return GatheredRows(*(torch.cat([buffer[:0], *(buffer[row : row + 1] for row in rows)]) for buffer in buffers))
 
 
 def _check_paths(predicts: Tensor, accept_index: Tensor) -> None:

@@ -42,23 +42,6 @@ def assign_req_to_token_pool(
     req_to_token[req_pool_indices[request], column] = out_cache_loc.to(torch.int32)
 
 
-def assign_req_to_token_pool_loops(
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    start_offset: Tensor,
-    end_offset: Tensor,
-    out_cache_loc: Tensor,
-) -> None:
-    """`assign_req_to_token_pool`, one slot at a time."""
-    if validation.enabled():
-        _check_assign(req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc)
-    slots = iter(out_cache_loc.tolist())
-    rows, starts, ends = req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist()
-    for row, start, end in zip(rows, starts, ends, strict=True):
-        for column in range(start, end):
-            req_to_token[row, column] = next(slots)
-
-
 def assign_draft_cache_locs_contiguous(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int
 ) -> Tensor:
@@ -77,18 +60,6 @@ def assign_draft_cache_locs_contiguous(
     width = topk * num_steps
     column = seq_lens[:, None] + torch.arange(width, device=seq_lens.device)  # [bs, width]
     return req_to_token[req_pool_indices[:, None], column].to(torch.int64).flatten()
-
-
-def assign_draft_cache_locs_contiguous_loops(
-    req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int
-) -> Tensor:
-    """`assign_draft_cache_locs_contiguous`, one request at a time."""
-    if validation.enabled():
-        _check_draft(req_pool_indices, req_to_token, seq_lens, topk, num_steps)
-    table, slots = req_to_token.tolist(), []
-    for row, seq_len in zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True):
-        slots += table[row][seq_len : seq_len + topk * num_steps]
-    return torch.tensor(slots, dtype=torch.int64, device=req_to_token.device)
 
 
 def assign_extend_cache_locs(
@@ -112,19 +83,6 @@ def assign_extend_cache_locs(
         _check_ragged(req_pool_indices, req_to_token, start_offset, end_offset)
     request, column = _ragged_columns(start_offset, end_offset)  # [num_locs], [num_locs]
     return req_to_token[req_pool_indices[request], column].to(torch.int64)
-
-
-def assign_extend_cache_locs_loops(
-    req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, end_offset: Tensor
-) -> Tensor:
-    """`assign_extend_cache_locs`, one request at a time."""
-    if validation.enabled():
-        _check_ragged(req_pool_indices, req_to_token, start_offset, end_offset)
-    table, slots = req_to_token.tolist(), []
-    rows, starts, ends = req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist()
-    for row, start, end in zip(rows, starts, ends, strict=True):
-        slots += table[row][start:end]
-    return torch.tensor(slots, dtype=torch.int64, device=req_to_token.device)
 
 
 def ragged_segments(lens: Tensor) -> tuple[Tensor, Tensor]:

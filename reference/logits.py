@@ -53,8 +53,8 @@ NAN_LOWEST = 1
 WORD_BITS = 32
 
 
-class SamplingParams(NamedTuple):
-    """SGLang's parameters of these names, for each request. Floating-point tensors have the dtype of the logits.
+class SamplingBatchInfo(NamedTuple):
+    """What SGLang's SamplingParams say, for each request. Floating-point tensors have the dtype of the logits.
 
     frequency_penalty   [bs] float: 0 changes nothing
     presence_penalty    [bs] float: 0 changes nothing
@@ -154,8 +154,8 @@ def apply_penalties(
     """
     if validation.enabled():
         _check_history(logits, output_counts, output_lens, candidates, tree_mask, law)
-        _check_penalties(logits, frequency_penalty, presence_penalty, repetition_penalty, min_new_tokens)
-        _check_tokens(logits, output_counts, stop_token_ids, logit_bias)
+        penalties = (frequency_penalty, presence_penalty, repetition_penalty)
+        _check_penalties(logits, output_counts, penalties, min_new_tokens, stop_token_ids, logit_bias)
     bs, ndt = candidates.shape
     vocab_size = logits.shape[1]
     stopped = torch.zeros((bs, vocab_size + 1), dtype=torch.bool, device=logits.device)
@@ -191,8 +191,8 @@ def apply_penalties_loops(
     """`apply_penalties`, one token at a time, with one rounding for each."""
     if validation.enabled():
         _check_history(logits, output_counts, output_lens, candidates, tree_mask, law)
-        _check_penalties(logits, frequency_penalty, presence_penalty, repetition_penalty, min_new_tokens)
-        _check_tokens(logits, output_counts, stop_token_ids, logit_bias)
+        penalties = (frequency_penalty, presence_penalty, repetition_penalty)
+        _check_penalties(logits, output_counts, penalties, min_new_tokens, stop_token_ids, logit_bias)
     bs, ndt = candidates.shape
     for b in range(bs):
         frequency, presence = frequency_penalty[b].item(), presence_penalty[b].item()
@@ -321,8 +321,7 @@ def top_k_renorm_probs(probs: Tensor, top_k: Tensor) -> Tensor:
     1, which SGLang refuses too, and rows of zeros. Source: FlashInfer's `top_k_renorm_probs`; ties: its issue #769.
     """
     if validation.enabled():
-        _check_renorm(probs, "top_k", top_k, torch.int32)
-        validation.require_between("top_k", top_k, 1, 2**31 - 1)
+        _check_renorm(probs, "top_k", top_k, torch.int32, top_k >= 1, "1 or more")
     last = top_k.to(torch.int64).clamp(max=probs.shape[1])[:, None] - 1  # [num_rows, 1]
     return _renormalised(probs, probs.sort(dim=1, descending=True).values.gather(1, last))
 
@@ -330,8 +329,7 @@ def top_k_renorm_probs(probs: Tensor, top_k: Tensor) -> Tensor:
 def top_k_renorm_probs_loops(probs: Tensor, top_k: Tensor) -> Tensor:
     """`top_k_renorm_probs`, one row at a time."""
     if validation.enabled():
-        _check_renorm(probs, "top_k", top_k, torch.int32)
-        validation.require_between("top_k", top_k, 1, 2**31 - 1)
+        _check_renorm(probs, "top_k", top_k, torch.int32, top_k >= 1, "1 or more")
     pivots = [sorted(row)[-k:][0] for row, k in zip(probs.tolist(), top_k.tolist(), strict=True)]
     return _renormalised_loops(probs, pivots)
 
@@ -347,8 +345,7 @@ def top_p_renorm_probs(probs: Tensor, top_p: Tensor) -> Tensor:
     Source: Holtzman et al. (arXiv 1904.09751), section 3.1; ties: FlashInfer's `top_p_renorm_probs`.
     """
     if validation.enabled():
-        _check_renorm(probs, "top_p", top_p, probs.dtype)
-        validation.require_all((top_p > 0) & (top_p <= 1), "top_p", top_p, "above 0, at most 1")
+        _check_renorm(probs, "top_p", top_p, probs.dtype, (top_p > 0) & (top_p <= 1), "above 0, at most 1")
     ordered = probs.sort(dim=1, descending=True).values  # [num_rows, V]
     too_few = (ordered.cumsum(1) < top_p[:, None]).sum(1, keepdim=True)  # [num_rows, 1]
     pivot = ordered.gather(1, too_few.clamp(max=probs.shape[1] - 1))
@@ -358,8 +355,7 @@ def top_p_renorm_probs(probs: Tensor, top_p: Tensor) -> Tensor:
 def top_p_renorm_probs_loops(probs: Tensor, top_p: Tensor) -> Tensor:
     """`top_p_renorm_probs`, one row at a time."""
     if validation.enabled():
-        _check_renorm(probs, "top_p", top_p, probs.dtype)
-        validation.require_all((top_p > 0) & (top_p <= 1), "top_p", top_p, "above 0, at most 1")
+        _check_renorm(probs, "top_p", top_p, probs.dtype, (top_p > 0) & (top_p <= 1), "above 0, at most 1")
     pivots = []
     for row, p in zip(probs.tolist(), top_p.tolist(), strict=True):
         total, pivot = 0.0, 0.0
@@ -381,16 +377,14 @@ def min_p_renorm_probs(probs: Tensor, min_p: Tensor) -> Tensor:
     outside its range and rows of zeros. Source: Nguyen et al. (arXiv 2407.01082), section 3.
     """
     if validation.enabled():
-        _check_renorm(probs, "min_p", min_p, probs.dtype)
-        validation.require_between("min_p", min_p, 0, 1)
+        _check_renorm(probs, "min_p", min_p, probs.dtype, (min_p >= 0) & (min_p <= 1), "0 to 1")
     return _renormalised(probs, probs.amax(1, keepdim=True) * min_p[:, None])
 
 
 def min_p_renorm_probs_loops(probs: Tensor, min_p: Tensor) -> Tensor:
     """`min_p_renorm_probs`, one row at a time."""
     if validation.enabled():
-        _check_renorm(probs, "min_p", min_p, probs.dtype)
-        validation.require_between("min_p", min_p, 0, 1)
+        _check_renorm(probs, "min_p", min_p, probs.dtype, (min_p >= 0) & (min_p <= 1), "0 to 1")
     pivots = [max(row) * share for row, share in zip(probs.tolist(), min_p.tolist(), strict=True)]
     return _renormalised_loops(probs, pivots)
 
@@ -401,7 +395,7 @@ def process_logits(
     output_lens: Tensor,
     candidates: Tensor,
     tree_mask: Tensor,
-    params: SamplingParams,
+    params: SamplingBatchInfo,
     law: int,
     bitmask: Tensor | None = None,
     custom_logit_processor: Callable[[Tensor], Tensor] | None = None,
@@ -417,7 +411,8 @@ def process_logits(
     bitmask                 [bs * ndt, ceil(V / 32)] int32, or None where there is no grammar
     custom_logit_processor  gets logits [bs * ndt, V], may change them, and returns such logits
 
-    Returns probs [bs * ndt, V] float. Raises ValueError as its steps do. Source: SGLang's sampler; PR #22049.
+    Returns probs [bs * ndt, V] float. Raises ValueError as its steps do. Its slow twin, for EXACT, is
+    `sequential.next_token_law` after each node's path. Source: SGLang's sampler; PR #22049.
     """
     ndt = candidates.shape[1]
     logits = logits.clone()
@@ -430,38 +425,6 @@ def process_logits(
     probs = top_k_renorm_probs(probs, params.top_k.repeat_interleave(ndt))
     probs = top_p_renorm_probs(probs, params.top_p.repeat_interleave(ndt))
     return min_p_renorm_probs(probs, params.min_p.repeat_interleave(ndt))
-
-
-def process_logits_loops(
-    logits: Tensor,
-    output_counts: Tensor,
-    output_lens: Tensor,
-    candidates: Tensor,
-    tree_mask: Tensor,
-    params: SamplingParams,
-    law: int,
-    bitmask: Tensor | None = None,
-    custom_logit_processor: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """`process_logits`, one request at a time; a custom processor gets them together."""
-    bs, ndt = candidates.shape
-    requests = [(slice(b * ndt, b * ndt + ndt), SamplingParams(*(own[b : b + 1] for own in params))) for b in range(bs)]
-    every_row = torch.arange(ndt, dtype=torch.int32, device=logits.device)
-    logits = logits.clone()
-    for b, (rows, own) in enumerate(requests):
-        tree = candidates[b : b + 1], tree_mask[b : b + 1]
-        apply_penalties_loops(logits[rows], output_counts[b : b + 1], output_lens[b : b + 1], *tree, *own[:6], law)
-        if bitmask is not None:
-            apply_token_bitmask_loops(logits[rows], bitmask[rows], every_row)
-    if custom_logit_processor is not None:
-        logits = custom_logit_processor(logits)
-    probs = torch.empty_like(logits)
-    for rows, own in requests:
-        own_probs = temperature_softmax_loops(logits[rows], own.temperature.expand(ndt))
-        own_probs = top_k_renorm_probs_loops(own_probs, own.top_k.expand(ndt))
-        own_probs = top_p_renorm_probs_loops(own_probs, own.top_p.expand(ndt))
-        probs[rows] = min_p_renorm_probs_loops(own_probs, own.min_p.expand(ndt))
-    return probs
 
 
 def total_variation(probs: Tensor, other_probs: Tensor) -> Tensor:
@@ -480,14 +443,6 @@ def total_variation(probs: Tensor, other_probs: Tensor) -> Tensor:
             "other_probs", other_probs, probs.dtype, num_rows=probs.shape[0], vocab_size=probs.shape[1]
         )
     return (probs - other_probs).abs().sum(1) / 2
-
-
-def total_variation_loops(probs: Tensor, other_probs: Tensor) -> Tensor:
-    """`total_variation`, one row at a time: the event is the tokens that the first law prefers."""
-    distances = []
-    for row, other in zip(probs.tolist(), other_probs.tolist(), strict=True):
-        distances.append(sum(max(p - q, 0.0) for p, q in zip(row, other, strict=True)))
-    return torch.tensor(distances, dtype=probs.dtype, device=probs.device)
 
 
 def _renormalised(probs: Tensor, pivot: Tensor) -> Tensor:
@@ -562,24 +517,19 @@ def _check_history(
 
 def _check_penalties(
     logits: Tensor,
-    frequency_penalty: Tensor,
-    presence_penalty: Tensor,
-    repetition_penalty: Tensor,
+    output_counts: Tensor,
+    penalties: tuple[Tensor, Tensor, Tensor],
     min_new_tokens: Tensor,
+    stop_token_ids: Tensor,
+    logit_bias: Tensor,
 ) -> None:
-    bs = min_new_tokens.shape[0]
-    validation.require_tensor("min_new_tokens", min_new_tokens, torch.int32, bs=bs)
-    validation.require_between("min_new_tokens", min_new_tokens, 0, 2**31 - 1)
-    for name, penalty in (("frequency_penalty", frequency_penalty), ("presence_penalty", presence_penalty)):
+    bs, vocab_size = output_counts.shape
+    for name, penalty in zip(SamplingBatchInfo._fields, penalties, strict=False):
         validation.require_tensor(name, penalty, logits.dtype, bs=bs)
         validation.require_all(penalty.isfinite(), name, penalty, "finite")
-    validation.require_tensor("repetition_penalty", repetition_penalty, logits.dtype, bs=bs)
-    positive = (repetition_penalty > 0) & repetition_penalty.isfinite()
-    validation.require_all(positive, "repetition_penalty", repetition_penalty, "finite, above 0")
-
-
-def _check_tokens(logits: Tensor, output_counts: Tensor, stop_token_ids: Tensor, logit_bias: Tensor) -> None:
-    bs, vocab_size = output_counts.shape
+    validation.require_all(penalties[2] > 0, "repetition_penalty", penalties[2], "above 0")
+    validation.require_tensor("min_new_tokens", min_new_tokens, torch.int32, bs=bs)
+    validation.require_between("min_new_tokens", min_new_tokens, 0, 2**31 - 1)
     validation.require_tensor("stop_token_ids", stop_token_ids, torch.int64, bs=bs, num_stop_tokens=None)
     validation.require_between("stop_token_ids", stop_token_ids, 0, vocab_size)
     validation.require_tensor("logit_bias", logit_bias, logits.dtype, bs=bs, vocab_size=vocab_size)
@@ -611,8 +561,9 @@ def _check_softmax(logits: Tensor, temperature: Tensor) -> None:
     validation.require_all(positive, "temperature", temperature, "finite, above 0")
 
 
-def _check_renorm(probs: Tensor, name: str, limit: Tensor, dtype: torch.dtype) -> None:
+def _check_renorm(probs: Tensor, name: str, limit: Tensor, dtype: torch.dtype, valid: Tensor, allowed: str) -> None:
     _check_probs("probs", probs)
     validation.require_tensor(name, limit, dtype, num_rows=probs.shape[0])
+    validation.require_all(valid, name, limit, allowed)
     total = probs.sum(1)  # [num_rows]
     validation.require_all(total > 0, "sum of the row of probs ", total, "above 0")

@@ -6,7 +6,6 @@ In a mask, a row is a node and says which nodes it attends to: itself and its an
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import torch
@@ -44,19 +43,6 @@ def links_of(parent: Tensor) -> tuple[Tensor, Tensor]:
     return first_column(is_child), first_column(is_sibling)
 
 
-def links_of_loops(parent: list[int]) -> tuple[list[int], list[int]]:
-    """`links_of` one tree, as lists."""
-    children: dict[int, list[int]] = {node: [] for node in range(-1, len(parent))}
-    for node, its_parent in enumerate(parent):
-        children[its_parent].append(node)
-    next_token = [children[node][0] if children[node] else -1 for node in range(len(parent))]
-    next_sibling = [-1] * len(parent)
-    for family in children.values():
-        for older, younger in itertools.pairwise(family):
-            next_sibling[older] = younger
-    return next_token, next_sibling
-
-
 def first_column(matches: Tensor) -> Tensor:
     """The first True column of each row of a [..., rows, columns] mask, -1 where there is none."""
     return torch.where(matches.any(dim=-1), matches.to(torch.uint8).argmax(dim=-1), -1)
@@ -87,25 +73,6 @@ def reconstruct_tree(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeLinks:
     )
 
 
-def reconstruct_tree_loops(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeLinks:
-    """`reconstruct_tree`, one node at a time."""
-    if validation.enabled():
-        _check_mask(tree_mask)
-        _check_reconstruct(tree_mask, verified_seq_len)
-    bs, ndt, _ = tree_mask.shape
-    positions: list[int] = []
-    links: list[tuple[list[int], list[int]]] = []
-    for b, rows in enumerate(tree_mask.tolist()):
-        ancestors = [[j for j in range(i) if row[j]] for i, row in enumerate(rows)]
-        positions += [int(verified_seq_len[b]) + len(path) for path in ancestors]
-        links.append(links_of_loops([path[-1] if path else -1 for path in ancestors]))
-    shape = (bs, ndt)
-    numbers = list(range(bs * ndt))
-    lists = (numbers, [next_token for next_token, _ in links], [next_sibling for _, next_sibling in links])
-    tensors = [torch.tensor(values, dtype=torch.int64, device=tree_mask.device) for values in (positions, *lists)]
-    return TreeLinks(tensors[0], *(tensor.view(shape) for tensor in tensors[1:]))
-
-
 def pack_tree_mask(tree_mask: Tensor) -> Tensor:
     """A bit for each element of the mask, a few bytes for each of its rows.
 
@@ -126,19 +93,6 @@ def pack_tree_mask(tree_mask: Tensor) -> Tensor:
     return (bits.view(bs, ndt, width, 8) * weight).sum(dim=-1).to(torch.uint8)
 
 
-def pack_tree_mask_loops(tree_mask: Tensor) -> Tensor:
-    """`pack_tree_mask`, one row at a time."""
-    if validation.enabled():
-        _check_mask(tree_mask)
-    bs, ndt, _ = tree_mask.shape
-    width = packed_bytes(ndt)
-    packed: list[int] = []
-    for row in tree_mask.reshape(-1, ndt).tolist():
-        number = sum(1 << j for j, cell in enumerate(row) if cell)
-        packed.extend(number.to_bytes(width, "little"))
-    return torch.tensor(packed, dtype=torch.uint8, device=tree_mask.device).view(bs, ndt, width)
-
-
 def unpack_tree_mask(packed: Tensor) -> Tensor:
     """The mask that `pack_tree_mask` packed.
 
@@ -153,18 +107,6 @@ def unpack_tree_mask(packed: Tensor) -> Tensor:
     shift = torch.arange(8, device=packed.device, dtype=torch.uint8)  # [8]
     bits = (packed[:, :, :, None] >> shift) & 1  # [bs, ndt, packed_bytes, 8]
     return bits.flatten(2)[:, :, :ndt].to(torch.bool)
-
-
-def unpack_tree_mask_loops(packed: Tensor) -> Tensor:
-    """`unpack_tree_mask`, one row at a time."""
-    if validation.enabled():
-        _check_packed(packed)
-    bs, ndt, width = packed.shape
-    mask: list[bool] = []
-    for row in packed.reshape(-1, width).tolist():
-        number = int.from_bytes(bytes(row), "little")
-        mask.extend(number >> j & 1 == 1 for j in range(ndt))
-    return torch.tensor(mask, dtype=torch.bool, device=packed.device).view(bs, ndt, ndt)
 
 
 def packed_bytes(num_draft_tokens: int) -> int:

@@ -92,45 +92,6 @@ def verify_tree_greedy(
     return Verified(predicts, path.to(torch.int32), accepted.to(torch.int32))
 
 
-def verify_tree_greedy_loops(
-    candidates: Tensor,
-    retrieve_index: Tensor,
-    retrieve_next_token: Tensor,
-    retrieve_next_sibling: Tensor,
-    target_predict: Tensor,
-    num_steps: int,
-) -> Verified:
-    """`verify_tree_greedy`, one node at a time."""
-    if validation.enabled():
-        _check_verify(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps)
-    bs, ndt = candidates.shape
-    target = target_predict.flatten().tolist()
-    predicts = [0] * (bs * ndt)
-    accept_index = []
-    accept_token_num = []
-    for b in range(bs):
-        token, number = candidates[b].tolist(), retrieve_index[b].tolist()
-        first_child, next_sibling = retrieve_next_token[b].tolist(), retrieve_next_sibling[b].tolist()
-        path = [0]
-        predicts[number[0]] = target[number[0]]
-        while len(path) <= num_steps:
-            child = first_child[path[-1]]
-            while child != -1 and token[child] != target[number[path[-1]]]:
-                child = next_sibling[child]
-            if child == -1:
-                break
-            path.append(child)
-            predicts[number[child]] = target[number[child]]
-        accept_index.append([number[node] for node in path] + [-1] * (num_steps + 1 - len(path)))
-        accept_token_num.append(len(path) - 1)
-    device = candidates.device
-    return Verified(
-        predicts=torch.tensor(predicts, dtype=torch.int32, device=device),
-        accept_index=torch.tensor(accept_index, dtype=torch.int32, device=device).view(bs, num_steps + 1),
-        accept_token_num=torch.tensor(accept_token_num, dtype=torch.int32, device=device),
-    )
-
-
 def fill_bonus_tokens(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> Tensor:
     """The bonus token of each request: what the target model says after the last accepted node.
 
@@ -146,17 +107,6 @@ def fill_bonus_tokens(predict: Tensor, accept_index: Tensor, accept_lens: Tensor
         _check_bonus(predict, accept_index, accept_lens)
     last = accept_index.gather(1, accept_lens[:, None].to(torch.int64) - 1)  # [bs, 1]
     return predict[last[:, 0]]
-
-
-def fill_bonus_tokens_loops(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> Tensor:
-    """`fill_bonus_tokens`, one request at a time."""
-    if validation.enabled():
-        _check_bonus(predict, accept_index, accept_lens)
-    tokens = predict.tolist()
-    bonus = []
-    for path, accept_len in zip(accept_index.tolist(), accept_lens.tolist(), strict=True):
-        bonus.append(tokens[path[accept_len - 1]])
-    return torch.tensor(bonus, dtype=torch.int32, device=predict.device)
 
 
 def _check_verify(

@@ -12,22 +12,24 @@ from torch import Tensor
 from specsim.explore.chooser import Chooser, between, pick, sample
 from specsim.ops import bulk, counter
 from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.ops.loops.accepted import (
+    create_extend_after_decode_loops,
+    filter_finished_cache_loc_loops,
+    gather_accept_tokens_loops,
+    gather_rows_loops,
+    get_target_cache_loc_loops,
+    verify_commit_outputs_loops,
+    write_req_to_token_pool_loops,
+)
 from specsim.ops.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_seq_lens, draw_shape
 from specsim.reference.accepted import (
     create_extend_after_decode,
-    create_extend_after_decode_loops,
     filter_finished_cache_loc,
-    filter_finished_cache_loc_loops,
     gather_accept_tokens,
-    gather_accept_tokens_loops,
     gather_rows,
-    gather_rows_loops,
     get_target_cache_loc,
-    get_target_cache_loc_loops,
     verify_commit_outputs,
-    verify_commit_outputs_loops,
     write_req_to_token_pool,
-    write_req_to_token_pool_loops,
 )
 
 __all__ = ["OPS"]

@@ -12,14 +12,16 @@ import torch
 from specsim.explore.chooser import Chooser, between, pick, sample
 from specsim.ops import bulk, counter
 from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.ops.loops.cache_locs import (
+    assign_draft_cache_locs_contiguous_loops,
+    assign_extend_cache_locs_loops,
+    assign_req_to_token_pool_loops,
+)
 from specsim.ops.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_seq_lens, draw_shape
 from specsim.reference.cache_locs import (
     assign_draft_cache_locs_contiguous,
-    assign_draft_cache_locs_contiguous_loops,
     assign_extend_cache_locs,
-    assign_extend_cache_locs_loops,
     assign_req_to_token_pool,
-    assign_req_to_token_pool_loops,
 )
 
 __all__ = ["OPS"]

@@ -14,6 +14,15 @@ import torch
 from specsim.explore.chooser import Chooser, between, pick
 from specsim.ops import bulk, counter
 from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.ops.loops.drafting import (
+    build_chain_tree_loops,
+    rerank_candidates_loops,
+    select_top_k_tokens_next_loops,
+)
+from specsim.ops.loops.masks import (
+    pack_tree_mask_loops,
+    reconstruct_tree_loops,
+)
 from specsim.ops.tree import (
     BS_MAX,
     NUM_STEPS_MAX,
@@ -27,18 +36,13 @@ from specsim.ops.tree import (
 )
 from specsim.reference.drafting import (
     build_chain_tree,
-    build_chain_tree_loops,
     rerank_candidates,
-    rerank_candidates_loops,
     select_top_k_tokens_next,
-    select_top_k_tokens_next_loops,
 )
 from specsim.reference.masks import (
     PACKED_NODES_MAX,
     pack_tree_mask,
-    pack_tree_mask_loops,
     reconstruct_tree,
-    reconstruct_tree_loops,
 )
 
 __all__ = ["OPS"]

@@ -29,22 +29,24 @@ from specsim.ops.bulk_kv import (
     pool_sizes,
 )
 from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, TensorArg, Tensors
+from specsim.ops.loops.kv import (
+    alloc_decode_loops,
+    alloc_extend_loops,
+    compact_accepted_path_loops,
+    fill_accept_out_cache_loc_loops,
+    generate_draft_decode_kv_indices_loops,
+    get_last_loc_loops,
+    move_kv_loops,
+)
 from specsim.ops.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_seq_lens, draw_shape
 from specsim.reference.kv import (
     alloc_decode,
-    alloc_decode_loops,
     alloc_extend,
-    alloc_extend_loops,
     compact_accepted_path,
-    compact_accepted_path_loops,
     fill_accept_out_cache_loc,
-    fill_accept_out_cache_loc_loops,
     generate_draft_decode_kv_indices,
-    generate_draft_decode_kv_indices_loops,
     get_last_loc,
-    get_last_loc_loops,
     move_kv,
-    move_kv_loops,
 )
 
 __all__ = ["OPS"]

@@ -53,9 +53,9 @@ from specsim.reference.validation import unchecked
 Row = tuple[Fraction, ...]
 Rule = Callable[["Drafted", torch.Tensor], list[Tokens]]
 
-NAMES = tuple(op.name for op in OPS)
+NAMES = ("verify_tree_target_only", "verify_chain_rejection", "verify_chain_block", "verify_tree_rejection")
 ONE = Fraction(1)
-_OPS = {op.name: op for op in OPS}
+_OPS = {op.name: op for op in OPS if op.name in NAMES}
 _POISON = -7  # in outputs without a prefill: neither a token nor a length
 
 
@@ -329,9 +329,9 @@ def trials(name: str, *, quick: bool = False) -> Iterator[tuple[str, Trial]]:
     `quick` keeps to those in QUICK. Raises ValueError for an unknown name.
     """
     _require_known(name)
-    shapes = list({"verify_tree_target_only": TREES, "verify_tree_rejection": FAMILIES}.get(name, DRAFTS))
+    trees: dict[str, Iterable[str]] = {"verify_tree_target_only": TREES, "verify_tree_rejection": FAMILIES}
     for model, (target, drafter) in {**MODELS, "toy": TOY}.items():
-        for shape in shapes:
+        for shape in trees.get(name, DRAFTS):
             where = f"{model}, {shape}"
             if quick and where not in QUICK:
                 continue

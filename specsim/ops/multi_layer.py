@@ -13,18 +13,20 @@ from torch import Tensor
 from specsim.explore.chooser import Chooser, between, pick, sample
 from specsim.ops import bulk, counter
 from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.ops.loops.multi_layer import (
+    assign_hidden_states_pool_loops,
+    assign_new_state_loops,
+    fill_widened_draft_extend_inputs_loops,
+    rotate_input_ids_loops,
+    stash_append_boundary_state_loops,
+)
 from specsim.ops.tree import BS_MAX, NUM_STEPS_MAX, PAGE_SIZES, draw_seq_lens
 from specsim.reference.multi_layer import (
     assign_hidden_states_pool,
-    assign_hidden_states_pool_loops,
     assign_new_state,
-    assign_new_state_loops,
     fill_widened_draft_extend_inputs,
-    fill_widened_draft_extend_inputs_loops,
     rotate_input_ids,
-    rotate_input_ids_loops,
     stash_append_boundary_state,
-    stash_append_boundary_state_loops,
 )
 
 __all__ = ["OPS"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from specsim.ops import cache_locs, drafting, kv, sampling, tree, verify
+from specsim.ops import accepted, cache_locs, drafting, kv, logits, multi_layer, sampling, tree, verify
 from specsim.ops.contract import Implementation, Op
 
-OPS: dict[str, Op] = {op.name: op for family in (cache_locs, tree, verify, drafting, kv, sampling) for op in family.OPS}
+_FAMILIES = (cache_locs, tree, verify, accepted, drafting, logits, sampling, kv, multi_layer)
+OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 
 # The reference and its slow twins as providers: `specsim check specsim.ops.registry:REFERENCE`.
 REFERENCE: dict[str, Implementation] = {op.name: op.reference for op in OPS.values()}

@@ -16,14 +16,16 @@ import torch
 from specsim.explore.chooser import Chooser, between, pick
 from specsim.ops import bulk, counter
 from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.ops.loops.tree import (
+    build_tree_loops,
+    build_tree_packed_loops,
+)
 from specsim.reference.masks import PACKED_NODES_MAX, packed_bytes
 from specsim.reference.tree import (
     FULL_MASK,
     QLEN_ONLY,
     build_tree,
-    build_tree_loops,
     build_tree_packed,
-    build_tree_packed_loops,
 )
 
 __all__ = [

@@ -13,12 +13,14 @@ import torch
 from specsim.explore.chooser import Chooser, between, pick, sample
 from specsim.ops import bulk, counter
 from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.ops.loops.verify import (
+    fill_bonus_tokens_loops,
+    verify_tree_greedy_loops,
+)
 from specsim.ops.tree import DraftTree, Shape, draw_batch_shape, draw_shape, draw_tree
 from specsim.reference.verify import (
     fill_bonus_tokens,
-    fill_bonus_tokens_loops,
     verify_tree_greedy,
-    verify_tree_greedy_loops,
 )
 
 __all__ = ["OPS"]

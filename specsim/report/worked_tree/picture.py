@@ -21,7 +21,7 @@ INNER = WIDTH - 2 * MARGIN
 
 # Okabe and Ito's palette, darkened where text needs the contrast: ink, muted, line, page; then line and fill of what is
 # accepted, rejected and bonus.
-LIGHT = ("#1f2328", "#9aa0a6", "#818b98", "#ffffff", "#0065a3", "#dcecf9", "#a84300", "#fdf0e6", "#00704f", "#d8f3e8")
+LIGHT = ("#1f2328", "#59636e", "#818b98", "#ffffff", "#0065a3", "#dcecf9", "#a84300", "#fdf0e6", "#00704f", "#d8f3e8")
 DARK = ("#e6edf3", "#a2abb5", "#768390", "#0d1117", "#56b4e9", "#10314a", "#f0a132", "#35230b", "#3ccba0", "#0b3a2c")
 
 STYLE = """
