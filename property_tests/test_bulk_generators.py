@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specsim.explore.chooser import replayed, seeded
 from specsim.ops import counter
-from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, TensorArg
+from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, TensorArg, differing
 from specsim.ops.registry import OPS
 
 SHAPES = 8
@@ -29,11 +29,18 @@ BATCH_RELATIVE: dict[str, Callable[[Tensor, int, Case], Tensor]] = {
     "retrieve_index": lambda row, b, case: row - b * case.sizes["num_draft_tokens"],
     "accept_index": lambda row, b, case: torch.where(row >= 0, row - b * case.sizes["num_draft_tokens"], row),
     "req_pool_indices": lambda row, _b, _case: row > 0,
+    "indices": lambda row, _b, _case: row > 0,
+    "select_index": lambda row, b, case: row - case.tensors["extend_start_loc"][b],
     "last_loc": lambda row, _b, case: torch.where(row >= 0, row % case.sizes["page_size"], row),
 }
 # Tensors of no first dimension "bs" that have as many elements for each request.
 PER_REQUEST = ("bs", "num_nodes", "num_rows")
-SLOTS = ("out_cache_loc",)
+SLOTS = (
+    "out_cache_loc",
+    "extend_start_loc",
+    "old_extend_start_loc",
+    "src_row_ends",
+)  # all of it goes by the place in the batch
 
 
 def bulk_of(name: str) -> Bulk:
@@ -62,14 +69,16 @@ def inputs(op: Op) -> list[TensorArg]:
     return [arg for arg in op.tensor_args if arg.role is not Role.OUT]
 
 
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and not bool(differing(a, b).any())
+
+
 def same_case(a: Case, b: Case) -> bool:
-    return a.sizes == b.sizes and all(torch.equal(a.tensors[name].cpu(), b.tensors[name].cpu()) for name in a.tensors)
+    return a.sizes == b.sizes and all(same(a.tensors[name].cpu(), b.tensors[name].cpu()) for name in a.tensors)
 
 
 def agree(a: Tensor, b: Tensor, tolerance: float | None) -> bool:
-    if tolerance is None:
-        return torch.equal(a, b)
-    return bool(((a == b) | ((a - b).abs() <= tolerance)).all())
+    return torch.allclose(a, b, rtol=0, atol=tolerance, equal_nan=True) if tolerance else same(a, b)
 
 
 def test_every_operation_has_a_bulk_generator() -> None:
@@ -116,7 +125,7 @@ def test_a_request_out_of_a_batch_can_be_made_alone(name: str) -> None:
                     if arg.name in BATCH_RELATIVE:
                         row = BATCH_RELATIVE[arg.name](row, b, case)
                         other = BATCH_RELATIVE[arg.name](other, 0, alone)
-                    assert torch.equal(row, other), (arg.name, b, shape)
+                    assert same(row, other), (arg.name, b, shape)
 
 
 @every_op

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from specsim import kernels
 from specsim.diff import rules
 from specsim.diff.rules import BY_ID, RULES
 from specsim.diff.run import run_case
@@ -187,11 +188,9 @@ def test_the_reference_and_its_loops_have_no_finding(op: str, implementations: d
     assert judged(subject_of(op, implementations[op]), cases=60).failures == []
 
 
-@pytest.mark.parametrize("op", list(OPS)[:6])
+@pytest.mark.parametrize("op", [subject.op for subject in kernels.provider().subjects()[0]])
 def test_the_own_kernels_have_no_finding(op: str) -> None:
-    from specsim.kernels import provider
-
-    subjects, not_run = provider().subjects()
+    subjects, not_run = kernels.provider().subjects()
     assert {s.op for s in subjects} | {entry.what for entry in not_run} == set(OPS)
     (subject,) = [s for s in subjects if s.op == op]
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -63,7 +63,12 @@ SAME_LAYER = {"check": "sim"}
 TOP = {"cli", "__main__", "pytest_plugin"}  # may import everything
 # The modules that import Hypothesis, and those for test authors, which nothing else in the product imports.
 STRATEGIES = {"specsim.explore.hypothesis_lane", "specsim.ops.strategies", "specsim.check.strategies"}
-PUBLIC = {"specsim.ops.strategies", "specsim.check.strategies"}
+PUBLIC = {
+    "specsim.ops.strategies",
+    "specsim.ops.losslessness",
+    "specsim.ops.statistics",
+    "specsim.check.strategies",
+}
 HEAVY = ("torch", "triton", "hypothesis", "numpy")
 MAY_NAME_RELEASES = ("specsim/targets/sglang/", "fixtures/")
 RELEASE = re.compile(r"(?<![\d.])0\.5\.\d+")

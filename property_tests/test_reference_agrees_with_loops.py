@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,13 +110,8 @@ def test_the_reference_imports_torch_and_nothing_else() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 assert name.split(".")[0] in {
-                    "__future__",
-                    "collections",
-                    "contextlib",
-                    "contextvars",
-                    "itertools",
+                    *sys.stdlib_module_names,
                     "torch",
-                    "typing",
                 } or name.startswith("specsim.reference"), name
 
 

@@ -12,17 +12,19 @@ from hypothesis import given
 
 from specsim.explore.chooser import replayed, seeded
 from specsim.ops.contract import Case, Op, Role, ScalarArg
+from specsim.ops.loops.sampling import (
+    verify_chain_block_loops,
+    verify_chain_rejection_loops,
+    verify_tree_rejection_loops,
+    verify_tree_target_only_loops,
+)
 from specsim.ops.sampling import OPS
 from specsim.ops.strategies import cases
 from specsim.reference.sampling import (
     verify_chain_block,
-    verify_chain_block_loops,
     verify_chain_rejection,
-    verify_chain_rejection_loops,
     verify_tree_rejection,
-    verify_tree_rejection_loops,
     verify_tree_target_only,
-    verify_tree_target_only_loops,
 )
 
 BY_NAME = {op.name: op for op in OPS}
@@ -516,10 +518,9 @@ def test_no_steps_draw_from_the_roots_law(verify) -> None:
         ({"retrieve_next_sibling": torch.tensor([[-1, 2, 1, -1]])}, r"retrieve_next_sibling\[0, 2\] is 1; allowed"),
     ],
 )
-@target_only
-def test_wrong_trees_and_laws_are_refused_with_the_value_and_what_is_allowed(verify, change, message: str) -> None:
+def test_wrong_trees_and_laws_are_refused_with_the_value_and_what_is_allowed(change, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        verify(**target_only_case(**change))
+        verify_tree_target_only(**target_only_case(**change))
 
 
 @pytest.mark.parametrize(
@@ -531,13 +532,12 @@ def test_wrong_trees_and_laws_are_refused_with_the_value_and_what_is_allowed(ver
         ({"draft_probs": torch.full((1, 2, 3), 2.0)}, r"draft_probs\[0, 0, 0\] is 2.0; allowed: 0 to 1"),
     ],
 )
-@both_chains
+@pytest.mark.parametrize("verify", [verify_chain_rejection, verify_chain_block])
 def test_wrong_chains_are_refused_with_the_value_and_what_is_allowed(verify, change, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         verify(**chain_case(**change))
 
 
-@tree_rejection
-def test_draft_laws_of_trees_have_a_row_for_every_node(verify) -> None:
+def test_draft_laws_of_trees_have_a_row_for_every_node() -> None:
     with pytest.raises(ValueError, match=r"draft_probs has shape \[1, 3, 3\]; allowed: \[bs=1, rows=4, vocab_size=3\]"):
-        verify(**rejection_case(draft_probs=torch.zeros(1, 3, 3)))
+        verify_tree_rejection(**rejection_case(draft_probs=torch.zeros(1, 3, 3)))

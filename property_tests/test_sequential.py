@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from specsim.ops.enumeration import Law, Weights
 
 EOS, STOP = 0, 1
+INFINITY = float("inf")
 V = 6
 VOCABULARY = ("</s>", "<stop>", "a", "b", "ab", "ba")
 seeds = st.integers(0, 2**32)
@@ -330,21 +331,28 @@ def test_all_tokens_that_tie_with_the_last_kept_one_are_kept() -> None:
         )
 
 
-def test_the_custom_processor_runs_before_penalties_and_a_bias_cannot_beat_the_mask() -> None:
+def test_a_bias_cannot_beat_the_mask_and_penalties_spread_what_is_left() -> None:
+    request = SamplingParams(temperature=0, frequency_penalty=1.5, logit_bias={0: 100.0}, max_new_tokens=4)
+    grammar = Automaton({0: {2: 0, 3: 0}}, {0}, V)
+    logits = torch.arange(float(V))
+    assert generate(lambda _: logits, [9], request, grammar=grammar).tokens == (3, 2, 3, 2)
+    assert logits.tolist() == list(range(V))
+
+
+def test_the_custom_processor_comes_last_and_can_bring_back_a_forbidden_token() -> None:
     seen = []
 
     def processor(logits: Tensor, prompt: Sequence[int], outputs: Sequence[int]) -> Tensor:
-        seen.append((list(prompt), list(outputs)))
-        return logits.fill_(1.0)
+        seen.append((list(prompt), list(outputs), (logits > -INFINITY).nonzero()[:, 0].tolist()))
+        return logits.index_fill(0, torch.tensor([1]), 1000.0) if outputs else logits
 
-    request = SamplingParams(
-        temperature=0, frequency_penalty=0.5, logit_bias={0: 100.0}, custom_logit_processor=processor, max_new_tokens=4
-    )
-    grammar = Automaton({0: {2: 0, 3: 0}}, {0}, V)
+    request = SamplingParams(temperature=0, custom_logit_processor=processor, max_new_tokens=2)
+    grammar = Automaton({0: {2: 1}, 1: {1: 1, 3: 1}}, {1}, V)
     logits = torch.arange(float(V))
-    assert generate(lambda _: logits, [9], request, grammar=grammar).tokens == (2, 3, 2, 3)
-    assert seen == [([9], []), ([9], [2]), ([9], [2, 3]), ([9], [2, 3, 2])]
-    assert logits.tolist() == list(range(V))
+    assert generate(lambda _: logits, [9], request, grammar=grammar).tokens == (2, 1)
+    assert seen == [([9], [], [2]), ([9], [2], [1, 3])]
+    law = next_token_law(logits, [2], [9], request, torch.arange(V) == 3)
+    assert law.tolist() == [float(token == 1) for token in range(V)]
 
 
 @given(

@@ -1,8 +1,8 @@
 """Wrong ways to verify, each one line away from the right one, and by how much each is off: exactly.
 
-A wrong rule is the reference, or its slow twin, with one line replaced. On the toy, target p = (5, 4, 3, 2, 2)/16 and drafter
-q = (8, 4, 2, 1, 1)/16 after every prefix, each has a closed form. There only token 0 can be rejected: the token rule
-accepts it with a = 5/8, and the residual of what is left of p is a third for each of the tokens 2, 3 and 4.
+A wrong rule is the reference, or its slow twin, with one line replaced. On the toy, target p = (5, 4, 3, 2, 2)/16 and
+drafter q = (8, 4, 2, 1, 1)/16 after every prefix, each has a closed form. There only token 0 can be rejected: the token
+rule accepts it with 5/8, and what a rejection leaves of p is a third for each of the tokens 2, 3 and 4.
 
 Not every wrong rule emits wrongly: some change nothing but a coin's meaning, or how much is accepted. They are held
 here too, with what kills them instead.

@@ -136,7 +136,7 @@ def get_target_cache_loc(
     num_draft_tokens   nodes a tree
 
     Slots between the two parts belong to neither. Raises ValueError for negative counts and for parts that overlap.
-    Source: SGLang's EAGLE verification with pages and `topk` above 1, up to 0.5.12.
+    Source: SGLang's EAGLE verification with pages and `topk` above 1, its non-overlap worker.
     """
     if validation.enabled():
         _check_target(accept_token_num, to_free_num_slots, out_cache_loc, num_draft_tokens)
@@ -156,7 +156,7 @@ def filter_finished_cache_loc(
     num_accept_tokens_filter  [bs] int32: slots to keep, 0 to `accept_token_num[b] + 1`; 0 for a finished request
 
     Returns out_cache_loc [num_kept] int64, ragged. Raises ValueError for counts outside these bounds.
-    Source: SGLang's EAGLE verification with pages and `topk` above 1, up to 0.5.12.
+    Source: SGLang's EAGLE verification with pages and `topk` above 1, its non-overlap worker.
     """
     if validation.enabled():
         _check_filter(tgt_cache_loc, accept_token_num, num_accept_tokens_filter)
@@ -202,7 +202,7 @@ def gather_rows(
     output_tokens_buf  [num_rows] int64
     hidden_states_buf  [num_rows, hidden_size] of any dtype
 
-    Raises ValueError for rows outside the buffers. Source: SGLang's `gather_spec_extras`, from 0.5.13.
+    Raises ValueError for rows outside the buffers. Source: SGLang's `gather_spec_extras`.
     """
     if validation.enabled():
         _check_gather(indices, topk_p_buf, topk_index_buf, output_tokens_buf, hidden_states_buf)

@@ -19,9 +19,9 @@ path, itself included. Two *laws* differ in what of it they see:
 EXACT    each node is penalised for its own history, as decoding token by token would
 RELAXED  as shipped: each node of a tree for what was out before the tree. At the root there is no difference
 
-What SGLang's verification of trees does otherwise, as of 0.5.13:
+What SGLang's verification of trees did otherwise, for long or still:
 
-* penalties are relaxed (PR #22049); in V2 until 0.5.10.post1 there are none, and no logit bias
+* penalties are relaxed; before PR #22049 V2 had none, and no logit bias
 * of each step only the last token is counted (PR #33643, open), so that a frequency penalty fades and `min_new_tokens`
   lasts longer as more drafts are accepted; V2 first counts the last token of the prompt
 * min_p is ignored; so is a custom processor in V2, and V1 runs it before step 1. (vLLM ignored min_p and logit bias in
@@ -106,19 +106,6 @@ def accumulate_penalties(
     output_lens += counted.sum(1)
 
 
-def accumulate_penalties_loops(
-    output_counts: Tensor, output_lens: Tensor, accept_tokens: Tensor, accept_lens: Tensor, law: int
-) -> None:
-    """`accumulate_penalties`, one token at a time."""
-    if validation.enabled():
-        _check_accumulate(output_counts, output_lens, accept_tokens, accept_lens, law)
-    for b, tokens in enumerate(accept_tokens.tolist()):
-        emitted = tokens[: int(accept_lens[b])]
-        for token in emitted if law == EXACT else emitted[-1:]:
-            output_counts[b, token] += 1
-            output_lens[b] += 1
-
-
 def apply_penalties(
     logits: Tensor,
     output_counts: Tensor,
@@ -174,50 +161,6 @@ def apply_penalties(
         row.masked_fill_(stopped & (lens < min_new_tokens)[:, None], float("-inf"))
 
 
-def apply_penalties_loops(
-    logits: Tensor,
-    output_counts: Tensor,
-    output_lens: Tensor,
-    candidates: Tensor,
-    tree_mask: Tensor,
-    frequency_penalty: Tensor,
-    presence_penalty: Tensor,
-    repetition_penalty: Tensor,
-    min_new_tokens: Tensor,
-    stop_token_ids: Tensor,
-    logit_bias: Tensor,
-    law: int,
-) -> None:
-    """`apply_penalties`, one token at a time, with one rounding for each."""
-    if validation.enabled():
-        _check_history(logits, output_counts, output_lens, candidates, tree_mask, law)
-        penalties = (frequency_penalty, presence_penalty, repetition_penalty)
-        _check_penalties(logits, output_counts, penalties, min_new_tokens, stop_token_ids, logit_bias)
-    bs, ndt = candidates.shape
-    for b in range(bs):
-        frequency, presence = frequency_penalty[b].item(), presence_penalty[b].item()
-        repetition, bias = repetition_penalty[b].item(), logit_bias[b].tolist()
-        drafts, stop_tokens = candidates[b].tolist(), stop_token_ids[b].tolist()
-        for node in range(ndt):
-            counts, length = output_counts[b].tolist(), int(output_lens[b])
-            if law == EXACT:
-                for draft in range(1, ndt):
-                    if tree_mask[b, node, draft]:
-                        counts[drafts[draft]] += 1
-                        length += 1
-            values = []
-            for token, logit in enumerate(logits[b * ndt + node].tolist()):
-                value = logit
-                if counts[token] > 0:
-                    value -= counts[token] * frequency + presence
-                    value = value * repetition if value < 0 else value / repetition
-                value += bias[token]
-                if token in stop_tokens and length < min_new_tokens[b]:
-                    value = float("-inf")
-                values.append(value)
-            logits[b * ndt + node] = torch.tensor(values, dtype=logits.dtype, device=logits.device)
-
-
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor) -> None:
     """Step 5: forbid the tokens whose bit is 0.
 
@@ -239,17 +182,6 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor) -> Non
         tokens.masked_fill_(forbidden & masked, float("-inf"))
 
 
-def apply_token_bitmask_loops(logits: Tensor, bitmask: Tensor, indices: Tensor) -> None:
-    """`apply_token_bitmask`, one token at a time."""
-    if validation.enabled():
-        _check_bitmask(logits, bitmask, indices)
-    for row in indices.tolist():
-        words = [word % 2**WORD_BITS for word in bitmask[row].tolist()]  # without a sign
-        for token in range(logits.shape[1]):
-            if words[token // WORD_BITS] // 2 ** (token % WORD_BITS) % 2 == 0:
-                logits[row, token] = float("-inf")
-
-
 def row_argmax(logits: Tensor, nan_policy: int) -> Tensor:
     """The greedy token of each row; of equal ones the lowest.
 
@@ -267,24 +199,6 @@ def row_argmax(logits: Tensor, nan_policy: int) -> Tensor:
     return logits.argmax(dim=1)
 
 
-def row_argmax_loops(logits: Tensor, nan_policy: int) -> Tensor:
-    """`row_argmax`, one token at a time."""
-    if validation.enabled():
-        _check_argmax(logits, nan_policy)
-    ids = []
-    for row in logits.tolist():
-        best = 0
-        for token, value in enumerate(row):
-            is_nan, best_is_nan = value != value, row[best] != row[best]
-            if nan_policy == NAN_HIGHEST:
-                is_better = not best_is_nan and (is_nan or value > row[best])
-            else:
-                is_better = not is_nan and (value > row[best] or (best_is_nan and value > float("-inf")))
-            best = token if is_better else best
-        ids.append(best)
-    return torch.tensor(ids, dtype=torch.int64, device=logits.device)
-
-
 def temperature_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
     """The law of each row: the softmax of `logits / temperature`.
 
@@ -297,18 +211,6 @@ def temperature_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
     if validation.enabled():
         _check_softmax(logits, temperature)
     return torch.softmax(logits / temperature[:, None], dim=1)
-
-
-def temperature_softmax_loops(logits: Tensor, temperature: Tensor) -> Tensor:
-    """`temperature_softmax`, one row at a time."""
-    if validation.enabled():
-        _check_softmax(logits, temperature)
-    probs = []
-    for row, t in zip(logits.to(torch.float64), temperature.tolist(), strict=True):
-        weights = ((row - row.max()) / t).exp().tolist()
-        total = sum(weights)
-        probs.append([weight / total for weight in weights])
-    return torch.tensor(probs, dtype=logits.dtype, device=logits.device).view(logits.shape)
 
 
 def top_k_renorm_probs(probs: Tensor, top_k: Tensor) -> Tensor:
@@ -324,14 +226,6 @@ def top_k_renorm_probs(probs: Tensor, top_k: Tensor) -> Tensor:
         _check_renorm(probs, "top_k", top_k, torch.int32, top_k >= 1, "1 or more")
     last = top_k.to(torch.int64).clamp(max=probs.shape[1])[:, None] - 1  # [num_rows, 1]
     return _renormalised(probs, probs.sort(dim=1, descending=True).values.gather(1, last))
-
-
-def top_k_renorm_probs_loops(probs: Tensor, top_k: Tensor) -> Tensor:
-    """`top_k_renorm_probs`, one row at a time."""
-    if validation.enabled():
-        _check_renorm(probs, "top_k", top_k, torch.int32, top_k >= 1, "1 or more")
-    pivots = [sorted(row)[-k:][0] for row, k in zip(probs.tolist(), top_k.tolist(), strict=True)]
-    return _renormalised_loops(probs, pivots)
 
 
 def top_p_renorm_probs(probs: Tensor, top_p: Tensor) -> Tensor:
@@ -352,21 +246,6 @@ def top_p_renorm_probs(probs: Tensor, top_p: Tensor) -> Tensor:
     return _renormalised(probs, torch.where(top_p[:, None] < 1, pivot, 0))
 
 
-def top_p_renorm_probs_loops(probs: Tensor, top_p: Tensor) -> Tensor:
-    """`top_p_renorm_probs`, one row at a time."""
-    if validation.enabled():
-        _check_renorm(probs, "top_p", top_p, probs.dtype, (top_p > 0) & (top_p <= 1), "above 0, at most 1")
-    pivots = []
-    for row, p in zip(probs.tolist(), top_p.tolist(), strict=True):
-        total, pivot = 0.0, 0.0
-        for prob in sorted(row, reverse=True):
-            total, pivot = total + prob, prob
-            if total >= p:
-                break
-        pivots.append(pivot if p < 1 else 0.0)
-    return _renormalised_loops(probs, pivots)
-
-
 def min_p_renorm_probs(probs: Tensor, min_p: Tensor) -> Tensor:
     """Keep the tokens of each row that have at least the share `min_p` of the most probable token's probability.
 
@@ -379,14 +258,6 @@ def min_p_renorm_probs(probs: Tensor, min_p: Tensor) -> Tensor:
     if validation.enabled():
         _check_renorm(probs, "min_p", min_p, probs.dtype, (min_p >= 0) & (min_p <= 1), "0 to 1")
     return _renormalised(probs, probs.amax(1, keepdim=True) * min_p[:, None])
-
-
-def min_p_renorm_probs_loops(probs: Tensor, min_p: Tensor) -> Tensor:
-    """`min_p_renorm_probs`, one row at a time."""
-    if validation.enabled():
-        _check_renorm(probs, "min_p", min_p, probs.dtype, (min_p >= 0) & (min_p <= 1), "0 to 1")
-    pivots = [max(row) * share for row, share in zip(probs.tolist(), min_p.tolist(), strict=True)]
-    return _renormalised_loops(probs, pivots)
 
 
 def process_logits(
@@ -449,14 +320,6 @@ def _renormalised(probs: Tensor, pivot: Tensor) -> Tensor:
     """What of `probs` [num_rows, V] is at least `pivot` [num_rows, 1], with sum 1."""
     kept = torch.where(probs >= pivot, probs, 0)
     return kept / kept.sum(1, keepdim=True)
-
-
-def _renormalised_loops(probs: Tensor, pivots: list[float]) -> Tensor:
-    rows = []
-    for row, pivot in zip(probs.tolist(), pivots, strict=True):
-        total = sum(prob for prob in row if prob >= pivot)
-        rows.append([prob / total if prob >= pivot else 0.0 for prob in row])
-    return torch.tensor(rows, dtype=probs.dtype, device=probs.device).view(probs.shape)
 
 
 def _check_law(law: int) -> None:

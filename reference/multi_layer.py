@@ -10,7 +10,7 @@ numbers in all pools; their content differs. So step i must run with the pool an
 another layer nothing crashes, and the drafts are worse.
 
 A later layer's KV just before the window was computed from drafts, some of which were rejected. So a window begins some
-positions earlier than what is new, and what the layers need there has to be remembered by request. Up to 0.5.14 SGLang
+positions earlier than what is new, and what the layers need there has to be remembered by request. SGLang long
 keeps hidden states (`assign_hidden_states_pool`) and puts one row in front for each layer (`assign_new_state`); later
 releases keep a *stash* of the last `front` tokens and hidden states (`stash_append_boundary_state`) and put all of them
 in front at once (`fill_widened_draft_extend_inputs`).
@@ -181,7 +181,7 @@ def assign_hidden_states_pool(
 
     Of a segment that is shorter than `pool_size`, the places before it are 0: never the end of another request's
     segment, which is what stands before it. Raises ValueError for rows outside the pool, duplicate rows and segments
-    that are empty, overlap or leave the tensor. Source: SGLang's multi-layer EAGLE worker, up to 0.5.14.
+    that are empty, overlap or leave the tensor. Source: SGLang's multi-layer EAGLE worker.
     """
     if validation.enabled():
         _check_pool(hidden_states, req_pool_indices, req_to_hidden_states_pool, extend_seq_lens, extend_start_loc)
@@ -228,7 +228,7 @@ def assign_new_state(
     `pool_size - 1 - step` of the pool. Tokens keep their place, so that each stands one position earlier; the new one
     goes to the selected row, and a last row that is not selected gets token 0. Raises ValueError for segments that are
     empty, overlap or leave the tensors, and for rows, lengths or steps outside the pools.
-    Source: SGLang's multi-layer EAGLE draft-extend graph, up to 0.5.14.
+    Source: SGLang's multi-layer EAGLE draft-extend graph.
     """
     flat = (old_input_ids, old_positions, old_hidden_states, old_out_cache_loc)
     old, pool = NewState(*flat, old_extend_seq_lens, old_extend_start_loc), req_to_hidden_states_pool
@@ -281,7 +281,7 @@ def stash_append_boundary_state(
 
     The stash drops its oldest `min(num_available, front)` places and gets as many new rows, the newest last. Raises
     ValueError for rows outside source and stash, duplicate rows, and lengths outside their bounds.
-    Source: SGLang's multi-layer EAGLE, with boundary KV, 0.5.23.
+    Source: SGLang's multi-layer EAGLE, with boundary KV.
     """
     if validation.enabled():
         _check_append(src_tokens, src_row_ends, num_available, set_valid)
@@ -323,7 +323,7 @@ def fill_widened_draft_extend_inputs(
 
     Rows in front that the stash does not hold, or whose position would be negative, are 0, whatever the stash has
     there. Raises ValueError for rows outside the stash and for lengths outside their bounds.
-    Source: SGLang's multi-layer EAGLE, with boundary KV, 0.5.23.
+    Source: SGLang's multi-layer EAGLE, with boundary KV.
     """
     if validation.enabled():
         _check_widen(predict, seq_lens, num_draft_tokens)

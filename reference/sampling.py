@@ -19,8 +19,6 @@ target-only rule and the token rule have no rounding, except for a division by `
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
@@ -121,59 +119,6 @@ def verify_tree_target_only(
     return Verified(predicts, accept_index, accept_token_num)
 
 
-def verify_tree_target_only_loops(
-    candidates: Tensor,
-    retrieve_index: Tensor,
-    retrieve_next_token: Tensor,
-    retrieve_next_sibling: Tensor,
-    uniform_samples: Tensor,
-    uniform_final: Tensor,
-    target_probs: Tensor,
-    threshold_single: Tensor | float,
-    threshold_acc: Tensor | float,
-    num_steps: int,
-) -> Verified:
-    """`verify_tree_target_only`, one node at a time, in double precision."""
-    if validation.enabled():
-        check_tree(
-            candidates,
-            retrieve_index,
-            retrieve_next_token,
-            retrieve_next_sibling,
-            num_steps,
-            num_steps_min=0,
-            nodes_min=1,
-        )
-        _check_laws(candidates, uniform_samples, uniform_final, target_probs=target_probs)
-        _check_threshold("threshold_single", threshold_single)
-        _check_threshold("threshold_acc", threshold_acc)
-    single = float(_threshold(threshold_single, target_probs))
-    acc = max(float(_threshold(threshold_acc, target_probs)), THRESHOLD_ACC_MIN)
-    paths, bonus_tokens = [], []
-    for b in range(candidates.shape[0]):
-        token, coins, probs = candidates[b].tolist(), uniform_samples[b].tolist(), target_probs[b].tolist()
-        first_child, next_sibling = retrieve_next_token[b].tolist(), retrieve_next_sibling[b].tolist()
-        path = [0]
-        law = list(probs[0])
-        while len(path) <= num_steps:
-            node, mass = path[-1], 0.0
-            child = first_child[node]
-            while child != -1:
-                prob = probs[node][token[child]]
-                mass += prob
-                if prob > 0 and (coins[node] < mass / acc or prob >= single):
-                    break
-                law[token[child]] = 0.0
-                child = next_sibling[child]
-            if child == -1:
-                break
-            path.append(child)
-            law = list(probs[child])
-        paths.append(path)
-        bonus_tokens.append(_invert_cdf_loops(law, uniform_final[b].item()))
-    return _verified_loops(candidates, retrieve_index.tolist(), paths, bonus_tokens, num_steps)
-
-
 def verify_chain_rejection(
     candidates: Tensor,
     draft_probs: Tensor,
@@ -210,34 +155,6 @@ def verify_chain_rejection(
     residual = (target_probs[:, :num_steps] - draft_probs).clamp(min=0)  # [bs, S, V]
     laws = torch.cat([residual, target_probs[:, num_steps:]], dim=1)  # [bs, S + 1, V]
     return _verified_chain(candidates, accepted, laws, uniform_final)
-
-
-def verify_chain_rejection_loops(
-    candidates: Tensor,
-    draft_probs: Tensor,
-    target_probs: Tensor,
-    uniform_samples: Tensor,
-    uniform_final: Tensor,
-) -> Verified:
-    """`verify_chain_rejection`, one draft at a time, in double precision."""
-    if validation.enabled():
-        _check_chain(candidates, draft_probs, target_probs, uniform_samples, uniform_final)
-    num_steps = draft_probs.shape[1]
-    paths, bonus_tokens = [], []
-    for b in range(candidates.shape[0]):
-        token, coins = candidates[b].tolist(), uniform_samples[b].tolist()
-        draft, target = draft_probs[b].tolist(), target_probs[b].tolist()
-        law = target[num_steps]
-        path = [0]
-        for i in range(num_steps):
-            drafted = token[i + 1]
-            if draft[i][drafted] <= 0 or coins[i] * draft[i][drafted] >= target[i][drafted]:
-                law = _positive_part(target[i], draft[i])
-                break
-            path.append(i + 1)
-        paths.append(path)
-        bonus_tokens.append(_invert_cdf_loops(law, uniform_final[b].item()))
-    return _verified_loops(candidates, _chain_numbers(candidates), paths, bonus_tokens, num_steps)
 
 
 def verify_chain_block(
@@ -287,38 +204,6 @@ def verify_chain_block(
     accepted = torch.cat([torch.zeros_like(candidates[:, :1]), passed], dim=1).amax(dim=1)  # [bs]
     laws = torch.cat([residual, target_probs[:, num_steps:]], dim=1)  # [bs, S + 1, V]
     return _verified_chain(candidates, accepted, laws, uniform_final)
-
-
-def verify_chain_block_loops(
-    candidates: Tensor,
-    draft_probs: Tensor,
-    target_probs: Tensor,
-    uniform_samples: Tensor,
-    uniform_final: Tensor,
-) -> Verified:
-    """`verify_chain_block`, one draft at a time, in double precision."""
-    if validation.enabled():
-        _check_chain(candidates, draft_probs, target_probs, uniform_samples, uniform_final)
-    num_steps = draft_probs.shape[1]
-    paths, bonus_tokens = [], []
-    for b in range(candidates.shape[0]):
-        token, coins = candidates[b].tolist(), uniform_samples[b].tolist()
-        draft, target = draft_probs[b].tolist(), target_probs[b].tolist()
-        reach, accepted = 1.0, 0
-        law = target[0] if num_steps == 0 else _positive_part(target[0], draft[0])
-        for i in range(1, num_steps + 1):
-            p, q = target[i - 1][token[i]], draft[i - 1][token[i]]
-            reach = min(reach * p / q, 1.0) if q > 0 else 0.0
-            if i == num_steps:
-                rest, height = target[i], reach
-            else:
-                rest = _positive_part([reach * prob for prob in target[i]], draft[i])
-                height = sum(rest) / (sum(rest) + 1 - reach) if 0 < reach < 1 else reach
-            if coins[i - 1] < height:
-                accepted, law = i, rest
-        paths.append(list(range(accepted + 1)))
-        bonus_tokens.append(_invert_cdf_loops(law, uniform_final[b].item()))
-    return _verified_loops(candidates, _chain_numbers(candidates), paths, bonus_tokens, num_steps)
 
 
 def verify_tree_rejection(
@@ -405,58 +290,6 @@ def verify_tree_rejection(
     return Verified(predicts, accept_index, accept_token_num)
 
 
-def verify_tree_rejection_loops(
-    candidates: Tensor,
-    retrieve_index: Tensor,
-    retrieve_next_token: Tensor,
-    retrieve_next_sibling: Tensor,
-    uniform_samples: Tensor,
-    uniform_final: Tensor,
-    draft_probs: Tensor,
-    target_probs: Tensor,
-    num_steps: int,
-) -> Verified:
-    """`verify_tree_rejection`, one node at a time, in double precision."""
-    if validation.enabled():
-        check_tree(
-            candidates,
-            retrieve_index,
-            retrieve_next_token,
-            retrieve_next_sibling,
-            num_steps,
-            num_steps_min=0,
-            nodes_min=1,
-        )
-        _check_laws(candidates, uniform_samples, uniform_final, draft_probs=draft_probs, target_probs=target_probs)
-    paths, bonus_tokens = [], []
-    for b in range(candidates.shape[0]):
-        token, coins = candidates[b].tolist(), uniform_samples[b].tolist()
-        draft, target = draft_probs[b].tolist(), target_probs[b].tolist()
-        first_child, next_sibling = retrieve_next_token[b].tolist(), retrieve_next_sibling[b].tolist()
-        path = [0]
-        law = target[0]
-        while len(path) <= num_steps:
-            proposal = draft[path[-1]]
-            child = first_child[path[-1]]
-            while child != -1:
-                drafted = token[child]
-                if proposal[drafted] > 0:
-                    if coins[child] * proposal[drafted] < law[drafted]:
-                        break
-                    law = _normalised_loops(_positive_part(law, proposal))
-                    proposal = _normalised_loops(
-                        [0.0 if other == drafted else prob for other, prob in enumerate(proposal)]
-                    )
-                child = next_sibling[child]
-            if child == -1:
-                break
-            path.append(child)
-            law = target[child]
-        paths.append(path)
-        bonus_tokens.append(_invert_cdf_loops(law, uniform_final[b].item()))
-    return _verified_loops(candidates, retrieve_index.tolist(), paths, bonus_tokens, num_steps)
-
-
 def _threshold(threshold: Tensor | float, like: Tensor) -> Tensor:
     return torch.as_tensor(threshold, dtype=like.dtype, device=like.device).reshape(())
 
@@ -471,30 +304,10 @@ def _invert_cdf(weights: Tensor, coin: Tensor) -> Tensor:
     return torch.where(above.any(dim=1), first_above, last_positive).to(torch.int32)
 
 
-def _invert_cdf_loops(weights: list[float], coin: float) -> int:
-    threshold = coin * sum(weights)
-    cumulative, last_positive = 0.0, len(weights) - 1
-    for token, weight in enumerate(weights):
-        if weight > 0:
-            cumulative, last_positive = cumulative + weight, token
-            if cumulative > threshold:
-                return token
-    return last_positive
-
-
 def _normalised(weights: Tensor) -> Tensor:
     """Rows with sum 1; rows of zeros stay as they are."""
     total = weights.sum(dim=1, keepdim=True)
     return weights / torch.where(total > 0, total, 1)
-
-
-def _normalised_loops(weights: list[float]) -> list[float]:
-    total = sum(weights)
-    return [weight / total for weight in weights] if total > 0 else weights
-
-
-def _positive_part(p: list[float], q: list[float]) -> list[float]:
-    return [max(target - draft, 0.0) for target, draft in zip(p, q, strict=True)]
 
 
 def _verified_chain(candidates: Tensor, accepted: Tensor, laws: Tensor, uniform_final: Tensor) -> Verified:
@@ -510,31 +323,6 @@ def _verified_chain(candidates: Tensor, accepted: Tensor, laws: Tensor, uniform_
         predicts=torch.where(on_path, following, 0).flatten(),
         accept_index=torch.where(on_path, number, -1).to(torch.int32),
         accept_token_num=accepted.to(torch.int32),
-    )
-
-
-def _chain_numbers(candidates: Tensor) -> list[list[int]]:
-    bs, ndt = candidates.shape
-    return [[b * ndt + i for i in range(ndt)] for b in range(bs)]
-
-
-def _verified_loops(
-    candidates: Tensor, numbers: list[list[int]], paths: list[list[int]], bonus_tokens: list[int], num_steps: int
-) -> Verified:
-    bs, ndt = candidates.shape
-    tokens = candidates.tolist()
-    predicts = [0] * (bs * ndt)
-    accept_index = []
-    for b, path in enumerate(paths):
-        for node, child in itertools.pairwise(path):
-            predicts[numbers[b][node]] = tokens[b][child]
-        predicts[numbers[b][path[-1]]] = bonus_tokens[b]
-        accept_index.append([numbers[b][node] for node in path] + [-1] * (num_steps + 1 - len(path)))
-    device = candidates.device
-    return Verified(
-        predicts=torch.tensor(predicts, dtype=torch.int32, device=device),
-        accept_index=torch.tensor(accept_index, dtype=torch.int32, device=device).view(bs, num_steps + 1),
-        accept_token_num=torch.tensor([len(path) - 1 for path in paths], dtype=torch.int32, device=device),
     )
 
 

@@ -5,17 +5,17 @@ right output, and it depends on nothing else: not on the batch, on when tokens w
 
 From logits to a token, in this order:
 
-1. the custom logit processor
-2. `frequency_penalty` and `presence_penalty`, which are subtracted, then `repetition_penalty`, which scales
-3. `min_new_tokens`: until then no EOS token and no stop token, `ignore_eos` or not
-4. `logit_bias`
-5. the grammar's mask
+1. `frequency_penalty` and `presence_penalty`, which are subtracted, then `repetition_penalty`, which scales
+2. `min_new_tokens`: until then no EOS token and no stop token, `ignore_eos` or not
+3. `logit_bias`
+4. the grammar's mask
+5. the custom logit processor, which can bring back what 2 and 4 took
 6. at temperature 0 the largest logit, of equals the lowest token. Else `temperature`, then top-k, top-p and min-p,
    each of which scales what it keeps to sum 1, and a token is drawn by the coin
 
 Penalties count the outputs, not the prompt, every output once, and the one before the token at hand too. Serving
 engines differ: some subtract before they mask and add the bias after it, which comes to the same for a finite bias;
-some run the custom processor last; a speculative step of SGLang gives all its nodes the penalties of one stale count.
+some run the custom processor first; a speculative step of SGLang gives all its nodes the penalties of one stale count.
 
 A request ends at the first output at which one of these holds; where several hold, the first of them is the reason:
 
@@ -239,13 +239,11 @@ def _processed(logits: Tensor, outputs: Tokens, prompt: Tokens, params: Sampling
     if validation.enabled():
         _check_logits(logits, outputs, params, mask)
     logits = logits.clone()  # [V]
-    if params.custom_logit_processor is not None:
-        logits = params.custom_logit_processor(logits, prompt, outputs)
     counts = torch.zeros_like(logits)  # [V]: how often each token was emitted
     for token in outputs:
         counts[token] += 1
     emitted = counts > 0
-    logits = logits - params.frequency_penalty * counts - params.presence_penalty * emitted
+    logits = logits - params.frequency_penalty * counts - params.presence_penalty * emitted.to(logits.dtype)
     scaled = torch.where(logits < 0, logits * params.repetition_penalty, logits / params.repetition_penalty)
     logits = torch.where(emitted, scaled, logits)
     if len(outputs) < params.min_new_tokens:
@@ -254,6 +252,8 @@ def _processed(logits: Tensor, outputs: Tokens, prompt: Tokens, params: Sampling
         logits[token] += bias
     if mask is not None:
         logits[~mask.to(logits.device)] = -math.inf
+    if params.custom_logit_processor is not None:
+        logits = params.custom_logit_processor(logits, prompt, outputs)
     if validation.enabled() and not bool((logits > -math.inf).any()):
         raise ValueError(f"no token is left for output {len(outputs)}; allowed: logits above -inf for one")
     return logits

@@ -13,7 +13,7 @@ import torch
 from specsim.diff import rules
 from specsim.diff.memcheck import MemoryLog, memcheck
 from specsim.diff.memory import GuardedTensor, guarded_arguments, views
-from specsim.ops.contract import Case, Op, Role, Tensors, WrongResultError
+from specsim.ops.contract import Case, Op, Role, Tensors, WrongResultError, differing
 from specsim.ops.provider import NotCalledError, Subject
 from specsim.verdict import Rule
 
@@ -132,8 +132,9 @@ def _changed_inputs(op: Op, case: Case, guarded: dict[str, GuardedTensor]) -> li
     for arg in op.tensor_args:
         if arg.role is Role.IN:
             before, after = case.tensors[arg.name], guarded[arg.name].view.cpu()
-            if not torch.equal(before, after):
-                at = tuple(int(i) for i in (before != after).nonzero()[0])
+            changed = differing(before, after)
+            if bool(changed.any()):
+                at = tuple(int(i) for i in changed.nonzero()[0])
                 return [
                     Violation(
                         rules.LEAVES_INPUTS,
@@ -153,7 +154,7 @@ def _first_difference(
     if tolerance:
         differs = ~torch.isclose(actual, expected, rtol=0.0, atol=tolerance, equal_nan=True)
     else:
-        differs = actual != expected
+        differs = differing(actual, expected)
     differs &= defined
     if not differs.any():
         return None
@@ -170,9 +171,9 @@ def _first_difference(
 def _poison_dependence(results: list[Tensors]) -> list[Violation]:
     first, second = results
     for name in first:
-        same = (first[name] == second[name]) | ((first[name] != first[name]) & (second[name] != second[name]))
-        if not same.all():
-            index = int((~same).nonzero()[0])
+        changed = differing(first[name], second[name])
+        if changed.any():
+            index = int(changed.nonzero()[0])
             values = f"{first[name][index].item()} and {second[name][index].item()}"
             title = f"a defined element of {name} changes with the content of undefined memory"
             return [Violation(rules.IGNORES_UNDEFINED, title, "the same under both poisons", values)]
@@ -184,9 +185,9 @@ def _digest(op: Op, case: Case, results: list[Tensors], violations: list[Violati
     digest = hashlib.sha256(f"{op.name}\n{sorted(case.sizes.items())}\n".encode())
     for tensors in [case.tensors, *results]:
         for name in sorted(tensors):
-            tensor = tensors[name].contiguous()
+            tensor = tensors[name]
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-            digest.update(tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+            digest.update(tensor.numpy().tobytes())
     for violation in violations:
         digest.update(f"{violation.rule.id} {violation.title} {violation.expected} {violation.actual}\n".encode())
     return digest.hexdigest()

@@ -269,7 +269,7 @@ def _gather_case(shape: Sizes, rows: Tensor, num_rows: int) -> Case:
         "output_tokens_buf": 2 * bulk.TOKENS_START + torch.arange(num_rows, device=rows.device),
         "hidden_states_buf": hidden.to(torch.float32),
     }
-    return Case({**shape, "bs": rows.shape[0], "num_rows": num_rows}, tensors)
+    return Case({**shape, "bs": rows.shape[0], "buffer_rows": num_rows}, tensors)
 
 
 def _accept_index(doc: str) -> TensorArg:
@@ -345,7 +345,7 @@ OPS: tuple[Op, ...] = (
         loops=create_extend_after_decode_loops,
         generate=_generate_create_extend_after_decode,
         bulk=Bulk(_draw_paged_shape, _make_create_extend_after_decode),
-        source="SGLang's create_extend_after_decode_spec_info, up to 0.5.13",
+        source="SGLang's create_extend_after_decode_spec_info",
     ),
     Op(
         name="get_target_cache_loc",
@@ -375,7 +375,7 @@ OPS: tuple[Op, ...] = (
         loops=get_target_cache_loc_loops,
         generate=_generate_get_target_cache_loc,
         bulk=Bulk(_draw_paged_shape, _make_get_target_cache_loc),
-        source="SGLang's EAGLE verification with pages and topk above 1, up to 0.5.12",
+        source="SGLang's EAGLE verification with pages and topk above 1, its non-overlap worker",
     ),
     Op(
         name="filter_finished_cache_loc",
@@ -403,7 +403,7 @@ OPS: tuple[Op, ...] = (
         loops=filter_finished_cache_loc_loops,
         generate=_generate_filter_finished_cache_loc,
         bulk=Bulk(draw_batch_shape, _make_filter_finished_cache_loc),
-        source="SGLang's EAGLE verification with pages and topk above 1, up to 0.5.12",
+        source="SGLang's EAGLE verification with pages and topk above 1, its non-overlap worker",
     ),
     Op(
         name="write_req_to_token_pool",
@@ -435,10 +435,10 @@ OPS: tuple[Op, ...] = (
         summary="pick up, by row, what the next draft of each request starts from",
         args=(
             TensorArg("indices", Role.IN, ("bs",), torch.int64, "row of each request; padding requests share row 0"),
-            TensorArg("topk_p_buf", Role.IN, ("num_rows", "topk"), torch.float32, "probabilities of drafts"),
-            TensorArg("topk_index_buf", Role.IN, ("num_rows", "topk"), torch.int64, "the drafts"),
-            TensorArg("output_tokens_buf", Role.IN, ("num_rows",), torch.int64, "bonus tokens"),
-            TensorArg("hidden_states_buf", Role.IN, ("num_rows", "hidden_size"), torch.float32, "hidden states"),
+            TensorArg("topk_p_buf", Role.IN, ("buffer_rows", "topk"), torch.float32, "probabilities of drafts"),
+            TensorArg("topk_index_buf", Role.IN, ("buffer_rows", "topk"), torch.int64, "the drafts"),
+            TensorArg("output_tokens_buf", Role.IN, ("buffer_rows",), torch.int64, "bonus tokens"),
+            TensorArg("hidden_states_buf", Role.IN, ("buffer_rows", "hidden_size"), torch.float32, "hidden states"),
             TensorArg("topk_p", Role.OUT, ("bs", "topk"), torch.float32, "rows of topk_p_buf"),
             TensorArg("topk_index", Role.OUT, ("bs", "topk"), torch.int64, "rows of topk_index_buf"),
             TensorArg("bonus_tokens", Role.OUT, ("bs",), torch.int64, "entries of output_tokens_buf"),
@@ -448,6 +448,6 @@ OPS: tuple[Op, ...] = (
         loops=gather_rows_loops,
         generate=_generate_gather_rows,
         bulk=Bulk(_draw_gather_shape, _make_gather_rows),
-        source="SGLang's gather_spec_extras, from 0.5.13",
+        source="SGLang's gather_spec_extras",
     ),
 )

@@ -99,13 +99,18 @@ class Bulk:
     """Valid cases by the thousand, made on a device from a counter (`specsim.ops.counter`).
 
     `draw_shape`  from choices, the sizes that all requests of a batch share; all-zero choices give the smallest
-    `make`        from case numbers [n] int64 and such sizes, one case of n requests whose tensors are on the device of the
-                  numbers. Request b depends on `ids[b]` and the sizes alone, except for what keeps the requests of a
-                  batch apart (the numbers of nodes, rows and slots): `make(ids[b:b+1], shape)` is request b, alone
+    `make`        from case numbers [n] int64 and such sizes, one case of n requests whose tensors are on the device of
+                  the numbers. Request b depends on `ids[b]` and the sizes alone, except for what keeps the requests of
+                  a batch apart (the numbers of nodes, rows and slots): `make(ids[b:b+1], shape)` is request b, alone
     """
 
     draw_shape: Callable[[Chooser], dict[str, int]]
     make: Callable[[torch.Tensor, Sizes], Case]
+
+
+def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where two tensors of one shape differ, as booleans; a NaN is equal to a NaN."""
+    return (a != b) & ~((a != a) & (b != b))
 
 
 def _all_defined(_case: Case, expected: Tensors) -> Tensors:

@@ -26,6 +26,16 @@ from torch import Tensor
 from specsim.explore.chooser import Chooser, pick
 from specsim.ops import bulk, counter
 from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.ops.loops.logits import (
+    accumulate_penalties_loops,
+    apply_penalties_loops,
+    apply_token_bitmask_loops,
+    min_p_renorm_probs_loops,
+    row_argmax_loops,
+    temperature_softmax_loops,
+    top_k_renorm_probs_loops,
+    top_p_renorm_probs_loops,
+)
 from specsim.ops.tree import draw_batch_shape, draw_shape, draw_tree
 from specsim.reference.logits import (
     EXACT,
@@ -34,21 +44,13 @@ from specsim.reference.logits import (
     RELAXED,
     WORD_BITS,
     accumulate_penalties,
-    accumulate_penalties_loops,
     apply_penalties,
-    apply_penalties_loops,
     apply_token_bitmask,
-    apply_token_bitmask_loops,
     min_p_renorm_probs,
-    min_p_renorm_probs_loops,
     row_argmax,
-    row_argmax_loops,
     temperature_softmax,
-    temperature_softmax_loops,
     top_k_renorm_probs,
-    top_k_renorm_probs_loops,
     top_p_renorm_probs,
-    top_p_renorm_probs_loops,
 )
 
 __all__ = ["OPS"]

@@ -273,7 +273,7 @@ def _append_case(ids: Tensor, shape: Sizes, rows: Tensor, lens: Tensor, availabl
         "req_pool_indices": rows,
         **_stash(held, shape["front"], shape["hidden_size"]),
     }
-    sizes = {"bs": ids.shape[0], "num_rows": src_tokens.shape[0], "pool_rows": held.shape[0]}
+    sizes = {"bs": ids.shape[0], "num_src_rows": src_tokens.shape[0], "pool_rows": held.shape[0]}
     return Case({**shape, **sizes}, tensors)
 
 
@@ -393,7 +393,7 @@ OPS: tuple[Op, ...] = (
         loops=assign_hidden_states_pool_loops,
         generate=_generate_assign_hidden_states_pool,
         bulk=Bulk(_draw_sizes, _make_assign_hidden_states_pool),
-        source="SGLang's multi-layer EAGLE worker, up to 0.5.14",
+        source="SGLang's multi-layer EAGLE worker",
     ),
     Op(
         name="assign_new_state",
@@ -453,15 +453,15 @@ OPS: tuple[Op, ...] = (
         loops=assign_new_state_loops,
         generate=_generate_assign_new_state,
         bulk=Bulk(_draw_new_state_shape, _make_assign_new_state),
-        source="SGLang's multi-layer EAGLE draft-extend graph, up to 0.5.14",
+        source="SGLang's multi-layer EAGLE draft-extend graph",
     ),
     Op(
         name="stash_append_boundary_state",
         family="multi_layer",
         summary="roll each request's stash of tokens and hidden states forward",
         args=(
-            TensorArg("src_tokens", Role.IN, ("num_rows",), torch.int64, "token after each position"),
-            TensorArg("src_hiddens", Role.IN, ("num_rows", "hidden_size"), torch.float32, "hidden state of each"),
+            TensorArg("src_tokens", Role.IN, ("num_src_rows",), torch.int64, "token after each position"),
+            TensorArg("src_hiddens", Role.IN, ("num_src_rows", "hidden_size"), torch.float32, "hidden state of each"),
             TensorArg("src_row_ends", Role.IN, ("bs",), torch.int64, "one past the last certain row of each request"),
             TensorArg("num_available", Role.IN, ("bs",), torch.int32, "certain rows before it, 0 or more"),
             _req_pool_indices(),
@@ -472,7 +472,7 @@ OPS: tuple[Op, ...] = (
         loops=stash_append_boundary_state_loops,
         generate=_generate_stash_append,
         bulk=Bulk(_draw_append_shape, _make_stash_append),
-        source="SGLang's multi-layer EAGLE with boundary KV, 0.5.23",
+        source="SGLang's multi-layer EAGLE with boundary KV",
     ),
     Op(
         name="fill_widened_draft_extend_inputs",
@@ -505,6 +505,6 @@ OPS: tuple[Op, ...] = (
         loops=fill_widened_draft_extend_inputs_loops,
         generate=_generate_fill_widened,
         bulk=Bulk(_draw_stash_shape, _make_fill_widened),
-        source="SGLang's multi-layer EAGLE with boundary KV, 0.5.23",
+        source="SGLang's multi-layer EAGLE with boundary KV",
     ),
 )

@@ -48,17 +48,19 @@ from specsim.ops.laws import (
     by_weight,
     law,
 )
+from specsim.ops.loops.sampling import (
+    verify_chain_block_loops,
+    verify_chain_rejection_loops,
+    verify_tree_rejection_loops,
+    verify_tree_target_only_loops,
+)
 from specsim.ops.tree import BS_MAX, NUM_STEPS_MAX, DraftTree, Shape, draw_batch_shape, draw_shape, draw_tree
 from specsim.reference.sampling import (
     THRESHOLD_ACC_MIN,
     verify_chain_block,
-    verify_chain_block_loops,
     verify_chain_rejection,
-    verify_chain_rejection_loops,
     verify_tree_rejection,
-    verify_tree_rejection_loops,
     verify_tree_target_only,
-    verify_tree_target_only_loops,
 )
 
 __all__ = ["OPS"]
