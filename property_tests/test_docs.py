@@ -37,7 +37,7 @@ def test_the_documented_commands_are_the_commands() -> None:
 
 
 def test_the_ten_lines_of_the_readme_are_caught_as_it_says(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (example,) = re.findall(r"```python\n([^`]*provider = .*?)```", README, re.DOTALL)
     assert len(example.strip().splitlines()) <= 10
     (tmp_path / "mine.py").write_text(example)
     ended = specsim(tmp_path, "check", "mine:provider", "--cases", "60", "--device", "cpu")
@@ -46,6 +46,12 @@ def test_the_ten_lines_of_the_readme_are_caught_as_it_says(tmp_path: Path) -> No
     for line in shown.splitlines():
         if line.strip() != "...":
             assert line.strip() in ended.stdout
+
+
+def test_the_readmes_question_about_a_sampling_rule_is_answered_as_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n([^`]*losslessness.*?)```", README, re.DOTALL)
+    exec(example, {})
+    assert capsys.readouterr().out == "0\n"
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\((docs/[^)]+)\)", README))

@@ -96,15 +96,6 @@ def part(op: Op, case: Case, which: list[int]) -> Case:
 
 
 @every_op
-@settings(max_examples=30)
-@given(data=st.data())
-def test_the_reference_equals_its_loops_in_float32_and_float64(op: Op, data: st.DataObject) -> None:
-    case = data.draw(cases(op))
-    for variant in (case, in_float64(case)):
-        assert_same(op, run(op, variant), run(op, variant, loops=True))
-
-
-@every_op
 @settings(max_examples=20)
 @given(data=st.data())
 def test_requests_are_independent_of_their_batch_and_its_order(op: Op, data: st.DataObject) -> None:

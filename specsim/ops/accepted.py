@@ -21,7 +21,7 @@ from specsim.ops.loops.accepted import (
     verify_commit_outputs_loops,
     write_req_to_token_pool_loops,
 )
-from specsim.ops.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_seq_lens, draw_shape
+from specsim.ops.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_paged_shape, draw_seq_lens, draw_shape
 from specsim.reference.accepted import (
     create_extend_after_decode,
     filter_finished_cache_loc,
@@ -98,10 +98,6 @@ def _generate_verify_commit_outputs(chooser: Chooser) -> Case:
         "seq_lens": torch.tensor(draw_seq_lens(chooser, shape.bs, page_size), dtype=torch.int64),
     }
     return Case(_batch_sizes({**shape.sizes(), "page_size": page_size}, shape.bs), tensors)
-
-
-def _draw_paged_shape(chooser: Chooser) -> dict[str, int]:
-    return {**draw_batch_shape(chooser), "page_size": pick(chooser, PAGE_SIZES, "page_size")}
 
 
 def _make_verify_commit_outputs(ids: Tensor, shape: Sizes) -> Case:
@@ -321,7 +317,7 @@ OPS: tuple[Op, ...] = (
         reference=verify_commit_outputs,
         loops=verify_commit_outputs_loops,
         generate=_generate_verify_commit_outputs,
-        bulk=Bulk(_draw_paged_shape, _make_verify_commit_outputs),
+        bulk=Bulk(draw_paged_shape, _make_verify_commit_outputs),
         source="SGLang's EAGLE worker, after verification",
     ),
     Op(
@@ -344,7 +340,7 @@ OPS: tuple[Op, ...] = (
         reference=create_extend_after_decode,
         loops=create_extend_after_decode_loops,
         generate=_generate_create_extend_after_decode,
-        bulk=Bulk(_draw_paged_shape, _make_create_extend_after_decode),
+        bulk=Bulk(draw_paged_shape, _make_create_extend_after_decode),
         source="SGLang's create_extend_after_decode_spec_info",
     ),
     Op(
@@ -374,7 +370,7 @@ OPS: tuple[Op, ...] = (
         reference=get_target_cache_loc,
         loops=get_target_cache_loc_loops,
         generate=_generate_get_target_cache_loc,
-        bulk=Bulk(_draw_paged_shape, _make_get_target_cache_loc),
+        bulk=Bulk(draw_paged_shape, _make_get_target_cache_loc),
         source="SGLang's EAGLE verification with pages and topk above 1, its non-overlap worker",
     ),
     Op(
@@ -426,7 +422,7 @@ OPS: tuple[Op, ...] = (
         reference=write_req_to_token_pool,
         loops=write_req_to_token_pool_loops,
         generate=_generate_write_req_to_token_pool,
-        bulk=Bulk(_draw_paged_shape, _make_write_req_to_token_pool),
+        bulk=Bulk(draw_paged_shape, _make_write_req_to_token_pool),
         source="SGLang's allocation for extend",
     ),
     Op(

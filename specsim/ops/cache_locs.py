@@ -17,7 +17,7 @@ from specsim.ops.loops.cache_locs import (
     assign_extend_cache_locs_loops,
     assign_req_to_token_pool_loops,
 )
-from specsim.ops.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_seq_lens, draw_shape
+from specsim.ops.tree import PAGE_SIZES, Shape, draw_paged_shape, draw_seq_lens, draw_shape
 from specsim.reference.cache_locs import (
     assign_draft_cache_locs_contiguous,
     assign_extend_cache_locs,
@@ -100,10 +100,6 @@ def _generate_assign_draft_cache_locs_contiguous(chooser: Chooser) -> Case:
     return Case(sizes, tensors)
 
 
-def _draw_paged_shape(chooser: Chooser) -> dict[str, int]:
-    return {**draw_batch_shape(chooser), "page_size": pick(chooser, PAGE_SIZES, "page_size")}
-
-
 def _columns(shape: Sizes, width: int) -> int:
     """As many columns as a sequence may have and `width` more, and one to spare."""
     return bulk.FULL_PAGES_MAX * shape["page_size"] + 1 + width + 1
@@ -169,7 +165,7 @@ OPS: tuple[Op, ...] = (
         reference=assign_req_to_token_pool,
         loops=assign_req_to_token_pool_loops,
         generate=_generate_assign_req_to_token_pool,
-        bulk=Bulk(_draw_paged_shape, _make_assign_req_to_token_pool),
+        bulk=Bulk(draw_paged_shape, _make_assign_req_to_token_pool),
         source="SGLang's speculative prepare_for_decode",
     ),
     Op(
@@ -199,7 +195,7 @@ OPS: tuple[Op, ...] = (
         reference=assign_draft_cache_locs_contiguous,
         loops=assign_draft_cache_locs_contiguous_loops,
         generate=_generate_assign_draft_cache_locs_contiguous,
-        bulk=Bulk(_draw_paged_shape, _make_assign_draft_cache_locs_contiguous),
+        bulk=Bulk(draw_paged_shape, _make_assign_draft_cache_locs_contiguous),
         source="SGLang's EAGLE draft worker, page size 1 or topk 1",
     ),
     Op(
@@ -215,7 +211,7 @@ OPS: tuple[Op, ...] = (
         reference=assign_extend_cache_locs,
         loops=assign_extend_cache_locs_loops,
         generate=_generate_ragged,
-        bulk=Bulk(_draw_paged_shape, _make_ragged),
+        bulk=Bulk(draw_paged_shape, _make_ragged),
         source="SGLang's EAGLE worker, prepare_for_verify and draft extend",
     ),
 )

@@ -30,6 +30,7 @@ from specsim.ops.tree import (
     DraftTree,
     Shape,
     draw_batch_shape,
+    draw_paged_shape,
     draw_seq_lens,
     draw_shape,
     draw_tree,
@@ -216,10 +217,6 @@ def _generate_pack_tree_mask(chooser: Chooser) -> Case:
 def _draw_step_shape(chooser: Chooser) -> dict[str, int]:
     shape = draw_batch_shape(chooser)
     return {**shape, "step": between(chooser, 1, shape["num_steps"], "step")}
-
-
-def _draw_paged_shape(chooser: Chooser) -> dict[str, int]:
-    return {**draw_batch_shape(chooser), "page_size": pick(chooser, PAGE_SIZES, "page_size")}
 
 
 def _draw_chain_shape(chooser: Chooser) -> dict[str, int]:
@@ -502,7 +499,7 @@ OPS: tuple[Op, ...] = (
         reference=reconstruct_tree,
         loops=reconstruct_tree_loops,
         generate=_generate_reconstruct_tree,
-        bulk=Bulk(_draw_paged_shape, _make_reconstruct_tree),
+        bulk=Bulk(draw_paged_shape, _make_reconstruct_tree),
         source="EAGLE-2 (arXiv 2406.16858), section 4.2",
     ),
     Op(

@@ -38,7 +38,7 @@ from specsim.ops.loops.kv import (
     get_last_loc_loops,
     move_kv_loops,
 )
-from specsim.ops.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_seq_lens, draw_shape
+from specsim.ops.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_paged_shape, draw_seq_lens, draw_shape
 from specsim.reference.kv import (
     alloc_decode,
     alloc_extend,
@@ -278,10 +278,6 @@ def _generate_move_kv(chooser: Chooser) -> Case:
     return Case(sizes, tensors)
 
 
-def _draw_paged_shape(chooser: Chooser) -> dict[str, int]:
-    return {**draw_batch_shape(chooser), "page_size": pick(chooser, PAGE_SIZES, "page_size")}
-
-
 def _draw_compaction_shape(chooser: Chooser) -> dict[str, int]:
     return {**draw_batch_shape(chooser), "hidden_size": between(chooser, 1, HIDDEN_SIZE_MAX, "hidden_size")}
 
@@ -381,7 +377,7 @@ OPS: tuple[Op, ...] = (
         reference=alloc_extend,
         loops=alloc_extend_loops,
         generate=_generate_alloc_extend,
-        bulk=Bulk(_draw_paged_shape, make_alloc_extend),
+        bulk=Bulk(draw_paged_shape, make_alloc_extend),
         source="SGLang's paged allocator",
     ),
     Op(
@@ -398,7 +394,7 @@ OPS: tuple[Op, ...] = (
         reference=alloc_decode,
         loops=alloc_decode_loops,
         generate=_generate_alloc_decode,
-        bulk=Bulk(_draw_paged_shape, make_alloc_decode),
+        bulk=Bulk(draw_paged_shape, make_alloc_decode),
         source="SGLang's paged allocator",
     ),
     Op(
@@ -414,7 +410,7 @@ OPS: tuple[Op, ...] = (
         reference=get_last_loc,
         loops=get_last_loc_loops,
         generate=_generate_get_last_loc,
-        bulk=Bulk(_draw_paged_shape, make_get_last_loc),
+        bulk=Bulk(draw_paged_shape, make_get_last_loc),
         source="SGLang's allocation for extend and decode",
     ),
     Op(
@@ -449,7 +445,7 @@ OPS: tuple[Op, ...] = (
         reference=generate_draft_decode_kv_indices,
         loops=generate_draft_decode_kv_indices_loops,
         generate=_generate_draft_decode_kv_indices,
-        bulk=Bulk(_draw_paged_shape, make_draft_decode_kv_indices),
+        bulk=Bulk(draw_paged_shape, make_draft_decode_kv_indices),
         defined=_defined_kv_indices,
         source="SGLang's EAGLE attention backends; issue #26972",
     ),

@@ -35,6 +35,7 @@ __all__ = [
     "DraftTree",
     "Shape",
     "draw_batch_shape",
+    "draw_paged_shape",
     "draw_seq_lens",
     "draw_shape",
     "draw_tree",
@@ -125,6 +126,11 @@ def draw_shape(chooser: Chooser) -> Shape:
 def draw_batch_shape(chooser: Chooser) -> dict[str, int]:
     """The sizes that all requests of a bulk generator's batch share: a shape without its number of requests."""
     return {name: size for name, size in draw_shape(chooser).sizes().items() if name != "bs"}
+
+
+def draw_paged_shape(chooser: Chooser) -> dict[str, int]:
+    """The same, and a page size."""
+    return {**draw_batch_shape(chooser), "page_size": pick(chooser, PAGE_SIZES, "page_size")}
 
 
 def draw_seq_lens(chooser: Chooser, bs: int, page_size: int) -> list[int]:
@@ -247,11 +253,7 @@ def _tree_case(chooser: Chooser, shape: Shape, tree_mask_mode: int) -> Case:
 
 
 def _draw_build_tree_shape(chooser: Chooser) -> dict[str, int]:
-    return {
-        **draw_batch_shape(chooser),
-        "tree_mask_mode": pick(chooser, (FULL_MASK, QLEN_ONLY), "tree_mask_mode"),
-        "page_size": pick(chooser, PAGE_SIZES, "page_size"),
-    }
+    return {**draw_paged_shape(chooser), "tree_mask_mode": pick(chooser, (FULL_MASK, QLEN_ONLY), "tree_mask_mode")}
 
 
 def _draw_packed_shape(chooser: Chooser) -> dict[str, int]:
