@@ -22,6 +22,7 @@ from specsim.ops.loops.drafting import (
 from specsim.ops.loops.masks import (
     pack_tree_mask_loops,
     reconstruct_tree_loops,
+    unpack_tree_mask_loops,
 )
 from specsim.ops.tree import (
     BS_MAX,
@@ -44,6 +45,7 @@ from specsim.reference.masks import (
     PACKED_NODES_MAX,
     pack_tree_mask,
     reconstruct_tree,
+    unpack_tree_mask,
 )
 
 __all__ = ["OPS"]
@@ -214,6 +216,18 @@ def _generate_pack_tree_mask(chooser: Chooser) -> Case:
     return Case(sizes, {"tree_mask": torch.tensor(masks, dtype=torch.bool)})
 
 
+def _packed_of(case: Case) -> Case:
+    return Case(case.sizes, {"packed": pack_tree_mask(case.tensors["tree_mask"])})
+
+
+def _generate_unpack_tree_mask(chooser: Chooser) -> Case:
+    return _packed_of(_generate_pack_tree_mask(chooser))
+
+
+def _make_unpack_tree_mask(ids: torch.Tensor, shape: Sizes) -> Case:
+    return _packed_of(_make_pack_tree_mask(ids, shape))
+
+
 def _draw_step_shape(chooser: Chooser) -> dict[str, int]:
     shape = draw_batch_shape(chooser)
     return {**shape, "step": between(chooser, 1, shape["num_steps"], "step")}
@@ -357,6 +371,20 @@ _NODE_OUTPUTS = (
         "next node with the same parent in ascending order, -1 if there is none",
     ),
 )
+
+
+def _tree_mask(role: Role) -> TensorArg:
+    doc = f"True where the row's node attends to the column's; at most {PACKED_NODES_MAX} nodes"
+    return TensorArg("tree_mask", role, ("bs", "num_draft_tokens", "num_draft_tokens"), torch.bool, doc)
+
+
+def _packed(role: Role) -> TensorArg:
+    doc = (
+        "column j is bit j % 8, the lowest first, of byte j // 8; 1, 2 or 4 bytes for at most 8, 16 or 32 nodes; bits "
+        "of no node are 0"
+    )
+    return TensorArg("packed", role, ("bs", "num_draft_tokens", "packed_bytes"), torch.uint8, doc)
+
 
 OPS: tuple[Op, ...] = (
     Op(
@@ -507,26 +535,24 @@ OPS: tuple[Op, ...] = (
         family="drafting",
         summary="a bit for each element of the tree mask",
         args=(
-            TensorArg(
-                "tree_mask",
-                Role.IN,
-                ("bs", "num_draft_tokens", "num_draft_tokens"),
-                torch.bool,
-                f"True where the row's node attends to the column's; at most {PACKED_NODES_MAX} nodes",
-            ),
-            TensorArg(
-                "packed",
-                Role.OUT,
-                ("bs", "num_draft_tokens", "packed_bytes"),
-                torch.uint8,
-                "column j is bit j % 8, the lowest first, of byte j // 8; 1, 2 or 4 bytes for at most 8, 16 or 32 "
-                "nodes; bits of no node are 0",
-            ),
+            _tree_mask(Role.IN),
+            _packed(Role.OUT),
         ),
         reference=pack_tree_mask,
         loops=pack_tree_mask_loops,
         generate=_generate_pack_tree_mask,
         bulk=Bulk(_draw_bulk_packed_shape, _make_pack_tree_mask),
+        source="EAGLE-2 (arXiv 2406.16858), section 4.2",
+    ),
+    Op(
+        name="unpack_tree_mask",
+        family="drafting",
+        summary="the tree mask of bits as booleans",
+        args=(_packed(Role.IN), _tree_mask(Role.OUT)),
+        reference=unpack_tree_mask,
+        loops=unpack_tree_mask_loops,
+        generate=_generate_unpack_tree_mask,
+        bulk=Bulk(_draw_bulk_packed_shape, _make_unpack_tree_mask),
         source="EAGLE-2 (arXiv 2406.16858), section 4.2",
     ),
 )

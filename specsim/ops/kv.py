@@ -13,6 +13,7 @@ from math import gcd
 import torch
 
 from specsim.explore.chooser import Chooser, between, pick, sample
+from specsim.ops import bulk
 from specsim.ops.bulk_kv import (
     PADDING_SEQ_LEN,
     PAGES_GROWN_MAX,
@@ -28,11 +29,13 @@ from specsim.ops.bulk_kv import (
     path_sizes,
     pool_sizes,
 )
-from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, TensorArg, Tensors
+from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
 from specsim.ops.loops.kv import (
+    align_evict_mask_to_page_size_loops,
     alloc_decode_loops,
     alloc_extend_loops,
     compact_accepted_path_loops,
+    draft_cache_locs_paged_loops,
     fill_accept_out_cache_loc_loops,
     generate_draft_decode_kv_indices_loops,
     get_last_loc_loops,
@@ -40,9 +43,11 @@ from specsim.ops.loops.kv import (
 )
 from specsim.ops.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_paged_shape, draw_seq_lens, draw_shape
 from specsim.reference.kv import (
+    align_evict_mask_to_page_size,
     alloc_decode,
     alloc_extend,
     compact_accepted_path,
+    draft_cache_locs_paged,
     fill_accept_out_cache_loc,
     generate_draft_decode_kv_indices,
     get_last_loc,
@@ -189,6 +194,45 @@ def _generate_draft_decode_kv_indices(chooser: Chooser) -> Case:
         "seq_lens": torch.tensor(seq_lens, dtype=torch.int64),
     }
     return Case(sizes, tensors)
+
+
+def _paged_draft(case: Case) -> Case:
+    """The same requests, for the slots that the draft writes and the holes before its branches."""
+    sizes = dict(case.sizes)
+    del sizes["num_bounds"], sizes["num_kv"]
+    tails = int((case.tensors["seq_lens"] % sizes["page_size"]).sum())
+    sizes["num_draft_locs"] = sizes["bs"] * sizes["topk"] * sizes["num_steps"]
+    sizes["num_copies"] = tails * (sizes["topk"] - 1)
+    return Case(sizes, case.tensors)
+
+
+def _generate_draft_cache_locs_paged(chooser: Chooser) -> Case:
+    return _paged_draft(_generate_draft_decode_kv_indices(chooser))
+
+
+def _make_draft_cache_locs_paged(ids: torch.Tensor, shape: Sizes) -> Case:
+    return _paged_draft(make_draft_decode_kv_indices(ids, shape))
+
+
+def _eviction(sizes: Sizes, seq_lens: torch.Tensor, accept_index: torch.Tensor) -> Case:
+    """The nodes that were not accepted are to be evicted; the root is kept, of a padding request too."""
+    bs, ndt = sizes["bs"], sizes["num_draft_tokens"]
+    evict_mask = torch.ones(bs * ndt, dtype=torch.bool, device=seq_lens.device)
+    evict_mask[accept_index[accept_index >= 0].long()] = False
+    evict_mask.view(bs, ndt)[:, 0] = False
+    return Case({**sizes, "num_nodes": bs * ndt}, {"seq_lens": seq_lens, "evict_mask": evict_mask})
+
+
+def _generate_align_evict_mask(chooser: Chooser) -> Case:
+    shape, page_size = draw_shape(chooser), pick(chooser, PAGE_SIZES, "page_size")
+    seq_lens = torch.tensor(draw_seq_lens(chooser, shape.bs, page_size), dtype=torch.int64)
+    accept_index = torch.tensor(_draw_paths(chooser, shape)[0])
+    return _eviction({**shape.sizes(), "page_size": page_size}, seq_lens, accept_index)
+
+
+def _make_align_evict_mask(ids: torch.Tensor, shape: Sizes) -> Case:
+    seq_lens = bulk.seq_lens(ids, "seq_lens", shape["page_size"])
+    return _eviction({**shape, "bs": ids.shape[0]}, seq_lens, bulk.accepted_paths(ids, shape)[0])
 
 
 def _draw_paths(chooser: Chooser, shape: Shape) -> tuple[list[list[int]], list[int]]:
@@ -448,6 +492,61 @@ OPS: tuple[Op, ...] = (
         bulk=Bulk(draw_paged_shape, make_draft_decode_kv_indices),
         defined=_defined_kv_indices,
         source="SGLang's EAGLE attention backends; issue #26972",
+    ),
+    Op(
+        name="draft_cache_locs_paged",
+        family="kv",
+        summary="slots that the draft model writes when each branch has pages of its own, and the holes to fill",
+        args=(
+            _req_pool_indices(),
+            _req_to_token(),
+            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens before the draft"),
+            TensorArg(
+                "out_cache_loc",
+                Role.OUT,
+                ("num_draft_locs",),
+                torch.int64,
+                "slot of each draft token, by request, branch and step",
+            ),
+            TensorArg(
+                "target",
+                Role.OUT,
+                ("num_copies",),
+                torch.int64,
+                "the holes, by request, branch from the second, offset",
+            ),
+            TensorArg("source", Role.OUT, ("num_copies",), torch.int64, "the slot whose KV each hole receives"),
+            ScalarArg("topk", "branches of the draft"),
+            ScalarArg("num_steps", "drafting steps"),
+            _page_size(),
+        ),
+        reference=draft_cache_locs_paged,
+        loops=draft_cache_locs_paged_loops,
+        generate=_generate_draft_cache_locs_paged,
+        bulk=Bulk(draw_paged_shape, _make_draft_cache_locs_paged),
+        source="SGLang's EAGLE draft worker; issue #26972",
+    ),
+    Op(
+        name="align_evict_mask_to_page_size",
+        family="kv",
+        summary="keep what shares a page with the last token that is kept",
+        args=(
+            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens before the tree"),
+            TensorArg(
+                "evict_mask",
+                Role.INOUT,
+                ("num_nodes",),
+                torch.bool,
+                "True for a node whose slot is to be freed; every request keeps one at least",
+            ),
+            _page_size(),
+            ScalarArg("num_draft_tokens", "nodes a tree, the root included"),
+        ),
+        reference=align_evict_mask_to_page_size,
+        loops=align_evict_mask_to_page_size_loops,
+        generate=_generate_align_evict_mask,
+        bulk=Bulk(draw_paged_shape, _make_align_evict_mask),
+        source="SGLang's EAGLE verification with pages",
     ),
     Op(
         name="fill_accept_out_cache_loc",
