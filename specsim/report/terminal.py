@@ -92,6 +92,10 @@ def _summary(verdict: Verdict) -> str:
     return f"{findings}, {', '.join(counts) or 'nothing run'} in {seconds:.1f} s, {not_run} not run"
 
 
+MANY_NOT_RUN = 5
+"""As many that are not run for one reason share a line."""
+
+
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
@@ -142,8 +146,13 @@ def _reach_sentence(reach: str) -> str:
 
 
 def _print_not_run(console: Console, suite: Suite) -> None:
+    """What was not run; many of one reason together, by their number alone: the JSON names each."""
+    by_reason: dict[str, list[str]] = {}
     for entry in suite.not_run:
-        console.print(f"   not run    {escape(entry.what)}: {escape(entry.why)}", style="yellow", soft_wrap=True)
+        by_reason.setdefault(entry.why, []).append(entry.what)
+    for why, whats in by_reason.items():
+        for text in whats if len(whats) < MANY_NOT_RUN else [f"{len(whats)} operations, {whats[0]} ... {whats[-1]}"]:
+            console.print(f"   not run    {escape(text)}: {escape(why)}", style="yellow", soft_wrap=True)
 
 
 def print_replay(stored: OpReplay, target: str, answer: dict[str, Any]) -> int:
