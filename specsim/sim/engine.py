@@ -15,6 +15,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from specsim.check.checker import Checker, RunStopped, Violation
 from specsim.check.ledger import SlotLedger
@@ -105,6 +106,9 @@ class Engine:
         self._open_sessions: list[str] = []
         self._prefix_lens: dict[tuple[str, int], int] = {}
         self._device_lens: dict[tuple[str, int], int] = {}
+        self._phase: Literal["receive", "schedule", "resolve", "ended"] = "receive"
+        self._awaited: Launch | None = None
+        self._to_resolve = 0
         self._launches = 0
         self._iterations = 0
         self._aborts_left = self._workload.aborts_max
@@ -112,24 +116,25 @@ class Engine:
         self._stale_finished = 0
         self._stale_retracted = 0
 
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over: nothing is left to do, or a rule was broken that it cannot go on from."""
+        return self._phase == "ended"
+
+    @property
+    def host_can_go(self) -> bool:
+        return self._awaited is None or self._awaited.done
+
+    @property
+    def device_can_go(self) -> bool:
+        return bool(self._device.stream)
+
     def run(self) -> Run:
         """Run to the end, or to a broken rule that the run cannot go on from."""
-        host = self._host()
-        awaited: Launch | None = None
-        try:
-            while True:
-                host_ready = awaited is None or awaited.done
-                if not host_ready or (self._device.stream and self._chooser.choose(2, "device goes first")):
-                    self._execute()
-                    continue
-                awaited = next(host)
-        except StopIteration:
-            pass
-        except RunStopped:
-            pass
-        except HostFunctionError as error:
-            with contextlib.suppress(RunStopped):
-                self._checker.broken("X1", error.part, "", "no exception", error.text)
+        stream = self._device.stream
+        while self._phase != "ended":
+            host_ready = self._awaited is None or self._awaited.done
+            self.step(not host_ready or bool(stream and self._chooser.choose(2, "device goes first")))
         return Run(
             tuple(self._checker.violations),
             tuple(self._log),
@@ -138,26 +143,46 @@ class Engine:
             self._stale_retracted,
         )
 
+    def step(self, of_device: bool) -> None:
+        """One step of the device or of the host, which must be able to go."""
+        try:
+            if of_device:
+                self._execute()
+            else:
+                self._host_step()
+        except RunStopped:
+            self._phase = "ended"
+        except HostFunctionError as error:
+            self._phase = "ended"
+            with contextlib.suppress(RunStopped):
+                self._checker.broken("X1", error.part, "", "no exception", error.text)
+
     # The host
 
-    def _host(self) -> Iterator[Launch | None]:
-        """The host's steps. Yields between two of them: None when it can go on, a launch when it waits for its
-        result.
+    def _host_step(self) -> None:
+        """What the host does until the device may come between: schedule; or take a result, when it has waited for
+        one; and after the last result of an iteration, receive.
         """
-        while self._is_busy():
-            self._iterations += 1
-            if self._iterations > ITERATIONS_MAX:
-                self._checker.broken("S1", "loop", "", "every request ends", self._pending_reason())
-            self._receive()
-            yield None
+        if self._phase == "schedule":
             launch = self._schedule()
-            yield None
-            pending = len(self._unresolved) - (1 if launch and self._config.overlap else 0)
-            for _ in range(pending):
-                oldest = self._unresolved[0]
-                yield oldest
-                self._resolve(oldest)
-        self._checker.at_idle()
+            self._to_resolve = len(self._unresolved) - (1 if launch and self._config.overlap else 0)
+            self._phase = "resolve"
+            return
+        if self._awaited is not None:
+            self._resolve(self._awaited)
+            self._to_resolve -= 1
+        self._awaited = self._unresolved[0] if self._to_resolve > 0 else None
+        if self._awaited is not None:
+            return
+        if not self._is_busy():
+            self._checker.at_idle()
+            self._phase = "ended"
+            return
+        self._iterations += 1
+        if self._iterations > ITERATIONS_MAX:
+            self._checker.broken("S1", "loop", "", "every request ends", self._pending_reason())
+        self._receive()
+        self._phase = "schedule"
 
     def _is_busy(self) -> bool:
         if self._arriving or self._waiting or self._running or self._merging or self._unresolved:
