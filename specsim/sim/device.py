@@ -33,7 +33,7 @@ class DraftPlan:
 
 @dataclass(slots=True)
 class LaunchRow:
-    """One request in a launch. `slots` are those of its row at launch; `tokens` and `prefix_len` are a prefill's."""
+    """One request in a launch. `slots` are those of its `row` at launch; `tokens` and `prefix_len` are a prefill's."""
 
     request: Request
     key: tuple[str, int]
@@ -41,6 +41,7 @@ class LaunchRow:
     plan: DraftPlan | None = None
     tokens: list[int] = field(default_factory=list)
     prefix_len: int = 0
+    row: int = 0
 
 
 @dataclass(slots=True)

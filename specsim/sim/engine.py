@@ -27,6 +27,7 @@ from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelA
 from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, DraftPlan, Launch, LaunchRow
 from specsim.sim.lifecycle import Event, State
+from specsim.sim.marks import features_of
 from specsim.sim.request import Request, Turn, make_request
 from specsim.sim.workload import Scenario
 
@@ -53,13 +54,14 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a schedule showed."""
+    """What a schedule showed. `marks` are the interleavings and features that it reached (`specsim.sim.marks`)."""
 
     violations: tuple[Violation, ...]
     log: tuple[LoggedEvent, ...]
     digest: str
     stale_finished: int
     stale_retracted: int
+    marks: frozenset[str]
 
 
 @contextlib.contextmanager
@@ -115,6 +117,8 @@ class Engine:
         self._retractions_left = self._workload.retractions_max
         self._stale_finished = 0
         self._stale_retracted = 0
+        self._marks = features_of(self._config)
+        self._retracted_in: dict[str, int] = {}
 
     @property
     def ended(self) -> bool:
@@ -141,6 +145,7 @@ class Engine:
             self._digest.hexdigest(),
             self._stale_finished,
             self._stale_retracted,
+            frozenset(self._marks),
         )
 
     def step(self, of_device: bool) -> None:
@@ -223,6 +228,7 @@ class Engine:
         self._aborts_left -= 1
         request = candidates[self._chooser.choose(len(candidates), "abort whom")]
         request.abort_wanted = True
+        self._mark_abort(request)
         self._record("host", "abort", request.rid, request.state.value)
         if request.state is State.WAITING:
             self._waiting.remove(request)
@@ -230,9 +236,20 @@ class Engine:
         else:
             self._accounting.abort(request)
 
+    def _mark_abort(self, request: Request) -> None:
+        self._marks.add("abort")
+        if request.state is not State.WAITING:
+            if request.pending or request.state is State.PREFILLING:
+                self._marks.add("R4")
+        elif request.incarnation:
+            self._marks.add("R5")
+
     def _schedule(self) -> Launch | None:
         """Launch the next batch, a prefill before a decode step."""
+        before = len(self._running) + len(self._merging)
         self._running = [r for r in [*self._running, *self._merging] if r.state is not State.FINISHED]
+        if self._merging and len(self._running) < before:
+            self._marks.add("R14")
         self._merging = []
         admitted = self._admit()
         if admitted:
@@ -274,6 +291,8 @@ class Engine:
             self._accounting.extend_alloc(request, prefix_len, fill_len)
         self._checker.after_memory_calls("extend")
         request.incarnation += 1
+        if self._retracted_in.pop(request.rid, self._iterations) == self._iterations - 1:
+            self._marks.add("R3")
         request.extend_len, request.resolved, request.pending = fill_len, 0, 0
         self._prefix_lens[request.key] = prefix_len
         request.outputs_before = len(request.outputs)
@@ -286,8 +305,9 @@ class Engine:
     def _launch_prefill(self, admitted: list[Request]) -> Launch:
         rows = []
         for request in admitted:
-            slots, prefix_len = self._slots_of(request), self._prefix_lens[request.key]
-            rows.append(LaunchRow(request, request.key, slots, None, request.prompt + request.outputs, prefix_len))
+            (row, slots), prefix_len = self._slots_of(request), self._prefix_lens[request.key]
+            tokens = request.prompt + request.outputs
+            rows.append(LaunchRow(request, request.key, slots, None, tokens, prefix_len, row))
         self._merging = list(admitted)
         return self._launch("prefill", rows)
 
@@ -311,27 +331,46 @@ class Engine:
         self._checker.after_memory_calls("prepare")
         self._checker.after_prepare(batch, before)
         self._checker.ownership("prepare", self._requests, self._open_sessions)
-        rows = [LaunchRow(r, r.key, self._slots_of(r), plan=self._draw_plan()) for r in batch]
+        rows = []
         for request in batch:
+            row, slots = self._slots_of(request)
+            rows.append(LaunchRow(request, request.key, slots, self._draw_plan(), row=row))
             request.pending += 1
         return self._launch("decode", rows)
 
     def _growth(self, request: Request, before: Observed) -> str:
         return f"{request.rid}:{before.allocated}>{self._accounting.observe(request).allocated}"
 
-    def _slots_of(self, request: Request) -> list[int]:
+    def _slots_of(self, request: Request) -> tuple[int, list[int]]:
+        """The request's row, and its slots."""
         seen = self._accounting.observe(request)
         assert seen.row is not None
-        return self._memory.rows.read(seen.row, 0, seen.allocated)
+        return seen.row, self._memory.rows.read(seen.row, 0, seen.allocated)
 
     def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
         launch = Launch(self._launches, kind, rows)
+        self._mark_reuse(rows)
         self._launches += 1
         self._device.launch(launch)
         self._unresolved.append(launch)
         self._record("host", "launch", launch.name, " ".join(row.request.rid for row in rows))
         self._checker.at_launch(launch, len(self._unresolved))
         return launch
+
+    def _mark_reuse(self, rows: list[LaunchRow]) -> None:
+        """What of this launch's memory belonged to a launch that still runs."""
+        for launch in self._unresolved:
+            for old in () if launch.done else launch.rows:
+                request = old.request
+                if request.key == old.key and request.state not in (State.FINISHED, State.WAITING):
+                    continue
+                for new in rows:
+                    if new.key == old.key:
+                        continue
+                    if new.row == old.row:
+                        self._marks.add("R10")
+                    if not set(old.slots).isdisjoint(new.slots):
+                        self._marks.add("R9")
 
     def _draw_plan(self) -> DraftPlan:
         """A tree, and how far the drafts agree with the target: an accepted path from the root."""
@@ -362,12 +401,18 @@ class Engine:
         self._checker.after_memory_calls("retract")
         for request in outcome.retracted:
             self._record("host", "retract", request.rid, why)
+            self._marks.add("retract")
+            self._retracted_in[request.rid] = self._iterations
+            if request.state is State.PREFILLING:
+                self._marks.add("R20")
             self._checker.before_release(request)
             request.happens(Event.RETRACT)
             self._checker.after_retract(request)
             self._waiting.append(request)
         for request in outcome.aborted:
             self._record("host", "drop", request.rid, "not even one request fits")
+            if request.pending or request.state is State.PREFILLING:
+                self._marks.add("R6")
             self._checker.before_release(request)
             request.abort_wanted = True
             request.happens(Event.DROP)
@@ -409,6 +454,8 @@ class Engine:
                 continue
             request.happens(Event.FIRST_TOKEN)
             self._append(request, [token], "prefill result")
+            if request.pending and request.state is State.FINISHED:
+                self._marks.add("R7")
         self._end_frees()
 
     def _resolve_decode(self, launch: Launch) -> None:
@@ -426,10 +473,15 @@ class Engine:
         for row, alive in zip(launch.rows, live, strict=True):
             if row.request.key == row.key:
                 row.request.pending -= 1
-            if not alive and row.request.state is State.FINISHED:
+            if alive:
+                if not row.request.pending and self._config.overlap:
+                    self._marks.add("R8")
+            elif row.request.state is State.FINISHED:
                 self._stale_finished += 1
-            elif not alive:
+                self._marks.add("R1")
+            else:
                 self._stale_retracted += 1
+                self._marks.add("R2")
         self._checker.after_resolve(launch, result, before, runs, live)
         self._begin_frees()
         for row, run, alive in zip(launch.rows, runs, live, strict=True):
