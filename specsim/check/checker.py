@@ -45,9 +45,14 @@ class RunStopped(Exception):  # noqa: N818 - how a run ends
 
 
 class Checker:
-    """The rules, for one run. `events` is the number of the current event, kept by the engine."""
+    """The rules, for one run. `events` is the number of the current event, kept by the engine. The run stops at the
+    violation with the signature `stop_at` even where it could go on.
+    """
 
-    def __init__(self, config: EngineConfig, memory: Memory, ledger: SlotLedger, accounting: Accounting) -> None:
+    def __init__(
+        self, config: EngineConfig, memory: Memory, ledger: SlotLedger, accounting: Accounting, stop_at: str = ""
+    ) -> None:
+        self._stop_at = stop_at
         self._config = config
         self._memory = memory
         self._ledger = ledger
@@ -74,7 +79,7 @@ class Checker:
         violation = Violation(BY_ID[rule_id], aspect, part, who, str(expected), str(actual), self.events)
         if all(violation.signature != known.signature for known in self.violations):
             self.violations.append(violation)
-        if not go_on:
+        if not go_on or violation.signature == self._stop_at:
             raise RunStopped
 
     def hold(self, holds: bool, rule_id: str, part: str, who: str, expected: object, actual: object) -> None:

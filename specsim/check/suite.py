@@ -12,14 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specsim.check.checker import Violation
-from specsim.explore.chooser import RecordingChooser, Tape, replayed, seeded
+from specsim.check.fewer import without_one_item
+from specsim.explore.chooser import RecordingChooser, Tape, continued, replayed, seeded
 from specsim.explore.shrink import Shrinker, shortlex
 from specsim.sim.engine import Engine, Run, UnjudgeableError
 from specsim.sim.target import AccountingTarget
 from specsim.sim.workload import Scenario, draw_scenario
 
+Size = tuple[int, int, int, tuple[int, Tape]]
+
 SHRINK_ATTEMPTS_MAX = 250  # from each start
 SHRINK_STARTS = 3  # a schedule shrinks to a local minimum: the best of several is taken
+REDRAWS = 40  # schedules of a scenario with one request fewer
 DOUBLED_EVERY = 20
 
 
@@ -31,9 +35,11 @@ class Schedule:
     tape: Tape
     run: Run
 
-    def size(self) -> tuple[int, int, tuple[int, Tape]]:
-        """Fewer requests are smaller, then fewer events, then a smaller tape."""
-        return (len(self.scenario.workload.turns), len(self.run.log), shortlex(self.tape))
+    def size(self) -> Size:
+        """Fewer requests are smaller, then fewer events, then fewer switches between host and device, then a smaller
+        tape.
+        """
+        return (len(self.scenario.workload.turns), len(self.run.log), self.run.switches, shortlex(self.tape))
 
     def violation(self, signature: str) -> Violation | None:
         return next((v for v in self.run.violations if v.signature == signature), None)
@@ -64,12 +70,14 @@ class SimulationResult:
 
 
 def run_schedule(
-    target: AccountingTarget, chooser: RecordingChooser, refused: dict[str, int] | None = None
+    target: AccountingTarget, chooser: RecordingChooser, refused: dict[str, int] | None = None, stop_at: str = ""
 ) -> Schedule | None:
-    """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`."""
+    """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`. It
+    ends at a violation with the signature `stop_at`.
+    """
     scenario = draw_scenario(chooser)
     try:
-        run = Engine(scenario, chooser, target.make).run()
+        run = Engine(scenario, chooser, target.make, stop_at).run()
     except UnjudgeableError as error:
         if refused is not None:
             refused[str(error)] = refused.get(str(error), 0) + 1
@@ -94,7 +102,7 @@ def simulate(
     `on_schedule(index)` is called before each, with -1 while shrinking.
     """
     result = SimulationResult()
-    shortest: dict[str, list[Tape]] = {}
+    smallest: dict[str, list[tuple[tuple[int, int, tuple[int, Tape]], Tape]]] = {}
     counts: dict[str, int] = {}
     for index in range(schedules):
         if index and time.monotonic() > deadline:
@@ -109,15 +117,16 @@ def simulate(
         for violation in schedule.run.violations:
             signature = violation.signature
             counts[signature] = counts.get(signature, 0) + 1
-            tapes = [*shortest.get(signature, []), schedule.tape]
-            shortest[signature] = sorted(tapes, key=shortlex)[:SHRINK_STARTS]
+            size = (len(schedule.scenario.workload.turns), violation.event, shortlex(schedule.tape))
+            starts = [*smallest.get(signature, []), (size, schedule.tape)]
+            smallest[signature] = sorted(starts)[:SHRINK_STARTS]
         if index % DOUBLED_EVERY == 0:
             result.nondeterministic = _first_difference(target, schedule)
             if result.nondeterministic:
                 return result
-    for signature, tapes in shortest.items():
+    for signature, starts in smallest.items():
         shrunk = min(
-            (shrink(target, tape, signature, SHRINK_ATTEMPTS_MAX, lambda: on_schedule(-1)) for tape in tapes),
+            (shrink(target, tape, signature, SHRINK_ATTEMPTS_MAX, lambda: on_schedule(-1)) for _, tape in starts),
             key=Schedule.size,
         )
         shown = shrunk.violation(signature)
@@ -138,17 +147,54 @@ def _first_difference(target: AccountingTarget, schedule: Schedule) -> str:
     return f"{len(schedule.run.log)} events, then {len(other)}"
 
 
+def fewer_requests(
+    target: AccountingTarget, tape: Tape, signature: str, on_attempt: Callable[[], None]
+) -> Schedule | None:
+    """A schedule with fewer requests that breaks the same rule, its choices drawn anew, None when none is found."""
+    found: Schedule | None = None
+    improved = True
+    while improved:
+        improved = False
+        count = len(found.scenario.workload.turns) if found else len(draw_scenario(replayed(tape)).workload.turns)
+        start = found.tape if found else tape
+        for scenario in without_one_item(start) if count > 1 else ():
+            if len(draw_scenario(replayed(scenario)).workload.turns) >= count:
+                continue
+            for number in range(REDRAWS):
+                on_attempt()
+                drawn = continued(scenario, seeded(0, "fewer requests", number))
+                schedule = run_schedule(target, drawn, stop_at=signature)
+                if schedule is not None and schedule.violation(signature):
+                    found, improved = schedule, True
+                    break
+            if improved:
+                break
+    return found
+
+
 def shrink(
     target: AccountingTarget, tape: Tape, signature: str, attempts_max: int, on_attempt: Callable[[], None]
 ) -> Schedule:
-    """The smallest schedule that still breaks the rule of `signature`; workload and choices shrink together."""
+    """The smallest schedule that still breaks the rule of `signature`; workload, configuration and choices shrink
+    together. It ends where the rule breaks.
+    """
+    best = run_schedule(target, replayed(tape), stop_at=signature)
+    assert best is not None
+    sizes: dict[Tape, Size] = {tape: best.size()}
 
     def attempt(candidate: Tape) -> Tape | None:
         on_attempt()
-        schedule = run_schedule(target, replayed(candidate))
-        return schedule.tape if schedule is not None and schedule.violation(signature) else None
+        schedule = run_schedule(target, replayed(candidate), stop_at=signature)
+        if schedule is None or not schedule.violation(signature):
+            return None
+        sizes[schedule.tape] = schedule.size()
+        return schedule.tape
 
-    best = Shrinker(tape, attempt, attempts_max).run()
-    schedule = run_schedule(target, replayed(best))
-    assert schedule is not None
-    return schedule
+    fewest = fewer_requests(target, tape, signature, on_attempt)
+    if fewest is not None:
+        sizes[fewest.tape] = fewest.size()
+        tape = fewest.tape
+    shrunk = Shrinker(tape, attempt, attempts_max, sizes.__getitem__).run()
+    best = run_schedule(target, replayed(shrunk), stop_at=signature)
+    assert best is not None
+    return best

@@ -80,6 +80,17 @@ def replayed(tape: Sequence[int]) -> RecordingChooser:
     return RecordingChooser(lambda _bound, _label: next(remaining, 0))
 
 
+def continued(tape: Sequence[int], chooser: Chooser) -> RecordingChooser:
+    """The choices of a tape, then those of `chooser`."""
+    remaining = iter(tape)
+
+    def source(bound: int, label: str) -> int:
+        value = next(remaining, None)
+        return chooser.choose(bound, label) if value is None else value
+
+    return RecordingChooser(source)
+
+
 def between(chooser: Chooser, low: int, high: int, label: str) -> int:
     """An integer in `[low, high]`; `low` is the dullest."""
     return low + chooser.choose(high - low + 1, label)

@@ -63,6 +63,11 @@ class Run:
     stale_retracted: int
     marks: frozenset[str]
 
+    @property
+    def switches(self) -> int:
+        """How often an event of the device follows one of the host, or the other way round."""
+        return sum(one.agent != two.agent for one, two in zip(self.log, self.log[1:], strict=False))
+
 
 @contextlib.contextmanager
 def _memory_errors_of(part: str) -> Iterator[None]:
@@ -74,10 +79,16 @@ def _memory_errors_of(part: str) -> Iterator[None]:
 
 
 class Engine:
-    """One run of a scenario. `accounting` makes the accounting that is tested from the memory it calls back."""
+    """One run of a scenario. `accounting` makes the accounting that is tested from the memory it calls back. The run
+    ends at a violation with the signature `stop_at`, or at one that it cannot go on from.
+    """
 
     def __init__(
-        self, scenario: Scenario, chooser: Chooser, accounting: Callable[[Memory], Accounting] = ModelAccounting
+        self,
+        scenario: Scenario,
+        chooser: Chooser,
+        accounting: Callable[[Memory], Accounting] = ModelAccounting,
+        stop_at: str = "",
     ) -> None:
         require_runnable(scenario.config)
         self._config = scenario.config
@@ -94,7 +105,7 @@ class Engine:
         refusal = self._accounting.refuses(self._config)
         if refusal:
             raise UnjudgeableError(refusal)
-        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting)
+        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting, stop_at)
         self._device = Device(self._config)
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
