@@ -268,6 +268,45 @@ def targets(
 
 
 @app.command()
+def mutants(
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Mutants; all when left out.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds, from 0 on.")] = 20,
+    schedules: Annotated[int, typer.Option(min=1, help="Schedules of a seed, at most.")] = 20000,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time. Default: one a core.")] = None,
+    without: Annotated[list[str] | None, typer.Option(metavar="RULE", help="Switch a rule off.")] = None,
+    only_oracle: Annotated[bool, typer.Option("--only-oracle", help="Switch off all but the content oracle.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the page of all mutants, survivors included.")] = None,
+) -> None:
+    """Put each historic bug back into the model, and see how soon it is found. Exit code 1 when one is not."""
+    from specsim.mutants import table
+    from specsim.mutants.catalogue import CATALOGUE
+    from specsim.mutants.load import find
+    from specsim.report.terminal import print_mutants
+    from specsim.verdict import write_json
+
+    chosen = [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
+    for option, file in (("--json", json_file), ("--write", write)):
+        if file is not None:
+            _require_folder(option, file.parent)
+    if write is not None and (ids or without or only_oracle):
+        raise UsageError("--write with a selection of mutants or rules", "the page is of all: give --write alone")
+    at_once = jobs or os.cpu_count() or 1
+    off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
+    hunted = table.hunt_all(chosen, seeds=seeds, schedules_max=schedules, jobs=at_once, without=off, only=only)
+    print_mutants(table.COLUMNS, [table.row(each) for each in hunted], table.seen_by_nobody(hunted))
+    if json_file is not None:
+        write_json(json_file, {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]})
+    if write is not None:
+        # Whoever is not found soon without a rule survives it.
+        again = {"seeds": min(seeds, 3), "schedules_max": min(schedules, 3000), "jobs": at_once}
+        survivors = list(table.survivors(hunted, **again))
+        oracle = table.hunt_all(chosen, **again, only=table.CONTENT_ORACLE)
+        write.write_text(table.page(hunted, survivors, oracle, again["seeds"]), encoding="utf-8")
+    raise typer.Exit(0 if all(each.found == seeds for each in hunted) else 1)
+
+
+@app.command()
 def bench(
     name: Annotated[str | None, typer.Argument(help="One benchmark; all when left out.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,

@@ -74,13 +74,14 @@ class Checker:
         *,
         aspect: str = "",
         go_on: bool = False,
-    ) -> None:
-        """Record a broken rule; stop the run unless it can go on."""
+    ) -> bool:
+        """Record a broken rule; stop the run unless it can go on. True: the rule is held."""
         violation = Violation(BY_ID[rule_id], aspect, part, who, str(expected), str(actual), self.events)
         if all(violation.signature != known.signature for known in self.violations):
             self.violations.append(violation)
         if not go_on or violation.signature == self._stop_at:
             raise RunStopped
+        return True
 
     def hold(self, holds: bool, rule_id: str, part: str, who: str, expected: object, actual: object) -> None:
         if not holds:
@@ -242,7 +243,7 @@ class Checker:
         if finished and changed == ["committed"] and now.committed < was.committed:
             changed = []  # it gives back a position that it had claimed for this very launch
         if changed:
-            self.broken(
+            recorded = self.broken(
                 "I31" if finished else "I32",
                 "resolve",
                 request.rid,
@@ -250,7 +251,8 @@ class Checker:
                 ", ".join(f"{name} {getattr(now, name)}" for name in changed),
                 go_on=True,
             )
-            self._accounting.restore(request, was)
+            if recorded:
+                self._accounting.restore(request, was)
 
     def after_append(self, request: Request, kind: str) -> None:
         """Outputs and claim of a live request, after a result."""

@@ -99,15 +99,15 @@ CATALOGUE: tuple[Mutant, ...] = (
         becomes="held = retracted[-1].state_of_accounting; held.allocated = held.kv_ready; self._take_back(held)",
     ),
     Mutant(
-        "A11",
+        "A20",
         "a launch reserves for one step, and not for the one in flight",
-        references=("sgl-project/sglang#14972", "NVIDIA/TensorRT-LLM#16280"),
+        references=("NVIDIA/TensorRT-LLM#16280",),
         module=_CONFIG,
         line="return 2 * self.alloc_len",
         becomes="return self.alloc_len",
     ),
     Mutant(
-        "A11-check",
+        "A11",
         "the check for memory before a decode step counts one step, its allocation two",
         references=("sgl-project/sglang#14972",),
         module=_ACCOUNTING,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,16 @@ def live_progress(target: str) -> Iterator[Callable[[str, int], None]]:
             status.update(f"checking {escape(target)}: {escape(subject)}, {cases} cases")
 
         yield update
+
+
+def print_mutants(columns: Sequence[str], rows: Sequence[Sequence[str]], missed: Sequence[str]) -> None:
+    """A row for each mutant, and a line with those that no seed found."""
+    console = _console()
+    table = _table(f"{len(rows)} mutants", *columns)
+    for cells in rows:
+        table.add_row(*cells)
+    console.print(table)
+    console.print(f"not found: {' '.join(missed) or 'none'}")
 
 
 def print_verdict(verdict: Verdict) -> None:

@@ -1,0 +1,683 @@
+"""The catalogue of known bugs that the project started from, and for each that no mutant re-creates, why not.
+
+An entry is re-created by the mutants whose id is the entry's, with a word behind it or without. The sample is of public
+issues and pull requests of several engines; titles say what is wrong, in the words of this project.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specsim.mutants.catalogue import CATALOGUE, Mutant
+
+CLASSES = {
+    "A": "lifetime of results, commit and allocation of KV",
+    "B": "order of streams and buffers",
+    "C": "content of caches and draft pools",
+    "D": "trees, verification, accepted paths",
+    "E": "padding and replay of graphs",
+    "F": "multi-layer drafts",
+    "G": "sampling, rejection, penalties",
+    "H": "stop conditions and limits",
+    "I": "grammars",
+    "J": "logprobs and hidden states",
+    "K": "filter and merge of batches",
+    "L": "idle ranks, disaggregation, collectives",
+    "M": "recurrent state",
+    "N": "metrics",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A known bug. `why_not` says in one line why no mutant re-creates it; empty when one does."""
+
+    id: str
+    title: str
+    references: tuple[str, ...]
+    why_not: str = ""
+
+    @property
+    def bug_class(self) -> str:
+        return CLASSES[self.id[0]]
+
+    @property
+    def mutants(self) -> tuple[Mutant, ...]:
+        return tuple(mutant for mutant in CATALOGUE if entry_of(mutant) == self.id)
+
+
+def entry_of(mutant: Mutant) -> str:
+    """The id of the entry that a mutant re-creates."""
+    return mutant.id.partition("-")[0]
+
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        "A01",
+        "a session is saved one token short: the bonus counts only when its result is resolved",
+        (
+            "sgl-project/sglang#22651",
+            "sgl-project/sglang#19531",
+            "sgl-project/sglang#28754",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "A02",
+        "a late result is applied to a request that has finished or was retracted",
+        (
+            "sgl-project/sglang#23456",
+            "sgl-project/sglang#18848",
+            "sgl-project/sglang#15690",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "A03",
+        "tokens accepted beyond the end of the answer are saved in the session",
+        ("sgl-project/sglang#22897",),
+        "PENDING",
+    ),
+    Entry(
+        "A04",
+        "trimming an answer leaves the eviction cursor of the sliding window beyond the trim",
+        ("sgl-project/sglang#22900",),
+        "PENDING",
+    ),
+    Entry(
+        "A05",
+        "what a session holds beyond the part that a turn reuses is lost",
+        ("sgl-project/sglang#22862",),
+        "PENDING",
+    ),
+    Entry(
+        "A06",
+        "an aborted turn overwrites what its session had kept",
+        (
+            "sgl-project/sglang#22273",
+            "sgl-project/sglang#21875",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "A07",
+        "the protected length of a paged session is not a whole number of pages",
+        ("sgl-project/sglang#20070",),
+        "PENDING",
+    ),
+    Entry(
+        "A08",
+        "prompt logprobs cut the key of a session match, and the session's memory is computed again",
+        ("sgl-project/sglang#20557",),
+        "PENDING",
+    ),
+    Entry(
+        "A09",
+        "the freed length is worked out from the outputs instead of what was allocated",
+        (
+            "sgl-project/sglang#12224",
+            "sgl-project/sglang-jax#994",
+            "sgl-project/sglang-jax#70",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "A10",
+        "a retraction forgets the slots of the step in flight",
+        (
+            "sgl-project/sglang#11970",
+            "sgl-project/sglang#11976",
+            "sgl-project/sglang#11981",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "A11",
+        "the memory check before a decode step leaves out the step in flight",
+        ("sgl-project/sglang#14972",),
+        "PENDING",
+    ),
+    Entry("A12", "fewer draft steps make the allocated length shrink", ("sgl-project/sglang#23336",), "PENDING"),
+    Entry("A14", "a row is narrower than what one launch may allocate", ("sgl-project/sglang#26972",), "PENDING"),
+    Entry("A18", "slots are allocated and the length is not recorded", ("sgl-project/sglang-jax#1147",), "PENDING"),
+    Entry(
+        "A19",
+        "the ring of future tokens is smaller than what is outstanding, padding included",
+        ("sgl-project/sglang-jax#1487",),
+        "PENDING",
+    ),
+    Entry(
+        "A20",
+        "host capacity covers one step where the device runs one ahead",
+        ("NVIDIA/TensorRT-LLM#16280",),
+        "PENDING",
+    ),
+    Entry(
+        "A22",
+        "the late result of a preempted step is taken as a fresh one",
+        (
+            "vllm-project/vllm#49620",
+            "vllm-project/vllm#41190",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "A23",
+        "a placeholder for a draft token reaches the model",
+        (
+            "vllm-project/vllm#46899",
+            "vllm-project/vllm#40768",
+            "vllm-project/vllm#43434",
+            "vllm-project/vllm#37159",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "A24", "a bigram key has as many entries as the sequence has tokens", ("sgl-project/sglang#40681",), "PENDING"
+    ),
+    Entry(
+        "B01",
+        "the row of a finished request is handed out while the device still reads it",
+        (
+            "sgl-project/sglang#18744",
+            "sgl-project/sglang#18746",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "B02", "the host writes tables that the step in flight still reads", ("sgl-project/sglang#26380",), "PENDING"
+    ),
+    Entry(
+        "B04",
+        "the plan of a verification is made from lengths that are still being computed",
+        (
+            "sgl-project/sglang#28034",
+            "sgl-project/sglang#22113",
+            "sgl-project/sglang#21942",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "B06",
+        "one event stands for two launches, and the host waits for the wrong one",
+        ("sgl-project/sglang#31072",),
+        "PENDING",
+    ),
+    Entry(
+        "B08",
+        "a captured graph's output buffer is read after the next replay wrote it",
+        ("sgl-project/sglang#19761",),
+        "PENDING",
+    ),
+    Entry(
+        "C01",
+        "the prefix cache matches single tokens although draft KV depends on the next one",
+        (
+            "sgl-project/sglang#10846",
+            "sgl-project/sglang#11231",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "C02",
+        "draft KV of a cached prefix was never written",
+        (
+            "sgl-project/sglang#19796",
+            "sgl-project/sglang#19897",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "C03",
+        "KV is loaded back from the host for the target and not for the draft",
+        (
+            "sgl-project/sglang#21125",
+            "sgl-project/sglang#16964",
+        ),
+        "there is no host cache of KV in the model, so nothing is loaded back",
+    ),
+    Entry(
+        "C04",
+        "storage is written under hashes of bigrams and looked up under hashes of tokens",
+        ("sgl-project/sglang#19570",),
+        "there is no storage tier in the model, so no hash is written or looked up",
+    ),
+    Entry(
+        "C05",
+        "the eviction frontier of the window is set for plain keys and cuts into a bigram leaf",
+        (
+            "sgl-project/sglang#34870",
+            "sgl-project/sglang#34823",
+        ),
+        "PENDING",
+    ),
+    Entry("C07", "the draft pool is smaller than the target's", ("sgl-project/sglang#17630",), "PENDING"),
+    Entry(
+        "C10", "eviction asks for full slots although window slots are short", ("sgl-project/sglang#29662",), "PENDING"
+    ),
+    Entry(
+        "C11",
+        "every launch reserves more than two steps, and evicts what could be reused",
+        (
+            "sgl-project/sglang#32459",
+            "sgl-project/sglang#32574",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "C13",
+        "a cached block holds recurrent state that rejected drafts wrote",
+        (
+            "vllm-project/vllm#57128",
+            "vllm-project/vllm#53912",
+        ),
+        "PENDING",
+    ),
+    Entry("C14", "a block can be found in the cache before its KV is written", ("vllm-project/vllm#41838",), "PENDING"),
+    Entry("C15", "a slot's draft context outlives its request", ("ggml-org/llama.cpp#27852",), "PENDING"),
+    Entry(
+        "D01",
+        "accepted nodes of a tree are taken to be a dense prefix",
+        (
+            "sgl-project/sglang#26866",
+            "sgl-project/sglang#15360",
+            "sgl-project/sglang#11839",
+            "sgl-project/sglang#14077",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "D02",
+        "the bonus token is read at the wrong stride",
+        (
+            "sgl-project/sglang#26866",
+            "sgl-project/sglang#26981",
+            "sgl-project/sglang#15360",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "D03",
+        "the move of accepted KV runs over one entry a node, and the index has fewer",
+        ("sgl-project/sglang#26866",),
+        "PENDING",
+    ),
+    Entry(
+        "D04",
+        "configurations are routed to a path that does not support them",
+        (
+            "sgl-project/sglang#26981",
+            "sgl-project/sglang#26997",
+        ),
+        "which path a server takes by default is decided at its start; the model has one path",
+    ),
+    Entry(
+        "D05",
+        "draft-extend strides by accepted width where rows hold whole trees",
+        ("sgl-project/sglang#27545",),
+        "PENDING",
+    ),
+    Entry(
+        "D06",
+        "recurrent state is committed from node accept_len - 1, which is not the last accepted node",
+        ("sgl-project/sglang#27463",),
+        "PENDING",
+    ),
+    Entry("D08", "the tree builder searches one entry more than there is", ("sgl-project/sglang#36201",), "PENDING"),
+    Entry("D09", "the mask builder reads parents past the row", ("sgl-project/sgl-kernel-npu#146",), "PENDING"),
+    Entry("D11", "a tree of depth one is handled as if it were deeper", ("NVIDIA/TensorRT-LLM#10385",), "PENDING"),
+    Entry(
+        "D12",
+        "the rows of the tree mask have the wrong width",
+        (
+            "sgl-project/sglang-jax#1611",
+            "sgl-project/sglang-jax#1112",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "D14",
+        "draft branches share the partial last page of the prefix",
+        (
+            "sgl-project/sglang#9784",
+            "sgl-project/sglang#7725",
+        ),
+        "PENDING",
+    ),
+    Entry("E01", "graph buffers are read although the step ran eagerly", ("sgl-project/sglang#22832",), "PENDING"),
+    Entry("E02", "padded rows of a draft-extend graph keep old values", ("sgl-project/sglang#22958",), "PENDING"),
+    Entry("E03", "padded rows of the draft's inputs keep old values", ("sgl-project/sglang#18647",), "PENDING"),
+    Entry(
+        "E05", "hidden states are written to one buffer and read from another", ("sgl-project/sglang#21424",), "PENDING"
+    ),
+    Entry(
+        "E06",
+        "tokens are padded and the metadata of the batch is not",
+        (
+            "sgl-project/sglang#17076",
+            "sgl-project/sglang#24233",
+        ),
+        "PENDING",
+    ),
+    Entry("E07", "a verification has fewer cache locations than tokens", ("sgl-project/sglang#30354",), "PENDING"),
+    Entry("E09", "padded rows are copied into a buffer for real tokens", ("NVIDIA/TensorRT-LLM#15708",), "PENDING"),
+    Entry(
+        "E11",
+        "the softmax of draft scores is skipped for chains",
+        (
+            "sgl-project/sglang#26358",
+            "sgl-project/sglang#26235",
+        ),
+        "the model's drafter has no scores: trees are drawn, so nothing normalises them",
+    ),
+    Entry(
+        "F01",
+        "every layer of a multi-layer draft uses the first layer's pool",
+        ("sgl-project/sglang#22954",),
+        "PENDING",
+    ),
+    Entry(
+        "F02",
+        "the tail of a prompt chunk gets the predicted token instead of the next prompt token",
+        (
+            "sgl-project/sglang#26800",
+            "sgl-project/sglang#26329",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "F04",
+        "the next prompt token is a placeholder outside the vocabulary",
+        ("sgl-project/sglang#27863",),
+        "there are no multimodal prompts in the model; every prompt token is in the vocabulary",
+    ),
+    Entry(
+        "F05",
+        "a mixed batch reuses cache locations of several tokens for rows of one",
+        ("sgl-project/sglang#26201",),
+        "no batch of the model mixes chunks of prefills with decode rows",
+    ),
+    Entry(
+        "F06", "chained draft layers all read the first layer's hidden states", ("vllm-project/vllm#36531",), "PENDING"
+    ),
+    Entry(
+        "F08",
+        "an attribute is renamed on one of two paths",
+        ("sgl-project/sglang#16480",),
+        "an attribute that is missing fails at import or at the first call; no schedule is needed",
+    ),
+    Entry(
+        "F09",
+        "a multi-layer draft is accepted for models without such layers",
+        ("sgl-project/sglang#36536",),
+        "a configuration check at start; the swarm draws only configurations that pass",
+    ),
+    Entry(
+        "F10",
+        "new weights reach the target and not what the draft shares with it",
+        (
+            "sgl-project/sglang#22088",
+            "sgl-project/sglang#22230",
+            "sgl-project/sglang#22294",
+        ),
+        "weights do not change while the model runs",
+    ),
+    Entry(
+        "G01",
+        "verification ignores penalties and logit bias",
+        (
+            "sgl-project/sglang#22049",
+            "sgl-project/sglang#11762",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "G02",
+        "one token of each accepted run is counted for penalties",
+        (
+            "sgl-project/sglang#33643",
+            "sgl-project/sglang#22049",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "G03", "a draft of probability zero is accepted when the coin is zero", ("sgl-project/sglang#35771",), "PENDING"
+    ),
+    Entry("G04", "sampled verification falls back to greedy", ("sgl-project/sglang#32922",), "PENDING"),
+    Entry(
+        "G05",
+        "verification leaves out min_p and logit bias, which the bonus gets",
+        ("vllm-project/vllm#42744",),
+        "PENDING",
+    ),
+    Entry("G06", "a penalty counts the last sampled token twice", ("vllm-project/vllm#33251",), "PENDING"),
+    Entry(
+        "G07",
+        "one of several placeholders in a history is replaced",
+        (
+            "vllm-project/vllm#30122",
+            "vllm-project/vllm#27910",
+            "vllm-project/vllm#26467",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "G09",
+        "seeded and unseeded requests in one batch: noise is written to a copy",
+        ("vllm-project/vllm#11123",),
+        "PENDING",
+    ),
+    Entry(
+        "G10",
+        "the acceptance ratio leaves out the temperature",
+        (
+            "vllm-project/vllm#9834",
+            "vllm-project/vllm#10198",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "G12",
+        "one coin decides every position of a chain",
+        (
+            "flashinfer-ai/flashinfer#424",
+            "flashinfer-ai/flashinfer#425",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "G14",
+        "the residual distribution removes the rejected token alone",
+        (
+            "SafeAILab/EAGLE#20",
+            "SafeAILab/EAGLE#329",
+            "SafeAILab/EAGLE#183",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "G15",
+        "the draft distribution that is divided by is not the one that was sampled from",
+        (
+            "huggingface/transformers#47932",
+            "deepseek-ai/DeepSpec#31",
+        ),
+        "PENDING",
+    ),
+    Entry("G17", "accepted tokens are reported with probability one", ("ggml-org/llama.cpp#27972",), "PENDING"),
+    Entry(
+        "H01",
+        "the length cap is looked at before a stop token in the same run",
+        (
+            "sgl-project/sglang#33758",
+            "sgl-project/sglang#31599",
+            "sgl-project/sglang#31569",
+            "sgl-project/sglang#30291",
+            "sgl-project/sglang#33045",
+        ),
+        "PENDING",
+    ),
+    Entry("H02", "the finish check looks at the last token of a run alone", ("sgl-project/sglang#11819",), "PENDING"),
+    Entry("H04", "tokens accepted after the end stay", ("ggml-org/llama.cpp#28049",), "PENDING"),
+    Entry(
+        "H06",
+        "a full batch stays marked as full when a request ends with its prefill",
+        ("sgl-project/sglang#4185",),
+        "PENDING",
+    ),
+    Entry(
+        "H07",
+        "the length limit of a request includes the engine's own reserve",
+        ("NVIDIA/TensorRT-LLM#16826",),
+        "PENDING",
+    ),
+    Entry(
+        "I01",
+        "one grammar mask serves all positions of a tree",
+        (
+            "sgl-project/sglang#13019",
+            "sgl-project/sglang#11762",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "I02",
+        "a run goes on after the grammar has ended in it",
+        (
+            "sgl-project/sglang#24082",
+            "sgl-project/sglang#28682",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "I03",
+        "nobody looks whether the grammar ended after a run was accepted",
+        ("sgl-project/sglang#21723",),
+        "PENDING",
+    ),
+    Entry(
+        "I04",
+        "the next batch is made before the result that ends one of its requests is processed",
+        (
+            "sgl-project/sglang#28986",
+            "sgl-project/sglang#27324",
+            "sgl-project/sglang#27325",
+            "sgl-project/sglang#28312",
+            "sgl-project/sglang#28484",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "I06",
+        "the grammar is not advanced by the token of a prefill that ran elsewhere",
+        ("sgl-project/sglang#25388",),
+        "PENDING",
+    ),
+    Entry(
+        "I07",
+        "a grammar backend without rollback and with dense masks is used as if it had both",
+        (
+            "sgl-project/sglang#24413",
+            "sgl-project/sglang#24889",
+        ),
+        "the model has one grammar; masks and rollback of backends are judged at the ops tier",
+    ),
+    Entry(
+        "I08",
+        "a mask is asked of a grammar that has ended",
+        (
+            "sgl-project/sglang#14464",
+            "openvinotoolkit/openvino.genai#4081",
+        ),
+        "PENDING",
+    ),
+    Entry("I10", "draft tokens of before a preemption are masked after it", ("vllm-project/vllm#30916",), "PENDING"),
+    Entry(
+        "I11",
+        "reasoning ends inside a draft, and the grammar starts a step late",
+        (
+            "vllm-project/vllm#34241",
+            "vllm-project/vllm#31858",
+            "vllm-project/vllm#44993",
+            "vllm-project/vllm#48516",
+        ),
+        "PENDING",
+    ),
+    Entry("I12", "rollback does not take back that the grammar had ended", ("vllm-project/vllm#25905",), "PENDING"),
+    Entry("I14", "drafts after the first are not masked", ("NVIDIA/TensorRT-LLM#7878",), "PENDING"),
+    Entry(
+        "I15",
+        "a step without drafts has a mask of another size than its logits",
+        ("NVIDIA/TensorRT-LLM#15022",),
+        "the model has no step without drafts",
+    ),
+    Entry(
+        "J01",
+        "the draft pass inherits the request for logprobs",
+        (
+            "sgl-project/sglang#17349",
+            "sgl-project/sglang#21589",
+            "sgl-project/sglang#14046",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "J03", "hidden states move on one row a step instead of one a token", ("sgl-project/sglang#26163",), "PENDING"
+    ),
+    Entry(
+        "K01",
+        "an index into a batch lacks the request's offset",
+        (
+            "sgl-project/sglang#2730",
+            "sgl-project/sglang#2723",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "K03",
+        "state of the batch that is longer than the batch is cut instead of filtered",
+        (
+            "sgl-project/sglang#14368",
+            "sgl-project/sglang#14536",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "K04", "merging with an empty batch does not leave the other as it is", ("sgl-project/sglang#10090",), "PENDING"
+    ),
+    Entry("L01", "an idle batch reaches code that takes a maximum over it", ("sgl-project/sglang#33892",), "PENDING"),
+    Entry("L02", "an idle rank leaves out a collective that others wait in", ("sgl-project/sglang#29144",), "PENDING"),
+    Entry(
+        "L04",
+        "a prefill elsewhere sends the target's hidden states instead of the draft's",
+        (
+            "sgl-project/sglang#9976",
+            "sgl-project/sglang#10059",
+        ),
+        "PENDING",
+    ),
+    Entry(
+        "L05",
+        "transfer buffers are sized by the target's hidden size",
+        (
+            "sgl-project/sglang#13590",
+            "sgl-project/sglang#23918",
+            "sgl-project/sglang#23919",
+        ),
+        "buffers between engines have no width in the model",
+    ),
+    Entry(
+        "L06", "a transferred request starts with made-up draft candidates", ("sgl-project/sglang#10616",), "PENDING"
+    ),
+    Entry("L07", "ranks draw their own coins and accept differently", ("vllm-project/vllm#17498",), "PENDING"),
+    Entry("M01", "recurrent state of accepted tokens is not committed", ("sgl-project/sglang#26351",), "PENDING"),
+    Entry(
+        "N01",
+        "late results inflate the batch's statistics",
+        (
+            "sgl-project/sglang#15690",
+            "sgl-project/sglang#18848",
+        ),
+        "PENDING",
+    ),
+)
