@@ -59,8 +59,6 @@ class Checker:
         self._accounting = accounting
         self._table = array("i", memory.rows.buffer)
         self._released: set[tuple[str, int]] = set()
-        self._observed_allocated: dict[tuple[str, int], int] = {}
-        self._resolved_launches = 0
         self.violations: list[Violation] = []
         self.events = 0
 

@@ -1,0 +1,298 @@
+"""The state of an engine between two steps: copied for an explorer, and as a value that tells states apart.
+
+The value holds everything that can decide what happens next or whether a rule is kept: requests, rows, allocator,
+ledgers, the device's stream and the content of every slot, sessions, and where the host is. It leaves out what is
+history alone: the event log and its digest, counters of iterations and of stale results, and the numbers of launches.
+Slots that nobody owns and rows behind their end count too: a defect may read them.
+
+A test holds that no attribute of the classes that are copied is forgotten here.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import marshal
+from collections import deque
+from typing import Any
+
+from specsim.check.checker import Checker
+from specsim.check.ledger import SlotLedger
+from specsim.explore.chooser import Chooser
+from specsim.memory.allocator import Allocator
+from specsim.memory.rows import Rows
+from specsim.memory.sessions import Sessions, SessionSlot
+from specsim.sim.accounting import DecodeResult, Held, Memory
+from specsim.sim.device import Device, Launch, LaunchRow, Sequence
+from specsim.sim.engine import Engine
+from specsim.sim.request import Request
+
+HOST, DEVICE = 0, 1
+
+# Labels whose bound is a probability: what their values lead to, one value for each outcome.
+OUTCOMES = {"arrives later": (0, 1), "admit later": (0, 1), "abort": (0, 1), "retract on demand": (0, 1)}
+# Choices that a schedule may make any number of times without getting anywhere; a scope says how often.
+DELAYS = frozenset({"arrives later", "admit later"})
+
+
+class _Quiet(Engine):
+    """An engine without an event log."""
+
+    def _record(self, agent: str, event: str, who: str, details: str) -> None:
+        pass
+
+
+class EngineState:
+    """An engine that an explorer forks and steps (`specsim.explore.exhaustive.System`).
+
+    `delays` is how often the schedule may still let a request arrive or be admitted later than it could.
+    """
+
+    __slots__ = ("delays", "engine")
+
+    def __init__(self, engine: Engine, delays: int) -> None:
+        self.engine = engine
+        self.delays = delays
+        engine.__class__ = _Quiet
+
+    def agents(self) -> tuple[int, ...]:
+        """Who can go next; the host first, as choice 0 does. Nobody when the run is over."""
+        engine = self.engine
+        if engine.ended:
+            return ()
+        if not engine.device_can_go:
+            return (HOST,)
+        return (HOST, DEVICE) if engine.host_can_go else (DEVICE,)
+
+    def chooses(self, agent: int) -> bool:
+        """Whether the agent's next step may ask for a choice. The device never does."""
+        engine: Any = self.engine
+        if agent == DEVICE:
+            return False
+        if engine._phase == "schedule":
+            return bool(engine._running or engine._merging)
+        return bool(engine._arriving or engine._aborts_left)
+
+    def step(self, agent: int, chooser: Chooser) -> None:
+        self.engine._chooser = chooser
+        self.engine.step(agent == DEVICE)
+
+    def outcomes(self, bound: int, label: str) -> tuple[int, ...] | range:
+        """The values of a choice that lead to different states."""
+        if label in DELAYS and not self.delays:
+            return (0,)
+        return OUTCOMES.get(label) or range(bound)
+
+    def chosen(self, value: int, label: str) -> None:
+        if value and label in DELAYS:
+            self.delays -= 1
+
+    def broken(self) -> tuple[str, ...]:
+        """Signatures of the rules that were broken on the way here."""
+        return tuple(violation.signature for violation in self.engine._checker.violations)
+
+    def fork(self) -> EngineState:
+        forked = EngineState.__new__(EngineState)
+        forked.engine = fork(self.engine)
+        forked.delays = self.delays
+        return forked
+
+    def key(self) -> bytes:
+        return hashlib.blake2b(marshal.dumps((self.delays, value(self.engine)), 2), digest_size=16).digest()
+
+
+def fork(engine: Any) -> Engine:
+    """A copy of an engine that shares only what is never changed. The chooser is shared."""
+    new: Any = object.__new__(engine.__class__)
+    new.__dict__.update(engine.__dict__)
+    requests = {request: _fork_request(request) for request in engine._requests}
+    launches = {id(launch): _fork_launch(launch, requests) for launch in engine._unresolved}
+
+    new._ledger = ledger = _fork_ledger(engine._ledger)
+    new._memory = memory = _fork_memory(engine._memory, ledger)
+    new._accounting = accounting = copy.copy(engine._accounting)
+    accounting._memory = memory
+    new._checker = _fork_checker(engine._checker, memory, ledger, accounting)
+    # A launch is on the device's stream until it is executed, and unresolved until long after.
+    new._device = _fork_device(engine._device, launches)
+    new._unresolved = deque(launches.values())
+    if engine._awaited is not None:
+        new._awaited = launches[id(engine._awaited)]
+
+    new._requests = list(requests.values())
+    new._waiting = [requests[r] for r in engine._waiting]
+    new._running = [requests[r] for r in engine._running]
+    new._merging = [requests[r] for r in engine._merging]
+    new._arriving = deque(engine._arriving)
+    new._histories = dict(engine._histories)
+    new._open_sessions = list(engine._open_sessions)
+    new._prefix_lens = dict(engine._prefix_lens)
+    new._device_lens = dict(engine._device_lens)
+    new._log = list(engine._log)
+    new._digest = engine._digest.copy()
+    return new  # type: ignore[no-any-return]
+
+
+def _fork_request(request: Request) -> Request:
+    new = object.__new__(Request)
+    new.turn = request.turn
+    new.prompt = request.prompt
+    new.specials = request.specials
+    new.outputs = request.outputs[:]
+    new.state = request.state
+    new.incarnation = request.incarnation
+    new.extend_len = request.extend_len
+    new.resolved = request.resolved
+    new.pending = request.pending
+    new.abort_wanted = request.abort_wanted
+    new.outputs_before = request.outputs_before
+    held: Held = request.state_of_accounting
+    new.state_of_accounting = of = object.__new__(Held)
+    of.row = held.row
+    of.honest = held.honest
+    of.in_flight = held.in_flight
+    of.allocated = held.allocated
+    of.launches = held.launches
+    of.is_retracted = held.is_retracted
+    of.finished = held.finished
+    of.finished_len = held.finished_len
+    of.to_finish = held.to_finish
+    of.verify_count = held.verify_count
+    of.accepted_drafts = held.accepted_drafts
+    of.histogram = held.histogram[:]
+    return new
+
+
+def _fork_launch(launch: Launch, requests: dict[Request, Request]) -> Launch:
+    new = object.__new__(Launch)
+    new.number = launch.number
+    new.kind = launch.kind
+    new.rows = [
+        LaunchRow(requests[row.request], row.key, row.slots, row.plan, row.tokens, row.prefix_len)
+        for row in launch.rows
+    ]
+    new.done = launch.done
+    new.first_tokens = launch.first_tokens
+    result = launch.result
+    new.result = result and DecodeResult(
+        result.next_token_ids, result.accept_lens, result.stride, result.accepted_drafts
+    )
+    return new
+
+
+def _fork_ledger(ledger: SlotLedger) -> SlotLedger:
+    return SlotLedger(ledger.page_size, set(ledger.used), set(ledger.in_group), ledger.group_open, ledger.broken[:])
+
+
+def _fork_memory(memory: Memory, ledger: SlotLedger) -> Memory:
+    old_rows, old_allocator = memory.rows, memory.allocator
+    rows = object.__new__(Rows)
+    rows.count = old_rows.count
+    rows.width = old_rows.width
+    rows.buffer = old_rows.buffer[:]
+    rows.free_rows = old_rows.free_rows[:]
+    allocator: Any = object.__new__(Allocator)
+    allocator.__dict__.update(old_allocator.__dict__)
+    allocator._watcher = ledger
+    allocator._free_pages = old_allocator._free_pages[:]
+    sessions = Sessions()
+    for name, slot in memory.sessions.slots.items():
+        sessions.slots[name] = SessionSlot(slot.row, slot.claim, slot.allocated)
+    return Memory(memory.config, rows, allocator, sessions)
+
+
+def _fork_checker(checker: Any, memory: Memory, ledger: SlotLedger, accounting: Any) -> Checker:
+    new: Any = object.__new__(Checker)
+    # The table is what the rows were before a call, and is written anew before each: it may be shared.
+    new.__dict__.update(checker.__dict__)
+    new._memory = memory
+    new._ledger = ledger
+    new._accounting = accounting
+    new._released = set(checker._released)
+    new.violations = checker.violations[:]
+    return new  # type: ignore[no-any-return]
+
+
+def _fork_device(device: Device, launches: dict[int, Launch]) -> Device:
+    new = object.__new__(Device)
+    new.__dict__.update(device.__dict__)
+    new.content = device.content[:]
+    new.stream = deque([launches[id(launch)] for launch in device.stream])
+    new.sequences = {key: Sequence(s.chain[:], s.root) for key, s in device.sequences.items()}
+    return new
+
+
+def value(engine: Any) -> tuple[Any, ...]:
+    """The state of an engine as tuples, lists, numbers, strings and bytes: equal states have equal values, and the
+    same run has the same value on every machine.
+    """
+    index = {request: at for at, request in enumerate(engine._requests)}
+    memory, checker, device, ledger = engine._memory, engine._checker, engine._device, engine._ledger
+    return (
+        (engine._phase, engine._to_resolve, engine._awaited is not None),
+        (engine._aborts_left, engine._retractions_left, len(engine._arriving)),
+        [_request_value(request) for request in engine._requests],
+        [index[r] for r in engine._waiting],
+        [index[r] for r in engine._running],
+        [index[r] for r in engine._merging],
+        engine._open_sessions,
+        sorted(engine._histories.items()),
+        sorted(engine._prefix_lens.items()),
+        sorted(engine._device_lens.items()),
+        [_launch_value(launch, index) for launch in engine._unresolved],
+        len(device.stream),
+        device.content,
+        [(key, s.chain, s.root) for key, s in sorted(device.sequences.items())],
+        memory.rows.buffer.tobytes(),
+        memory.rows.free_rows,
+        memory.allocator._free_pages,
+        [(name, slot.row, slot.claim, slot.allocated) for name, slot in sorted(memory.sessions.slots.items())],
+        (sorted(ledger.used), sorted(ledger.in_group), ledger.group_open, ledger.broken),
+        sorted(checker._released),
+        [violation.signature for violation in checker.violations],
+    )
+
+
+def _request_value(request: Request) -> tuple[Any, ...]:
+    held: Held = request.state_of_accounting
+    return (
+        request.turn.rid,
+        request.state._value_,
+        request.incarnation,
+        request.extend_len,
+        request.resolved,
+        request.pending,
+        request.abort_wanted,
+        request.outputs_before,
+        request.prompt,
+        request.outputs,
+        held.row,
+        held.honest,
+        held.in_flight,
+        held.allocated,
+        held.launches,
+        held.is_retracted,
+        held.finished,
+        held.finished_len,
+        held.to_finish,
+        held.verify_count,
+        held.accepted_drafts,
+        held.histogram,
+    )
+
+
+def _launch_value(launch: Launch, index: dict[Request, int]) -> tuple[Any, ...]:
+    rows = [
+        (
+            index[row.request],
+            row.key[1],
+            row.slots,
+            row.plan and (row.plan.parents, sorted(row.plan.agreeing)),
+            row.tokens,
+            row.prefix_len,
+        )
+        for row in launch.rows
+    ]
+    result = launch.result
+    of_result = result and (result.next_token_ids, result.accept_lens, result.stride, result.accepted_drafts)
+    return (launch.kind, launch.done, launch.first_tokens, of_result, rows)
