@@ -8,6 +8,7 @@ judged.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from specsim.check.fewer import without_one_item
 from specsim.explore.chooser import RecordingChooser, Tape, continued, replayed, seeded
 from specsim.explore.shrink import Shrinker, shortlex
 from specsim.sim.engine import Engine, Run, UnjudgeableError
+from specsim.sim.marks import note
 from specsim.sim.target import AccountingTarget
 from specsim.sim.workload import Scenario, draw_scenario
 
@@ -58,7 +60,7 @@ class ScheduleFinding:
 @dataclass(slots=True)
 class SimulationResult:
     """What a suite of schedules showed. `nondeterministic` names the first event that differed between two runs of a
-    schedule.
+    schedule; `marks` counts the schedules that reached each mark or pair of marks.
     """
 
     schedules: int = 0
@@ -67,6 +69,7 @@ class SimulationResult:
     refused: dict[str, int] = field(default_factory=dict)
     nondeterministic: str = ""
     cut_short: bool = False
+    marks: Counter[str] = field(default_factory=Counter)
 
 
 def run_schedule(
@@ -75,7 +78,7 @@ def run_schedule(
     """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`. It
     ends at a violation with the signature `stop_at`.
     """
-    scenario = draw_scenario(chooser)
+    scenario = draw_scenario(chooser, target.features)
     try:
         run = Engine(scenario, chooser, target.make, stop_at).run()
     except UnjudgeableError as error:
@@ -114,6 +117,7 @@ def simulate(
             continue
         result.schedules += 1
         result.events += len(schedule.run.log)
+        note(result.marks, schedule.run.marks)
         for violation in schedule.run.violations:
             signature = violation.signature
             counts[signature] = counts.get(signature, 0) + 1

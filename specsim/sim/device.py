@@ -42,6 +42,7 @@ class LaunchRow:
     tokens: list[int] = field(default_factory=list)
     prefix_len: int = 0
     row: int = 0
+    is_middle: bool = False  # a part of a prefill, not the last: it gives no token
 
 
 @dataclass(slots=True)
@@ -51,6 +52,8 @@ class Launch:
     number: int
     kind: str  # "prefill" or "decode"
     rows: list[LaunchRow]
+    num_steps: int = 0
+    num_draft_tokens: int = 0
     done: bool = False
     first_tokens: list[int] = field(default_factory=list)
     result: DecodeResult | None = None
@@ -121,7 +124,7 @@ class Device:
         if launch.kind == "prefill":
             launch.first_tokens = [self._prefill(row) for row in launch.rows]
         else:
-            launch.result = self._decode(launch.rows)
+            launch.result = self._decode(launch.rows, launch.num_steps, launch.num_draft_tokens)
         launch.done = True
         return launch
 
@@ -145,7 +148,7 @@ class Device:
             slot = row.slots[position] if position < len(row.slots) else -1
             self.content_errors.append(ContentError(row.key, position, slot))
 
-    def _decode(self, rows: list[LaunchRow]) -> DecodeResult:
+    def _decode(self, rows: list[LaunchRow], num_steps: int, ndt: int) -> DecodeResult:
         config = self._config
         candidates: list[list[int]] = []
         targets: list[list[int]] = []
@@ -162,8 +165,8 @@ class Device:
             prints.append(node_prints)
             assert row.plan is not None
             trees.append(row.plan.parents)
-        verified = verify_tree_greedy(candidates, trees, targets, config.num_steps)
-        width, ndt = config.accept_width, config.num_draft_tokens
+        verified = verify_tree_greedy(candidates, trees, targets, num_steps)
+        width = num_steps + 1
         accept_tokens = [verified.predicts[node] for node in verified.accept_index]
         bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)
         next_token_ids: list[int] = []

@@ -44,6 +44,11 @@ def features_of(config: EngineConfig) -> set[str]:
     marks = {"overlap" if config.overlap else "synchronous", "tree" if config.topk > 1 else "chain"}
     if config.page_size > 1:
         marks.add("pages")
+    if config.radix:
+        marks.add("bigram keys" if config.bigram else "radix cache")
+    for name in ("adaptive", "late_results", "tight_pool"):
+        if getattr(config, name):
+            marks.add(name.replace("_", " "))
     return marks
 
 

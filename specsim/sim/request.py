@@ -15,6 +15,7 @@ class Turn:
     `special_at`  output index -> EOS or STOP token that the model says there
     `session`     id of the streaming session that the turn belongs to, "" for none: its prompt is the session's
                   tokens, then `tokens`
+    `extra_key`   namespace of the radix cache: KV is shared within it only
     """
 
     rid: str
@@ -23,6 +24,7 @@ class Turn:
     special_at: dict[int, int] = field(default_factory=dict)
     ignore_eos: bool = False
     session: str = ""
+    extra_key: str = ""
 
 
 @dataclass(slots=True, eq=False)
