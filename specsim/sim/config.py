@@ -19,6 +19,9 @@ class EngineConfig:
     `rows`              rows of `req_to_token`: requests and sessions that can hold KV at a time
     `context_len`       prompt plus output of a request, at most
     `overlap`           the host launches a step before it has seen the result of the one before
+    `draft_layers`      layers of the drafter whose KV is simulated, a pool each; 0 for none, more than one for chains
+    `graph_sizes`       batch sizes of captured CUDA graphs; smaller batches are padded. None: no graphs
+    `idle_batches`      ranks without a request run batches of zero
     """
 
     page_size: int = 1
@@ -29,6 +32,9 @@ class EngineConfig:
     rows: int = 4
     context_len: int = 64
     overlap: bool = True
+    draft_layers: int = 0
+    graph_sizes: tuple[int, ...] = ()
+    idle_batches: bool = False
 
     @property
     def alloc_len(self) -> int:
@@ -71,6 +77,8 @@ def require_runnable(config: EngineConfig) -> None:
     if config.topk > 1:
         reason = "trees are simulated with pages of one token only"
         _require(config.page_size == 1, f"topk={config.topk} with page_size={config.page_size}", reason)
+    if config.draft_layers > 1:
+        _require(config.topk == 1, f"topk={config.topk}", "drafters of several layers draft chains")
     _require(
         config.pool_slots >= config.request_slots_max,
         f"pool_slots={config.pool_slots}",

@@ -262,13 +262,16 @@ class Engine:
         rows = []
         for request in admitted:
             slots, prefix_len = self._slots_of(request), self._prefix_lens[request.key]
-            rows.append(LaunchRow(request, request.key, slots, None, request.prompt + request.outputs, prefix_len))
+            tokens = request.prompt + request.outputs
+            rows.append(LaunchRow(request, request.key, slots, None, tokens, prefix_len, self._row_of(request)))
         self._merging = list(admitted)
         return self._launch("prefill", rows)
 
     def _launch_decode(self) -> Launch | None:
         batch = self._running
         if not batch:
+            if self._config.idle_batches and self._chooser.choose(2, "idle batch"):
+                return self._launch("decode", [])
             return None
         on_demand = bool(
             self._retractions_left and len(batch) > 1 and self._chooser.choose(4, "retract on demand") == 1
@@ -286,7 +289,7 @@ class Engine:
         self._checker.after_memory_calls("prepare")
         self._checker.after_prepare(batch, before)
         self._checker.ownership("prepare", self._requests, self._open_sessions)
-        rows = [LaunchRow(r, r.key, self._slots_of(r), plan=self._draw_plan()) for r in batch]
+        rows = [LaunchRow(r, r.key, self._slots_of(r), plan=self._draw_plan(), row=self._row_of(r)) for r in batch]
         for request in batch:
             request.pending += 1
         return self._launch("decode", rows)
@@ -298,6 +301,10 @@ class Engine:
         seen = self._accounting.observe(request)
         assert seen.row is not None
         return self._memory.rows.read(seen.row, 0, seen.allocated)
+
+    def _row_of(self, request: Request) -> int:
+        """The request's row, if anything on the device is indexed by it."""
+        return (self._accounting.observe(request).row or 0) if self._config.draft_layers else 0
 
     def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
         launch = Launch(self._launches, kind, rows)
@@ -358,7 +365,7 @@ class Engine:
         if launch.result is None:
             self._record("device", "prefill", launch.name, " ".join(row.request.rid for row in launch.rows))
         else:
-            accepted = zip(launch.rows, launch.result.accept_lens, strict=True)
+            accepted = zip(launch.rows, launch.result.accept_lens, strict=False)
             self._record("device", "verify", launch.name, " ".join(f"{row.request.rid}:{a}" for row, a in accepted))
         for step in self._device.steps:
             starts[step.key] = self._device_lens.get(step.key, starts[step.key])
@@ -389,6 +396,9 @@ class Engine:
     def _resolve_decode(self, launch: Launch) -> None:
         result = launch.result
         assert result is not None
+        if not launch.rows:
+            self._record("host", "resolve", launch.name, "idle")
+            return
         live = [row.request.state is State.RUNNING and row.request.key == row.key for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
         runs = self._accounting.resolve(result, launch.requests)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from specsim.explore.chooser import Chooser, between, pick
 from specsim.sim.config import EngineConfig
+from specsim.sim.features import draw_features
 from specsim.sim.model import EOS, FIRST_ORDINARY_TOKEN, STOP
 from specsim.sim.request import Turn
 
@@ -59,10 +60,11 @@ def draw_scenario(chooser: Chooser) -> Scenario:
     if not sessions:
         pool += config.page_size * chooser.choose(8, "spare pages in the pool")
     config = replace(config, pool_slots=pool)
-    if sessions:
-        return Scenario(config, Workload(turns))
-    aborts_max = chooser.choose(3, "aborts")
-    retractions_max = chooser.choose(3, "retractions")
+    aborts_max = retractions_max = 0
+    if not sessions:
+        aborts_max = chooser.choose(3, "aborts")
+        retractions_max = chooser.choose(3, "retractions")
+    config, turns = draw_features(chooser, config, turns)
     return Scenario(config, Workload(turns, aborts_max, retractions_max))
 
 
