@@ -32,6 +32,9 @@ class Mutant:
 _ACCOUNTING = "specsim.sim.accounting"
 _CONFIG = "specsim.sim.config"
 _DEVICE = "specsim.sim.device"
+_DRAFT = "specsim.sim.draft"
+_GRAPH = "specsim.sim.graph"
+_TREE = "specsim.sim.tree"
 
 CATALOGUE: tuple[Mutant, ...] = (
     Mutant(
@@ -151,6 +154,78 @@ CATALOGUE: tuple[Mutant, ...] = (
         module=_DEVICE,
         line="bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)",
         becomes="bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, ndt)",
+    ),
+    Mutant(
+        "D01-hidden",
+        "the hidden states of an accepted path that is no dense prefix of the tree are not gathered for the drafter",
+        references=("sgl-project/sglang#26866", "sgl-project/sglang#15360"),
+        module=_DEVICE,
+        line="hidden = [prints[b][node] for node in path]",
+        becomes="hidden = prints[b][: len(path)]",
+    ),
+    Mutant(
+        "D05",
+        "the seed of the next drafts is read from the last row of the block, not from the last accepted one",
+        references=("sgl-project/sglang#27545",),
+        module=_DRAFT,
+        line="select_index = [b * stride + accept_len - 1 for b, accept_len in enumerate(accept_lens)]",
+        becomes="select_index = [b * stride + stride - 1 for b, accept_len in enumerate(accept_lens)]",
+    ),
+    Mutant(
+        "D09",
+        "the mask of a node leaves out its ancestors in the tree",
+        references=("sgl-project/sgl-kernel-npu#146",),
+        module=_TREE,
+        line="masks.append(masks[parent] | 1 << verified_seq_len + node)",
+        becomes="masks.append((1 << verified_seq_len) - 1 | 1 << verified_seq_len + node)",
+    ),
+    Mutant(
+        "D12",
+        "nodes stand at the position of their slot, not of their depth",
+        references=("sgl-project/sglang-jax#1611", "sgl-project/sglang-jax#1112"),
+        module=_TREE,
+        line="positions.append(positions[parent] + 1)",
+        becomes="positions.append(verified_seq_len + node)",
+    ),
+    Mutant(
+        "E02",
+        "the slots of pad rows are those that an earlier replay left",
+        references=("sgl-project/sglang#22958", "sgl-project/sglang#18647"),
+        module=_GRAPH,
+        line="self.out_cache_loc[bs:size] = [[0] * self._ndt for _ in range(size - bs)]",
+        becomes="pass",
+    ),
+    Mutant(
+        "E09",
+        "the results of pad rows are handed out with those of the batch",
+        references=("NVIDIA/TensorRT-LLM#15708",),
+        module=_DEVICE,
+        line="return DecodeResult(next_token_ids, verified.accept_lens[: len(rows)], ndt)",
+        becomes="return DecodeResult(next_token_ids, verified.accept_lens, ndt)",
+    ),
+    Mutant(
+        "F01",
+        "every layer of a drafter writes the first one's pool",
+        references=("sgl-project/sglang#22954",),
+        module=_DRAFT,
+        line="own_pool = self.pools[layer]",
+        becomes="own_pool = self.pools[0]",
+    ),
+    Mutant(
+        "F02",
+        "the drafter keeps what the turn before said behind the last reused position",
+        references=("sgl-project/sglang#26800", "sgl-project/sglang#26329"),
+        module=_DRAFT,
+        line="return max(prefix_len - 1, 0)",
+        becomes="return prefix_len",
+    ),
+    Mutant(
+        "F02-shift",
+        "after a prefill the drafter sees each position's own token, not the one behind it",
+        references=("sgl-project/sglang#26329",),
+        module=_DRAFT,
+        line="tokens = [*row.tokens[start + 1 :], sequence.root]",
+        becomes="tokens = row.tokens[start:]",
     ),
     Mutant(
         "H01",

@@ -4,7 +4,7 @@ A launch sees the rows as they were when it was launched: engines order later wr
 earlier launches (the write-after-read barrier), and so does this model. Launches run in order, each at a time that the
 chooser picks, at the latest when the host waits for its result.
 
-Target KV only; draft pools are not modelled yet.
+The drafter's KV is `specsim.sim.draft`, padding is `specsim.sim.graph`; both run when the configuration has them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from specsim.sim import model
 from specsim.sim.accounting import DecodeResult
 from specsim.sim.config import EngineConfig
+from specsim.sim.draft import Drafter, ExtendRow, expected_tags
+from specsim.sim.graph import GraphBuffers, write_pad_rows
 from specsim.sim.request import Request
+from specsim.sim.tree import Attention, build_tree
 from specsim.sim.verify import fill_bonus_tokens, verify_tree_greedy
 
 
@@ -69,18 +72,19 @@ class Launch:
 
 @dataclass(slots=True)
 class Sequence:
-    """The device's own view of a request: fingerprints of the positions whose KV is written, and the root of the next
-    tree.
+    """The device's own view of a request: fingerprints of the positions whose KV is written, the root of the next
+    tree, and the tags that each layer of the drafter should hold.
     """
 
     chain: list[int]
     root: int
+    draft_tags: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a decode step did to one request, for the rules: device length before, nodes of the accepted path,
-    tokens.
+    """What a decode step did to one request, for the rules: device length before, the root's token, nodes of the
+    accepted path, tokens.
     """
 
     key: tuple[str, int]
@@ -91,6 +95,7 @@ class Step:
     predicts: list[int]
     bonus: int
     slots: list[int]
+    root: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +113,19 @@ class Device:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
+        self._drafter = Drafter(config, len(self.content)) if config.draft_layers else None
+        self._graph = GraphBuffers(config.graph_sizes, config.num_draft_tokens) if config.graph_sizes else None
         self.stream: deque[Launch] = deque()
         self.sequences: dict[tuple[str, int], Sequence] = {}
         self.steps: list[Step] = []
         self.content_errors: list[ContentError] = []
         self.short_rows: list[tuple[tuple[str, int], int, int]] = []
+        self.pad_writes: list[int] = []
+
+    @property
+    def broken(self) -> list[tuple[str, str, str, object, object]]:
+        """Rules of the drafter that the launch broke: (rule id, part, who, expected, actual)."""
+        return self._drafter.broken if self._drafter else []
 
     def launch(self, launch: Launch) -> None:
         self.stream.append(launch)
@@ -120,7 +133,7 @@ class Device:
     def execute_next(self) -> Launch:
         """Run the oldest launch. `steps`, `content_errors` and `short_rows` then hold what it showed."""
         launch = self.stream.popleft()
-        self.steps, self.content_errors, self.short_rows = [], [], []
+        self.steps, self.content_errors, self.short_rows, self.pad_writes = [], [], [], []
         if launch.kind == "prefill":
             launch.first_tokens = [self._prefill(row) for row in launch.rows]
         else:
@@ -136,8 +149,18 @@ class Device:
         for position in range(row.prefix_len, min(len(chain), len(row.slots))):
             self.content[row.slots[position]] = chain[position]
         token = model.next_token_after(chain[-1], len(chain), row.request.specials)
-        self.sequences[row.key] = Sequence(chain, token)
+        sequence = self.sequences[row.key] = Sequence(chain, token)
+        if self._drafter:
+            self._drafter.extend_prefill(row, sequence)
+            start = max(row.prefix_len - 1, 0)
+            self._expect(sequence, start, [*row.tokens[start + 1 :], token])
         return token
+
+    def _expect(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
+        """The drafter's pools should hold what the tokens behind the positions from `start` on make."""
+        right = expected_tags(self._config.draft_layers, sequence.chain[start:], tokens)
+        for layer, new in enumerate(right):
+            sequence.draft_tags[layer] += new
 
     def _read(self, row: LaunchRow, chain: list[int]) -> None:
         """Read the KV of the positions of `chain`, and note the first that is not what the sequence needs."""
@@ -157,6 +180,8 @@ class Device:
         for row in rows:
             sequence = self.sequences[row.key]
             self._read(row, sequence.chain)
+            if self._drafter:
+                self._drafter.draft(row, sequence)
             if len(row.slots) < len(sequence.chain) + config.alloc_len:
                 self.short_rows.append((row.key, len(row.slots), len(sequence.chain) + config.alloc_len))
             tokens, node_prints, node_targets = self._run_target(row, sequence)
@@ -165,17 +190,41 @@ class Device:
             prints.append(node_prints)
             assert row.plan is not None
             trees.append(row.plan.parents)
+        if self._graph:
+            self._replay_graph(rows, candidates, trees, targets)
         verified = verify_tree_greedy(candidates, trees, targets, num_steps)
         width = num_steps + 1
         accept_tokens = [verified.predicts[node] for node in verified.accept_index]
         bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)
         next_token_ids: list[int] = []
+        extended: list[ExtendRow] = []
         for b, row in enumerate(rows):
             path = [node - b * ndt for node in verified.accept_index[b * width :][: verified.accept_lens[b]]]
             run = [verified.predicts[b * ndt + node] for node in path]
             next_token_ids += run + [0] * (ndt - len(run))
+            if self._drafter:
+                hidden = [prints[b][node] for node in path]
+                sequence = self.sequences[row.key]
+                extended.append(ExtendRow(row, sequence, len(sequence.chain), hidden, run))
             self._accept(row, path, prints[b], bonus[b], run)
-        return DecodeResult(next_token_ids, verified.accept_lens, ndt)
+        if self._drafter:
+            self._drafter.extend(extended, ndt)
+            for extend in extended:
+                self._expect(extend.sequence, extend.start, extend.tokens)
+        return DecodeResult(next_token_ids, verified.accept_lens[: len(rows)], ndt)
+
+    def _replay_graph(
+        self, rows: list[LaunchRow], candidates: list[list[int]], trees: list[list[int]], targets: list[list[int]]
+    ) -> None:
+        """Pad the batch to a captured size; pad rows write their KV too."""
+        assert self._graph is not None
+        ndt = self._config.num_draft_tokens
+        out_cache_loc = []
+        for row in rows:
+            start = len(self.sequences[row.key].chain)
+            out_cache_loc.append((row.slots[start : start + ndt] + [0] * ndt)[:ndt])
+        self._graph.load(candidates, trees, targets, out_cache_loc)
+        self.pad_writes = write_pad_rows(self.content, candidates, out_cache_loc, len(rows))
 
     def _run_target(self, row: LaunchRow, sequence: Sequence) -> tuple[list[int], list[int], list[int]]:
         """Token, fingerprint and target token of every node; the KV of all nodes is written from the sequence's end
@@ -184,18 +233,21 @@ class Device:
         assert row.plan is not None
         start = len(sequence.chain)
         parents = row.plan.parents
-        tokens, depth = [sequence.root], [0]
-        node_prints = [model.extend(sequence.chain[-1], sequence.root)]
+        tree = build_tree(parents, start)
+        attention = Attention(sequence.chain)
         specials = row.request.specials
-        targets = [model.next_token_after(node_prints[0], start + 1, specials)]
-        for node in range(1, len(parents)):
-            parent = parents[node]
-            right = targets[parent]
-            # A wrong draft differs from the right token and from its siblings' tokens.
-            tokens.append(right if node in row.plan.agreeing else (right + node) % model.VOCABULARY + model.VOCABULARY)
-            depth.append(depth[parent] + 1)
-            node_prints.append(model.extend(node_prints[parent], tokens[node]))
-            targets.append(model.next_token_after(node_prints[node], start + depth[node] + 1, specials))
+        tokens = [sequence.root]
+        node_prints: list[int] = []
+        targets: list[int] = []
+        for node, (mask, position) in enumerate(zip(tree.masks, tree.positions, strict=True)):
+            if node:
+                right = targets[parents[node]]
+                # A wrong draft differs from the right token and from its siblings' tokens.
+                tokens.append(
+                    right if node in row.plan.agreeing else (right + node) % model.VOCABULARY + model.VOCABULARY
+                )
+            node_prints.append(attention.node(tokens[node], mask, position))
+            targets.append(model.next_token_after(node_prints[node], position + 1, specials))
         for node, fingerprint in enumerate(node_prints):
             if start + node < len(row.slots):
                 self.content[row.slots[start + node]] = fingerprint
@@ -211,6 +263,6 @@ class Device:
         for offset, fingerprint in enumerate(moved):
             self.content[row.slots[start + offset]] = fingerprint
         sequence.chain += [node_prints[node] for node in path]
-        sequence.root = bonus
+        root, sequence.root = sequence.root, bonus
         assert row.plan is not None
-        self.steps.append(Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots))
+        self.steps.append(Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots, root))

@@ -359,7 +359,8 @@ class Engine:
             return
         self._prepared = self._prepare_decode()
         if not self._prepared:
-            self._launched(None)
+            idles = self._config.idle_batches and not self._running and self._chooser.choose(2, "idle batch") == 1
+            self._launched(self._launch("decode", []) if idles else None)
         elif self._config.late_results and self._unresolved and self._chooser.choose(2, "result before launch") == 1:
             self._await_results(1, "launch")
         else:
@@ -623,7 +624,7 @@ class Engine:
         if launch.result is None:
             self._record("device", "prefill", launch.name, " ".join(row.request.rid for row in launch.rows))
         else:
-            accepted = zip(launch.rows, launch.result.accept_lens, strict=True)
+            accepted = zip(launch.rows, launch.result.accept_lens, strict=False)
             self._record("device", "verify", launch.name, " ".join(f"{row.request.rid}:{a}" for row, a in accepted))
         for step in self._device.steps:
             starts[step.key] = self._device_lens.get(step.key, starts[step.key])
@@ -660,6 +661,9 @@ class Engine:
     def _resolve_decode(self, launch: Launch) -> None:
         result = launch.result
         assert result is not None
+        if not launch.rows:
+            self._record("host", "resolve", launch.name, "idle")
+            return
         live = [row.request.state is State.RUNNING and row.request.key == row.key for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
         if any(later.kind == "decode" and later.num_steps != launch.num_steps for later in self._unresolved):
