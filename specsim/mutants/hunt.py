@@ -1,7 +1,7 @@
-"""How soon the simulator's default swarm finds a mutant.
+"""How soon a strategy, the default swarm if no other is named, finds a mutant.
 
 For each seed from 0 on, schedules are run until one breaks a rule, in a child process that loads the changed model.
-Run as a module, this is that child: it takes MUTANT SEEDS SCHEDULES_MAX and prints JSON.
+Run as a module, this is that child: it takes MUTANT SEEDS SCHEDULES_MAX STRATEGY and prints JSON.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Hunted:
         return median(hunt.cpu_seconds for hunt in self.hunts)
 
 
-def hunt_in_child(mutant: Mutant, *, seeds: int, schedules_max: int) -> Hunted:
+def hunt_in_child(mutant: Mutant, *, seeds: int, schedules_max: int, strategy: str = "swarm") -> Hunted:
     """Hunt a mutant in a process of its own, with up to `schedules_max` schedules for each of `seeds` seeds."""
     ended = subprocess.run(
-        [sys.executable, "-m", "specsim.mutants.hunt", mutant.id, str(seeds), str(schedules_max)],
+        [sys.executable, "-m", "specsim.mutants.hunt", mutant.id, str(seeds), str(schedules_max), strategy],
         check=False,
         capture_output=True,
         text=True,
@@ -68,32 +68,34 @@ def hunt_in_child(mutant: Mutant, *, seeds: int, schedules_max: int) -> Hunted:
     return Hunted(mutant, tuple(hunts))
 
 
-def _hunt(seed: int, schedules_max: int) -> Hunt:
+def _hunt(seed: int, schedules_max: int, strategy_name: str) -> Hunt:
     """Run schedules of this process' model until one breaks a rule."""
     # Imported late: the mutant is applied before the modules of the simulator are loaded.
-    from specsim.check.suite import chooser_of, run_schedule
+    from specsim.check.suite import run_schedule, strategy_of
     from specsim.sim.target import ModelTarget
 
     target = ModelTarget()
+    strategy = strategy_of(strategy_name, seed)
     start = time.process_time()
     signatures: tuple[str, ...] = ()
     index = 0
     while index < schedules_max and not signatures:
-        schedule = run_schedule(target, chooser_of(seed, index))
+        schedule = run_schedule(target, strategy.chooser(index))
         index += 1
         if schedule is not None:
             signatures = tuple(violation.signature for violation in schedule.run.violations)
+            schedule.teach(strategy)
     return Hunt(seed, index, time.process_time() - start, signatures)
 
 
 def main(arguments: list[str]) -> int:
-    mutant_id, seeds, schedules_max = arguments
+    mutant_id, seeds, schedules_max, strategy = arguments
     try:
         apply(find(mutant_id))
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    print(json.dumps([asdict(_hunt(seed, int(schedules_max))) for seed in range(int(seeds))]))
+    print(json.dumps([asdict(_hunt(seed, int(schedules_max), strategy)) for seed in range(int(seeds))]))
     return 0
 
 

@@ -49,7 +49,9 @@ def _scope(
     return Scope(name, title, Scenario(config, Workload(turns, aborts, retractions)), delays)
 
 
-def _turn(number: int, prompt_len: int, max_new_tokens: int, *, special: int = 0, at: int = 0, session: str = "") -> Turn:
+def _turn(
+    number: int, prompt_len: int, max_new_tokens: int, *, special: int = 0, at: int = 0, session: str = ""
+) -> Turn:
     first = FIRST_ORDINARY_TOKEN + 1000 * (number + 1)
     return Turn(
         f"{session}t{number}" if session else f"r{number}",
