@@ -275,10 +275,14 @@ def mutants(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time. Default: one a core.")] = None,
     without: Annotated[list[str] | None, typer.Option(metavar="RULE", help="Switch a rule off.")] = None,
     only_oracle: Annotated[bool, typer.Option("--only-oracle", help="Switch off all but the content oracle.")] = False,
+    strategy: Annotated[
+        str, typer.Option(help="How schedules are made: swarm, pct, delays, coverage, portfolio.")
+    ] = "swarm",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file.")] = None,
     write: Annotated[Path | None, typer.Option(help="Write the page of all mutants, survivors included.")] = None,
 ) -> None:
     """Put each historic bug back into the model, and see how soon it is found. Exit code 1 when one is not."""
+    from specsim.explore.strategies import STRATEGIES
     from specsim.mutants import table
     from specsim.mutants.catalogue import CATALOGUE
     from specsim.mutants.load import find
@@ -293,7 +297,10 @@ def mutants(
         raise UsageError("--write with a selection of mutants or rules", "the page is of all: give --write alone")
     at_once = jobs or os.cpu_count() or 1
     off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
-    hunted = table.hunt_all(chosen, seeds=seeds, schedules_max=schedules, jobs=at_once, without=off, only=only)
+    _one_of("--strategy", strategy, tuple(STRATEGIES))
+    hunted = table.hunt_all(
+        chosen, seeds=seeds, schedules_max=schedules, jobs=at_once, without=off, only=only, strategy=strategy
+    )
     print_mutants(table.COLUMNS, [table.row(each) for each in hunted], table.seen_by_nobody(hunted))
     if json_file is not None:
         write_json(json_file, {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]})

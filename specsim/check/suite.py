@@ -13,9 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specsim.check.checker import Violation
+from specsim.check.coverage import CONTESTS, pairs
 from specsim.check.fewer import without_one_item
+from specsim.errors import UsageError
 from specsim.explore.chooser import RecordingChooser, Tape, continued, replayed, seeded
 from specsim.explore.shrink import Shrinker, shortlex
+from specsim.explore.strategies import STRATEGIES, CoverageGuided, Portfolio, Strategy
 from specsim.sim.engine import Engine, Run, UnjudgeableError
 from specsim.sim.marks import note
 from specsim.sim.target import AccountingTarget
@@ -45,6 +48,11 @@ class Schedule:
 
     def violation(self, signature: str) -> Violation | None:
         return next((v for v in self.run.violations if v.signature == signature), None)
+
+    def teach(self, strategy: Strategy) -> None:
+        """Tell the strategy that chose it what came of it."""
+        features = pairs(self.run) if isinstance(strategy, CoverageGuided | Portfolio) else ()
+        strategy.learn(self.tape, features, len(self.run.log))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,13 @@ def run_schedule(
             refused[str(error)] = refused.get(str(error), 0) + 1
         return None
     return Schedule(scenario, chooser.tape, run)
+
+
+def strategy_of(name: str, seed: int) -> Strategy:
+    """The strategy of that name; UsageError when there is none."""
+    if name not in STRATEGIES:
+        raise UsageError(f"there is no strategy {name!r}", f"choose one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[name](seed, CONTESTS)
 
 
 def chooser_of(seed: int, index: int) -> RecordingChooser:

@@ -55,7 +55,12 @@ class RecordingChooser:
 
 
 def seeded(seed: int, *path: str | int) -> RecordingChooser:
-    """Choices from a counter-based generator keyed by `seed` and `path` (suite, subject, index of the case).
+    """Choices from `stream(seed, *path)`."""
+    return RecordingChooser(stream(seed, *path))
+
+
+def stream(seed: int, *path: str | int) -> Callable[[int, str], int]:
+    """Numbers from a counter-based generator keyed by `seed` and `path` (suite, subject, index of the case).
 
     The key is a SHA-256 of both, the stream is SplitMix64: no global state, and any case is made again from its
     numbers alone.
@@ -71,7 +76,7 @@ def seeded(seed: int, *path: str | int) -> RecordingChooser:
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
         return ((z ^ (z >> 31)) * bound) >> 64
 
-    return RecordingChooser(source)
+    return source
 
 
 def replayed(tape: Sequence[int]) -> RecordingChooser:

@@ -1,4 +1,4 @@
-"""How soon the simulator's default swarm finds a mutant.
+"""How soon a strategy, the default swarm if no other is named, finds a mutant.
 
 For each seed from 0 on, schedules are run until one breaks a rule, in a child process that loads the changed model.
 Run as a module, this is that child: it reads a question from standard input and prints JSON.
@@ -75,9 +75,11 @@ def hunt_in_child(
     seconds_max: float = SECONDS_MAX,
     without: Collection[str] = (),
     only: Collection[str] = (),
+    strategy: str = "swarm",
 ) -> Hunted:
-    """Hunt a mutant in a process of its own, with up to `schedules_max` schedules and `seconds_max` CPU seconds for
-    each of `seeds` seeds. The rules `without` are switched off; when `only` is not empty, so are all but those.
+    """Hunt a mutant in a process of its own, by a strategy of `specsim.explore.strategies`, with up to `schedules_max`
+    schedules and `seconds_max` CPU seconds for each of `seeds` seeds. The rules `without` are switched off; when `only`
+    is not empty, so are all but those.
     """
     question = {
         "mutant": mutant.id,
@@ -86,6 +88,7 @@ def hunt_in_child(
         "seconds_max": seconds_max,
         "without": sorted(without),
         "only": sorted(only),
+        "strategy": strategy,
     }
     ended = subprocess.run(
         [sys.executable, "-m", "specsim.mutants.hunt"],
@@ -119,24 +122,26 @@ def _switch_off(without: Collection[str], only: Collection[str]) -> None:
     Checker.broken = unless_off  # type: ignore[method-assign]
 
 
-def _hunt(seed: int, schedules_max: int, seconds_max: float) -> Hunt:
+def _hunt(seed: int, schedules_max: int, seconds_max: float, strategy_name: str) -> Hunt:
     """Run schedules of this process' model until one breaks a rule."""
     # Imported late: the mutant is applied before the modules of the simulator are loaded.
-    from specsim.check.suite import chooser_of, run_schedule
+    from specsim.check.suite import run_schedule, strategy_of
     from specsim.sim.target import ModelTarget
 
     target = ModelTarget()
+    strategy = strategy_of(strategy_name, seed)
     start = time.process_time()
     signatures: tuple[str, ...] = ()
     index = 0
     while index < schedules_max and not signatures and time.process_time() - start < seconds_max:
         try:
-            schedule = run_schedule(target, chooser_of(seed, index))
+            schedule = run_schedule(target, strategy.chooser(index))
         except Exception as error:  # a changed model, or one whose broken rule is switched off, may raise anything
             signatures = (f"accounting:{EXCEPTION}:{type(error).__name__}",)
         else:
             if schedule is not None:
                 signatures = tuple(violation.signature for violation in schedule.run.violations)
+                schedule.teach(strategy)
         index += 1
     return Hunt(seed, index, time.process_time() - start, signatures)
 
@@ -149,7 +154,8 @@ def main() -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    hunts = [_hunt(seed, question["schedules_max"], question["seconds_max"]) for seed in range(question["seeds"])]
+    limits = (question["schedules_max"], question["seconds_max"], question["strategy"])
+    hunts = [_hunt(seed, *limits) for seed in range(question["seeds"])]
     print(json.dumps([asdict(hunt) for hunt in hunts]))
     return 0
 

@@ -26,12 +26,15 @@ def hunt_all(
     jobs: int = 1,
     without: Collection[str] = (),
     only: Collection[str] = (),
+    strategy: str = "swarm",
     on_hunted: Callable[[Hunted], None] = lambda _hunted: None,
 ) -> list[Hunted]:
     """Hunt every mutant, `jobs` at a time; `on_hunted` sees them in their order."""
 
     def hunt(mutant: Mutant) -> Hunted:
-        return hunt_in_child(mutant, seeds=seeds, schedules_max=schedules_max, without=without, only=only)
+        return hunt_in_child(
+            mutant, seeds=seeds, schedules_max=schedules_max, without=without, only=only, strategy=strategy
+        )
 
     found = []
     with ThreadPoolExecutor(jobs) as pool:

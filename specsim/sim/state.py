@@ -10,7 +10,6 @@ A test holds that no attribute of the classes that are copied is forgotten here.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import marshal
 from collections import deque
@@ -102,7 +101,9 @@ class EngineState:
 
 
 def fork(engine: Any) -> Engine:
-    """A copy of an engine that shares only what is never changed. The chooser is shared."""
+    """A copy of an engine that logs nothing. What is never changed is shared, and so is what a step writes before it
+    reads it: the prefix lengths of an admission.
+    """
     new: Any = object.__new__(engine.__class__)
     new.__dict__.update(engine.__dict__)
     requests = {request: _fork_request(request) for request in engine._requests}
@@ -110,7 +111,8 @@ def fork(engine: Any) -> Engine:
 
     new._ledger = ledger = _fork_ledger(engine._ledger)
     new._memory = memory = _fork_memory(engine._memory, ledger)
-    new._accounting = accounting = copy.copy(engine._accounting)
+    new._accounting = accounting = object.__new__(engine._accounting.__class__)
+    accounting.__dict__.update(engine._accounting.__dict__)
     accounting._memory = memory
     new._checker = _fork_checker(engine._checker, memory, ledger, accounting)
     # A launch is on the device's stream until it is executed, and unresolved until long after.
@@ -126,10 +128,7 @@ def fork(engine: Any) -> Engine:
     new._arriving = deque(engine._arriving)
     new._histories = dict(engine._histories)
     new._open_sessions = list(engine._open_sessions)
-    new._prefix_lens = dict(engine._prefix_lens)
     new._device_lens = dict(engine._device_lens)
-    new._log = list(engine._log)
-    new._digest = engine._digest.copy()
     return new  # type: ignore[no-any-return]
 
 
@@ -237,12 +236,12 @@ def value(engine: Any) -> tuple[Any, ...]:
         [index[r] for r in engine._merging],
         engine._open_sessions,
         sorted(engine._histories.items()),
-        sorted(engine._prefix_lens.items()),
         sorted(engine._device_lens.items()),
         [_launch_value(launch, index) for launch in engine._unresolved],
         len(device.stream),
         device.content,
-        [(key, s.chain, s.root) for key, s in sorted(device.sequences.items())],
+        # The last fingerprint is one of the whole sequence.
+        sorted((key, len(s.chain), s.chain[-1], s.root) for key, s in device.sequences.items()),
         memory.rows.buffer.tobytes(),
         memory.rows.free_rows,
         memory.allocator._free_pages,
@@ -264,7 +263,7 @@ def _request_value(request: Request) -> tuple[Any, ...]:
         request.pending,
         request.abort_wanted,
         request.outputs_before,
-        request.prompt,
+        request.prompt if request.turn.session else None,  # else it is the turn's
         request.outputs,
         held.row,
         held.honest,
@@ -282,6 +281,12 @@ def _request_value(request: Request) -> tuple[Any, ...]:
 
 
 def _launch_value(launch: Launch, index: dict[Request, int]) -> tuple[Any, ...]:
+    """Slots, trees and tokens are the device's: they do not matter when it is done."""
+    result = launch.result
+    if launch.done:
+        names = [(index[row.request], row.key[1]) for row in launch.rows]
+        of_result = result and (result.next_token_ids, result.accept_lens, result.stride, result.accepted_drafts)
+        return (launch.kind, names, launch.first_tokens, of_result)
     rows = [
         (
             index[row.request],
@@ -293,6 +298,4 @@ def _launch_value(launch: Launch, index: dict[Request, int]) -> tuple[Any, ...]:
         )
         for row in launch.rows
     ]
-    result = launch.result
-    of_result = result and (result.next_token_ids, result.accept_lens, result.stride, result.accepted_drafts)
-    return (launch.kind, launch.done, launch.first_tokens, of_result, rows)
+    return (launch.kind, rows)
