@@ -1,5 +1,5 @@
-"""A scenario with one item fewer, as a tape: what a shrinker of tapes finds hard, because the choices of the run that follow
-stand for something else when there is one request fewer.
+"""A scenario with one item fewer, as a tape: what a shrinker of tapes finds hard, because the choices of the run that
+follow stand for something else when there is one request fewer.
 
 It knows no names of choices. A count is a choice above 0; its items are the blocks between repetitions of the first
 label that comes again after it.
@@ -39,7 +39,9 @@ def without_one_item(tape: Tape) -> Iterator[Tape]:
 
 
 def _blocks(labels: list[str], after: int) -> list[tuple[int, int]]:
-    """The items that follow: from one occurrence of a label to its next, the last to the first label that no item has."""
+    """The items that follow: from one occurrence of a label to its next, and the last to the first label that no item
+    has.
+    """
     repeated = next((label for label in labels[after:] if labels[after:].count(label) > 1), None)
     if repeated is None:
         return []

@@ -6,24 +6,27 @@ launch). Two steps that follow one another are swapped, and the schedule is run 
 - the host schedules, then takes the result of the launch before (that is overlap); swapped, it takes the result first;
 - a step of the host and one of the device, where the stream and the wait for a result leave the order open.
 
-The swaps nearest to the broken rule are tried first. Where none alone helps, the first kind is tried everywhere at once, and
-the pair nearest to the broken rule stands for all. A pair that is found matters; that there is none says that no such swap
-helps: the defect happens in every order.
+The swaps nearest to the broken rule are tried first. Where none alone helps, the first kind is tried everywhere at
+once, and the pair nearest to the broken rule stands for all. The smallest schedule may need overlap for another reason
+than the defect does (a stale step is the shortest way to a decode step), so larger schedules of the same defect are run
+without any overlap too: when one of them still breaks the rule, overlap is not what matters. That no pair is found says
+that no such swap helps: the defect happens in every order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from specsim.explore.chooser import RecordingChooser, Tape, replayed
 from specsim.sim.accounting import Accounting, Memory
 from specsim.sim.device import Launch
-from specsim.sim.engine import Engine, LoggedEvent, Run
+from specsim.sim.engine import ITERATIONS_MAX, Engine, LoggedEvent, Run
 from specsim.sim.target import AccountingTarget
 from specsim.sim.workload import Scenario, draw_scenario
 
-AFTER_THE_END = -1  # number of an event that would have come after the broken rule
+UNLOGGED = -1  # number of an event that the log does not have: it would come after the broken rule, or is not logged
 _WHO_GOES_NEXT = "device goes first"
 # What a step of the host is named by: the first of these that it has, else its first event.
 _TELLING = ("retract", "launch", "resolve", "admit")
@@ -33,8 +36,8 @@ Pair = tuple[LoggedEvent, LoggedEvent]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that logged events `[start, end)`. `ordinal` counts steps of its kind; `resumed` how often the host had gone
-    on when it began.
+    """A step that logged events `[start, end)`. `ordinal` counts steps of its kind; `resumed` how often the host had
+    gone on when it began.
     """
 
     kind: str  # "receive", "schedule", "resolve" or "device"
@@ -52,6 +55,9 @@ class _Orders:
 
     results_first: frozenset[int] = frozenset()
     device_at: tuple[int, ...] = ()
+
+
+_NO_OVERLAP = _Orders(results_first=frozenset(range(ITERATIONS_MAX + 1)))
 
 
 class _SteppedEngine(Engine):
@@ -77,24 +83,21 @@ class _SteppedEngine(Engine):
         at = self._orders.device_at
         return chosen if number >= len(at) else int(at[number] <= self.resumed)
 
-    def _host(self) -> Iterator[Launch | None]:
-        for awaited in super()._host():
-            self.resumed += 1
-            yield awaited
+    def step(self, of_device: bool) -> None:
+        super().step(of_device)
+        self.resumed += not of_device
 
     def _receive(self) -> None:
         self._step("receive", super()._receive)
 
-    def _schedule(self) -> Launch | None:
+    def _schedule(self) -> None:
         if self._begun["schedule"] in self._orders.results_first:
             while self._unresolved:
                 oldest = self._unresolved[0]
                 while not oldest.done:
                     self._execute()
                 self._resolve(oldest)
-        launched: list[Launch | None] = []
-        self._step("schedule", lambda: launched.append(super(_SteppedEngine, self)._schedule()))
-        return launched[0]
+        self._step("schedule", super()._schedule)
 
     def _resolve(self, launch: Launch) -> None:
         self._step("resolve", lambda: super(_SteppedEngine, self)._resolve(launch))
@@ -111,25 +114,36 @@ class _SteppedEngine(Engine):
             self.steps.append(_Step(kind, ordinal, self.resumed, start, len(self._log)))
 
 
-def decisive_pair(target: AccountingTarget, tape: Tape, signature: str) -> Pair | None:
+def decisive_pair(target: AccountingTarget, tape: Tape, signature: str, larger: Sequence[Tape] = ()) -> Pair | None:
     """The two events of the schedule of `tape`, in its order, whose other order does not break the rule of `signature`;
-    None when it breaks in every order.
+    None when it breaks in every order. `larger` are other schedules that break it.
     """
     run, steps = _run(target, tape, signature, _Orders())
     overlapped = list(_overlapped(steps))
-    swaps: list[tuple[_Step, _Step | None, _Orders]] = [
-        (step, result, _Orders(results_first=frozenset([step.ordinal]))) for step, result in overlapped
-    ]
-    swaps += _between_agents(steps)
+    if any(_breaks(target, other, signature, _NO_OVERLAP) for other in larger):
+        overlapped = []
+    swaps = _between_agents(steps)
+    swaps += [(step, result, _Orders(results_first=frozenset([step.ordinal]))) for step, result in overlapped]
     swaps.sort(key=lambda swap: -swap[0].start)
     if overlapped:
-        everywhere = frozenset(range(max(step.ordinal for step, _ in overlapped) + 1))
-        swaps.append((*overlapped[-1], _Orders(results_first=everywhere)))
+        swaps.append((*overlapped[-1], _NO_OVERLAP))
     for one, two, orders in swaps:
         other, _ = _run(target, tape, signature, orders)
         if all(violation.signature != signature for violation in other.violations):
-            return _pair(run, other, one, two)
+            first = _telling_event(run, one)
+            return first, _telling_event(run, two) if two else _missing_event(other, one, bool(orders.device_at))
     return None
+
+
+def line(event: LoggedEvent) -> str:
+    """An event of a pair as findings and replay files name it."""
+    number = "not in the log" if event.number == UNLOGGED else f"event {event.number}"
+    return f"{number}: {' '.join(str(event).split()[1:])}"
+
+
+def _breaks(target: AccountingTarget, tape: Tape, signature: str, orders: _Orders) -> bool:
+    run, _ = _run(target, tape, signature, orders)
+    return any(violation.signature == signature for violation in run.violations)
 
 
 def _run(target: AccountingTarget, tape: Tape, signature: str, orders: _Orders) -> tuple[Run, list[_Step]]:
@@ -180,11 +194,13 @@ def _overlapped(steps: Sequence[_Step]) -> Iterator[tuple[_Step, _Step | None]]:
 
 
 def _between_agents(steps: Sequence[_Step]) -> list[tuple[_Step, _Step | None, _Orders]]:
-    """Neighbours of which one is the device's: the device's is run before the host's instead of after it, or after it."""
+    """Neighbours of which one is the device's, which is run before the host's instead of after it, or the other way
+    round.
+    """
     logged = [step for step in steps if step.start < step.end]
     device_at = [step.resumed for step in steps if step.kind == "device"]
     swaps: list[tuple[_Step, _Step | None, _Orders]] = []
-    for one, two in zip(logged, logged[1:], strict=False):
+    for one, two in pairwise(logged):
         if (one.kind == "device") == (two.kind == "device"):
             continue
         device, host = (one, two) if one.kind == "device" else (two, one)
@@ -192,19 +208,23 @@ def _between_agents(steps: Sequence[_Step]) -> list[tuple[_Step, _Step | None, _
         earlier = [min(at, moved) if device is two else at for at in device_at[: device.ordinal]]
         later = [at if device is two else max(at, moved) for at in device_at[device.ordinal + 1 :]]
         swaps.append((one, two, _Orders(device_at=(*earlier, moved, *later))))
+    if logged and logged[-1].kind != "device":
+        swaps.append((logged[-1], None, _Orders(device_at=(*device_at, logged[-1].resumed))))
     return swaps
 
 
-def _pair(run: Run, other: Run, one: _Step, two: _Step | None) -> Pair:
-    first = _telling_event(run, one)
-    if two is not None:
-        return first, _telling_event(run, two)
-    # The run ended before the host took the result: the event is that of the other order.
-    result = next(event for event in other.log[one.start :] if event.event in ("resolve", "finish", "stale"))
-    return first, replace(result, number=AFTER_THE_END)
+def _missing_event(other: Run, one: _Step, of_device: bool) -> LoggedEvent:
+    """The event that the other order has before those of `one`: this order ended without it."""
+    names = ("prefill", "verify") if of_device else ("resolve", "finish", "stale")
+    moved = next((event for event in other.log[one.start :] if event.event in names), None)
+    if moved is None:
+        return LoggedEvent(UNLOGGED, "host", "resolve", "", "a prefill")
+    return replace(moved, number=UNLOGGED)
 
 
 def _telling_event(run: Run, step: _Step) -> LoggedEvent:
     events = run.log[step.start : step.end]
     named = [event for name in _TELLING for event in events if event.event == name]
+    if not events:  # the result of a prefill that does not finish its request
+        return LoggedEvent(UNLOGGED, "host", "resolve", "", "a prefill")
     return (named or list(events))[0]

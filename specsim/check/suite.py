@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from specsim.check.checker import Violation
 from specsim.check.coverage import CONTESTS, pairs
 from specsim.check.fewer import without_one_item
+from specsim.check.order import Pair, decisive_pair
 from specsim.errors import UsageError
 from specsim.explore.chooser import RecordingChooser, Tape, continued, replayed, seeded
 from specsim.explore.shrink import Shrinker, shortlex
@@ -29,6 +30,7 @@ Size = tuple[int, int, int, tuple[int, Tape]]
 SHRINK_ATTEMPTS_MAX = 250  # from each start
 SHRINK_STARTS = 3  # a schedule shrinks to a local minimum: the best of several is taken
 REDRAWS = 40  # schedules of a scenario with one request fewer
+LARGER_SCHEDULES = 10  # schedules of a defect that are run in another order
 DOUBLED_EVERY = 20
 
 
@@ -57,12 +59,16 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFinding:
-    """A defect: the violation on its smallest schedule, and how many schedules hit it."""
+    """A defect: the violation on its smallest schedule, and how many schedules hit it, the one of number `first` first.
+    `order` are the two events whose other order breaks no rule, None when the defect happens in every order.
+    """
 
     signature: str
     violation: Violation
     schedule: Schedule
     count: int
+    first: int
+    order: Pair | None
 
 
 @dataclass(slots=True)
@@ -121,7 +127,7 @@ def simulate(
     """
     result = SimulationResult()
     smallest: dict[str, list[tuple[tuple[int, int, tuple[int, Tape]], Tape]]] = {}
-    counts: dict[str, int] = {}
+    hits: dict[str, list[tuple[int, Tape]]] = {}
     for index in range(schedules):
         if index and time.monotonic() > deadline:
             result.cut_short = True
@@ -135,7 +141,7 @@ def simulate(
         note(result.marks, schedule.run.marks)
         for violation in schedule.run.violations:
             signature = violation.signature
-            counts[signature] = counts.get(signature, 0) + 1
+            hits.setdefault(signature, []).append((index, schedule.tape))
             size = (len(schedule.scenario.workload.turns), violation.event, shortlex(schedule.tape))
             starts = [*smallest.get(signature, []), (size, schedule.tape)]
             smallest[signature] = sorted(starts)[:SHRINK_STARTS]
@@ -150,7 +156,10 @@ def simulate(
         )
         shown = shrunk.violation(signature)
         assert shown is not None
-        result.findings.append(ScheduleFinding(signature, shown, shrunk, counts[signature]))
+        larger = [tape for _, tape in hits[signature][:LARGER_SCHEDULES]]
+        order = decisive_pair(target, shrunk.tape, signature, larger)
+        first, count = hits[signature][0][0], len(hits[signature])
+        result.findings.append(ScheduleFinding(signature, shown, shrunk, count, first, order))
     return result
 
 

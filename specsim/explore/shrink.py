@@ -5,8 +5,8 @@ order that Hypothesis uses, for the same reasons: it is total, it is well-founde
 the dullest one then shrinks towards dull cases without knowing it). The passes are deterministic; the same tape and
 predicate always end in the same result.
 
-A caller may give an order of its own, of which shortlex should be the last part: fewer requests, then fewer events. What is
-smaller by it may have a longer tape, so then choices are also raised.
+A caller may give an order of its own, of which shortlex should be the last part: fewer requests, then fewer events.
+What is smaller by it may have a longer tape, so then choices are also raised.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def shortlex(tape: Tape) -> tuple[int, Tape]:
 
 class Shrinker:
     """Shrinks `tape`. `attempt(tape)` runs the case and returns the tape that it really consumed (normalised) when the
-    case still shows the finding, else None. At most `attempts_max` calls of `attempt` are made. `size` orders tapes that
-    showed the finding; it is asked of `tape` and of what `attempt` returned, and of nothing else.
+    case still shows the finding, else None. At most `attempts_max` calls of `attempt` are made. `size` orders tapes
+    that showed the finding; it is asked of `tape` and of what `attempt` returned, and of nothing else.
     """
 
     def __init__(

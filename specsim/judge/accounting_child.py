@@ -58,10 +58,7 @@ def check(request: Request, messages: Messages) -> None:
         deadline=time.monotonic() + request["seconds"],
         on_schedule=lambda index: messages.send("schedule", index=index),
     )
-    findings = [
-        asdict(_write_finding(target, found.schedule, found.signature, found.count, request))
-        for found in result.findings
-    ]
+    findings = [asdict(_write_finding(target, found, request)) for found in result.findings]
     not_run = [NotRun(part.name, part.why) for part in target.parts if part.kind == "not run"]
     not_run += [NotRun(f"{count} schedules", why) for why, count in sorted(result.refused.items())]
     if result.cut_short:
@@ -131,7 +128,7 @@ def replay(request: Request, messages: Messages) -> None:
     from specsim.check.suite import run_schedule
     from specsim.explore.chooser import replayed
 
-    schedule = run_schedule(target, replayed(stored.tape))
+    schedule = run_schedule(target, replayed(stored.tape), stop_at=stored.signature)
     if schedule is None:
         messages.send("replayed", judged=False)
         return
@@ -167,9 +164,10 @@ def shrink(request: Request, messages: Messages) -> None:
     messages.send("schedule", index=0)
     target = _simulated(request)
     from specsim.check import suite
+    from specsim.check.order import decisive_pair
     from specsim.explore.chooser import replayed
 
-    schedule = suite.run_schedule(target, replayed(stored.tape))
+    schedule = suite.run_schedule(target, replayed(stored.tape), stop_at=stored.signature)
     if schedule is None or schedule.violation(stored.signature) is None:
         raise UsageError(
             f"{request['replay']} does not show {stored.signature} on {request['target']}",
@@ -179,7 +177,12 @@ def shrink(request: Request, messages: Messages) -> None:
     shrunk = suite.shrink(
         target, schedule.tape, stored.signature, request["attempts"], lambda: messages.send("schedule", index=-1)
     )
-    finding = _write_finding(target, shrunk, stored.signature, 1, request)
+    violation = shrunk.violation(stored.signature)
+    assert violation is not None
+    # The file's own schedule is the larger one; what it was found to do in every order it still does.
+    order = decisive_pair(target, shrunk.tape, stored.signature, [schedule.tape])
+    found = suite.ScheduleFinding(stored.signature, violation, shrunk, 1, 0, order if stored.order else None)
+    finding = _write_finding(target, found, request)
     messages.send(
         "done alone", replay=finding.replay, before=list(before), after=[len(shrunk.tape), len(shrunk.run.log)]
     )
@@ -206,16 +209,21 @@ def _part(target: Any, name: str) -> Any:
     return next((part for part in target.parts if part.name == name), SeamPart(name, "model"))
 
 
-def _write_finding(target: Any, schedule: Any, signature: str, count: int, request: Request) -> Finding:
-    violation = schedule.violation(signature)
+def _write_finding(target: Any, found: Any, request: Request) -> Finding:
+    """The finding of a ScheduleFinding, and its replay file."""
+    from specsim.check.order import line
+
+    schedule, violation = found.schedule, found.violation
+    order = tuple(line(event) for event in found.order or ())
     part = _part(target, violation.part)
     subject = f" of {violation.who}" if violation.who else ""
     title = f"{violation.part}{subject}: {violation.actual}; right is {violation.expected}"
-    log = schedule.run.log[: violation.event + 1]
+    log = schedule.run.log
     config = {**asdict(schedule.scenario.config)}
     details = (
         f"smallest schedule: {_count(len(schedule.scenario.workload.turns), 'request')}, {_count(len(log), 'event')}, "
         + ", ".join(f"{name}={value}" for name, value in config.items()),
+        f"first in schedule {found.first} of seed {request['seed']}",
         *(str(event) for event in log[-EVENTS_SHOWN:]),
     )
     replay_path = _save(
@@ -230,10 +238,12 @@ def _write_finding(target: Any, schedule: Any, signature: str, count: int, reque
             scenario=_plain(schedule.scenario),
             seed=request["seed"],
             rule=violation.rule.id,
-            signature=signature,
+            signature=found.signature,
             title=title,
             model_hash=model_hash(),
             digest=schedule.run.digest,
+            order=list(order),
+            events=[str(event) for event in log],
         ),
         Path(request["out"]),
     )
@@ -241,7 +251,7 @@ def _write_finding(target: Any, schedule: Any, signature: str, count: int, reque
         rule=violation.rule.id,
         sentence=violation.rule.sentence,
         title=title,
-        signature=signature,
+        signature=found.signature,
         tier="accounting",
         severity=violation.rule.severity,
         reach=target.reach(schedule.scenario.config, violation.part),
@@ -249,8 +259,9 @@ def _write_finding(target: Any, schedule: Any, signature: str, count: int, reque
         expected=violation.expected,
         actual=violation.actual,
         replay=str(replay_path),
-        count=count,
+        count=found.count,
         details=details,
+        order=order,
     )
 
 

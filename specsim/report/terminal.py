@@ -133,12 +133,22 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
         ("severity", str(finding.severity)),
         ("reach", _reach_sentence(finding.reach)),
         ("hit by", _hit_by(verdict, finding)),
+        *_order_rows(finding),
         *(("", line) for line in finding.details),
         ("signature", finding.signature),
     ]
     for name, value in rows:
         console.print(f"   {name:<10} {escape(value)}", soft_wrap=True)
     console.print(f"   {'replay':<10} [bold]specsim replay {escape(shlex.quote(finding.replay))}[/]\n", soft_wrap=True)
+
+
+def _order_rows(finding: Finding) -> list[tuple[str, str]]:
+    if finding.order is None:
+        return []
+    if not finding.order:
+        return [("order", "none that matters: it happens in every order that was tried")]
+    one, two = finding.order
+    return [("order", one), ("", f"{two}; the other way round no rule breaks")]
 
 
 def _reach_sentence(reach: str) -> str:
@@ -222,6 +232,9 @@ def print_schedule_replay(stored: ScheduleReplay, target: str, answer: dict[str,
             console.print(f"      [bold red]{escape(text)}[/]", soft_wrap=True)
             seen = f"expected {violation['expected']}, seen {violation['actual']}"
             console.print(f"      {escape(seen)}", soft_wrap=True)
+    if stored.order and target == stored.target:
+        console.print(f"\n   order      {escape(stored.order[0])}", soft_wrap=True)
+        console.print(f"              {escape(stored.order[1])}; the other way round no rule breaks", soft_wrap=True)
     console.print(f"\n   digest     {answer['digest']}")
     return _schedule_verdict(console, stored, target, answer)
 

@@ -15,6 +15,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from specsim.check.checker import Checker, RunStopped, Violation
@@ -69,7 +70,7 @@ class Run:
     @property
     def switches(self) -> int:
         """How often an event of the device follows one of the host, or the other way round."""
-        return sum(one.agent != two.agent for one, two in zip(self.log, self.log[1:], strict=False))
+        return sum(one.agent != two.agent for one, two in pairwise(self.log))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,210 @@
+"""The smallest schedule of every mutant, and the two events whose order matters.
+
+Sizes are exact: a larger one is a shrinker that got worse.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim.check.fewer import scenario_choices, without_one_item
+from specsim.check.order import decisive_pair
+from specsim.check.suite import chooser_of, run_schedule, shrink, simulate
+from specsim.explore.chooser import Tape, replayed
+from specsim.explore.shrink import Shrinker, shortlex
+from specsim.mutants.catalogue import CATALOGUE
+from specsim.sim.accounting import Memory, ModelAccounting
+from specsim.sim.device import Device, Launch
+from specsim.sim.request import Request
+from specsim.sim.target import ModelTarget
+from specsim.sim.workload import draw_scenario
+
+SCHEDULES = 300
+REQUESTS_MAX, EVENTS_MAX = 2, 12  # events after the first admission
+
+# Requests, events after the first admission, switches between host and device; and the pair, by event and name.
+LAUNCH_FINISH = ("launch V1", "finish r0")
+LAUNCH_RESOLVE = ("launch V2", "resolve V1")
+RETRACT_RESOLVE = ("retract r1", "resolve V1")
+SMALLEST: dict[str, tuple[tuple[int, int, int], tuple[str, ...]]] = {
+    "A01 accounting:I53:short:session save": ((2, 6, 2), ("launch V1", "finish s0t0")),
+    "A02-finished accounting:I31:resolve": ((1, 8, 4), LAUNCH_FINISH),
+    "A02-finished accounting:S3:resolve": ((1, 8, 4), LAUNCH_FINISH),
+    "A02-retracted accounting:I32:resolve": ((2, 11, 2), RETRACT_RESOLVE),
+    "A02-retracted accounting:S3:resolve": ((2, 11, 2), RETRACT_RESOLVE),
+    "A03 accounting:I53:long:session save": ((2, 8, 4), ()),
+    "A05 accounting:I54:leak:session match": ((2, 10, 4), ()),
+    "A05-unaligned accounting:I16:session match": ((2, 10, 4), ()),
+    "A09 accounting:I13:release": ((1, 6, 2), ()),
+    "A09 accounting:I14:release": ((1, 6, 2), ()),
+    "A09 accounting:I13:retract": ((2, 7, 2), ()),
+    "A09 accounting:I14:retract": ((2, 7, 2), ()),
+    "A10 accounting:I13:retract": ((2, 7, 2), ()),
+    "A10 accounting:I14:retract": ((2, 7, 2), ()),
+    "A11 accounting:I07:prepare": ((1, 9, 3), LAUNCH_RESOLVE),
+    "A11 accounting:I01:resolve": ((1, 9, 2), LAUNCH_RESOLVE),
+    "A11-check accounting:X1:prepare": ((2, 3, 0), ()),
+    "A14 accounting:I01:prepare": ((1, 3, 0), ()),
+    "A18 accounting:I01:extend": ((1, 1, 0), ()),
+    "D01 accounting:I43:move": ((1, 6, 1), ()),
+    "D02 accounting:I42:bonus": ((2, 7, 1), ()),
+    "H01 accounting:I40:long:finish check": ((1, 8, 4), ()),
+    "H02 accounting:I10:finish check": ((1, 7, 4), ()),
+    "H02 accounting:I40:long:finish check": ((1, 8, 4), ()),
+    "H04 accounting:I40:long:finish check": ((1, 10, 4), ()),
+    "K01 accounting:I34:resolve": ((2, 8, 4), ()),
+    "N01 accounting:S3:resolve": ((2, 11, 2), LAUNCH_FINISH),
+}
+
+# Takes the id of a mutant; prints what `simulate` finds.
+PROGRAM = f"""
+import json, sys
+from specsim.mutants.load import apply, find
+apply(find(sys.argv[1]))
+import time
+from specsim.check.suite import simulate
+from specsim.sim.target import ModelTarget
+deadline = time.monotonic() + 600
+found = simulate(ModelTarget(), seed=0, schedules={SCHEDULES}, deadline=deadline, on_schedule=lambda _: None).findings
+shown = []
+for finding in found:
+    run = finding.schedule.run
+    admitted = next((e.number for e in run.log if e.event == "admit"), 0)
+    size = len(finding.schedule.scenario.workload.turns), len(run.log) - admitted, run.switches
+    pair = [f"{{event.event}} {{event.who}}" for event in finding.order or ()]
+    numbers = [event.number for event in finding.order or ()]
+    shown.append([finding.signature, size, pair, numbers, finding.violation.event, len(run.log)])
+print(json.dumps(shown))
+"""
+
+
+@cache
+def findings_of(mutant: str) -> list[Any]:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, mutant], check=True, capture_output=True, text=True, timeout=300
+    )
+    found: list[Any] = json.loads(ended.stdout)
+    return found
+
+
+@pytest.mark.parametrize("mutant", [mutant.id for mutant in CATALOGUE])
+def test_the_smallest_schedule_of_a_bug_is_this_small(mutant: str) -> None:
+    found = {f"{mutant} {signature}": (tuple(size), tuple(pair)) for signature, size, pair, *_ in findings_of(mutant)}
+    assert found == {key: value for key, value in SMALLEST.items() if key.split()[0] == mutant}
+    for (requests, events, _switches), _pair in found.values():
+        assert requests <= REQUESTS_MAX
+        assert events <= EVENTS_MAX
+
+
+def test_a_schedule_ends_where_its_rule_breaks_and_a_pair_names_events_of_it() -> None:
+    for mutant in ("A02-finished", "N01", "A11"):
+        for _signature, _size, _pair, (first, second), violated_at, events in findings_of(mutant):
+            assert violated_at == events - 1
+            assert 0 <= first < events
+            assert second == -1 or first < second < events
+    (from_i07, *_) = [numbers for signature, _, _, numbers, *_ in findings_of("A11") if ":I07:" in signature]
+    assert from_i07[1] == -1, "the result comes after the launch that breaks the rule"
+
+
+# The order of host and device
+
+
+class NeedsTheDeviceFirst(ModelAccounting):
+    """Wrong: it counts a launch twice when the device has not run everything that was launched before."""
+
+    def prepare(self, batch: list[Request]) -> None:
+        super().prepare(batch)
+        if DeviceCounts.launched > DeviceCounts.executed:
+            batch[0].state_of_accounting.launches += 1
+
+
+class DeviceCounts(Device):
+    launched = 0
+    executed = 0
+
+    def launch(self, launch: Launch) -> None:
+        DeviceCounts.launched += 1
+        super().launch(launch)
+
+    def execute_next(self) -> Launch:
+        DeviceCounts.executed += 1
+        return super().execute_next()
+
+
+class RacyTarget(ModelTarget):
+    name = "racy"
+
+    def make(self, memory: Memory) -> ModelAccounting:
+        DeviceCounts.launched = DeviceCounts.executed = 0
+        return NeedsTheDeviceFirst(memory)
+
+
+def test_a_race_between_host_and_device_is_named_by_the_step_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specsim.sim.engine.Device", DeviceCounts)
+    signature = "accounting:I11:prepare"
+    tape = next(
+        schedule.tape
+        for schedule in (run_schedule(RacyTarget(), chooser_of(0, index)) for index in range(200))
+        if schedule is not None and schedule.violation(signature)
+    )
+    smallest = shrink(RacyTarget(), tape, signature, 300, lambda: None)
+    pair = decisive_pair(RacyTarget(), smallest.tape, signature)
+    assert pair is not None
+    assert [event.agent for event in pair] == ["host", "device"]
+    assert pair[0].event == "prepare"
+    assert pair[1].event in ("prefill", "verify")
+
+
+def test_the_sound_model_has_nothing_to_shrink() -> None:
+    result = simulate(ModelTarget(), seed=0, schedules=50, deadline=float("inf"), on_schedule=lambda _index: None)
+    assert result.findings == []
+
+
+# Fewer requests
+
+
+@given(st.integers(0, 400))
+def test_a_scenario_with_one_item_fewer_is_one_and_has_fewer_choices(index: int) -> None:
+    chooser = chooser_of(3, index)
+    draw_scenario(chooser)
+    choices = scenario_choices(chooser.tape)
+    turns = len(draw_scenario(replayed(chooser.tape)).workload.turns)
+    fewer = list(without_one_item(chooser.tape))
+    assert all(len(tape) < len(choices) for tape in fewer)
+    if turns > 1 and not draw_scenario(replayed(chooser.tape)).workload.turns[0].session:
+        counts = [len(draw_scenario(replayed(tape)).workload.turns) for tape in fewer]
+        assert turns - 1 in counts
+
+
+# An order of one's own
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8).map(tuple))
+def test_an_order_of_ones_own_comes_before_the_length_of_the_tape(start: Tape) -> None:
+    def size(tape: Tape) -> tuple[int, tuple[int, Tape]]:
+        return (-sum(tape), shortlex(tape))  # a larger sum is smaller
+
+    def attempt(tape: Tape) -> Tape | None:
+        return tape if all(value <= 9 for value in tape) else None
+
+    best = Shrinker(start, attempt, 5000, size).run()
+    assert sum(best) >= sum(start)
+    assert size(best) <= size(start)
+
+
+def sizes() -> Iterator[tuple[int, int, int]]:
+    yield from (size for size, _pair in SMALLEST.values())
+
+
+def test_no_mutant_needs_more_than_is_promised() -> None:
+    assert max(requests for requests, _, _ in sizes()) == REQUESTS_MAX
+    assert max(events for _, events, _ in sizes()) <= EVENTS_MAX
