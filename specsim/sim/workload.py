@@ -129,13 +129,13 @@ def _draw_turns(chooser: Chooser, sessions: int) -> tuple[Turn, ...]:
         for session in range(sessions)
         for turn in range(between(chooser, 2, 3, "turns"))
     ]
-    count = between(chooser, 0 if sessions else 1, 4, "requests")
+    count = between(chooser, 0 if sessions else 1, 6, "requests")
     return (*of_sessions, *(_draw_turn(chooser, f"r{number}", "") for number in range(count)))
 
 
 def _draw_turn(chooser: Chooser, rid: str, session: str) -> Turn:
     prompt_len = between(chooser, 1, 12, "prompt length")
-    max_new_tokens = between(chooser, 1, 12, "max_new_tokens")
+    max_new_tokens = between(chooser, 1, 24, "max_new_tokens")
     special_at: dict[int, int] = {}
     kind = pick(chooser, ("none", "eos", "stop"), "special token")
     if kind != "none":
