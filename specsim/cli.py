@@ -306,11 +306,60 @@ def mutants(
         write_json(json_file, {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]})
     if write is not None:
         # Whoever is not found soon without a rule survives it.
-        again = {"seeds": min(seeds, 3), "schedules_max": min(schedules, 3000), "jobs": at_once}
-        survivors = list(table.survivors(hunted, **again))
-        oracle = table.hunt_all(chosen, **again, only=table.CONTENT_ORACLE)
-        write.write_text(table.page(hunted, survivors, oracle, again["seeds"]), encoding="utf-8")
+        few, soon = min(seeds, 3), min(schedules, 3000)
+        survivors = list(table.survivors(hunted, seeds=few, schedules_max=soon, jobs=at_once))
+        oracle = table.hunt_all(chosen, seeds=few, schedules_max=soon, jobs=at_once, only=table.CONTENT_ORACLE)
+        write.write_text(table.page(hunted, survivors, oracle, few), encoding="utf-8")
     raise typer.Exit(0 if all(each.found == seeds for each in hunted) else 1)
+
+
+@app.command()
+def explore(
+    scope: Annotated[str | None, typer.Argument(help="A small scope by name; all of them when left out.")] = None,
+    strategy: Annotated[
+        str, typer.Option(help="visited: each state once; reduced: one order of steps that commute; stateless.")
+    ] = "visited",
+    states: Annotated[int, typer.Option(min=1, help="States (stateless: schedules) after which to stop.")] = 2_000_000,
+    mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the counts to this file.")] = None,
+) -> None:
+    """Run every schedule of small scopes of the model; print exact counts of schedules and distinct states."""
+    from specsim.mutants.load import apply, find
+
+    if mutant:  # before the modules of the simulator are loaded
+        apply(find(mutant))
+    from specsim.check.exploration import explore as explore_scope
+    from specsim.check.exploration import log_of
+    from specsim.explore.exhaustive import METHODS
+    from specsim.sim.scopes import SCOPES, scope_named
+    from specsim.verdict import write_json
+
+    method = next((method for method in METHODS if method == strategy), None)
+    if method is None:
+        raise UsageError(f"--strategy {strategy!r} is unknown", f"allowed: {', '.join(METHODS)}")
+    if json_file is not None:
+        _require_folder("--json", json_file.parent)
+    chosen = [scope_named(scope)] if scope is not None else list(SCOPES)
+    typer.echo(f"{'scope':15}{'schedules':>22}{'states':>10}{'ends':>7}{'states/s':>10}{'MiB':>6}  {strategy}")
+    results, found = [], False
+    for one in chosen:
+        result = explore_scope(one, method, states)
+        results.append(result.to_json())
+        explored = result.explored
+        shown = str(explored.states) if explored.states else "-"
+        rate = f"{result.states_per_second:.0f}" if explored.states else "-"
+        typer.echo(
+            f"{one.name:15}{explored.schedules:>22}{shown:>10}{len(explored.ends):>7}{rate:>10}"
+            f"{result.memory_mib:>6.0f}  {'complete' if explored.complete else f'stopped at {states}'}"
+        )
+        for signature, tape in sorted(explored.broken.items()):
+            found = True
+            typer.echo(f"  broken: {signature}, with the choices {' '.join(map(str, tape))}")
+            for event in log_of(one, tape):
+                typer.echo(f"    {event}")
+    if json_file is not None:
+        write_json(json_file, {"scopes": results})
+    raise typer.Exit(1 if found else 0)
 
 
 @app.command()

@@ -119,7 +119,7 @@ def _switch_off(without: Collection[str], only: Collection[str]) -> None:
     def unless_off(checker: Checker, rule_id: str, *arguments: Any, **options: Any) -> bool:
         return rule_id not in off and broken(checker, rule_id, *arguments, **options)
 
-    Checker.broken = unless_off  # type: ignore[method-assign]
+    Checker.broken = unless_off  # type: ignore[assignment, method-assign]
 
 
 def _hunt(seed: int, schedules_max: int, seconds_max: float, strategy_name: str) -> Hunt:

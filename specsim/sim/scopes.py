@@ -94,8 +94,8 @@ SCOPES: tuple[Scope, ...] = (
     _scope(
         "three-requests",
         "three requests for two rows, an abort and a retraction",
-        (_turn(0, 2, 5), _turn(1, 1, 4), _turn(2, 3, 4)),
-        delays=2,
+        (_turn(0, 2, 4), _turn(1, 1, 3), _turn(2, 3, 2)),
+        delays=1,
         aborts=1,
         retractions=1,
     ),

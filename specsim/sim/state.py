@@ -73,8 +73,10 @@ class EngineState:
         return bool(engine._arriving or engine._aborts_left)
 
     def step(self, agent: int, chooser: Chooser) -> None:
-        self.engine._chooser = chooser
-        self.engine.step(agent == DEVICE)
+        engine: Any = self.engine
+        engine._chooser = chooser
+        engine.step(agent == DEVICE)
+        engine._chooser = None  # a chooser knows this state: no cycle is left for the collector
 
     def outcomes(self, bound: int, label: str) -> tuple[int, ...] | range:
         """The values of a choice that lead to different states."""
