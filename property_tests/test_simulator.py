@@ -258,6 +258,7 @@ def test_a_request_that_is_dropped_for_want_of_memory_leaves_nothing_behind() ->
         ({"num_draft_tokens": 5}, "a chain of num_steps + 1 = 4 nodes"),
         ({"topk": 2, "num_draft_tokens": 12}, "draft at most 10 tokens"),
         ({"topk": 2, "page_size": 4}, "pages of one token only"),
+        ({"topk": (1 << 20) + 1}, "the vocabulary has 1048576 tokens"),
         ({"context_len": 300}, "context_len=300 needs 308"),
         ({"page_size": 16, "context_len": 250, "pool_slots": 271}, "needs 272"),
     ],

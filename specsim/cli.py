@@ -72,6 +72,9 @@ def check(
     cases: Annotated[int, typer.Option(min=1, help="Cases per implementation, as far as time goes.")] = DEFAULT_CASES,
     schedules: Annotated[int, typer.Option(min=1, help="Schedules, as far as time goes.")] = DEFAULT_SCHEDULES,
     mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
+    canary: Annotated[
+        bool, typer.Option("--canary", help="Put each historic bug into the model: every one must be found.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for replay files.")] = Path("specsim-findings"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict to this file.")] = None,
     device: DeviceOption = "auto",
@@ -89,6 +92,9 @@ def check(
     _one_of("--only", only, TIERS)
     _one_of("--device", device, ("auto", "cpu", "cuda"))
     parsed = parse_target(target)
+    if canary:
+        _require_model("--canary", parsed.text)
+        raise typer.Exit(_sing())
     cache = open_cache(cache_dir)
     started = time.monotonic()
     seed_number = parse_seed(seed)
@@ -143,8 +149,25 @@ def _require_mutant(mutant: str, target: str) -> None:
     from specsim.mutants.load import find
 
     find(mutant)
+    _require_model(f"--mutant {mutant}", target)
+
+
+def _require_model(option: str, target: str) -> None:
     if target != "model":
-        raise UsageError(f"--mutant {mutant} with {target}", "mutants are of the model: check model --mutant ID")
+        raise UsageError(f"{option} with {target}", f"mutants are of the model: check model {option}")
+
+
+def _sing() -> int:
+    """The canary: a line per mutant; 1 when one is not found."""
+    from specsim.mutants.canary import sing
+
+    missed = 0
+    for hunted in sing():
+        found = f"found after {hunted.schedules_median:g} schedules in {' '.join(hunted.rules)}"
+        missed += not hunted.found
+        typer.echo(f"{hunted.mutant.id:14}  {found if hunted.found else 'NOT FOUND'}")
+    typer.echo(f"fail: {missed} not found" if missed else "pass: each is found")
+    return 1 if missed else 0
 
 
 @app.command()
@@ -154,13 +177,18 @@ def replay(
         str | None, typer.Option(help="Run it on this target instead of the one it was found on.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: the device it was found on.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Run it twice, under two hash seeds; exit 3 at the first difference.")
+    ] = False,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """See a finding again. Exit code 1 when it is reproduced, 0 when it is not, 3 when it is but not bit for bit."""
+    """See a finding again. Exit code 1 when it is reproduced, 0 when it is not, 2 when the file no longer applies,
+    3 when it is reproduced but not bit for bit.
+    """
     from specsim import replay_file
-    from specsim.judge.accounting import replay_schedule
-    from specsim.judge.ops import replay_ops
+    from specsim.judge.accounting import replay_schedule, replay_schedule_twice
+    from specsim.judge.ops import replay_ops, replay_ops_twice
     from specsim.report.terminal import print_replay, print_schedule_replay
     from specsim.targets.spec import parse_target
 
@@ -169,9 +197,29 @@ def replay(
     text = parse_target(target or stored.target).text
     if isinstance(stored, replay_file.OpReplay):
         request = _ops_request(stored, text, device, hang_seconds, cache_dir, Path())
-        raise typer.Exit(print_replay(stored, text, replay_ops(request, file)))
+        case = replay_ops_twice(request, file) if verify else replay_ops(request, file)
+        raise typer.Exit(print_replay(stored, text, case, verified=verify))
     schedule = _schedule_request(stored, text, hang_seconds, cache_dir, Path())
-    raise typer.Exit(print_schedule_replay(stored, text, replay_schedule(schedule, file)))
+    answer = replay_schedule_twice(schedule, file) if verify else replay_schedule(schedule, file)
+    raise typer.Exit(print_schedule_replay(stored, text, answer, verified=verify))
+
+
+@app.command()
+def pin(
+    file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="The test to write, test_NAME.py.")] = None,
+    target: Annotated[str | None, typer.Option(help="What the test runs. Default: what it was found on.")] = None,
+    still: Annotated[bool, typer.Option("--still", help="Assert that the finding is still there.")] = False,
+) -> None:
+    """Write a pytest that replays a finding and asserts that it is gone."""
+    from specsim import replay_file
+    from specsim.judge import pinned
+    from specsim.targets.spec import parse_target
+
+    stored = replay_file.load(file)
+    test = out or Path(pinned.default_name(stored))
+    pinned.pin(file, test, parse_target(target or stored.target).text, still)
+    typer.echo(f"{test}, with {test.with_suffix('.json')} beside it")
 
 
 @app.command()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,37 @@ def _checked(path: Path, replay: Replay) -> Replay:
 
 def _is_natural(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_shown(stored: ScheduleReplay, violation: Mapping[str, Any]) -> bool:
+    """Whether a violation of a run is the file's; on another target another seam function may be to blame."""
+    return bool(violation["signature"] == stored.signature or violation["rule"] == stored.rule)
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """An event of the log as one line, as in the field `events`."""
+    line = f"{event['number']:>4}  {event['agent']:<6}  {event['event']:<8}  {event['who']:<8}  {event['details']}"
+    return line.rstrip()
+
+
+def why_not_shown(
+    stored: ScheduleReplay, scenario: Mapping[str, Any], events: Sequence[str], same_model: bool
+) -> tuple[bool, str]:
+    """Why a schedule that was run again does not show the finding any more: whether it still is the schedule of the
+    file, and a sentence. `events` are the lines of its log; `same_model` says that the simulator's code is the file's.
+
+    While the simulator is the same the tape means the same, and other events are what the target now does.
+    """
+    if not same_model and stored.scenario != scenario:
+        return False, "its tape stands for another configuration or workload now"
+    for number, was in enumerate(stored.events):
+        now = events[number] if number < len(events) else "the end"
+        if was != now:
+            text = f"event {number} was {' '.join(was.split()[1:])!r}, is {' '.join(now.split()[1:])!r}"
+            return same_model, f"the schedule diverged at event {number}: {text}"
+    if stored.events:
+        return True, "fixed: the same events, and the rule holds"
+    return True, "the file is of an older version and holds no events to compare with"
 
 
 def file_name(text: str) -> str:

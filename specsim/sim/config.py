@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specsim.errors import UsageError
+from specsim.sim.model import VOCABULARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ def require_runnable(config: EngineConfig) -> None:
     _require(
         config.num_draft_tokens >= 2, f"num_draft_tokens={config.num_draft_tokens}", "a tree has a root and a draft"
     )
+    _require(config.topk <= VOCABULARY, f"topk={config.topk}", f"the vocabulary has {VOCABULARY} tokens")
     chain = config.num_steps + 1
     if config.topk == 1:
         reason = f"with topk=1 the tree is a chain of num_steps + 1 = {chain} nodes"
