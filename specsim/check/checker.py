@@ -116,9 +116,7 @@ class Checker:
                 continue
             seen = self._accounting.observe(request)
             if seen.row is not None:
-                owners.append(
-                    Owner(request.rid, seen.row, seen.allocated, seen.protected, seen.node, seen.committed)
-                )
+                owners.append(Owner(request.rid, seen.row, seen.allocated, seen.protected, seen.node, seen.committed))
                 borrowed.add(seen.row)
         for session in sessions:
             slot = self._accounting.session_slot(session)
@@ -395,9 +393,11 @@ class Checker:
     def session_aborted(self, request: Request, before: SessionSlot | None) -> None:
         """A turn that is aborted while it waits leaves its session as it was, and one that ran leaves nothing."""
         now = self._accounting.session_slot(request.turn.session)
-        expected, seen = ("nothing" if slot is None else f"a claim of {slot.claim}" for slot in (before, now))
-        same = (now and (now.row, now.claim, now.allocated)) == (before and (before.row, before.claim, before.allocated))
-        self.hold(same, "I57", "session save", request.rid, expected, seen)
+        expected, seen = (
+            "nothing" if slot is None else f"row {slot.row}, a claim of {slot.claim}, {slot.allocated} allocated"
+            for slot in (before, now)
+        )
+        self.hold(expected == seen, "I57", "session save", request.rid, expected, seen)
 
     def session_matched(self, request: Request, claim: int, reused: int) -> None:
         right = min(claim, len(request.prompt) - 1)

@@ -11,6 +11,7 @@ from specsim.explore.chooser import Chooser, between, pick
 from specsim.sim.config import EngineConfig
 from specsim.sim.model import EOS, FIRST_ORDINARY_TOKEN, STOP
 from specsim.sim.request import Turn
+
 _COMMON_TOKENS = FIRST_ORDINARY_TOKEN + 900_000
 
 # What an accounting may lack, so that a scenario for it has none of it. A feature that is not drawn takes no choice.
@@ -93,7 +94,8 @@ def _with_features(chooser: Chooser, features: frozenset[str], scenario: Scenari
         config = replace(config, radix=True, bigram=chooser.choose(2, "bigram keys") == 1)
         workload = replace(workload, turns=tuple(_sharing(chooser, turn) for turn in workload.turns))
     if has("chunked prefill", 4):
-        config = replace(config, chunk_size=config.page_size * between(chooser, 1, max(1, 8 // config.page_size), "chunk"))
+        pages = between(chooser, 1, max(1, 8 // config.page_size), "pages of a chunk")
+        config = replace(config, chunk_size=pages * config.page_size)
     if has("late results", 4):
         config = replace(config, late_results=True)
     if config.topk == 1 and has("adaptive steps", 4):
