@@ -1,4 +1,4 @@
-"""Every interleaving of the catalogue that the model has is reached on purpose, and by chance in a share of schedules."""
+"""Every interleaving that the model has is reached on purpose, and by chance in a share of schedules."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_dullest_answer_of_several_steps_reaches_the_stale_result_alone() ->
 
 
 # Schedules of ten thousand, at least; about half of what was measured over twelve thousand.
-LEAST = {mark: 10 for mark in INTERLEAVINGS} | {"R1": 4000, "R7": 2000, "R4": 1500, "R14": 700, "R8": 700, "R13": 600}
+LEAST = dict.fromkeys(INTERLEAVINGS, 10) | {"R1": 4000, "R7": 2000, "R4": 1500, "R14": 700, "R8": 700, "R13": 600}
 
 
 def test_random_schedules_reach_every_interleaving() -> None:

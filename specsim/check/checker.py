@@ -373,6 +373,7 @@ class Checker:
                 slot.claim,
                 aspect="short" if slot.claim < keep else "long",
             )
+        self.inserted_nothing(request, "session save")
         self.hold(
             slot.protected <= slot.claim and (slot.node is None) == (self._memory.tree is None),
             "I55",

@@ -420,6 +420,8 @@ class Engine:
             self._marks.add("R11")
 
     def _launch_prefill(self, admitted: list[Request]) -> Launch:
+        if self._memory.tree is not None:
+            self._checker.ownership("extend", self._requests, self._open_sessions)
         rows = []
         for request in admitted:
             (row, slots), prefix_len = self._slots_of(request), self._prefix_lens[request.key]
