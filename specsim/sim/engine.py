@@ -486,6 +486,8 @@ class Engine:
             self._marks.add("R11")
 
     def _launch_prefill(self, admitted: list[Request]) -> Launch:
+        if self._memory.tree is not None:
+            self._checker.ownership("extend", self._requests, self._open_sessions)
         rows = []
         for request in admitted:
             (row, slots), prefix_len = self._slots_of(request), self._prefix_lens[request.key]
@@ -652,10 +654,10 @@ class Engine:
                 self._record("host", "stale", request.rid, launch.name)
                 continue
             request.happens(Event.FIRST_TOKEN)
-            self._append(request, [token], "prefill result")
-            if request.pending and request.state is State.FINISHED:
-                self._marks.add("R7")
-            if self._memory.tree is not None and request.state is State.RUNNING:
+            if self._append(request, [token], "prefill result"):
+                if request.pending:
+                    self._marks.add("R7")
+            elif self._memory.tree is not None:
                 self._cache_unfinished(request)
         self._end_frees()
 
@@ -696,13 +698,16 @@ class Engine:
                 self._append(row.request, run, "resolve")
         self._end_frees()
 
-    def _append(self, request: Request, run: list[int], kind: str) -> None:
+    def _append(self, request: Request, run: list[int], kind: str) -> bool:
+        """Append a run; returns whether the request has finished."""
         self._accounting.append(request, run)
         self._checker.after_append(request, kind)
         self._accounting.check_finish(request, len(run))
         self._checker.after_finish_check(request)
-        if self._accounting.observe(request).finished:
+        finished = self._accounting.observe(request).finished
+        if finished:
             self._finish(request)
+        return finished
 
     def _finish(self, request: Request) -> None:
         seen = self._accounting.observe(request)
