@@ -7,7 +7,7 @@ import subprocess
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import cache
@@ -86,7 +86,7 @@ def test_an_exploration_that_was_cut_short_says_so() -> None:
 
 HISTORY = {
     Engine: {"_chooser", "_log", "_digest", "_iterations", "_launches", "_stale_finished", "_stale_retracted"}
-    | {"seen", "delays"},
+    | {"seen", "delays", "is_new"},
     "Checker": {"events", "_table"},
     "Device": {"steps", "content_errors", "short_rows"},
     "Launch": {"number"},
@@ -130,9 +130,11 @@ class Dumping(Engine):
 
     delays = 0
     seen: set[Any]
+    is_new: Callable[[], bool]
 
     def step(self, of_device: bool) -> None:
-        self.seen.add((self.delays, dump(self)))
+        if self.is_new():
+            self.seen.add((self.delays, dump(self)))
         super().step(of_device)
 
 
@@ -159,6 +161,8 @@ def brute_force(scope: Scope) -> tuple[int, int, int]:
         script, bounds, values = iter(tape), [], []
         engine = Dumping(scope.scenario, RecordingChooser(choose))
         engine.seen, engine.delays = states, scope.delays
+        length = len(tape)
+        engine.is_new = lambda: len(values) >= length  # noqa: B023 - before, the run is one that was dumped
         engine.run()
         schedules += 1
         ends.add((engine.delays, dump(engine)))
@@ -179,12 +183,10 @@ def tiny(name: str, outputs: tuple[int, ...], aborts: int = 0, retractions: int 
     "scope",
     [
         scope_named("one-request"),
-        tiny("two-requests", (1, 2), delays=1),
+        tiny("two-requests", (1, 1), delays=1),
         tiny("two-requests", (1, 1), aborts=1),
-        tiny("retract", (2, 1), retractions=1),
-        tiny("session", (1, 1)),
     ],
-    ids=["one-request", "delays", "abort", "retract", "session"],
+    ids=["one-request", "delays", "abort"],
 )
 def test_brute_force_counts_the_same(scope: Scope) -> None:
     seen = explore(scope).explored
@@ -313,8 +315,9 @@ class SwapsSlots(ModelAccounting):
         rows.write(row, 0, rows.read(row, 0, 2)[::-1])
 
 
-@pytest.mark.parametrize("accounting", [CountsStaleResults, FreesTooLittle, SwapsSlots])
-@pytest.mark.parametrize("name", ["retract", "abort"])
+@pytest.mark.parametrize(
+    ("accounting", "name"), [(CountsStaleResults, "abort"), (FreesTooLittle, "retract"), (SwapsSlots, "session")]
+)
 def test_the_reduction_misses_no_broken_rule(accounting: type[ModelAccounting], name: str) -> None:
     scope = scope_named(name)
     seen = {}
@@ -322,14 +325,14 @@ def test_the_reduction_misses_no_broken_rule(accounting: type[ModelAccounting], 
         start = EngineState(Engine(scope.scenario, replayed(()), accounting), scope.delays)
         seen[method] = Explorer(method, checked_every=1).run(start)
     assert set(seen["visited"].broken) == set(seen["reduced"].broken)
-    assert bool(seen["visited"].broken) == ((accounting, name) != (FreesTooLittle, "abort"))  # nothing is retracted
+    assert seen["visited"].broken
     for signature, tape in seen["reduced"].broken.items():
         run = Engine(scope.scenario, replayed(tape), accounting).run()
         assert signature in {violation.signature for violation in run.violations}
 
 
 def test_steps_of_host_and_device_commute_wherever_both_can_go() -> None:
-    for name in ("two-requests", "session"):
+    for name in ("one-request", "session"):
         scope = scope_named(name)
         assert Explorer("reduced", checked_every=1).run(first_state(scope)).complete
 
