@@ -141,7 +141,8 @@ class Engine:
             pass
         except HostFunctionError as error:
             with contextlib.suppress(RunStopped):
-                self._checker.broken("X1", error.part, "", "no exception", error.text)
+                expected = "no exception" if error.rule != "X5" else "nothing to say"
+                self._checker.broken(error.rule, error.part, "", expected, error.text)
         return Run(
             tuple(self._checker.violations),
             tuple(self._log),
