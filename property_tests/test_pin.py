@@ -207,7 +207,13 @@ LINES = ["   0  host    arrive    r0", "   1  host    launch    P0        r0"]
         (STORED.scenario, [*LINES, "   2  host    close     r0"], False, True, "fixed: the same events"),
         (STORED.scenario, [LINES[0], "   1  host    launch    V0        r0"], True, True, "diverged at event 1"),
         (STORED.scenario, [LINES[0], "   1  host    launch    V0        r0"], False, False, "diverged at event 1"),
-        (STORED.scenario, LINES[:1], False, False, "diverged at event 1: event 1 was 'host launch P0 r0', is 'end'"),
+        (
+            STORED.scenario,
+            LINES[:1],
+            False,
+            False,
+            "diverged at event 1: event 1 was 'host launch P0 r0', is 'the end'",
+        ),
         ({}, LINES, False, False, "another configuration or workload"),
     ],
 )

@@ -184,7 +184,7 @@ def why_not_shown(
     if not same_model and stored.scenario != scenario:
         return False, "its tape stands for another configuration or workload now"
     for number, was in enumerate(stored.events):
-        now = events[number] if number < len(events) else "the end"
+        now = events[number] if number < len(events) else "-  the end"
         if was != now:
             text = f"event {number} was {' '.join(was.split()[1:])!r}, is {' '.join(now.split()[1:])!r}"
             return same_model, f"the schedule diverged at event {number}: {text}"

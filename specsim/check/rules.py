@@ -76,5 +76,7 @@ RULES: tuple[Rule, ...] = (
     Rule("X1", "the host functions raise nothing", _WRONG),
     Rule("X2", "a schedule ends within the time limit", _WRONG),
     Rule("X3", "a schedule leaves its process alive", _UNDEFINED),
+    Rule("X4", "a rule or chooser of an extension raises nothing", _WRONG),
+    Rule("X5", "a rule of an extension holds", _WRONG),
 )
 BY_ID = {rule.id: rule for rule in RULES}

@@ -7,6 +7,7 @@ judged.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,12 +15,15 @@ from dataclasses import dataclass, field
 
 from specsim.check.checker import Violation
 from specsim.check.coverage import CONTESTS, pairs
+from specsim.check.extension import ExtensionTarget
 from specsim.check.fewer import without_one_item
 from specsim.check.order import Pair, decisive_pair
+from specsim.check.rules import BY_ID
 from specsim.errors import UsageError
 from specsim.explore.chooser import RecordingChooser, Tape, continued, replayed, seeded
 from specsim.explore.shrink import Shrinker, shortlex
 from specsim.explore.strategies import STRATEGIES, CoverageGuided, Portfolio, Strategy
+from specsim.sim.accounting import HostFunctionError
 from specsim.sim.engine import Engine, Run, UnjudgeableError
 from specsim.sim.marks import INTERLEAVINGS, note
 from specsim.sim.target import AccountingTarget
@@ -92,9 +96,15 @@ def run_schedule(
     """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`. It
     ends at a violation with the signature `stop_at`.
     """
-    scenario = draw_scenario(chooser, target.features)
+    extended = target.extended(chooser) if isinstance(target, ExtensionTarget) else chooser
     try:
-        run = Engine(scenario, chooser, target.make, stop_at).run()
+        scenario = draw_scenario(extended, target.features)
+        run = Engine(scenario, extended, target.make, stop_at).run()
+    except HostFunctionError as error:  # before the first event: an extension's chooser, or making its accounting
+        violation = Violation(BY_ID[error.rule], "", error.part, "", "no exception", error.text, 0)
+        digest = hashlib.blake2b(str(error).encode(), digest_size=16).hexdigest()
+        run = Run((violation,), (), digest, 0, 0, frozenset())
+        scenario = draw_scenario(replayed(chooser.tape), target.features)
     except UnjudgeableError as error:
         if refused is not None:
             refused[str(error)] = refused.get(str(error), 0) + 1
@@ -157,7 +167,9 @@ def simulate(
         shown = shrunk.violation(signature)
         assert shown is not None
         larger = [tape for _, tape in hits[signature][:LARGER_SCHEDULES]]
-        order = decisive_pair(target, shrunk.tape, signature, larger)
+        order = None
+        if not isinstance(target, ExtensionTarget):  # whose chooser and rules other orders would not ask
+            order = decisive_pair(target, shrunk.tape, signature, larger)
         first, count = hits[signature][0][0], len(hits[signature])
         result.findings.append(ScheduleFinding(signature, shown, shrunk, count, first, order))
     return result

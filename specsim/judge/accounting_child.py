@@ -182,8 +182,8 @@ def shrink(request: Request, messages: Messages) -> None:
     violation = shrunk.violation(stored.signature)
     assert violation is not None
     # The file's own schedule is the larger one; what it was found to do in every order it still does.
-    order = decisive_pair(target, shrunk.tape, stored.signature, [schedule.tape])
-    found = suite.ScheduleFinding(stored.signature, violation, shrunk, 1, 0, order if stored.order else None)
+    order = decisive_pair(target, shrunk.tape, stored.signature, [schedule.tape]) if stored.order else None
+    found = suite.ScheduleFinding(stored.signature, violation, shrunk, 1, 0, order)
     finding = _write_finding(target, found, request)
     messages.send(
         "done alone", replay=finding.replay, before=list(before), after=[len(shrunk.tape), len(shrunk.run.log)]
@@ -213,10 +213,12 @@ def _part(target: Any, name: str) -> Any:
 
 def _write_finding(target: Any, found: Any, request: Request) -> Finding:
     """The finding of a ScheduleFinding, and its replay file."""
+    from specsim.check.extension import ExtensionTarget
     from specsim.check.order import line
 
     schedule, violation = found.schedule, found.violation
     order = tuple(line(event) for event in found.order or ())
+    looked_for = not isinstance(target, ExtensionTarget)
     part = _part(target, violation.part)
     subject = f" of {violation.who}" if violation.who else ""
     title = f"{violation.part}{subject}: {violation.actual}; right is {violation.expected}"
@@ -263,7 +265,7 @@ def _write_finding(target: Any, found: Any, request: Request) -> Finding:
         replay=str(replay_path),
         count=found.count,
         details=details,
-        order=order,
+        order=order if looked_for else None,
     )
 
 

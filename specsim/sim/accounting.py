@@ -81,10 +81,11 @@ class Retracted(NamedTuple):
 
 
 class HostFunctionError(Exception):
-    """A host function of the accounting raised. `part` is the seam function."""
+    """A host function of the accounting raised. `part` is the seam function, `rule` what that breaks."""
 
-    def __init__(self, part: str, text: str) -> None:
+    def __init__(self, part: str, text: str, rule: str = "X1") -> None:
         super().__init__(f"{part}: {text}")
+        self.rule = rule
         self.part = part
         self.text = text
 

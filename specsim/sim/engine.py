@@ -183,7 +183,8 @@ class Engine:
         except HostFunctionError as error:
             self._phase = "ended"
             with contextlib.suppress(RunStopped):
-                self._checker.broken("X1", error.part, "", "no exception", error.text)
+                expected = "no exception" if error.rule != "X5" else "nothing to say"
+                self._checker.broken(error.rule, error.part, "", expected, error.text)
 
     # The host
 
