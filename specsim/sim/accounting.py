@@ -454,5 +454,4 @@ class ModelAccounting:
     def _keep(self, request: Request, held: Held) -> int:
         """How many positions the client saw."""
         visible = len(request.outputs) if held.finished_len is None else held.finished_len
-        keep = len(request.prompt) + visible
-        return keep
+        return len(request.prompt) + visible
