@@ -35,6 +35,7 @@ _DEVICE = "specsim.sim.device"
 _DRAFT = "specsim.sim.draft"
 _GRAPH = "specsim.sim.graph"
 _TREE = "specsim.sim.tree"
+_RADIX = "specsim.memory.radix"
 
 CATALOGUE: tuple[Mutant, ...] = (
     Mutant(
@@ -66,8 +67,8 @@ CATALOGUE: tuple[Mutant, ...] = (
         "a session keeps accepted tokens beyond the end of the answer",
         references=("sgl-project/sglang#22897",),
         module=_ACCOUNTING,
-        line="keep = len(request.prompt) + visible",
-        becomes="keep = len(request.prompt) + len(request.outputs)",
+        line="return len(request.prompt) + visible",
+        becomes="return len(request.prompt) + len(request.outputs)",
     ),
     Mutant(
         "A05",
@@ -84,6 +85,22 @@ CATALOGUE: tuple[Mutant, ...] = (
         module=_ACCOUNTING,
         line="self._free(held, ceil_to(prefix_len, self._memory.config.page_size))",
         becomes="self._free(held, prefix_len)",
+    ),
+    Mutant(
+        "A06",
+        "a turn that is aborted leaves its own memory as its session's",
+        references=("sgl-project/sglang#22273", "sgl-project/sglang#21875"),
+        module=_ACCOUNTING,
+        line="if request.turn.session and not held.to_finish:",
+        becomes="if request.turn.session:",
+    ),
+    Mutant(
+        "A07",
+        "a session protects all that it claims, and not the whole pages that the tree has of it",
+        references=("sgl-project/sglang#20070",),
+        module=_ACCOUNTING,
+        line="slot = SessionSlot(held.row, claim, min(held.allocated, keep), held.protected, held.node)",
+        becomes="slot = SessionSlot(held.row, claim, min(held.allocated, keep), claim, held.node)",
     ),
     Mutant(
         "A09",
@@ -133,6 +150,14 @@ CATALOGUE: tuple[Mutant, ...] = (
         module=_ACCOUNTING,
         line="held.allocated = end",
         becomes="pass",
+    ),
+    Mutant(
+        "C01",
+        "keys of the radix cache are tokens although a drafter's KV depends on the next token too",
+        references=("sgl-project/sglang#10846", "sgl-project/sglang#11231", "sgl-project/sglang#40681"),
+        module=_RADIX,
+        line="self._beyond = 1 if bigram else 0  # tokens that a run of keys needs beyond their number",
+        becomes="self._beyond = 0",
     ),
     Mutant(
         "D01",
