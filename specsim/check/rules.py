@@ -1,8 +1,8 @@
 """The rules of the accounting tier, each an id and one sentence. Where each is checked: `specsim.check.checker`.
 
 Rules speak of KVready and owned slots only, never of an engine's field or convention. Numbers follow the catalogue of
-invariants that the project started from, so some are missing here: those of radix trees, sliding windows,
-penalties and grammars, which the simulator does not have yet.
+invariants that the project started from, so some are missing here: those of radix trees, and of sliding
+windows, which the simulator does not have yet.
 """
 
 from __future__ import annotations
@@ -57,8 +57,13 @@ RULES: tuple[Rule, ...] = (
     Rule("I49", "a step takes from the relay what the step before it, of the same incarnation, left there", _WRONG),
     Rule("I53", "a session keeps the shorter of its visible tokens and KVready", _WRONG),
     Rule("I54", "a turn reuses no more than its session kept, and nothing of the session leaks", _LEAK),
+    Rule("I58", "penalties count the outputs before a node, each once; relaxed ones nothing else, and no more", _WRONG),
+    Rule("I59", "after a retraction penalties count what they counted before", _WRONG),
+    Rule("I60", "a grammar has read the outputs, when masks are made and when a result was taken", _WRONG),
+    Rule("I61", "a token that the grammar forbids is never said", _WRONG),
     Rule("D1", "the drafter's KV of a position is made of the target's hidden state and the next token", _METRIC),
     Rule("K3", "rows that pad a batch write slot 0 only, and a batch gets the results of its own rows alone", _WRONG),
+    Rule("T6", "logprobs and hidden states have a row for each output, and it is that output's", _WRONG),
     Rule("M1", "a node of the tree reads the prefix and its own path, and stands where the path ends", _WRONG),
     Rule("S1", "every request ends", _WRONG),
     Rule("S3", "the batch's counter of accepted drafts counts live requests only", _METRIC),

@@ -25,8 +25,11 @@ from specsim.memory.sessions import Sessions
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, DraftPlan, Launch, LaunchRow
+from specsim.sim.grammar import advance_grammar
 from specsim.sim.lifecycle import Event, State
+from specsim.sim.logprobs import take_first_row, take_rows
 from specsim.sim.request import Request, Turn, make_request
+from specsim.sim.sampling import cumulate
 from specsim.sim.workload import Scenario
 
 ITERATIONS_MAX = 600
@@ -249,6 +252,7 @@ class Engine:
             self._accounting.extend_alloc(request, prefix_len, fill_len)
         self._checker.after_memory_calls("extend")
         request.incarnation += 1
+        request.cumulated = {}
         request.extend_len, request.resolved, request.pending = fill_len, 0, 0
         self._prefix_lens[request.key] = prefix_len
         request.outputs_before = len(request.outputs)
@@ -290,6 +294,9 @@ class Engine:
         self._checker.after_prepare(batch, before)
         self._checker.ownership("prepare", self._requests, self._open_sessions)
         rows = [LaunchRow(r, r.key, self._slots_of(r), plan=self._draw_plan(), row=self._row_of(r)) for r in batch]
+        if self._config.relaxed_penalties:
+            for row in rows:
+                row.counts = cumulate(row.request)
         for request in batch:
             request.pending += 1
         return self._launch("decode", rows)
@@ -383,13 +390,17 @@ class Engine:
             self._resolve_decode(launch)
 
     def _resolve_prefill(self, launch: Launch) -> None:
+        advance_grammar(launch)
         self._begin_frees()
-        for row, token in zip(launch.rows, launch.first_tokens, strict=True):
+        firsts = zip(launch.rows, launch.first_tokens, launch.first_hidden_states, strict=True)
+        for row, token, hidden in firsts:
             request = row.request
             if request.state is not State.PREFILLING or request.key != row.key:
                 self._record("host", "stale", request.rid, launch.name)
                 continue
             request.happens(Event.FIRST_TOKEN)
+            if request.turn.return_logprob:
+                take_first_row(request, hidden, token)
             self._append(request, [token], "prefill result")
         self._end_frees()
 
@@ -401,6 +412,7 @@ class Engine:
             return
         live = [row.request.state is State.RUNNING and row.request.key == row.key for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
+        advance_grammar(launch)
         runs = self._accounting.resolve(result, launch.requests)
         self._checker.after_memory_calls("resolve")
         details = [
@@ -417,8 +429,10 @@ class Engine:
                 self._stale_retracted += 1
         self._checker.after_resolve(launch, result, before, runs, live)
         self._begin_frees()
-        for row, run, alive in zip(launch.rows, runs, live, strict=True):
+        for i, (row, run, alive) in enumerate(zip(launch.rows, runs, live, strict=True)):
             if alive:
+                if row.request.turn.return_logprob:
+                    take_rows(row.request, result, i, len(run))
                 row.request.resolved += len(run)
                 self._append(row.request, run, "resolve")
         self._end_frees()
