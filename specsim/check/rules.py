@@ -1,8 +1,8 @@
 """The rules of the accounting tier, each an id and one sentence. Where each is checked: `specsim.check.checker`.
 
 Rules speak of KVready and owned slots only, never of an engine's field or convention. Numbers follow the catalogue of
-invariants that the project started from, so some are missing here: those of radix trees, and of sliding
-windows, which the simulator does not have yet.
+invariants that the project started from, so some are missing here: those of radix trees and of sliding windows,
+which the simulator does not have yet.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ RULES: tuple[Rule, ...] = (
     Rule("I61", "a token that the grammar forbids is never said", _WRONG),
     Rule("D1", "the drafter's KV of a position is made of the target's hidden state and the next token", _METRIC),
     Rule("K3", "rows that pad a batch write slot 0 only, and a batch gets the results of its own rows alone", _WRONG),
-    Rule("T6", "logprobs and hidden states have a row for each output, and it is that output's", _WRONG),
     Rule("M1", "a node of the tree reads the prefix and its own path, and stands where the path ends", _WRONG),
+    Rule("T6", "logprobs and hidden states have a row for each output, and it is that output's", _WRONG),
     Rule("S1", "every request ends", _WRONG),
     Rule("S3", "the batch's counter of accepted drafts counts live requests only", _METRIC),
     Rule("S4", "a turn reuses all that its session kept", _METRIC),

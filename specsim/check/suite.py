@@ -67,7 +67,7 @@ def run_schedule(
     target: AccountingTarget, chooser: RecordingChooser, refused: dict[str, int] | None = None
 ) -> Schedule | None:
     """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`."""
-    scenario = draw_scenario(chooser)
+    scenario = draw_scenario(chooser, target.features)
     try:
         run = Engine(scenario, chooser, target.make).run()
     except UnjudgeableError as error:

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from specsim.sim.accounting import Accounting, Memory, ModelAccounting
 from specsim.sim.config import EngineConfig
+from specsim.sim.features import FEATURES
 
 # The functions of the accounting seam, in the order in which a request meets them. `Violation.part` and the verdict
 # use these names.
@@ -45,9 +46,10 @@ class SeamPart:
 
 
 class AccountingTarget(Protocol):
-    """An accounting that can be simulated."""
+    """An accounting that can be simulated. `features` are those of `specsim.sim.features` that it can run."""
 
     name: str
+    features: frozenset[str]
     parts: list[SeamPart]
 
     def make(self, memory: Memory) -> Accounting:
@@ -63,6 +65,7 @@ class ModelTarget:
     """The model's own accounting."""
 
     name = "model"
+    features = FEATURES
 
     def __init__(self) -> None:
         self.parts = [SeamPart(name, "model") for name in PARTS]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from specsim.explore.chooser import Chooser, between, pick
 from specsim.sim.config import EngineConfig
-from specsim.sim.features import draw_features
+from specsim.sim.features import FEATURES, draw_features
 from specsim.sim.model import EOS, FIRST_ORDINARY_TOKEN, STOP
 from specsim.sim.request import Turn
 
@@ -35,8 +35,8 @@ class Scenario:
     workload: Workload
 
 
-def draw_scenario(chooser: Chooser) -> Scenario:
-    """One scenario of the default swarm."""
+def draw_scenario(chooser: Chooser, features: frozenset[str] = FEATURES) -> Scenario:
+    """One scenario of the default swarm. The choices are the same whatever `features` are supported."""
     num_steps = pick(chooser, (3, 1, 2, 5), "num_steps")
     topk = pick(chooser, (1, 1, 2, 4), "topk")
     page_size = pick(chooser, (1, 4, 2, 16), "page_size") if topk == 1 else 1
@@ -64,7 +64,7 @@ def draw_scenario(chooser: Chooser) -> Scenario:
     if not sessions:
         aborts_max = chooser.choose(3, "aborts")
         retractions_max = chooser.choose(3, "retractions")
-    config, turns = draw_features(chooser, config, turns)
+    config, turns = draw_features(chooser, config, turns, features)
     return Scenario(config, Workload(turns, aborts_max, retractions_max))
 
 
