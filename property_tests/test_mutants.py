@@ -47,7 +47,7 @@ SHOWS_IN = {
     "F02": "D1",
     "F02-shift": "D1",
     "G01": "I40",
-    "G01-nodes": "I40",
+    "G01-nodes": "I58",
     "G02": "I58",
     "G02-retracted": "I59",
     "G04": "I40",

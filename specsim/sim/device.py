@@ -121,10 +121,11 @@ class ContentError:
 
 
 class Device:
-    """KV content by slot, and the stream of launches."""
+    """KV content by slot, and the stream of launches. `has_laws`: some requests have a law, or want logprobs."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, has_laws: bool = False) -> None:
         self._config = config
+        self._has_laws = has_laws
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
         self._drafter = Drafter(config, len(self.content)) if config.draft_layers else None
         self._graph = GraphBuffers(config.graph_sizes, config.num_draft_tokens) if config.graph_sizes else None
@@ -152,7 +153,7 @@ class Device:
         self.law_states = []
         for earlier in self._unread:
             advance_grammar(earlier)
-        self._unread = [launch] if any(row.request.matcher for row in launch.rows) else []
+        self._unread = [launch] if self._has_laws else []
         if launch.kind == "prefill":
             launch.first_tokens = [self._prefill(row) for row in launch.rows]
             launch.first_hidden_states = [self.sequences[row.key].chain[-1] for row in launch.rows]
@@ -190,12 +191,12 @@ class Device:
         allowed = request.matcher.allowed_after([]) if request.matcher else None
         coin = coin_of(request.turn.sampling.seed, len(chain))
         token = next_token(chain[-1], len(chain), coin, request.specials, request.turn.sampling, counts, allowed)
-        self._note_law(row, counts)
+        self._note_law(row, [([], counts)])
         return token, {**counts, token: counts.get(token, 0) + 1}
 
-    def _note_law(self, row: LaunchRow, counts: Counts) -> None:
+    def _note_law(self, row: LaunchRow, nodes: list[tuple[list[int], Counts]]) -> None:
         matcher = row.request.matcher
-        self.law_states.append(LawState(row.request, row.key, dict(counts), list(matcher.states) if matcher else None))
+        self.law_states.append(LawState(row.request, row.key, nodes, list(matcher.states) if matcher else None))
 
     def _expect(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
         """The drafter's pools should hold what the tokens behind the positions from `start` on make."""
@@ -238,7 +239,7 @@ class Device:
         accept_tokens = [verified.predicts[node] for node in verified.accept_index]
         bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)
         result = DecodeResult([], verified.accept_lens[: len(rows)], ndt)
-        returns_rows = any(row.request.turn.return_logprob for row in rows)
+        returns_rows = self._has_laws and any(row.request.turn.return_logprob for row in rows)
         extended: list[ExtendRow] = []
         for b, row in enumerate(rows):
             path = [node - b * ndt for node in verified.accept_index[b * width :][: verified.accept_lens[b]]]
@@ -300,7 +301,7 @@ class Device:
             else:
                 targets.append(law.target(node, tokens[node], node_prints[node], position + 1))
         if law is not None:
-            self._note_law(row, law.counts)
+            self._note_law(row, law.nodes)
         for node, fingerprint in enumerate(node_prints):
             if start + node < len(row.slots):
                 self.content[row.slots[start + node]] = fingerprint

@@ -94,8 +94,9 @@ class Engine:
         refusal = self._accounting.refuses(self._config)
         if refusal:
             raise UnjudgeableError(refusal)
-        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting)
-        self._device = Device(self._config)
+        has_laws = self._workload.has_laws
+        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting, has_laws=has_laws)
+        self._device = Device(self._config, has_laws=has_laws)
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._arriving: deque[Turn] = deque(self._workload.turns)
