@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from specsim.explore.hypothesis_lane import chosen
 from specsim.sim.accounting import Accounting, Memory, ModelAccounting
 from specsim.sim.engine import Engine, Run
-from specsim.sim.workload import FEATURES, draw_scenario
+from specsim.sim.features import FEATURES
+from specsim.sim.workload import draw_scenario
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

@@ -33,7 +33,10 @@ _ACCOUNTING = "specsim.sim.accounting"
 _CONFIG = "specsim.sim.config"
 _DEVICE = "specsim.sim.device"
 _DRAFT = "specsim.sim.draft"
+_GRAMMAR = "specsim.sim.grammar"
 _GRAPH = "specsim.sim.graph"
+_LOGPROBS = "specsim.sim.logprobs"
+_SAMPLING = "specsim.sim.sampling"
 _TREE = "specsim.sim.tree"
 _RADIX = "specsim.memory.radix"
 
@@ -225,8 +228,8 @@ CATALOGUE: tuple[Mutant, ...] = (
         "the results of pad rows are handed out with those of the batch",
         references=("NVIDIA/TensorRT-LLM#15708",),
         module=_DEVICE,
-        line="return DecodeResult(next_token_ids, verified.accept_lens[: len(rows)], ndt)",
-        becomes="return DecodeResult(next_token_ids, verified.accept_lens, ndt)",
+        line="result = DecodeResult([], verified.accept_lens[: len(rows)], ndt)",
+        becomes="result = DecodeResult([], verified.accept_lens, ndt)",
     ),
     Mutant(
         "F01",
@@ -253,6 +256,54 @@ CATALOGUE: tuple[Mutant, ...] = (
         becomes="tokens = row.tokens[start:]",
     ),
     Mutant(
+        "G01",
+        "a verification ignores penalties",
+        references=("sgl-project/sglang#22049", "sgl-project/sglang#11762"),
+        module=_SAMPLING,
+        line="self._params = request.turn.sampling",
+        becomes="self._params = SamplingParams(request.turn.sampling.temperature, request.turn.sampling.seed)",
+    ),
+    Mutant(
+        "G01-nodes",
+        "every node has the penalties of the root",
+        references=("sgl-project/sglang#33643", "sgl-project/sglang#22049"),
+        module=_SAMPLING,
+        line="return {**counts, token: counts.get(token, 0) + 1}",
+        becomes="return counts",
+    ),
+    Mutant(
+        "G02",
+        "only the last token of an accepted run is counted for penalties",
+        references=("sgl-project/sglang#33643", "sgl-project/sglang#22049"),
+        module=_DEVICE,
+        line="emitted = run",
+        becomes="emitted = run[-1:]",
+    ),
+    Mutant(
+        "G02-retracted",
+        "a retraction loses the outputs that penalties have counted",
+        references=("sgl-project/sglang#33643",),
+        module=_DEVICE,
+        line="counts = bincount(row.tokens[len(request.prompt) :])",
+        becomes="counts = {}",
+    ),
+    Mutant(
+        "G04",
+        "a verification is greedy whatever the temperature",
+        references=("sgl-project/sglang#32922",),
+        module=_SAMPLING,
+        line="coin = coin_of(self._params.seed, position)",
+        becomes="coin = 0",
+    ),
+    Mutant(
+        "G12",
+        "one coin is used for all nodes of a tree",
+        references=("flashinfer-ai/flashinfer#424", "flashinfer-ai/flashinfer#425"),
+        module=_SAMPLING,
+        line="coin = coin_of(self._params.seed, position)",
+        becomes="coin = coin_of(self._params.seed, position - len(self._paths[node]))",
+    ),
+    Mutant(
         "H01",
         "the cap on new tokens is looked at before a stop token inside the same run",
         references=("sgl-project/sglang#33758", "sgl-project/sglang#31599", "sgl-project/sglang#31569"),
@@ -275,6 +326,70 @@ CATALOGUE: tuple[Mutant, ...] = (
         module=_ACCOUNTING,
         line="held.finished_len = length",
         becomes="held.finished_len = min(len(request.outputs), turn.max_new_tokens)",
+    ),
+    Mutant(
+        "I01-mask",
+        "every node has the grammar's mask of the root",
+        references=("sgl-project/sglang#13019", "sgl-project/sglang#11762"),
+        module=_SAMPLING,
+        line="allowed = self._matcher.allowed_after(self._paths[node]) if self._matcher is not None else None",
+        becomes="allowed = self._matcher.allowed_after([]) if self._matcher is not None else None",
+    ),
+    Mutant(
+        "I02-end",
+        "a request goes on when its grammar has ended inside a run",
+        references=("sgl-project/sglang#24082", "sgl-project/sglang#28682"),
+        module=_ACCOUNTING,
+        line="grammar_ends = request.matcher is not None and length == request.matcher.end",
+        becomes="grammar_ends = False",
+    ),
+    Mutant(
+        "I04-barrier",
+        "masks are made before the results of the launch before are read",
+        references=("sgl-project/sglang#28986", "sgl-project/sglang#27324"),
+        module=_DEVICE,
+        line="advance_grammar(earlier)",
+        becomes="pass",
+    ),
+    Mutant(
+        "I06-first",
+        "a grammar does not read the token of the prefill",
+        references=("sgl-project/sglang#25388",),
+        module=_DEVICE,
+        line="return self.first_tokens[i : i + 1]",
+        becomes="return []",
+    ),
+    Mutant(
+        "I07-rollback",
+        "the drafts that a grammar has walked down are not rolled back",
+        references=("sgl-project/sglang#24413", "sgl-project/sglang#24889"),
+        module=_GRAMMAR,
+        line="self.rollback(accepted)",
+        becomes="pass",
+    ),
+    Mutant(
+        "I10-stale",
+        "a grammar reads the result of a request that was retracted",
+        references=("vllm-project/vllm#30916",),
+        module=_GRAMMAR,
+        line="is_live = request.key == row.key and request.state in (State.PREFILLING, State.RUNNING)",
+        becomes="is_live = True",
+    ),
+    Mutant(
+        "J01",
+        "only the first token of a run has a logprob",
+        references=("sgl-project/sglang#17349", "sgl-project/sglang#21589"),
+        module=_LOGPROBS,
+        line="request.logprobs += result.logprobs[first : first + count]",
+        becomes="request.logprobs += result.logprobs[first : first + 1]",
+    ),
+    Mutant(
+        "J03",
+        "hidden states are those of the first request of the batch",
+        references=("sgl-project/sglang#26163",),
+        module=_LOGPROBS,
+        line="first = i * result.stride",
+        becomes="first = 0",
     ),
     Mutant(
         "K01",

@@ -29,6 +29,7 @@ class EngineConfig:
     `draft_layers`      layers of the drafter whose KV is simulated, a pool each; 0 for none, more than one for chains
     `graph_sizes`       batch sizes of captured CUDA graphs; smaller batches are padded. None: no graphs
     `idle_batches`      ranks without a request run batches of zero
+    `relaxed_penalties` penalties are cumulated on the host, one token a launch, and are the same for all nodes
     """
 
     page_size: int = 1
@@ -48,6 +49,7 @@ class EngineConfig:
     draft_layers: int = 0
     graph_sizes: tuple[int, ...] = ()
     idle_batches: bool = False
+    relaxed_penalties: bool = False
 
     @property
     def alloc_len(self) -> int:

@@ -4,7 +4,8 @@ A launch sees the rows as they were when it was launched: engines order later wr
 earlier launches (the write-after-read barrier), and so does this model. Launches run in order, each at a time that the
 chooser picks, at the latest when the host waits for its result.
 
-The drafter's KV is `specsim.sim.draft`, padding is `specsim.sim.graph`; both run when the configuration has them.
+The drafter's KV is `specsim.sim.draft`, padding is `specsim.sim.graph`; both run when the configuration has them. What
+a request with a law says is `specsim.sim.sampling`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from specsim.sim import model
 from specsim.sim.accounting import DecodeResult
 from specsim.sim.config import EngineConfig
 from specsim.sim.draft import Drafter, ExtendRow, expected_tags
+from specsim.sim.grammar import advance_grammar
 from specsim.sim.graph import GraphBuffers, write_pad_rows
+from specsim.sim.logprobs import write_rows
 from specsim.sim.request import Request
+from specsim.sim.sampling import Counts, LawState, TreeLaw, bincount, coin_of, next_token
 from specsim.sim.tree import Attention, build_tree
 from specsim.sim.verify import fill_bonus_tokens, verify_tree_greedy
 
@@ -36,7 +40,9 @@ class DraftPlan:
 
 @dataclass(slots=True)
 class LaunchRow:
-    """One request in a launch. `slots` are those of its `row` at launch; `tokens` and `prefix_len` are a prefill's."""
+    """One request in a launch. `slots` are those of its `row` at launch; `tokens` and `prefix_len` are a prefill's;
+    `counts` are those of the relaxed law.
+    """
 
     request: Request
     key: tuple[str, int]
@@ -46,11 +52,12 @@ class LaunchRow:
     prefix_len: int = 0
     row: int = 0
     is_middle: bool = False  # a part of a prefill, not the last: it gives no token
+    counts: Counts = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Launch:
-    """A batch on the device. `first_tokens` or `result` are set when it is done."""
+    """A batch on the device. `first_tokens` and `first_hidden_states`, or `result`, are set when it is done."""
 
     number: int
     kind: str  # "prefill" or "decode"
@@ -59,7 +66,9 @@ class Launch:
     num_draft_tokens: int = 0
     done: bool = False
     first_tokens: list[int] = field(default_factory=list)
+    first_hidden_states: list[int] = field(default_factory=list)
     result: DecodeResult | None = None
+    grammar_advanced: bool = False
 
     @property
     def name(self) -> str:
@@ -69,16 +78,23 @@ class Launch:
     def requests(self) -> list[Request]:
         return [row.request for row in self.rows]
 
+    def run(self, i: int) -> list[int]:
+        """The tokens that its request `i` got, when it is done."""
+        if self.result is None:
+            return self.first_tokens[i : i + 1]
+        return self.result.next_token_ids[i * self.result.stride :][: self.result.accept_lens[i]]
+
 
 @dataclass(slots=True)
 class Sequence:
     """The device's own view of a request: fingerprints of the positions whose KV is written, the root of the next
-    tree, and the tags that each layer of the drafter should hold.
+    tree, the tags that each layer of the drafter should hold, and how often each token was said.
     """
 
     chain: list[int]
     root: int
     draft_tags: list[list[int]] = field(default_factory=list)
+    counts: Counts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +124,11 @@ class ContentError:
 
 
 class Device:
-    """KV content by slot, and the stream of launches."""
+    """KV content by slot, and the stream of launches. `has_laws`: some requests have a law, or want logprobs."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, has_laws: bool = False) -> None:
         self._config = config
+        self._has_laws = has_laws
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
         self._drafter = Drafter(config, len(self.content)) if config.draft_layers else None
         self._graph = GraphBuffers(config.graph_sizes, config.num_draft_tokens) if config.graph_sizes else None
@@ -121,6 +138,8 @@ class Device:
         self.content_errors: list[ContentError] = []
         self.short_rows: list[tuple[tuple[str, int], int, int]] = []
         self.pad_writes: list[int] = []
+        self.law_states: list[LawState] = []
+        self._unread: list[Launch] = []
 
     @property
     def broken(self) -> list[tuple[str, str, str, object, object]]:
@@ -134,8 +153,13 @@ class Device:
         """Run the oldest launch. `steps`, `content_errors` and `short_rows` then hold what it showed."""
         launch = self.stream.popleft()
         self.steps, self.content_errors, self.short_rows, self.pad_writes = [], [], [], []
+        self.law_states = []
+        for earlier in self._unread:
+            advance_grammar(earlier)
+        self._unread = [launch] if self._has_laws else []
         if launch.kind == "prefill":
             launch.first_tokens = [self._prefill(row) for row in launch.rows]
+            launch.first_hidden_states = [self.sequences[row.key].chain[-1] for row in launch.rows]
         else:
             launch.result = self._decode(launch.rows, launch.num_steps, launch.num_draft_tokens)
         launch.done = True
@@ -148,13 +172,34 @@ class Device:
             self.short_rows.append((row.key, len(row.slots), len(chain)))
         for position in range(row.prefix_len, min(len(chain), len(row.slots))):
             self.content[row.slots[position]] = chain[position]
-        token = model.next_token_after(chain[-1], len(chain), row.request.specials)
-        sequence = self.sequences[row.key] = Sequence(chain, token)
+        counts: Counts = {}
+        if row.request.turn.sampling is None:
+            token = model.next_token_after(chain[-1], len(chain), row.request.specials)
+        else:
+            token, counts = self._first_token(row, chain)
+        sequence = self.sequences[row.key] = Sequence(chain, token, counts=counts)
         if self._drafter:
             self._drafter.extend_prefill(row, sequence)
             start = max(row.prefix_len - 1, 0)
             self._expect(sequence, start, [*row.tokens[start + 1 :], token])
         return token
+
+    def _first_token(self, row: LaunchRow, chain: list[int]) -> tuple[int, Counts]:
+        """The first token of a request with a law, and the counts of its outputs with it."""
+        request = row.request
+        assert request.turn.sampling is not None
+        counts: Counts = {}
+        if not self._config.relaxed_penalties:
+            counts = bincount(row.tokens[len(request.prompt) :])
+        allowed = request.matcher.allowed_after([]) if request.matcher else None
+        coin = coin_of(request.turn.sampling.seed, len(chain))
+        token = next_token(chain[-1], len(chain), coin, request.specials, request.turn.sampling, counts, allowed)
+        self._note_law(row, [([], counts)])
+        return token, {**counts, token: counts.get(token, 0) + 1}
+
+    def _note_law(self, row: LaunchRow, nodes: list[tuple[list[int], Counts]]) -> None:
+        matcher = row.request.matcher
+        self.law_states.append(LawState(row.request, row.key, nodes, list(matcher.states) if matcher else None))
 
     def _expect(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
         """The drafter's pools should hold what the tokens behind the positions from `start` on make."""
@@ -196,12 +241,15 @@ class Device:
         width = num_steps + 1
         accept_tokens = [verified.predicts[node] for node in verified.accept_index]
         bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)
-        next_token_ids: list[int] = []
+        result = DecodeResult([], verified.accept_lens[: len(rows)], ndt)
+        returns_rows = self._has_laws and any(row.request.turn.return_logprob for row in rows)
         extended: list[ExtendRow] = []
         for b, row in enumerate(rows):
             path = [node - b * ndt for node in verified.accept_index[b * width :][: verified.accept_lens[b]]]
             run = [verified.predicts[b * ndt + node] for node in path]
-            next_token_ids += run + [0] * (ndt - len(run))
+            result.next_token_ids += run + [0] * (ndt - len(run))
+            if returns_rows:
+                write_rows(result, [prints[b][node] for node in path], run)
             if self._drafter:
                 hidden = [prints[b][node] for node in path]
                 sequence = self.sequences[row.key]
@@ -211,7 +259,7 @@ class Device:
             self._drafter.extend(extended, ndt)
             for extend in extended:
                 self._expect(extend.sequence, extend.start, extend.tokens)
-        return DecodeResult(next_token_ids, verified.accept_lens[: len(rows)], ndt)
+        return result
 
     def _replay_graph(
         self, rows: list[LaunchRow], candidates: list[list[int]], trees: list[list[int]], targets: list[list[int]]
@@ -236,6 +284,7 @@ class Device:
         tree = build_tree(parents, start)
         attention = Attention(sequence.chain)
         specials = row.request.specials
+        law = self._law_of(row, sequence) if row.request.turn.sampling else None
         tokens = [sequence.root]
         node_prints: list[int] = []
         targets: list[int] = []
@@ -243,15 +292,28 @@ class Device:
             if node:
                 right = targets[parents[node]]
                 # A wrong draft differs from the right token and from its siblings' tokens.
-                tokens.append(
-                    right if node in row.plan.agreeing else (right + node) % model.VOCABULARY + model.VOCABULARY
-                )
+                if node in row.plan.agreeing:
+                    tokens.append(right)
+                elif law is None:
+                    tokens.append((right + node) % model.VOCABULARY + model.VOCABULARY)
+                else:
+                    tokens.append(law.wrong_draft(node, right))
             node_prints.append(attention.node(tokens[node], mask, position))
-            targets.append(model.next_token_after(node_prints[node], position + 1, specials))
+            if law is None:
+                targets.append(model.next_token_after(node_prints[node], position + 1, specials))
+            else:
+                targets.append(law.target(node, tokens[node], node_prints[node], position + 1))
+        if law is not None:
+            self._note_law(row, law.nodes)
         for node, fingerprint in enumerate(node_prints):
             if start + node < len(row.slots):
                 self.content[row.slots[start + node]] = fingerprint
         return tokens, node_prints, targets
+
+    def _law_of(self, row: LaunchRow, sequence: Sequence) -> TreeLaw:
+        assert row.plan is not None
+        relaxed = self._config.relaxed_penalties
+        return TreeLaw(row.request, row.plan.parents, row.counts if relaxed else sequence.counts, relaxed)
 
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
         """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus
@@ -264,5 +326,9 @@ class Device:
             self.content[row.slots[start + offset]] = fingerprint
         sequence.chain += [node_prints[node] for node in path]
         root, sequence.root = sequence.root, bonus
+        if row.request.turn.sampling is not None:
+            emitted = run
+            for token in emitted:
+                sequence.counts[token] = sequence.counts.get(token, 0) + 1
         assert row.plan is not None
         self.steps.append(Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots, root))

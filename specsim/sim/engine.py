@@ -28,9 +28,12 @@ from specsim.memory.sessions import Sessions
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, DraftPlan, Launch, LaunchRow
+from specsim.sim.grammar import advance_grammar
 from specsim.sim.lifecycle import Event, State
+from specsim.sim.logprobs import take_first_row, take_rows
 from specsim.sim.marks import features_of
 from specsim.sim.request import Request, Turn, make_request
+from specsim.sim.sampling import cumulate
 from specsim.sim.workload import Scenario
 
 ITERATIONS_MAX = 600
@@ -110,8 +113,9 @@ class Engine:
         refusal = self._accounting.refuses(self._config)
         if refusal:
             raise UnjudgeableError(refusal)
-        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting, stop_at)
-        self._device = Device(self._config)
+        has_laws = self._workload.has_laws
+        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting, stop_at, has_laws=has_laws)
+        self._device = Device(self._config, has_laws=has_laws)
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._arriving: deque[Turn] = deque(self._workload.turns)
@@ -458,6 +462,7 @@ class Engine:
         self._checker.after_memory_calls("extend")
         if request.state is State.WAITING:
             request.incarnation += 1
+            request.cumulated = {}
             if self._retracted_in.pop(request.rid, self._iterations) == self._iterations - 1:
                 self._marks.add("R3")
         request.extend_len, request.resolved, request.pending = fill_len, 0, 0
@@ -524,7 +529,8 @@ class Engine:
         rows = []
         for request in batch:
             row, slots = self._slots_of(request)
-            rows.append(LaunchRow(request, request.key, slots, self._draw_plan(), row=row))
+            counts = cumulate(request) if self._config.relaxed_penalties else {}
+            rows.append(LaunchRow(request, request.key, slots, self._draw_plan(), row=row, counts=counts))
             request.pending += 1
         return rows
 
@@ -646,8 +652,10 @@ class Engine:
             self._resolve_decode(launch)
 
     def _resolve_prefill(self, launch: Launch) -> None:
+        advance_grammar(launch)
         self._begin_frees()
-        for row, token in zip(launch.rows, launch.first_tokens, strict=True):
+        firsts = zip(launch.rows, launch.first_tokens, launch.first_hidden_states, strict=True)
+        for row, token, hidden in firsts:
             request = row.request
             if row.is_middle:
                 continue
@@ -655,6 +663,8 @@ class Engine:
                 self._record("host", "stale", request.rid, launch.name)
                 continue
             request.happens(Event.FIRST_TOKEN)
+            if request.turn.return_logprob:
+                take_first_row(request, hidden, token)
             if self._append(request, [token], "prefill result"):
                 if request.pending:
                     self._marks.add("R7")
@@ -672,6 +682,7 @@ class Engine:
         before = [self._accounting.observe(row.request) for row in launch.rows]
         if any(later.kind == "decode" and later.num_steps != launch.num_steps for later in self._unresolved):
             self._marks.add("R15")
+        advance_grammar(launch)
         runs = self._accounting.resolve(result, launch.requests)
         self._checker.after_memory_calls("resolve")
         details = [
@@ -693,8 +704,10 @@ class Engine:
                 self._marks.add("R2")
         self._checker.after_resolve(launch, result, before, runs, live)
         self._begin_frees()
-        for row, run, alive in zip(launch.rows, runs, live, strict=True):
+        for i, (row, run, alive) in enumerate(zip(launch.rows, runs, live, strict=True)):
             if alive:
+                if row.request.turn.return_logprob:
+                    take_rows(row.request, result, i, len(run))
                 row.request.resolved += len(run)
                 self._append(row.request, run, "resolve")
         self._end_frees()

@@ -1,5 +1,6 @@
-"""Features of the device that most schedules run without: each is drawn on or off, none of them in three of four
-schedules.
+"""Features that most schedules run without: each is drawn on or off, and none is on in three of four schedules.
+
+Choices are the same for every target: what a target does not support is drawn and left out.
 """
 
 from __future__ import annotations
@@ -9,21 +10,61 @@ from dataclasses import replace
 from specsim.explore.chooser import Chooser, pick
 from specsim.sim.config import EngineConfig
 from specsim.sim.request import Turn
+from specsim.sim.sampling import draw_params
+
+# What an accounting may lack: a scenario for it has none of it. It takes the same choices, so that one tape is the same
+# schedule for every accounting that has what the schedule uses.
+SCHEDULER_FEATURES = frozenset(
+    {
+        "adaptive steps",
+        "chunked prefill",
+        "late results",
+        "paged trees",
+        "pauses",
+        "radix cache",
+        "session faults",
+        "tight pool",
+        "timeouts",
+    }
+)
+DEVICE_FEATURES = frozenset(
+    {"draft pools", "graph padding", "idle batches", "sampling", "penalties", "grammar", "logprobs"}
+)
+FEATURES = SCHEDULER_FEATURES | DEVICE_FEATURES
 
 
 def draw_features(
-    chooser: Chooser, config: EngineConfig, turns: tuple[Turn, ...]
+    chooser: Chooser, config: EngineConfig, turns: tuple[Turn, ...], supported: frozenset[str] = FEATURES
 ) -> tuple[EngineConfig, tuple[Turn, ...]]:
-    """The configuration and the turns with the features of this schedule."""
+    """The configuration and the turns with the features of this schedule that are supported."""
     if chooser.choose(4, "has features") != 1:
         return config, turns
-    layers = (0, 1) if config.topk > 1 else (0, 1, 1, 3)
-    if config.radix or config.chunk_size or config.adaptive:
-        layers = (0,)
+    # Trees draft with one layer; what else is drawn takes the same choices, whatever can be run with it.
+    layers = pick(chooser, (0, 1) if config.topk > 1 else (0, 1, 1, 3), "draft layers")
+    graph_sizes = pick(chooser, ((), (2, 4, 8), (3,)), "graph sizes")
+    idle_batches = chooser.choose(3, "idle batches") == 1
+    with_pools = "draft pools" in supported and not (config.radix or config.chunk_size or config.adaptive)
     config = replace(
         config,
-        draft_layers=pick(chooser, layers, "draft layers"),
-        graph_sizes=pick(chooser, ((), (2, 4, 8), (3,)), "graph sizes") if not config.adaptive else (),
-        idle_batches=chooser.choose(3, "idle batches") == 1,
+        draft_layers=layers if with_pools else 0,
+        graph_sizes=graph_sizes if "graph padding" in supported and not config.adaptive else (),
+        idle_batches=idle_batches and "idle batches" in supported,
     )
+    if chooser.choose(2, "has laws") == 1:
+        relaxed = chooser.choose(4, "relaxed penalties") == 1
+        turns = tuple(_with_a_law(chooser, turn, supported) for turn in turns)
+        config = replace(config, relaxed_penalties=relaxed)
     return config, turns
+
+
+def _with_a_law(chooser: Chooser, turn: Turn, supported: frozenset[str]) -> Turn:
+    return_logprob = chooser.choose(3, "return_logprob") == 1 and "logprobs" in supported
+    params = draw_params(chooser, turn.max_new_tokens) if chooser.choose(4, "no law") != 1 else None
+    if params is not None:
+        if "sampling" not in supported:
+            params = replace(params, temperature=0)
+        if "penalties" not in supported:
+            params = replace(params, frequency_penalty=0, presence_penalty=0, min_new_tokens=0)
+        if "grammar" not in supported:
+            params = replace(params, grammar=None)
+    return replace(turn, sampling=params, return_logprob=return_logprob)

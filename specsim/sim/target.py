@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from specsim.sim.accounting import Accounting, Memory, ModelAccounting
 from specsim.sim.config import EngineConfig
-from specsim.sim.workload import FEATURES
+from specsim.sim.features import FEATURES
 
 # The functions of the accounting seam, in the order in which a request meets them. `Violation.part` and the verdict
 # use these names.
@@ -48,11 +48,11 @@ class SeamPart:
 
 
 class AccountingTarget(Protocol):
-    """An accounting that can be simulated."""
+    """An accounting that can be simulated. `features` are those of `specsim.sim.features` that it can run."""
 
     name: str
+    features: frozenset[str]
     parts: list[SeamPart]
-    features: frozenset[str]  # which of `specsim.sim.workload.FEATURES` it has
 
     def make(self, memory: Memory) -> Accounting:
         """A fresh accounting over the memory of one run."""

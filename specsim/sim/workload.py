@@ -9,27 +9,11 @@ from dataclasses import dataclass, replace
 
 from specsim.explore.chooser import Chooser, between, pick
 from specsim.sim.config import EngineConfig
-from specsim.sim.features import draw_features
+from specsim.sim.features import FEATURES, draw_features
 from specsim.sim.model import EOS, FIRST_ORDINARY_TOKEN, STOP
 from specsim.sim.request import Turn
 
 _COMMON_TOKENS = FIRST_ORDINARY_TOKEN + 900_000
-
-# What an accounting may lack: a scenario for it has none of it. It takes the same choices, so that one tape is the same
-# schedule for every accounting that has what the schedule uses.
-FEATURES = frozenset(
-    {
-        "adaptive steps",
-        "chunked prefill",
-        "late results",
-        "paged trees",
-        "pauses",
-        "radix cache",
-        "session faults",
-        "tight pool",
-        "timeouts",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +28,11 @@ class Workload:
     timeouts_max: int = 0
     pauses_max: int = 0
 
+    @property
+    def has_laws(self) -> bool:
+        """Whether a request is sampled, penalized or constrained, or wants logprobs."""
+        return any(turn.sampling is not None or turn.return_logprob for turn in self.turns)
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -54,7 +43,9 @@ class Scenario:
 
 
 def draw_scenario(chooser: Chooser, features: frozenset[str] = FEATURES) -> Scenario:
-    """One scenario of the default swarm, for an accounting with these of FEATURES."""
+    """One scenario of the default swarm, for an accounting with these of FEATURES. The choices are the same whatever it
+    has.
+    """
     num_steps = pick(chooser, (3, 1, 2, 5), "num_steps")
     topk = pick(chooser, (1, 1, 2, 4), "topk")
     page_size = pick(chooser, (1, 4, 2, 16), "page_size")
@@ -84,7 +75,7 @@ def draw_scenario(chooser: Chooser, features: frozenset[str] = FEATURES) -> Scen
     drawn = _with_features(chooser, Scenario(config, workload))
     if not features >= FEATURES:
         drawn = _without(FEATURES - features, drawn, Scenario(config, Workload(turns)))
-    config, turns = draw_features(chooser, drawn.config, drawn.workload.turns)
+    config, turns = draw_features(chooser, drawn.config, drawn.workload.turns, features)
     return Scenario(config, replace(drawn.workload, turns=turns))
 
 
