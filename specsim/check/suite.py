@@ -22,7 +22,7 @@ from specsim.check.rules import BY_ID
 from specsim.errors import UsageError
 from specsim.explore.chooser import RecordingChooser, Tape, continued, replayed, seeded
 from specsim.explore.shrink import Shrinker, shortlex
-from specsim.explore.strategies import STRATEGIES, CoverageGuided, Portfolio, Strategy
+from specsim.explore.strategies import STRATEGIES, CoverageGuided, ExtensionError, Portfolio, Strategy, guarded
 from specsim.sim.accounting import HostFunctionError
 from specsim.sim.engine import Engine, Run, UnjudgeableError
 from specsim.sim.marks import INTERLEAVINGS, note
@@ -56,9 +56,12 @@ class Schedule:
         return next((v for v in self.run.violations if v.signature == signature), None)
 
     def teach(self, strategy: Strategy) -> None:
-        """Tell the strategy that chose it what came of it."""
+        """Tell the strategy that chose it what came of it. ExtensionError for whatever it raises."""
         features = pairs(self.run) if isinstance(strategy, CoverageGuided | Portfolio) else ()
-        strategy.learn(self.tape, features, len(self.run.log))
+        try:
+            strategy.learn(self.tape, features, len(self.run.log))
+        except Exception as error:
+            raise ExtensionError(f"learn raised {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,21 @@ class ScheduleFinding:
     order: Pair | None
 
 
+@dataclass(frozen=True, slots=True)
+class ExtensionFinding:
+    """A user's strategy that failed: schedule `index` of `seed` shows it again. The schedule is not judged."""
+
+    strategy: str
+    seed: int
+    index: int
+    text: str
+
+
 @dataclass(slots=True)
 class SimulationResult:
     """What a suite of schedules showed. `nondeterministic` names the first event that differed between two runs of a
-    schedule; `marks` counts the schedules that reached each mark or pair of marks.
+    schedule; `marks` counts the schedules that reached each mark or pair of marks. `extension` is what a user's strategy
+    raised, which ends the suite.
     """
 
     schedules: int = 0
@@ -88,6 +102,7 @@ class SimulationResult:
     nondeterministic: str = ""
     cut_short: bool = False
     marks: Counter[str] = field(default_factory=Counter)
+    extension: ExtensionFinding | None = None
 
 
 def run_schedule(
@@ -130,10 +145,13 @@ def simulate(
     schedules: int,
     deadline: float,
     on_schedule: Callable[[int], None],
+    strategy: Strategy | None = None,
 ) -> SimulationResult:
     """Run up to `schedules` schedules until `deadline` (of time.monotonic), then shrink what was found.
 
-    `on_schedule(index)` is called before each, with -1 while shrinking.
+    `strategy` is one of `specsim.explore.strategies` or a user's own; the default swarm when left out. What it raises
+    is a finding against it and not against the target. `on_schedule(index)` is called before each schedule, with -1
+    while shrinking.
     """
     result = SimulationResult()
     smallest: dict[str, list[tuple[tuple[int, int, tuple[int, Tape]], Tape]]] = {}
@@ -143,7 +161,15 @@ def simulate(
             result.cut_short = True
             break
         on_schedule(index)
-        schedule = run_schedule(target, chooser_of(seed, index), result.refused)
+        try:
+            chooser = guarded(strategy, index) if strategy is not None else chooser_of(seed, index)
+            schedule = run_schedule(target, chooser, result.refused)
+            if schedule is not None and strategy is not None:
+                schedule.teach(strategy)
+        except ExtensionError as error:
+            assert strategy is not None
+            result.extension = ExtensionFinding(strategy.name, seed, index, str(error))
+            break
         if schedule is None:
             continue
         result.schedules += 1
