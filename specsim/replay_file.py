@@ -66,7 +66,7 @@ class ScheduleReplay:
     `scenario`     what the tape stands for, to read: configuration and workload
     `model_hash`   hash of the simulator's code: with another one the tape may mean another schedule
     `digest`       of the events
-    `order`        the two events whose other order breaks no rule, empty for none
+    `order`        the two events in whose other order the rule holds, empty for none
     `events`       the lines of the event log up to the broken rule, empty in files of older versions
     """
 

@@ -55,8 +55,8 @@ class Finding:
     `replay`     path of the replay file, "" if none was written
     `count`      how many of the cases or schedules hit it
     `details`    lines for a reader: sizes, arguments, events that matter
-    `order`      the two events whose other order breaks no rule; empty when it happens in every order, None when that
-                 was not looked for
+    `order`      the two events in whose other order the rule holds; empty when it happens in every order, None when
+                 that was not looked for
     """
 
     rule: str

@@ -1,4 +1,4 @@
-"""The two events whose order matters: the pair of a schedule that, the other way round, breaks no rule.
+"""The two events whose order matters: the pair of a schedule that, the other way round, does not break the rule.
 
 A schedule is taken apart into steps: of the host (it receives, schedules, takes a result) and of the device (it runs a
 launch). Two steps that follow one another are swapped, and the schedule is run again with the same other choices:
@@ -129,7 +129,7 @@ def decisive_pair(target: AccountingTarget, tape: Tape, signature: str, larger: 
         swaps.append((*overlapped[-1], _NO_OVERLAP))
     for one, two, orders in swaps:
         other, _ = _run(target, tape, signature, orders)
-        if all(violation.signature != signature for violation in other.violations):
+        if _holds(run, other, signature):
             first = _telling_event(run, one)
             return first, _telling_event(run, two) if two else _missing_event(other, one, bool(orders.device_at))
     return None
@@ -139,6 +139,15 @@ def line(event: LoggedEvent) -> str:
     """An event of a pair as findings and replay files name it."""
     number = "not in the log" if event.number == UNLOGGED else f"event {event.number}"
     return f"{number}: {' '.join(str(event).split()[1:])}"
+
+
+def _holds(run: Run, other: Run, signature: str) -> bool:
+    """Whether the rule holds in the other order, and nothing else that breaks by then keeps it from being looked at."""
+    known = {violation.signature for violation in run.violations}
+    return not any(
+        violation.signature == signature or (violation.signature not in known and violation.event < len(run.log))
+        for violation in other.violations
+    )
 
 
 def _breaks(target: AccountingTarget, tape: Tape, signature: str, orders: _Orders) -> bool:

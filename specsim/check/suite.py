@@ -67,7 +67,7 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class ScheduleFinding:
     """A defect: the violation on its smallest schedule, and how many schedules hit it, the one of number `first` first.
-    `order` are the two events whose other order breaks no rule, None when the defect happens in every order.
+    `order` are the two events in whose other order the rule holds, None when the defect happens in every order.
     """
 
     signature: str

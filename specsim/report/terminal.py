@@ -150,7 +150,7 @@ def _order_rows(finding: Finding) -> list[tuple[str, str]]:
     if not finding.order:
         return [("order", "none that matters: it happens in every order that was tried")]
     one, two = finding.order
-    return [("order", one), ("", f"{two}; the other way round no rule breaks")]
+    return [("order", one), ("", f"{two}; the other way round the rule holds")]
 
 
 def _reach_sentence(reach: str) -> str:
@@ -241,7 +241,7 @@ def print_schedule_replay(stored: ScheduleReplay, target: str, answer: dict[str,
             console.print(f"      {escape(seen)}", soft_wrap=True)
     if stored.order and target == stored.target:
         console.print(f"\n   order      {escape(stored.order[0])}", soft_wrap=True)
-        console.print(f"              {escape(stored.order[1])}; the other way round no rule breaks", soft_wrap=True)
+        console.print(f"              {escape(stored.order[1])}; the other way round the rule holds", soft_wrap=True)
     console.print(f"\n   digest     {answer['digest']}")
     if verified:
         _print_verified(console, f"{len(answer['events'])} events,")
