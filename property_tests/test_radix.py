@@ -94,15 +94,16 @@ def starts_with(longer: Prefix, shorter: Prefix) -> bool:
 class Watcher:
     """What the tree said it took, gave up and locked."""
 
+    beyond: int
     slots: list[int] = field(default_factory=list)
     locks: list[TreeNode] = field(default_factory=list)
     contents: dict[int, Prefix] = field(default_factory=dict)
 
     def inserted(self, extra_key: str | None, tokens: tuple[int, ...], start: int, slots: list[int]) -> None:
-        beyond = len(tokens) - start - len(slots)
+        assert len(tokens) == start + len(slots) + self.beyond
         self.slots += slots
-        for i, slot in enumerate(slots):
-            self.contents[slot] = (extra_key, tokens[: start + i + 1 + beyond])
+        for i, slot in enumerate(slots, start):
+            self.contents[slot] = (extra_key, tokens[: i + 1 + self.beyond])
 
     def evicted(self, slots: list[int]) -> None:
         for slot in slots:
@@ -133,7 +134,7 @@ class Requests(RuleBasedStateMachine):
     @initialize(pages=st.integers(4, 24), page_size=st.sampled_from([1, 2, 4]), bigram=st.booleans())
     def start(self, pages: int, page_size: int, bigram: bool) -> None:
         self.page_size, self.size, self.beyond = page_size, pages * page_size, int(bigram)
-        self.ledger, self.watcher = SlotLedger(page_size), Watcher()
+        self.ledger, self.watcher = SlotLedger(page_size), Watcher(self.beyond)
         self.allocator = Allocator(self.size, page_size, self.ledger)
         self.cache = RadixCache(page_size, self.allocator, bigram=bigram, watcher=self.watcher)
         self.model = Prefixes(page_size, self.beyond)

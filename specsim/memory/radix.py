@@ -237,12 +237,12 @@ class RadixCache:
         return path
 
     def _shared(self, node: TreeNode, tokens: tuple[int, ...], at: int) -> int:
-        """How many keys a node shares with `tokens` from `at` on, in whole pages, when it shares the first page.
+        """How many keys a node shares with `tokens` from `at` on, in whole pages: its first, and not all of them.
 
         By halves, each compared as one slice: linear in time, and without a loop over keys.
         """
         page_size, beyond, ours = self.page_size, self._beyond, node.tokens
-        low, high = page_size, len(node.slots)
+        low, high = page_size, len(node.slots) - page_size
         while low < high:
             middle = low + -(-(high - low) // (2 * page_size)) * page_size
             if ours[low : middle + beyond] == tokens[at + low : at + middle + beyond]:

@@ -43,7 +43,6 @@ class SwaAllocator:
         self.full = Allocator(size, page_size, watcher)
         self.swa = Allocator(swa_size, page_size, swa_watcher)
         self.swa_slots = array("i", bytes(4 * (size + page_size)))
-        self._no_page = array("i", bytes(4 * page_size))
 
     @property
     def size(self) -> int:
@@ -81,9 +80,9 @@ class SwaAllocator:
             raise OutOfSlotsError(wanted, self.available)
         slots = self.full.extend(start, end, last_slot)
         if wanted:
-            swa_slots = array("i", self.swa.extend(0, wanted, 0))
-            for i, first in enumerate(slots[aligned - start :: page_size]):
-                self.swa_slots[first : first + page_size] = swa_slots[i * page_size : (i + 1) * page_size]
+            whole = self._pages_from(slots[aligned - start :: page_size])
+            for slot, swa_slot in zip(whole, self.swa.extend(0, wanted, 0), strict=True):
+                self.swa_slots[slot] = swa_slot
         return slots
 
     def free(self, slots: Iterable[int]) -> None:
@@ -94,21 +93,19 @@ class SwaAllocator:
 
     def free_swa(self, slots: Iterable[int]) -> None:
         """Take back the swa page of every slot that still has one; the slots stay their owner's."""
-        page_size = self.page_size
-        swa_slots = []
-        for page in dict.fromkeys([slot // page_size for slot in slots]):
-            first = page * page_size
-            if self.swa_slots[first]:
-                swa_slots += self.swa_slots[first : first + page_size].tolist()
-                self.swa_slots[first : first + page_size] = self._no_page
-        if swa_slots:
-            self.swa.free(swa_slots)
+        page_size, swa_slots = self.page_size, self.swa_slots
+        pages = dict.fromkeys([slot // page_size for slot in slots])
+        whole = self._pages_from([page * page_size for page in pages if swa_slots[page * page_size]])
+        if whole:
+            self.swa.free([swa_slots[slot] for slot in whole])
+            for slot in whole:
+                swa_slots[slot] = 0
 
     def evict_window(self, slots: Sequence[int], cursor: int, seq_len: int, window: int) -> int:
         """Take back the swa slots that have fallen behind the window; returns the new cursor.
 
-        `slots` are those of positions from 0 to `seq_len` at least, of which the ones below `cursor` are the tree's or
-        were taken back before; `seq_len` and `window` as in `window_cursor`.
+        `slots` are those of the row's positions from 0 to the new cursor at least. Those below `cursor`, a multiple of
+        page_size, are the tree's or lost their swa slots before. `seq_len` and `window` as in `window_cursor`.
         """
         moved = window_cursor(cursor, seq_len, window, self.page_size)
         if moved > cursor:
@@ -122,3 +119,9 @@ class SwaAllocator:
     def free_group_end(self) -> None:
         self.full.free_group_end()
         self.swa.free_group_end()
+
+    def _pages_from(self, firsts: list[int]) -> list[int]:
+        """Every slot of the pages that start at `firsts`."""
+        if self.page_size == 1:
+            return firsts
+        return [slot for first in firsts for slot in range(first, first + self.page_size)]
