@@ -29,7 +29,7 @@ from specsim.targets.source import SourceTree
 _REHEARSALS = 60
 
 # Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of releases.
-FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"}
+FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"} | {"late results", "tight pool", "timeouts"}
 
 
 class SglangHostTarget:
@@ -112,8 +112,8 @@ class SglangAccounting:
             return "the radix cache of releases is not simulated"
         if config.chunk_size:
             return "chunked prefill of releases is not simulated"
-        if config.adaptive or config.late_results:
-            return "releases are simulated with steps of one length, and results that come after the launch"
+        if config.adaptive:
+            return "releases are simulated with steps of one length"
         return ""
 
     def match_prefix(self, request: Request, key_len: int) -> int:
