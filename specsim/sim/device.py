@@ -41,7 +41,7 @@ class DraftPlan:
 @dataclass(slots=True)
 class LaunchRow:
     """One request in a launch. `slots` are those of its row at launch; `tokens` and `prefix_len` are a prefill's; `row`
-    is its row, 0 when nobody asks; `counts` are those of the relaxed law.
+    is its row, 0 when nobody asks; `counts` are those of the relaxed law, if that is on.
     """
 
     request: Request
@@ -51,7 +51,7 @@ class LaunchRow:
     tokens: list[int] = field(default_factory=list)
     prefix_len: int = 0
     row: int = 0
-    counts: Counts = field(default_factory=dict)
+    counts: Counts | None = None
 
 
 @dataclass(slots=True)
@@ -309,8 +309,9 @@ class Device:
 
     def _law_of(self, row: LaunchRow, sequence: Sequence) -> TreeLaw:
         assert row.plan is not None
-        relaxed = self._config.relaxed_penalties
-        return TreeLaw(row.request, row.plan.parents, row.counts if relaxed else sequence.counts, relaxed)
+        relaxed = row.counts is not None
+        counts = sequence.counts if row.counts is None else row.counts
+        return TreeLaw(row.request, row.plan.parents, counts, relaxed)
 
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
         """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus

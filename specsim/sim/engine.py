@@ -94,9 +94,9 @@ class Engine:
         refusal = self._accounting.refuses(self._config)
         if refusal:
             raise UnjudgeableError(refusal)
-        has_laws = self._workload.has_laws
-        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting, has_laws=has_laws)
-        self._device = Device(self._config, has_laws=has_laws)
+        self._has_laws = self._workload.has_laws
+        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting, has_laws=self._has_laws)
+        self._device = Device(self._config, has_laws=self._has_laws)
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._arriving: deque[Turn] = deque(self._workload.turns)
@@ -391,7 +391,8 @@ class Engine:
             self._resolve_decode(launch)
 
     def _resolve_prefill(self, launch: Launch) -> None:
-        advance_grammar(launch)
+        if self._has_laws:
+            advance_grammar(launch)
         self._begin_frees()
         firsts = zip(launch.rows, launch.first_tokens, launch.first_hidden_states, strict=True)
         for row, token, hidden in firsts:
@@ -413,7 +414,8 @@ class Engine:
             return
         live = [row.request.state is State.RUNNING and row.request.key == row.key for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
-        advance_grammar(launch)
+        if self._has_laws:
+            advance_grammar(launch)
         runs = self._accounting.resolve(result, launch.requests)
         self._checker.after_memory_calls("resolve")
         details = [
