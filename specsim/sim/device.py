@@ -41,7 +41,7 @@ class DraftPlan:
 @dataclass(slots=True)
 class LaunchRow:
     """One request in a launch. `slots` are those of its `row` at launch; `tokens` and `prefix_len` are a prefill's;
-    `counts` are those of the relaxed law.
+    `counts` are those of the relaxed law, if that is on.
     """
 
     request: Request
@@ -52,7 +52,7 @@ class LaunchRow:
     prefix_len: int = 0
     row: int = 0
     is_middle: bool = False  # a part of a prefill, not the last: it gives no token
-    counts: Counts = field(default_factory=dict)
+    counts: Counts | None = None
 
 
 @dataclass(slots=True)
@@ -312,8 +312,9 @@ class Device:
 
     def _law_of(self, row: LaunchRow, sequence: Sequence) -> TreeLaw:
         assert row.plan is not None
-        relaxed = self._config.relaxed_penalties
-        return TreeLaw(row.request, row.plan.parents, row.counts if relaxed else sequence.counts, relaxed)
+        relaxed = row.counts is not None
+        counts = sequence.counts if row.counts is None else row.counts
+        return TreeLaw(row.request, row.plan.parents, counts, relaxed)
 
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
         """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus

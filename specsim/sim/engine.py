@@ -113,9 +113,11 @@ class Engine:
         refusal = self._accounting.refuses(self._config)
         if refusal:
             raise UnjudgeableError(refusal)
-        has_laws = self._workload.has_laws
-        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting, stop_at, has_laws=has_laws)
-        self._device = Device(self._config, has_laws=has_laws)
+        self._has_laws = self._workload.has_laws
+        self._checker = Checker(
+            self._config, self._memory, self._ledger, self._accounting, stop_at, has_laws=self._has_laws
+        )
+        self._device = Device(self._config, has_laws=self._has_laws)
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._arriving: deque[Turn] = deque(self._workload.turns)
@@ -529,7 +531,7 @@ class Engine:
         rows = []
         for request in batch:
             row, slots = self._slots_of(request)
-            counts = cumulate(request) if self._config.relaxed_penalties else {}
+            counts = cumulate(request) if self._config.relaxed_penalties else None
             rows.append(LaunchRow(request, request.key, slots, self._draw_plan(), row=row, counts=counts))
             request.pending += 1
         return rows
@@ -652,7 +654,8 @@ class Engine:
             self._resolve_decode(launch)
 
     def _resolve_prefill(self, launch: Launch) -> None:
-        advance_grammar(launch)
+        if self._has_laws:
+            advance_grammar(launch)
         self._begin_frees()
         firsts = zip(launch.rows, launch.first_tokens, launch.first_hidden_states, strict=True)
         for row, token, hidden in firsts:
@@ -682,7 +685,8 @@ class Engine:
         before = [self._accounting.observe(row.request) for row in launch.rows]
         if any(later.kind == "decode" and later.num_steps != launch.num_steps for later in self._unresolved):
             self._marks.add("R15")
-        advance_grammar(launch)
+        if self._has_laws:
+            advance_grammar(launch)
         runs = self._accounting.resolve(result, launch.requests)
         self._checker.after_memory_calls("resolve")
         details = [
