@@ -42,9 +42,19 @@ def _target(request: Request) -> Any:
     return load_accounting(parse_target(request["target"]), Cache(Path(request["cache"])))
 
 
+def _announce(request: Request, messages: Messages) -> None:
+    """Making a release's accounting runs some of its code already, so a hang there is the release's. A user's module is
+    only imported: that may take long, and torch with it.
+    """
+    from specsim.targets.spec import PythonTarget, parse_target
+
+    if not isinstance(parse_target(request["target"]), PythonTarget):
+        messages.send("schedule", index=0)
+
+
 def check(request: Request, messages: Messages) -> None:
     """Simulate the target's accounting."""
-    messages.send("schedule", index=0)  # making the target runs some of its code already
+    _announce(request, messages)
     target = _target(request)
     if isinstance(target, NotRun):
         messages.send("end", schedules=0, events=0, findings=[], seam=[], not_run=[asdict(target)], nondeterministic="")
@@ -126,7 +136,7 @@ def failure(request: Request, messages: Messages) -> None:
 def replay(request: Request, messages: Messages) -> None:
     """Run the schedule of a replay file once more."""
     stored = _stored(request)
-    messages.send("schedule", index=0)
+    _announce(request, messages)
     target = _simulated(request)
     from specsim.check.suite import run_schedule
     from specsim.explore.chooser import replayed
@@ -164,7 +174,7 @@ def replay(request: Request, messages: Messages) -> None:
 def shrink(request: Request, messages: Messages) -> None:
     """Make the schedule of a replay file smaller, with more attempts than `check` takes."""
     stored = _stored(request)
-    messages.send("schedule", index=0)
+    _announce(request, messages)
     target = _simulated(request)
     from specsim.check import suite
     from specsim.check.order import decisive_pair
