@@ -93,16 +93,20 @@ HISTORY = {
     "Device": {"steps", "content_errors", "short_rows"},
     "Launch": {"number"},
 }
-SCRATCH = {"_prefix_lens"}  # written before it is read within a step
+SCRATCH = {"_prefix_lens", "_config", "config", "_workload", "turn"}  # written before it is read in a step; constant
 DONE = {"slots", "plan", "tokens", "prefix_len"}  # of the rows of a launch that is done
 
 
 def dump(thing: Any) -> Any:
     """Every attribute of everything that an engine is made of."""
-    if isinstance(thing, (int, str, type(None))):
+    if type(thing) in (int, bool, str, type(None)):
         return thing
     if isinstance(thing, Enum):
         return thing.name
+    if type(thing) is array:
+        return thing.tobytes()
+    if type(thing) is list and thing and type(thing[0]) is int:
+        return tuple(thing)
     if isinstance(thing, (list, tuple, deque, array)):
         return tuple(dump(item) for item in thing)
     if isinstance(thing, (set, frozenset)):
