@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from specsim.check import exploration
 from specsim.check.exploration import explore, first_state, log_of
 from specsim.cli import main
+from specsim.errors import UsageError
 from specsim.explore.chooser import Chooser, RecordingChooser, replayed, seeded
 from specsim.explore.exhaustive import CycleError, Explored, Explorer, Method, NotIndependentError
 from specsim.sim.accounting import Held, ModelAccounting
@@ -91,16 +93,20 @@ HISTORY = {
     "Device": {"steps", "content_errors", "short_rows"},
     "Launch": {"number"},
 }
-SCRATCH = {"_prefix_lens"}  # written before it is read within a step
+SCRATCH = {"_prefix_lens", "_config", "config", "_workload", "turn"}  # written before it is read in a step; constant
 DONE = {"slots", "plan", "tokens", "prefix_len"}  # of the rows of a launch that is done
 
 
 def dump(thing: Any) -> Any:
     """Every attribute of everything that an engine is made of."""
-    if isinstance(thing, (int, str, type(None))):
+    if type(thing) in (int, bool, str, type(None)):
         return thing
     if isinstance(thing, Enum):
         return thing.name
+    if type(thing) is array:
+        return thing.tobytes()
+    if type(thing) is list and thing and type(thing[0]) is int:
+        return tuple(thing)
     if isinstance(thing, (list, tuple, deque, array)):
         return tuple(dump(item) for item in thing)
     if isinstance(thing, (set, frozenset)):
@@ -387,8 +393,23 @@ def test_steps_that_depend_on_each_other_are_not_reduced_in_silence() -> None:
 
 
 def test_a_schedule_without_end_is_noticed() -> None:
-    with pytest.raises(CycleError):
-        Explorer("visited").run(Counters((3,), loop=True))
+    with pytest.raises(CycleError) as raised:
+        Explorer("visited").run(Counters((2, 1), loop=True))
+    assert raised.value.tape == (0, 0)
+
+
+def test_a_scope_without_end_breaks_the_rule_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exploration, "first_state", lambda _scope: Counters((2, 1), loop=True))
+    seen = explore(scope_named("one-request")).explored
+    assert not seen.complete
+    assert seen.broken == {"accounting:S1:loop": (0, 0)}
+
+
+def test_a_scope_that_cannot_be_reduced_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exploration, "first_state", lambda _scope: Counters((3, 6), bonus=True))
+    monkeypatch.setattr(exploration, "Explorer", lambda method, states: Explorer(method, states, checked_every=1))
+    with pytest.raises(UsageError, match="cannot be reduced"):
+        explore(scope_named("one-request"), "reduced")
 
 
 # The command

@@ -8,8 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from specsim.errors import UsageError
 from specsim.explore.chooser import Tape, replayed
-from specsim.explore.exhaustive import Explored, Explorer, Method
+from specsim.explore.exhaustive import CycleError, Explored, Explorer, Method, NotIndependentError
 from specsim.sim.engine import Engine, LoggedEvent
 from specsim.sim.scopes import Scope
 from specsim.sim.state import EngineState
@@ -53,9 +54,21 @@ def first_state(scope: Scope) -> EngineState:
 
 
 def explore(scope: Scope, method: Method = "visited", states_max: int = STATES_MAX) -> ScopeResult:
-    """Explore a scope of this process' model."""
+    """Explore a scope of this process' model. A schedule without end breaks S1 and stops the exploration. UsageError
+    when the scope cannot be reduced.
+    """
     started = time.process_time()
-    explored = Explorer(method, states_max).run(first_state(scope))
+    explorer = Explorer(method, states_max)
+    try:
+        explorer.run(first_state(scope))
+    except CycleError as error:
+        explorer.explored.complete = False
+        explorer.explored.broken["accounting:S1:loop"] = error.tape
+    except NotIndependentError as error:
+        raise UsageError(
+            f"scope {scope.name} cannot be reduced: {error}", "explore it with --strategy visited"
+        ) from None
+    explored = explorer.explored
     elapsed = time.process_time() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return ScopeResult(scope, explored, elapsed, peak / (1 << 20 if sys.platform == "darwin" else 1 << 10))

@@ -69,7 +69,11 @@ class NotIndependentError(Exception):
 
 
 class CycleError(Exception):
-    """A state comes again on its own schedule: the schedules have no end."""
+    """A state comes again on its own schedule, which has no end. `tape` leads to where it comes again."""
+
+    def __init__(self, text: str, tape: Tape) -> None:
+        super().__init__(text)
+        self.tape = tape
 
 
 @dataclass(slots=True)
@@ -134,7 +138,9 @@ class _Frame:
 
 
 class Explorer:
-    """One exploration. It is cut short after `states_max` states, or schedules when states are not remembered."""
+    """One exploration. `explored` is what was seen so far. It is cut short after `states_max` states, or schedules when
+    states are not remembered.
+    """
 
     def __init__(self, method: Method, states_max: int = 10_000_000, checked_every: int = CHECKED_EVERY) -> None:
         self._states_max = states_max
@@ -142,7 +148,7 @@ class Explorer:
         self._remembers = method != "stateless"
         self._reduces = method == "reduced"
         self._pairs = 0
-        self._explored = Explored(method)
+        self.explored = Explored(method)
         self._schedules_from: dict[bytes, int] = {}
 
     def run(self, start: System) -> Explored:
@@ -156,7 +162,7 @@ class Explorer:
                 gc.enable()
 
     def _run(self, start: System) -> Explored:
-        explored, known = self._explored, self._schedules_from
+        explored, known = self.explored, self._schedules_from
         path: list[Tape] = []
         stack = [self._enter(start, path)]
         ended = 0
@@ -185,7 +191,8 @@ class Explorer:
                 stack.append(self._enter(state, path, key))
                 ended += stack[-1].schedules
             elif schedules < 0:
-                raise CycleError(f"a schedule comes back to a state after {len(stack)} steps")
+                tape = tuple(value for step in (*path, step) for value in step)
+                raise CycleError(f"a schedule comes back to a state after {len(stack)} steps", tape)
             else:
                 frame.schedules += schedules
         explored.states = len(known) if self._remembers else 0
@@ -197,9 +204,9 @@ class Explorer:
             key = key or state.key()
             self._schedules_from[key] = -1  # until its frame is left
         if not agents:
-            self._explored.ends.add(key or state.key())
+            self.explored.ends.add(key or state.key())
             for signature in state.broken():
-                self._explored.broken.setdefault(signature, tuple(value for step in path for value in step))
+                self.explored.broken.setdefault(signature, tuple(value for step in path for value in step))
         return _Frame(key, self._successors(state, agents), int(not agents))
 
     def _successors(self, state: System, agents: Sequence[int]) -> Iterator[tuple[Tape, System]]:
