@@ -17,6 +17,7 @@ from specsim.check.rules import RULES
 from specsim.explore.chooser import seeded
 from specsim.memory.allocator import Allocator
 from specsim.memory.radix import RadixCache
+from specsim.memory.swa import SwaAllocator, window_cursor
 from specsim.sim import device as device_module
 from specsim.sim.accounting import DecodeResult, Held, HostFunctionError, ModelAccounting, Retracted
 from specsim.sim.device import Device, Launch, LaunchRow
@@ -310,6 +311,7 @@ class ForgetsASessionsTail(ModelAccounting):
             return 0
         held = held_of(request)
         held.row = slot.row
+        held.node, held.protected, held.evicted = slot.node, slot.protected, slot.evicted
         held.allocated = min(slot.claim, key_len - 1)
         return held.allocated
 
@@ -522,6 +524,20 @@ class SavesAnAbortedTurn(ModelAccounting):
         super().release(request)
 
 
+# Accountings that misuse the sliding window
+
+
+class KeepsItsWindow(ModelAccounting):
+    def _evict_window(self, swa: SwaAllocator, held: Held) -> None:
+        held.evicted = window_cursor(held.evicted, held.honest, self._memory.config.window, swa.page_size)
+
+
+class GivesBackAPartOfAPage(ModelAccounting):
+    def _evict_window(self, swa: SwaAllocator, held: Held) -> None:
+        super()._evict_window(swa, held)
+        held.evicted += swa.page_size > 1
+
+
 def keeps_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks that a ledger sees and an eviction does not."""
     monkeypatch.setattr(RadixCache, "lock", lambda tree, node: tree._watcher.locked(node))
@@ -543,6 +559,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "I12": [Sabotage(HasASlotTwice), Sabotage(TakesAnothersSlot)],
     "I13": [Sabotage(FreesNothing)],
     "I14": [Sabotage(FreesNothing)],
+    "I15": [Sabotage(KeepsItsWindow)],
     "I16": [
         Sabotage(FreesWhatItHolds),
         Sabotage(patch=replacing(Allocator, "__init__", hands_out_a_page_twice)),
@@ -589,6 +606,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "I54": [Sabotage(ForgetsASessionsTail)],
     "I55": [Sabotage(SavesNoLock)],
     "I57": [Sabotage(SavesAnAbortedTurn)],
+    "I62": [Sabotage(GivesBackAPartOfAPage)],
     "S1": [Sabotage(engine=AdmitsNobody)],
     "S3": [Sabotage(CountsStaleDrafts)],
     "S4": [Sabotage(ReusesLessThanWasKept)],

@@ -24,6 +24,7 @@ class EngineConfig:
     `chunk_size`        tokens of a prefill launch at most, whole pages; 0 for no bound
     `late_results`      the host may take a result between the preparation of a step and its launch, as for a grammar
     `adaptive`          each decode step is as long as is chosen at its launch, `num_steps` at most; chains only
+    `window`            positions before its own that a layer of a sliding window reads; 0 for no such layers
     `tight_pool`        a request may outgrow the pool, and is then dropped
     """
 
@@ -40,6 +41,7 @@ class EngineConfig:
     chunk_size: int = 0
     late_results: bool = False
     adaptive: bool = False
+    window: int = 0
     tight_pool: bool = False
 
     @property
@@ -91,6 +93,8 @@ def require_runnable(config: EngineConfig) -> None:
     _require(whole, f"chunk_size={config.chunk_size}", f"a chunk is whole pages of {config.page_size}")
     _require(not config.adaptive or config.topk == 1, "adaptive=True", "only chains change their length")
     _require(not config.bigram or config.radix, "bigram=True", "there is no radix cache to have keys")
+    _require(config.window >= 0, f"window={config.window}", "a window has positions")
+    _require(not (config.window and config.radix), "window with radix", "the radix cache has no window slots")
     _require(
         config.tight_pool or config.pool_slots >= config.request_slots_max,
         f"pool_slots={config.pool_slots}",

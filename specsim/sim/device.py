@@ -43,6 +43,7 @@ class LaunchRow:
     prefix_len: int = 0
     row: int = 0
     is_middle: bool = False  # a part of a prefill, not the last: it gives no token
+    swa_slots: list[int] = field(default_factory=list)  # those of a sliding window, 0 for none; as long as `slots`
 
 
 @dataclass(slots=True)
@@ -108,6 +109,7 @@ class Device:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
+        self.swa_content = [0] * (len(self.content) if config.window else 0)
         self.stream: deque[Launch] = deque()
         self.sequences: dict[tuple[str, int], Sequence] = {}
         self.steps: list[Step] = []
@@ -134,7 +136,7 @@ class Device:
         if len(row.slots) < len(chain):
             self.short_rows.append((row.key, len(row.slots), len(chain)))
         for position in range(row.prefix_len, min(len(chain), len(row.slots))):
-            self.content[row.slots[position]] = chain[position]
+            self._write(row, position, chain[position])
         token = model.next_token_after(chain[-1], len(chain), row.request.specials)
         self.sequences[row.key] = Sequence(chain, token)
         return token
@@ -147,6 +149,18 @@ class Device:
             position = next((p for p, (r, c) in enumerate(zip(read, chain, strict=False)) if r != c), len(read))
             slot = row.slots[position] if position < len(row.slots) else -1
             self.content_errors.append(ContentError(row.key, position, slot))
+
+        if row.swa_slots and chain:
+            first = max(0, len(chain) - self._config.window)
+            for position, swa_slot in enumerate(row.swa_slots[first : len(chain)], first):
+                if not swa_slot or self.swa_content[swa_slot] != chain[position]:
+                    self.content_errors.append(ContentError(row.key, position, swa_slot))
+                    return
+
+    def _write(self, row: LaunchRow, position: int, fingerprint: int) -> None:
+        self.content[row.slots[position]] = fingerprint
+        if row.swa_slots:
+            self.swa_content[row.swa_slots[position]] = fingerprint
 
     def _decode(self, rows: list[LaunchRow], num_steps: int, ndt: int) -> DecodeResult:
         config = self._config
@@ -198,7 +212,7 @@ class Device:
             targets.append(model.next_token_after(node_prints[node], start + depth[node] + 1, specials))
         for node, fingerprint in enumerate(node_prints):
             if start + node < len(row.slots):
-                self.content[row.slots[start + node]] = fingerprint
+                self._write(row, start + node, fingerprint)
         return tokens, node_prints, targets
 
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
@@ -210,6 +224,10 @@ class Device:
         moved = [self.content[row.slots[start + node]] for node in path if start + node < len(row.slots)]
         for offset, fingerprint in enumerate(moved):
             self.content[row.slots[start + offset]] = fingerprint
+        if row.swa_slots:
+            reach = [start + node for node in path if start + node < len(row.slots)]
+            for offset, fingerprint in enumerate([self.swa_content[row.swa_slots[at]] for at in reach]):
+                self.swa_content[row.swa_slots[start + offset]] = fingerprint
         sequence.chain += [node_prints[node] for node in path]
         sequence.root = bonus
         assert row.plan is not None

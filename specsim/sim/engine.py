@@ -23,6 +23,7 @@ from specsim.memory.allocator import Allocator, OutOfSlotsError, ceil_to
 from specsim.memory.radix import RadixCache
 from specsim.memory.rows import Rows, RowsExhaustedError
 from specsim.memory.sessions import Sessions
+from specsim.memory.swa import SwaAllocator
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, DraftPlan, Launch, LaunchRow
@@ -85,17 +86,22 @@ class Engine:
         self._chooser = chooser
         self._ledger = SlotLedger(self._config.page_size)
         page_size = self._config.page_size
-        allocator = Allocator(self._config.pool_slots, page_size, self._ledger)
+        pool_slots = self._config.pool_slots
+        swa_ledger = SlotLedger(page_size)
+        swa = None
+        if self._config.window:
+            swa = SwaAllocator(pool_slots, pool_slots, page_size, self._ledger, swa_ledger)
+        allocator = swa or Allocator(pool_slots, page_size, self._ledger)
         tree = None
         if self._config.radix:
             tree = RadixCache(page_size, allocator, bigram=self._config.bigram, watcher=self._ledger)
         rows = Rows(self._config.rows, self._config.row_width)
-        self._memory = Memory(self._config, rows, allocator, Sessions(), tree)
+        self._memory = Memory(self._config, rows, allocator, Sessions(), tree, swa)
         self._accounting = accounting(self._memory)
         refusal = self._accounting.refuses(self._config)
         if refusal:
             raise UnjudgeableError(refusal)
-        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting)
+        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting, swa_ledger)
         self._device = Device(self._config)
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
@@ -428,6 +434,7 @@ class Engine:
             tokens = (request.prompt + request.outputs)[: request.extend_len]
             is_middle = request.state is State.CHUNKED
             rows.append(LaunchRow(request, request.key, slots, None, tokens, prefix_len, row, is_middle))
+        self._note_window(rows)
         self._merging = [request for request in admitted if request.state is not State.CHUNKED]
         return self._launch("prefill", rows)
 
@@ -459,7 +466,16 @@ class Engine:
             row, slots = self._slots_of(request)
             rows.append(LaunchRow(request, request.key, slots, self._draw_plan(), row=row))
             request.pending += 1
+        self._note_window(rows)
         return rows
+
+    def _note_window(self, rows: list[LaunchRow]) -> None:
+        """The slots of the sliding window, as they are now."""
+        if self._memory.swa is not None:
+            for row in rows:
+                row.swa_slots = [self._memory.swa.swa_slots[slot] for slot in row.slots]
+                if not all(row.swa_slots):
+                    self._marks.add("window slots given back")
 
     def _growth(self, request: Request, before: Observed) -> str:
         return f"{request.rid}:{before.allocated}>{self._accounting.observe(request).allocated}"
