@@ -26,7 +26,8 @@ from specsim.memory.sessions import Sessions
 from specsim.memory.swa import SwaAllocator
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.config import require_runnable
-from specsim.sim.device import Device, DraftPlan, Launch, LaunchRow
+from specsim.sim.device import Device, Launch, LaunchRow
+from specsim.sim.draft import draw_plan
 from specsim.sim.lifecycle import Event, State
 from specsim.sim.marks import features_of
 from specsim.sim.request import Request, Turn, make_request
@@ -464,7 +465,9 @@ class Engine:
         rows = []
         for request in batch:
             row, slots = self._slots_of(request)
-            rows.append(LaunchRow(request, request.key, slots, self._draw_plan(), row=row))
+            rows.append(
+                LaunchRow(request, request.key, slots, draw_plan(self._chooser, self._config, self._steps), row=row)
+            )
             request.pending += 1
         self._note_window(rows)
         return rows
@@ -512,30 +515,6 @@ class Engine:
                         self._marks.add("R10")
                     if not set(old.slots).isdisjoint(new.slots):
                         self._marks.add("R9")
-
-    def _draw_plan(self) -> DraftPlan:
-        """A tree, and how far the drafts agree with the target: an accepted path from the root."""
-        config = self._config
-        if config.topk == 1:
-            agree = self._steps - self._chooser.choose(self._steps + 1, "drafts that disagree")
-            return DraftPlan(list(range(-1, self._steps)), frozenset(range(1, agree + 1)))
-        parents, depth, children = [-1], [0], [0]
-        for _ in range(1, config.num_draft_tokens):
-            open_nodes = [n for n, d in enumerate(depth) if d < config.num_steps and children[n] < config.topk]
-            parent = open_nodes[-1 - self._chooser.choose(len(open_nodes), "parent")]
-            children[parent] += 1
-            parents.append(parent)
-            depth.append(depth[parent] + 1)
-            children.append(0)
-        agreeing: list[int] = []
-        node = 0
-        while True:
-            options = [child for child, parent in enumerate(parents) if parent == node]
-            picked = self._chooser.choose(len(options) + 1, "agreeing child") if options else 0
-            if not options or picked == len(options):
-                return DraftPlan(parents, frozenset(agreeing))
-            node = options[picked]
-            agreeing.append(node)
 
     def _retract(self, batch: list[Request], why: str) -> list[Request]:
         self._checker.before_tree_calls()
