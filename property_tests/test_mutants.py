@@ -25,8 +25,8 @@ SCHEDULES_MAX = 3000
 SHOWS_IN = {
     "A01": "I53",
     "A02-finished": "I31 S3",
-    "A02-retracted": "I32 S3",
-    "A03": "I53",
+    "A02-retracted": "I31 I32 S3",
+    "A03": "I29 I53",
     "A05": "I54",
     "A05-unaligned": "I16",
     "A06": "I57",
@@ -38,6 +38,7 @@ SHOWS_IN = {
     "A14": "I01",
     "A18": "I01",
     "C01": "I29",
+    "C05": "I05 I15",
     "D01": "I43",
     "D02": "I42",
     "D01-hidden": "D1",

@@ -17,6 +17,7 @@ from specsim.check.rules import RULES
 from specsim.explore.chooser import seeded
 from specsim.memory.allocator import Allocator
 from specsim.memory.radix import RadixCache
+from specsim.memory.swa import SwaAllocator, window_cursor
 from specsim.sim import device as device_module
 from specsim.sim import engine as engine_module
 from specsim.sim.accounting import DecodeResult, Held, HostFunctionError, ModelAccounting, Retracted
@@ -317,6 +318,7 @@ class ForgetsASessionsTail(ModelAccounting):
             return 0
         held = held_of(request)
         held.row = slot.row
+        held.node, held.protected, held.evicted = slot.node, slot.protected, slot.evicted
         held.allocated = min(slot.claim, key_len - 1)
         return held.allocated
 
@@ -594,6 +596,20 @@ class SavesAnAbortedTurn(ModelAccounting):
         super().release(request)
 
 
+# Accountings that misuse the sliding window
+
+
+class KeepsItsWindow(ModelAccounting):
+    def _evict_window(self, swa: SwaAllocator, held: Held) -> None:
+        held.evicted = window_cursor(held.evicted, held.honest, self._memory.config.window, swa.page_size)
+
+
+class GivesBackAPartOfAPage(ModelAccounting):
+    def _evict_window(self, swa: SwaAllocator, held: Held) -> None:
+        super()._evict_window(swa, held)
+        held.evicted += swa.page_size > 1
+
+
 def keeps_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks that a ledger sees and an eviction does not."""
     monkeypatch.setattr(RadixCache, "lock", lambda tree, node: tree._watcher.locked(node))
@@ -615,6 +631,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "I12": [Sabotage(HasASlotTwice), Sabotage(TakesAnothersSlot)],
     "I13": [Sabotage(FreesNothing)],
     "I14": [Sabotage(FreesNothing)],
+    "I15": [Sabotage(KeepsItsWindow)],
     "I16": [
         Sabotage(FreesWhatItHolds),
         Sabotage(patch=replacing(Allocator, "__init__", hands_out_a_page_twice)),
@@ -680,6 +697,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "M1": [Sabotage(patch=replacing(device_module, "build_tree", lambda _: lets_a_node_read_its_siblings))],
     "I55": [Sabotage(SavesNoLock)],
     "I57": [Sabotage(SavesAnAbortedTurn)],
+    "I62": [Sabotage(GivesBackAPartOfAPage)],
     "T6": [
         Sabotage(patch=replacing(engine_module, "take_rows", lambda _: takes_the_rows_before)),
         Sabotage(patch=replacing(engine_module, "take_first_row", lambda _: lambda *row: None)),

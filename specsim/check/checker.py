@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specsim.check.laws import Laws, after_append
-from specsim.check.ledger import Owner, SlotLedger, ownership_problem
+from specsim.check.ledger import Owner, SlotLedger, ownership_problem, window_problem
 from specsim.check.oracle import outputs_of, unending_outputs_of
 from specsim.check.rules import BY_ID
 from specsim.check.tree import tree_problem, tree_problem_at_idle
@@ -59,6 +59,7 @@ class Checker:
         memory: Memory,
         ledger: SlotLedger,
         accounting: Accounting,
+        swa_ledger: SlotLedger,
         stop_at: str = "",
         *,
         has_laws: bool = False,
@@ -67,6 +68,7 @@ class Checker:
         self._config = config
         self._memory = memory
         self._ledger = ledger
+        self._swa_ledger = swa_ledger
         self._accounting = accounting
         self._table = array("i", memory.rows.buffer)
         self._released: set[tuple[str, int]] = set()
@@ -102,8 +104,8 @@ class Checker:
 
     def after_memory_calls(self, part: str) -> None:
         """Rules that the ledger watches; called after every call into the accounting."""
-        if self._ledger.broken:
-            rule_id, expected, actual = self._ledger.broken[0]
+        if self._ledger.broken or self._swa_ledger.broken:
+            rule_id, expected, actual = [*self._ledger.broken, *self._swa_ledger.broken][0]
             self.broken(rule_id, part, "", expected, actual)
 
     def ownership(
@@ -117,6 +119,10 @@ class Checker:
             if at_match and rule_id in ("I13", "I14"):
                 self.broken("I54", part, "", expected, actual, aspect="leak")
             self.broken(rule_id, part, "", expected, actual)
+        if self._memory.swa is not None:
+            problem = window_problem(self._memory, self._swa_ledger.used, owners)
+            if problem is not None:
+                self.broken(problem[0], part, "", *problem[1:])
         if self._memory.tree is not None:
             broken = tree_problem(self._memory.tree, self._memory.rows, self._ledger, owners)
             if broken is not None:
@@ -130,13 +136,25 @@ class Checker:
                 continue
             seen = self._accounting.observe(request)
             if seen.row is not None:
-                owners.append(Owner(request.rid, seen.row, seen.allocated, seen.protected, seen.node, seen.committed))
+                owners.append(
+                    Owner(
+                        request.rid, seen.row, seen.allocated, seen.protected, seen.node, seen.committed, seen.evicted
+                    )
+                )
                 borrowed.add(seen.row)
         for session in sessions:
             slot = self._accounting.session_slot(session)
             if slot is not None and slot.row not in borrowed:
                 owners.append(
-                    Owner(f"session {session}", slot.row, slot.allocated, slot.protected, slot.node, slot.claim)
+                    Owner(
+                        f"session {session}",
+                        slot.row,
+                        slot.allocated,
+                        slot.protected,
+                        slot.node,
+                        slot.claim,
+                        slot.evicted,
+                    )
                 )
         return owners
 
@@ -200,6 +218,7 @@ class Checker:
                 f"allocated at least {was.allocated}",
                 f"allocated {now.allocated}",
             )
+            self.hold(was.evicted <= now.evicted, "I62", "prepare", request.rid, f"at least {was.evicted}", now.evicted)
             launches = f"{was.launches + 1} launches"
             self.hold(now.launches == was.launches + 1, "I11", "prepare", request.rid, launches, now.launches)
             if now.row is not None:
@@ -456,6 +475,8 @@ class Checker:
         self.hold(
             not used, "I24", "release", "", "no slot in anybody's hands", f"{len(used)} slots, the first {used[:1]}"
         )
+        lost = len(self._swa_ledger.used)
+        self.hold(not lost, "I15", "release", "", "no window slot in anybody's hands", f"{lost} slots")
         rows = self._memory.rows
         held = rows.count - len(rows.free_rows)
         self.hold(held == 0, "I24", "release", "", "no row in anybody's hands", f"{held} rows")

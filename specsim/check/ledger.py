@@ -95,6 +95,7 @@ class Owner:
     protected: int = 0
     node: TreeNode | None = None
     committed: int = 0
+    evicted: int = 0
 
 
 def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Iterable[Owner]) -> tuple[str, str, str] | None:
@@ -138,6 +139,31 @@ def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Iterable[Owner
     free = memory.rows.free_rows
     if len(set(free)) != len(free) or set(free) & set(rows) or len(free) + len(rows) != memory.rows.count:
         return ("I18", f"{memory.rows.count} rows, free or owned", f"free {sorted(free)}, owned {sorted(rows)}")
+    return None
+
+
+def window_problem(memory: Memory, used: set[int], owners: Iterable[Owner]) -> tuple[str, str, str] | None:
+    """The first broken rule of the pool of a sliding window, whose slots in somebody's hands are `used`."""
+    swa, page_size = memory.swa, memory.allocator.page_size
+    assert swa is not None
+    owned: set[int] = set()
+    for owner in owners:
+        if owner.evicted % page_size or not 0 <= owner.evicted <= owner.committed:
+            return ("I62", f"{owner.name}: whole pages of at most {owner.committed} positions", f"{owner.evicted}")
+        slots = [swa.swa_slots[slot] for slot in memory.rows.read(owner.row, 0, owner.allocated)]
+        if any(slots[: owner.evicted]) or not all(slots[owner.evicted :]):
+            return (
+                "I15",
+                f"{owner.name}: window slots from position {owner.evicted} on",
+                "another position has one or none",
+            )
+        pages = {slot // page_size for slot in slots[owner.evicted :]}
+        if not owned.isdisjoint(pages):
+            return ("I15", "one owner", f"a window page of {owner.name} is another's too")
+        owned |= pages
+    in_use = {slot // page_size for slot in used}
+    if owned != in_use:
+        return ("I15", "an owner for every window page that is not free", f"{len(owned)} owned, {len(in_use)} not free")
     return None
 
 

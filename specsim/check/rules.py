@@ -1,8 +1,7 @@
 """The rules of the accounting tier, each an id and one sentence. Where each is checked: `specsim.check.checker`.
 
 Rules speak of KVready and owned slots only, never of an engine's field or convention. Numbers follow the catalogue of
-invariants that the project started from, so some are missing here: those of sliding windows,
-which the simulator does not have yet.
+invariants that the project started from, so some are missing here.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     Rule("I12", "no slot has two owners", _WRONG),
     Rule("I13", "with pages of one token: every slot that is not free has an owner", _LEAK),
     Rule("I14", "with larger pages: every page that is not free has an owner", _LEAK),
+    Rule("I15", "a request holds the window slots from its eviction cursor on, and every other is free", _LEAK),
     Rule("I16", "no owner's slot is free, and none is free twice", _WRONG),
     Rule("I17", "no page is split between owners", _WRONG),
     Rule("I18", "every row is free or owned, once", _LEAK),
@@ -75,6 +75,7 @@ RULES: tuple[Rule, ...] = (
     Rule("K3", "rows that pad a batch write slot 0 only, and a batch gets the results of its own rows alone", _WRONG),
     Rule("M1", "a node of the tree reads the prefix and its own path, and stands where the path ends", _WRONG),
     Rule("T6", "logprobs and hidden states have a row for each output, and it is that output's", _WRONG),
+    Rule("I62", "the eviction cursor is at a page's start, never goes back, and never beyond the claim", _WRONG),
     Rule("S1", "every request ends", _WRONG),
     Rule("S3", "the batch's counter of accepted drafts counts live requests only", _METRIC),
     Rule("S4", "a turn reuses all that its session kept", _METRIC),

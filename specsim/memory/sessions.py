@@ -21,6 +21,7 @@ class SessionSlot:
     allocated: int
     protected: int = 0
     node: TreeNode | None = None
+    evicted: int = 0  # positions whose slots of a sliding window were given back
 
 
 class Sessions:

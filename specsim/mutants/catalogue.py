@@ -102,8 +102,8 @@ CATALOGUE: tuple[Mutant, ...] = (
         "a session protects all that it claims, and not the whole pages that the tree has of it",
         references=("sgl-project/sglang#20070",),
         module=_ACCOUNTING,
-        line="slot = SessionSlot(held.row, claim, min(held.allocated, keep), held.protected, held.node)",
-        becomes="slot = SessionSlot(held.row, claim, min(held.allocated, keep), claim, held.node)",
+        line="slot = SessionSlot(held.row, claim, min(held.allocated, keep), held.protected, held.node, held.evicted)",
+        becomes="slot = SessionSlot(held.row, claim, min(held.allocated, keep), claim, held.node, held.evicted)",
     ),
     Mutant(
         "A09",
@@ -161,6 +161,14 @@ CATALOGUE: tuple[Mutant, ...] = (
         module=_RADIX,
         line="self._beyond = 1 if bigram else 0  # tokens that a run of keys needs beyond their number",
         becomes="self._beyond = 0",
+    ),
+    Mutant(
+        "C05",
+        "slots of a sliding window are given back although the next step may still read them",
+        references=("sgl-project/sglang#34870", "sgl-project/sglang#34823"),
+        module=_ACCOUNTING,
+        line="held.evicted = swa.evict_window(slots, held.evicted, held.honest, self._memory.config.window)",
+        becomes="held.evicted = swa.evict_window(slots, held.evicted, held.honest + 1, self._memory.config.window - 1)",
     ),
     Mutant(
         "D01",

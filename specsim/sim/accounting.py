@@ -14,6 +14,7 @@ from specsim.memory.allocator import Allocator, ceil_to
 from specsim.memory.radix import RadixCache, TreeNode
 from specsim.memory.rows import Rows
 from specsim.memory.sessions import Sessions, SessionSlot
+from specsim.memory.swa import SwaAllocator
 from specsim.sim.config import EngineConfig
 from specsim.sim.model import EOS, STOP
 from specsim.sim.request import Request
@@ -25,9 +26,10 @@ class Memory:
 
     config: EngineConfig
     rows: Rows
-    allocator: Allocator
+    allocator: Allocator | SwaAllocator
     sessions: Sessions
     tree: RadixCache | None = None
+    swa: SwaAllocator | None = None  # the allocator again, when there is a sliding window
 
     @property
     def available(self) -> int:
@@ -73,6 +75,7 @@ class Observed(NamedTuple):
     launches: int
     protected: int = 0  # positions whose slots are the tree's
     node: TreeNode | None = None  # where the request's lock is
+    evicted: int = 0  # positions whose slots of a sliding window were given back
 
 
 class Retracted(NamedTuple):
@@ -186,7 +189,8 @@ class Held:
     """The model's own state of a request.
 
     `honest` positions are written by resolved work; `in_flight` verifications are launched and unresolved. The slots of
-    the first `protected` positions are the tree's, which the lock on `node` keeps.
+    the first `protected` positions are the tree's, which the lock on `node` keeps; those of a sliding window are given
+    back up to `evicted`.
     """
 
     row: int | None = None
@@ -203,6 +207,7 @@ class Held:
     histogram: list[int] = field(default_factory=list)
     protected: int = 0
     node: TreeNode | None = None
+    evicted: int = 0
 
     @property
     def kv_ready(self) -> int:
@@ -264,6 +269,8 @@ class ModelAccounting:
     def prepare(self, batch: list[Request]) -> None:
         for request in batch:
             held: Held = request.state_of_accounting
+            if self._memory.swa is not None and held.launches:
+                self._evict_window(self._memory.swa, held)
             self._grow(held, held.allocated, self._next_allocated(held))
             held.in_flight += 1
             held.launches += 1
@@ -344,7 +351,7 @@ class ModelAccounting:
         held: Held = request.state_of_accounting
         prefix_len = min(slot.claim, key_len - 1)
         held.row, held.allocated = slot.row, slot.allocated
-        held.node, held.protected = slot.node, slot.protected
+        held.node, held.protected, held.evicted = slot.node, slot.protected, slot.evicted
         self._free(held, ceil_to(prefix_len, self._memory.config.page_size))
         held.allocated = prefix_len
         return prefix_len
@@ -375,6 +382,7 @@ class ModelAccounting:
             held.launches,
             held.protected,
             held.node,
+            held.evicted,
         )
 
     def restore(self, request: Request, observed: Observed) -> None:
@@ -416,8 +424,16 @@ class ModelAccounting:
         self._free(held, held.protected)
         self._unlock(held)
         self._free_row(held)
-        held.honest = held.in_flight = held.allocated = held.launches = 0
+        held.honest = held.in_flight = held.allocated = held.launches = held.evicted = 0
         held.is_retracted = True
+
+    def _evict_window(self, swa: SwaAllocator, held: Held) -> None:
+        """Give back the window slots that no query reads again. A launch in flight starts at `honest`; a prefill in
+        flight may start earlier, so nothing is given back before the second launch.
+        """
+        assert held.row is not None
+        slots = self._memory.rows.read(held.row, 0, held.honest)
+        held.evicted = swa.evict_window(slots, held.evicted, held.honest, self._memory.config.window)
 
     def _free(self, held: Held, start: int) -> None:
         """Free the slots of positions `[start, allocated)`."""
@@ -451,7 +467,7 @@ class ModelAccounting:
         keep = self._keep(request, held)
         self._free(held, ceil_to(keep, self._memory.config.page_size))
         claim = min(keep, held.kv_ready)
-        slot = SessionSlot(held.row, claim, min(held.allocated, keep), held.protected, held.node)
+        slot = SessionSlot(held.row, claim, min(held.allocated, keep), held.protected, held.node, held.evicted)
         self._memory.sessions.slots[request.turn.session] = slot
         held.row = held.node = None
         held.protected = 0

@@ -25,6 +25,7 @@ class EngineConfig:
     `chunk_size`        tokens of a prefill launch at most, whole pages; 0 for no bound
     `late_results`      the host may take a result between the preparation of a step and its launch, as for a grammar
     `adaptive`          each decode step is as long as is chosen at its launch, `num_steps` at most; chains only
+    `window`            positions before its own that a layer of a sliding window reads; 0 for no such layers
     `tight_pool`        a request may outgrow the pool, and is then dropped
     `draft_layers`      layers of the drafter whose KV is simulated, a pool each; 0 for none, more than one for chains
     `graph_sizes`       batch sizes of captured CUDA graphs; smaller batches are padded. None: no graphs
@@ -45,6 +46,7 @@ class EngineConfig:
     chunk_size: int = 0
     late_results: bool = False
     adaptive: bool = False
+    window: int = 0
     tight_pool: bool = False
     draft_layers: int = 0
     graph_sizes: tuple[int, ...] = ()
@@ -110,6 +112,8 @@ def require_runnable(config: EngineConfig) -> None:
         without = not (config.radix or config.chunk_size or config.adaptive)
         reason = "draft pools are simulated without radix cache, chunked prefill and adaptive steps"
         _require(without, f"draft_layers={config.draft_layers}", reason)
+    _require(config.window >= 0, f"window={config.window}", "a window has positions")
+    _require(not (config.window and config.radix), "window with radix", "the radix cache has no window slots")
     _require(
         config.tight_pool or config.pool_slots >= config.request_slots_max,
         f"pool_slots={config.pool_slots}",

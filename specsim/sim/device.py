@@ -53,6 +53,7 @@ class LaunchRow:
     row: int = 0
     is_middle: bool = False  # a part of a prefill, not the last: it gives no token
     counts: Counts | None = None
+    swa_slots: list[int] = field(default_factory=list)  # those of a sliding window, 0 for none; as long as `slots`
 
 
 @dataclass(slots=True)
@@ -130,6 +131,7 @@ class Device:
         self._config = config
         self._has_laws = has_laws
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
+        self.swa_content = [0] * (len(self.content) if config.window else 0)
         self._drafter = Drafter(config, len(self.content)) if config.draft_layers else None
         self._graph = GraphBuffers(config.graph_sizes, config.num_draft_tokens) if config.graph_sizes else None
         self.stream: deque[Launch] = deque()
@@ -171,7 +173,7 @@ class Device:
         if len(row.slots) < len(chain):
             self.short_rows.append((row.key, len(row.slots), len(chain)))
         for position in range(row.prefix_len, min(len(chain), len(row.slots))):
-            self.content[row.slots[position]] = chain[position]
+            self._write(row, position, chain[position])
         counts: Counts = {}
         if row.is_middle or row.request.turn.sampling is None:  # the token behind a middle part is nobody's
             token = model.next_token_after(chain[-1], len(chain), row.request.specials)
@@ -215,6 +217,18 @@ class Device:
             position = next((p for p, (r, c) in enumerate(zip(read, chain, strict=False)) if r != c), len(read))
             slot = row.slots[position] if position < len(row.slots) else -1
             self.content_errors.append(ContentError(row.key, position, slot))
+
+        if row.swa_slots and chain:
+            first = max(0, len(chain) - self._config.window)
+            for position, swa_slot in enumerate(row.swa_slots[first : len(chain)], first):
+                if not swa_slot or self.swa_content[swa_slot] != chain[position]:
+                    self.content_errors.append(ContentError(row.key, position, swa_slot))
+                    return
+
+    def _write(self, row: LaunchRow, position: int, fingerprint: int) -> None:
+        self.content[row.slots[position]] = fingerprint
+        if row.swa_slots:
+            self.swa_content[row.swa_slots[position]] = fingerprint
 
     def _decode(self, rows: list[LaunchRow], num_steps: int, ndt: int) -> DecodeResult:
         config = self._config
@@ -307,7 +321,7 @@ class Device:
             self._note_law(row, law.nodes)
         for node, fingerprint in enumerate(node_prints):
             if start + node < len(row.slots):
-                self.content[row.slots[start + node]] = fingerprint
+                self._write(row, start + node, fingerprint)
         return tokens, node_prints, targets
 
     def _law_of(self, row: LaunchRow, sequence: Sequence) -> TreeLaw:
@@ -325,6 +339,10 @@ class Device:
         moved = [self.content[row.slots[start + node]] for node in path if start + node < len(row.slots)]
         for offset, fingerprint in enumerate(moved):
             self.content[row.slots[start + offset]] = fingerprint
+        if row.swa_slots:
+            reach = [start + node for node in path if start + node < len(row.slots)]
+            for offset, fingerprint in enumerate([self.swa_content[row.swa_slots[at]] for at in reach]):
+                self.swa_content[row.swa_slots[start + offset]] = fingerprint
         sequence.chain += [node_prints[node] for node in path]
         root, sequence.root = sequence.root, bonus
         if row.request.turn.sampling is not None:

@@ -25,13 +25,15 @@ from specsim.memory.allocator import Allocator, OutOfSlotsError, ceil_to
 from specsim.memory.radix import RadixCache
 from specsim.memory.rows import Rows, RowsExhaustedError
 from specsim.memory.sessions import Sessions
+from specsim.memory.swa import SwaAllocator
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.config import require_runnable
-from specsim.sim.device import Device, DraftPlan, Launch, LaunchRow
+from specsim.sim.device import Device, Launch, LaunchRow
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.lifecycle import Event, State
 from specsim.sim.logprobs import take_first_row, take_rows
 from specsim.sim.marks import features_of
+from specsim.sim.plan import draw_plan
 from specsim.sim.request import Request, Turn, make_request
 from specsim.sim.sampling import cumulate
 from specsim.sim.workload import Scenario
@@ -103,19 +105,30 @@ class Engine:
         self._chooser = chooser
         self._ledger = SlotLedger(self._config.page_size)
         page_size = self._config.page_size
-        allocator = Allocator(self._config.pool_slots, page_size, self._ledger)
+        pool_slots = self._config.pool_slots
+        swa_ledger = SlotLedger(page_size)
+        swa = None
+        if self._config.window:
+            swa = SwaAllocator(pool_slots, pool_slots, page_size, self._ledger, swa_ledger)
+        allocator = swa or Allocator(pool_slots, page_size, self._ledger)
         tree = None
         if self._config.radix:
             tree = RadixCache(page_size, allocator, bigram=self._config.bigram, watcher=self._ledger)
         rows = Rows(self._config.rows, self._config.row_width)
-        self._memory = Memory(self._config, rows, allocator, Sessions(), tree)
+        self._memory = Memory(self._config, rows, allocator, Sessions(), tree, swa)
         self._accounting = accounting(self._memory)
         refusal = self._accounting.refuses(self._config)
         if refusal:
             raise UnjudgeableError(refusal)
         self._has_laws = self._workload.has_laws
         self._checker = Checker(
-            self._config, self._memory, self._ledger, self._accounting, stop_at, has_laws=self._has_laws
+            self._config,
+            self._memory,
+            self._ledger,
+            self._accounting,
+            swa_ledger,
+            stop_at,
+            has_laws=self._has_laws,
         )
         self._device = Device(self._config, has_laws=self._has_laws)
         self._log: list[LoggedEvent] = []
@@ -502,6 +515,7 @@ class Engine:
             tokens = (request.prompt + request.outputs)[: request.extend_len]
             is_middle = request.state is State.CHUNKED
             rows.append(LaunchRow(request, request.key, slots, None, tokens, prefix_len, row, is_middle))
+        self._note_window(rows)
         self._merging = [request for request in admitted if request.state is not State.CHUNKED]
         return self._launch("prefill", rows)
 
@@ -532,9 +546,19 @@ class Engine:
         for request in batch:
             row, slots = self._slots_of(request)
             counts = cumulate(request) if self._config.relaxed_penalties else None
-            rows.append(LaunchRow(request, request.key, slots, self._draw_plan(), row=row, counts=counts))
+            plan = draw_plan(self._chooser, self._config, self._steps)
+            rows.append(LaunchRow(request, request.key, slots, plan, row=row, counts=counts))
             request.pending += 1
+        self._note_window(rows)
         return rows
+
+    def _note_window(self, rows: list[LaunchRow]) -> None:
+        """The slots of the sliding window, as they are now."""
+        if self._memory.swa is not None:
+            for row in rows:
+                row.swa_slots = [self._memory.swa.swa_slots[slot] for slot in row.slots]
+                if not all(row.swa_slots):
+                    self._marks.add("window slots given back")
 
     def _growth(self, request: Request, before: Observed) -> str:
         return f"{request.rid}:{before.allocated}>{self._accounting.observe(request).allocated}"
@@ -571,30 +595,6 @@ class Engine:
                         self._marks.add("R10")
                     if not set(old.slots).isdisjoint(new.slots):
                         self._marks.add("R9")
-
-    def _draw_plan(self) -> DraftPlan:
-        """A tree, and how far the drafts agree with the target: an accepted path from the root."""
-        config = self._config
-        if config.topk == 1:
-            agree = self._steps - self._chooser.choose(self._steps + 1, "drafts that disagree")
-            return DraftPlan(list(range(-1, self._steps)), frozenset(range(1, agree + 1)))
-        parents, depth, children = [-1], [0], [0]
-        for _ in range(1, config.num_draft_tokens):
-            open_nodes = [n for n, d in enumerate(depth) if d < config.num_steps and children[n] < config.topk]
-            parent = open_nodes[-1 - self._chooser.choose(len(open_nodes), "parent")]
-            children[parent] += 1
-            parents.append(parent)
-            depth.append(depth[parent] + 1)
-            children.append(0)
-        agreeing: list[int] = []
-        node = 0
-        while True:
-            options = [child for child, parent in enumerate(parents) if parent == node]
-            picked = self._chooser.choose(len(options) + 1, "agreeing child") if options else 0
-            if not options or picked == len(options):
-                return DraftPlan(parents, frozenset(agreeing))
-            node = options[picked]
-            agreeing.append(node)
 
     def _retract(self, batch: list[Request], why: str) -> list[Request]:
         self._checker.before_tree_calls()

@@ -23,6 +23,7 @@ SCHEDULER_FEATURES = frozenset(
         "pauses",
         "radix cache",
         "session faults",
+        "sliding window",
         "tight pool",
         "timeouts",
     }

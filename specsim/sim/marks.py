@@ -46,6 +46,8 @@ def features_of(config: EngineConfig) -> set[str]:
         marks.add("pages")
     if config.radix:
         marks.add("bigram keys" if config.bigram else "radix cache")
+    if config.window:
+        marks.add("sliding window")
     for name in ("adaptive", "late_results", "tight_pool"):
         if getattr(config, name):
             marks.add(name.replace("_", " "))

@@ -92,6 +92,8 @@ def _with_features(chooser: Chooser, scenario: Scenario) -> Scenario:
         config = replace(config, late_results=True)
     if config.topk == 1 and chooser.choose(4, "adaptive steps") == 1:
         config = replace(config, adaptive=True)
+    if not config.radix and chooser.choose(4, "sliding window") == 1:
+        config = replace(config, window=between(chooser, 1, 12, "window"))
     has_sessions = any(turn.session for turn in workload.turns)
     if not has_sessions and chooser.choose(6, "tight pool") == 1:
         first_need = max(len(turn.tokens) for turn in workload.turns) + config.reserve
@@ -117,6 +119,8 @@ def _without(lacking: frozenset[str], scenario: Scenario, plain: Scenario) -> Sc
         config = replace(config, late_results=False)
     if "adaptive steps" in lacking:
         config = replace(config, adaptive=False)
+    if "sliding window" in lacking:
+        config = replace(config, window=0)
     if "tight pool" in lacking:
         config = replace(config, tight_pool=False, pool_slots=plain.config.pool_slots)
     if "timeouts" in lacking:

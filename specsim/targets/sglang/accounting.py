@@ -112,6 +112,8 @@ class SglangAccounting:
             return "the radix cache of releases is not simulated"
         if config.chunk_size:
             return "chunked prefill of releases is not simulated"
+        if config.window:
+            return "sliding windows of releases are not simulated"
         if config.adaptive:
             return "releases are simulated with steps of one length"
         return ""
