@@ -56,8 +56,8 @@ class DecodeResult:
     accept_lens: list[int]
     stride: int
     accepted_drafts: int = 0
-    hidden_states: list[int] = field(default_factory=list)
-    logprobs: list[int] = field(default_factory=list)
+    hidden_states: tuple[int, ...] = ()
+    logprobs: tuple[int, ...] = ()
 
 
 class Observed(NamedTuple):

@@ -67,7 +67,7 @@ class Launch:
     num_draft_tokens: int = 0
     done: bool = False
     first_tokens: list[int] = field(default_factory=list)
-    first_hidden_states: list[int] = field(default_factory=list)
+    first_hidden_states: tuple[int, ...] = ()
     result: DecodeResult | None = None
     grammar_advanced: bool = False
 
@@ -161,7 +161,7 @@ class Device:
         self._unread = [launch] if self._has_laws else []
         if launch.kind == "prefill":
             launch.first_tokens = [self._prefill(row) for row in launch.rows]
-            launch.first_hidden_states = [self.sequences[row.key].chain[-1] for row in launch.rows]
+            launch.first_hidden_states = tuple(self.sequences[row.key].chain[-1] for row in launch.rows)
         else:
             launch.result = self._decode(launch.rows, launch.num_steps, launch.num_draft_tokens)
         launch.done = True
@@ -296,7 +296,7 @@ class Device:
         start = len(sequence.chain)
         parents = row.plan.parents
         tree = build_tree(parents, start)
-        attention = Attention(sequence.chain)
+        run_node = Attention(sequence.chain).node
         specials = row.request.specials
         law = self._law_of(row, sequence) if row.request.turn.sampling else None
         tokens = [sequence.root]
@@ -312,7 +312,7 @@ class Device:
                     tokens.append((right + node) % model.VOCABULARY + model.VOCABULARY)
                 else:
                     tokens.append(law.wrong_draft(node, right))
-            node_prints.append(attention.node(tokens[node], mask, position))
+            node_prints.append(run_node(tokens[node], mask, position))
             if law is None:
                 targets.append(model.next_token_after(node_prints[node], position + 1, specials))
             else:

@@ -22,8 +22,8 @@ def logprob_of(hidden: int, token: int) -> int:
 def write_rows(result: DecodeResult, hidden: list[int], run: list[int]) -> None:
     """Append a request's rows to a result: the accepted ones first, zeros up to the stride."""
     rejected = [0] * (result.stride - len(run))
-    result.hidden_states += hidden + rejected
-    result.logprobs += [logprob_of(state, token) for state, token in zip(hidden, run, strict=True)] + rejected
+    result.hidden_states += (*hidden, *rejected)
+    result.logprobs += (*map(logprob_of, hidden, run), *rejected)
 
 
 def take_first_row(request: Request, hidden: int, token: int) -> None:
