@@ -6,8 +6,8 @@ run until a rule breaks, and the first that does must be the one that the sabota
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -21,7 +21,8 @@ from specsim.sim.accounting import DecodeResult, Held, HostFunctionError, ModelA
 from specsim.sim.device import Device, Launch, LaunchRow
 from specsim.sim.engine import Engine
 from specsim.sim.lifecycle import State
-from specsim.sim.request import Request
+from specsim.sim.relay import Futures, Ring
+from specsim.sim.request import Request, Turn
 from specsim.sim.verify import Verified, verify_tree_greedy
 from specsim.sim.workload import draw_scenario
 
@@ -176,14 +177,14 @@ class TakesAnothersSlot(ModelAccounting):
     """The last position of the batch's first request lies in a slot of its second."""
 
     def prepare(self, batch: list[Request]) -> None:
-        super().prepare(batch)
         was = held_of(batch[0]).allocated
+        super().prepare(batch)
         if len(batch) > 1 and self._memory.config.page_size == 1:
             one, two, rows = held_of(batch[0]), held_of(batch[1]), self._memory.rows
             assert one.row is not None
             assert two.row is not None
-            rows.write(one.row, was, rows.read(two.row, 0, 1))
-            one.allocated = was + 1
+            if one.allocated > was:
+                rows.write(one.row, was, rows.read(two.row, 0, 1))
 
 
 class TakesNoRow(ModelAccounting):
@@ -361,14 +362,25 @@ class ResolvesNothing(Engine):
 
 
 class LaunchesARequestTwice(Engine):
-    def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
-        return super()._launch(kind, [*rows, rows[0]])
+    def _launch(self, kind: str, rows: list[LaunchRow], futures: Futures) -> Launch:
+        return super()._launch(kind, [*rows, rows[0]], futures)
 
 
 class LaunchesTheFinished(Engine):
-    def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
+    def _launch(self, kind: str, rows: list[LaunchRow], futures: Futures) -> Launch:
         finished = [request for request in self._requests if request.state is State.FINISHED]
-        return super()._launch(kind, rows + [LaunchRow(request, request.key, []) for request in finished])
+        return super()._launch(kind, rows + [LaunchRow(request, request.key, []) for request in finished], futures)
+
+
+class WaitsForTheNewest(Engine):
+    def _host(self) -> Iterator[Launch | None]:
+        for awaited in super()._host():
+            yield self._unresolved[-1] if awaited is not None else None
+
+
+class AsksForMoreThanTheContext(Engine):
+    def _capped(self, turn: Turn) -> Turn:
+        return replace(turn, max_new_tokens=turn.max_new_tokens + 3)
 
 
 class ReleasesTwice(Engine):
@@ -378,6 +390,24 @@ class ReleasesTwice(Engine):
 
 
 # Devices that go wrong
+
+
+def relays_to_the_wrong_request(take: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    return lambda ring, count: take(ring, count)[::-1] if count == 1 else [0] * count
+
+
+def accepts_a_node_that_is_not_there(verify: Callable[..., Verified]) -> Callable[..., Verified]:
+    def past_the_end(*arguments: Any) -> Verified:
+        verified = verify(*arguments)
+        verified.accept_index[0] = len(verified.predicts)
+        return verified
+
+    return past_the_end
+
+
+class AllocatesForFourSteps(ModelAccounting):
+    def _next_allocated(self, held: Held) -> int:
+        return super()._next_allocated(held) + self._memory.config.reserve
 
 
 def forgets_a_token_between_steps(execute_next: Callable[[Device], Launch]) -> Callable[[Device], Launch]:
@@ -489,12 +519,17 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     ],
     "I43": [Sabotage(patch=replacing(Device, "_accept", moves_nothing))],
     "I46": [Sabotage(patch=replacing(Device, "_accept", loses_an_accepted_token))],
+    "I49": [Sabotage(patch=replacing(Ring, "take", relays_to_the_wrong_request))],
     "I53": [Sabotage(SavesTheHonestLength), Sabotage(SavesTheOvershoot), Sabotage(SavesNoSession)],
     "I54": [Sabotage(ForgetsASessionsTail)],
     "S1": [Sabotage(engine=AdmitsNobody)],
     "S3": [Sabotage(CountsStaleDrafts)],
     "S4": [Sabotage(ReusesLessThanWasKept)],
+    "S5": [Sabotage(AllocatesForFourSteps)],
+    "S6": [Sabotage(engine=WaitsForTheNewest)],
+    "S7": [Sabotage(engine=AsksForMoreThanTheContext)],
     "X1": [Sabotage(Raises)],
+    "X4": [Sabotage(patch=replacing(device_module, "verify_tree_greedy", accepts_a_node_that_is_not_there))],
 }
 # A run that hangs or dies breaks these, and only the process that started it is there to say so.
 HELD_BY_THE_PARENT = {"X2", "X3"}

@@ -52,13 +52,18 @@ RULES: tuple[Rule, ...] = (
     Rule("I42", "the next root is the last token of the accepted run", _WRONG),
     Rule("I43", "after a step the accepted positions hold the KV of the accepted path", _WRONG),
     Rule("I46", "a step's length grows by the accepted tokens", _WRONG),
+    Rule("I49", "a step begins with what the launch before it of the same incarnation left in the relay", _WRONG),
     Rule("I53", "a session keeps the shorter of its visible tokens and KVready", _WRONG),
     Rule("I54", "a turn reuses no more than its session kept, and nothing of the session leaks", _LEAK),
     Rule("S1", "every request ends", _WRONG),
     Rule("S3", "the batch's counter of accepted drafts counts live requests only", _METRIC),
     Rule("S4", "a turn reuses all that its session kept", _METRIC),
+    Rule("S5", "a launch allocates no further than two steps beyond the known length", _METRIC),
+    Rule("S6", "the host waits for no other launch than the one whose result it takes next", _METRIC),
+    Rule("S7", "prompt and answer fit the context", _WRONG),
     Rule("X1", "the host functions raise nothing", _WRONG),
     Rule("X2", "a schedule ends within the time limit", _WRONG),
     Rule("X3", "a schedule leaves its process alive", _UNDEFINED),
+    Rule("X4", "the device reads and writes inside its tensors", _UNDEFINED),
 )
 BY_ID = {rule.id: rule for rule in RULES}

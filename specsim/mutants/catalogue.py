@@ -32,6 +32,8 @@ class Mutant:
 _ACCOUNTING = "specsim.sim.accounting"
 _CONFIG = "specsim.sim.config"
 _DEVICE = "specsim.sim.device"
+_ENGINE = "specsim.sim.engine"
+_RELAY = "specsim.sim.relay"
 
 CATALOGUE: tuple[Mutant, ...] = (
     Mutant(
@@ -83,6 +85,15 @@ CATALOGUE: tuple[Mutant, ...] = (
         becomes="self._free(held, prefix_len)",
     ),
     Mutant(
+        "A08",
+        "a turn that asks for logprobs of its prompt is matched with the part before them only",
+        references=("sgl-project/sglang#20557",),
+        module=_ENGINE,
+        line="prefix_len = self._accounting.session_match(request, fill_len)",
+        becomes="prefix_len = self._accounting.session_match("
+        "request, [fill_len, request.turn.logprob_start + 1][request.turn.logprob_start >= 0])",
+    ),
+    Mutant(
         "A09",
         "memory is given back up to the length that is known, not up to the length that was allocated",
         references=("sgl-project/sglang#12224", "sgl-project/sglang-jax#994", "sgl-project/sglang-jax#70"),
@@ -97,14 +108,6 @@ CATALOGUE: tuple[Mutant, ...] = (
         module=_ACCOUNTING,
         line="self._take_back(retracted[-1].state_of_accounting)",
         becomes="held = retracted[-1].state_of_accounting; held.allocated = held.kv_ready; self._take_back(held)",
-    ),
-    Mutant(
-        "A20",
-        "a launch reserves for one step, and not for the one in flight",
-        references=("NVIDIA/TensorRT-LLM#16280",),
-        module=_CONFIG,
-        line="return 2 * self.alloc_len",
-        becomes="return self.alloc_len",
     ),
     Mutant(
         "A11",
@@ -132,6 +135,62 @@ CATALOGUE: tuple[Mutant, ...] = (
         becomes="pass",
     ),
     Mutant(
+        "A19",
+        "the ring of the relay has room for two batches",
+        references=("sgl-project/sglang-jax#1487",),
+        module=_RELAY,
+        line="return (config.rows + 2) * config.rows",
+        becomes="return 2 * config.rows",
+    ),
+    Mutant(
+        "A20",
+        "a launch reserves for one step, and not for the one in flight",
+        references=("NVIDIA/TensorRT-LLM#16280",),
+        module=_CONFIG,
+        line="return 2 * self.alloc_len",
+        becomes="return self.alloc_len",
+    ),
+    Mutant(
+        "A22",
+        "the late result of a retracted request is taken as a fresh one",
+        references=("vllm-project/vllm#49620", "vllm-project/vllm#41190"),
+        module=_ENGINE,
+        line="return row.request.state is State.RUNNING and row.request.key == row.key",
+        becomes="return row.request.state is not State.FINISHED and row.request.key == row.key",
+    ),
+    Mutant(
+        "B01",
+        "a verification looks its row up when it runs, and not as it was at its launch",
+        references=("sgl-project/sglang#18744", "sgl-project/sglang#18746"),
+        module=_ENGINE,
+        line="return self._memory.rows.read(seen.row, 0, seen.allocated)",
+        becomes="return memoryview(self._memory.rows.buffer)[seen.row * self._memory.rows.width :][: seen.allocated]",
+    ),
+    Mutant(
+        "B06",
+        "the host waits for the newest launch before it takes the oldest result",
+        references=("sgl-project/sglang#31072",),
+        module=_ENGINE,
+        line="yield oldest",
+        becomes="yield self._unresolved[-1]",
+    ),
+    Mutant(
+        "B08",
+        "the host reads tokens from the device's output buffer, which the next step writes",
+        references=("sgl-project/sglang#19761",),
+        module=_DEVICE,
+        line="return DecodeResult(self._output.copy(), verified.accept_lens, ndt)",
+        becomes="return DecodeResult(self._output, verified.accept_lens, ndt)",
+    ),
+    Mutant(
+        "C11",
+        "a launch reserves for four steps",
+        references=("sgl-project/sglang#32459", "sgl-project/sglang#32574"),
+        module=_CONFIG,
+        line="return 2 * self.alloc_len",
+        becomes="return 4 * self.alloc_len",
+    ),
+    Mutant(
         "D01",
         "the KV of an accepted path that is no dense prefix of the tree is not moved to the front",
         references=(
@@ -151,6 +210,38 @@ CATALOGUE: tuple[Mutant, ...] = (
         module=_DEVICE,
         line="bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)",
         becomes="bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, ndt)",
+    ),
+    Mutant(
+        "D03",
+        "the move of accepted KV runs over an entry for every node of the trees",
+        references=("sgl-project/sglang#26866",),
+        module=_DEVICE,
+        line="sources = [verified.accept_index[entry] for entry in range(len(rows) * width)]",
+        becomes="sources = [verified.accept_index[entry] for entry in range(len(rows) * ndt)]",
+    ),
+    Mutant(
+        "D06",
+        "the recurrent state is that of node accept_len - 1 of the tree",
+        references=("sgl-project/sglang#27463",),
+        module=_DEVICE,
+        line="sequence.state = node_prints[path[-1]]",
+        becomes="sequence.state = node_prints[len(path) - 1]",
+    ),
+    Mutant(
+        "D11",
+        "buffers of accepted tokens are sized for trees of two steps at least",
+        references=("NVIDIA/TensorRT-LLM#10385",),
+        module=_CONFIG,
+        line="return self.num_steps + 1",
+        becomes="return max(self.num_steps, 2) + 1",
+    ),
+    Mutant(
+        "E07",
+        "a verification has cache locations for its steps, and not for every node",
+        references=("sgl-project/sglang#30354",),
+        module=_DEVICE,
+        line="out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]",
+        becomes="out_cache_loc = row.slots[start : start + self._config.num_steps]",
     ),
     Mutant(
         "H01",
@@ -177,12 +268,66 @@ CATALOGUE: tuple[Mutant, ...] = (
         becomes="held.finished_len = min(len(request.outputs), turn.max_new_tokens)",
     ),
     Mutant(
+        "H06",
+        "a full batch stays marked as full when a request ends with its prefill",
+        references=("sgl-project/sglang#4185",),
+        module=_ENGINE,
+        line="self._batch_is_full = False  # somebody leaves",
+        becomes="self._batch_is_full &= not request.resolved",
+    ),
+    Mutant(
+        "H07",
+        "a client that names no limit may fill the engine's own reserve",
+        references=("NVIDIA/TensorRT-LLM#16826",),
+        module=_ENGINE,
+        line="room = self._config.context_len - len(turn.tokens)",
+        becomes="room = self._config.row_width - len(turn.tokens)",
+    ),
+    Mutant(
+        "I04",
+        "the next batch is made without a look at who has finished",
+        references=(
+            "sgl-project/sglang#28986",
+            "sgl-project/sglang#27324",
+            "sgl-project/sglang#27325",
+            "sgl-project/sglang#28312",
+            "sgl-project/sglang#28484",
+        ),
+        module=_ENGINE,
+        line="self._running = [r for r in batch if r.state is not State.FINISHED]",
+        becomes="self._running = batch",
+    ),
+    Mutant(
         "K01",
         "what a request gets of a verification is read without its offset in the batch",
         references=("sgl-project/sglang#2730", "sgl-project/sglang#2723"),
         module=_ACCOUNTING,
         line="runs.append(result.next_token_ids[i * result.stride : i * result.stride + accept_len])",
         becomes="runs.append(result.next_token_ids[:accept_len])",
+    ),
+    Mutant(
+        "K03",
+        "the state of the batch is cut to the number of requests that are left",
+        references=("sgl-project/sglang#14368", "sgl-project/sglang#14536"),
+        module=_RELAY,
+        line="self.indices = [index for index, keep in zip(self.indices, kept, strict=False) if keep]",
+        becomes="self.indices = self.indices[: sum(kept)]",
+    ),
+    Mutant(
+        "K04",
+        "an empty batch brings an entry of its own into a merge",
+        references=("sgl-project/sglang#10090",),
+        module=_RELAY,
+        line="self.indices = [*self.indices, *other]",
+        becomes="self.indices = [*(self.indices or [0]), *other]",
+    ),
+    Mutant(
+        "M01",
+        "the recurrent state of accepted tokens is not committed",
+        references=("sgl-project/sglang#26351",),
+        module=_DEVICE,
+        line="sequence.state = node_prints[path[-1]]",
+        becomes="pass",
     ),
     Mutant(
         "N01",

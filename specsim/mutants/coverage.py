@@ -60,7 +60,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#19531",
             "sgl-project/sglang#28754",
         ),
-        "PENDING",
     ),
     Entry(
         "A02",
@@ -70,13 +69,9 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#18848",
             "sgl-project/sglang#15690",
         ),
-        "PENDING",
     ),
     Entry(
-        "A03",
-        "tokens accepted beyond the end of the answer are saved in the session",
-        ("sgl-project/sglang#22897",),
-        "PENDING",
+        "A03", "tokens accepted beyond the end of the answer are saved in the session", ("sgl-project/sglang#22897",)
     ),
     Entry(
         "A04",
@@ -84,12 +79,7 @@ ENTRIES: tuple[Entry, ...] = (
         ("sgl-project/sglang#22900",),
         "PENDING",
     ),
-    Entry(
-        "A05",
-        "what a session holds beyond the part that a turn reuses is lost",
-        ("sgl-project/sglang#22862",),
-        "PENDING",
-    ),
+    Entry("A05", "what a session holds beyond the part that a turn reuses is lost", ("sgl-project/sglang#22862",)),
     Entry(
         "A06",
         "an aborted turn overwrites what its session had kept",
@@ -109,7 +99,6 @@ ENTRIES: tuple[Entry, ...] = (
         "A08",
         "prompt logprobs cut the key of a session match, and the session's memory is computed again",
         ("sgl-project/sglang#20557",),
-        "PENDING",
     ),
     Entry(
         "A09",
@@ -119,7 +108,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang-jax#994",
             "sgl-project/sglang-jax#70",
         ),
-        "PENDING",
     ),
     Entry(
         "A10",
@@ -129,29 +117,17 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#11976",
             "sgl-project/sglang#11981",
         ),
-        "PENDING",
     ),
-    Entry(
-        "A11",
-        "the memory check before a decode step leaves out the step in flight",
-        ("sgl-project/sglang#14972",),
-        "PENDING",
-    ),
+    Entry("A11", "the memory check before a decode step leaves out the step in flight", ("sgl-project/sglang#14972",)),
     Entry("A12", "fewer draft steps make the allocated length shrink", ("sgl-project/sglang#23336",), "PENDING"),
-    Entry("A14", "a row is narrower than what one launch may allocate", ("sgl-project/sglang#26972",), "PENDING"),
-    Entry("A18", "slots are allocated and the length is not recorded", ("sgl-project/sglang-jax#1147",), "PENDING"),
+    Entry("A14", "a row is narrower than what one launch may allocate", ("sgl-project/sglang#26972",)),
+    Entry("A18", "slots are allocated and the length is not recorded", ("sgl-project/sglang-jax#1147",)),
     Entry(
         "A19",
         "the ring of future tokens is smaller than what is outstanding, padding included",
         ("sgl-project/sglang-jax#1487",),
-        "PENDING",
     ),
-    Entry(
-        "A20",
-        "host capacity covers one step where the device runs one ahead",
-        ("NVIDIA/TensorRT-LLM#16280",),
-        "PENDING",
-    ),
+    Entry("A20", "host capacity covers one step where the device runs one ahead", ("NVIDIA/TensorRT-LLM#16280",)),
     Entry(
         "A22",
         "the late result of a preempted step is taken as a fresh one",
@@ -159,7 +135,6 @@ ENTRIES: tuple[Entry, ...] = (
             "vllm-project/vllm#49620",
             "vllm-project/vllm#41190",
         ),
-        "PENDING",
     ),
     Entry(
         "A23",
@@ -182,7 +157,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#18744",
             "sgl-project/sglang#18746",
         ),
-        "PENDING",
     ),
     Entry(
         "B02", "the host writes tables that the step in flight still reads", ("sgl-project/sglang#26380",), "PENDING"
@@ -198,16 +172,10 @@ ENTRIES: tuple[Entry, ...] = (
         "PENDING",
     ),
     Entry(
-        "B06",
-        "one event stands for two launches, and the host waits for the wrong one",
-        ("sgl-project/sglang#31072",),
-        "PENDING",
+        "B06", "one event stands for two launches, and the host waits for the wrong one", ("sgl-project/sglang#31072",)
     ),
     Entry(
-        "B08",
-        "a captured graph's output buffer is read after the next replay wrote it",
-        ("sgl-project/sglang#19761",),
-        "PENDING",
+        "B08", "a captured graph's output buffer is read after the next replay wrote it", ("sgl-project/sglang#19761",)
     ),
     Entry(
         "C01",
@@ -262,7 +230,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#32459",
             "sgl-project/sglang#32574",
         ),
-        "PENDING",
     ),
     Entry(
         "C13",
@@ -284,7 +251,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#11839",
             "sgl-project/sglang#14077",
         ),
-        "PENDING",
     ),
     Entry(
         "D02",
@@ -294,13 +260,11 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#26981",
             "sgl-project/sglang#15360",
         ),
-        "PENDING",
     ),
     Entry(
         "D03",
         "the move of accepted KV runs over one entry a node, and the index has fewer",
         ("sgl-project/sglang#26866",),
-        "PENDING",
     ),
     Entry(
         "D04",
@@ -321,11 +285,10 @@ ENTRIES: tuple[Entry, ...] = (
         "D06",
         "recurrent state is committed from node accept_len - 1, which is not the last accepted node",
         ("sgl-project/sglang#27463",),
-        "PENDING",
     ),
     Entry("D08", "the tree builder searches one entry more than there is", ("sgl-project/sglang#36201",), "PENDING"),
     Entry("D09", "the mask builder reads parents past the row", ("sgl-project/sgl-kernel-npu#146",), "PENDING"),
-    Entry("D11", "a tree of depth one is handled as if it were deeper", ("NVIDIA/TensorRT-LLM#10385",), "PENDING"),
+    Entry("D11", "a tree of depth one is handled as if it were deeper", ("NVIDIA/TensorRT-LLM#10385",)),
     Entry(
         "D12",
         "the rows of the tree mask have the wrong width",
@@ -359,7 +322,7 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         "PENDING",
     ),
-    Entry("E07", "a verification has fewer cache locations than tokens", ("sgl-project/sglang#30354",), "PENDING"),
+    Entry("E07", "a verification has fewer cache locations than tokens", ("sgl-project/sglang#30354",)),
     Entry("E09", "padded rows are copied into a buffer for real tokens", ("NVIDIA/TensorRT-LLM#15708",), "PENDING"),
     Entry(
         "E11",
@@ -515,22 +478,13 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#30291",
             "sgl-project/sglang#33045",
         ),
-        "PENDING",
     ),
-    Entry("H02", "the finish check looks at the last token of a run alone", ("sgl-project/sglang#11819",), "PENDING"),
-    Entry("H04", "tokens accepted after the end stay", ("ggml-org/llama.cpp#28049",), "PENDING"),
+    Entry("H02", "the finish check looks at the last token of a run alone", ("sgl-project/sglang#11819",)),
+    Entry("H04", "tokens accepted after the end stay", ("ggml-org/llama.cpp#28049",)),
     Entry(
-        "H06",
-        "a full batch stays marked as full when a request ends with its prefill",
-        ("sgl-project/sglang#4185",),
-        "PENDING",
+        "H06", "a full batch stays marked as full when a request ends with its prefill", ("sgl-project/sglang#4185",)
     ),
-    Entry(
-        "H07",
-        "the length limit of a request includes the engine's own reserve",
-        ("NVIDIA/TensorRT-LLM#16826",),
-        "PENDING",
-    ),
+    Entry("H07", "the length limit of a request includes the engine's own reserve", ("NVIDIA/TensorRT-LLM#16826",)),
     Entry(
         "I01",
         "one grammar mask serves all positions of a tree",
@@ -565,7 +519,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#28312",
             "sgl-project/sglang#28484",
         ),
-        "PENDING",
     ),
     Entry(
         "I06",
@@ -631,7 +584,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#2730",
             "sgl-project/sglang#2723",
         ),
-        "PENDING",
     ),
     Entry(
         "K03",
@@ -640,11 +592,8 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#14368",
             "sgl-project/sglang#14536",
         ),
-        "PENDING",
     ),
-    Entry(
-        "K04", "merging with an empty batch does not leave the other as it is", ("sgl-project/sglang#10090",), "PENDING"
-    ),
+    Entry("K04", "merging with an empty batch does not leave the other as it is", ("sgl-project/sglang#10090",)),
     Entry("L01", "an idle batch reaches code that takes a maximum over it", ("sgl-project/sglang#33892",), "PENDING"),
     Entry("L02", "an idle rank leaves out a collective that others wait in", ("sgl-project/sglang#29144",), "PENDING"),
     Entry(
@@ -670,7 +619,7 @@ ENTRIES: tuple[Entry, ...] = (
         "L06", "a transferred request starts with made-up draft candidates", ("sgl-project/sglang#10616",), "PENDING"
     ),
     Entry("L07", "ranks draw their own coins and accept differently", ("vllm-project/vllm#17498",), "PENDING"),
-    Entry("M01", "recurrent state of accepted tokens is not committed", ("sgl-project/sglang#26351",), "PENDING"),
+    Entry("M01", "recurrent state of accepted tokens is not committed", ("sgl-project/sglang#26351",)),
     Entry(
         "N01",
         "late results inflate the batch's statistics",
@@ -678,6 +627,5 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#15690",
             "sgl-project/sglang#18848",
         ),
-        "PENDING",
     ),
 )

@@ -104,11 +104,11 @@ def page(
     lines = [
         "# Mutants",
         "",
-        f"{entries} of the {len(ENTRIES)} known bugs of the catalogue are re-created by {len(hunted)} one-line changes of"
-        " the model (`specsim/mutants/catalogue.py`).",
-        "Each is hunted by the default swarm of `specsim check`, with no workload of its own: schedules are run from",
-        f"each seed until one breaks a rule. {len(hunted[0].hunts)} seeds; the slowest takes {seconds:.2f} CPU seconds in",
-        f"the median, the longest hunt {schedules} schedules.",
+        f"{entries} of the {len(ENTRIES)} known bugs of the catalogue are re-created by {len(hunted)} changes of one",
+        "line of the model (`specsim/mutants/catalogue.py`). Each is hunted by the default swarm of `specsim check`,",
+        "with no workload of its own: schedules are run from each seed until one breaks a rule.",
+        f"{len(hunted[0].hunts)} seeds; the slowest mutant takes {seconds:.2f} CPU seconds in the median, the"
+        f" longest hunt {schedules} schedules.",
         "",
         "This page is written by `specsim mutants --write docs/mutants.md`.",
         "",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from specsim.sim import model
 from specsim.sim.accounting import DecodeResult
 from specsim.sim.config import EngineConfig
+from specsim.sim.relay import Left, Ring
 from specsim.sim.request import Request
 from specsim.sim.verify import fill_bonus_tokens, verify_tree_greedy
 
@@ -33,7 +34,9 @@ class DraftPlan:
 
 @dataclass(slots=True)
 class LaunchRow:
-    """One request in a launch. `slots` are those of its row at launch; `tokens` and `prefix_len` are a prefill's."""
+    """One request in a launch. `slots` are those of its row at launch; `tokens` and `prefix_len` are a prefill's;
+    `relay_in` is where the launch before left the root of its tree, `relay_out` where it leaves the next.
+    """
 
     request: Request
     key: tuple[str, int]
@@ -41,6 +44,8 @@ class LaunchRow:
     plan: DraftPlan | None = None
     tokens: list[int] = field(default_factory=list)
     prefix_len: int = 0
+    relay_in: int = -1
+    relay_out: int = -1
 
 
 @dataclass(slots=True)
@@ -65,12 +70,13 @@ class Launch:
 
 @dataclass(slots=True)
 class Sequence:
-    """The device's own view of a request: fingerprints of the positions whose KV is written, and the root of the next
-    tree.
+    """The device's own view of a request: fingerprints of the positions whose KV is written, the root of the next
+    tree, and the recurrent state behind the last written position: what a layer without KV knows of the sequence.
     """
 
     chain: list[int]
     root: int
+    state: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +110,14 @@ class Device:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
+        self.ring = Ring(config)
+        self._output: list[int] = []  # the buffer that every verification writes its tokens to
         self.stream: deque[Launch] = deque()
         self.sequences: dict[tuple[str, int], Sequence] = {}
         self.steps: list[Step] = []
         self.content_errors: list[ContentError] = []
         self.short_rows: list[tuple[tuple[str, int], int, int]] = []
+        self.relayed: list[tuple[tuple[str, int], Left | None]] = []
 
     def launch(self, launch: Launch) -> None:
         self.stream.append(launch)
@@ -116,7 +125,7 @@ class Device:
     def execute_next(self) -> Launch:
         """Run the oldest launch. `steps`, `content_errors` and `short_rows` then hold what it showed."""
         launch = self.stream.popleft()
-        self.steps, self.content_errors, self.short_rows = [], [], []
+        self.steps, self.content_errors, self.short_rows, self.relayed = [], [], [], []
         if launch.kind == "prefill":
             launch.first_tokens = [self._prefill(row) for row in launch.rows]
         else:
@@ -132,7 +141,8 @@ class Device:
         for position in range(row.prefix_len, min(len(chain), len(row.slots))):
             self.content[row.slots[position]] = chain[position]
         token = model.next_token_after(chain[-1], len(chain), row.request.specials)
-        self.sequences[row.key] = Sequence(chain, token)
+        self.sequences[row.key] = Sequence(chain, token, chain[-1])
+        self.ring.entries[row.relay_out] = Left(row.key, token)
         return token
 
     def _read(self, row: LaunchRow, chain: list[int]) -> None:
@@ -152,6 +162,9 @@ class Device:
         prints: list[list[int]] = []
         for row in rows:
             sequence = self.sequences[row.key]
+            left = self.ring.entries[row.relay_in]
+            self.relayed.append((row.key, left))
+            sequence.root = left.root if left is not None else 0
             self._read(row, sequence.chain)
             if len(row.slots) < len(sequence.chain) + config.alloc_len:
                 self.short_rows.append((row.key, len(row.slots), len(sequence.chain) + config.alloc_len))
@@ -165,13 +178,14 @@ class Device:
         width, ndt = config.accept_width, config.num_draft_tokens
         accept_tokens = [verified.predicts[node] for node in verified.accept_index]
         bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)
-        next_token_ids: list[int] = []
+        sources = [verified.accept_index[entry] for entry in range(len(rows) * width)]
+        self._output.clear()
         for b, row in enumerate(rows):
-            path = [node - b * ndt for node in verified.accept_index[b * width :][: verified.accept_lens[b]]]
+            path = [node - b * ndt for node in sources[b * width :][: verified.accept_lens[b]]]
             run = [verified.predicts[b * ndt + node] for node in path]
-            next_token_ids += run + [0] * (ndt - len(run))
+            self._output += run + [0] * (ndt - len(run))
             self._accept(row, path, prints[b], bonus[b], run)
-        return DecodeResult(next_token_ids, verified.accept_lens, ndt)
+        return DecodeResult(self._output.copy(), verified.accept_lens, ndt)
 
     def _run_target(self, row: LaunchRow, sequence: Sequence) -> tuple[list[int], list[int], list[int]]:
         """Token, fingerprint and target token of every node; the KV of all nodes is written from the sequence's end
@@ -181,7 +195,7 @@ class Device:
         start = len(sequence.chain)
         parents = row.plan.parents
         tokens, depth = [sequence.root], [0]
-        node_prints = [model.extend(sequence.chain[-1], sequence.root)]
+        node_prints = [model.extend(sequence.state, sequence.root)]
         specials = row.request.specials
         targets = [model.next_token_after(node_prints[0], start + 1, specials)]
         for node in range(1, len(parents)):
@@ -192,9 +206,9 @@ class Device:
             depth.append(depth[parent] + 1)
             node_prints.append(model.extend(node_prints[parent], tokens[node]))
             targets.append(model.next_token_after(node_prints[node], start + depth[node] + 1, specials))
-        for node, fingerprint in enumerate(node_prints):
-            if start + node < len(row.slots):
-                self.content[row.slots[start + node]] = fingerprint
+        out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]
+        for slot, fingerprint in zip(out_cache_loc, node_prints, strict=False):
+            self.content[slot] = fingerprint
         return tokens, node_prints, targets
 
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
@@ -208,5 +222,7 @@ class Device:
             self.content[row.slots[start + offset]] = fingerprint
         sequence.chain += [node_prints[node] for node in path]
         sequence.root = bonus
+        sequence.state = node_prints[path[-1]]
+        self.ring.entries[row.relay_out] = Left(row.key, bonus)
         assert row.plan is not None
         self.steps.append(Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots))

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specsim.check.checker import Checker, RunStopped, Violation
 from specsim.check.ledger import SlotLedger
@@ -26,6 +26,7 @@ from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelA
 from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, DraftPlan, Launch, LaunchRow
 from specsim.sim.lifecycle import Event, State
+from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
 from specsim.sim.workload import Scenario
 
@@ -101,6 +102,8 @@ class Engine:
         self._requests: list[Request] = []
         self._unresolved: deque[Launch] = deque()
         self._merging: list[Request] = []
+        self._futures, self._merging_futures = Futures(), Futures()
+        self._batch_is_full = False
         self._histories: dict[str, list[int]] = {}
         self._open_sessions: list[str] = []
         self._prefix_lens: dict[tuple[str, int], int] = {}
@@ -123,6 +126,7 @@ class Engine:
                     self._execute()
                     continue
                 awaited = next(host)
+                self._checker.waits(awaited, self._unresolved[0] if self._unresolved else None)
         except StopIteration:
             pass
         except RunStopped:
@@ -173,7 +177,7 @@ class Engine:
     def _receive(self) -> None:
         """Requests arrive; clients abort."""
         while self._arriving and self._can_arrive(self._arriving[0]) and not self._chooser.choose(3, "arrives later"):
-            turn = self._arriving.popleft()
+            turn = self._capped(self._arriving.popleft())
             request = make_request(turn, self._histories.get(turn.session, []) if turn.session else [])
             self._accounting.arrive(request)
             self._requests.append(request)
@@ -184,6 +188,11 @@ class Engine:
             self._checker.waiting(request, "arrive")
         if self._aborts_left and self._chooser.choose(4, "abort") == 1:
             self._abort_one()
+
+    def _capped(self, turn: Turn) -> Turn:
+        """A client that names no limit gets what the context has room for."""
+        room = self._config.context_len - len(turn.tokens)
+        return replace(turn, max_new_tokens=room) if turn.open_ended else turn
 
     def _can_arrive(self, turn: Turn) -> bool:
         """A session's turn is sent when the one before it is answered."""
@@ -202,13 +211,17 @@ class Engine:
         if request.state is State.WAITING:
             self._waiting.remove(request)
             request.happens(Event.DROP)
+            self._batch_is_full = False
         else:
             self._accounting.abort(request)
 
     def _schedule(self) -> Launch | None:
         """Launch the next batch, a prefill before a decode step."""
-        self._running = [r for r in [*self._running, *self._merging] if r.state is not State.FINISHED]
-        self._merging = []
+        self._futures.merge(self._merging_futures.indices)
+        batch = [*self._running, *self._merging]
+        self._futures.filter(r.state is not State.FINISHED for r in batch)
+        self._running = [r for r in batch if r.state is not State.FINISHED]
+        self._merging, self._merging_futures = [], Futures()
         admitted = self._admit()
         if admitted:
             return self._launch_prefill(admitted)
@@ -221,6 +234,8 @@ class Engine:
         admitted: list[Request] = []
         if self._running and self._waiting and self._chooser.choose(3, "admit later"):
             return admitted
+        if self._batch_is_full:
+            return admitted
         taken = self._accounting.decode_need(self._running) if self._running else 0
         page_size = self._config.page_size
         while self._waiting and len(self._running) + len(admitted) < self._config.rows:
@@ -228,8 +243,10 @@ class Engine:
             need = ceil_to(len(request.prompt) + len(request.outputs) + self._config.reserve, page_size)
             has_session_row = self._accounting.session_slot(request.turn.session) is not None
             if not has_session_row and not self._memory.rows.free_rows:
+                self._batch_is_full = True
                 break
             if taken + need > self._memory.allocator.available:
+                self._batch_is_full = True
                 break
             self._extend(request)
             admitted.append(self._waiting.pop(0))
@@ -264,7 +281,7 @@ class Engine:
             slots, prefix_len = self._slots_of(request), self._prefix_lens[request.key]
             rows.append(LaunchRow(request, request.key, slots, None, request.prompt + request.outputs, prefix_len))
         self._merging = list(admitted)
-        return self._launch("prefill", rows)
+        return self._launch("prefill", rows, self._merging_futures)
 
     def _launch_decode(self) -> Launch | None:
         batch = self._running
@@ -279,7 +296,7 @@ class Engine:
             if not batch:
                 return None
         before = [self._accounting.observe(request) for request in batch]
-        self._checker.before_prepare()
+        self._checker.before_prepare(batch)
         with _memory_errors_of("prepare"):
             self._accounting.prepare(batch)
         self._record("host", "prepare", "", " ".join(self._growth(r, b) for r, b in zip(batch, before, strict=True)))
@@ -289,7 +306,7 @@ class Engine:
         rows = [LaunchRow(r, r.key, self._slots_of(r), plan=self._draw_plan()) for r in batch]
         for request in batch:
             request.pending += 1
-        return self._launch("decode", rows)
+        return self._launch("decode", rows, self._futures)
 
     def _growth(self, request: Request, before: Observed) -> str:
         return f"{request.rid}:{before.allocated}>{self._accounting.observe(request).allocated}"
@@ -299,7 +316,12 @@ class Engine:
         assert seen.row is not None
         return self._memory.rows.read(seen.row, 0, seen.allocated)
 
-    def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
+    def _launch(self, kind: str, rows: list[LaunchRow], futures: Futures) -> Launch:
+        for row, index in zip(rows, futures.indices, strict=False):
+            row.relay_in = index
+        futures.indices = self._device.ring.take(len(rows))
+        for row, index in zip(rows, futures.indices, strict=True):
+            row.relay_out = index
         launch = Launch(self._launches, kind, rows)
         self._launches += 1
         self._device.launch(launch)
@@ -346,14 +368,20 @@ class Engine:
             self._checker.before_release(request)
             request.abort_wanted = True
             request.happens(Event.DROP)
+        self._futures.filter(request in outcome.kept for request in batch)
         self._running = outcome.kept
+        self._batch_is_full = False
         self._checker.ownership("retract", self._requests, self._open_sessions)
         return outcome.kept
 
     # The device
 
     def _execute(self) -> None:
-        launch = self._device.execute_next()
+        try:
+            launch = self._device.execute_next()
+        except IndexError as error:
+            self._checker.broken("X4", "device", "", "accesses inside the tensors", error)
+            raise RunStopped from error
         starts = {row.key: row.request.extend_len for row in launch.rows}
         if launch.result is None:
             self._record("device", "prefill", launch.name, " ".join(row.request.rid for row in launch.rows))
@@ -389,7 +417,7 @@ class Engine:
     def _resolve_decode(self, launch: Launch) -> None:
         result = launch.result
         assert result is not None
-        live = [row.request.state is State.RUNNING and row.request.key == row.key for row in launch.rows]
+        live = [self._is_live(row) for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
         runs = self._accounting.resolve(result, launch.requests)
         self._checker.after_memory_calls("resolve")
@@ -413,6 +441,10 @@ class Engine:
                 self._append(row.request, run, "resolve")
         self._end_frees()
 
+    def _is_live(self, row: LaunchRow) -> bool:
+        """Whether a result is of this incarnation of a request that runs."""
+        return row.request.state is State.RUNNING and row.request.key == row.key
+
     def _append(self, request: Request, run: list[int], kind: str) -> None:
         self._accounting.append(request, run)
         self._checker.after_append(request, kind)
@@ -425,6 +457,7 @@ class Engine:
         seen = self._accounting.observe(request)
         visible = len(request.outputs) if seen.finished_len is None else seen.finished_len
         self._record("host", "finish", request.rid, f"{visible} of {len(request.outputs)} outputs")
+        self._batch_is_full = False  # somebody leaves
         self._checker.visible_outputs(request)
         self._checker.before_release(request)
         self._accounting.release(request)

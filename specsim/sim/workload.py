@@ -84,10 +84,14 @@ def _draw_turn(chooser: Chooser, rid: str, session: str) -> Turn:
     if kind != "none":
         special_at[chooser.choose(max_new_tokens, "special token at")] = EOS if kind == "eos" else STOP
     ignore_eos = kind == "eos" and chooser.choose(4, "ignore_eos") == 1
+    open_ended = not session and chooser.choose(8, "names no limit") == 1
+    logprob_start = (
+        chooser.choose(prompt_len, "logprobs from") if session and chooser.choose(4, "logprobs") == 1 else -1
+    )
     # Prompts differ from request to request, so that a slot of the wrong one is seen.
     number = sum(map(ord, rid)) * 1000
     tokens = tuple(FIRST_ORDINARY_TOKEN + number + i for i in range(prompt_len))
-    return Turn(rid, tokens, max_new_tokens, special_at, ignore_eos, session)
+    return Turn(rid, tokens, max_new_tokens, special_at, ignore_eos, session, open_ended, logprob_start)
 
 
 def _context_lens(turns: tuple[Turn, ...]) -> list[int]:
