@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from specsim.check.ledger import Owner, SlotLedger, ownership_problem
 from specsim.check.oracle import outputs_of, unending_outputs_of
 from specsim.check.rules import BY_ID
+from specsim.check.tree import tree_problem, tree_problem_at_idle
 from specsim.memory.allocator import ceil_to
+from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import Accounting, DecodeResult, Memory, Observed
 from specsim.sim.config import EngineConfig
 from specsim.sim.device import Device, Launch
@@ -57,6 +59,7 @@ class Checker:
         self._released: set[tuple[str, int]] = set()
         self._observed_allocated: dict[tuple[str, int], int] = {}
         self._resolved_launches = 0
+        self._locks = 0
         self.violations: list[Violation] = []
         self.events = 0
 
@@ -95,12 +98,17 @@ class Checker:
         self, part: str, requests: Sequence[Request], sessions: Sequence[str], at_match: bool = False
     ) -> None:
         """Every slot and row has one owner or is free."""
-        problem = ownership_problem(self._memory, self._ledger, self._owners(requests, sessions))
+        owners = self._owners(requests, sessions)
+        problem = ownership_problem(self._memory, self._ledger, owners)
         if problem is not None:
             rule_id, expected, actual = problem
             if at_match and rule_id in ("I13", "I14"):
                 self.broken("I54", part, "", expected, actual, aspect="leak")
             self.broken(rule_id, part, "", expected, actual)
+        if self._memory.tree is not None:
+            broken = tree_problem(self._memory.tree, self._memory.rows, self._ledger, owners)
+            if broken is not None:
+                self.broken(broken[0], part, *broken[1:])
 
     def _owners(self, requests: Sequence[Request], sessions: Sequence[str]) -> list[Owner]:
         owners: list[Owner] = []
@@ -110,13 +118,49 @@ class Checker:
                 continue
             seen = self._accounting.observe(request)
             if seen.row is not None:
-                owners.append(Owner(request.rid, seen.row, seen.allocated))
+                owners.append(Owner(request.rid, seen.row, seen.allocated, seen.protected, seen.node, seen.committed))
                 borrowed.add(seen.row)
         for session in sessions:
             slot = self._accounting.session_slot(session)
             if slot is not None and slot.row not in borrowed:
-                owners.append(Owner(f"session {session}", slot.row, slot.allocated))
+                owners.append(
+                    Owner(f"session {session}", slot.row, slot.allocated, slot.protected, slot.node, slot.claim)
+                )
         return owners
+
+    # The radix cache
+
+    def before_tree_calls(self) -> None:
+        self._ledger.inserted_to = 0
+        self._locks = sum(self._ledger.locks.values())
+
+    def prefix_matched(self, request: Request, reused: int) -> None:
+        """What a request finds in the tree is of its own namespace."""
+        self._locks_changed(request, 1, "I25", "prefix match")
+        now = self._accounting.observe(request)
+        assert now.row is not None
+        namespaces = {self._ledger.tree_slots.get(slot) for slot in self._memory.rows.read(now.row, 0, reused)}
+        own = request.turn.extra_key
+        self.hold(namespaces <= {own}, "I28", "prefix match", request.rid, f"slots of {own!r}", namespaces)
+
+    def inserted(self, request: Request, claim: int, part: str, locks: int, rule_id: str) -> None:
+        """The tree holds whole pages of the first `claim` tokens of a request, and its locks changed as they may."""
+        tree = self._memory.tree
+        assert tree is not None
+        right = tree.key_len(claim)
+        tokens = (request.prompt + request.outputs)[:claim]
+        held = len(tree.match(tokens, request.turn.extra_key).slots)  # which was used just now: its age stays
+        fits = held == right and self._ledger.inserted_to in (0, right)
+        self.hold(fits, "I29", part, request.rid, f"{right} positions in the tree", f"{held} positions")
+        self._locks_changed(request, locks, rule_id, part)
+
+    def inserted_nothing(self, request: Request, part: str) -> None:
+        to = self._ledger.inserted_to
+        self.hold(to == 0, "I29", part, request.rid, "nothing inserted", f"positions up to {to}")
+
+    def _locks_changed(self, request: Request, by: int, rule_id: str, part: str) -> None:
+        now = sum(self._ledger.locks.values())
+        self.hold(now == self._locks + by, rule_id, part, request.rid, f"{self._locks + by} locks", now)
 
     # Preparing and launching
 
@@ -165,7 +209,7 @@ class Checker:
     def at_launch(self, launch: Launch, unresolved: int) -> None:
         keys = [row.key for row in launch.rows]
         self.hold(len(set(keys)) == len(keys), "I36", "schedule", launch.name, "each request once", keys)
-        for row in launch.rows:
+        for row in () if self._config.late_results else launch.rows:
             state = row.request.state
             self.hold(state is not State.FINISHED, "I36", "schedule", row.request.rid, "a live request", state.value)
         self.hold(unresolved <= 2, "I35", "schedule", launch.name, "at most two unresolved launches", unresolved)
@@ -353,6 +397,14 @@ class Checker:
                 aspect="short" if slot.claim < keep else "long",
             )
         self.hold(
+            slot.protected <= slot.claim and (slot.node is None) == (self._memory.tree is None),
+            "I55",
+            "session save",
+            request.rid,
+            f"a lock, and at most {slot.claim} protected",
+            f"{'no' if slot.node is None else 'a'} lock, {slot.protected} protected",
+        )
+        self.hold(
             0 <= slot.claim <= slot.allocated <= self._memory.rows.width,
             "I01",
             "session save",
@@ -360,6 +412,15 @@ class Checker:
             "claim <= allocated",
             f"claim {slot.claim}, allocated {slot.allocated}",
         )
+
+    def session_aborted(self, request: Request, before: SessionSlot | None) -> None:
+        """A turn that is aborted while it waits leaves its session as it was, and one that ran leaves nothing."""
+        now = self._accounting.session_slot(request.turn.session)
+        expected, seen = ("nothing" if slot is None else f"a claim of {slot.claim}" for slot in (before, now))
+        same = (now and (now.row, now.claim, now.allocated)) == (
+            before and (before.row, before.claim, before.allocated)
+        )
+        self.hold(same, "I57", "session save", request.rid, expected, seen)
 
     def session_matched(self, request: Request, claim: int, reused: int) -> None:
         right = min(claim, len(request.prompt) - 1)
@@ -369,9 +430,14 @@ class Checker:
         if reused < right:  # what is not reused is computed again
             self.broken("S4", "session match", request.rid, expected, reused, go_on=True)
 
-    def at_idle(self) -> None:
-        """Nothing runs and no session is open."""
-        used = sorted(self._ledger.used)
+    def at_idle(self, content: Sequence[int] = ()) -> None:
+        """Nothing runs and no session is open. `content` is the device's."""
+        tree = self._memory.tree
+        if tree is not None:
+            broken = tree_problem_at_idle(tree, self._ledger, content)
+            if broken is not None:
+                self.broken(broken[0], "tree insert", *broken[1:])
+        used = sorted(self._ledger.used - self._ledger.tree_slots.keys())
         self.hold(
             not used, "I24", "release", "", "no slot in anybody's hands", f"{len(used)} slots, the first {used[:1]}"
         )

@@ -1,8 +1,8 @@
 """The rules of the accounting tier, each an id and one sentence. Where each is checked: `specsim.check.checker`.
 
 Rules speak of KVready and owned slots only, never of an engine's field or convention. Numbers follow the catalogue of
-invariants that the project started from, so some are missing here: those of radix trees, sliding windows, draft pools,
-penalties and grammars, which the simulator does not have yet.
+invariants that the project started from, so some are missing here: those of sliding windows, draft pools, penalties and
+grammars, which the simulator does not have yet.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     Rule("I06", "a device step starts at the prefill's length plus all accepted tokens of this incarnation", _WRONG),
     Rule("I07", "a device step finds slots for every position that it may touch", _UNDEFINED),
     Rule("I08", "the allocated length never shrinks between prefill and release", _LEAK),
+    Rule("I09", "the positions that the tree protects are whole pages, and at most those claimed", _WRONG),
     Rule("I10", "the finished length lies within the outputs and the length cap", _WRONG),
     Rule("I11", "launches since the prefill are counted, and none after a retraction", _METRIC),
     Rule("I12", "no slot has two owners", _WRONG),
@@ -33,11 +34,18 @@ RULES: tuple[Rule, ...] = (
     Rule("I16", "no owner's slot is free, and none is free twice", _WRONG),
     Rule("I17", "no page is split between owners", _WRONG),
     Rule("I18", "every row is free or owned, once", _LEAK),
+    Rule("I19", "the slots of a row's protected positions are those of the tree's locked path", _WRONG),
     Rule("I20", "preparing a request writes its own row only, in the columns that it newly allocates", _WRONG),
     Rule("I21", "slot 0 is never handed out", _WRONG),
     Rule("I22", "slots that are freed in a free group are not handed out before it ends", _WRONG),
     Rule("I23", "a slot is freed only by whom it was handed out to, once", _WRONG),
-    Rule("I24", "when nothing runs, only sessions own rows and slots", _LEAK),
+    Rule("I24", "when nothing runs, only sessions and the tree own rows and slots", _LEAK),
+    Rule("I25", "every running request and session holds one lock in the tree, and nobody else does", _LEAK),
+    Rule("I26", "the tree's slots are evictable or locked, and what is locked is not evicted", _WRONG),
+    Rule("I27", "a slot of the tree holds the KV of the tokens that lead to it", _WRONG),
+    Rule("I28", "a request reuses only what was inserted under its own extra_key", _WRONG),
+    Rule("I29", "a request inserts what it claims in whole pages of keys, and nothing when it is retracted", _WRONG),
+    Rule("I30", "a finished request gives back its lock, once", _LEAK),
     Rule("I31", "a stale result of a finished request changes nothing of it but a claim that it gives back", _WRONG),
     Rule("I32", "a stale result of a retracted request changes nothing of it", _WRONG),
     Rule("I33", "verify count, accepted drafts and histogram count the resolved verifications while live", _METRIC),
@@ -55,6 +63,8 @@ RULES: tuple[Rule, ...] = (
     Rule("I49", "a step begins with what the launch before it of the same incarnation left in the relay", _WRONG),
     Rule("I53", "a session keeps the shorter of its visible tokens and KVready", _WRONG),
     Rule("I54", "a turn reuses no more than its session kept, and nothing of the session leaks", _LEAK),
+    Rule("I55", "a session protects no more than its next turn reuses, and keeps its first lock", _WRONG),
+    Rule("I57", "a turn that is aborted while it waits leaves its session's memory, one that ran leaves none", _LEAK),
     Rule("S1", "every request ends", _WRONG),
     Rule("S3", "the batch's counter of accepted drafts counts live requests only", _METRIC),
     Rule("S4", "a turn reuses all that its session kept", _METRIC),

@@ -8,6 +8,7 @@ judged.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from specsim.check.checker import Violation
 from specsim.explore.chooser import RecordingChooser, Tape, replayed, seeded
 from specsim.explore.shrink import Shrinker, shortlex
 from specsim.sim.engine import Engine, Run, UnjudgeableError
+from specsim.sim.marks import note
 from specsim.sim.target import AccountingTarget
 from specsim.sim.workload import Scenario, draw_scenario
 
@@ -52,7 +54,7 @@ class ScheduleFinding:
 @dataclass(slots=True)
 class SimulationResult:
     """What a suite of schedules showed. `nondeterministic` names the first event that differed between two runs of a
-    schedule.
+    schedule; `marks` counts the schedules that reached each mark or pair of marks.
     """
 
     schedules: int = 0
@@ -61,13 +63,14 @@ class SimulationResult:
     refused: dict[str, int] = field(default_factory=dict)
     nondeterministic: str = ""
     cut_short: bool = False
+    marks: Counter[str] = field(default_factory=Counter)
 
 
 def run_schedule(
     target: AccountingTarget, chooser: RecordingChooser, refused: dict[str, int] | None = None
 ) -> Schedule | None:
     """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`."""
-    scenario = draw_scenario(chooser)
+    scenario = draw_scenario(chooser, target.features)
     try:
         run = Engine(scenario, chooser, target.make).run()
     except UnjudgeableError as error:
@@ -106,6 +109,7 @@ def simulate(
             continue
         result.schedules += 1
         result.events += len(schedule.run.log)
+        note(result.marks, schedule.run.marks)
         for violation in schedule.run.violations:
             signature = violation.signature
             counts[signature] = counts.get(signature, 0) + 1

@@ -139,7 +139,7 @@ CATALOGUE: tuple[Mutant, ...] = (
         "the ring of the relay has room for two batches",
         references=("sgl-project/sglang-jax#1487",),
         module=_RELAY,
-        line="return (config.rows + 2) * config.rows",
+        line="return (config.rows * launches + 2) * config.rows",
         becomes="return 2 * config.rows",
     ),
     Mutant(
@@ -163,8 +163,9 @@ CATALOGUE: tuple[Mutant, ...] = (
         "a verification looks its row up when it runs, and not as it was at its launch",
         references=("sgl-project/sglang#18744", "sgl-project/sglang#18746"),
         module=_ENGINE,
-        line="return self._memory.rows.read(seen.row, 0, seen.allocated)",
-        becomes="return memoryview(self._memory.rows.buffer)[seen.row * self._memory.rows.width :][: seen.allocated]",
+        line="return seen.row, self._memory.rows.read(seen.row, 0, seen.allocated)",
+        becomes="return seen.row, memoryview(self._memory.rows.buffer)[seen.row * self._memory.rows.width :]"
+        "[: seen.allocated]",
     ),
     Mutant(
         "B06",
@@ -231,9 +232,9 @@ CATALOGUE: tuple[Mutant, ...] = (
         "D11",
         "buffers of accepted tokens are sized for trees of two steps at least",
         references=("NVIDIA/TensorRT-LLM#10385",),
-        module=_CONFIG,
-        line="return self.num_steps + 1",
-        becomes="return max(self.num_steps, 2) + 1",
+        module=_DEVICE,
+        line="width = num_steps + 1",
+        becomes="width = max(num_steps, 2) + 1",
     ),
     Mutant(
         "E07",
@@ -294,8 +295,8 @@ CATALOGUE: tuple[Mutant, ...] = (
             "sgl-project/sglang#28484",
         ),
         module=_ENGINE,
-        line="self._running = [r for r in batch if r.state is not State.FINISHED]",
-        becomes="self._running = batch",
+        line="kept = [i for i, r in enumerate(batch) if r.state is not State.FINISHED]",
+        becomes="kept = list(range(len(batch)))",
     ),
     Mutant(
         "K01",
@@ -310,8 +311,8 @@ CATALOGUE: tuple[Mutant, ...] = (
         "the state of the batch is cut to the number of requests that are left",
         references=("sgl-project/sglang#14368", "sgl-project/sglang#14536"),
         module=_RELAY,
-        line="self.indices = [index for index, keep in zip(self.indices, kept, strict=False) if keep]",
-        becomes="self.indices = self.indices[: sum(kept)]",
+        line="self.indices = [self.indices[place] for place in kept]",
+        becomes="self.indices = self.indices[: len(kept)]",
     ),
     Mutant(
         "K04",

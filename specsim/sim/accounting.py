@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from specsim.memory.allocator import Allocator, ceil_to
+from specsim.memory.radix import RadixCache, TreeNode
 from specsim.memory.rows import Rows
 from specsim.memory.sessions import Sessions, SessionSlot
 from specsim.sim.config import EngineConfig
@@ -20,12 +21,23 @@ from specsim.sim.request import Request
 
 @dataclass(slots=True)
 class Memory:
-    """What host functions call back: rows, slots and sessions, hooked by ledgers."""
+    """What host functions call back: rows, slots, sessions and the radix cache, hooked by ledgers."""
 
     config: EngineConfig
     rows: Rows
     allocator: Allocator
     sessions: Sessions
+    tree: RadixCache | None = None
+
+    @property
+    def available(self) -> int:
+        """Slots that can be had: the free ones, and those that the tree gives up."""
+        return self.allocator.available + (self.tree.evictable if self.tree else 0)
+
+    def make_room(self, slots: int) -> None:
+        """Let the tree give up what is missing of so many free slots."""
+        if self.tree is not None and slots > self.allocator.available:
+            self.tree.evict(slots - self.allocator.available)
 
 
 @dataclass(slots=True)
@@ -56,6 +68,8 @@ class Observed(NamedTuple):
     accepted_drafts: int
     histogram: tuple[int, ...]
     launches: int
+    protected: int = 0  # positions whose slots are the tree's
+    node: TreeNode | None = None  # where the request's lock is
 
 
 class Retracted(NamedTuple):
@@ -88,6 +102,26 @@ class Accounting(Protocol):
 
     def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
         """Row and slots for a prefill of positions `[prefix_len, fill_len)`."""
+        ...
+
+    def match_prefix(self, request: Request, key_len: int) -> int:
+        """Row for a request, with the slots that the tree holds of its first `key_len` positions but one, and a lock on
+        them; returns how many.
+        """
+        ...
+
+    def cache_unfinished(self, request: Request) -> None:
+        """Hand the tree the positions of the prefill that was launched last, and move the lock to their end. Never
+        called of a turn whose session had memory.
+        """
+        ...
+
+    def drop(self, request: Request) -> None:
+        """Give back the memory of a request that is answered before its prefill is done."""
+        ...
+
+    def retract_all(self, batch: list[Request]) -> None:
+        """Take the memory of every request."""
         ...
 
     def prepare(self, batch: list[Request]) -> None:
@@ -147,7 +181,8 @@ class Accounting(Protocol):
 class Held:
     """The model's own state of a request.
 
-    `honest` positions are written by resolved work; `in_flight` verifications are launched and unresolved.
+    `honest` positions are written by resolved work; `in_flight` verifications are launched and unresolved. The slots of
+    the first `protected` positions are the tree's, which the lock on `node` keeps.
     """
 
     row: int | None = None
@@ -162,6 +197,8 @@ class Held:
     verify_count: int = 0
     accepted_drafts: int = 0
     histogram: list[int] = field(default_factory=list)
+    protected: int = 0
+    node: TreeNode | None = None
 
     @property
     def kv_ready(self) -> int:
@@ -188,6 +225,37 @@ class ModelAccounting:
         self._grow(held, prefix_len, fill_len)
         held.honest = fill_len
         held.launches = 0
+
+    def match_prefix(self, request: Request, key_len: int) -> int:
+        tree = self._tree
+        held: Held = request.state_of_accounting
+        tokens = (request.prompt + request.outputs)[: key_len - 1]
+        match = tree.match(tokens, request.turn.extra_key)
+        tree.lock(match.node)
+        held.node, held.protected = match.node, len(match.slots)
+        held.row = self._memory.rows.alloc()
+        self._memory.rows.write(held.row, 0, match.slots)
+        held.allocated = held.protected
+        return held.protected
+
+    def cache_unfinished(self, request: Request) -> None:
+        held: Held = request.state_of_accounting
+        tree, rows = self._tree, self._memory.rows
+        assert held.row is not None
+        tokens = (request.prompt + request.outputs)[: held.honest]
+        self._insert(held, tokens, request.turn.extra_key)
+        match = tree.match(tokens, request.turn.extra_key)
+        rows.write(held.row, 0, match.slots)
+        tree.lock(match.node)
+        self._unlock(held)
+        held.node, held.protected = match.node, len(match.slots)
+
+    def drop(self, request: Request) -> None:
+        self._take_back(request.state_of_accounting)
+
+    def retract_all(self, batch: list[Request]) -> None:
+        for request in batch:
+            self._take_back(request.state_of_accounting)
 
     def prepare(self, batch: list[Request]) -> None:
         for request in batch:
@@ -230,11 +298,16 @@ class ModelAccounting:
 
     def release(self, request: Request) -> None:
         held: Held = request.state_of_accounting
-        if request.turn.session:
+        if request.turn.session and not held.to_finish:
             self._save_session(request, held)
-        else:
-            self._free(held, 0)
-            self._free_row(held)
+            return
+        start = held.protected
+        if self._memory.tree is not None and not request.turn.session:
+            _, claim = self._kept(request, held)
+            start = self._insert(held, (request.prompt + request.outputs)[:claim], request.turn.extra_key)
+        self._free(held, start)
+        self._unlock(held)
+        self._free_row(held)
 
     def decode_need(self, batch: list[Request]) -> int:
         page_size = self._memory.config.page_size
@@ -266,6 +339,7 @@ class ModelAccounting:
         held: Held = request.state_of_accounting
         prefix_len = min(slot.claim, key_len - 1)
         held.row, held.allocated = slot.row, slot.allocated
+        held.node, held.protected = slot.node, slot.protected
         self._free(held, ceil_to(prefix_len, self._memory.config.page_size))
         held.allocated = prefix_len
         return prefix_len
@@ -273,8 +347,9 @@ class ModelAccounting:
     def session_close(self, session: str) -> None:
         slot = self._memory.sessions.slots.pop(session, None)
         if slot is not None:
-            held = Held(row=slot.row, allocated=slot.allocated)
-            self._free(held, 0)
+            held = Held(row=slot.row, allocated=slot.allocated, protected=slot.protected, node=slot.node)
+            self._free(held, held.protected)
+            self._unlock(held)
             self._free_row(held)
 
     def session_slot(self, session: str) -> SessionSlot | None:
@@ -293,6 +368,8 @@ class ModelAccounting:
             held.accepted_drafts,
             tuple(held.histogram),
             held.launches,
+            held.protected,
+            held.node,
         )
 
     def restore(self, request: Request, observed: Observed) -> None:
@@ -304,13 +381,19 @@ class ModelAccounting:
         held.accepted_drafts = observed.accepted_drafts
         held.histogram = list(observed.histogram)
 
+    @property
+    def _tree(self) -> RadixCache:
+        assert self._memory.tree is not None
+        return self._memory.tree
+
     def _next_allocated(self, held: Held) -> int:
         return max(held.allocated, held.honest + self._memory.config.reserve)
 
     def _grow(self, held: Held, start: int, end: int) -> None:
         """Slots for positions `[start, end)`."""
         assert held.row is not None
-        rows = self._memory.rows
+        rows, page_size = self._memory.rows, self._memory.config.page_size
+        self._memory.make_room(ceil_to(end, page_size) - ceil_to(start, page_size))
         last_slot = rows.read(held.row, start - 1, start)[0] if start else 0
         rows.write(held.row, start, self._memory.allocator.extend(start, end, last_slot))
         held.allocated = end
@@ -322,10 +405,11 @@ class ModelAccounting:
         held.histogram[accepted_drafts] += 1
 
     def _fits(self, batch: list[Request]) -> bool:
-        return self.decode_need(batch) <= self._memory.allocator.available
+        return self.decode_need(batch) <= self._memory.available
 
     def _take_back(self, held: Held) -> None:
-        self._free(held, 0)
+        self._free(held, held.protected)
+        self._unlock(held)
         self._free_row(held)
         held.honest = held.in_flight = held.allocated = held.launches = 0
         held.is_retracted = True
@@ -336,6 +420,22 @@ class ModelAccounting:
         if start < held.allocated:
             self._memory.allocator.free(self._memory.rows.read(held.row, start, held.allocated))
 
+    def _insert(self, held: Held, tokens: list[int], extra_key: str) -> int:
+        """Give the tree the slots of `tokens`, and free those of positions that it held already; returns where its
+        whole pages end.
+        """
+        assert held.row is not None
+        end = self._tree.key_len(len(tokens))
+        slots = self._memory.rows.read(held.row, 0, end)
+        known = self._tree.insert(tokens, slots, extra_key)
+        self._memory.allocator.free(slots[held.protected : known])
+        return max(end, held.protected)
+
+    def _unlock(self, held: Held) -> None:
+        if held.node is not None:
+            self._tree.unlock(held.node)
+        held.node, held.protected = None, 0
+
     def _free_row(self, held: Held) -> None:
         assert held.row is not None
         self._memory.rows.free(held.row)
@@ -343,10 +443,16 @@ class ModelAccounting:
 
     def _save_session(self, request: Request, held: Held) -> None:
         assert held.row is not None
+        keep, claim = self._kept(request, held)
+        self._free(held, ceil_to(keep, self._memory.config.page_size))
+        slot = SessionSlot(held.row, claim, min(held.allocated, keep), held.protected, held.node)
+        self._memory.sessions.slots[request.turn.session] = slot
+        held.row = held.node = None
+        held.protected = 0
+
+    def _kept(self, request: Request, held: Held) -> tuple[int, int]:
+        """How many positions the client saw, and of how many of these the KV is written or being written."""
         visible = len(request.outputs) if held.finished_len is None else held.finished_len
         keep = len(request.prompt) + visible
-        self._free(held, ceil_to(keep, self._memory.config.page_size))
         claim = min(keep, held.kv_ready)
-        slot = SessionSlot(held.row, claim, min(held.allocated, keep))
-        self._memory.sessions.slots[request.turn.session] = slot
-        held.row = None
+        return keep, claim

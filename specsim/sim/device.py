@@ -34,7 +34,7 @@ class DraftPlan:
 
 @dataclass(slots=True)
 class LaunchRow:
-    """One request in a launch. `slots` are those of its row at launch; `tokens` and `prefix_len` are a prefill's;
+    """One request in a launch. `slots` are those of its `row` at launch; `tokens` and `prefix_len` are a prefill's;
     `relay_in` is where the launch before left the root of its tree, `relay_out` where it leaves the next.
     """
 
@@ -44,6 +44,8 @@ class LaunchRow:
     plan: DraftPlan | None = None
     tokens: list[int] = field(default_factory=list)
     prefix_len: int = 0
+    row: int = 0
+    is_middle: bool = False  # a part of a prefill, not the last: it gives no token
     relay_in: int = -1
     relay_out: int = -1
 
@@ -55,6 +57,8 @@ class Launch:
     number: int
     kind: str  # "prefill" or "decode"
     rows: list[LaunchRow]
+    num_steps: int = 0
+    num_draft_tokens: int = 0
     done: bool = False
     first_tokens: list[int] = field(default_factory=list)
     result: DecodeResult | None = None
@@ -129,7 +133,7 @@ class Device:
         if launch.kind == "prefill":
             launch.first_tokens = [self._prefill(row) for row in launch.rows]
         else:
-            launch.result = self._decode(launch.rows)
+            launch.result = self._decode(launch.rows, launch.num_steps, launch.num_draft_tokens)
         launch.done = True
         return launch
 
@@ -154,7 +158,7 @@ class Device:
             slot = row.slots[position] if position < len(row.slots) else -1
             self.content_errors.append(ContentError(row.key, position, slot))
 
-    def _decode(self, rows: list[LaunchRow]) -> DecodeResult:
+    def _decode(self, rows: list[LaunchRow], num_steps: int, ndt: int) -> DecodeResult:
         config = self._config
         candidates: list[list[int]] = []
         targets: list[list[int]] = []
@@ -174,8 +178,8 @@ class Device:
             prints.append(node_prints)
             assert row.plan is not None
             trees.append(row.plan.parents)
-        verified = verify_tree_greedy(candidates, trees, targets, config.num_steps)
-        width, ndt = config.accept_width, config.num_draft_tokens
+        verified = verify_tree_greedy(candidates, trees, targets, num_steps)
+        width = num_steps + 1
         accept_tokens = [verified.predicts[node] for node in verified.accept_index]
         bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)
         sources = [verified.accept_index[entry] for entry in range(len(rows) * width)]

@@ -20,12 +20,14 @@ from specsim.check.checker import Checker, RunStopped, Violation
 from specsim.check.ledger import SlotLedger
 from specsim.explore.chooser import Chooser
 from specsim.memory.allocator import Allocator, OutOfSlotsError, ceil_to
+from specsim.memory.radix import RadixCache
 from specsim.memory.rows import Rows, RowsExhaustedError
 from specsim.memory.sessions import Sessions
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, DraftPlan, Launch, LaunchRow
 from specsim.sim.lifecycle import Event, State
+from specsim.sim.marks import features_of
 from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
 from specsim.sim.workload import Scenario
@@ -53,13 +55,14 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a schedule showed."""
+    """What a schedule showed. `marks` are the interleavings and features that it reached (`specsim.sim.marks`)."""
 
     violations: tuple[Violation, ...]
     log: tuple[LoggedEvent, ...]
     digest: str
     stale_finished: int
     stale_retracted: int
+    marks: frozenset[str]
 
 
 @contextlib.contextmanager
@@ -82,12 +85,13 @@ class Engine:
         self._workload = scenario.workload
         self._chooser = chooser
         self._ledger = SlotLedger(self._config.page_size)
-        self._memory = Memory(
-            self._config,
-            Rows(self._config.rows, self._config.row_width),
-            Allocator(self._config.pool_slots, self._config.page_size, self._ledger),
-            Sessions(),
-        )
+        page_size = self._config.page_size
+        allocator = Allocator(self._config.pool_slots, page_size, self._ledger)
+        tree = None
+        if self._config.radix:
+            tree = RadixCache(page_size, allocator, bigram=self._config.bigram, watcher=self._ledger)
+        rows = Rows(self._config.rows, self._config.row_width)
+        self._memory = Memory(self._config, rows, allocator, Sessions(), tree)
         self._accounting = accounting(self._memory)
         refusal = self._accounting.refuses(self._config)
         if refusal:
@@ -100,9 +104,14 @@ class Engine:
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._requests: list[Request] = []
+        self._chunked: Request | None = None
+        self._resumed: set[tuple[str, int]] = set()
+        self._steps = self._config.num_steps
+        self._paused = 0
         self._unresolved: deque[Launch] = deque()
         self._merging: list[Request] = []
-        self._futures, self._merging_futures = Futures(), Futures()
+        self._futures = Futures()
+        self._merging_rows: list[LaunchRow] = []
         self._batch_is_full = False
         self._histories: dict[str, list[int]] = {}
         self._open_sessions: list[str] = []
@@ -112,8 +121,12 @@ class Engine:
         self._iterations = 0
         self._aborts_left = self._workload.aborts_max
         self._retractions_left = self._workload.retractions_max
+        self._timeouts_left = self._workload.timeouts_max
+        self._pauses_left = self._workload.pauses_max
         self._stale_finished = 0
         self._stale_retracted = 0
+        self._marks = features_of(self._config)
+        self._retracted_in: dict[str, int] = {}
 
     def run(self) -> Run:
         """Run to the end, or to a broken rule that the run cannot go on from."""
@@ -140,6 +153,7 @@ class Engine:
             self._digest.hexdigest(),
             self._stale_finished,
             self._stale_retracted,
+            frozenset(self._marks),
         )
 
     # The host
@@ -154,17 +168,48 @@ class Engine:
                 self._checker.broken("S1", "loop", "", "every request ends", self._pending_reason())
             self._receive()
             yield None
-            launch = self._schedule()
+            if self._pauses_left and self._chooser.choose(5, "pause") == 1:
+                yield from self._pause()
+            if self._paused:
+                self._paused -= 1
+                continue
+            launch = yield from self._schedule()
             yield None
             pending = len(self._unresolved) - (1 if launch and self._config.overlap else 0)
             for _ in range(pending):
                 oldest = self._unresolved[0]
                 yield oldest
                 self._resolve(oldest)
-        self._checker.at_idle()
+        self._checker.at_idle(self._device.content)
+
+    def _pause(self) -> Iterator[Launch | None]:
+        """Take the results that are due, retract everybody, and admit nobody for a while."""
+        self._pauses_left -= 1
+        self._paused = self._chooser.choose(3, "iterations paused")
+        self._record("host", "pause", "", f"{self._paused} iterations")
+        self._marks.add("pause")
+        while self._unresolved:
+            yield self._unresolved[0]
+            self._resolve(self._unresolved[0])
+        batch = [r for r in [*self._running, *self._merging] if r.state is not State.FINISHED]
+        self._drop_aborted_chunk()
+        if self._chunked is not None:
+            batch.append(self._chunked)
+        self._running, self._merging, self._chunked = [], [], None
+        self._futures, self._merging_rows, self._batch_is_full = Futures(), [], False
+        if batch:
+            self._marks.add("R17")
+            for request in batch:
+                self._mark_session(request)
+            self._checker.before_tree_calls()
+            self._accounting.retract_all(batch)
+            self._checker.after_memory_calls("retract")
+            for request in batch:
+                self._retracted(request, "paused")
+            self._checker.ownership("retract", self._requests, self._open_sessions)
 
     def _is_busy(self) -> bool:
-        if self._arriving or self._waiting or self._running or self._merging or self._unresolved:
+        if self._arriving or self._waiting or self._running or self._merging or self._unresolved or self._chunked:
             return True
         for session in list(self._open_sessions):
             self._close_session(session)
@@ -187,7 +232,7 @@ class Engine:
             self._record("host", "arrive", request.rid, f"prompt {len(request.prompt)}, max_new {turn.max_new_tokens}")
             self._checker.waiting(request, "arrive")
         if self._aborts_left and self._chooser.choose(4, "abort") == 1:
-            self._abort_one()
+            self._aborts_left -= self._abort_one("abort")
 
     def _capped(self, turn: Turn) -> Turn:
         """A client that names no limit gets what the context has room for."""
@@ -200,39 +245,106 @@ class Engine:
             r.state is State.FINISHED for r in self._requests if r.turn.session == turn.session
         )
 
-    def _abort_one(self) -> None:
+    def _abort_one(self, why: str) -> bool:
         candidates = [r for r in self._requests if r.state is not State.FINISHED and not r.abort_wanted]
         if not candidates:
-            return
-        self._aborts_left -= 1
-        request = candidates[self._chooser.choose(len(candidates), "abort whom")]
+            return False
+        request = candidates[self._chooser.choose(len(candidates), f"{why} whom")]
         request.abort_wanted = True
-        self._record("host", "abort", request.rid, request.state.value)
+        self._mark_abort(request)
+        self._record("host", why, request.rid, request.state.value)
         if request.state is State.WAITING:
+            session = request.turn.session
+            before = self._accounting.session_slot(session) if session else None
             self._waiting.remove(request)
             request.happens(Event.DROP)
             self._batch_is_full = False
+            if session:
+                self._checker.session_aborted(request, before)
         else:
             self._accounting.abort(request)
+        return True
 
-    def _schedule(self) -> Launch | None:
-        """Launch the next batch, a prefill before a decode step."""
-        self._futures.merge(self._merging_futures.indices)
+    def _mark_abort(self, request: Request) -> None:
+        self._marks.add("abort")
+        if request.state is not State.WAITING:
+            self._mark_session(request)
+            if request.pending or request.state is State.PREFILLING:
+                self._marks.add("R4")
+        elif request.incarnation:
+            self._marks.add("R5")
+
+    def _mark_session(self, request: Request) -> None:
+        if request.turn.session:
+            self._marks.add("R18")
+
+    def _drop_aborted_chunk(self) -> None:
+        """A request that is aborted between parts of its prefill is answered when the next one would be launched."""
+        request = self._chunked
+        if request is None or not request.abort_wanted:
+            return
+        self._marks.add("abort of a chunk")
+        self._record("host", "drop", request.rid, "aborted")
+        self._batch_is_full = False
+        self._checker.before_release(request)
+        self._checker.before_tree_calls()
+        self._accounting.drop(request)
+        self._checker.after_memory_calls("release")
+        request.happens(Event.DROP)
+        if self._memory.tree is not None:
+            self._checker.inserted_nothing(request, "release")
+        if request.turn.session:
+            self._checker.session_aborted(request, None)
+        self._chunked = None
+
+    def _schedule(self) -> Iterator[Launch | None]:
+        """Launch the next batch, a prefill before a decode step; the generator returns the launch."""
+        if self._timeouts_left and self._chooser.choose(6, "timeout") == 1:
+            self._timeouts_left -= self._abort_one("timeout")
+        if self._chunked is not None:
+            self._drop_aborted_chunk()
+        if self._chunked is not None and self._memory.tree is not None:
+            self._cache_unfinished(self._chunked)
         batch = [*self._running, *self._merging]
-        self._futures.filter(r.state is not State.FINISHED for r in batch)
-        self._running = [r for r in batch if r.state is not State.FINISHED]
-        self._merging, self._merging_futures = [], Futures()
+        kept = [i for i, r in enumerate(batch) if r.state is not State.FINISHED]
+        if self._merging and len(kept) < len(batch):
+            self._marks.add("R14")
+        self._running = [batch[i] for i in kept]
+        self._futures.merge([row.relay_out for row in self._merging_rows])
+        self._futures.filter(kept)
+        self._merging, self._merging_rows = [], []
         admitted = self._admit()
         if admitted:
             return self._launch_prefill(admitted)
-        return self._launch_decode()
+        rows = self._prepare_decode()
+        if not rows:
+            return None
+        if self._config.late_results and self._unresolved and self._chooser.choose(2, "result before launch") == 1:
+            oldest = self._unresolved[0]
+            yield oldest
+            self._resolve(oldest)
+            if any(row.request.state is State.FINISHED for row in rows):
+                self._marks.add("R13")
+        return self._launch("decode", rows)
 
     def _admit(self) -> list[Request]:
         """Waiting requests that fit, in order: rows and slots, with the reserve of their first step and the running
         ones' next.
         """
         admitted: list[Request] = []
-        if self._running and self._waiting and self._chooser.choose(3, "admit later"):
+        budget = self._config.chunk_size or self._config.row_width
+        chunked = self._chunked
+        if chunked is not None:
+            start = self._accounting.observe(chunked).committed
+            end = self._end_of_chunk(chunked, start, budget)
+            if ceil_to(end, self._config.page_size) - start > self._memory.available:
+                return admitted
+            self._extend(chunked, start, end)
+            admitted.append(chunked)
+            budget -= end - start
+            if self._chunked is not None:
+                return admitted
+        elif self._running and self._waiting and self._chooser.choose(3, "admit later"):
             return admitted
         if self._batch_is_full:
             return admitted
@@ -240,21 +352,43 @@ class Engine:
         page_size = self._config.page_size
         while self._waiting and len(self._running) + len(admitted) < self._config.rows:
             request = self._waiting[0]
-            need = ceil_to(len(request.prompt) + len(request.outputs) + self._config.reserve, page_size)
+            fill_len = len(request.prompt) + len(request.outputs)
+            need = ceil_to(fill_len + self._config.reserve, page_size)
+            if need > self._config.pool_slots and self._config.tight_pool:
+                self._record("host", "drop", request.rid, "it has outgrown the pool")
+                request.abort_wanted = True
+                self._waiting.pop(0).happens(Event.DROP)
+                continue
             has_session_row = self._accounting.session_slot(request.turn.session) is not None
             if not has_session_row and not self._memory.rows.free_rows:
                 self._batch_is_full = True
                 break
-            if taken + need > self._memory.allocator.available:
+            if taken + need > self._memory.available:
                 self._batch_is_full = True
                 break
-            self._extend(request)
+            if budget < page_size:
+                break
+            prefix_len = self._restore(request, fill_len)
+            end = self._end_of_chunk(request, prefix_len, budget)
+            self._extend(request, prefix_len, end)
+            if has_session_row:
+                self._resumed.add(request.key)
+                self._checker.ownership("session match", self._requests, self._open_sessions, at_match=True)
             admitted.append(self._waiting.pop(0))
+            budget -= end - prefix_len
+            if self._chunked is not None:
+                break
         return admitted
 
-    def _extend(self, request: Request) -> None:
-        """Admit a request: restore its session, and allocate for its prefill."""
+    def _end_of_chunk(self, request: Request, start: int, budget: int) -> int:
+        """Where the next part of a request's prefill ends: at a page's end, unless it is the last."""
         fill_len = len(request.prompt) + len(request.outputs)
+        if fill_len - start <= budget:
+            return fill_len
+        return (start + budget) // self._config.page_size * self._config.page_size
+
+    def _restore(self, request: Request, fill_len: int) -> int:
+        """Reuse the memory of a request's session, or what the tree has of its prefix; returns how many positions."""
         prefix_len = 0
         slot = self._accounting.session_slot(request.turn.session) if request.turn.session else None
         if slot is not None:
@@ -262,39 +396,75 @@ class Engine:
             prefix_len = self._accounting.session_match(request, fill_len)
             self._checker.after_memory_calls("session match")
             self._checker.session_matched(request, claim, prefix_len)
+            self._marks.add("session resumed")
+        elif self._memory.tree is not None:
+            self._checker.before_tree_calls()
+            prefix_len = self._accounting.match_prefix(request, fill_len)
+            self._checker.after_memory_calls("prefix match")
+            self._checker.prefix_matched(request, prefix_len)
+            if prefix_len:
+                self._marks.add("prefix hit")
+        return prefix_len
+
+    def _extend(self, request: Request, prefix_len: int, fill_len: int) -> None:
+        """Allocate for a prefill of positions `[prefix_len, fill_len)`, a part of the request's or all of it."""
         with _memory_errors_of("extend"):
             self._accounting.extend_alloc(request, prefix_len, fill_len)
         self._checker.after_memory_calls("extend")
-        request.incarnation += 1
+        if request.state is State.WAITING:
+            request.incarnation += 1
+            if self._retracted_in.pop(request.rid, self._iterations) == self._iterations - 1:
+                self._marks.add("R3")
         request.extend_len, request.resolved, request.pending = fill_len, 0, 0
         self._prefix_lens[request.key] = prefix_len
         request.outputs_before = len(request.outputs)
-        request.happens(Event.ADMIT)
+        if fill_len < len(request.prompt) + len(request.outputs):
+            self._chunked = request
+            self._marks.add("chunked")
+            request.happens(Event.CHUNK)
+        else:
+            if self._chunked is request:
+                self._chunked = None
+            request.happens(Event.ADMIT)
         self._record("host", "admit", request.rid, f"extend {prefix_len} to {fill_len}")
         self._checker.extended(request)
-        if slot is not None:
-            self._checker.ownership("session match", self._requests, self._open_sessions, at_match=True)
+
+    def _cache_unfinished(self, request: Request) -> None:
+        """Hand the tree what a prefill, or a part of it, has computed. A resumed turn's memory stays its session's."""
+        if request.key in self._resumed:
+            return
+        row, before = self._slots_of(request)
+        self._checker.before_tree_calls()
+        self._accounting.cache_unfinished(request)
+        self._checker.after_memory_calls("tree insert")
+        self._checker.inserted(request, request.extend_len, "tree insert", 0, "I25")
+        if self._memory.rows.read(row, 0, len(before)) != before and self._unresolved:
+            self._marks.add("R11")
 
     def _launch_prefill(self, admitted: list[Request]) -> Launch:
         rows = []
         for request in admitted:
-            slots, prefix_len = self._slots_of(request), self._prefix_lens[request.key]
-            rows.append(LaunchRow(request, request.key, slots, None, request.prompt + request.outputs, prefix_len))
-        self._merging = list(admitted)
-        return self._launch("prefill", rows, self._merging_futures)
+            (row, slots), prefix_len = self._slots_of(request), self._prefix_lens[request.key]
+            tokens = (request.prompt + request.outputs)[: request.extend_len]
+            is_middle = request.state is State.CHUNKED
+            rows.append(LaunchRow(request, request.key, slots, None, tokens, prefix_len, row, is_middle))
+        self._merging = [request for request in admitted if request.state is not State.CHUNKED]
+        self._merging_rows = [row for row in rows if not row.is_middle]
+        return self._launch("prefill", rows)
 
-    def _launch_decode(self) -> Launch | None:
+    def _prepare_decode(self) -> list[LaunchRow]:
+        """The rows of the next decode step, none when nobody runs."""
         batch = self._running
         if not batch:
-            return None
+            return []
         on_demand = bool(
             self._retractions_left and len(batch) > 1 and self._chooser.choose(4, "retract on demand") == 1
         )
-        if on_demand or self._accounting.decode_need(batch) > self._memory.allocator.available:
+        if on_demand or self._accounting.decode_need(batch) > self._memory.available:
             self._retractions_left -= on_demand
             batch = self._retract(batch, "on demand" if on_demand else "out of memory")
             if not batch:
-                return None
+                return []
         before = [self._accounting.observe(request) for request in batch]
         self._checker.before_prepare(batch)
         with _memory_errors_of("prepare"):
@@ -303,26 +473,35 @@ class Engine:
         self._checker.after_memory_calls("prepare")
         self._checker.after_prepare(batch, before)
         self._checker.ownership("prepare", self._requests, self._open_sessions)
-        rows = [LaunchRow(r, r.key, self._slots_of(r), plan=self._draw_plan()) for r in batch]
+        if self._config.adaptive:
+            self._steps = self._config.num_steps - self._chooser.choose(self._config.num_steps, "fewer steps")
+        rows = []
         for request in batch:
+            row, slots = self._slots_of(request)
+            rows.append(LaunchRow(request, request.key, slots, self._draw_plan(), row=row))
             request.pending += 1
-        return self._launch("decode", rows, self._futures)
+        for row, index in zip(rows, self._futures.indices, strict=False):
+            row.relay_in = index
+        return rows
 
     def _growth(self, request: Request, before: Observed) -> str:
         return f"{request.rid}:{before.allocated}>{self._accounting.observe(request).allocated}"
 
-    def _slots_of(self, request: Request) -> list[int]:
+    def _slots_of(self, request: Request) -> tuple[int, list[int]]:
+        """The request's row, and its slots."""
         seen = self._accounting.observe(request)
         assert seen.row is not None
-        return self._memory.rows.read(seen.row, 0, seen.allocated)
+        return seen.row, self._memory.rows.read(seen.row, 0, seen.allocated)
 
-    def _launch(self, kind: str, rows: list[LaunchRow], futures: Futures) -> Launch:
-        for row, index in zip(rows, futures.indices, strict=False):
-            row.relay_in = index
-        futures.indices = self._device.ring.take(len(rows))
-        for row, index in zip(rows, futures.indices, strict=True):
+    def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
+        config = self._config
+        tree_size = self._steps + 1 if config.topk == 1 else config.num_draft_tokens
+        launch = Launch(self._launches, kind, rows, self._steps, tree_size)
+        for row, index in zip(rows, self._device.ring.take(len(rows)), strict=True):
             row.relay_out = index
-        launch = Launch(self._launches, kind, rows)
+        if kind == "decode":
+            self._futures.indices = [row.relay_out for row in rows]
+        self._mark_reuse(rows)
         self._launches += 1
         self._device.launch(launch)
         self._unresolved.append(launch)
@@ -330,12 +509,27 @@ class Engine:
         self._checker.at_launch(launch, len(self._unresolved))
         return launch
 
+    def _mark_reuse(self, rows: list[LaunchRow]) -> None:
+        """What of this launch's memory belonged to a launch that still runs."""
+        for launch in self._unresolved:
+            for old in () if launch.done else launch.rows:
+                request = old.request
+                if request.key == old.key and request.state not in (State.FINISHED, State.WAITING):
+                    continue
+                for new in rows:
+                    if new.key == old.key:
+                        continue
+                    if new.row == old.row:
+                        self._marks.add("R10")
+                    if not set(old.slots).isdisjoint(new.slots):
+                        self._marks.add("R9")
+
     def _draw_plan(self) -> DraftPlan:
         """A tree, and how far the drafts agree with the target: an accepted path from the root."""
         config = self._config
         if config.topk == 1:
-            agree = config.num_steps - self._chooser.choose(config.num_steps + 1, "drafts that disagree")
-            return DraftPlan(list(range(-1, config.num_steps)), frozenset(range(1, agree + 1)))
+            agree = self._steps - self._chooser.choose(self._steps + 1, "drafts that disagree")
+            return DraftPlan(list(range(-1, self._steps)), frozenset(range(1, agree + 1)))
         parents, depth, children = [-1], [0], [0]
         for _ in range(1, config.num_draft_tokens):
             open_nodes = [n for n, d in enumerate(depth) if d < config.num_steps and children[n] < config.topk]
@@ -355,24 +549,38 @@ class Engine:
             agreeing.append(node)
 
     def _retract(self, batch: list[Request], why: str) -> list[Request]:
+        self._checker.before_tree_calls()
         outcome = self._accounting.retract(batch)
         self._checker.after_memory_calls("retract")
         for request in outcome.retracted:
-            self._record("host", "retract", request.rid, why)
-            self._checker.before_release(request)
-            request.happens(Event.RETRACT)
-            self._checker.after_retract(request)
-            self._waiting.append(request)
+            self._mark_session(request)
+            self._marks.add("retract")
+            if request.state is State.PREFILLING:
+                self._marks.add("R20")
+            self._retracted(request, why)
         for request in outcome.aborted:
             self._record("host", "drop", request.rid, "not even one request fits")
+            if request.pending or request.state is State.PREFILLING:
+                self._marks.add("R6")
             self._checker.before_release(request)
             request.abort_wanted = True
             request.happens(Event.DROP)
-        self._futures.filter(request in outcome.kept for request in batch)
+            if request.turn.session:
+                self._checker.session_aborted(request, None)
+        self._futures.filter([batch.index(request) for request in outcome.kept])
         self._running = outcome.kept
         self._batch_is_full = False
         self._checker.ownership("retract", self._requests, self._open_sessions)
         return outcome.kept
+
+    def _retracted(self, request: Request, why: str) -> None:
+        self._record("host", "retract", request.rid, why)
+        self._retracted_in[request.rid] = self._iterations
+        self._checker.before_release(request)
+        request.happens(Event.RETRACT)
+        self._checker.after_retract(request)
+        self._checker.inserted_nothing(request, "retract")
+        self._waiting.append(request)
 
     # The device
 
@@ -407,11 +615,17 @@ class Engine:
         self._begin_frees()
         for row, token in zip(launch.rows, launch.first_tokens, strict=True):
             request = row.request
+            if row.is_middle:
+                continue
             if request.state is not State.PREFILLING or request.key != row.key:
                 self._record("host", "stale", request.rid, launch.name)
                 continue
             request.happens(Event.FIRST_TOKEN)
             self._append(request, [token], "prefill result")
+            if request.pending and request.state is State.FINISHED:
+                self._marks.add("R7")
+            if self._memory.tree is not None and request.state is State.RUNNING:
+                self._cache_unfinished(request)
         self._end_frees()
 
     def _resolve_decode(self, launch: Launch) -> None:
@@ -419,6 +633,8 @@ class Engine:
         assert result is not None
         live = [self._is_live(row) for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
+        if any(later.kind == "decode" and later.num_steps != launch.num_steps for later in self._unresolved):
+            self._marks.add("R15")
         runs = self._accounting.resolve(result, launch.requests)
         self._checker.after_memory_calls("resolve")
         details = [
@@ -429,10 +645,15 @@ class Engine:
         for row, alive in zip(launch.rows, live, strict=True):
             if row.request.key == row.key:
                 row.request.pending -= 1
-            if not alive and row.request.state is State.FINISHED:
+            if alive:
+                if not row.request.pending and self._config.overlap:
+                    self._marks.add("R8")
+            elif row.request.state is State.FINISHED:
                 self._stale_finished += 1
-            elif not alive:
+                self._marks.add("R1")
+            else:
                 self._stale_retracted += 1
+                self._marks.add("R2")
         self._checker.after_resolve(launch, result, before, runs, live)
         self._begin_frees()
         for row, run, alive in zip(launch.rows, runs, live, strict=True):
@@ -460,10 +681,19 @@ class Engine:
         self._batch_is_full = False  # somebody leaves
         self._checker.visible_outputs(request)
         self._checker.before_release(request)
+        session, tree = request.turn.session, self._memory.tree
+        self._checker.before_tree_calls()
         self._accounting.release(request)
         self._checker.after_memory_calls("release")
         request.happens(Event.FINISH)
-        if request.turn.session:
+        if tree is not None and not session:
+            claim = min(len(request.prompt) + visible, request.kv_ready)
+            if tree.key_len(claim) > request.honest_len:
+                self._marks.add("R12")
+            self._checker.inserted(request, claim, "release", -1, "I30")
+        if session and request.abort_wanted:
+            self._checker.session_aborted(request, None)
+        elif session:
             self._histories[request.turn.session] = request.prompt + request.outputs[:visible]
             self._checker.session_saved(request, request.kv_ready)
 

@@ -7,7 +7,7 @@ merges, index by index beside the requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,9 +38,10 @@ class Ring:
 
 def ring_size(config: EngineConfig) -> int:
     """Entries that are read late must outlive every launch between: a running request waits while each other row
-    starts with a launch of its own, and all of them are padded.
+    is filled by launches of its own, and all of them are padded.
     """
-    return (config.rows + 2) * config.rows
+    launches = -(-config.context_len // config.chunk_size) if config.chunk_size else 1
+    return (config.rows * launches + 2) * config.rows
 
 
 @dataclass(slots=True)
@@ -49,9 +50,9 @@ class Futures:
 
     indices: list[int] = field(default_factory=list)
 
-    def filter(self, kept: Iterable[bool]) -> None:
-        """Keep the indices of the requests that stay."""
-        self.indices = [index for index, keep in zip(self.indices, kept, strict=False) if keep]
+    def filter(self, kept: Sequence[int]) -> None:
+        """Keep the entries of the requests that stay, which stood at the places `kept`."""
+        self.indices = [self.indices[place] for place in kept]
 
     def merge(self, other: Sequence[int]) -> None:
         self.indices = [*self.indices, *other]

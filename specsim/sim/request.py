@@ -15,6 +15,7 @@ class Turn:
     `special_at`  output index -> EOS or STOP token that the model says there
     `session`     id of the streaming session that the turn belongs to, "" for none: its prompt is the session's
                   tokens, then `tokens`
+    `extra_key`   namespace of the radix cache: KV is shared within it only
     `open_ended`  the client names no `max_new_tokens`, and gets what the context has room for
     `logprob_start`  first position of the prompt whose logprob the client asks for, -1 for none
     """
@@ -25,6 +26,7 @@ class Turn:
     special_at: dict[int, int] = field(default_factory=dict)
     ignore_eos: bool = False
     session: str = ""
+    extra_key: str = ""
     open_ended: bool = False
     logprob_start: int = -1
 

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from specsim.sim.accounting import Accounting, Memory, ModelAccounting
 from specsim.sim.config import EngineConfig
+from specsim.sim.workload import FEATURES
 
 # The functions of the accounting seam, in the order in which a request meets them. `Violation.part` and the verdict
 # use these names.
@@ -26,6 +27,8 @@ PARTS = (
     "abort",
     "session close",
 )
+# Those of an accounting with a radix cache.
+TREE_PARTS = ("prefix match", "tree insert")
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class AccountingTarget(Protocol):
 
     name: str
     parts: list[SeamPart]
+    features: frozenset[str]  # which of `specsim.sim.workload.FEATURES` it has
 
     def make(self, memory: Memory) -> Accounting:
         """A fresh accounting over the memory of one run."""
@@ -63,9 +67,10 @@ class ModelTarget:
     """The model's own accounting."""
 
     name = "model"
+    features = FEATURES
 
     def __init__(self) -> None:
-        self.parts = [SeamPart(name, "model") for name in PARTS]
+        self.parts = [SeamPart(name, "model") for name in (*PARTS, *TREE_PARTS)]
 
     def make(self, memory: Memory) -> Accounting:
         return ModelAccounting(memory)

@@ -1,8 +1,6 @@
 """What clients send, and how much goes wrong: drawn up front from choices, into plain values.
 
 Choice 0 is the dullest everywhere: one short request, nothing special, nothing wrong.
-
-Not drawn yet: aborts and retractions of a session's turns, prefix sharing, chunked prefill.
 """
 
 from __future__ import annotations
@@ -14,6 +12,25 @@ from specsim.sim.config import EngineConfig
 from specsim.sim.model import EOS, FIRST_ORDINARY_TOKEN, STOP
 from specsim.sim.request import Turn
 
+_COMMON_TOKENS = FIRST_ORDINARY_TOKEN + 900_000
+
+# What an accounting may lack, so that a scenario for it has none of it. A feature that is not drawn takes no choice.
+FEATURES = frozenset(
+    {
+        "adaptive steps",
+        "chunked prefill",
+        "late results",
+        "paged trees",
+        "pauses",
+        "radix cache",
+        "no limit",
+        "prompt logprobs",
+        "session faults",
+        "tight pool",
+        "timeouts",
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -24,6 +41,8 @@ class Workload:
     turns: tuple[Turn, ...]
     aborts_max: int = 0
     retractions_max: int = 0
+    timeouts_max: int = 0
+    pauses_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +53,11 @@ class Scenario:
     workload: Workload
 
 
-def draw_scenario(chooser: Chooser) -> Scenario:
-    """One scenario of the default swarm."""
+def draw_scenario(chooser: Chooser, features: frozenset[str] = FEATURES) -> Scenario:
+    """One scenario of the default swarm, for an accounting with these of FEATURES."""
     num_steps = pick(chooser, (3, 1, 2, 5), "num_steps")
     topk = pick(chooser, (1, 1, 2, 4), "topk")
-    page_size = pick(chooser, (1, 4, 2, 16), "page_size") if topk == 1 else 1
+    page_size = pick(chooser, (1, 4, 2, 16), "page_size") if topk == 1 or "paged trees" in features else 1
     most = 1 + topk + (num_steps - 1) * topk**2
     num_draft_tokens = num_steps + 1 if topk == 1 else between(chooser, 2, min(most, 12), "num_draft_tokens")
     sessions = chooser.choose(3, "sessions") if chooser.choose(4, "has sessions") == 1 else 0
@@ -59,11 +78,59 @@ def draw_scenario(chooser: Chooser) -> Scenario:
     if not sessions:
         pool += config.page_size * chooser.choose(8, "spare pages in the pool")
     config = replace(config, pool_slots=pool)
-    if sessions:
-        return Scenario(config, Workload(turns))
-    aborts_max = chooser.choose(3, "aborts")
-    retractions_max = chooser.choose(3, "retractions")
-    return Scenario(config, Workload(turns, aborts_max, retractions_max))
+    workload = Workload(turns)
+    if not sessions or "session faults" in features:
+        workload = replace(workload, aborts_max=chooser.choose(3, "aborts"))
+        workload = replace(workload, retractions_max=chooser.choose(3, "retractions"))
+    return _with_features(chooser, features, Scenario(config, workload))
+
+
+def _with_features(chooser: Chooser, features: frozenset[str], scenario: Scenario) -> Scenario:
+    """Turn on what an accounting has beyond the least, each in some scenarios."""
+
+    def has(feature: str, one_in: int) -> bool:
+        return feature in features and chooser.choose(one_in, feature) == 1
+
+    config, workload = scenario.config, scenario.workload
+    if has("radix cache", 3):
+        config = replace(config, radix=True, bigram=chooser.choose(2, "bigram keys") == 1)
+        workload = replace(workload, turns=tuple(_sharing(chooser, turn) for turn in workload.turns))
+    if has("chunked prefill", 4):
+        config = replace(
+            config, chunk_size=config.page_size * between(chooser, 1, max(1, 8 // config.page_size), "chunk")
+        )
+    if has("late results", 4):
+        config = replace(config, late_results=True)
+    if has("no limit", 4):
+        whom = chooser.choose(len(workload.turns), "who names no limit")
+        turns = tuple(
+            replace(turn, open_ended=number == whom and not turn.session) for number, turn in enumerate(workload.turns)
+        )
+        workload = replace(workload, turns=turns)
+    if any(turn.session for turn in workload.turns) and has("prompt logprobs", 3):
+        start = chooser.choose(4, "logprobs from")
+        workload = replace(workload, turns=tuple(replace(turn, logprob_start=start) for turn in workload.turns))
+    if config.topk == 1 and has("adaptive steps", 4):
+        config = replace(config, adaptive=True)
+    has_sessions = any(turn.session for turn in workload.turns)
+    if not has_sessions and has("tight pool", 6):
+        first_need = max(len(turn.tokens) for turn in workload.turns) + config.reserve
+        least = -(-first_need // config.page_size) * config.page_size
+        spare = chooser.choose(1 + (config.request_slots_max - least) // config.page_size, "pages of the tight pool")
+        config = replace(config, tight_pool=True, pool_slots=least + spare * config.page_size)
+    if not has_sessions or "session faults" in features:
+        if has("timeouts", 4):
+            workload = replace(workload, timeouts_max=1)
+        if has("pauses", 4):
+            workload = replace(workload, pauses_max=1)
+    return Scenario(config, workload)
+
+
+def _sharing(chooser: Chooser, turn: Turn) -> Turn:
+    """The turn with a prompt that begins as others do, in one of two namespaces."""
+    common = len(turn.tokens) - chooser.choose(len(turn.tokens) + 1, "own tokens")
+    tokens = (*range(_COMMON_TOKENS, _COMMON_TOKENS + common), *turn.tokens[common:])
+    return replace(turn, tokens=tokens, extra_key=pick(chooser, ("", "", "x"), "extra_key"))
 
 
 def _draw_turns(chooser: Chooser, sessions: int) -> tuple[Turn, ...]:
@@ -84,14 +151,10 @@ def _draw_turn(chooser: Chooser, rid: str, session: str) -> Turn:
     if kind != "none":
         special_at[chooser.choose(max_new_tokens, "special token at")] = EOS if kind == "eos" else STOP
     ignore_eos = kind == "eos" and chooser.choose(4, "ignore_eos") == 1
-    open_ended = not session and chooser.choose(8, "names no limit") == 1
-    logprob_start = (
-        chooser.choose(prompt_len, "logprobs from") if session and chooser.choose(4, "logprobs") == 1 else -1
-    )
     # Prompts differ from request to request, so that a slot of the wrong one is seen.
     number = sum(map(ord, rid)) * 1000
     tokens = tuple(FIRST_ORDINARY_TOKEN + number + i for i in range(prompt_len))
-    return Turn(rid, tokens, max_new_tokens, special_at, ignore_eos, session, open_ended, logprob_start)
+    return Turn(rid, tokens, max_new_tokens, special_at, ignore_eos, session)
 
 
 def _context_lens(turns: tuple[Turn, ...]) -> list[int]:
