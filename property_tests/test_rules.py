@@ -19,10 +19,13 @@ from specsim.memory.allocator import Allocator
 from specsim.sim import device as device_module
 from specsim.sim.accounting import DecodeResult, Held, HostFunctionError, ModelAccounting, Retracted
 from specsim.sim.device import Device, Launch, LaunchRow
+from specsim.sim.draft import Drafter, ExtendRow, Relayed, expected_tags
 from specsim.sim.engine import Engine
+from specsim.sim.graph import write_pad_rows
 from specsim.sim.lifecycle import State
-from specsim.sim.relay import Futures, Ring
+from specsim.sim.relay import Ring
 from specsim.sim.request import Request, Turn
+from specsim.sim.tree import Tree, build_tree
 from specsim.sim.verify import Verified, verify_tree_greedy
 from specsim.sim.workload import draw_scenario
 
@@ -447,6 +450,58 @@ def accepts_from_the_first_draft_on(
     return verified
 
 
+def seeds_from_the_first_row(extend: Callable[..., None]) -> Callable[..., None]:
+    def _extend(drafter: Drafter, rows: list[ExtendRow], stride: int) -> None:
+        extend(drafter, rows, stride)
+        for row in rows:
+            drafter.relay[row.row.row].seeds[0] += 1
+
+    return _extend
+
+
+def writes_the_first_pool(extend: Callable[..., None]) -> Callable[..., None]:
+    def _extend(drafter: Drafter, rows: list[ExtendRow], stride: int) -> None:
+        pools = drafter.pools
+        drafter.pools = [pools[0]] * len(pools)
+        extend(drafter, rows, stride)
+        drafter.pools = pools
+
+    return _extend
+
+
+def relays_nothing(extend: Callable[..., None]) -> Callable[..., None]:
+    def _extend(drafter: Drafter, rows: list[ExtendRow], stride: int) -> None:
+        extend(drafter, rows, stride)
+        drafter.relay.clear()
+
+    return _extend
+
+
+def relays_by_the_place_in_the_batch(extend: Callable[..., None]) -> Callable[..., None]:
+    def _extend(drafter: Drafter, rows: list[ExtendRow], stride: int) -> None:
+        extend(drafter, rows, stride)
+        left = [drafter.relay.pop(row.row.row) for row in rows]
+        drafter.relay.update(zip(sorted(row.row.row for row in rows), left, strict=True))
+
+    return _extend
+
+
+def extends_nothing(drafter: Drafter, rows: list[ExtendRow], stride: int) -> None:
+    for row in rows:
+        seeds = [tags[-1] for tags in expected_tags(len(drafter.pools), row.hidden, row.tokens)]
+        entry = Relayed(row.row.key, len(row.sequence.chain), row.sequence.root, seeds)
+        drafter.relay[row.row.row] = entry
+
+
+def writes_slot_1(*arguments: Any) -> list[int]:
+    return [slot + 1 for slot in write_pad_rows(*arguments)]
+
+
+def lets_a_node_read_its_siblings(parents: list[int], verified_seq_len: int) -> Tree:
+    masks, positions = build_tree(parents, verified_seq_len)
+    return Tree([(2 << verified_seq_len + node) - 1 for node in range(len(masks))], positions)
+
+
 def hands_out_slot_0(init: Callable[..., None]) -> Callable[..., None]:
     def init_and_break(allocator: Allocator, *arguments: Any) -> None:
         init(allocator, *arguments)
@@ -519,9 +574,18 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     ],
     "I43": [Sabotage(patch=replacing(Device, "_accept", moves_nothing))],
     "I46": [Sabotage(patch=replacing(Device, "_accept", loses_an_accepted_token))],
-    "I49": [Sabotage(patch=replacing(Ring, "take", relays_to_the_wrong_request))],
+    "I47": [Sabotage(patch=replacing(Drafter, "_extend", seeds_from_the_first_row))],
+    "I48": [Sabotage(patch=replacing(Drafter, "_extend", writes_the_first_pool))],
+    "I49": [
+        Sabotage(patch=replacing(Ring, "take", relays_to_the_wrong_request)),
+        Sabotage(patch=replacing(Drafter, "_extend", relays_nothing)),
+        Sabotage(patch=replacing(Drafter, "_extend", relays_by_the_place_in_the_batch)),
+    ],
     "I53": [Sabotage(SavesTheHonestLength), Sabotage(SavesTheOvershoot), Sabotage(SavesNoSession)],
     "I54": [Sabotage(ForgetsASessionsTail)],
+    "D1": [Sabotage(patch=replacing(Drafter, "_extend", lambda _: extends_nothing))],
+    "K3": [Sabotage(patch=replacing(device_module, "write_pad_rows", lambda _: writes_slot_1))],
+    "M1": [Sabotage(patch=replacing(device_module, "build_tree", lambda _: lets_a_node_read_its_siblings))],
     "S1": [Sabotage(engine=AdmitsNobody)],
     "S3": [Sabotage(CountsStaleDrafts)],
     "S4": [Sabotage(ReusesLessThanWasKept)],

@@ -21,6 +21,7 @@ from specsim.sim.accounting import Accounting, DecodeResult, Memory, Observed
 from specsim.sim.config import EngineConfig
 from specsim.sim.device import Device, Launch
 from specsim.sim.lifecycle import State
+from specsim.sim.model import extend
 from specsim.sim.request import Request
 from specsim.verdict import Rule
 
@@ -222,6 +223,14 @@ class Checker:
 
     def after_device(self, launch: Launch, device: Device, expected_start: dict[tuple[str, int], int]) -> None:
         """What a launch read, wrote and accepted."""
+        for rule_id, part, who, expected, actual in device.broken:
+            self.broken(rule_id, part, who, expected, actual)
+        if device.pad_writes and any(device.pad_writes):
+            self.broken("K3", "padding", launch.name, "writes of slot 0", f"slot {max(device.pad_writes)} is written")
+        if launch.result is not None:
+            counts = (len(launch.result.accept_lens), len(launch.result.next_token_ids))
+            own = (len(launch.rows), len(launch.rows) * launch.result.stride)
+            self.hold(counts == own, "K3", "padding", launch.name, f"(requests, tokens) {own}", counts)
         for error in device.content_errors:
             self.broken(
                 "I05",
@@ -230,6 +239,9 @@ class Checker:
                 f"the KV of position {error.position}",
                 f"slot {error.slot} holds something else",
             )
+        if launch.kind == "decode":
+            meets = ["draft", "verify", "draft extend"]
+            self.hold(device.collectives == meets, "S8", "verify", launch.name, meets, device.collectives)
         for key, left in device.relayed:
             whose = "nobody" if left is None else f"{left.key[0]}, incarnation {left.key[1]}"
             own = left is not None and left.key == key
@@ -247,6 +259,10 @@ class Checker:
             chain = device.sequences[step.key].chain
             length = step.start + len(step.path)
             self.hold(len(chain) == length, "I46", "verify", who, f"length {length}", len(chain))
+            fingerprint = chain[step.start - 1]
+            for token in [step.root, *step.tokens[:-1]]:
+                fingerprint = extend(fingerprint, token)
+            self.hold(chain[-1] == fingerprint, "M1", "tree", who, "what the path's tokens make", "something else")
             for offset in range(len(step.path)):
                 position = step.start + offset
                 held = device.content[step.slots[position]] if position < len(step.slots) else None

@@ -1,8 +1,8 @@
 """The rules of the accounting tier, each an id and one sentence. Where each is checked: `specsim.check.checker`.
 
 Rules speak of KVready and owned slots only, never of an engine's field or convention. Numbers follow the catalogue of
-invariants that the project started from, so some are missing here: those of sliding windows, draft pools, penalties and
-grammars, which the simulator does not have yet.
+invariants that the project started from, so some are missing here: those of sliding windows, penalties and grammars,
+which the simulator does not have yet.
 """
 
 from __future__ import annotations
@@ -60,20 +60,26 @@ RULES: tuple[Rule, ...] = (
     Rule("I42", "the next root is the last token of the accepted run", _WRONG),
     Rule("I43", "after a step the accepted positions hold the KV of the accepted path", _WRONG),
     Rule("I46", "a step's length grows by the accepted tokens", _WRONG),
-    Rule("I49", "a step begins with what the launch before it of the same incarnation left in the relay", _WRONG),
+    Rule("I47", "the seed of the next drafts, and their root, are those of the last accepted position", _METRIC),
+    Rule("I48", "a layer of the drafter reads and writes its own pool only", _METRIC),
+    Rule("I49", "a step takes from the relay what the step before it, of the same incarnation, left there", _WRONG),
     Rule("I53", "a session keeps the shorter of its visible tokens and KVready", _WRONG),
     Rule("I54", "a turn reuses no more than its session kept, and nothing of the session leaks", _LEAK),
     Rule("I55", "a session protects no more than its next turn reuses, and keeps its first lock", _WRONG),
     Rule("I57", "a turn that is aborted while it waits leaves its session's memory, one that ran leaves none", _LEAK),
+    Rule("D1", "the drafter's KV of a position is made of the target's hidden state and the next token", _METRIC),
+    Rule("K3", "rows that pad a batch write slot 0 only, and a batch gets the results of its own rows alone", _WRONG),
+    Rule("M1", "a node of the tree reads the prefix and its own path, and stands where the path ends", _WRONG),
     Rule("S1", "every request ends", _WRONG),
     Rule("S3", "the batch's counter of accepted drafts counts live requests only", _METRIC),
     Rule("S4", "a turn reuses all that its session kept", _METRIC),
     Rule("S5", "a launch allocates no further than two steps beyond the known length", _METRIC),
     Rule("S6", "the host waits for no other launch than the one whose result it takes next", _METRIC),
     Rule("S7", "prompt and answer fit the context", _WRONG),
+    Rule("S8", "every rank takes part in the collectives of every step, without a request too", _WRONG),
     Rule("X1", "the host functions raise nothing", _WRONG),
     Rule("X2", "a schedule ends within the time limit", _WRONG),
     Rule("X3", "a schedule leaves its process alive", _UNDEFINED),
-    Rule("X4", "the device reads and writes inside its tensors", _UNDEFINED),
+    Rule("X4", "the device raises nothing: every access lies inside its tensors", _UNDEFINED),
 )
 BY_ID = {rule.id: rule for rule in RULES}

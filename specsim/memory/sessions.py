@@ -1,8 +1,8 @@
 """Streaming sessions: what one turn leaves in memory for the next.
 
-Between turns a session owns a row and the slots `[protected, allocated)` of it; those before are the tree's, which keeps
-them by the lock of the session's first turn on `node`. `claim` is the length whose KV holds, or will hold when launched
-work is done, exactly the session's tokens.
+Between turns a session owns a row and the slots `[protected, allocated)` of it; those before are the tree's, which
+keeps them by the lock of the session's first turn on `node`. `claim` is the length whose KV holds, or will hold when
+launched work is done, exactly the session's tokens.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from specsim.mutants.catalogue import CATALOGUE, Mutant
 
+
 CLASSES = {
     "A": "lifetime of results, commit and allocation of KV",
     "B": "order of streams and buffers",
@@ -87,13 +88,9 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#22273",
             "sgl-project/sglang#21875",
         ),
-        "PENDING",
     ),
     Entry(
-        "A07",
-        "the protected length of a paged session is not a whole number of pages",
-        ("sgl-project/sglang#20070",),
-        "PENDING",
+        "A07", "the protected length of a paged session is not a whole number of pages", ("sgl-project/sglang#20070",)
     ),
     Entry(
         "A08",
@@ -119,7 +116,7 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Entry("A11", "the memory check before a decode step leaves out the step in flight", ("sgl-project/sglang#14972",)),
-    Entry("A12", "fewer draft steps make the allocated length shrink", ("sgl-project/sglang#23336",), "PENDING"),
+    Entry("A12", "fewer draft steps make the allocated length shrink", ("sgl-project/sglang#23336",)),
     Entry("A14", "a row is narrower than what one launch may allocate", ("sgl-project/sglang#26972",)),
     Entry("A18", "slots are allocated and the length is not recorded", ("sgl-project/sglang-jax#1147",)),
     Entry(
@@ -145,11 +142,8 @@ ENTRIES: tuple[Entry, ...] = (
             "vllm-project/vllm#43434",
             "vllm-project/vllm#37159",
         ),
-        "PENDING",
     ),
-    Entry(
-        "A24", "a bigram key has as many entries as the sequence has tokens", ("sgl-project/sglang#40681",), "PENDING"
-    ),
+    Entry("A24", "a bigram key has as many entries as the sequence has tokens", ("sgl-project/sglang#40681",)),
     Entry(
         "B01",
         "the row of a finished request is handed out while the device still reads it",
@@ -169,7 +163,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#22113",
             "sgl-project/sglang#21942",
         ),
-        "PENDING",
     ),
     Entry(
         "B06", "one event stands for two launches, and the host waits for the wrong one", ("sgl-project/sglang#31072",)
@@ -184,7 +177,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#10846",
             "sgl-project/sglang#11231",
         ),
-        "PENDING",
     ),
     Entry(
         "C02",
@@ -193,7 +185,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#19796",
             "sgl-project/sglang#19897",
         ),
-        "PENDING",
     ),
     Entry(
         "C03",
@@ -219,7 +210,7 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         "PENDING",
     ),
-    Entry("C07", "the draft pool is smaller than the target's", ("sgl-project/sglang#17630",), "PENDING"),
+    Entry("C07", "the draft pool is smaller than the target's", ("sgl-project/sglang#17630",)),
     Entry(
         "C10", "eviction asks for full slots although window slots are short", ("sgl-project/sglang#29662",), "PENDING"
     ),
@@ -240,8 +231,8 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         "PENDING",
     ),
-    Entry("C14", "a block can be found in the cache before its KV is written", ("vllm-project/vllm#41838",), "PENDING"),
-    Entry("C15", "a slot's draft context outlives its request", ("ggml-org/llama.cpp#27852",), "PENDING"),
+    Entry("C14", "a block can be found in the cache before its KV is written", ("vllm-project/vllm#41838",)),
+    Entry("C15", "a slot's draft context outlives its request", ("ggml-org/llama.cpp#27852",)),
     Entry(
         "D01",
         "accepted nodes of a tree are taken to be a dense prefix",
@@ -275,19 +266,14 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         "which path a server takes by default is decided at its start; the model has one path",
     ),
-    Entry(
-        "D05",
-        "draft-extend strides by accepted width where rows hold whole trees",
-        ("sgl-project/sglang#27545",),
-        "PENDING",
-    ),
+    Entry("D05", "draft-extend strides by accepted width where rows hold whole trees", ("sgl-project/sglang#27545",)),
     Entry(
         "D06",
         "recurrent state is committed from node accept_len - 1, which is not the last accepted node",
         ("sgl-project/sglang#27463",),
     ),
-    Entry("D08", "the tree builder searches one entry more than there is", ("sgl-project/sglang#36201",), "PENDING"),
-    Entry("D09", "the mask builder reads parents past the row", ("sgl-project/sgl-kernel-npu#146",), "PENDING"),
+    Entry("D08", "the tree builder searches one entry more than there is", ("sgl-project/sglang#36201",)),
+    Entry("D09", "the mask builder reads parents past the row", ("sgl-project/sgl-kernel-npu#146",)),
     Entry("D11", "a tree of depth one is handled as if it were deeper", ("NVIDIA/TensorRT-LLM#10385",)),
     Entry(
         "D12",
@@ -296,7 +282,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang-jax#1611",
             "sgl-project/sglang-jax#1112",
         ),
-        "PENDING",
     ),
     Entry(
         "D14",
@@ -307,12 +292,10 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         "PENDING",
     ),
-    Entry("E01", "graph buffers are read although the step ran eagerly", ("sgl-project/sglang#22832",), "PENDING"),
-    Entry("E02", "padded rows of a draft-extend graph keep old values", ("sgl-project/sglang#22958",), "PENDING"),
+    Entry("E01", "graph buffers are read although the step ran eagerly", ("sgl-project/sglang#22832",)),
+    Entry("E02", "padded rows of a draft-extend graph keep old values", ("sgl-project/sglang#22958",)),
     Entry("E03", "padded rows of the draft's inputs keep old values", ("sgl-project/sglang#18647",), "PENDING"),
-    Entry(
-        "E05", "hidden states are written to one buffer and read from another", ("sgl-project/sglang#21424",), "PENDING"
-    ),
+    Entry("E05", "hidden states are written to one buffer and read from another", ("sgl-project/sglang#21424",)),
     Entry(
         "E06",
         "tokens are padded and the metadata of the batch is not",
@@ -320,10 +303,9 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#17076",
             "sgl-project/sglang#24233",
         ),
-        "PENDING",
     ),
     Entry("E07", "a verification has fewer cache locations than tokens", ("sgl-project/sglang#30354",)),
-    Entry("E09", "padded rows are copied into a buffer for real tokens", ("NVIDIA/TensorRT-LLM#15708",), "PENDING"),
+    Entry("E09", "padded rows are copied into a buffer for real tokens", ("NVIDIA/TensorRT-LLM#15708",)),
     Entry(
         "E11",
         "the softmax of draft scores is skipped for chains",
@@ -333,12 +315,7 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         "the model's drafter has no scores: trees are drawn, so nothing normalises them",
     ),
-    Entry(
-        "F01",
-        "every layer of a multi-layer draft uses the first layer's pool",
-        ("sgl-project/sglang#22954",),
-        "PENDING",
-    ),
+    Entry("F01", "every layer of a multi-layer draft uses the first layer's pool", ("sgl-project/sglang#22954",)),
     Entry(
         "F02",
         "the tail of a prompt chunk gets the predicted token instead of the next prompt token",
@@ -346,7 +323,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#26800",
             "sgl-project/sglang#26329",
         ),
-        "PENDING",
     ),
     Entry(
         "F04",
@@ -360,9 +336,7 @@ ENTRIES: tuple[Entry, ...] = (
         ("sgl-project/sglang#26201",),
         "no batch of the model mixes chunks of prefills with decode rows",
     ),
-    Entry(
-        "F06", "chained draft layers all read the first layer's hidden states", ("vllm-project/vllm#36531",), "PENDING"
-    ),
+    Entry("F06", "chained draft layers all read the first layer's hidden states", ("vllm-project/vllm#36531",)),
     Entry(
         "F08",
         "an attribute is renamed on one of two paths",
@@ -594,8 +568,8 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Entry("K04", "merging with an empty batch does not leave the other as it is", ("sgl-project/sglang#10090",)),
-    Entry("L01", "an idle batch reaches code that takes a maximum over it", ("sgl-project/sglang#33892",), "PENDING"),
-    Entry("L02", "an idle rank leaves out a collective that others wait in", ("sgl-project/sglang#29144",), "PENDING"),
+    Entry("L01", "an idle batch reaches code that takes a maximum over it", ("sgl-project/sglang#33892",)),
+    Entry("L02", "an idle rank leaves out a collective that others wait in", ("sgl-project/sglang#29144",)),
     Entry(
         "L04",
         "a prefill elsewhere sends the target's hidden states instead of the draft's",

@@ -25,6 +25,9 @@ class EngineConfig:
     `late_results`      the host may take a result between the preparation of a step and its launch, as for a grammar
     `adaptive`          each decode step is as long as is chosen at its launch, `num_steps` at most; chains only
     `tight_pool`        a request may outgrow the pool, and is then dropped
+    `draft_layers`      layers of the drafter whose KV is simulated, a pool each; 0 for none, more than one for chains
+    `graph_sizes`       batch sizes of captured CUDA graphs; smaller batches are padded. None: no graphs
+    `idle_batches`      ranks without a request run batches of zero
     """
 
     page_size: int = 1
@@ -41,6 +44,9 @@ class EngineConfig:
     late_results: bool = False
     adaptive: bool = False
     tight_pool: bool = False
+    draft_layers: int = 0
+    graph_sizes: tuple[int, ...] = ()
+    idle_batches: bool = False
 
     @property
     def alloc_len(self) -> int:
@@ -91,6 +97,8 @@ def require_runnable(config: EngineConfig) -> None:
     _require(whole, f"chunk_size={config.chunk_size}", f"a chunk is whole pages of {config.page_size}")
     _require(not config.adaptive or config.topk == 1, "adaptive=True", "only chains change their length")
     _require(not config.bigram or config.radix, "bigram=True", "there is no radix cache to have keys")
+    if config.draft_layers > 1:
+        _require(config.topk == 1, f"topk={config.topk}", "drafters of several layers draft chains")
     _require(
         config.tight_pool or config.pool_slots >= config.request_slots_max,
         f"pool_slots={config.pool_slots}",

@@ -4,7 +4,7 @@ A launch sees the rows as they were when it was launched: engines order later wr
 earlier launches (the write-after-read barrier), and so does this model. Launches run in order, each at a time that the
 chooser picks, at the latest when the host waits for its result.
 
-Target KV only; draft pools are not modelled yet.
+The drafter's KV is `specsim.sim.draft`, padding is `specsim.sim.graph`; both run when the configuration has them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from dataclasses import dataclass, field
 from specsim.sim import model
 from specsim.sim.accounting import DecodeResult
 from specsim.sim.config import EngineConfig
+from specsim.sim.draft import Drafter, ExtendRow, expected_tags
+from specsim.sim.graph import GraphBuffers, write_pad_rows
 from specsim.sim.relay import Left, Ring
 from specsim.sim.request import Request
+from specsim.sim.tree import Attention, build_tree
 from specsim.sim.verify import fill_bonus_tokens, verify_tree_greedy
 
 
@@ -75,18 +78,20 @@ class Launch:
 @dataclass(slots=True)
 class Sequence:
     """The device's own view of a request: fingerprints of the positions whose KV is written, the root of the next
-    tree, and the recurrent state behind the last written position: what a layer without KV knows of the sequence.
+    tree, the recurrent state behind the last written position (what a layer without KV knows of the sequence), and the
+    tags that each layer of the drafter should hold.
     """
 
     chain: list[int]
     root: int
     state: int
+    draft_tags: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a decode step did to one request, for the rules: device length before, nodes of the accepted path,
-    tokens.
+    """What a decode step did to one request, for the rules: device length before, the root's token, nodes of the
+    accepted path, tokens.
     """
 
     key: tuple[str, int]
@@ -97,6 +102,7 @@ class Step:
     predicts: list[int]
     bonus: int
     slots: list[int]
+    root: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,8 @@ class Device:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
+        self._drafter = Drafter(config, len(self.content)) if config.draft_layers else None
+        self._graph = GraphBuffers(config.graph_sizes, config.num_draft_tokens) if config.graph_sizes else None
         self.ring = Ring(config)
         self._output: list[int] = []  # the buffer that every verification writes its tokens to
         self.stream: deque[Launch] = deque()
@@ -122,6 +130,14 @@ class Device:
         self.content_errors: list[ContentError] = []
         self.short_rows: list[tuple[tuple[str, int], int, int]] = []
         self.relayed: list[tuple[tuple[str, int], Left | None]] = []
+        self.pad_writes: list[int] = []
+        self.collectives: list[str] = []
+        self.longest = 0
+
+    @property
+    def broken(self) -> list[tuple[str, str, str, object, object]]:
+        """Rules of the drafter that the launch broke: (rule id, part, who, expected, actual)."""
+        return self._drafter.broken if self._drafter else []
 
     def launch(self, launch: Launch) -> None:
         self.stream.append(launch)
@@ -130,24 +146,40 @@ class Device:
         """Run the oldest launch. `steps`, `content_errors` and `short_rows` then hold what it showed."""
         launch = self.stream.popleft()
         self.steps, self.content_errors, self.short_rows, self.relayed = [], [], [], []
+        self.pad_writes, self.collectives = [], []
         if launch.kind == "prefill":
-            launch.first_tokens = [self._prefill(row) for row in launch.rows]
+            chains = [self._read_prefix(row) for row in launch.rows]
+            launch.first_tokens = [self._prefill(row, chain) for row, chain in zip(launch.rows, chains, strict=True)]
         else:
             launch.result = self._decode(launch.rows, launch.num_steps, launch.num_draft_tokens)
         launch.done = True
         return launch
 
-    def _prefill(self, row: LaunchRow) -> int:
+    def _read_prefix(self, row: LaunchRow) -> list[int]:
+        """Read what a prefill reuses: no row of a launch sees what another row of it writes."""
         chain = model.fingerprints(row.tokens)
         self._read(row, chain[: row.prefix_len])
+        return chain
+
+    def _prefill(self, row: LaunchRow, chain: list[int]) -> int:
         if len(row.slots) < len(chain):
             self.short_rows.append((row.key, len(row.slots), len(chain)))
         for position in range(row.prefix_len, min(len(chain), len(row.slots))):
             self.content[row.slots[position]] = chain[position]
         token = model.next_token_after(chain[-1], len(chain), row.request.specials)
-        self.sequences[row.key] = Sequence(chain, token, chain[-1])
+        sequence = self.sequences[row.key] = Sequence(chain, token, chain[-1])
         self.ring.entries[row.relay_out] = Left(row.key, token)
+        if self._drafter:
+            self._drafter.extend_prefill(row, sequence)
+            start = max(row.prefix_len - 1, 0)
+            self._expect(sequence, start, [*row.tokens[start + 1 :], token])
         return token
+
+    def _expect(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
+        """The drafter's pools should hold what the tokens behind the positions from `start` on make."""
+        right = expected_tags(self._config.draft_layers, sequence.chain[start:], tokens)
+        for layer, new in enumerate(right):
+            sequence.draft_tags[layer] += new
 
     def _read(self, row: LaunchRow, chain: list[int]) -> None:
         """Read the KV of the positions of `chain`, and note the first that is not what the sequence needs."""
@@ -164,32 +196,64 @@ class Device:
         targets: list[list[int]] = []
         trees: list[list[int]] = []
         prints: list[list[int]] = []
+        # Ranks meet in collectives, so those without a request run batches of zero.
+        self.collectives.append("draft")
+        self.longest = max((len(self.sequences[row.key].chain) for row in rows), default=0)
         for row in rows:
             sequence = self.sequences[row.key]
             left = self.ring.entries[row.relay_in]
             self.relayed.append((row.key, left))
             sequence.root = left.root if left is not None else 0
             self._read(row, sequence.chain)
-            if len(row.slots) < len(sequence.chain) + config.alloc_len:
-                self.short_rows.append((row.key, len(row.slots), len(sequence.chain) + config.alloc_len))
+            if self._drafter:
+                self._drafter.draft(row, sequence)
+            reach = len(sequence.chain) + (ndt if config.topk == 1 else config.alloc_len)
+            if len(row.slots) < reach:
+                self.short_rows.append((row.key, len(row.slots), reach))
             tokens, node_prints, node_targets = self._run_target(row, sequence)
             candidates.append(tokens)
             targets.append(node_targets)
             prints.append(node_prints)
             assert row.plan is not None
             trees.append(row.plan.parents)
+        if self._graph:
+            self._replay_graph(rows, candidates, trees, targets)
+        self.collectives.append("verify")
         verified = verify_tree_greedy(candidates, trees, targets, num_steps)
         width = num_steps + 1
         accept_tokens = [verified.predicts[node] for node in verified.accept_index]
         bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)
         sources = [verified.accept_index[entry] for entry in range(len(rows) * width)]
         self._output.clear()
+        extended: list[ExtendRow] = []
         for b, row in enumerate(rows):
             path = [node - b * ndt for node in sources[b * width :][: verified.accept_lens[b]]]
             run = [verified.predicts[b * ndt + node] for node in path]
             self._output += run + [0] * (ndt - len(run))
+            if self._drafter:
+                hidden = [prints[b][node] for node in path]
+                sequence = self.sequences[row.key]
+                extended.append(ExtendRow(row, sequence, len(sequence.chain), hidden, run))
             self._accept(row, path, prints[b], bonus[b], run)
-        return DecodeResult(self._output.copy(), verified.accept_lens, ndt)
+        self.collectives.append("draft extend")
+        if self._drafter:
+            self._drafter.extend(extended, ndt)
+            for extend in extended:
+                self._expect(extend.sequence, extend.start, extend.tokens)
+        return DecodeResult(self._output.copy(), verified.accept_lens[: len(rows)], ndt)
+
+    def _replay_graph(
+        self, rows: list[LaunchRow], candidates: list[list[int]], trees: list[list[int]], targets: list[list[int]]
+    ) -> None:
+        """Pad the batch to a captured size; pad rows write their KV too."""
+        assert self._graph is not None
+        ndt = self._config.num_draft_tokens
+        out_cache_loc = []
+        for row in rows:
+            start = len(self.sequences[row.key].chain)
+            out_cache_loc.append([*row.slots[start : start + ndt], *[0] * ndt][:ndt])
+        self._graph.load(candidates, trees, targets, out_cache_loc)
+        self.pad_writes = write_pad_rows(self.content, candidates, out_cache_loc, len(rows))
 
     def _run_target(self, row: LaunchRow, sequence: Sequence) -> tuple[list[int], list[int], list[int]]:
         """Token, fingerprint and target token of every node; the KV of all nodes is written from the sequence's end
@@ -198,18 +262,21 @@ class Device:
         assert row.plan is not None
         start = len(sequence.chain)
         parents = row.plan.parents
-        tokens, depth = [sequence.root], [0]
-        node_prints = [model.extend(sequence.state, sequence.root)]
+        tree = build_tree(parents, start)
+        attention = Attention(sequence.chain, sequence.state)
         specials = row.request.specials
-        targets = [model.next_token_after(node_prints[0], start + 1, specials)]
-        for node in range(1, len(parents)):
-            parent = parents[node]
-            right = targets[parent]
-            # A wrong draft differs from the right token and from its siblings' tokens.
-            tokens.append(right if node in row.plan.agreeing else (right + node) % model.VOCABULARY + model.VOCABULARY)
-            depth.append(depth[parent] + 1)
-            node_prints.append(model.extend(node_prints[parent], tokens[node]))
-            targets.append(model.next_token_after(node_prints[node], start + depth[node] + 1, specials))
+        tokens = [sequence.root]
+        node_prints: list[int] = []
+        targets: list[int] = []
+        for node, (mask, position) in enumerate(zip(tree.masks, tree.positions, strict=True)):
+            if node:
+                right = targets[parents[node]]
+                # A wrong draft differs from the right token and from its siblings' tokens.
+                tokens.append(
+                    right if node in row.plan.agreeing else (right + node) % model.VOCABULARY + model.VOCABULARY
+                )
+            node_prints.append(attention.node(tokens[node], mask, position))
+            targets.append(model.next_token_after(node_prints[node], position + 1, specials))
         out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]
         for slot, fingerprint in zip(out_cache_loc, node_prints, strict=False):
             self.content[slot] = fingerprint
@@ -225,8 +292,8 @@ class Device:
         for offset, fingerprint in enumerate(moved):
             self.content[row.slots[start + offset]] = fingerprint
         sequence.chain += [node_prints[node] for node in path]
-        sequence.root = bonus
+        root, sequence.root = sequence.root, bonus
         sequence.state = node_prints[path[-1]]
         self.ring.entries[row.relay_out] = Left(row.key, bonus)
         assert row.plan is not None
-        self.steps.append(Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots))
+        self.steps.append(Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots, root))

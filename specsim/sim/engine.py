@@ -178,7 +178,7 @@ class Engine:
             pending = len(self._unresolved) - (1 if launch and self._config.overlap else 0)
             for _ in range(pending):
                 oldest = self._unresolved[0]
-                yield oldest
+                yield oldest  # its result is due
                 self._resolve(oldest)
         self._checker.at_idle(self._device.content)
 
@@ -318,6 +318,8 @@ class Engine:
             return self._launch_prefill(admitted)
         rows = self._prepare_decode()
         if not rows:
+            if self._config.idle_batches and self._chooser.choose(2, "idle batch"):
+                return self._launch("decode", [])
             return None
         if self._config.late_results and self._unresolved and self._chooser.choose(2, "result before launch") == 1:
             oldest = self._unresolved[0]
@@ -457,6 +459,10 @@ class Engine:
         batch = self._running
         if not batch:
             return []
+        if self._config.adaptive:
+            before_last = self._steps
+            self._steps = self._config.num_steps - self._chooser.choose(self._config.num_steps, "fewer steps")
+            self._memory.steps = max(before_last, self._steps)
         on_demand = bool(
             self._retractions_left and len(batch) > 1 and self._chooser.choose(4, "retract on demand") == 1
         )
@@ -473,8 +479,6 @@ class Engine:
         self._checker.after_memory_calls("prepare")
         self._checker.after_prepare(batch, before)
         self._checker.ownership("prepare", self._requests, self._open_sessions)
-        if self._config.adaptive:
-            self._steps = self._config.num_steps - self._chooser.choose(self._config.num_steps, "fewer steps")
         rows = []
         for request in batch:
             row, slots = self._slots_of(request)
@@ -587,14 +591,14 @@ class Engine:
     def _execute(self) -> None:
         try:
             launch = self._device.execute_next()
-        except IndexError as error:
-            self._checker.broken("X4", "device", "", "accesses inside the tensors", error)
+        except (IndexError, ValueError) as error:
+            self._checker.broken("X4", "device", "", "no exception", error)
             raise RunStopped from error
         starts = {row.key: row.request.extend_len for row in launch.rows}
         if launch.result is None:
             self._record("device", "prefill", launch.name, " ".join(row.request.rid for row in launch.rows))
         else:
-            accepted = zip(launch.rows, launch.result.accept_lens, strict=True)
+            accepted = zip(launch.rows, launch.result.accept_lens, strict=False)
             self._record("device", "verify", launch.name, " ".join(f"{row.request.rid}:{a}" for row, a in accepted))
         for step in self._device.steps:
             starts[step.key] = self._device_lens.get(step.key, starts[step.key])
@@ -631,6 +635,9 @@ class Engine:
     def _resolve_decode(self, launch: Launch) -> None:
         result = launch.result
         assert result is not None
+        if not launch.rows:
+            self._record("host", "resolve", launch.name, "idle")
+            return
         live = [self._is_live(row) for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
         if any(later.kind == "decode" and later.num_steps != launch.num_steps for later in self._unresolved):
