@@ -57,7 +57,7 @@ def target(release: Release, wheel_cache: Cache) -> Targets:
 def run(target: SglangHostTarget, index: int, scenario: Scenario | None = None) -> tuple[Scenario, Run] | None:
     """One schedule: of the default swarm, or of a scenario. None when the target does not run it."""
     chooser = seeded(0, "accounting of releases", index)
-    drawn = scenario or draw_scenario(chooser)
+    drawn = scenario or draw_scenario(chooser, target.features)
     try:
         return drawn, Engine(drawn, chooser, target.make).run()
     except UnjudgeableError:

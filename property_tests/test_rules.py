@@ -16,6 +16,7 @@ from specsim.check.checker import Violation
 from specsim.check.rules import RULES
 from specsim.explore.chooser import seeded
 from specsim.memory.allocator import Allocator
+from specsim.memory.radix import RadixCache
 from specsim.sim import device as device_module
 from specsim.sim.accounting import DecodeResult, Held, HostFunctionError, ModelAccounting, Retracted
 from specsim.sim.device import Device, Launch, LaunchRow
@@ -525,6 +526,93 @@ def free_at_once(allocator: Allocator, slots: list[int]) -> None:
     allocator._free_pages[:0] = pages
 
 
+# Accountings that misuse the radix cache
+
+
+class ProtectsAPartOfAPage(ModelAccounting):
+    def cache_unfinished(self, request: Request) -> None:
+        super().cache_unfinished(request)
+        held = held_of(request)
+        if self._memory.config.page_size > 1 and held.protected + 1 < held.honest:
+            held.protected += 1
+
+
+class SwapsProtectedSlots(ModelAccounting):
+    def cache_unfinished(self, request: Request) -> None:
+        super().cache_unfinished(request)
+        held, rows = held_of(request), self._memory.rows
+        if held.protected >= 2:
+            assert held.row is not None
+            rows.write(held.row, 0, rows.read(held.row, 0, 2)[::-1])
+
+
+class LocksTwice(ModelAccounting):
+    def match_prefix(self, request: Request, key_len: int) -> int:
+        reused = super().match_prefix(request, key_len)
+        node = held_of(request).node
+        assert node is not None
+        self._tree.lock(node)
+        return reused
+
+
+class InsertsSwappedSlots(ModelAccounting):
+    def release(self, request: Request) -> None:
+        held, rows = held_of(request), self._memory.rows
+        if self._memory.tree is not None and held.protected + 2 <= held.honest and not request.turn.session:
+            assert held.row is not None
+            rows.write(held.row, held.protected, rows.read(held.row, held.protected, held.protected + 2)[::-1])
+        super().release(request)
+
+
+class ReusesAnotherNamespace(ModelAccounting):
+    def match_prefix(self, request: Request, key_len: int) -> int:
+        own = request.turn
+        request.turn = replace(own, extra_key="" if own.extra_key else "x")
+        try:
+            return super().match_prefix(request, key_len)
+        finally:
+            request.turn = own
+
+
+class InsertsLessThanItClaims(ModelAccounting):
+    def _insert(self, held: Held, tokens: list[int], extra_key: str) -> int:
+        return super()._insert(held, tokens[:-1], extra_key)
+
+
+class InsertsWhenItRetracts(ModelAccounting):
+    def retract(self, batch: list[Request]) -> Retracted:
+        for request in batch if self._memory.tree is not None else ():
+            self.cache_unfinished(request)
+        return super().retract(batch)
+
+
+class KeepsItsLock(ModelAccounting):
+    def release(self, request: Request) -> None:
+        if not request.turn.session:
+            held_of(request).node = None
+        super().release(request)
+
+
+class SavesNoLock(ModelAccounting):
+    def release(self, request: Request) -> None:
+        super().release(request)
+        slot = self._memory.sessions.slots.get(request.turn.session)
+        if slot is not None:
+            slot.node = None
+
+
+class SavesAnAbortedTurn(ModelAccounting):
+    def release(self, request: Request) -> None:
+        held_of(request).to_finish &= not request.turn.session
+        super().release(request)
+
+
+def keeps_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks that a ledger sees and an eviction does not."""
+    monkeypatch.setattr(RadixCache, "lock", lambda tree, node: tree._watcher.locked(node))
+    monkeypatch.setattr(RadixCache, "unlock", lambda tree, node: tree._watcher.unlocked(node))
+
+
 SABOTAGES: dict[str, list[Sabotage]] = {
     "I01": [Sabotage(ClaimsBeyondItsSlots), Sabotage(SavesMoreThanItHolds)],
     "I02": [Sabotage(KeepsAClaimWhenRetracted)],
@@ -534,6 +622,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "I06": [Sabotage(patch=replacing(Device, "execute_next", forgets_a_token_between_steps))],
     "I07": [Sabotage(ReservesOneStep)],
     "I08": [Sabotage(ForgetsAllocatedPositions)],
+    "I09": [Sabotage(ProtectsAPartOfAPage)],
     "I10": [Sabotage(FinishesBeyondTheOutputs)],
     "I11": [Sabotage(CountsALaunchTwice)],
     "I12": [Sabotage(HasASlotTwice), Sabotage(TakesAnothersSlot)],
@@ -545,11 +634,18 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     ],
     "I17": [Sabotage(SharesAPage)],
     "I18": [Sabotage(KeepsItsRow), Sabotage(TakesNoRow)],
+    "I19": [Sabotage(SwapsProtectedSlots)],
     "I20": [Sabotage(WritesAnotherRow), Sabotage(WritesAnOldColumn)],
     "I21": [Sabotage(patch=replacing(Allocator, "__init__", hands_out_slot_0))],
     "I22": [Sabotage(AllocatesWhileItFrees, patch=replacing(Allocator, "free", lambda _: free_at_once))],
     "I23": [Sabotage(FreesTwice), Sabotage(FreesASlotTwiceAtOnce), Sabotage(FreesTwiceWhenRetracted)],
     "I24": [Sabotage(KeepsClosedSessions)],
+    "I25": [Sabotage(LocksTwice)],
+    "I26": [Sabotage(patch=keeps_no_lock)],
+    "I27": [Sabotage(InsertsSwappedSlots)],
+    "I28": [Sabotage(ReusesAnotherNamespace)],
+    "I29": [Sabotage(InsertsLessThanItClaims), Sabotage(InsertsWhenItRetracts)],
+    "I30": [Sabotage(KeepsItsLock)],
     "I31": [Sabotage(CountsStaleResultsOfFinished)],
     "I32": [Sabotage(CountsStaleResultsOfRetracted)],
     "I33": [Sabotage(CountsAVerificationTwice)],
@@ -583,6 +679,8 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     ],
     "I53": [Sabotage(SavesTheHonestLength), Sabotage(SavesTheOvershoot), Sabotage(SavesNoSession)],
     "I54": [Sabotage(ForgetsASessionsTail)],
+    "I55": [Sabotage(SavesNoLock)],
+    "I57": [Sabotage(SavesAnAbortedTurn)],
     "D1": [Sabotage(patch=replacing(Drafter, "_extend", lambda _: extends_nothing))],
     "K3": [Sabotage(patch=replacing(device_module, "write_pad_rows", lambda _: writes_slot_1))],
     "M1": [Sabotage(patch=replacing(device_module, "build_tree", lambda _: lets_a_node_read_its_siblings))],

@@ -412,6 +412,7 @@ class Checker:
                 slot.claim,
                 aspect="short" if slot.claim < keep else "long",
             )
+        self.inserted_nothing(request, "session save")
         self.hold(
             slot.protected <= slot.claim and (slot.node is None) == (self._memory.tree is None),
             "I55",
@@ -432,11 +433,11 @@ class Checker:
     def session_aborted(self, request: Request, before: SessionSlot | None) -> None:
         """A turn that is aborted while it waits leaves its session as it was, and one that ran leaves nothing."""
         now = self._accounting.session_slot(request.turn.session)
-        expected, seen = ("nothing" if slot is None else f"a claim of {slot.claim}" for slot in (before, now))
-        same = (now and (now.row, now.claim, now.allocated)) == (
-            before and (before.row, before.claim, before.allocated)
+        expected, seen = (
+            "nothing" if slot is None else f"row {slot.row}, a claim of {slot.claim}, {slot.allocated} allocated"
+            for slot in (before, now)
         )
-        self.hold(same, "I57", "session save", request.rid, expected, seen)
+        self.hold(expected == seen, "I57", "session save", request.rid, expected, seen)
 
     def session_matched(self, request: Request, claim: int, reused: int) -> None:
         right = min(claim, len(request.prompt) - 1)

@@ -16,7 +16,7 @@ from specsim.check.checker import Violation
 from specsim.explore.chooser import RecordingChooser, Tape, replayed, seeded
 from specsim.explore.shrink import Shrinker, shortlex
 from specsim.sim.engine import Engine, Run, UnjudgeableError
-from specsim.sim.marks import note
+from specsim.sim.marks import INTERLEAVINGS, note
 from specsim.sim.target import AccountingTarget
 from specsim.sim.workload import Scenario, draw_scenario
 
@@ -128,6 +128,20 @@ def simulate(
         assert shown is not None
         result.findings.append(ScheduleFinding(signature, shown, shrunk, counts[signature]))
     return result
+
+
+def shares(target: AccountingTarget, *, seed: int, schedules: int) -> dict[str, float]:
+    """The share of schedules that reach each mark and each pair of marks, by falling share; 0 for an interleaving that
+    none reaches.
+    """
+    counts = Counter(dict.fromkeys(INTERLEAVINGS, 0))
+    run = 0
+    for index in range(schedules):
+        schedule = run_schedule(target, chooser_of(seed, index))
+        if schedule is not None:
+            run += 1
+            note(counts, schedule.run.marks)
+    return {mark: count / max(1, run) for mark, count in counts.most_common()}
 
 
 def _first_difference(target: AccountingTarget, schedule: Schedule) -> str:

@@ -30,11 +30,11 @@ def tree_problem(tree: RadixCache, rows: Rows, ledger: SlotLedger, owners: Seque
         if owner.node is None:
             continue
         slots = rows.read(owner.row, 0, protected)
+        if slots != tree.path_slots(owner.node):
+            return ("I19", owner.name, f"the tree's slots at positions 0 to {protected}", "others")
         gone = [slot for slot in slots if slot not in ledger.tree_slots]
         if gone:
             return ("I26", owner.name, "a locked prefix stays in the tree", f"slot {gone[0]} of it was evicted")
-        if slots != tree.path_slots(owner.node):
-            return ("I19", owner.name, f"the tree's slots at positions 0 to {protected}", "others")
     return None
 
 

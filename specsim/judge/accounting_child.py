@@ -81,10 +81,12 @@ def failure(request: Request, messages: Messages) -> None:
     """Make the finding of a schedule that took a child with it. Runs none of it."""
     from specsim.check.rules import BY_ID
     from specsim.check.suite import chooser_of
-    from specsim.sim.workload import draw_scenario
+    from specsim.sim.workload import FEATURES, draw_scenario
+    from specsim.targets.sglang.accounting import FEATURES_OF_RELEASES
 
+    features = FEATURES if request["target"] == "model" else FEATURES_OF_RELEASES
     chooser = chooser_of(request["seed"], request["index"])
-    scenario = draw_scenario(chooser)
+    scenario = draw_scenario(chooser, features)
     rule = BY_ID[request["rule"]]
     signature = f"accounting:{rule.id}:process"
     title = f"a schedule {request['text']}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 
 from specsim.check.checker import Checker, RunStopped, Violation
@@ -297,7 +297,7 @@ class Engine:
             self._checker.session_aborted(request, None)
         self._chunked = None
 
-    def _schedule(self) -> Iterator[Launch | None]:
+    def _schedule(self) -> Generator[Launch | None, None, Launch | None]:
         """Launch the next batch, a prefill before a decode step; the generator returns the launch."""
         if self._timeouts_left and self._chooser.choose(6, "timeout") == 1:
             self._timeouts_left -= self._abort_one("timeout")
@@ -444,6 +444,8 @@ class Engine:
             self._marks.add("R11")
 
     def _launch_prefill(self, admitted: list[Request]) -> Launch:
+        if self._memory.tree is not None:
+            self._checker.ownership("extend", self._requests, self._open_sessions)
         rows = []
         for request in admitted:
             (row, slots), prefix_len = self._slots_of(request), self._prefix_lens[request.key]
@@ -625,10 +627,10 @@ class Engine:
                 self._record("host", "stale", request.rid, launch.name)
                 continue
             request.happens(Event.FIRST_TOKEN)
-            self._append(request, [token], "prefill result")
-            if request.pending and request.state is State.FINISHED:
-                self._marks.add("R7")
-            if self._memory.tree is not None and request.state is State.RUNNING:
+            if self._append(request, [token], "prefill result"):
+                if request.pending:
+                    self._marks.add("R7")
+            elif self._memory.tree is not None:
                 self._cache_unfinished(request)
         self._end_frees()
 
@@ -673,13 +675,16 @@ class Engine:
         """Whether a result is of this incarnation of a request that runs."""
         return row.request.state is State.RUNNING and row.request.key == row.key
 
-    def _append(self, request: Request, run: list[int], kind: str) -> None:
+    def _append(self, request: Request, run: list[int], kind: str) -> bool:
+        """Append a run; returns whether the request has finished."""
         self._accounting.append(request, run)
         self._checker.after_append(request, kind)
         self._accounting.check_finish(request, len(run))
         self._checker.after_finish_check(request)
-        if self._accounting.observe(request).finished:
+        finished = self._accounting.observe(request).finished
+        if finished:
             self._finish(request)
+        return finished
 
     def _finish(self, request: Request) -> None:
         seen = self._accounting.observe(request)

@@ -52,20 +52,8 @@ def features_of(config: EngineConfig) -> set[str]:
     return marks
 
 
-def is_interleaving(mark: str) -> bool:
-    return mark in INTERLEAVINGS
-
-
-def count(runs: Iterable[Iterable[str]]) -> Counter[str]:
-    """How many runs have each mark, and each pair of marks of which one at most is an interleaving ("a & b")."""
-    counts: Counter[str] = Counter()
-    for marks in runs:
-        note(counts, marks)
-    return counts
-
-
 def note(counts: Counter[str], marks: Iterable[str]) -> None:
-    """Count one run."""
+    """Count one run: each mark, and each pair of marks of which one at most is an interleaving, as "a & b"."""
     ordered = sorted(marks)
     counts.update(ordered)
     for one, two in combinations(ordered, 2):

@@ -98,9 +98,8 @@ def _with_features(chooser: Chooser, features: frozenset[str], scenario: Scenari
         config = replace(config, radix=True, bigram=chooser.choose(2, "bigram keys") == 1)
         workload = replace(workload, turns=tuple(_sharing(chooser, turn) for turn in workload.turns))
     if has("chunked prefill", 4):
-        config = replace(
-            config, chunk_size=config.page_size * between(chooser, 1, max(1, 8 // config.page_size), "chunk")
-        )
+        pages = between(chooser, 1, max(1, 8 // config.page_size), "pages of a chunk")
+        config = replace(config, chunk_size=pages * config.page_size)
     if has("late results", 4):
         config = replace(config, late_results=True)
     if has("no limit", 4):

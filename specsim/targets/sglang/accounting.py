@@ -27,12 +27,17 @@ from specsim.targets.source import SourceTree
 
 _REHEARSALS = 60
 
+# Which of `specsim.sim.workload.FEATURES` the adapter runs on host functions of releases.
+FEATURES_OF_RELEASES: frozenset[str] = frozenset()
+
 
 class SglangHostTarget:
     """The accounting of a release or checkout of SGLang.
 
     `missing` are the parts without which nothing can be simulated, with the reasons; `make` needs it to be empty.
     """
+
+    features = FEATURES_OF_RELEASES
 
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self.name = source.label
@@ -61,7 +66,7 @@ class SglangHostTarget:
         for index in range(_REHEARSALS):
             chooser = seeded(0, "rehearsal", index)
             try:
-                violations = Engine(draw_scenario(chooser), chooser, self.make).run().violations
+                violations = Engine(draw_scenario(chooser, self.features), chooser, self.make).run().violations
             except UnjudgeableError:
                 continue
             for violation in violations:
@@ -100,7 +105,25 @@ class SglangAccounting:
             return "without overlap the release uses other workers, whose host functions are not simulated"
         if config.page_size > 1 and config.topk > 1:
             return "trees are simulated with pages of one token only"
+        if config.radix:
+            return "the radix cache of releases is not simulated"
+        if config.chunk_size:
+            return "chunked prefill of releases is not simulated"
+        if config.adaptive or config.late_results:
+            return "releases are simulated with steps of one length, and results that come after the launch"
         return ""
+
+    def match_prefix(self, request: Request, key_len: int) -> int:
+        raise UnjudgeableError("the radix cache of releases is not simulated")
+
+    def cache_unfinished(self, request: Request) -> None:
+        raise UnjudgeableError("the radix cache of releases is not simulated")
+
+    def drop(self, request: Request) -> None:
+        raise UnjudgeableError("chunked prefill of releases is not simulated")
+
+    def retract_all(self, batch: list[Request]) -> None:
+        raise UnjudgeableError("pauses of releases are not simulated")
 
     def arrive(self, request: Request) -> None:
         session = request.turn.session
