@@ -18,12 +18,16 @@ from specsim.explore.chooser import seeded
 from specsim.memory.allocator import Allocator
 from specsim.memory.radix import RadixCache
 from specsim.sim import device as device_module
+from specsim.sim import engine as engine_module
 from specsim.sim.accounting import DecodeResult, Held, HostFunctionError, ModelAccounting, Retracted
 from specsim.sim.device import Device, Launch, LaunchRow
 from specsim.sim.draft import Drafter, ExtendRow, Relayed, expected_tags
 from specsim.sim.engine import Engine
+from specsim.sim.grammar import Matcher
 from specsim.sim.graph import write_pad_rows
 from specsim.sim.lifecycle import State
+from specsim.sim.logprobs import take_rows
+from specsim.sim.model import EOS
 from specsim.sim.relay import Ring
 from specsim.sim.request import Request, Turn
 from specsim.sim.tree import Tree, build_tree
@@ -503,6 +507,19 @@ def lets_a_node_read_its_siblings(parents: list[int], verified_seq_len: int) -> 
     return Tree([(2 << verified_seq_len + node) - 1 for node in range(len(masks))], positions)
 
 
+def counts_nothing_that_is_accepted(accept: Callable[..., None]) -> Callable[..., None]:
+    def _accept(device: Device, row: LaunchRow, *rest: Any) -> None:
+        before = dict(device.sequences[row.key].counts)
+        accept(device, row, *rest)
+        device.sequences[row.key].counts = before
+
+    return _accept
+
+
+def takes_the_rows_before(request: Request, result: DecodeResult, i: int, count: int) -> None:
+    take_rows(request, result, max(i - 1, 0), count)
+
+
 def hands_out_slot_0(init: Callable[..., None]) -> Callable[..., None]:
     def init_and_break(allocator: Allocator, *arguments: Any) -> None:
         init(allocator, *arguments)
@@ -681,9 +698,23 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "I54": [Sabotage(ForgetsASessionsTail)],
     "I55": [Sabotage(SavesNoLock)],
     "I57": [Sabotage(SavesAnAbortedTurn)],
+    "I58": [
+        Sabotage(patch=replacing(Device, "_accept", counts_nothing_that_is_accepted)),
+        Sabotage(patch=replacing(engine_module, "cumulate", lambda _: lambda request: {EOS: len(request.outputs)})),
+    ],
+    "I59": [Sabotage(patch=replacing(device_module, "bincount", lambda _: lambda tokens: {}))],
+    "I60": [
+        Sabotage(patch=replacing(Matcher, "rollback", lambda _: lambda matcher, count: None)),
+        Sabotage(patch=replacing(device_module, "advance_grammar", lambda _: lambda launch: None)),
+    ],
+    "I61": [Sabotage(patch=replacing(Matcher, "allowed_after", lambda _: lambda matcher, path: None))],
     "D1": [Sabotage(patch=replacing(Drafter, "_extend", lambda _: extends_nothing))],
     "K3": [Sabotage(patch=replacing(device_module, "write_pad_rows", lambda _: writes_slot_1))],
     "M1": [Sabotage(patch=replacing(device_module, "build_tree", lambda _: lets_a_node_read_its_siblings))],
+    "T6": [
+        Sabotage(patch=replacing(engine_module, "take_rows", lambda _: takes_the_rows_before)),
+        Sabotage(patch=replacing(engine_module, "take_first_row", lambda _: lambda *row: None)),
+    ],
     "S1": [Sabotage(engine=AdmitsNobody)],
     "S3": [Sabotage(CountsStaleDrafts)],
     "S4": [Sabotage(ReusesLessThanWasKept)],

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specsim.check.laws import Laws, after_append
 from specsim.check.ledger import Owner, SlotLedger, ownership_problem
 from specsim.check.oracle import outputs_of, unending_outputs_of
 from specsim.check.rules import BY_ID
@@ -61,6 +62,7 @@ class Checker:
         self._observed_allocated: dict[tuple[str, int], int] = {}
         self._resolved_launches = 0
         self._locks = 0
+        self._laws = Laws(config) if config.has_laws else None
         self.violations: list[Violation] = []
         self.events = 0
 
@@ -225,6 +227,9 @@ class Checker:
         """What a launch read, wrote and accepted."""
         for rule_id, part, who, expected, actual in device.broken:
             self.broken(rule_id, part, who, expected, actual)
+        if self._laws is not None:
+            for problem in self._laws.after_device(launch, device):
+                self.broken(*problem)
         if device.pad_writes and any(device.pad_writes):
             self.broken("K3", "padding", launch.name, "writes of slot 0", f"slot {max(device.pad_writes)} is written")
         if launch.result is not None:
@@ -343,6 +348,9 @@ class Checker:
                 aspect="short" if now.committed < min(allowed) else "long",
             )
         self._lengths(request, kind)
+        if self._laws is not None:
+            for problem in after_append(request):
+                self.broken(*problem)
 
     def after_finish_check(self, request: Request) -> None:
         """Who finishes does so for a reason, and who is to abort does."""
@@ -360,6 +368,9 @@ class Checker:
     def visible_outputs(self, request: Request) -> None:
         """What the client sees is what decoding one token after the other gives."""
         now = self._accounting.observe(request)
+        sampling = request.turn.sampling
+        if self._config.relaxed_penalties and sampling is not None and sampling.is_penalized:
+            return
         visible = request.outputs[: now.finished_len]
         longest = self._config.context_len
         total = len(request.prompt) + len(visible)

@@ -1,8 +1,8 @@
 """The rules of the accounting tier, each an id and one sentence. Where each is checked: `specsim.check.checker`.
 
 Rules speak of KVready and owned slots only, never of an engine's field or convention. Numbers follow the catalogue of
-invariants that the project started from, so some are missing here: those of sliding windows, penalties and grammars,
-which the simulator does not have yet.
+invariants that the project started from, so some are missing here: those of sliding windows, which the simulator does
+not have yet.
 """
 
 from __future__ import annotations
@@ -67,9 +67,14 @@ RULES: tuple[Rule, ...] = (
     Rule("I54", "a turn reuses no more than its session kept, and nothing of the session leaks", _LEAK),
     Rule("I55", "a session protects no more than its next turn reuses, and keeps its first lock", _WRONG),
     Rule("I57", "a turn that is aborted while it waits leaves its session's memory, one that ran leaves none", _LEAK),
+    Rule("I58", "penalties count the outputs before a node, each once; relaxed ones nothing else, and no more", _WRONG),
+    Rule("I59", "after a retraction penalties count what they counted before", _WRONG),
+    Rule("I60", "a grammar has read the outputs, when masks are made and when a result was taken", _WRONG),
+    Rule("I61", "a token that the grammar forbids is never said", _WRONG),
     Rule("D1", "the drafter's KV of a position is made of the target's hidden state and the next token", _METRIC),
     Rule("K3", "rows that pad a batch write slot 0 only, and a batch gets the results of its own rows alone", _WRONG),
     Rule("M1", "a node of the tree reads the prefix and its own path, and stands where the path ends", _WRONG),
+    Rule("T6", "logprobs and hidden states have a row for each output, and it is that output's", _WRONG),
     Rule("S1", "every request ends", _WRONG),
     Rule("S3", "the batch's counter of accepted drafts counts live requests only", _METRIC),
     Rule("S4", "a turn reuses all that its session kept", _METRIC),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def runs(
     accounting: Callable[[Memory], Accounting] = ModelAccounting, features: frozenset[str] = FEATURES
 ) -> SearchStrategy[tuple[Run, Tape]]:
-    """Schedules of the default swarm over an accounting with these features, as they ended, with their tapes."""
+    """Schedules of the default swarm over an accounting that can run `features`, as they ended, with their tapes."""
 
     def run(chooser: RecordingChooser) -> Run:
         return Engine(draw_scenario(chooser, features), chooser, accounting).run()

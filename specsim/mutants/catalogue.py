@@ -35,7 +35,10 @@ _DEVICE = "specsim.sim.device"
 _ENGINE = "specsim.sim.engine"
 _RELAY = "specsim.sim.relay"
 _DRAFT = "specsim.sim.draft"
+_GRAMMAR = "specsim.sim.grammar"
 _GRAPH = "specsim.sim.graph"
+_LOGPROBS = "specsim.sim.logprobs"
+_SAMPLING = "specsim.sim.sampling"
 _TREE = "specsim.sim.tree"
 _RADIX = "specsim.memory.radix"
 
@@ -237,8 +240,8 @@ CATALOGUE: tuple[Mutant, ...] = (
         "the host reads tokens from the device's output buffer, which the next step writes",
         references=("sgl-project/sglang#19761",),
         module=_DEVICE,
-        line="return DecodeResult(self._output.copy(), verified.accept_lens[: len(rows)], ndt)",
-        becomes="return DecodeResult(self._output, verified.accept_lens[: len(rows)], ndt)",
+        line="result.next_token_ids = self._output.copy()",
+        becomes="result.next_token_ids = self._output",
     ),
     Mutant(
         "C01",
@@ -419,8 +422,8 @@ CATALOGUE: tuple[Mutant, ...] = (
         "the results of pad rows are handed out with those of the batch",
         references=("NVIDIA/TensorRT-LLM#15708",),
         module=_DEVICE,
-        line="return DecodeResult(self._output.copy(), verified.accept_lens[: len(rows)], ndt)",
-        becomes="return DecodeResult(self._output.copy(), verified.accept_lens, ndt)",
+        line="result = DecodeResult([], verified.accept_lens[: len(rows)], ndt)",
+        becomes="result = DecodeResult([], verified.accept_lens, ndt)",
     ),
     Mutant(
         "F01",
@@ -453,6 +456,118 @@ CATALOGUE: tuple[Mutant, ...] = (
         module=_DRAFT,
         line="ids = rotate_input_ids(ids, accept_lens, stride, [draft_token_of(of_row[-1]) for of_row in seeds])",
         becomes="pass",
+    ),
+    Mutant(
+        "G01",
+        "a verification ignores penalties",
+        references=("sgl-project/sglang#22049", "sgl-project/sglang#11762"),
+        module=_SAMPLING,
+        line="self._params = request.turn.sampling",
+        becomes="self._params = SamplingParams(request.turn.sampling.temperature, request.turn.sampling.seed)",
+    ),
+    Mutant(
+        "G01-nodes",
+        "every node has the penalties of the root",
+        references=("sgl-project/sglang#33643", "sgl-project/sglang#22049"),
+        module=_SAMPLING,
+        line="return {**counts, token: counts.get(token, 0) + 1}",
+        becomes="return counts",
+    ),
+    Mutant(
+        "G02",
+        "only the last token of an accepted run is counted for penalties",
+        references=("sgl-project/sglang#33643", "sgl-project/sglang#22049"),
+        module=_DEVICE,
+        line="emitted = run",
+        becomes="emitted = run[-1:]",
+    ),
+    Mutant(
+        "G02-retracted",
+        "a retraction loses the outputs that penalties have counted",
+        references=("sgl-project/sglang#33643",),
+        module=_DEVICE,
+        line="counts = bincount(row.tokens[len(request.prompt) :])",
+        becomes="counts = {}",
+    ),
+    Mutant(
+        "G03",
+        "a token whose probability is zero is said when the coin is zero",
+        references=("sgl-project/sglang#35771",),
+        module=_SAMPLING,
+        line="return next_token(fingerprint, position, coin, self._specials, self._params,"
+        " self._counts[node], allowed)",
+        becomes="return next_token(fingerprint, position, coin, self._specials, self._params,"
+        " self._counts[node], allowed if coin else None)",
+    ),
+    Mutant(
+        "G04",
+        "a verification is greedy whatever the temperature",
+        references=("sgl-project/sglang#32922",),
+        module=_SAMPLING,
+        line="coin = coin_of(self._params.seed, position)",
+        becomes="coin = 0",
+    ),
+    Mutant(
+        "G05",
+        "tokens that a verification accepts are drawn without presence penalty and least length, the bonus with both",
+        references=("vllm-project/vllm#42744",),
+        module=_SAMPLING,
+        line="return next_token(fingerprint, position, coin, self._specials, self._params,"
+        " self._counts[node], allowed)",
+        becomes="return next_token(fingerprint, position, coin, self._specials,"
+        " SamplingParams(self._params.temperature, self._params.seed, self._params.frequency_penalty)"
+        " if node in self._parents else self._params, self._counts[node], allowed)",
+    ),
+    Mutant(
+        "G06",
+        "the root of a tree is counted twice",
+        references=("vllm-project/vllm#33251",),
+        module=_SAMPLING,
+        line="self._tokens.append(token)",
+        becomes="self._tokens.append(token); node or self._counts.__setitem__(0,"
+        " self.counts_behind(self._counts[0], token))",
+    ),
+    Mutant(
+        "G07",
+        "only the last token of a run takes the place of its placeholder in what penalties count",
+        references=("vllm-project/vllm#30122", "vllm-project/vllm#27910", "vllm-project/vllm#26467"),
+        module=_DEVICE,
+        line="emitted = run",
+        becomes="emitted = [-1] * (len(run) - 1) + run[-1:]",
+    ),
+    Mutant(
+        "G09",
+        "requests without a seed of their own get no coins",
+        references=("vllm-project/vllm#11123",),
+        module=_SAMPLING,
+        line="coin = coin_of(self._params.seed, position)",
+        becomes="coin = self._params.seed and coin_of(self._params.seed, position)",
+    ),
+    Mutant(
+        "G10",
+        "a verification draws at temperature one",
+        references=("vllm-project/vllm#9834", "vllm-project/vllm#10198"),
+        module=_SAMPLING,
+        line="self._params = request.turn.sampling",
+        becomes="p = request.turn.sampling; self._params = SamplingParams(min(1, p.temperature), p.seed,"
+        " p.frequency_penalty, p.presence_penalty, p.min_new_tokens, p.grammar)",
+    ),
+    Mutant(
+        "G12",
+        "one coin is used for all nodes of a tree",
+        references=("flashinfer-ai/flashinfer#424", "flashinfer-ai/flashinfer#425"),
+        module=_SAMPLING,
+        line="coin = coin_of(self._params.seed, position)",
+        becomes="coin = coin_of(self._params.seed, position - len(self._paths[node]))",
+    ),
+    Mutant(
+        "G17",
+        "accepted drafts get a logprob of zero, the bonus its own",
+        references=("ggml-org/llama.cpp#27972",),
+        module=_LOGPROBS,
+        line="result.logprobs += [logprob_of(state, token) for state, token in zip(hidden, run,"
+        " strict=True)] + rejected",
+        becomes="result.logprobs += [0] * (len(run) - 1) + [logprob_of(hidden[-1], run[-1])] + rejected",
     ),
     Mutant(
         "H01",
@@ -495,6 +610,30 @@ CATALOGUE: tuple[Mutant, ...] = (
         becomes="room = self._config.row_width - len(turn.tokens)",
     ),
     Mutant(
+        "I01",
+        "every node has the grammar's mask of the root",
+        references=("sgl-project/sglang#13019", "sgl-project/sglang#11762"),
+        module=_SAMPLING,
+        line="allowed = self._matcher.allowed_after(self._paths[node]) if self._matcher is not None else None",
+        becomes="allowed = self._matcher.allowed_after([]) if self._matcher is not None else None",
+    ),
+    Mutant(
+        "I02",
+        "a grammar that ends inside a run ends the request only at the run's last token",
+        references=("sgl-project/sglang#24082", "sgl-project/sglang#28682"),
+        module=_ACCOUNTING,
+        line="grammar_ends = request.matcher is not None and length == request.matcher.end",
+        becomes="grammar_ends = request.matcher is not None and length == request.matcher.end == len(request.outputs)",
+    ),
+    Mutant(
+        "I03",
+        "nobody looks whether the grammar of a request has ended",
+        references=("sgl-project/sglang#21723",),
+        module=_ACCOUNTING,
+        line="grammar_ends = request.matcher is not None and length == request.matcher.end",
+        becomes="grammar_ends = False",
+    ),
+    Mutant(
         "I04",
         "the next batch is made without a look at who has finished",
         references=(
@@ -507,6 +646,79 @@ CATALOGUE: tuple[Mutant, ...] = (
         module=_ENGINE,
         line="kept = [i for i, r in enumerate(batch) if r.state is not State.FINISHED]",
         becomes="kept = list(range(len(batch)))",
+    ),
+    Mutant(
+        "I04-barrier",
+        "masks are made before the results of the launch before are read",
+        references=("sgl-project/sglang#28986", "sgl-project/sglang#27324"),
+        module=_DEVICE,
+        line="advance_grammar(earlier)",
+        becomes="pass",
+    ),
+    Mutant(
+        "I06",
+        "a grammar does not read the token of the prefill",
+        references=("sgl-project/sglang#25388",),
+        module=_DEVICE,
+        line="return self.first_tokens[i : i + 1]",
+        becomes="return []",
+    ),
+    Mutant(
+        "I07",
+        "the drafts that a grammar has walked down are not rolled back",
+        references=("sgl-project/sglang#24413", "sgl-project/sglang#24889"),
+        module=_GRAMMAR,
+        line="self.rollback(accepted)",
+        becomes="pass",
+    ),
+    Mutant(
+        "I08",
+        "a grammar that has ended is asked to read on",
+        references=("sgl-project/sglang#14464", "openvinotoolkit/openvino.genai#4081"),
+        module=_GRAMMAR,
+        line="if self.is_terminated():",
+        becomes="if False:",
+    ),
+    Mutant(
+        "I10",
+        "a grammar reads the result of a request that was retracted",
+        references=("vllm-project/vllm#30916",),
+        module=_GRAMMAR,
+        line="is_live = request.key == row.key and request.state in (State.PREFILLING, State.RUNNING)",
+        becomes="is_live = True",
+    ),
+    Mutant(
+        "I12",
+        "a rollback keeps that the grammar had ended",
+        references=("vllm-project/vllm#25905",),
+        module=_GRAMMAR,
+        line="del self.states[len(self.states) - count :]",
+        becomes="del self.states[len(self.states) - count : len(self.states) - self.is_terminated()]",
+    ),
+    Mutant(
+        "I14",
+        "nodes below the first drafts are not masked",
+        references=("NVIDIA/TensorRT-LLM#7878",),
+        module=_SAMPLING,
+        line="allowed = self._matcher.allowed_after(self._paths[node]) if self._matcher is not None else None",
+        becomes="allowed = self._matcher.allowed_after(self._paths[node]) if self._matcher is not None and"
+        " len(self._paths[node]) < 2 else None",
+    ),
+    Mutant(
+        "J01",
+        "only the first token of a run has a logprob",
+        references=("sgl-project/sglang#17349", "sgl-project/sglang#21589"),
+        module=_LOGPROBS,
+        line="request.logprobs += result.logprobs[first : first + count]",
+        becomes="request.logprobs += result.logprobs[first : first + 1]",
+    ),
+    Mutant(
+        "J03",
+        "hidden states are those of the first request of the batch",
+        references=("sgl-project/sglang#26163",),
+        module=_LOGPROBS,
+        line="first = i * result.stride",
+        becomes="first = 0",
     ),
     Mutant(
         "K01",

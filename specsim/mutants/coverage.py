@@ -78,7 +78,7 @@ ENTRIES: tuple[Entry, ...] = (
         "A04",
         "trimming an answer leaves the eviction cursor of the sliding window beyond the trim",
         ("sgl-project/sglang#22900",),
-        "PENDING",
+        "the sliding-window pool is not part of the engine yet",
     ),
     Entry("A05", "what a session holds beyond the part that a turn reuses is lost", ("sgl-project/sglang#22862",)),
     Entry(
@@ -153,7 +153,10 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Entry(
-        "B02", "the host writes tables that the step in flight still reads", ("sgl-project/sglang#26380",), "PENDING"
+        "B02",
+        "the host writes tables that the step in flight still reads",
+        ("sgl-project/sglang#26380",),
+        "the sliding-window mapping is not part of the engine yet; for rows it is B01",
     ),
     Entry(
         "B04",
@@ -208,11 +211,14 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#34870",
             "sgl-project/sglang#34823",
         ),
-        "PENDING",
+        "the sliding-window pool is not part of the engine yet",
     ),
     Entry("C07", "the draft pool is smaller than the target's", ("sgl-project/sglang#17630",)),
     Entry(
-        "C10", "eviction asks for full slots although window slots are short", ("sgl-project/sglang#29662",), "PENDING"
+        "C10",
+        "eviction asks for full slots although window slots are short",
+        ("sgl-project/sglang#29662",),
+        "the sliding-window pool is not part of the engine yet",
     ),
     Entry(
         "C11",
@@ -229,7 +235,7 @@ ENTRIES: tuple[Entry, ...] = (
             "vllm-project/vllm#57128",
             "vllm-project/vllm#53912",
         ),
-        "PENDING",
+        "recurrent state is not cached in the model: a prefill computes it again from the first token",
     ),
     Entry("C14", "a block can be found in the cache before its KV is written", ("vllm-project/vllm#41838",)),
     Entry("C15", "a slot's draft context outlives its request", ("ggml-org/llama.cpp#27852",)),
@@ -290,11 +296,16 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#9784",
             "sgl-project/sglang#7725",
         ),
-        "PENDING",
+        "draft branches have no KV of their own in the model: what they may touch is counted, not written",
     ),
     Entry("E01", "graph buffers are read although the step ran eagerly", ("sgl-project/sglang#22832",)),
     Entry("E02", "padded rows of a draft-extend graph keep old values", ("sgl-project/sglang#22958",)),
-    Entry("E03", "padded rows of the draft's inputs keep old values", ("sgl-project/sglang#18647",), "PENDING"),
+    Entry(
+        "E03",
+        "padded rows of the draft's inputs keep old values",
+        ("sgl-project/sglang#18647",),
+        "pad rows of the model's graphs may hold anything but slots; their slots are E02's",
+    ),
     Entry("E05", "hidden states are written to one buffer and read from another", ("sgl-project/sglang#21424",)),
     Entry(
         "E06",
@@ -366,7 +377,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#22049",
             "sgl-project/sglang#11762",
         ),
-        "PENDING",
     ),
     Entry(
         "G02",
@@ -375,19 +385,11 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#33643",
             "sgl-project/sglang#22049",
         ),
-        "PENDING",
     ),
-    Entry(
-        "G03", "a draft of probability zero is accepted when the coin is zero", ("sgl-project/sglang#35771",), "PENDING"
-    ),
-    Entry("G04", "sampled verification falls back to greedy", ("sgl-project/sglang#32922",), "PENDING"),
-    Entry(
-        "G05",
-        "verification leaves out min_p and logit bias, which the bonus gets",
-        ("vllm-project/vllm#42744",),
-        "PENDING",
-    ),
-    Entry("G06", "a penalty counts the last sampled token twice", ("vllm-project/vllm#33251",), "PENDING"),
+    Entry("G03", "a draft of probability zero is accepted when the coin is zero", ("sgl-project/sglang#35771",)),
+    Entry("G04", "sampled verification falls back to greedy", ("sgl-project/sglang#32922",)),
+    Entry("G05", "verification leaves out min_p and logit bias, which the bonus gets", ("vllm-project/vllm#42744",)),
+    Entry("G06", "a penalty counts the last sampled token twice", ("vllm-project/vllm#33251",)),
     Entry(
         "G07",
         "one of several placeholders in a history is replaced",
@@ -396,14 +398,8 @@ ENTRIES: tuple[Entry, ...] = (
             "vllm-project/vllm#27910",
             "vllm-project/vllm#26467",
         ),
-        "PENDING",
     ),
-    Entry(
-        "G09",
-        "seeded and unseeded requests in one batch: noise is written to a copy",
-        ("vllm-project/vllm#11123",),
-        "PENDING",
-    ),
+    Entry("G09", "seeded and unseeded requests in one batch: noise is written to a copy", ("vllm-project/vllm#11123",)),
     Entry(
         "G10",
         "the acceptance ratio leaves out the temperature",
@@ -411,7 +407,6 @@ ENTRIES: tuple[Entry, ...] = (
             "vllm-project/vllm#9834",
             "vllm-project/vllm#10198",
         ),
-        "PENDING",
     ),
     Entry(
         "G12",
@@ -420,7 +415,6 @@ ENTRIES: tuple[Entry, ...] = (
             "flashinfer-ai/flashinfer#424",
             "flashinfer-ai/flashinfer#425",
         ),
-        "PENDING",
     ),
     Entry(
         "G14",
@@ -430,7 +424,7 @@ ENTRIES: tuple[Entry, ...] = (
             "SafeAILab/EAGLE#329",
             "SafeAILab/EAGLE#183",
         ),
-        "PENDING",
+        "verification draws with the target's coins alone; residual distributions are judged at the ops tier",
     ),
     Entry(
         "G15",
@@ -439,9 +433,9 @@ ENTRIES: tuple[Entry, ...] = (
             "huggingface/transformers#47932",
             "deepseek-ai/DeepSpec#31",
         ),
-        "PENDING",
+        "the model's drafter has no distribution; ratios are judged at the ops tier",
     ),
-    Entry("G17", "accepted tokens are reported with probability one", ("ggml-org/llama.cpp#27972",), "PENDING"),
+    Entry("G17", "accepted tokens are reported with probability one", ("ggml-org/llama.cpp#27972",)),
     Entry(
         "H01",
         "the length cap is looked at before a stop token in the same run",
@@ -466,7 +460,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#13019",
             "sgl-project/sglang#11762",
         ),
-        "PENDING",
     ),
     Entry(
         "I02",
@@ -475,14 +468,8 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#24082",
             "sgl-project/sglang#28682",
         ),
-        "PENDING",
     ),
-    Entry(
-        "I03",
-        "nobody looks whether the grammar ended after a run was accepted",
-        ("sgl-project/sglang#21723",),
-        "PENDING",
-    ),
+    Entry("I03", "nobody looks whether the grammar ended after a run was accepted", ("sgl-project/sglang#21723",)),
     Entry(
         "I04",
         "the next batch is made before the result that ends one of its requests is processed",
@@ -495,10 +482,7 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Entry(
-        "I06",
-        "the grammar is not advanced by the token of a prefill that ran elsewhere",
-        ("sgl-project/sglang#25388",),
-        "PENDING",
+        "I06", "the grammar is not advanced by the token of a prefill that ran elsewhere", ("sgl-project/sglang#25388",)
     ),
     Entry(
         "I07",
@@ -507,7 +491,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#24413",
             "sgl-project/sglang#24889",
         ),
-        "the model has one grammar; masks and rollback of backends are judged at the ops tier",
     ),
     Entry(
         "I08",
@@ -516,9 +499,8 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#14464",
             "openvinotoolkit/openvino.genai#4081",
         ),
-        "PENDING",
     ),
-    Entry("I10", "draft tokens of before a preemption are masked after it", ("vllm-project/vllm#30916",), "PENDING"),
+    Entry("I10", "draft tokens of before a preemption are masked after it", ("vllm-project/vllm#30916",)),
     Entry(
         "I11",
         "reasoning ends inside a draft, and the grammar starts a step late",
@@ -528,10 +510,10 @@ ENTRIES: tuple[Entry, ...] = (
             "vllm-project/vllm#44993",
             "vllm-project/vllm#48516",
         ),
-        "PENDING",
+        "grammars begin with the first token: there are no reasoning markers in the model",
     ),
-    Entry("I12", "rollback does not take back that the grammar had ended", ("vllm-project/vllm#25905",), "PENDING"),
-    Entry("I14", "drafts after the first are not masked", ("NVIDIA/TensorRT-LLM#7878",), "PENDING"),
+    Entry("I12", "rollback does not take back that the grammar had ended", ("vllm-project/vllm#25905",)),
+    Entry("I14", "drafts after the first are not masked", ("NVIDIA/TensorRT-LLM#7878",)),
     Entry(
         "I15",
         "a step without drafts has a mask of another size than its logits",
@@ -546,11 +528,8 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#21589",
             "sgl-project/sglang#14046",
         ),
-        "PENDING",
     ),
-    Entry(
-        "J03", "hidden states move on one row a step instead of one a token", ("sgl-project/sglang#26163",), "PENDING"
-    ),
+    Entry("J03", "hidden states move on one row a step instead of one a token", ("sgl-project/sglang#26163",)),
     Entry(
         "K01",
         "an index into a batch lacks the request's offset",
@@ -577,7 +556,7 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#9976",
             "sgl-project/sglang#10059",
         ),
-        "PENDING",
+        "no prefill is handed from one engine to another in the model",
     ),
     Entry(
         "L05",
@@ -590,9 +569,17 @@ ENTRIES: tuple[Entry, ...] = (
         "buffers between engines have no width in the model",
     ),
     Entry(
-        "L06", "a transferred request starts with made-up draft candidates", ("sgl-project/sglang#10616",), "PENDING"
+        "L06",
+        "a transferred request starts with made-up draft candidates",
+        ("sgl-project/sglang#10616",),
+        "no prefill is handed from one engine to another in the model",
     ),
-    Entry("L07", "ranks draw their own coins and accept differently", ("vllm-project/vllm#17498",), "PENDING"),
+    Entry(
+        "L07",
+        "ranks draw their own coins and accept differently",
+        ("vllm-project/vllm#17498",),
+        "one rank is simulated; others take part in its collectives only",
+    ),
     Entry("M01", "recurrent state of accepted tokens is not committed", ("sgl-project/sglang#26351",)),
     Entry(
         "N01",

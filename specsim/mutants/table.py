@@ -6,14 +6,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from specsim.mutants.catalogue import Mutant
 from specsim.mutants.coverage import CLASSES, ENTRIES, entry_of
 from specsim.mutants.hunt import EXCEPTION, Hunted, hunt_in_child
 
+
+class Effort(NamedTuple):
+    """How long a mutant is hunted."""
+
+    seeds: int
+    schedules: int
+
+
 SEEDS = 20
 SCHEDULES_MAX = 20000
+# Whoever is not found so soon without a rule survives it.
+SOON = Effort(seeds=2, schedules=500)
 # What is seen of tokens and of the content of KV alone, without a look at lengths, owners or counters.
 CONTENT_ORACLE = ("I05", "I40")
 
@@ -94,9 +104,7 @@ def survivors(
             yield rule, seen_by_nobody(again)
 
 
-def page(
-    hunted: Sequence[Hunted], without: Sequence[tuple[str, list[str]]], oracle: Sequence[Hunted], seeds_again: int
-) -> str:
+def page(hunted: Sequence[Hunted], without: Sequence[tuple[str, list[str]]], oracle: Sequence[Hunted]) -> str:
     """The committed page, Markdown."""
     entries = sum(bool(entry.mutants) for entry in ENTRIES)
     schedules = max(each.schedules_worst for each in hunted)
@@ -118,7 +126,13 @@ def page(
     for each in hunted:
         first, *cells = row(each)
         lines.append(_line((first, each.mutant.title, *cells)))
-    lines += ["", "## Without a rule", "", f"What {seeds_again} seeds do not find when one rule is switched off.", ""]
+    lines += [
+        "",
+        "## Without a rule",
+        "",
+        f"What {SOON.seeds} seeds of {SOON.schedules} schedules do not find when one rule is switched off.",
+        "",
+    ]
     lines += [_line(("rule", "survivors")), _line(("---", "---"))]
     lines += [_line((rule, " ".join(ids) or "none")) for rule, ids in without]
     blind = seen_by_nobody(oracle)

@@ -53,12 +53,15 @@ class DecodeResult:
     `next_token_ids`   stride entries a request, of which the first `accept_lens` are the accepted run
     `accept_lens`      accepted drafts and the bonus
     `accepted_drafts`  batch-level counter of accepted drafts, set by `resolve`
+    `hidden_states`, `logprobs`  a row for each of `next_token_ids`, when a request of the batch wants them
     """
 
     next_token_ids: list[int]
     accept_lens: list[int]
     stride: int
     accepted_drafts: int = 0
+    hidden_states: list[int] = field(default_factory=list)
+    logprobs: list[int] = field(default_factory=list)
 
 
 class Observed(NamedTuple):
@@ -297,7 +300,8 @@ class ModelAccounting:
         for length in range(len(request.outputs) - new_tokens + 1, len(request.outputs) + 1):
             token = request.outputs[length - 1]
             stops = token == STOP or (token == EOS and not turn.ignore_eos)
-            if stops or length >= turn.max_new_tokens:
+            grammar_ends = request.matcher is not None and length == request.matcher.end
+            if stops or grammar_ends or length >= turn.max_new_tokens:
                 held.finished = True
                 held.finished_len = length
                 return

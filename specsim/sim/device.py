@@ -4,7 +4,8 @@ A launch sees the rows as they were when it was launched: engines order later wr
 earlier launches (the write-after-read barrier), and so does this model. Launches run in order, each at a time that the
 chooser picks, at the latest when the host waits for its result.
 
-The drafter's KV is `specsim.sim.draft`, padding is `specsim.sim.graph`; both run when the configuration has them.
+The drafter's KV is `specsim.sim.draft`, padding is `specsim.sim.graph`; both run when the configuration has them. What
+a request with a law says is `specsim.sim.sampling`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from specsim.sim import model
 from specsim.sim.accounting import DecodeResult
 from specsim.sim.config import EngineConfig
 from specsim.sim.draft import Drafter, ExtendRow, expected_tags
+from specsim.sim.grammar import advance_grammar
 from specsim.sim.graph import GraphBuffers, write_pad_rows
+from specsim.sim.logprobs import write_rows
 from specsim.sim.relay import Left, Ring
 from specsim.sim.request import Request
+from specsim.sim.sampling import Counts, LawState, TreeLaw, bincount, coin_of, next_token
 from specsim.sim.tree import Attention, build_tree
 from specsim.sim.verify import fill_bonus_tokens, verify_tree_greedy
 
@@ -38,7 +42,8 @@ class DraftPlan:
 @dataclass(slots=True)
 class LaunchRow:
     """One request in a launch. `slots` are those of its `row` at launch; `tokens` and `prefix_len` are a prefill's;
-    `relay_in` is where the launch before left the root of its tree, `relay_out` where it leaves the next.
+    `relay_in` is where the launch before left the root of its tree, `relay_out` where it leaves the next; `counts` are
+    those of the relaxed law.
     """
 
     request: Request
@@ -51,11 +56,12 @@ class LaunchRow:
     is_middle: bool = False  # a part of a prefill, not the last: it gives no token
     relay_in: int = -1
     relay_out: int = -1
+    counts: Counts = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Launch:
-    """A batch on the device. `first_tokens` or `result` are set when it is done."""
+    """A batch on the device. `first_tokens` and `first_hidden_states`, or `result`, are set when it is done."""
 
     number: int
     kind: str  # "prefill" or "decode"
@@ -64,7 +70,9 @@ class Launch:
     num_draft_tokens: int = 0
     done: bool = False
     first_tokens: list[int] = field(default_factory=list)
+    first_hidden_states: list[int] = field(default_factory=list)
     result: DecodeResult | None = None
+    grammar_advanced: bool = False
 
     @property
     def name(self) -> str:
@@ -74,18 +82,27 @@ class Launch:
     def requests(self) -> list[Request]:
         return [row.request for row in self.rows]
 
+    def run(self, i: int) -> list[int]:
+        """The tokens that its request `i` got, when it is done."""
+        if self.rows[i].is_middle:
+            return []
+        if self.result is None:
+            return self.first_tokens[i : i + 1]
+        return self.result.next_token_ids[i * self.result.stride :][: self.result.accept_lens[i]]
+
 
 @dataclass(slots=True)
 class Sequence:
     """The device's own view of a request: fingerprints of the positions whose KV is written, the root of the next
-    tree, the recurrent state behind the last written position (what a layer without KV knows of the sequence), and the
-    tags that each layer of the drafter should hold.
+    tree, the recurrent state behind the last written position (what a layer without KV knows of the sequence), the
+    tags that each layer of the drafter should hold, and how often each token was said.
     """
 
     chain: list[int]
     root: int
     state: int
     draft_tags: list[list[int]] = field(default_factory=list)
+    counts: Counts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +150,8 @@ class Device:
         self.pad_writes: list[int] = []
         self.collectives: list[str] = []
         self.longest = 0
+        self.law_states: list[LawState] = []
+        self._unread: list[Launch] = []
 
     @property
     def broken(self) -> list[tuple[str, str, str, object, object]]:
@@ -146,10 +165,14 @@ class Device:
         """Run the oldest launch. `steps`, `content_errors` and `short_rows` then hold what it showed."""
         launch = self.stream.popleft()
         self.steps, self.content_errors, self.short_rows, self.relayed = [], [], [], []
-        self.pad_writes, self.collectives = [], []
+        self.pad_writes, self.collectives, self.law_states = [], [], []
+        for earlier in self._unread:
+            advance_grammar(earlier)
+        self._unread = [launch] if any(row.request.matcher for row in launch.rows) else []
         if launch.kind == "prefill":
             chains = [self._read_prefix(row) for row in launch.rows]
             launch.first_tokens = [self._prefill(row, chain) for row, chain in zip(launch.rows, chains, strict=True)]
+            launch.first_hidden_states = [self.sequences[row.key].chain[-1] for row in launch.rows]
         else:
             launch.result = self._decode(launch.rows, launch.num_steps, launch.num_draft_tokens)
         launch.done = True
@@ -166,14 +189,35 @@ class Device:
             self.short_rows.append((row.key, len(row.slots), len(chain)))
         for position in range(row.prefix_len, min(len(chain), len(row.slots))):
             self.content[row.slots[position]] = chain[position]
-        token = model.next_token_after(chain[-1], len(chain), row.request.specials)
-        sequence = self.sequences[row.key] = Sequence(chain, token, chain[-1])
+        counts: Counts = {}
+        if row.request.turn.sampling is None:
+            token = model.next_token_after(chain[-1], len(chain), row.request.specials)
+        else:
+            token, counts = self._first_token(row, chain)
+        sequence = self.sequences[row.key] = Sequence(chain, token, chain[-1], counts=counts)
         self.ring.entries[row.relay_out] = Left(row.key, token)
         if self._drafter:
             self._drafter.extend_prefill(row, sequence)
             start = max(row.prefix_len - 1, 0)
             self._expect(sequence, start, [*row.tokens[start + 1 :], token])
         return token
+
+    def _first_token(self, row: LaunchRow, chain: list[int]) -> tuple[int, Counts]:
+        """The first token of a request with a law, and the counts of its outputs with it."""
+        request = row.request
+        assert request.turn.sampling is not None
+        counts: Counts = {}
+        if not self._config.relaxed_penalties:
+            counts = bincount(row.tokens[len(request.prompt) :])
+        allowed = request.matcher.allowed_after([]) if request.matcher else None
+        coin = coin_of(request.turn.sampling.seed, len(chain))
+        token = next_token(chain[-1], len(chain), coin, request.specials, request.turn.sampling, counts, allowed)
+        self._note_law(row, counts)
+        return token, {**counts, token: counts.get(token, 0) + 1}
+
+    def _note_law(self, row: LaunchRow, counts: Counts) -> None:
+        matcher = row.request.matcher
+        self.law_states.append(LawState(row.request, row.key, dict(counts), list(matcher.states) if matcher else None))
 
     def _expect(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
         """The drafter's pools should hold what the tokens behind the positions from `start` on make."""
@@ -225,11 +269,15 @@ class Device:
         bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)
         sources = [verified.accept_index[entry] for entry in range(len(rows) * width)]
         self._output.clear()
+        result = DecodeResult([], verified.accept_lens[: len(rows)], ndt)
+        returns_rows = any(row.request.turn.return_logprob for row in rows)
         extended: list[ExtendRow] = []
         for b, row in enumerate(rows):
             path = [node - b * ndt for node in sources[b * width :][: verified.accept_lens[b]]]
             run = [verified.predicts[b * ndt + node] for node in path]
             self._output += run + [0] * (ndt - len(run))
+            if returns_rows:
+                write_rows(result, [prints[b][node] for node in path], run)
             if self._drafter:
                 hidden = [prints[b][node] for node in path]
                 sequence = self.sequences[row.key]
@@ -240,7 +288,8 @@ class Device:
             self._drafter.extend(extended, ndt)
             for extend in extended:
                 self._expect(extend.sequence, extend.start, extend.tokens)
-        return DecodeResult(self._output.copy(), verified.accept_lens[: len(rows)], ndt)
+        result.next_token_ids = self._output.copy()
+        return result
 
     def _replay_graph(
         self, rows: list[LaunchRow], candidates: list[list[int]], trees: list[list[int]], targets: list[list[int]]
@@ -265,6 +314,7 @@ class Device:
         tree = build_tree(parents, start)
         attention = Attention(sequence.chain, sequence.state)
         specials = row.request.specials
+        law = self._law_of(row, sequence) if row.request.turn.sampling else None
         tokens = [sequence.root]
         node_prints: list[int] = []
         targets: list[int] = []
@@ -272,15 +322,28 @@ class Device:
             if node:
                 right = targets[parents[node]]
                 # A wrong draft differs from the right token and from its siblings' tokens.
-                tokens.append(
-                    right if node in row.plan.agreeing else (right + node) % model.VOCABULARY + model.VOCABULARY
-                )
+                if node in row.plan.agreeing:
+                    tokens.append(right)
+                elif law is None:
+                    tokens.append((right + node) % model.VOCABULARY + model.VOCABULARY)
+                else:
+                    tokens.append(law.wrong_draft(node, right))
             node_prints.append(attention.node(tokens[node], mask, position))
-            targets.append(model.next_token_after(node_prints[node], position + 1, specials))
+            if law is None:
+                targets.append(model.next_token_after(node_prints[node], position + 1, specials))
+            else:
+                targets.append(law.target(node, tokens[node], node_prints[node], position + 1))
+        if law is not None:
+            self._note_law(row, law.counts)
         out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]
         for slot, fingerprint in zip(out_cache_loc, node_prints, strict=False):
             self.content[slot] = fingerprint
         return tokens, node_prints, targets
+
+    def _law_of(self, row: LaunchRow, sequence: Sequence) -> TreeLaw:
+        assert row.plan is not None
+        relaxed = self._config.relaxed_penalties
+        return TreeLaw(row.request, row.plan.parents, row.counts if relaxed else sequence.counts, relaxed)
 
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
         """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus
@@ -295,5 +358,9 @@ class Device:
         root, sequence.root = sequence.root, bonus
         sequence.state = node_prints[path[-1]]
         self.ring.entries[row.relay_out] = Left(row.key, bonus)
+        if row.request.turn.sampling is not None:
+            emitted = run
+            for token in emitted:
+                sequence.counts[token] = sequence.counts.get(token, 0) + 1
         assert row.plan is not None
         self.steps.append(Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots, root))

@@ -26,10 +26,13 @@ from specsim.memory.sessions import Sessions
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, DraftPlan, Launch, LaunchRow
+from specsim.sim.grammar import advance_grammar
 from specsim.sim.lifecycle import Event, State
+from specsim.sim.logprobs import take_first_row, take_rows
 from specsim.sim.marks import features_of
 from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
+from specsim.sim.sampling import cumulate
 from specsim.sim.workload import Scenario
 
 ITERATIONS_MAX = 600
@@ -415,6 +418,7 @@ class Engine:
         self._checker.after_memory_calls("extend")
         if request.state is State.WAITING:
             request.incarnation += 1
+            request.cumulated = {}
             if self._retracted_in.pop(request.rid, self._iterations) == self._iterations - 1:
                 self._marks.add("R3")
         request.extend_len, request.resolved, request.pending = fill_len, 0, 0
@@ -485,6 +489,8 @@ class Engine:
         for request in batch:
             row, slots = self._slots_of(request)
             rows.append(LaunchRow(request, request.key, slots, self._draw_plan(), row=row))
+            if self._config.relaxed_penalties:
+                rows[-1].counts = cumulate(request)
             request.pending += 1
         for row, index in zip(rows, self._futures.indices, strict=False):
             row.relay_in = index
@@ -618,8 +624,10 @@ class Engine:
             self._resolve_decode(launch)
 
     def _resolve_prefill(self, launch: Launch) -> None:
+        advance_grammar(launch)
         self._begin_frees()
-        for row, token in zip(launch.rows, launch.first_tokens, strict=True):
+        firsts = zip(launch.rows, launch.first_tokens, launch.first_hidden_states, strict=True)
+        for row, token, hidden in firsts:
             request = row.request
             if row.is_middle:
                 continue
@@ -627,6 +635,8 @@ class Engine:
                 self._record("host", "stale", request.rid, launch.name)
                 continue
             request.happens(Event.FIRST_TOKEN)
+            if request.turn.return_logprob:
+                take_first_row(request, hidden, token)
             if self._append(request, [token], "prefill result"):
                 if request.pending:
                     self._marks.add("R7")
@@ -644,6 +654,7 @@ class Engine:
         before = [self._accounting.observe(row.request) for row in launch.rows]
         if any(later.kind == "decode" and later.num_steps != launch.num_steps for later in self._unresolved):
             self._marks.add("R15")
+        advance_grammar(launch)
         runs = self._accounting.resolve(result, launch.requests)
         self._checker.after_memory_calls("resolve")
         details = [
@@ -665,8 +676,10 @@ class Engine:
                 self._marks.add("R2")
         self._checker.after_resolve(launch, result, before, runs, live)
         self._begin_frees()
-        for row, run, alive in zip(launch.rows, runs, live, strict=True):
+        for i, (row, run, alive) in enumerate(zip(launch.rows, runs, live, strict=True)):
             if alive:
+                if row.request.turn.return_logprob:
+                    take_rows(row.request, result, i, len(run))
                 row.request.resolved += len(run)
                 self._append(row.request, run, "resolve")
         self._end_frees()

@@ -1,5 +1,6 @@
-"""Features of the device that most schedules run without: each is drawn on or off, none of them in three of four
-schedules.
+"""Features that most schedules run without: each is drawn on or off, and none is on in three of four schedules.
+
+Choices are the same for every target: what a target does not support is drawn and left out.
 """
 
 from __future__ import annotations
@@ -9,22 +10,45 @@ from dataclasses import replace
 from specsim.explore.chooser import Chooser, pick
 from specsim.sim.config import EngineConfig
 from specsim.sim.request import Turn
+from specsim.sim.sampling import draw_params
+
+DEVICE_FEATURES = frozenset(
+    {"draft pools", "graph padding", "idle batches", "sampling", "penalties", "grammar", "logprobs"}
+)
 
 
 def draw_features(
-    chooser: Chooser, config: EngineConfig, turns: tuple[Turn, ...]
+    chooser: Chooser, config: EngineConfig, turns: tuple[Turn, ...], supported: frozenset[str] = DEVICE_FEATURES
 ) -> tuple[EngineConfig, tuple[Turn, ...]]:
-    """The configuration and the turns with the features of this schedule."""
+    """The configuration and the turns with the features of this schedule that are supported."""
     if chooser.choose(4, "has features") != 1:
         return config, turns
+    most = (0, 1, 1, 3) if config.topk == 1 and not config.radix else (0, 1, 1)
     # The tree of a radix cache shares the KV of one layer's drafter, under keys that hold the next token too.
-    layers = (0, 1, 1, 3) if config.topk == 1 and not config.radix else (0, 1)
-    if config.radix and not config.bigram:
-        layers = (0,)
+    layers = pick(chooser, (0,) if config.radix and not config.bigram else most, "draft layers")
+    graph_sizes = pick(chooser, ((), (2, 4, 8), (2,)), "graph sizes")
+    idle_batches = chooser.choose(3, "idle batches") == 1
     config = replace(
         config,
-        draft_layers=pick(chooser, layers, "draft layers"),
-        graph_sizes=pick(chooser, ((), (2, 4, 8), (2,)), "graph sizes"),
-        idle_batches=chooser.choose(3, "idle batches") == 1,
+        draft_layers=layers if "draft pools" in supported else 0,
+        graph_sizes=graph_sizes if "graph padding" in supported else (),
+        idle_batches=idle_batches and "idle batches" in supported,
     )
+    if chooser.choose(2, "has laws") == 1:
+        relaxed = chooser.choose(4, "relaxed penalties") == 1
+        turns = tuple(_with_a_law(chooser, turn, supported) for turn in turns)
+        config = replace(config, has_laws=True, relaxed_penalties=relaxed)
     return config, turns
+
+
+def _with_a_law(chooser: Chooser, turn: Turn, supported: frozenset[str]) -> Turn:
+    return_logprob = chooser.choose(3, "return_logprob") == 1 and "logprobs" in supported
+    params = draw_params(chooser, turn.max_new_tokens) if chooser.choose(4, "no law") != 1 else None
+    if params is not None:
+        if "sampling" not in supported:
+            params = replace(params, temperature=0)
+        if "penalties" not in supported:
+            params = replace(params, frequency_penalty=0, presence_penalty=0, min_new_tokens=0)
+        if "grammar" not in supported:
+            params = replace(params, grammar=None)
+    return replace(turn, sampling=params, return_logprob=return_logprob)

@@ -48,11 +48,11 @@ class SeamPart:
 
 
 class AccountingTarget(Protocol):
-    """An accounting that can be simulated."""
+    """An accounting that can be simulated. `features` are those of `specsim.sim.features` that it can run."""
 
     name: str
+    features: frozenset[str]
     parts: list[SeamPart]
-    features: frozenset[str]  # which of `specsim.sim.workload.FEATURES` it has
 
     def make(self, memory: Memory) -> Accounting:
         """A fresh accounting over the memory of one run."""

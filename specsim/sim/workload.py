@@ -9,18 +9,17 @@ from dataclasses import dataclass, replace
 
 from specsim.explore.chooser import Chooser, between, pick
 from specsim.sim.config import EngineConfig
-from specsim.sim.features import draw_features
+from specsim.sim.features import DEVICE_FEATURES, draw_features
 from specsim.sim.model import EOS, FIRST_ORDINARY_TOKEN, STOP
 from specsim.sim.request import Turn
 
 _COMMON_TOKENS = FIRST_ORDINARY_TOKEN + 900_000
 
 # What an accounting may lack, so that a scenario for it has none of it. A feature that is not drawn takes no choice.
-FEATURES = frozenset(
+FEATURES = DEVICE_FEATURES | frozenset(
     {
         "adaptive steps",
         "chunked prefill",
-        "device features",
         "late results",
         "paged trees",
         "pauses",
@@ -111,9 +110,8 @@ def _with_features(chooser: Chooser, features: frozenset[str], scenario: Scenari
     if any(turn.session for turn in workload.turns) and has("prompt logprobs", 3):
         start = chooser.choose(4, "logprobs from")
         workload = replace(workload, turns=tuple(replace(turn, logprob_start=start) for turn in workload.turns))
-    if "device features" in features:
-        config, turns = draw_features(chooser, config, workload.turns)
-        workload = replace(workload, turns=turns)
+    config, turns = draw_features(chooser, config, workload.turns, features)
+    workload = replace(workload, turns=turns)
     if config.topk == 1 and not config.graph_sizes and has("adaptive steps", 4):
         config = replace(config, adaptive=True)
     has_sessions = any(turn.session for turn in workload.turns)

@@ -15,6 +15,7 @@ from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, Retracted
 from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine, UnjudgeableError
+from specsim.sim.features import DEVICE_FEATURES
 from specsim.sim.request import Request
 from specsim.sim.target import SeamPart
 from specsim.sim.workload import draw_scenario
@@ -28,11 +29,13 @@ from specsim.targets.source import SourceTree
 _REHEARSALS = 60
 
 # Which of `specsim.sim.workload.FEATURES` the adapter runs on host functions of releases.
-FEATURES_OF_RELEASES: frozenset[str] = frozenset()
+FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"}
 
 
 class SglangHostTarget:
     """The accounting of a release or checkout of SGLang.
+
+    Its finish check asks grammars of its own, so requests with a grammar of ours are not simulated.
 
     `missing` are the parts without which nothing can be simulated, with the reasons; `make` needs it to be empty.
     """
