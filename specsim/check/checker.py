@@ -150,7 +150,8 @@ class Checker:
         """The tree holds whole pages of the first `claim` tokens of a request, and its locks changed as they may."""
         tree = self._memory.tree
         assert tree is not None
-        right = tree.key_len(claim)
+        page_size = self._config.page_size
+        right = max(0, claim - self._config.bigram) // page_size * page_size
         tokens = (request.prompt + request.outputs)[:claim]
         held = len(tree.match(tokens, request.turn.extra_key).slots)  # which was used just now: its age stays
         fits = held == right and self._ledger.inserted_to in (0, right)

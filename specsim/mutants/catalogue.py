@@ -72,8 +72,8 @@ CATALOGUE: tuple[Mutant, ...] = (
         "a session keeps accepted tokens beyond the end of the answer",
         references=("sgl-project/sglang#22897",),
         module=_ACCOUNTING,
-        line="keep = len(request.prompt) + visible",
-        becomes="keep = len(request.prompt) + len(request.outputs)",
+        line="return len(request.prompt) + visible",
+        becomes="return len(request.prompt) + len(request.outputs)",
     ),
     Mutant(
         "A05",
@@ -245,11 +245,11 @@ CATALOGUE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "C01",
-        "the keys of the tree are tokens although the drafter's KV depends on the next one",
+        "keys of the radix cache are tokens although a drafter's KV depends on the next token too",
         references=("sgl-project/sglang#10846", "sgl-project/sglang#11231"),
-        module=_ENGINE,
-        line="tree = RadixCache(page_size, allocator, bigram=self._config.bigram, watcher=self._ledger)",
-        becomes="tree = RadixCache(page_size, allocator, bigram=False, watcher=self._ledger)",
+        module=_RADIX,
+        line="self._beyond = 1 if bigram else 0  # tokens that a run of keys needs beyond their number",
+        becomes="self._beyond = 0",
     ),
     Mutant(
         "C02",

@@ -313,8 +313,8 @@ class ModelAccounting:
             return
         start = held.protected
         if self._memory.tree is not None and not request.turn.session:
-            _, claim = self._kept(request, held)
-            start = self._insert(held, (request.prompt + request.outputs)[:claim], request.turn.extra_key)
+            owned = min(self._keep(request, held), held.kv_ready)
+            start = self._insert(held, (request.prompt + request.outputs)[:owned], request.turn.extra_key)
         self._free(held, start)
         self._unlock(held)
         self._free_row(held)
@@ -453,16 +453,15 @@ class ModelAccounting:
 
     def _save_session(self, request: Request, held: Held) -> None:
         assert held.row is not None
-        keep, claim = self._kept(request, held)
+        keep = self._keep(request, held)
         self._free(held, ceil_to(keep, self._memory.config.page_size))
+        claim = min(keep, held.kv_ready)
         slot = SessionSlot(held.row, claim, min(held.allocated, keep), held.protected, held.node)
         self._memory.sessions.slots[request.turn.session] = slot
         held.row = held.node = None
         held.protected = 0
 
-    def _kept(self, request: Request, held: Held) -> tuple[int, int]:
-        """How many positions the client saw, and of how many of these the KV is written or being written."""
+    def _keep(self, request: Request, held: Held) -> int:
+        """How many positions the client saw."""
         visible = len(request.outputs) if held.finished_len is None else held.finished_len
-        keep = len(request.prompt) + visible
-        claim = min(keep, held.kv_ready)
-        return keep, claim
+        return len(request.prompt) + visible

@@ -15,7 +15,8 @@ from specsim.sim.request import Turn
 
 _COMMON_TOKENS = FIRST_ORDINARY_TOKEN + 900_000
 
-# What an accounting may lack, so that a scenario for it has none of it. A feature that is not drawn takes no choice.
+# What an accounting may lack: a scenario for it has none of it. It takes the same choices, so that one tape is the same
+# schedule for every accounting that has what the schedule uses.
 FEATURES = DEVICE_FEATURES | frozenset(
     {
         "adaptive steps",
@@ -25,7 +26,6 @@ FEATURES = DEVICE_FEATURES | frozenset(
         "pauses",
         "radix cache",
         "no limit",
-        "prompt logprobs",
         "session faults",
         "tight pool",
         "timeouts",
@@ -58,7 +58,9 @@ def draw_scenario(chooser: Chooser, features: frozenset[str] = FEATURES) -> Scen
     """One scenario of the default swarm, for an accounting with these of FEATURES."""
     num_steps = pick(chooser, (3, 1, 2, 5), "num_steps")
     topk = pick(chooser, (1, 1, 2, 4), "topk")
-    page_size = pick(chooser, (1, 4, 2, 16), "page_size") if topk == 1 or "paged trees" in features else 1
+    page_size = pick(chooser, (1, 4, 2, 16), "page_size")
+    if topk > 1 and "paged trees" not in features:
+        page_size = 1
     most = 1 + topk + (num_steps - 1) * topk**2
     num_draft_tokens = num_steps + 1 if topk == 1 else between(chooser, 2, min(most, 12), "num_draft_tokens")
     sessions = chooser.choose(3, "sessions") if chooser.choose(4, "has sessions") == 1 else 0
@@ -79,52 +81,72 @@ def draw_scenario(chooser: Chooser, features: frozenset[str] = FEATURES) -> Scen
     if not sessions:
         pool += config.page_size * chooser.choose(8, "spare pages in the pool")
     config = replace(config, pool_slots=pool)
-    workload = Workload(turns)
-    if not sessions or "session faults" in features:
-        workload = replace(workload, aborts_max=chooser.choose(3, "aborts"))
-        workload = replace(workload, retractions_max=chooser.choose(3, "retractions"))
-    return _with_features(chooser, features, Scenario(config, workload))
+    workload = Workload(turns, aborts_max=chooser.choose(3, "aborts"), retractions_max=chooser.choose(3, "retractions"))
+    drawn = _with_features(chooser, features, Scenario(config, workload))
+    return drawn if features >= FEATURES else _without(FEATURES - features, drawn, Scenario(config, Workload(turns)))
 
 
 def _with_features(chooser: Chooser, features: frozenset[str], scenario: Scenario) -> Scenario:
-    """Turn on what an accounting has beyond the least, each in some scenarios."""
-
-    def has(feature: str, one_in: int) -> bool:
-        return feature in features and chooser.choose(one_in, feature) == 1
-
+    """Turn on what not every accounting has, each in some scenarios."""
     config, workload = scenario.config, scenario.workload
-    if has("radix cache", 3):
+    if chooser.choose(3, "radix cache") == 1:
         config = replace(config, radix=True, bigram=chooser.choose(2, "bigram keys") == 1)
         workload = replace(workload, turns=tuple(_sharing(chooser, turn) for turn in workload.turns))
-    if has("chunked prefill", 4):
+    if chooser.choose(4, "chunked prefill") == 1:
         pages = between(chooser, 1, max(1, 8 // config.page_size), "pages of a chunk")
         config = replace(config, chunk_size=pages * config.page_size)
-    if has("late results", 4):
+    if chooser.choose(4, "late results") == 1:
         config = replace(config, late_results=True)
-    if has("no limit", 4):
+    if chooser.choose(4, "no limit") == 1:
         whom = chooser.choose(len(workload.turns), "who names no limit")
         turns = tuple(
             replace(turn, open_ended=number == whom and not turn.session) for number, turn in enumerate(workload.turns)
         )
         workload = replace(workload, turns=turns)
-    if any(turn.session for turn in workload.turns) and has("prompt logprobs", 3):
+    if any(turn.session for turn in workload.turns) and chooser.choose(3, "prompt logprobs") == 1:
         start = chooser.choose(4, "logprobs from")
         workload = replace(workload, turns=tuple(replace(turn, logprob_start=start) for turn in workload.turns))
     config, turns = draw_features(chooser, config, workload.turns, features)
     workload = replace(workload, turns=turns)
-    if config.topk == 1 and not config.graph_sizes and has("adaptive steps", 4):
+    if config.topk == 1 and not config.graph_sizes and chooser.choose(4, "adaptive steps") == 1:
         config = replace(config, adaptive=True)
     has_sessions = any(turn.session for turn in workload.turns)
-    if not has_sessions and has("tight pool", 6):
+    if not has_sessions and chooser.choose(6, "tight pool") == 1:
         first_need = max(len(turn.tokens) for turn in workload.turns) + config.reserve
         least = -(-first_need // config.page_size) * config.page_size
         spare = chooser.choose(1 + (config.request_slots_max - least) // config.page_size, "pages of the tight pool")
         config = replace(config, tight_pool=True, pool_slots=least + spare * config.page_size)
-    if not has_sessions or "session faults" in features:
-        if has("timeouts", 4):
-            workload = replace(workload, timeouts_max=1)
-        if has("pauses", 4):
-            workload = replace(workload, pauses_max=1)
+    if chooser.choose(4, "timeouts") == 1:
+        workload = replace(workload, timeouts_max=1)
+    if chooser.choose(4, "pauses") == 1:
+        workload = replace(workload, pauses_max=1)
+    return Scenario(config, workload)
+
+
+def _without(lacking: frozenset[str], scenario: Scenario, plain: Scenario) -> Scenario:
+    """The scenario without the features of `lacking`; `plain` has none."""
+    config, workload = scenario.config, scenario.workload
+    if "radix cache" in lacking:
+        config = replace(config, radix=False, bigram=False)
+        pairs = zip(workload.turns, plain.workload.turns, strict=True)
+        turns = tuple(replace(turn, tokens=was.tokens, extra_key=was.extra_key) for turn, was in pairs)
+        workload = replace(workload, turns=turns)
+    if "no limit" in lacking:
+        workload = replace(workload, turns=tuple(replace(turn, open_ended=False) for turn in workload.turns))
+    if "chunked prefill" in lacking:
+        config = replace(config, chunk_size=0)
+    if "late results" in lacking:
+        config = replace(config, late_results=False)
+    if "adaptive steps" in lacking:
+        config = replace(config, adaptive=False)
+    if "tight pool" in lacking:
+        config = replace(config, tight_pool=False, pool_slots=plain.config.pool_slots)
+    if "timeouts" in lacking:
+        workload = replace(workload, timeouts_max=0)
+    if "pauses" in lacking:
+        workload = replace(workload, pauses_max=0)
+    if "session faults" in lacking and any(turn.session for turn in workload.turns):
+        workload = replace(workload, aborts_max=0, retractions_max=0, timeouts_max=0, pauses_max=0)
     return Scenario(config, workload)
 
 
