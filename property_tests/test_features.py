@@ -43,7 +43,7 @@ def oracle(one: Turn) -> list[int]:
     return outputs_of(make_request(one, []))
 
 
-CONFIG = EngineConfig(has_laws=True)
+CONFIG = EngineConfig()
 
 
 @cache
@@ -164,7 +164,7 @@ def test_outputs_do_not_depend_on_batch_tree_or_schedule() -> None:
     others = [turn(f"r{i}", temperature=1, seed=i, presence_penalty=5) for i in range(1, 4)]
     alone = played(CONFIG, one).visible()["r0"]
     assert alone == oracle(one)
-    tree = EngineConfig(topk=2, num_draft_tokens=6, has_laws=True, overlap=False)
+    tree = EngineConfig(topk=2, num_draft_tokens=6, overlap=False)
     for number in range(20):
         numbers = seeded(number, "schedules of one request")
         tape = tuple(numbers.choose(4, "") for _ in range(200))
@@ -191,8 +191,8 @@ def test_no_end_is_said_before_min_new_tokens() -> None:
 
 def test_the_relaxed_law_depends_on_the_schedule_and_the_exact_one_does_not() -> None:
     one = turn(max_new_tokens=30, frequency_penalty=7)
-    relaxed = EngineConfig(has_laws=True, relaxed_penalties=True, pool_slots=512)
-    exact = EngineConfig(has_laws=True, pool_slots=512)
+    relaxed = EngineConfig(relaxed_penalties=True, pool_slots=512)
+    exact = EngineConfig(pool_slots=512)
     tapes = [(0, 0, 0, 0, *[disagree] * 20) for disagree in range(4)]
     assert len({tuple(played(relaxed, one, tape=tape).visible()["r0"]) for tape in tapes}) > 1
     assert len({tuple(played(exact, one, tape=tape).visible()["r0"]) for tape in tapes}) == 1

@@ -52,7 +52,15 @@ class RunStopped(Exception):  # noqa: N818 - how a run ends
 class Checker:
     """The rules, for one run. `events` is the number of the current event, kept by the engine."""
 
-    def __init__(self, config: EngineConfig, memory: Memory, ledger: SlotLedger, accounting: Accounting) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        memory: Memory,
+        ledger: SlotLedger,
+        accounting: Accounting,
+        *,
+        has_laws: bool = False,
+    ) -> None:
         self._config = config
         self._memory = memory
         self._ledger = ledger
@@ -62,7 +70,7 @@ class Checker:
         self._observed_allocated: dict[tuple[str, int], int] = {}
         self._resolved_launches = 0
         self._locks = 0
-        self._laws = Laws(config) if config.has_laws else None
+        self._laws = Laws(config) if has_laws else None
         self.violations: list[Violation] = []
         self.events = 0
 

@@ -37,14 +37,16 @@ class Laws:
             self._outputs[row.key] += _run_of(launch, i)
 
     def _penalties(self, state: LawState, outputs: list[int], is_prefill: bool) -> Iterator[Broken]:
-        counts, who = state.counts, state.key[0]
-        if self._relaxed:
-            known = set(outputs) | {state.request.prompt[-1]}
-            if not set(counts) <= known or sum(counts.values()) > len(outputs):
-                yield ("I58", "penalties", who, f"counts of {len(outputs)} outputs at most", counts)
-        elif counts != bincount(outputs):
-            rule = "I59" if is_prefill else "I58"
-            yield (rule, "penalties", who, bincount(outputs), counts)
+        who = state.key[0]
+        for path, counts in state.nodes:
+            if self._relaxed:
+                known = set(outputs) | {state.request.prompt[-1]}
+                if not set(counts) <= known or sum(counts.values()) > len(outputs):
+                    yield ("I58", "penalties", who, f"counts of {len(outputs)} outputs at most", counts)
+                continue
+            right = bincount([*outputs, *path])
+            if counts != right:
+                yield ("I59" if is_prefill else "I58", "penalties", who, right, counts)
 
     def _grammar(self, state: LawState, outputs: list[int]) -> Iterator[Broken]:
         if state.states is not None:

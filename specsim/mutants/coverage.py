@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from specsim.mutants.catalogue import CATALOGUE, Mutant
 
-
 CLASSES = {
     "A": "lifetime of results, commit and allocation of KV",
     "B": "order of streams and buffers",

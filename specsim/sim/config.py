@@ -28,7 +28,6 @@ class EngineConfig:
     `draft_layers`      layers of the drafter whose KV is simulated, a pool each; 0 for none, more than one for chains
     `graph_sizes`       batch sizes of captured CUDA graphs; smaller batches are padded. None: no graphs
     `idle_batches`      ranks without a request run batches of zero
-    `has_laws`          some requests are sampled, penalized, constrained, or want logprobs
     `relaxed_penalties` penalties are cumulated on the host, one token a launch, and are the same for all nodes
     """
 
@@ -50,7 +49,6 @@ class EngineConfig:
     graph_sizes: tuple[int, ...] = ()
     idle_batches: bool = False
     relaxed_penalties: bool = False
-    has_laws: bool = False
 
     @property
     def alloc_len(self) -> int:

@@ -43,7 +43,7 @@ class DraftPlan:
 class LaunchRow:
     """One request in a launch. `slots` are those of its `row` at launch; `tokens` and `prefix_len` are a prefill's;
     `relay_in` is where the launch before left the root of its tree, `relay_out` where it leaves the next; `counts` are
-    those of the relaxed law.
+    those of the relaxed law, if that is on.
     """
 
     request: Request
@@ -56,7 +56,7 @@ class LaunchRow:
     is_middle: bool = False  # a part of a prefill, not the last: it gives no token
     relay_in: int = -1
     relay_out: int = -1
-    counts: Counts = field(default_factory=dict)
+    counts: Counts | None = None
 
 
 @dataclass(slots=True)
@@ -132,10 +132,11 @@ class ContentError:
 
 
 class Device:
-    """KV content by slot, and the stream of launches."""
+    """KV content by slot, and the stream of launches. `has_laws`: some requests have a law, or want logprobs."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, has_laws: bool = False) -> None:
         self._config = config
+        self._has_laws = has_laws
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
         self._drafter = Drafter(config, len(self.content)) if config.draft_layers else None
         self._graph = GraphBuffers(config.graph_sizes, config.num_draft_tokens) if config.graph_sizes else None
@@ -168,7 +169,7 @@ class Device:
         self.pad_writes, self.collectives, self.law_states = [], [], []
         for earlier in self._unread:
             advance_grammar(earlier)
-        self._unread = [launch] if any(row.request.matcher for row in launch.rows) else []
+        self._unread = [launch] if self._has_laws else []
         if launch.kind == "prefill":
             chains = [self._read_prefix(row) for row in launch.rows]
             launch.first_tokens = [self._prefill(row, chain) for row, chain in zip(launch.rows, chains, strict=True)]
@@ -212,12 +213,12 @@ class Device:
         allowed = request.matcher.allowed_after([]) if request.matcher else None
         coin = coin_of(request.turn.sampling.seed, len(chain))
         token = next_token(chain[-1], len(chain), coin, request.specials, request.turn.sampling, counts, allowed)
-        self._note_law(row, counts)
+        self._note_law(row, [([], counts)])
         return token, {**counts, token: counts.get(token, 0) + 1}
 
-    def _note_law(self, row: LaunchRow, counts: Counts) -> None:
+    def _note_law(self, row: LaunchRow, nodes: list[tuple[list[int], Counts]]) -> None:
         matcher = row.request.matcher
-        self.law_states.append(LawState(row.request, row.key, dict(counts), list(matcher.states) if matcher else None))
+        self.law_states.append(LawState(row.request, row.key, nodes, list(matcher.states) if matcher else None))
 
     def _expect(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
         """The drafter's pools should hold what the tokens behind the positions from `start` on make."""
@@ -270,7 +271,7 @@ class Device:
         sources = [verified.accept_index[entry] for entry in range(len(rows) * width)]
         self._output.clear()
         result = DecodeResult([], verified.accept_lens[: len(rows)], ndt)
-        returns_rows = any(row.request.turn.return_logprob for row in rows)
+        returns_rows = self._has_laws and any(row.request.turn.return_logprob for row in rows)
         extended: list[ExtendRow] = []
         for b, row in enumerate(rows):
             path = [node - b * ndt for node in sources[b * width :][: verified.accept_lens[b]]]
@@ -334,7 +335,7 @@ class Device:
             else:
                 targets.append(law.target(node, tokens[node], node_prints[node], position + 1))
         if law is not None:
-            self._note_law(row, law.counts)
+            self._note_law(row, law.nodes)
         out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]
         for slot, fingerprint in zip(out_cache_loc, node_prints, strict=False):
             self.content[slot] = fingerprint
@@ -342,8 +343,9 @@ class Device:
 
     def _law_of(self, row: LaunchRow, sequence: Sequence) -> TreeLaw:
         assert row.plan is not None
-        relaxed = self._config.relaxed_penalties
-        return TreeLaw(row.request, row.plan.parents, row.counts if relaxed else sequence.counts, relaxed)
+        relaxed = row.counts is not None
+        counts = sequence.counts if row.counts is None else row.counts
+        return TreeLaw(row.request, row.plan.parents, counts, relaxed)
 
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
         """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus

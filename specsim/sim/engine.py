@@ -99,8 +99,9 @@ class Engine:
         refusal = self._accounting.refuses(self._config)
         if refusal:
             raise UnjudgeableError(refusal)
-        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting)
-        self._device = Device(self._config)
+        self._has_laws = self._workload.has_laws
+        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting, has_laws=self._has_laws)
+        self._device = Device(self._config, has_laws=self._has_laws)
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._arriving: deque[Turn] = deque(self._workload.turns)
@@ -624,7 +625,8 @@ class Engine:
             self._resolve_decode(launch)
 
     def _resolve_prefill(self, launch: Launch) -> None:
-        advance_grammar(launch)
+        if self._has_laws:
+            advance_grammar(launch)
         self._begin_frees()
         firsts = zip(launch.rows, launch.first_tokens, launch.first_hidden_states, strict=True)
         for row, token, hidden in firsts:
@@ -654,7 +656,8 @@ class Engine:
         before = [self._accounting.observe(row.request) for row in launch.rows]
         if any(later.kind == "decode" and later.num_steps != launch.num_steps for later in self._unresolved):
             self._marks.add("R15")
-        advance_grammar(launch)
+        if self._has_laws:
+            advance_grammar(launch)
         runs = self._accounting.resolve(result, launch.requests)
         self._checker.after_memory_calls("resolve")
         details = [

@@ -37,7 +37,7 @@ def draw_features(
     if chooser.choose(2, "has laws") == 1:
         relaxed = chooser.choose(4, "relaxed penalties") == 1
         turns = tuple(_with_a_law(chooser, turn, supported) for turn in turns)
-        config = replace(config, has_laws=True, relaxed_penalties=relaxed)
+        config = replace(config, relaxed_penalties=relaxed)
     return config, turns
 
 

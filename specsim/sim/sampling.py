@@ -109,13 +109,13 @@ def next_token(
 
 @dataclass(frozen=True, slots=True)
 class LawState:
-    """What a launch knew of a request's outputs at its root, for the rules. `states` are the grammar's, when its masks
-    are made.
+    """What a launch knew of a request's outputs, for the rules. `nodes` are the path from the root to each node, the
+    root left out, and the counts there; `states` are the grammar's when the masks are made.
     """
 
     request: Request
     key: tuple[str, int]
-    counts: Counts
+    nodes: list[tuple[list[int], Counts]]
     states: list[int] | None
 
 
@@ -131,14 +131,14 @@ class TreeLaw:
         self._matcher = request.matcher
         self._parents = parents
         self._relaxed = relaxed
-        self._counts = [counts]
+        self._counts = [dict(counts)]
         self._paths: list[list[int]] = [[]]
         self._tokens: list[int] = []
 
     @property
-    def counts(self) -> Counts:
-        """The counts at the root."""
-        return self._counts[0]
+    def nodes(self) -> list[tuple[list[int], Counts]]:
+        """The path to each node that was asked, and the counts there."""
+        return list(zip(self._paths, self._counts, strict=True))
 
     def wrong_draft(self, node: int, right: int) -> int:
         """A token of the law that is neither the right one nor an older sibling's."""

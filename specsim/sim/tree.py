@@ -5,6 +5,7 @@ The masks are those of the reference's `build_tree`; a test holds them equal.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from specsim.sim import model
@@ -21,6 +22,11 @@ class Tree(NamedTuple):
 
 def build_tree(parents: list[int], verified_seq_len: int) -> Tree:
     """Mask and position of every node of a tree whose root follows `verified_seq_len` tokens."""
+    return _built(tuple(parents), verified_seq_len)
+
+
+@lru_cache(maxsize=1 << 12)  # chains come back again and again
+def _built(parents: tuple[int, ...], verified_seq_len: int) -> Tree:
     masks = [(2 << verified_seq_len) - 1]
     positions = [verified_seq_len]
     for node in range(1, len(parents)):
@@ -38,28 +44,28 @@ class Attention:
     else is a fingerprint of its own.
     """
 
-    __slots__ = ("_kv", "_read", "_start")
+    __slots__ = ("_bit", "_chain", "_read")
 
     def __init__(self, chain: list[int], state: int | None = None) -> None:
         """`state` is the recurrent state behind `chain`, left out for what it has to be."""
-        self._start = len(chain)
-        self._kv = list(chain)
-        self._read = {(1 << self._start) - 1: chain[-1] if state is None else state}
+        self._chain = chain
+        self._bit = 1 << len(chain)
+        # By the positions that are read, in the order of the nodes.
+        self._read = {self._bit - 1: chain[-1] if state is None else state}
 
     def node(self, token: int, mask: int, position: int) -> int:
         """The fingerprint of the next node; its KV can be read by the nodes after it."""
-        before = mask ^ 1 << len(self._kv)
+        before = mask ^ self._bit
+        self._bit <<= 1
         read = self._read.get(before)
         if read is None or position != before.bit_count():
             read = self._mixed(before, position)
-        fingerprint = model.extend(read, token)
-        self._kv.append(fingerprint)
-        self._read[mask] = fingerprint
+        fingerprint = self._read[mask] = model.extend(read, token)
         return fingerprint
 
     def _mixed(self, mask: int, position: int) -> int:
         mixed = model.extend(model.EMPTY, position)
-        for at, fingerprint in enumerate(self._kv):
+        for at, fingerprint in enumerate([*self._chain, *list(self._read.values())[1:]]):
             if mask >> at & 1:
                 mixed = model.extend(mixed, fingerprint)
         return mixed

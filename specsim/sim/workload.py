@@ -45,6 +45,11 @@ class Workload:
     timeouts_max: int = 0
     pauses_max: int = 0
 
+    @property
+    def has_laws(self) -> bool:
+        """Whether a request is sampled, penalized or constrained, or wants logprobs."""
+        return any(turn.sampling is not None or turn.return_logprob for turn in self.turns)
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
