@@ -370,14 +370,14 @@ class ResolvesNothing(Engine):
 
 
 class LaunchesARequestTwice(Engine):
-    def _launch(self, kind: str, rows: list[LaunchRow], futures: Futures) -> Launch:
-        return super()._launch(kind, [*rows, rows[0]], futures)
+    def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
+        return super()._launch(kind, [*rows, rows[0]])
 
 
 class LaunchesTheFinished(Engine):
-    def _launch(self, kind: str, rows: list[LaunchRow], futures: Futures) -> Launch:
+    def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
         finished = [request for request in self._requests if request.state is State.FINISHED]
-        return super()._launch(kind, rows + [LaunchRow(request, request.key, []) for request in finished], futures)
+        return super()._launch(kind, rows + [LaunchRow(request, request.key, []) for request in finished])
 
 
 class WaitsForTheNewest(Engine):
