@@ -15,7 +15,7 @@ from specsim.errors import UsageError
 from specsim.explore.chooser import replayed, seeded
 from specsim.sim.config import EngineConfig, require_runnable
 from specsim.sim.draft import expected_tags, rotate_input_ids
-from specsim.sim.features import FEATURES
+from specsim.sim.features import DEVICE_FEATURES as FEATURES
 from specsim.sim.grammar import LAW_TOKENS, Automaton, Matcher
 from specsim.sim.graph import GraphBuffers
 from specsim.sim.lifecycle import State

@@ -6,7 +6,7 @@ run until a rule breaks, and the first that does must be the one that the sabota
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,8 @@ from specsim.sim.graph import write_pad_rows
 from specsim.sim.lifecycle import State
 from specsim.sim.logprobs import take_rows
 from specsim.sim.model import EOS
-from specsim.sim.request import Request
+from specsim.sim.relay import Ring
+from specsim.sim.request import Request, Turn
 from specsim.sim.tree import Tree, build_tree
 from specsim.sim.verify import Verified, verify_tree_greedy
 from specsim.sim.workload import draw_scenario
@@ -185,14 +186,14 @@ class TakesAnothersSlot(ModelAccounting):
     """The last position of the batch's first request lies in a slot of its second."""
 
     def prepare(self, batch: list[Request]) -> None:
-        super().prepare(batch)
         was = held_of(batch[0]).allocated
+        super().prepare(batch)
         if len(batch) > 1 and self._memory.config.page_size == 1:
             one, two, rows = held_of(batch[0]), held_of(batch[1]), self._memory.rows
             assert one.row is not None
             assert two.row is not None
-            rows.write(one.row, was, rows.read(two.row, 0, 1))
-            one.allocated = was + 1
+            if one.allocated > was:
+                rows.write(one.row, was, rows.read(two.row, 0, 1))
 
 
 class TakesNoRow(ModelAccounting):
@@ -381,6 +382,17 @@ class LaunchesTheFinished(Engine):
         return super()._launch(kind, rows + [LaunchRow(request, request.key, []) for request in finished])
 
 
+class WaitsForTheNewest(Engine):
+    def _host(self) -> Iterator[Launch | None]:
+        for awaited in super()._host():
+            yield self._unresolved[-1] if awaited is not None else None
+
+
+class AsksForMoreThanTheContext(Engine):
+    def _capped(self, turn: Turn) -> Turn:
+        return replace(turn, max_new_tokens=turn.max_new_tokens + 3)
+
+
 class ReleasesTwice(Engine):
     def _finish(self, request: Request) -> None:
         super()._finish(request)
@@ -388,6 +400,24 @@ class ReleasesTwice(Engine):
 
 
 # Devices that go wrong
+
+
+def relays_to_the_wrong_request(take: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    return lambda ring, count: take(ring, count)[::-1] if count == 1 else [0] * count
+
+
+def accepts_a_node_that_is_not_there(verify: Callable[..., Verified]) -> Callable[..., Verified]:
+    def past_the_end(*arguments: Any) -> Verified:
+        verified = verify(*arguments)
+        verified.accept_index[0] = len(verified.predicts)
+        return verified
+
+    return past_the_end
+
+
+class AllocatesForFourSteps(ModelAccounting):
+    def _next_allocated(self, held: Held) -> int:
+        return super()._next_allocated(held) + self._memory.config.reserve
 
 
 def forgets_a_token_between_steps(execute_next: Callable[[Device], Launch]) -> Callable[[Device], Launch]:
@@ -677,6 +707,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "I47": [Sabotage(patch=replacing(Drafter, "_extend", seeds_from_the_first_row))],
     "I48": [Sabotage(patch=replacing(Drafter, "_extend", writes_the_first_pool))],
     "I49": [
+        Sabotage(patch=replacing(Ring, "take", relays_to_the_wrong_request)),
         Sabotage(patch=replacing(Drafter, "_extend", relays_nothing)),
         Sabotage(patch=replacing(Drafter, "_extend", relays_by_the_place_in_the_batch)),
     ],
@@ -705,7 +736,11 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "S1": [Sabotage(engine=AdmitsNobody)],
     "S3": [Sabotage(CountsStaleDrafts)],
     "S4": [Sabotage(ReusesLessThanWasKept)],
+    "S5": [Sabotage(AllocatesForFourSteps)],
+    "S6": [Sabotage(engine=WaitsForTheNewest)],
+    "S7": [Sabotage(engine=AsksForMoreThanTheContext)],
     "X1": [Sabotage(Raises)],
+    "X4": [Sabotage(patch=replacing(device_module, "verify_tree_greedy", accepts_a_node_that_is_not_there))],
 }
 # A run that hangs or dies breaks these, and only the process that started it is there to say so.
 HELD_BY_THE_PARENT = {"X2", "X3"}

@@ -354,10 +354,12 @@ def mutants(
         write_json(json_file, {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]})
     if write is not None:
         # Whoever is not found soon without a rule survives it.
-        few, soon = min(seeds, 3), min(schedules, 3000)
-        survivors = list(table.survivors(hunted, seeds=few, schedules_max=soon, jobs=at_once))
-        oracle = table.hunt_all(chosen, seeds=few, schedules_max=soon, jobs=at_once, only=table.CONTENT_ORACLE)
-        write.write_text(table.page(hunted, survivors, oracle, few), encoding="utf-8")
+        soon = table.SOON
+        survivors = list(table.survivors(hunted, seeds=soon.seeds, schedules_max=soon.schedules, jobs=at_once))
+        oracle = table.hunt_all(
+            chosen, seeds=soon.seeds, schedules_max=soon.schedules, jobs=at_once, only=table.CONTENT_ORACLE
+        )
+        write.write_text(table.page(hunted, survivors, oracle), encoding="utf-8")
     raise typer.Exit(0 if all(each.found == seeds for each in hunted) else 1)
 
 

@@ -16,6 +16,7 @@ from specsim.check.ledger import Owner, SlotLedger, ownership_problem, window_pr
 from specsim.check.oracle import outputs_of, unending_outputs_of
 from specsim.check.rules import BY_ID
 from specsim.check.tree import tree_problem, tree_problem_at_idle
+from specsim.memory.allocator import ceil_to
 from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import Accounting, DecodeResult, Memory, Observed
 from specsim.sim.config import EngineConfig
@@ -201,7 +202,10 @@ class Checker:
         self.hold(row is not None, "I18", "extend", request.rid, "a row", "none")
         self._lengths(request, "extend")
 
-    def before_prepare(self) -> None:
+    def before_prepare(self, batch: list[Request]) -> None:
+        for request in batch:
+            live = request.state is not State.FINISHED
+            self.hold(live, "I36", "schedule", request.rid, "a live request", request.state.value)
         self._table[:] = self._memory.rows.buffer
 
     def after_prepare(self, batch: list[Request], before: list[Observed]) -> None:
@@ -219,6 +223,10 @@ class Checker:
                 f"allocated {now.allocated}",
             )
             self.hold(was.evicted <= now.evicted, "I62", "prepare", request.rid, f"at least {was.evicted}", now.evicted)
+            most = max(was.allocated, request.kv_ready + 2 * self._config.alloc_len)
+            if now.allocated > ceil_to(most, self._config.page_size):
+                expected = f"allocated {most} at most, rounded up to pages"
+                self.broken("S5", "prepare", request.rid, expected, now.allocated, go_on=True)
             launches = f"{was.launches + 1} launches"
             self.hold(now.launches == was.launches + 1, "I11", "prepare", request.rid, launches, now.launches)
             if now.row is not None:
@@ -238,6 +246,10 @@ class Checker:
             state = row.request.state
             self.hold(state is not State.FINISHED, "I36", "schedule", row.request.rid, "a live request", state.value)
         self.hold(unresolved <= 2, "I35", "schedule", launch.name, "at most two unresolved launches", unresolved)
+
+    def waits(self, awaited: Launch | None, oldest: Launch | None) -> None:
+        name = awaited.name if awaited else ""
+        self.hold(awaited is None or awaited is oldest, "S6", "loop", name, "the oldest launch", name)
 
     # The device
 
@@ -262,6 +274,13 @@ class Checker:
                 f"the KV of position {error.position}",
                 f"slot {error.slot} holds something else",
             )
+        if launch.kind == "decode":
+            meets = ["draft", "verify", "draft extend"]
+            self.hold(device.collectives == meets, "S8", "verify", launch.name, meets, device.collectives)
+        for key, left in device.relayed:
+            whose = "nobody" if left is None else f"{left.key[0]}, incarnation {left.key[1]}"
+            is_own = left is not None and left.key == key
+            self.hold(is_own, "I49", "relay", key[0], f"the entry of {key[0]}, incarnation {key[1]}", whose)
         for key, have, need in device.short_rows:
             part = "extend" if launch.kind == "prefill" else "prepare"
             self.broken("I07", part, key[0], f"{need} positions allocated", have)
@@ -384,6 +403,11 @@ class Checker:
         if self._config.relaxed_penalties and sampling is not None and sampling.is_penalized:
             return
         visible = request.outputs[: now.finished_len]
+        longest = self._config.context_len
+        total = len(request.prompt) + len(visible)
+        self.hold(
+            request.abort_wanted or total <= longest, "S7", "arrive", request.rid, f"{longest} tokens at most", total
+        )
         right = unending_outputs_of(request, len(visible)) if request.abort_wanted else outputs_of(request)
         if visible != right:
             same = next((i for i, (a, b) in enumerate(zip(visible, right, strict=False)) if a != b), None)

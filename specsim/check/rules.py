@@ -79,10 +79,15 @@ RULES: tuple[Rule, ...] = (
     Rule("S1", "every request ends", _WRONG),
     Rule("S3", "the batch's counter of accepted drafts counts live requests only", _METRIC),
     Rule("S4", "a turn reuses all that its session kept", _METRIC),
+    Rule("S5", "a launch allocates no further than two steps beyond the known length", _METRIC),
+    Rule("S6", "the host waits for no other launch than the one whose result it takes next", _METRIC),
+    Rule("S7", "prompt and answer fit the context", _WRONG),
+    Rule("S8", "every rank takes part in the collectives of every step, without a request too", _WRONG),
     Rule("X1", "the host functions raise nothing", _WRONG),
     Rule("X2", "a schedule ends within the time limit", _WRONG),
     Rule("X3", "a schedule leaves its process alive", _UNDEFINED),
     Rule("X4", "a rule or chooser of an extension raises nothing", _WRONG),
     Rule("X5", "a rule of an extension holds", _WRONG),
+    Rule("X6", "the device raises nothing: every access lies inside its tensors", _UNDEFINED),
 )
 BY_ID = {rule.id: rule for rule in RULES}

@@ -60,7 +60,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#19531",
             "sgl-project/sglang#28754",
         ),
-        "PENDING",
     ),
     Entry(
         "A02",
@@ -70,26 +69,17 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#18848",
             "sgl-project/sglang#15690",
         ),
-        "PENDING",
     ),
     Entry(
-        "A03",
-        "tokens accepted beyond the end of the answer are saved in the session",
-        ("sgl-project/sglang#22897",),
-        "PENDING",
+        "A03", "tokens accepted beyond the end of the answer are saved in the session", ("sgl-project/sglang#22897",)
     ),
     Entry(
         "A04",
         "trimming an answer leaves the eviction cursor of the sliding window beyond the trim",
         ("sgl-project/sglang#22900",),
-        "PENDING",
+        "the sliding-window pool is not part of the engine yet",
     ),
-    Entry(
-        "A05",
-        "what a session holds beyond the part that a turn reuses is lost",
-        ("sgl-project/sglang#22862",),
-        "PENDING",
-    ),
+    Entry("A05", "what a session holds beyond the part that a turn reuses is lost", ("sgl-project/sglang#22862",)),
     Entry(
         "A06",
         "an aborted turn overwrites what its session had kept",
@@ -97,19 +87,14 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#22273",
             "sgl-project/sglang#21875",
         ),
-        "PENDING",
     ),
     Entry(
-        "A07",
-        "the protected length of a paged session is not a whole number of pages",
-        ("sgl-project/sglang#20070",),
-        "PENDING",
+        "A07", "the protected length of a paged session is not a whole number of pages", ("sgl-project/sglang#20070",)
     ),
     Entry(
         "A08",
         "prompt logprobs cut the key of a session match, and the session's memory is computed again",
         ("sgl-project/sglang#20557",),
-        "PENDING",
     ),
     Entry(
         "A09",
@@ -119,7 +104,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang-jax#994",
             "sgl-project/sglang-jax#70",
         ),
-        "PENDING",
     ),
     Entry(
         "A10",
@@ -129,29 +113,17 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#11976",
             "sgl-project/sglang#11981",
         ),
-        "PENDING",
     ),
-    Entry(
-        "A11",
-        "the memory check before a decode step leaves out the step in flight",
-        ("sgl-project/sglang#14972",),
-        "PENDING",
-    ),
-    Entry("A12", "fewer draft steps make the allocated length shrink", ("sgl-project/sglang#23336",), "PENDING"),
-    Entry("A14", "a row is narrower than what one launch may allocate", ("sgl-project/sglang#26972",), "PENDING"),
-    Entry("A18", "slots are allocated and the length is not recorded", ("sgl-project/sglang-jax#1147",), "PENDING"),
+    Entry("A11", "the memory check before a decode step leaves out the step in flight", ("sgl-project/sglang#14972",)),
+    Entry("A12", "fewer draft steps make the allocated length shrink", ("sgl-project/sglang#23336",)),
+    Entry("A14", "a row is narrower than what one launch may allocate", ("sgl-project/sglang#26972",)),
+    Entry("A18", "slots are allocated and the length is not recorded", ("sgl-project/sglang-jax#1147",)),
     Entry(
         "A19",
         "the ring of future tokens is smaller than what is outstanding, padding included",
         ("sgl-project/sglang-jax#1487",),
-        "PENDING",
     ),
-    Entry(
-        "A20",
-        "host capacity covers one step where the device runs one ahead",
-        ("NVIDIA/TensorRT-LLM#16280",),
-        "PENDING",
-    ),
+    Entry("A20", "host capacity covers one step where the device runs one ahead", ("NVIDIA/TensorRT-LLM#16280",)),
     Entry(
         "A22",
         "the late result of a preempted step is taken as a fresh one",
@@ -159,7 +131,6 @@ ENTRIES: tuple[Entry, ...] = (
             "vllm-project/vllm#49620",
             "vllm-project/vllm#41190",
         ),
-        "PENDING",
     ),
     Entry(
         "A23",
@@ -170,11 +141,8 @@ ENTRIES: tuple[Entry, ...] = (
             "vllm-project/vllm#43434",
             "vllm-project/vllm#37159",
         ),
-        "PENDING",
     ),
-    Entry(
-        "A24", "a bigram key has as many entries as the sequence has tokens", ("sgl-project/sglang#40681",), "PENDING"
-    ),
+    Entry("A24", "a bigram key has as many entries as the sequence has tokens", ("sgl-project/sglang#40681",)),
     Entry(
         "B01",
         "the row of a finished request is handed out while the device still reads it",
@@ -182,10 +150,12 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#18744",
             "sgl-project/sglang#18746",
         ),
-        "PENDING",
     ),
     Entry(
-        "B02", "the host writes tables that the step in flight still reads", ("sgl-project/sglang#26380",), "PENDING"
+        "B02",
+        "the host writes tables that the step in flight still reads",
+        ("sgl-project/sglang#26380",),
+        "the sliding-window mapping is not part of the engine yet; for rows it is B01",
     ),
     Entry(
         "B04",
@@ -195,19 +165,12 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#22113",
             "sgl-project/sglang#21942",
         ),
-        "PENDING",
     ),
     Entry(
-        "B06",
-        "one event stands for two launches, and the host waits for the wrong one",
-        ("sgl-project/sglang#31072",),
-        "PENDING",
+        "B06", "one event stands for two launches, and the host waits for the wrong one", ("sgl-project/sglang#31072",)
     ),
     Entry(
-        "B08",
-        "a captured graph's output buffer is read after the next replay wrote it",
-        ("sgl-project/sglang#19761",),
-        "PENDING",
+        "B08", "a captured graph's output buffer is read after the next replay wrote it", ("sgl-project/sglang#19761",)
     ),
     Entry(
         "C01",
@@ -216,7 +179,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#10846",
             "sgl-project/sglang#11231",
         ),
-        "PENDING",
     ),
     Entry(
         "C02",
@@ -225,7 +187,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#19796",
             "sgl-project/sglang#19897",
         ),
-        "PENDING",
     ),
     Entry(
         "C03",
@@ -249,11 +210,14 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#34870",
             "sgl-project/sglang#34823",
         ),
-        "PENDING",
+        "the sliding-window pool is not part of the engine yet",
     ),
-    Entry("C07", "the draft pool is smaller than the target's", ("sgl-project/sglang#17630",), "PENDING"),
+    Entry("C07", "the draft pool is smaller than the target's", ("sgl-project/sglang#17630",)),
     Entry(
-        "C10", "eviction asks for full slots although window slots are short", ("sgl-project/sglang#29662",), "PENDING"
+        "C10",
+        "eviction asks for full slots although window slots are short",
+        ("sgl-project/sglang#29662",),
+        "the sliding-window pool is not part of the engine yet",
     ),
     Entry(
         "C11",
@@ -262,7 +226,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#32459",
             "sgl-project/sglang#32574",
         ),
-        "PENDING",
     ),
     Entry(
         "C13",
@@ -271,10 +234,10 @@ ENTRIES: tuple[Entry, ...] = (
             "vllm-project/vllm#57128",
             "vllm-project/vllm#53912",
         ),
-        "PENDING",
+        "recurrent state is not cached in the model: a prefill computes it again from the first token",
     ),
-    Entry("C14", "a block can be found in the cache before its KV is written", ("vllm-project/vllm#41838",), "PENDING"),
-    Entry("C15", "a slot's draft context outlives its request", ("ggml-org/llama.cpp#27852",), "PENDING"),
+    Entry("C14", "a block can be found in the cache before its KV is written", ("vllm-project/vllm#41838",)),
+    Entry("C15", "a slot's draft context outlives its request", ("ggml-org/llama.cpp#27852",)),
     Entry(
         "D01",
         "accepted nodes of a tree are taken to be a dense prefix",
@@ -284,7 +247,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#11839",
             "sgl-project/sglang#14077",
         ),
-        "PENDING",
     ),
     Entry(
         "D02",
@@ -294,13 +256,11 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#26981",
             "sgl-project/sglang#15360",
         ),
-        "PENDING",
     ),
     Entry(
         "D03",
         "the move of accepted KV runs over one entry a node, and the index has fewer",
         ("sgl-project/sglang#26866",),
-        "PENDING",
     ),
     Entry(
         "D04",
@@ -311,21 +271,15 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         "which path a server takes by default is decided at its start; the model has one path",
     ),
-    Entry(
-        "D05",
-        "draft-extend strides by accepted width where rows hold whole trees",
-        ("sgl-project/sglang#27545",),
-        "PENDING",
-    ),
+    Entry("D05", "draft-extend strides by accepted width where rows hold whole trees", ("sgl-project/sglang#27545",)),
     Entry(
         "D06",
         "recurrent state is committed from node accept_len - 1, which is not the last accepted node",
         ("sgl-project/sglang#27463",),
-        "PENDING",
     ),
-    Entry("D08", "the tree builder searches one entry more than there is", ("sgl-project/sglang#36201",), "PENDING"),
-    Entry("D09", "the mask builder reads parents past the row", ("sgl-project/sgl-kernel-npu#146",), "PENDING"),
-    Entry("D11", "a tree of depth one is handled as if it were deeper", ("NVIDIA/TensorRT-LLM#10385",), "PENDING"),
+    Entry("D08", "the tree builder searches one entry more than there is", ("sgl-project/sglang#36201",)),
+    Entry("D09", "the mask builder reads parents past the row", ("sgl-project/sgl-kernel-npu#146",)),
+    Entry("D11", "a tree of depth one is handled as if it were deeper", ("NVIDIA/TensorRT-LLM#10385",)),
     Entry(
         "D12",
         "the rows of the tree mask have the wrong width",
@@ -333,7 +287,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang-jax#1611",
             "sgl-project/sglang-jax#1112",
         ),
-        "PENDING",
     ),
     Entry(
         "D14",
@@ -342,14 +295,17 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#9784",
             "sgl-project/sglang#7725",
         ),
-        "PENDING",
+        "draft branches have no KV of their own in the model: what they may touch is counted, not written",
     ),
-    Entry("E01", "graph buffers are read although the step ran eagerly", ("sgl-project/sglang#22832",), "PENDING"),
-    Entry("E02", "padded rows of a draft-extend graph keep old values", ("sgl-project/sglang#22958",), "PENDING"),
-    Entry("E03", "padded rows of the draft's inputs keep old values", ("sgl-project/sglang#18647",), "PENDING"),
+    Entry("E01", "graph buffers are read although the step ran eagerly", ("sgl-project/sglang#22832",)),
+    Entry("E02", "padded rows of a draft-extend graph keep old values", ("sgl-project/sglang#22958",)),
     Entry(
-        "E05", "hidden states are written to one buffer and read from another", ("sgl-project/sglang#21424",), "PENDING"
+        "E03",
+        "padded rows of the draft's inputs keep old values",
+        ("sgl-project/sglang#18647",),
+        "pad rows of the model's graphs may hold anything but slots; their slots are E02's",
     ),
+    Entry("E05", "hidden states are written to one buffer and read from another", ("sgl-project/sglang#21424",)),
     Entry(
         "E06",
         "tokens are padded and the metadata of the batch is not",
@@ -357,10 +313,9 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#17076",
             "sgl-project/sglang#24233",
         ),
-        "PENDING",
     ),
-    Entry("E07", "a verification has fewer cache locations than tokens", ("sgl-project/sglang#30354",), "PENDING"),
-    Entry("E09", "padded rows are copied into a buffer for real tokens", ("NVIDIA/TensorRT-LLM#15708",), "PENDING"),
+    Entry("E07", "a verification has fewer cache locations than tokens", ("sgl-project/sglang#30354",)),
+    Entry("E09", "padded rows are copied into a buffer for real tokens", ("NVIDIA/TensorRT-LLM#15708",)),
     Entry(
         "E11",
         "the softmax of draft scores is skipped for chains",
@@ -370,12 +325,7 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         "the model's drafter has no scores: trees are drawn, so nothing normalises them",
     ),
-    Entry(
-        "F01",
-        "every layer of a multi-layer draft uses the first layer's pool",
-        ("sgl-project/sglang#22954",),
-        "PENDING",
-    ),
+    Entry("F01", "every layer of a multi-layer draft uses the first layer's pool", ("sgl-project/sglang#22954",)),
     Entry(
         "F02",
         "the tail of a prompt chunk gets the predicted token instead of the next prompt token",
@@ -383,7 +333,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#26800",
             "sgl-project/sglang#26329",
         ),
-        "PENDING",
     ),
     Entry(
         "F04",
@@ -397,9 +346,7 @@ ENTRIES: tuple[Entry, ...] = (
         ("sgl-project/sglang#26201",),
         "no batch of the model mixes chunks of prefills with decode rows",
     ),
-    Entry(
-        "F06", "chained draft layers all read the first layer's hidden states", ("vllm-project/vllm#36531",), "PENDING"
-    ),
+    Entry("F06", "chained draft layers all read the first layer's hidden states", ("vllm-project/vllm#36531",)),
     Entry(
         "F08",
         "an attribute is renamed on one of two paths",
@@ -429,7 +376,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#22049",
             "sgl-project/sglang#11762",
         ),
-        "PENDING",
     ),
     Entry(
         "G02",
@@ -438,19 +384,11 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#33643",
             "sgl-project/sglang#22049",
         ),
-        "PENDING",
     ),
-    Entry(
-        "G03", "a draft of probability zero is accepted when the coin is zero", ("sgl-project/sglang#35771",), "PENDING"
-    ),
-    Entry("G04", "sampled verification falls back to greedy", ("sgl-project/sglang#32922",), "PENDING"),
-    Entry(
-        "G05",
-        "verification leaves out min_p and logit bias, which the bonus gets",
-        ("vllm-project/vllm#42744",),
-        "PENDING",
-    ),
-    Entry("G06", "a penalty counts the last sampled token twice", ("vllm-project/vllm#33251",), "PENDING"),
+    Entry("G03", "a draft of probability zero is accepted when the coin is zero", ("sgl-project/sglang#35771",)),
+    Entry("G04", "sampled verification falls back to greedy", ("sgl-project/sglang#32922",)),
+    Entry("G05", "verification leaves out min_p and logit bias, which the bonus gets", ("vllm-project/vllm#42744",)),
+    Entry("G06", "a penalty counts the last sampled token twice", ("vllm-project/vllm#33251",)),
     Entry(
         "G07",
         "one of several placeholders in a history is replaced",
@@ -459,14 +397,8 @@ ENTRIES: tuple[Entry, ...] = (
             "vllm-project/vllm#27910",
             "vllm-project/vllm#26467",
         ),
-        "PENDING",
     ),
-    Entry(
-        "G09",
-        "seeded and unseeded requests in one batch: noise is written to a copy",
-        ("vllm-project/vllm#11123",),
-        "PENDING",
-    ),
+    Entry("G09", "seeded and unseeded requests in one batch: noise is written to a copy", ("vllm-project/vllm#11123",)),
     Entry(
         "G10",
         "the acceptance ratio leaves out the temperature",
@@ -474,7 +406,6 @@ ENTRIES: tuple[Entry, ...] = (
             "vllm-project/vllm#9834",
             "vllm-project/vllm#10198",
         ),
-        "PENDING",
     ),
     Entry(
         "G12",
@@ -483,7 +414,6 @@ ENTRIES: tuple[Entry, ...] = (
             "flashinfer-ai/flashinfer#424",
             "flashinfer-ai/flashinfer#425",
         ),
-        "PENDING",
     ),
     Entry(
         "G14",
@@ -493,7 +423,7 @@ ENTRIES: tuple[Entry, ...] = (
             "SafeAILab/EAGLE#329",
             "SafeAILab/EAGLE#183",
         ),
-        "PENDING",
+        "verification draws with the target's coins alone; residual distributions are judged at the ops tier",
     ),
     Entry(
         "G15",
@@ -502,9 +432,9 @@ ENTRIES: tuple[Entry, ...] = (
             "huggingface/transformers#47932",
             "deepseek-ai/DeepSpec#31",
         ),
-        "PENDING",
+        "the model's drafter has no distribution; ratios are judged at the ops tier",
     ),
-    Entry("G17", "accepted tokens are reported with probability one", ("ggml-org/llama.cpp#27972",), "PENDING"),
+    Entry("G17", "accepted tokens are reported with probability one", ("ggml-org/llama.cpp#27972",)),
     Entry(
         "H01",
         "the length cap is looked at before a stop token in the same run",
@@ -515,22 +445,13 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#30291",
             "sgl-project/sglang#33045",
         ),
-        "PENDING",
     ),
-    Entry("H02", "the finish check looks at the last token of a run alone", ("sgl-project/sglang#11819",), "PENDING"),
-    Entry("H04", "tokens accepted after the end stay", ("ggml-org/llama.cpp#28049",), "PENDING"),
+    Entry("H02", "the finish check looks at the last token of a run alone", ("sgl-project/sglang#11819",)),
+    Entry("H04", "tokens accepted after the end stay", ("ggml-org/llama.cpp#28049",)),
     Entry(
-        "H06",
-        "a full batch stays marked as full when a request ends with its prefill",
-        ("sgl-project/sglang#4185",),
-        "PENDING",
+        "H06", "a full batch stays marked as full when a request ends with its prefill", ("sgl-project/sglang#4185",)
     ),
-    Entry(
-        "H07",
-        "the length limit of a request includes the engine's own reserve",
-        ("NVIDIA/TensorRT-LLM#16826",),
-        "PENDING",
-    ),
+    Entry("H07", "the length limit of a request includes the engine's own reserve", ("NVIDIA/TensorRT-LLM#16826",)),
     Entry(
         "I01",
         "one grammar mask serves all positions of a tree",
@@ -538,7 +459,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#13019",
             "sgl-project/sglang#11762",
         ),
-        "PENDING",
     ),
     Entry(
         "I02",
@@ -547,14 +467,8 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#24082",
             "sgl-project/sglang#28682",
         ),
-        "PENDING",
     ),
-    Entry(
-        "I03",
-        "nobody looks whether the grammar ended after a run was accepted",
-        ("sgl-project/sglang#21723",),
-        "PENDING",
-    ),
+    Entry("I03", "nobody looks whether the grammar ended after a run was accepted", ("sgl-project/sglang#21723",)),
     Entry(
         "I04",
         "the next batch is made before the result that ends one of its requests is processed",
@@ -565,13 +479,9 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#28312",
             "sgl-project/sglang#28484",
         ),
-        "PENDING",
     ),
     Entry(
-        "I06",
-        "the grammar is not advanced by the token of a prefill that ran elsewhere",
-        ("sgl-project/sglang#25388",),
-        "PENDING",
+        "I06", "the grammar is not advanced by the token of a prefill that ran elsewhere", ("sgl-project/sglang#25388",)
     ),
     Entry(
         "I07",
@@ -580,7 +490,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#24413",
             "sgl-project/sglang#24889",
         ),
-        "the model has one grammar; masks and rollback of backends are judged at the ops tier",
     ),
     Entry(
         "I08",
@@ -589,9 +498,8 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#14464",
             "openvinotoolkit/openvino.genai#4081",
         ),
-        "PENDING",
     ),
-    Entry("I10", "draft tokens of before a preemption are masked after it", ("vllm-project/vllm#30916",), "PENDING"),
+    Entry("I10", "draft tokens of before a preemption are masked after it", ("vllm-project/vllm#30916",)),
     Entry(
         "I11",
         "reasoning ends inside a draft, and the grammar starts a step late",
@@ -601,10 +509,10 @@ ENTRIES: tuple[Entry, ...] = (
             "vllm-project/vllm#44993",
             "vllm-project/vllm#48516",
         ),
-        "PENDING",
+        "grammars begin with the first token: there are no reasoning markers in the model",
     ),
-    Entry("I12", "rollback does not take back that the grammar had ended", ("vllm-project/vllm#25905",), "PENDING"),
-    Entry("I14", "drafts after the first are not masked", ("NVIDIA/TensorRT-LLM#7878",), "PENDING"),
+    Entry("I12", "rollback does not take back that the grammar had ended", ("vllm-project/vllm#25905",)),
+    Entry("I14", "drafts after the first are not masked", ("NVIDIA/TensorRT-LLM#7878",)),
     Entry(
         "I15",
         "a step without drafts has a mask of another size than its logits",
@@ -619,11 +527,8 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#21589",
             "sgl-project/sglang#14046",
         ),
-        "PENDING",
     ),
-    Entry(
-        "J03", "hidden states move on one row a step instead of one a token", ("sgl-project/sglang#26163",), "PENDING"
-    ),
+    Entry("J03", "hidden states move on one row a step instead of one a token", ("sgl-project/sglang#26163",)),
     Entry(
         "K01",
         "an index into a batch lacks the request's offset",
@@ -631,7 +536,6 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#2730",
             "sgl-project/sglang#2723",
         ),
-        "PENDING",
     ),
     Entry(
         "K03",
@@ -640,13 +544,10 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#14368",
             "sgl-project/sglang#14536",
         ),
-        "PENDING",
     ),
-    Entry(
-        "K04", "merging with an empty batch does not leave the other as it is", ("sgl-project/sglang#10090",), "PENDING"
-    ),
-    Entry("L01", "an idle batch reaches code that takes a maximum over it", ("sgl-project/sglang#33892",), "PENDING"),
-    Entry("L02", "an idle rank leaves out a collective that others wait in", ("sgl-project/sglang#29144",), "PENDING"),
+    Entry("K04", "merging with an empty batch does not leave the other as it is", ("sgl-project/sglang#10090",)),
+    Entry("L01", "an idle batch reaches code that takes a maximum over it", ("sgl-project/sglang#33892",)),
+    Entry("L02", "an idle rank leaves out a collective that others wait in", ("sgl-project/sglang#29144",)),
     Entry(
         "L04",
         "a prefill elsewhere sends the target's hidden states instead of the draft's",
@@ -654,7 +555,7 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#9976",
             "sgl-project/sglang#10059",
         ),
-        "PENDING",
+        "no prefill is handed from one engine to another in the model",
     ),
     Entry(
         "L05",
@@ -667,10 +568,18 @@ ENTRIES: tuple[Entry, ...] = (
         "buffers between engines have no width in the model",
     ),
     Entry(
-        "L06", "a transferred request starts with made-up draft candidates", ("sgl-project/sglang#10616",), "PENDING"
+        "L06",
+        "a transferred request starts with made-up draft candidates",
+        ("sgl-project/sglang#10616",),
+        "no prefill is handed from one engine to another in the model",
     ),
-    Entry("L07", "ranks draw their own coins and accept differently", ("vllm-project/vllm#17498",), "PENDING"),
-    Entry("M01", "recurrent state of accepted tokens is not committed", ("sgl-project/sglang#26351",), "PENDING"),
+    Entry(
+        "L07",
+        "ranks draw their own coins and accept differently",
+        ("vllm-project/vllm#17498",),
+        "one rank is simulated; others take part in its collectives only",
+    ),
+    Entry("M01", "recurrent state of accepted tokens is not committed", ("sgl-project/sglang#26351",)),
     Entry(
         "N01",
         "late results inflate the batch's statistics",
@@ -678,6 +587,5 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#15690",
             "sgl-project/sglang#18848",
         ),
-        "PENDING",
     ),
 )

@@ -6,14 +6,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from specsim.mutants.catalogue import Mutant
 from specsim.mutants.coverage import CLASSES, ENTRIES, entry_of
 from specsim.mutants.hunt import EXCEPTION, Hunted, hunt_in_child
 
+
+class Effort(NamedTuple):
+    """How long a mutant is hunted."""
+
+    seeds: int
+    schedules: int
+
+
 SEEDS = 20
 SCHEDULES_MAX = 20000
+# Whoever is not found so soon without a rule survives it.
+SOON = Effort(seeds=2, schedules=500)
 # What is seen of tokens and of the content of KV alone, without a look at lengths, owners or counters.
 CONTENT_ORACLE = ("I05", "I40")
 
@@ -97,9 +107,7 @@ def survivors(
             yield rule, seen_by_nobody(again)
 
 
-def page(
-    hunted: Sequence[Hunted], without: Sequence[tuple[str, list[str]]], oracle: Sequence[Hunted], seeds_again: int
-) -> str:
+def page(hunted: Sequence[Hunted], without: Sequence[tuple[str, list[str]]], oracle: Sequence[Hunted]) -> str:
     """The committed page, Markdown."""
     entries = sum(bool(entry.mutants) for entry in ENTRIES)
     schedules = max(each.schedules_worst for each in hunted)
@@ -107,11 +115,11 @@ def page(
     lines = [
         "# Mutants",
         "",
-        f"{entries} of the {len(ENTRIES)} known bugs of the catalogue are re-created by {len(hunted)} one-line changes of"
-        " the model (`specsim/mutants/catalogue.py`).",
-        "Each is hunted by the default swarm of `specsim check`, with no workload of its own: schedules are run from",
-        f"each seed until one breaks a rule. {len(hunted[0].hunts)} seeds; the slowest takes {seconds:.2f} CPU seconds in",
-        f"the median, the longest hunt {schedules} schedules.",
+        f"{entries} of the {len(ENTRIES)} known bugs of the catalogue are re-created by {len(hunted)} changes of one",
+        "line of the model (`specsim/mutants/catalogue.py`). Each is hunted by the default swarm of `specsim check`,",
+        "with no workload of its own: schedules are run from each seed until one breaks a rule.",
+        f"{len(hunted[0].hunts)} seeds; the slowest mutant takes {seconds:.2f} CPU seconds in the median, the"
+        f" longest hunt {schedules} schedules.",
         "",
         "This page is written by `specsim mutants --write docs/mutants.md`.",
         "",
@@ -121,7 +129,13 @@ def page(
     for each in hunted:
         first, *cells = row(each)
         lines.append(_line((first, each.mutant.title, *cells)))
-    lines += ["", "## Without a rule", "", f"What {seeds_again} seeds do not find when one rule is switched off.", ""]
+    lines += [
+        "",
+        "## Without a rule",
+        "",
+        f"What {SOON.seeds} seeds of {SOON.schedules} schedules do not find when one rule is switched off.",
+        "",
+    ]
     lines += [_line(("rule", "survivors")), _line(("---", "---"))]
     lines += [_line((rule, " ".join(ids) or "none")) for rule, ids in without]
     blind = seen_by_nobody(oracle)

@@ -30,6 +30,12 @@ class Memory:
     sessions: Sessions
     tree: RadixCache | None = None
     swa: SwaAllocator | None = None  # the allocator again, when there is a sliding window
+    steps: int = 0  # of the launch in flight and the next one, the larger; 0 where they do not change
+
+    @property
+    def reserve(self) -> int:
+        """As the configuration's, of the steps that are taken now."""
+        return 2 * (self.steps + 1) if self.steps else self.config.reserve
 
     @property
     def available(self) -> int:
@@ -400,7 +406,7 @@ class ModelAccounting:
         return self._memory.tree
 
     def _next_allocated(self, held: Held) -> int:
-        return max(held.allocated, held.honest + self._memory.config.reserve)
+        return max(held.allocated, held.honest + self._memory.reserve)
 
     def _grow(self, held: Held, start: int, end: int) -> None:
         """Slots for positions `[start, end)`."""

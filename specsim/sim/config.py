@@ -109,9 +109,8 @@ def require_runnable(config: EngineConfig) -> None:
     if config.draft_layers > 1:
         _require(config.topk == 1, f"topk={config.topk}", "drafters of several layers draft chains")
     if config.draft_layers:
-        without = not (config.radix or config.chunk_size or config.adaptive)
-        reason = "draft pools are simulated without radix cache, chunked prefill and adaptive steps"
-        _require(without, f"draft_layers={config.draft_layers}", reason)
+        reason = "draft pools are simulated without a sliding window"
+        _require(not config.window, f"draft_layers={config.draft_layers}", reason)
     _require(config.window >= 0, f"window={config.window}", "a window has positions")
     _require(not (config.window and config.radix), "window with radix", "the radix cache has no window slots")
     _require(

@@ -20,6 +20,7 @@ from specsim.sim.draft import Drafter, ExtendRow, expected_tags
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.graph import GraphBuffers, write_pad_rows
 from specsim.sim.logprobs import write_rows
+from specsim.sim.relay import Left, Ring
 from specsim.sim.request import Request
 from specsim.sim.sampling import Counts, LawState, TreeLaw, bincount, coin_of, next_token
 from specsim.sim.tree import Attention, build_tree
@@ -41,7 +42,8 @@ class DraftPlan:
 @dataclass(slots=True)
 class LaunchRow:
     """One request in a launch. `slots` are those of its `row` at launch; `tokens` and `prefix_len` are a prefill's;
-    `counts` are those of the relaxed law, if that is on.
+    `relay_in` is where the launch before left the root of its tree, `relay_out` where it leaves the next; `counts` are
+    those of the relaxed law, if that is on.
     """
 
     request: Request
@@ -52,6 +54,8 @@ class LaunchRow:
     prefix_len: int = 0
     row: int = 0
     is_middle: bool = False  # a part of a prefill, not the last: it gives no token
+    relay_in: int = -1
+    relay_out: int = -1
     counts: Counts | None = None
     swa_slots: list[int] = field(default_factory=list)  # those of a sliding window, 0 for none; as long as `slots`
 
@@ -81,6 +85,8 @@ class Launch:
 
     def run(self, i: int) -> list[int]:
         """The tokens that its request `i` got, when it is done."""
+        if self.rows[i].is_middle:
+            return []
         if self.result is None:
             return self.first_tokens[i : i + 1]
         return self.result.next_token_ids[i * self.result.stride :][: self.result.accept_lens[i]]
@@ -89,11 +95,13 @@ class Launch:
 @dataclass(slots=True)
 class Sequence:
     """The device's own view of a request: fingerprints of the positions whose KV is written, the root of the next
-    tree, the tags that each layer of the drafter should hold, and how often each token was said.
+    tree, the recurrent state behind the last written position (what a layer without KV knows of the sequence), the
+    tags that each layer of the drafter should hold, and how often each token was said.
     """
 
     chain: list[int]
     root: int
+    state: int
     draft_tags: list[list[int]] = field(default_factory=list)
     counts: Counts = field(default_factory=dict)
 
@@ -134,12 +142,17 @@ class Device:
         self.swa_content = [0] * (len(self.content) if config.window else 0)
         self._drafter = Drafter(config, len(self.content)) if config.draft_layers else None
         self._graph = GraphBuffers(config.graph_sizes, config.num_draft_tokens) if config.graph_sizes else None
+        self.ring = Ring(config)
+        self._output: list[int] = []  # the buffer that every verification writes its tokens to
         self.stream: deque[Launch] = deque()
         self.sequences: dict[tuple[str, int], Sequence] = {}
         self.steps: list[Step] = []
         self.content_errors: list[ContentError] = []
         self.short_rows: list[tuple[tuple[str, int], int, int]] = []
+        self.relayed: list[tuple[tuple[str, int], Left | None]] = []
         self.pad_writes: list[int] = []
+        self.collectives: list[str] = []
+        self.longest = 0
         self.law_states: list[LawState] = []
         self._unread: list[Launch] = []
 
@@ -154,22 +167,27 @@ class Device:
     def execute_next(self) -> Launch:
         """Run the oldest launch. `steps`, `content_errors` and `short_rows` then hold what it showed."""
         launch = self.stream.popleft()
-        self.steps, self.content_errors, self.short_rows, self.pad_writes = [], [], [], []
-        self.law_states = []
+        self.steps, self.content_errors, self.short_rows, self.relayed = [], [], [], []
+        self.pad_writes, self.collectives, self.law_states = [], [], []
         for earlier in self._unread:
             advance_grammar(earlier)
         self._unread = [launch] if self._has_laws else []
         if launch.kind == "prefill":
-            launch.first_tokens = [self._prefill(row) for row in launch.rows]
+            chains = [self._read_prefix(row) for row in launch.rows]
+            launch.first_tokens = [self._prefill(row, chain) for row, chain in zip(launch.rows, chains, strict=True)]
             launch.first_hidden_states = tuple(self.sequences[row.key].chain[-1] for row in launch.rows)
         else:
             launch.result = self._decode(launch.rows, launch.num_steps, launch.num_draft_tokens)
         launch.done = True
         return launch
 
-    def _prefill(self, row: LaunchRow) -> int:
+    def _read_prefix(self, row: LaunchRow) -> list[int]:
+        """Read what a prefill reuses: no row of a launch sees what another row of it writes."""
         chain = model.fingerprints(row.tokens)
         self._read(row, chain[: row.prefix_len])
+        return chain
+
+    def _prefill(self, row: LaunchRow, chain: list[int]) -> int:
         if len(row.slots) < len(chain):
             self.short_rows.append((row.key, len(row.slots), len(chain)))
         for position in range(row.prefix_len, min(len(chain), len(row.slots))):
@@ -179,7 +197,8 @@ class Device:
             token = model.next_token_after(chain[-1], len(chain), row.request.specials)
         else:
             token, counts = self._first_token(row, chain)
-        sequence = self.sequences[row.key] = Sequence(chain, token, counts=counts)
+        sequence = self.sequences[row.key] = Sequence(chain, token, chain[-1], counts=counts)
+        self.ring.entries[row.relay_out] = Left(row.key, token)
         if self._drafter:
             self._drafter.extend_prefill(row, sequence)
             start = max(row.prefix_len - 1, 0)
@@ -236,13 +255,20 @@ class Device:
         targets: list[list[int]] = []
         trees: list[list[int]] = []
         prints: list[list[int]] = []
+        # Ranks meet in collectives, so those without a request run batches of zero.
+        self.collectives.append("draft")
+        self.longest = max((len(self.sequences[row.key].chain) for row in rows), default=0)
         for row in rows:
             sequence = self.sequences[row.key]
+            left = self.ring.entries[row.relay_in]
+            self.relayed.append((row.key, left))
+            sequence.root = left.root if left is not None else 0
             self._read(row, sequence.chain)
             if self._drafter:
                 self._drafter.draft(row, sequence)
-            if len(row.slots) < len(sequence.chain) + config.alloc_len:
-                self.short_rows.append((row.key, len(row.slots), len(sequence.chain) + config.alloc_len))
+            reach = len(sequence.chain) + (ndt if config.topk == 1 else config.alloc_len)
+            if len(row.slots) < reach:
+                self.short_rows.append((row.key, len(row.slots), reach))
             tokens, node_prints, node_targets = self._run_target(row, sequence)
             candidates.append(tokens)
             targets.append(node_targets)
@@ -251,17 +277,20 @@ class Device:
             trees.append(row.plan.parents)
         if self._graph:
             self._replay_graph(rows, candidates, trees, targets)
+        self.collectives.append("verify")
         verified = verify_tree_greedy(candidates, trees, targets, num_steps)
         width = num_steps + 1
         accept_tokens = [verified.predicts[node] for node in verified.accept_index]
         bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)
+        sources = [verified.accept_index[entry] for entry in range(len(rows) * width)]
+        self._output.clear()
         result = DecodeResult([], verified.accept_lens[: len(rows)], ndt)
         returns_rows = self._has_laws and any(row.request.turn.return_logprob for row in rows)
         extended: list[ExtendRow] = []
         for b, row in enumerate(rows):
-            path = [node - b * ndt for node in verified.accept_index[b * width :][: verified.accept_lens[b]]]
+            path = [node - b * ndt for node in sources[b * width :][: verified.accept_lens[b]]]
             run = [verified.predicts[b * ndt + node] for node in path]
-            result.next_token_ids += run + [0] * (ndt - len(run))
+            self._output += run + [0] * (ndt - len(run))
             if returns_rows:
                 write_rows(result, [prints[b][node] for node in path], run)
             if self._drafter:
@@ -269,10 +298,12 @@ class Device:
                 sequence = self.sequences[row.key]
                 extended.append(ExtendRow(row, sequence, len(sequence.chain), hidden, run))
             self._accept(row, path, prints[b], bonus[b], run)
+        self.collectives.append("draft extend")
         if self._drafter:
             self._drafter.extend(extended, ndt)
             for extend in extended:
                 self._expect(extend.sequence, extend.start, extend.tokens)
+        result.next_token_ids = self._output.copy()
         return result
 
     def _replay_graph(
@@ -284,7 +315,7 @@ class Device:
         out_cache_loc = []
         for row in rows:
             start = len(self.sequences[row.key].chain)
-            out_cache_loc.append((row.slots[start : start + ndt] + [0] * ndt)[:ndt])
+            out_cache_loc.append([*row.slots[start : start + ndt], *[0] * ndt][:ndt])
         self._graph.load(candidates, trees, targets, out_cache_loc)
         self.pad_writes = write_pad_rows(self.content, candidates, out_cache_loc, len(rows))
 
@@ -296,7 +327,7 @@ class Device:
         start = len(sequence.chain)
         parents = row.plan.parents
         tree = build_tree(parents, start)
-        run_node = Attention(sequence.chain).node
+        run_node = Attention(sequence.chain, sequence.state).node
         specials = row.request.specials
         law = self._law_of(row, sequence) if row.request.turn.sampling else None
         tokens = [sequence.root]
@@ -319,9 +350,11 @@ class Device:
                 targets.append(law.target(node, tokens[node], node_prints[node], position + 1))
         if law is not None:
             self._note_law(row, law.nodes)
-        for node, fingerprint in enumerate(node_prints):
-            if start + node < len(row.slots):
-                self._write(row, start + node, fingerprint)
+        out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]
+        for slot, fingerprint in zip(out_cache_loc, node_prints, strict=False):
+            self.content[slot] = fingerprint
+        for slot, fingerprint in zip(row.swa_slots[start:], node_prints, strict=False):
+            self.swa_content[slot] = fingerprint
         return tokens, node_prints, targets
 
     def _law_of(self, row: LaunchRow, sequence: Sequence) -> TreeLaw:
@@ -345,6 +378,8 @@ class Device:
                 self.swa_content[row.swa_slots[start + offset]] = fingerprint
         sequence.chain += [node_prints[node] for node in path]
         root, sequence.root = sequence.root, bonus
+        sequence.state = node_prints[path[-1]]
+        self.ring.entries[row.relay_out] = Left(row.key, bonus)
         if row.request.turn.sampling is not None:
             emitted = run
             for token in emitted:

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -34,6 +34,7 @@ from specsim.sim.lifecycle import Event, State
 from specsim.sim.logprobs import take_first_row, take_rows
 from specsim.sim.marks import features_of
 from specsim.sim.plan import draw_plan
+from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
 from specsim.sim.sampling import cumulate
 from specsim.sim.workload import Scenario
@@ -143,6 +144,9 @@ class Engine:
         self._paused = 0
         self._unresolved: deque[Launch] = deque()
         self._merging: list[Request] = []
+        self._futures = Futures()
+        self._merging_rows: list[LaunchRow] = []
+        self._batch_is_full = False
         self._histories: dict[str, list[int]] = {}
         self._open_sessions: list[str] = []
         self._prefix_lens: dict[tuple[str, int], int] = {}
@@ -197,6 +201,7 @@ class Engine:
                 self._execute()
             else:
                 self._host_step()
+                self._checker.waits(self._awaited, self._unresolved[0] if self._unresolved else None)
         except RunStopped:
             self._phase = "ended"
         except HostFunctionError as error:
@@ -268,6 +273,7 @@ class Engine:
         if self._chunked is not None:
             batch.append(self._chunked)
         self._running, self._merging, self._chunked = [], [], None
+        self._futures, self._merging_rows, self._batch_is_full = Futures(), [], False
         if batch:
             self._marks.add("R17")
             for request in batch:
@@ -293,7 +299,7 @@ class Engine:
     def _receive(self) -> None:
         """Requests arrive; clients abort."""
         while self._arriving and self._can_arrive(self._arriving[0]) and not self._chooser.choose(3, "arrives later"):
-            turn = self._arriving.popleft()
+            turn = self._capped(self._arriving.popleft())
             request = make_request(turn, self._histories.get(turn.session, []) if turn.session else [])
             self._accounting.arrive(request)
             self._requests.append(request)
@@ -304,6 +310,11 @@ class Engine:
             self._checker.waiting(request, "arrive")
         if self._aborts_left and self._chooser.choose(4, "abort") == 1:
             self._aborts_left -= self._abort_one("abort")
+
+    def _capped(self, turn: Turn) -> Turn:
+        """A client that names no limit gets what the context has room for."""
+        room = self._config.context_len - len(turn.tokens)
+        return replace(turn, max_new_tokens=room) if turn.open_ended else turn
 
     def _can_arrive(self, turn: Turn) -> bool:
         """A session's turn is sent when the one before it is answered."""
@@ -324,6 +335,7 @@ class Engine:
             before = self._accounting.session_slot(session) if session else None
             self._waiting.remove(request)
             request.happens(Event.DROP)
+            self._batch_is_full = False
             if session:
                 self._checker.session_aborted(request, before)
         else:
@@ -350,6 +362,7 @@ class Engine:
             return
         self._marks.add("abort of a chunk")
         self._record("host", "drop", request.rid, "aborted")
+        self._batch_is_full = False
         self._checker.before_release(request)
         self._checker.before_tree_calls()
         self._accounting.drop(request)
@@ -369,11 +382,14 @@ class Engine:
             self._drop_aborted_chunk()
         if self._chunked is not None and self._memory.tree is not None:
             self._cache_unfinished(self._chunked)
-        before = len(self._running) + len(self._merging)
-        self._running = [r for r in [*self._running, *self._merging] if r.state is not State.FINISHED]
-        if self._merging and len(self._running) < before:
+        batch = [*self._running, *self._merging]
+        kept = [i for i, r in enumerate(batch) if r.state is not State.FINISHED]
+        if self._merging and len(kept) < len(batch):
             self._marks.add("R14")
-        self._merging = []
+        self._running = [batch[i] for i in kept]
+        self._futures.merge([row.relay_out for row in self._merging_rows])
+        self._futures.filter(kept)
+        self._merging, self._merging_rows = [], []
         admitted = self._admit()
         if admitted:
             self._launched(self._launch_prefill(admitted))
@@ -416,6 +432,8 @@ class Engine:
                 return admitted
         elif self._running and self._waiting and self._chooser.choose(3, "admit later"):
             return admitted
+        if self._batch_is_full:
+            return admitted
         taken = self._accounting.decode_need(self._running) if self._running else 0
         page_size = self._config.page_size
         while self._waiting and len(self._running) + len(admitted) < self._config.rows:
@@ -429,8 +447,12 @@ class Engine:
                 continue
             has_session_row = self._accounting.session_slot(request.turn.session) is not None
             if not has_session_row and not self._memory.rows.free_rows:
+                self._batch_is_full = True
                 break
-            if taken + need > self._memory.available or budget < page_size:
+            if taken + need > self._memory.available:
+                self._batch_is_full = True
+                break
+            if budget < page_size:
                 break
             prefix_len = self._restore(request, fill_len)
             end = self._end_of_chunk(request, prefix_len, budget)
@@ -517,6 +539,7 @@ class Engine:
             rows.append(LaunchRow(request, request.key, slots, None, tokens, prefix_len, row, is_middle))
         self._note_window(rows)
         self._merging = [request for request in admitted if request.state is not State.CHUNKED]
+        self._merging_rows = [row for row in rows if not row.is_middle]
         return self._launch("prefill", rows)
 
     def _prepare_decode(self) -> list[LaunchRow]:
@@ -524,6 +547,10 @@ class Engine:
         batch = self._running
         if not batch:
             return []
+        if self._config.adaptive:
+            before_last = self._steps
+            self._steps = self._config.num_steps - self._chooser.choose(self._config.num_steps, "fewer steps")
+            self._memory.steps = max(before_last, self._steps)
         on_demand = bool(
             self._retractions_left and len(batch) > 1 and self._chooser.choose(4, "retract on demand") == 1
         )
@@ -533,15 +560,13 @@ class Engine:
             if not batch:
                 return []
         before = [self._accounting.observe(request) for request in batch]
-        self._checker.before_prepare()
+        self._checker.before_prepare(batch)
         with _memory_errors_of("prepare"):
             self._accounting.prepare(batch)
         self._record("host", "prepare", "", " ".join(self._growth(r, b) for r, b in zip(batch, before, strict=True)))
         self._checker.after_memory_calls("prepare")
         self._checker.after_prepare(batch, before)
         self._checker.ownership("prepare", self._requests, self._open_sessions)
-        if self._config.adaptive:
-            self._steps = self._config.num_steps - self._chooser.choose(self._config.num_steps, "fewer steps")
         rows = []
         for request in batch:
             row, slots = self._slots_of(request)
@@ -549,6 +574,8 @@ class Engine:
             plan = draw_plan(self._chooser, self._config, self._steps)
             rows.append(LaunchRow(request, request.key, slots, plan, row=row, counts=counts))
             request.pending += 1
+        for launch_row, index in zip(rows, self._futures.indices, strict=False):
+            launch_row.relay_in = index
         self._note_window(rows)
         return rows
 
@@ -573,6 +600,10 @@ class Engine:
         config = self._config
         tree_size = self._steps + 1 if config.topk == 1 else config.num_draft_tokens
         launch = Launch(self._launches, kind, rows, self._steps, tree_size)
+        for row, index in zip(rows, self._device.ring.take(len(rows)), strict=True):
+            row.relay_out = index
+        if kind == "decode":
+            self._futures.indices = [row.relay_out for row in rows]
         self._mark_reuse(rows)
         self._launches += 1
         self._device.launch(launch)
@@ -615,7 +646,9 @@ class Engine:
             request.happens(Event.DROP)
             if request.turn.session:
                 self._checker.session_aborted(request, None)
+        self._futures.filter([batch.index(request) for request in outcome.kept])
         self._running = outcome.kept
+        self._batch_is_full = False
         self._checker.ownership("retract", self._requests, self._open_sessions)
         return outcome.kept
 
@@ -631,7 +664,11 @@ class Engine:
     # The device
 
     def _execute(self) -> None:
-        launch = self._device.execute_next()
+        try:
+            launch = self._device.execute_next()
+        except (IndexError, ValueError) as error:
+            self._checker.broken("X4", "device", "", "no exception", error)
+            raise RunStopped from error
         starts = {row.key: row.request.extend_len for row in launch.rows}
         if launch.result is None:
             self._record("device", "prefill", launch.name, " ".join(row.request.rid for row in launch.rows))
@@ -681,7 +718,7 @@ class Engine:
         if not launch.rows:
             self._record("host", "resolve", launch.name, "idle")
             return
-        live = [row.request.state is State.RUNNING and row.request.key == row.key for row in launch.rows]
+        live = [self._is_live(row) for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
         if any(later.kind == "decode" and later.num_steps != launch.num_steps for later in self._unresolved):
             self._marks.add("R15")
@@ -716,6 +753,10 @@ class Engine:
                 self._append(row.request, run, "resolve")
         self._end_frees()
 
+    def _is_live(self, row: LaunchRow) -> bool:
+        """Whether a result is of this incarnation of a request that runs."""
+        return row.request.state is State.RUNNING and row.request.key == row.key
+
     def _append(self, request: Request, run: list[int], kind: str) -> bool:
         """Append a run; returns whether the request has finished."""
         self._accounting.append(request, run)
@@ -731,6 +772,7 @@ class Engine:
         seen = self._accounting.observe(request)
         visible = len(request.outputs) if seen.finished_len is None else seen.finished_len
         self._record("host", "finish", request.rid, f"{visible} of {len(request.outputs)} outputs")
+        self._batch_is_full = False  # somebody leaves
         self._checker.visible_outputs(request)
         self._checker.before_release(request)
         session, tree = request.turn.session, self._memory.tree

@@ -19,6 +19,7 @@ SCHEDULER_FEATURES = frozenset(
         "adaptive steps",
         "chunked prefill",
         "late results",
+        "no limit",
         "paged trees",
         "pauses",
         "radix cache",
@@ -35,19 +36,21 @@ FEATURES = SCHEDULER_FEATURES | DEVICE_FEATURES
 
 
 def draw_features(
-    chooser: Chooser, config: EngineConfig, turns: tuple[Turn, ...], supported: frozenset[str] = FEATURES
+    chooser: Chooser, config: EngineConfig, turns: tuple[Turn, ...], supported: frozenset[str] = DEVICE_FEATURES
 ) -> tuple[EngineConfig, tuple[Turn, ...]]:
     """The configuration and the turns with the features of this schedule that are supported."""
     if chooser.choose(4, "has features") != 1:
         return config, turns
-    # Trees draft with one layer; what else is drawn takes the same choices, whatever can be run with it.
+    # What is drawn takes the same choices, whatever can be run with it. The tree of a radix cache shares the KV of one
+    # layer's drafter, under keys that hold the next token too; trees draft with one layer.
     layers = pick(chooser, (0, 1) if config.topk > 1 else (0, 1, 1, 3), "draft layers")
-    graph_sizes = pick(chooser, ((), (2, 4, 8), (3,)), "graph sizes")
+    if config.radix:
+        layers = min(layers, 1) if config.bigram else 0
+    graph_sizes = pick(chooser, ((), (2, 4, 8), (2,)), "graph sizes")
     idle_batches = chooser.choose(3, "idle batches") == 1
-    with_pools = "draft pools" in supported and not (config.radix or config.chunk_size or config.adaptive)
     config = replace(
         config,
-        draft_layers=layers if with_pools else 0,
+        draft_layers=layers if "draft pools" in supported else 0,
         graph_sizes=graph_sizes if "graph padding" in supported and not config.adaptive else (),
         idle_batches=idle_batches and "idle batches" in supported,
     )

@@ -18,6 +18,8 @@ class Turn:
     `session`     id of the streaming session that the turn belongs to, "" for none: its prompt is the session's
                   tokens, then `tokens`
     `extra_key`   namespace of the radix cache: KV is shared within it only
+    `open_ended`  the client names no `max_new_tokens`, and gets what the context has room for
+    `logprob_start`  first position of the prompt whose logprob the client asks for, -1 for none
     `sampling`    the law of its tokens, None for greedy decoding of the whole vocabulary
     `return_logprob`  the answer has a logprob and a hidden state for each token
     """
@@ -29,6 +31,8 @@ class Turn:
     ignore_eos: bool = False
     session: str = ""
     extra_key: str = ""
+    open_ended: bool = False
+    logprob_start: int = -1
     sampling: SamplingParams | None = None
     return_logprob: bool = False
 

@@ -54,7 +54,9 @@ def bincount(tokens: Iterable[int]) -> Counts:
 
 
 def coin_of(seed: int, position: int) -> int:
-    """64 bits of a request's seed and a position, whatever the batch."""
+    """64 bits of a request's seed and a position, whatever the batch. Seed 1 has coins at the edges only."""
+    if seed == 1:
+        return (1 << 64) - 1 if position % 3 == 2 else 0
     return model.extend(model.extend(model.EMPTY, seed), position)
 
 
@@ -69,15 +71,18 @@ def draw_token(
     fingerprint: int, coin: int, params: SamplingParams, counts: Counts, allowed: Collection[int] | None
 ) -> int:
     """The token behind `fingerprint` that the coin picks; of `allowed`, which is None for all."""
-    tokens = [token for token in LAW_TOKENS if allowed is None or token in allowed]
-    if not tokens:
+    scores = {
+        token: score_of(fingerprint, token, params, counts)
+        for token in LAW_TOKENS
+        if allowed is None or token in allowed
+    }
+    if not scores:
         return model.EOS
-    scores = [score_of(fingerprint, token, params, counts) for token in tokens]
     if not params.temperature:
-        return tokens[scores.index(max(scores))]
-    weights = [1 << max(0, 20 + score // params.temperature) for score in scores]
+        return max(scores, key=lambda token: (scores[token], -token))
+    weights = [1 << max(0, 20 + scores[token] // params.temperature) if token in scores else 0 for token in LAW_TOKENS]
     left = coin * sum(weights) >> 64
-    for token, weight in zip(tokens, weights, strict=True):
+    for token, weight in zip(LAW_TOKENS, weights, strict=True):
         left -= weight
         if left < 0:
             return token

@@ -46,10 +46,12 @@ class Attention:
 
     __slots__ = ("_bit", "_chain", "_read")
 
-    def __init__(self, chain: list[int]) -> None:
+    def __init__(self, chain: list[int], state: int | None = None) -> None:
+        """`state` is the recurrent state behind `chain`, left out for what it has to be."""
         self._chain = chain
         self._bit = 1 << len(chain)
-        self._read = {self._bit - 1: chain[-1]}  # by the positions that are read, in the order of the nodes
+        # By the positions that are read, in the order of the nodes.
+        self._read = {self._bit - 1: chain[-1] if state is None else state}
 
     def node(self, token: int, mask: int, position: int) -> int:
         """The fingerprint of the next node; its KV can be read by the nodes after it."""

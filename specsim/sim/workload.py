@@ -72,14 +72,11 @@ def draw_scenario(chooser: Chooser, features: frozenset[str] = FEATURES) -> Scen
         pool += config.page_size * chooser.choose(8, "spare pages in the pool")
     config = replace(config, pool_slots=pool)
     workload = Workload(turns, aborts_max=chooser.choose(3, "aborts"), retractions_max=chooser.choose(3, "retractions"))
-    drawn = _with_features(chooser, Scenario(config, workload))
-    if not features >= FEATURES:
-        drawn = _without(FEATURES - features, drawn, Scenario(config, Workload(turns)))
-    config, turns = draw_features(chooser, drawn.config, drawn.workload.turns, features)
-    return Scenario(config, replace(drawn.workload, turns=turns))
+    drawn = _with_features(chooser, features, Scenario(config, workload))
+    return drawn if features >= FEATURES else _without(FEATURES - features, drawn, Scenario(config, Workload(turns)))
 
 
-def _with_features(chooser: Chooser, scenario: Scenario) -> Scenario:
+def _with_features(chooser: Chooser, features: frozenset[str], scenario: Scenario) -> Scenario:
     """Turn on what not every accounting has, each in some scenarios."""
     config, workload = scenario.config, scenario.workload
     if chooser.choose(3, "radix cache") == 1:
@@ -90,9 +87,20 @@ def _with_features(chooser: Chooser, scenario: Scenario) -> Scenario:
         config = replace(config, chunk_size=config.page_size * pages)
     if chooser.choose(4, "late results") == 1:
         config = replace(config, late_results=True)
-    if config.topk == 1 and chooser.choose(4, "adaptive steps") == 1:
+    if chooser.choose(4, "no limit") == 1:
+        whom = chooser.choose(len(workload.turns), "who names no limit")
+        turns = tuple(
+            replace(turn, open_ended=number == whom and not turn.session) for number, turn in enumerate(workload.turns)
+        )
+        workload = replace(workload, turns=turns)
+    if any(turn.session for turn in workload.turns) and chooser.choose(3, "prompt logprobs") == 1:
+        start = chooser.choose(4, "logprobs from")
+        workload = replace(workload, turns=tuple(replace(turn, logprob_start=start) for turn in workload.turns))
+    config, turns = draw_features(chooser, config, workload.turns, features)
+    workload = replace(workload, turns=turns)
+    if config.topk == 1 and not config.graph_sizes and chooser.choose(4, "adaptive steps") == 1:
         config = replace(config, adaptive=True)
-    if not config.radix and chooser.choose(4, "sliding window") == 1:
+    if not config.radix and not config.draft_layers and chooser.choose(4, "sliding window") == 1:
         config = replace(config, window=between(chooser, 1, 12, "window"))
     has_sessions = any(turn.session for turn in workload.turns)
     if not has_sessions and chooser.choose(6, "tight pool") == 1:
@@ -112,7 +120,11 @@ def _without(lacking: frozenset[str], scenario: Scenario, plain: Scenario) -> Sc
     config, workload = scenario.config, scenario.workload
     if "radix cache" in lacking:
         config = replace(config, radix=False, bigram=False)
-        workload = replace(workload, turns=plain.workload.turns)
+        pairs = zip(workload.turns, plain.workload.turns, strict=True)
+        turns = tuple(replace(turn, tokens=was.tokens, extra_key=was.extra_key) for turn, was in pairs)
+        workload = replace(workload, turns=turns)
+    if "no limit" in lacking:
+        workload = replace(workload, turns=tuple(replace(turn, open_ended=False) for turn in workload.turns))
     if "chunked prefill" in lacking:
         config = replace(config, chunk_size=0)
     if "late results" in lacking:
