@@ -191,7 +191,7 @@ class Device:
         for position in range(row.prefix_len, min(len(chain), len(row.slots))):
             self.content[row.slots[position]] = chain[position]
         counts: Counts = {}
-        if row.request.turn.sampling is None:
+        if row.request.turn.sampling is None or row.is_middle:
             token = model.next_token_after(chain[-1], len(chain), row.request.specials)
         else:
             token, counts = self._first_token(row, chain)
