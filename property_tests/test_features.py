@@ -15,7 +15,7 @@ from specsim.errors import UsageError
 from specsim.explore.chooser import replayed, seeded
 from specsim.sim.config import EngineConfig, require_runnable
 from specsim.sim.draft import expected_tags, rotate_input_ids
-from specsim.sim.features import DEVICE_FEATURES as FEATURES
+from specsim.sim.features import DEVICE_FEATURES, FEATURES
 from specsim.sim.grammar import LAW_TOKENS, Automaton, Matcher
 from specsim.sim.graph import GraphBuffers
 from specsim.sim.lifecycle import State
@@ -75,7 +75,7 @@ def test_every_feature_is_on_in_some_schedules_and_off_in_most() -> None:
         on["penalties"] += any(law.is_penalized for law in laws)
         on["grammar"] += any(law.grammar is not None for law in laws)
         on["logprobs"] += any(t.return_logprob for t in scenario.workload.turns)
-    assert on.keys() >= FEATURES
+    assert on.keys() >= DEVICE_FEATURES
     assert all(SCHEDULES // 100 < count < SCHEDULES // 3 for count in on.values()), on
 
 
@@ -92,6 +92,12 @@ def test_what_is_not_supported_is_left_out_and_the_choices_stay(raw: bytes, supp
     assert "penalties" in supported or not any(law.is_penalized for law in laws)
     assert "grammar" in supported or not any(law.grammar for law in laws)
     assert "logprobs" in supported or not any(t.return_logprob for t in scenario.workload.turns)
+    assert "paged trees" in supported or config.page_size == 1 or config.topk == 1
+    assert "radix cache" in supported or not config.radix
+    assert "chunked prefill" in supported or not config.chunk_size
+    assert "sliding window" in supported or not config.window
+    assert "adaptive steps" in supported or not config.adaptive
+    require_runnable(config)
     if supported == FEATURES:
         assert scenario == everything
 

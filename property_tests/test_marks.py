@@ -10,7 +10,8 @@ import pytest
 
 from specsim.check.suite import shares
 from specsim.sim.config import EngineConfig
-from specsim.sim.engine import Engine, Run
+from specsim.sim.engine import Engine
+from specsim.sim.log import Run
 from specsim.sim.marks import INTERLEAVINGS, NOT_EXPRESSED, note
 from specsim.sim.model import EOS
 from specsim.sim.request import Turn

@@ -18,7 +18,8 @@ import pytest
 from property_tests.made_up_sources import MadeUpSource, cache_in
 from specsim.explore.chooser import seeded
 from specsim.sim.config import EngineConfig
-from specsim.sim.engine import Engine, Run, UnjudgeableError
+from specsim.sim.engine import Engine, UnjudgeableError
+from specsim.sim.log import Run
 from specsim.sim.request import Turn
 from specsim.sim.target import PARTS
 from specsim.sim.workload import Scenario, Workload, draw_scenario

@@ -18,8 +18,9 @@ from specsim.errors import UsageError
 from specsim.explore.chooser import RecordingChooser, replayed, seeded
 from specsim.sim.accounting import ModelAccounting, Observed, Retracted
 from specsim.sim.config import EngineConfig, require_runnable
-from specsim.sim.engine import ITERATIONS_MAX, Engine, Run, UnjudgeableError
+from specsim.sim.engine import ITERATIONS_MAX, Engine, UnjudgeableError
 from specsim.sim.lifecycle import State
+from specsim.sim.log import Run
 from specsim.sim.model import EOS, STOP
 from specsim.sim.request import Request, Turn
 from specsim.sim.workload import Scenario, Workload, draw_scenario

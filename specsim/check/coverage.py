@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specsim.explore.strategies import Contest
-from specsim.sim.engine import Run
+from specsim.sim.log import Run
 
 # Who goes when a choice does not say "the host goes on": the device, the client, the scheduler's admission.
 CONTESTS = {

@@ -11,7 +11,8 @@ from typing import Any
 from specsim.errors import UsageError
 from specsim.explore.chooser import Tape, replayed
 from specsim.explore.exhaustive import CycleError, Explored, Explorer, Method, NotIndependentError
-from specsim.sim.engine import Engine, LoggedEvent
+from specsim.sim.engine import Engine
+from specsim.sim.log import LoggedEvent
 from specsim.sim.scopes import Scope
 from specsim.sim.state import EngineState
 

@@ -22,7 +22,8 @@ from itertools import pairwise
 from specsim.explore.chooser import RecordingChooser, Tape, replayed
 from specsim.sim.accounting import Accounting, Memory
 from specsim.sim.device import Launch
-from specsim.sim.engine import ITERATIONS_MAX, Engine, LoggedEvent, Run
+from specsim.sim.engine import ITERATIONS_MAX, Engine
+from specsim.sim.log import LoggedEvent, Run
 from specsim.sim.target import AccountingTarget
 from specsim.sim.workload import Scenario, draw_scenario
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from specsim.explore.hypothesis_lane import chosen
 from specsim.sim.accounting import Accounting, Memory, ModelAccounting
-from specsim.sim.engine import Engine, Run
+from specsim.sim.engine import Engine
 from specsim.sim.features import FEATURES
+from specsim.sim.log import Run
 from specsim.sim.workload import draw_scenario
 
 if TYPE_CHECKING:

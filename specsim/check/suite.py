@@ -24,7 +24,8 @@ from specsim.explore.chooser import RecordingChooser, Tape, continued, replayed,
 from specsim.explore.shrink import Shrinker, shortlex
 from specsim.explore.strategies import STRATEGIES, CoverageGuided, ExtensionError, Portfolio, Strategy, guarded
 from specsim.sim.accounting import HostFunctionError
-from specsim.sim.engine import Engine, Run, UnjudgeableError
+from specsim.sim.engine import Engine, UnjudgeableError
+from specsim.sim.log import Run
 from specsim.sim.marks import INTERLEAVINGS, note
 from specsim.sim.target import AccountingTarget
 from specsim.sim.workload import Scenario, draw_scenario
@@ -91,8 +92,8 @@ class ExtensionFinding:
 @dataclass(slots=True)
 class SimulationResult:
     """What a suite of schedules showed. `nondeterministic` names the first event that differed between two runs of a
-    schedule; `marks` counts the schedules that reached each mark or pair of marks. `extension` is what a user's strategy
-    raised, which ends the suite.
+    schedule; `marks` counts the schedules that reached each mark or pair of marks. `extension` is what a user's
+    strategy raised, which ends the suite.
     """
 
     schedules: int = 0

@@ -7,6 +7,7 @@ from specsim.mutants.mutant import Mutant
 _ACCOUNTING = "specsim.sim.accounting"
 _CONFIG = "specsim.sim.config"
 _DEVICE = "specsim.sim.device"
+_ADMISSION = "specsim.sim.admission"
 _ENGINE = "specsim.sim.engine"
 _RELAY = "specsim.sim.relay"
 _DRAFT = "specsim.sim.draft"
@@ -82,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "A08",
         "a turn that asks for logprobs of its prompt is matched with the part before them only",
         references=("sgl-project/sglang#20557",),
-        module=_ENGINE,
+        module=_ADMISSION,
         line="prefix_len = self._accounting.session_match(request, fill_len)",
         becomes="prefix_len = self._accounting.session_match("
         "request, [fill_len, request.turn.logprob_start + 1][request.turn.logprob_start >= 0])",
@@ -185,7 +186,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "B01",
         "a verification looks its row up when it runs, and not as it was at its launch",
         references=("sgl-project/sglang#18744", "sgl-project/sglang#18746"),
-        module=_ENGINE,
+        module=_ADMISSION,
         line="return seen.row, self._memory.rows.read(seen.row, 0, seen.allocated)",
         becomes="return seen.row, memoryview(self._memory.rows.buffer)[seen.row * self._memory.rows.width :]"
         "[: seen.allocated]",
@@ -250,7 +251,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "C14",
         "a prefix can be found in the tree before its prefill has run",
         references=("vllm-project/vllm#41838",),
-        module=_ENGINE,
+        module=_ADMISSION,
         line="admitted.append(self._waiting.pop(0))",
         becomes="admitted.append(self._waiting.pop(0)); self._memory.tree and not has_session_row"
         " and self._accounting.cache_unfinished(request)",

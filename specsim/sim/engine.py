@@ -13,26 +13,27 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
-from specsim.check.checker import Checker, RunStopped, Violation
+from specsim.check.checker import Checker, RunStopped
 from specsim.check.ledger import SlotLedger
 from specsim.explore.chooser import Chooser
-from specsim.memory.allocator import Allocator, OutOfSlotsError, ceil_to
+from specsim.memory.allocator import Allocator
 from specsim.memory.radix import RadixCache
-from specsim.memory.rows import Rows, RowsExhaustedError
+from specsim.memory.rows import Rows
 from specsim.memory.sessions import Sessions
 from specsim.memory.swa import SwaAllocator
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
+from specsim.sim.admission import Admission, memory_errors_of
 from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, Launch, LaunchRow
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.lifecycle import Event, State
+from specsim.sim.log import LoggedEvent, Run
 from specsim.sim.logprobs import take_first_row, take_rows
-from specsim.sim.marks import features_of
+from specsim.sim.marks import features_of, reused_memory
 from specsim.sim.plan import draw_plan
 from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
@@ -48,47 +49,7 @@ class UnjudgeableError(Exception):
     """The accounting does not run this scenario; the schedule is not judged."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedEvent:
-    """One line of the event log. Columns: number, agent, what happens, to whom, details."""
-
-    number: int
-    agent: str
-    event: str
-    who: str
-    details: str
-
-    def __str__(self) -> str:
-        return f"{self.number:>4}  {self.agent:<6}  {self.event:<8}  {self.who:<8}  {self.details}".rstrip()
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a schedule showed. `marks` are the interleavings and features that it reached (`specsim.sim.marks`)."""
-
-    violations: tuple[Violation, ...]
-    log: tuple[LoggedEvent, ...]
-    digest: str
-    stale_finished: int
-    stale_retracted: int
-    marks: frozenset[str]
-
-    @property
-    def switches(self) -> int:
-        """How often an event of the device follows one of the host, or the other way round."""
-        return sum(one.agent != two.agent for one, two in pairwise(self.log))
-
-
-@contextlib.contextmanager
-def _memory_errors_of(part: str) -> Iterator[None]:
-    """What an allocation raises for want of memory, as an error of the host function that asked for it."""
-    try:
-        yield
-    except (OutOfSlotsError, RowsExhaustedError) as error:
-        raise HostFunctionError(part, f"{type(error).__name__}: {error}") from error
-
-
-class Engine:
+class Engine(Admission):
     """One run of a scenario. `accounting` makes the accounting that is tested from the memory it calls back. The run
     ends at a violation with the signature `stop_at`, or at one that it cannot go on from.
     """
@@ -413,121 +374,6 @@ class Engine:
         """With overlap, all results but the newest launch's are due; without, all."""
         self._await_results(len(self._unresolved) - (1 if launch and self._config.overlap else 0), "resolve")
 
-    def _admit(self) -> list[Request]:
-        """Waiting requests that fit, in order: rows and slots, with the reserve of their first step and the running
-        ones' next.
-        """
-        admitted: list[Request] = []
-        budget = self._config.chunk_size or self._config.row_width
-        chunked = self._chunked
-        if chunked is not None:
-            start = self._accounting.observe(chunked).committed
-            end = self._end_of_chunk(chunked, start, budget)
-            if ceil_to(end, self._config.page_size) - start > self._memory.available:
-                return admitted
-            self._extend(chunked, start, end)
-            admitted.append(chunked)
-            budget -= end - start
-            if self._chunked is not None:
-                return admitted
-        elif self._running and self._waiting and self._chooser.choose(3, "admit later"):
-            return admitted
-        if self._batch_is_full:
-            return admitted
-        taken = self._accounting.decode_need(self._running) if self._running else 0
-        page_size = self._config.page_size
-        while self._waiting and len(self._running) + len(admitted) < self._config.rows:
-            request = self._waiting[0]
-            fill_len = len(request.prompt) + len(request.outputs)
-            need = ceil_to(fill_len + self._config.reserve, page_size)
-            if need > self._config.pool_slots and self._config.tight_pool:
-                self._record("host", "drop", request.rid, "it has outgrown the pool")
-                request.abort_wanted = True
-                self._waiting.pop(0).happens(Event.DROP)
-                continue
-            has_session_row = self._accounting.session_slot(request.turn.session) is not None
-            if not has_session_row and not self._memory.rows.free_rows:
-                self._batch_is_full = True
-                break
-            if taken + need > self._memory.available:
-                self._batch_is_full = True
-                break
-            if budget < page_size:
-                break
-            prefix_len = self._restore(request, fill_len)
-            end = self._end_of_chunk(request, prefix_len, budget)
-            self._extend(request, prefix_len, end)
-            if has_session_row:
-                self._resumed.add(request.key)
-                self._checker.ownership("session match", self._requests, self._open_sessions, at_match=True)
-            admitted.append(self._waiting.pop(0))
-            budget -= end - prefix_len
-            if self._chunked is not None:
-                break
-        return admitted
-
-    def _end_of_chunk(self, request: Request, start: int, budget: int) -> int:
-        """Where the next part of a request's prefill ends: at a page's end, unless it is the last."""
-        fill_len = len(request.prompt) + len(request.outputs)
-        if fill_len - start <= budget:
-            return fill_len
-        return (start + budget) // self._config.page_size * self._config.page_size
-
-    def _restore(self, request: Request, fill_len: int) -> int:
-        """Reuse the memory of a request's session, or what the tree has of its prefix; returns how many positions."""
-        prefix_len = 0
-        slot = self._accounting.session_slot(request.turn.session) if request.turn.session else None
-        if slot is not None:
-            claim = slot.claim
-            prefix_len = self._accounting.session_match(request, fill_len)
-            self._checker.after_memory_calls("session match")
-            self._checker.session_matched(request, claim, prefix_len)
-            self._marks.add("session resumed")
-        elif self._memory.tree is not None:
-            self._checker.before_tree_calls()
-            prefix_len = self._accounting.match_prefix(request, fill_len)
-            self._checker.after_memory_calls("prefix match")
-            self._checker.prefix_matched(request, prefix_len)
-            if prefix_len:
-                self._marks.add("prefix hit")
-        return prefix_len
-
-    def _extend(self, request: Request, prefix_len: int, fill_len: int) -> None:
-        """Allocate for a prefill of positions `[prefix_len, fill_len)`, a part of the request's or all of it."""
-        with _memory_errors_of("extend"):
-            self._accounting.extend_alloc(request, prefix_len, fill_len)
-        self._checker.after_memory_calls("extend")
-        if request.state is State.WAITING:
-            request.incarnation += 1
-            request.cumulated = {}
-            if self._retracted_in.pop(request.rid, self._iterations) == self._iterations - 1:
-                self._marks.add("R3")
-        request.extend_len, request.resolved, request.pending = fill_len, 0, 0
-        self._prefix_lens[request.key] = prefix_len
-        request.outputs_before = len(request.outputs)
-        if fill_len < len(request.prompt) + len(request.outputs):
-            self._chunked = request
-            self._marks.add("chunked")
-            request.happens(Event.CHUNK)
-        else:
-            if self._chunked is request:
-                self._chunked = None
-            request.happens(Event.ADMIT)
-        self._record("host", "admit", request.rid, f"extend {prefix_len} to {fill_len}")
-        self._checker.extended(request)
-
-    def _cache_unfinished(self, request: Request) -> None:
-        """Hand the tree what a prefill, or a part of it, has computed. A resumed turn's memory stays its session's."""
-        if request.key in self._resumed:
-            return
-        row, before = self._slots_of(request)
-        self._checker.before_tree_calls()
-        self._accounting.cache_unfinished(request)
-        self._checker.after_memory_calls("tree insert")
-        self._checker.inserted(request, request.extend_len, "tree insert", 0, "I25")
-        if self._memory.rows.read(row, 0, len(before)) != before and self._unresolved:
-            self._marks.add("R11")
-
     def _launch_prefill(self, admitted: list[Request]) -> Launch:
         if self._memory.tree is not None:
             self._checker.ownership("extend", self._requests, self._open_sessions)
@@ -561,7 +407,7 @@ class Engine:
                 return []
         before = [self._accounting.observe(request) for request in batch]
         self._checker.before_prepare(batch)
-        with _memory_errors_of("prepare"):
+        with memory_errors_of("prepare"):
             self._accounting.prepare(batch)
         self._record("host", "prepare", "", " ".join(self._growth(r, b) for r, b in zip(batch, before, strict=True)))
         self._checker.after_memory_calls("prepare")
@@ -590,12 +436,6 @@ class Engine:
     def _growth(self, request: Request, before: Observed) -> str:
         return f"{request.rid}:{before.allocated}>{self._accounting.observe(request).allocated}"
 
-    def _slots_of(self, request: Request) -> tuple[int, list[int]]:
-        """The request's row, and its slots."""
-        seen = self._accounting.observe(request)
-        assert seen.row is not None
-        return seen.row, self._memory.rows.read(seen.row, 0, seen.allocated)
-
     def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
         config = self._config
         tree_size = self._steps + 1 if config.topk == 1 else config.num_draft_tokens
@@ -604,28 +444,13 @@ class Engine:
             row.relay_out = index
         if kind == "decode":
             self._futures.indices = [row.relay_out for row in rows]
-        self._mark_reuse(rows)
+        self._marks |= reused_memory(self._unresolved, rows)
         self._launches += 1
         self._device.launch(launch)
         self._unresolved.append(launch)
         self._record("host", "launch", launch.name, " ".join(row.request.rid for row in rows))
         self._checker.at_launch(launch, len(self._unresolved))
         return launch
-
-    def _mark_reuse(self, rows: list[LaunchRow]) -> None:
-        """What of this launch's memory belonged to a launch that still runs."""
-        for launch in self._unresolved:
-            for old in () if launch.done else launch.rows:
-                request = old.request
-                if request.key == old.key and request.state not in (State.FINISHED, State.WAITING):
-                    continue
-                for new in rows:
-                    if new.key == old.key:
-                        continue
-                    if new.row == old.row:
-                        self._marks.add("R10")
-                    if not set(old.slots).isdisjoint(new.slots):
-                        self._marks.add("R9")
 
     def _retract(self, batch: list[Request], why: str) -> list[Request]:
         self._checker.before_tree_calls()
@@ -667,7 +492,7 @@ class Engine:
         try:
             launch = self._device.execute_next()
         except (IndexError, ValueError) as error:
-            self._checker.broken("X4", "device", "", "no exception", error)
+            self._checker.broken("X6", "device", "", "no exception", error)
             raise RunStopped from error
         starts = {row.key: row.request.extend_len for row in launch.rows}
         if launch.result is None:

@@ -36,9 +36,9 @@ FEATURES = SCHEDULER_FEATURES | DEVICE_FEATURES
 
 
 def draw_features(
-    chooser: Chooser, config: EngineConfig, turns: tuple[Turn, ...], supported: frozenset[str] = DEVICE_FEATURES
+    chooser: Chooser, config: EngineConfig, turns: tuple[Turn, ...]
 ) -> tuple[EngineConfig, tuple[Turn, ...]]:
-    """The configuration and the turns with the features of this schedule that are supported."""
+    """The configuration and the turns with the features of this schedule."""
     if chooser.choose(4, "has features") != 1:
         return config, turns
     # What is drawn takes the same choices, whatever can be run with it. The tree of a radix cache shares the KV of one
@@ -50,25 +50,31 @@ def draw_features(
     idle_batches = chooser.choose(3, "idle batches") == 1
     config = replace(
         config,
-        draft_layers=layers if "draft pools" in supported else 0,
-        graph_sizes=graph_sizes if "graph padding" in supported and not config.adaptive else (),
-        idle_batches=idle_batches and "idle batches" in supported,
+        draft_layers=layers,
+        graph_sizes=graph_sizes,
+        idle_batches=idle_batches,
     )
     if chooser.choose(2, "has laws") == 1:
         relaxed = chooser.choose(4, "relaxed penalties") == 1
-        turns = tuple(_with_a_law(chooser, turn, supported) for turn in turns)
+        turns = tuple(_with_a_law(chooser, turn) for turn in turns)
         config = replace(config, relaxed_penalties=relaxed)
     return config, turns
 
 
-def _with_a_law(chooser: Chooser, turn: Turn, supported: frozenset[str]) -> Turn:
-    return_logprob = chooser.choose(3, "return_logprob") == 1 and "logprobs" in supported
+def _with_a_law(chooser: Chooser, turn: Turn) -> Turn:
+    return_logprob = chooser.choose(3, "return_logprob") == 1
     params = draw_params(chooser, turn.max_new_tokens) if chooser.choose(4, "no law") != 1 else None
-    if params is not None:
-        if "sampling" not in supported:
-            params = replace(params, temperature=0)
-        if "penalties" not in supported:
-            params = replace(params, frequency_penalty=0, presence_penalty=0, min_new_tokens=0)
-        if "grammar" not in supported:
-            params = replace(params, grammar=None)
     return replace(turn, sampling=params, return_logprob=return_logprob)
+
+
+def turn_without(lacking: frozenset[str], turn: Turn) -> Turn:
+    """The turn without the features of `lacking`."""
+    params = turn.sampling
+    if params is not None:
+        if "sampling" in lacking:
+            params = replace(params, temperature=0)
+        if "penalties" in lacking:
+            params = replace(params, frequency_penalty=0, presence_penalty=0, min_new_tokens=0)
+        if "grammar" in lacking:
+            params = replace(params, grammar=None)
+    return replace(turn, sampling=params, return_logprob=turn.return_logprob and "logprobs" not in lacking)

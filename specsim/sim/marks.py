@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from itertools import combinations
 
 from specsim.sim.config import EngineConfig
+from specsim.sim.device import Launch, LaunchRow
+from specsim.sim.lifecycle import State
 
 # In flight: launched, and not resolved.
 INTERLEAVINGS: dict[str, str] = {
@@ -51,6 +53,24 @@ def features_of(config: EngineConfig) -> set[str]:
     for name in ("adaptive", "late_results", "tight_pool"):
         if getattr(config, name):
             marks.add(name.replace("_", " "))
+    return marks
+
+
+def reused_memory(unresolved: Iterable[Launch], rows: list[LaunchRow]) -> set[str]:
+    """What of a launch's memory belonged to a launch that still runs, as marks."""
+    marks = set()
+    for launch in unresolved:
+        for old in () if launch.done else launch.rows:
+            request = old.request
+            if request.key == old.key and request.state not in (State.FINISHED, State.WAITING):
+                continue
+            for new in rows:
+                if new.key == old.key:
+                    continue
+                if new.row == old.row:
+                    marks.add("R10")
+                if not set(old.slots).isdisjoint(new.slots):
+                    marks.add("R9")
     return marks
 
 

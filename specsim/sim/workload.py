@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from specsim.explore.chooser import Chooser, between, pick
 from specsim.sim.config import EngineConfig
-from specsim.sim.features import FEATURES, draw_features
+from specsim.sim.features import FEATURES, draw_features, turn_without
 from specsim.sim.model import EOS, FIRST_ORDINARY_TOKEN, STOP
 from specsim.sim.request import Turn
 
@@ -49,8 +49,6 @@ def draw_scenario(chooser: Chooser, features: frozenset[str] = FEATURES) -> Scen
     num_steps = pick(chooser, (3, 1, 2, 5), "num_steps")
     topk = pick(chooser, (1, 1, 2, 4), "topk")
     page_size = pick(chooser, (1, 4, 2, 16), "page_size")
-    if topk > 1 and "paged trees" not in features:
-        page_size = 1
     most = 1 + topk + (num_steps - 1) * topk**2
     num_draft_tokens = num_steps + 1 if topk == 1 else between(chooser, 2, min(most, 12), "num_draft_tokens")
     sessions = chooser.choose(3, "sessions") if chooser.choose(4, "has sessions") == 1 else 0
@@ -67,16 +65,22 @@ def draw_scenario(chooser: Chooser, features: frozenset[str] = FEATURES) -> Scen
     )
     # A pool that is just large enough for the longest request makes memory short; sessions hold theirs between turns.
     spare = pick(chooser, (3, 0, 1, 2), "spare requests in the pool") if not sessions else len(turns)
-    pool = config.request_slots_max * (1 + spare)
-    if not sessions:
-        pool += config.page_size * chooser.choose(8, "spare pages in the pool")
-    config = replace(config, pool_slots=pool)
+    pages = chooser.choose(8, "spare pages in the pool") if not sessions else 0
+    config = _with_pool(config, spare, pages)
     workload = Workload(turns, aborts_max=chooser.choose(3, "aborts"), retractions_max=chooser.choose(3, "retractions"))
-    drawn = _with_features(chooser, features, Scenario(config, workload))
+    drawn = _with_features(chooser, Scenario(config, workload))
+    if topk > 1 and "paged trees" not in features:
+        config = _with_pool(replace(config, page_size=1), spare, pages)
+        tight = drawn.config.pool_slots if drawn.config.tight_pool else config.pool_slots
+        drawn = replace(drawn, config=replace(drawn.config, page_size=1, pool_slots=tight))
     return drawn if features >= FEATURES else _without(FEATURES - features, drawn, Scenario(config, Workload(turns)))
 
 
-def _with_features(chooser: Chooser, features: frozenset[str], scenario: Scenario) -> Scenario:
+def _with_pool(config: EngineConfig, spare: int, pages: int) -> EngineConfig:
+    return replace(config, pool_slots=config.request_slots_max * (1 + spare) + config.page_size * pages)
+
+
+def _with_features(chooser: Chooser, scenario: Scenario) -> Scenario:
     """Turn on what not every accounting has, each in some scenarios."""
     config, workload = scenario.config, scenario.workload
     if chooser.choose(3, "radix cache") == 1:
@@ -96,7 +100,7 @@ def _with_features(chooser: Chooser, features: frozenset[str], scenario: Scenari
     if any(turn.session for turn in workload.turns) and chooser.choose(3, "prompt logprobs") == 1:
         start = chooser.choose(4, "logprobs from")
         workload = replace(workload, turns=tuple(replace(turn, logprob_start=start) for turn in workload.turns))
-    config, turns = draw_features(chooser, config, workload.turns, features)
+    config, turns = draw_features(chooser, config, workload.turns)
     workload = replace(workload, turns=turns)
     if config.topk == 1 and not config.graph_sizes and chooser.choose(4, "adaptive steps") == 1:
         config = replace(config, adaptive=True)
@@ -139,6 +143,13 @@ def _without(lacking: frozenset[str], scenario: Scenario, plain: Scenario) -> Sc
         workload = replace(workload, timeouts_max=0)
     if "pauses" in lacking:
         workload = replace(workload, pauses_max=0)
+    if "draft pools" in lacking:
+        config = replace(config, draft_layers=0)
+    if "graph padding" in lacking:
+        config = replace(config, graph_sizes=())
+    if "idle batches" in lacking:
+        config = replace(config, idle_batches=False)
+    workload = replace(workload, turns=tuple(turn_without(lacking, turn) for turn in workload.turns))
     if "session faults" in lacking and any(turn.session for turn in workload.turns):
         workload = replace(workload, aborts_max=0, retractions_max=0, timeouts_max=0, pauses_max=0)
     return Scenario(config, workload)
