@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from array import array
@@ -22,11 +23,12 @@ from specsim.check.exploration import explore, first_state, log_of
 from specsim.cli import main
 from specsim.errors import UsageError
 from specsim.explore.chooser import Chooser, RecordingChooser, replayed, seeded
-from specsim.explore.exhaustive import CycleError, Explored, Explorer, Method, NotIndependentError
+from specsim.explore.exhaustive import CycleError, Explored, Explorer, Method, NotIndependentError, require_independent
 from specsim.sim.accounting import Held, ModelAccounting
 from specsim.sim.device import Launch
 from specsim.sim.engine import Engine
 from specsim.sim.request import Request
+from specsim.sim.sampling import SamplingParams
 from specsim.sim.scopes import Scope, scope_named
 from specsim.sim.state import EngineState
 from specsim.sim.workload import Scenario, Workload
@@ -34,12 +36,14 @@ from specsim.sim.workload import Scenario, Workload
 # scope -> (schedules, states, ends, schedules and states that the reduction needs)
 COUNTS = {
     "one-request": (1926, 116, 6, 6, 63),
-    "two-requests": (6917296, 6972, 400, 700, 3688),
-    "abort": (1633516, 6486, 376, 916, 3440),
-    "retract": (1531228748, 10838, 500, 980, 5675),
+    "two-requests": (6917296, 10292, 600, 700, 5456),
+    "abort": (1633516, 9178, 540, 916, 4872),
+    "retract": (1531228748, 10902, 500, 980, 5707),
     "session": (72217128, 2751, 120, 180, 1445),
     "tree": (463936, 5262, 70, 1216, 1705),
 }
+
+nightly = pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "nightly", reason="runs every night")
 
 
 @cache
@@ -88,13 +92,12 @@ def test_an_exploration_that_was_cut_short_says_so() -> None:
 
 HISTORY = {
     Engine: {"_chooser", "_log", "_digest", "_iterations", "_launches", "_stale_finished", "_stale_retracted"}
-    | {"seen", "delays", "is_new"},
+    | {"_marks", "_retracted_in", "seen", "delays", "is_new"},
     "Checker": {"events", "_table"},
-    "Device": {"steps", "content_errors", "short_rows"},
+    "Device": {"steps", "content_errors", "short_rows", "relayed", "pad_writes", "collectives", "longest", "_output"},
     "Launch": {"number"},
 }
 SCRATCH = {"_prefix_lens", "_config", "config", "_workload", "turn"}  # written before it is read in a step; constant
-DONE = {"slots", "plan", "tokens", "prefix_len"}  # of the rows of a launch that is done
 
 
 def dump(thing: Any) -> Any:
@@ -113,9 +116,11 @@ def dump(thing: Any) -> Any:
         return tuple(sorted(thing))
     if isinstance(thing, dict):
         return tuple(sorted((key, dump(item)) for key, item in thing.items()))
+    if isinstance(thing, Engine) and thing._phase != "launch":
+        thing._prepared = []  # launched, and not read again
     skipped = HISTORY.get(Engine if isinstance(thing, Engine) else type(thing).__name__, set()) | SCRATCH
     if isinstance(thing, Launch) and thing.done:
-        rows = tuple(row.key for row in thing.rows)
+        rows = tuple((row.key, row.is_middle) for row in thing.rows)
         return (thing.kind, "done", rows, tuple(thing.first_tokens), dump(thing.result))
     return (
         type(thing).__name__.strip("_"),
@@ -188,11 +193,12 @@ def tiny(name: str, outputs: tuple[int, ...], aborts: int = 0, retractions: int 
 @pytest.mark.parametrize(
     "scope",
     [
-        scope_named("one-request"),
+        pytest.param(scope_named("one-request"), marks=nightly),
+        tiny("one-request", (2,)),
         tiny("two-requests", (1, 1), delays=1),
         tiny("two-requests", (1, 1), aborts=1),
     ],
-    ids=["one-request", "delays", "abort"],
+    ids=["one-request", "one-short-request", "delays", "abort"],
 )
 def test_brute_force_counts_the_same(scope: Scope) -> None:
     seen = explore(scope).explored
@@ -226,12 +232,57 @@ class Outcomes:
         return value
 
 
-@pytest.mark.parametrize("name", ["three-requests", "session", "retract", "tree"])
+def featured(page_size: int = 1) -> Scope:
+    """Three requests, with every option that an exploration has."""
+    scope = scope_named("three-requests")
+    workload = replace(scope.scenario.workload, timeouts_max=1, pauses_max=1)
+    config = replace(
+        scope.scenario.config,
+        page_size=page_size,
+        num_steps=2,
+        num_draft_tokens=3,
+        pool_slots=60,
+        chunk_size=2,
+        late_results=True,
+        adaptive=True,
+        idle_batches=True,
+        tight_pool=True,
+    )
+    return Scope("featured", "", Scenario(config, workload), scope.delays)
+
+
+def session_of_two(scope: Scope) -> Scope:
+    """The same with its first two requests as turns of a session. Nobody aborts: it would be the first turn."""
+    first, second, *others = scope.scenario.workload.turns
+    turns = (replace(first, session="s"), replace(second, session="s"), *others)
+    config = replace(scope.scenario.config, context_len=20, pool_slots=90)
+    return replace(scope, scenario=Scenario(config, Workload(turns, retractions_max=1, pauses_max=1)))
+
+
+FEATURED = {"featured": featured(), "featured-session": session_of_two(featured(2))}
+
+
+def of_name(name: str) -> Scope:
+    return FEATURED.get(name) or scope_named(name)
+
+
+def test_the_featured_scopes_reach_what_they_are_about() -> None:
+    marks: set[str] = set()
+    for scope in FEATURED.values():
+        for seed in range(40):
+            *_, state = wandering(scope, seed)
+            engine: Any = state.engine
+            marks |= engine._marks
+            assert state.broken() == ()
+    assert {"chunked", "pause", "retract", "abort", "R13", "R15", "session resumed"} <= marks
+
+
+@pytest.mark.parametrize("name", ["three-requests", "session", "retract", "tree", *FEATURED])
 def test_states_are_the_same_exactly_when_every_attribute_is(name: str) -> None:
     by_key: dict[bytes, set[Any]] = {}
     dumps: set[Any] = set()
     for seed in range(12):
-        for state in wandering(scope_named(name), seed):
+        for state in wandering(of_name(name), seed):
             dumped = (state.delays, dump(state.engine))
             dumps.add(dumped)
             by_key.setdefault(state.key(), set()).add(dumped)
@@ -239,10 +290,10 @@ def test_states_are_the_same_exactly_when_every_attribute_is(name: str) -> None:
     assert all(len(same) == 1 for same in by_key.values())
 
 
-@pytest.mark.parametrize("name", ["three-requests", "session", "tree"])
+@pytest.mark.parametrize("name", ["three-requests", "session", "tree", *FEATURED])
 def test_a_fork_goes_on_as_the_original_would_and_leaves_it_alone(name: str) -> None:
     for seed in range(4):
-        for state in wandering(scope_named(name), seed):
+        for state in wandering(of_name(name), seed):
             fork, key = state.fork(), state.key()
             assert fork.key() == key
             assert dump(fork.engine) == dump(state.engine)
@@ -259,8 +310,9 @@ def test_a_fork_goes_on_as_the_original_would_and_leaves_it_alone(name: str) -> 
 
 SHARED = {  # what is never changed, or written before it is read
     *("_config", "config", "_workload", "turn", "prompt", "specials", "slots", "plan", "tokens", "first_tokens"),
-    *("next_token_ids", "accept_lens", "steps", "content_errors", "short_rows"),
-    *("special_at", "_table", "_prefix_lens", "_log", "_digest", "_chooser"),
+    *("next_token_ids", "accept_lens", "steps", "content_errors", "short_rows", "relayed", "pad_writes"),
+    *("collectives", "law_states", "_unread", "special_at", "_table", "_prefix_lens", "_log", "_digest", "_chooser"),
+    *("_marks", "_retracted_in", "swa_content", "_swa_ledger", "tree_slots", "locks", "swa_slots"),
 }
 
 
@@ -282,13 +334,40 @@ def parts(thing: Any, path: str = "") -> Iterator[tuple[int, str]]:
         yield from parts(child, name)
 
 
-@pytest.mark.parametrize("name", ["three-requests", "session"])
+@pytest.mark.parametrize("name", ["three-requests", "session", *FEATURED])
 def test_a_fork_shares_nothing_that_changes(name: str) -> None:
-    for state in wandering(scope_named(name), 3):
+    for state in wandering(of_name(name), 3):
         fork = state.fork()
         mine = dict(parts(state.engine))
         frozen = {"_arriving", "violations", "_histories"}  # whose items are replaced, never changed
         assert {where for it, where in parts(fork.engine) if it in mine} <= frozen
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"radix": True},
+        {"window": 4},
+        {"draft_layers": 1},
+        {"graph_sizes": (2,)},
+        {"relaxed_penalties": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_a_fork_does_not_copy_is_refused(options: dict[str, Any]) -> None:
+    scope = scope_named("one-request")
+    scenario = replace(scope.scenario, config=replace(scope.scenario.config, **options))
+    with pytest.raises(UsageError, match=f"no exploration copies the state of {next(iter(options))}"):
+        explore(replace(scope, scenario=scenario))
+
+
+@pytest.mark.parametrize("law", [{"sampling": SamplingParams()}, {"return_logprob": True}], ids=str)
+def test_a_request_with_a_law_is_refused(law: dict[str, Any]) -> None:
+    scope = scope_named("one-request")
+    (turn,) = scope.scenario.workload.turns
+    workload = replace(scope.scenario.workload, turns=(replace(turn, **law),))
+    with pytest.raises(UsageError, match="no exploration copies the state of sampling"):
+        explore(replace(scope, scenario=replace(scope.scenario, workload=workload)))
 
 
 # Reduction
@@ -341,6 +420,17 @@ def test_steps_of_host_and_device_commute_wherever_both_can_go() -> None:
     for name in ("one-request", "session"):
         scope = scope_named(name)
         assert Explorer("reduced", checked_every=1).run(first_state(scope)).complete
+
+
+@pytest.mark.parametrize("scope", FEATURED.values(), ids=FEATURED)
+def test_steps_of_host_and_device_commute_with_every_option(scope: Scope) -> None:
+    pairs = 0
+    for seed in range(12):
+        for state in wandering(scope, seed):
+            if len(state.agents()) == 2:
+                require_independent(state, *state.agents())
+                pairs += 1
+    assert pairs
 
 
 class Counters:

@@ -86,6 +86,15 @@ def test_pct_lets_an_agent_go_that_a_spinning_host_refuses() -> None:
         assert any(chooser.choose(2, "other first") for _ in range(8))
 
 
+def test_pct_sees_a_host_spin_through_several_contests() -> None:
+    """Whatever a useless abort is answered, the request that the host waits for arrives."""
+    contests = {label: CONTESTS[label] for label in ("arrives later", "abort", "timeout")}
+    for index in range(50):
+        chooser = Pct(0, contests).chooser(index)
+        rounds = [{label: chooser.choose(4, label) for label in contests} for _ in range(8)]
+        assert any(values["arrives later"] == CONTESTS["arrives later"].goes for values in rounds)
+
+
 def test_priorities_change_at_most_depth_minus_one_times() -> None:
     for index in range(300):
         chooser = Pct(2, {"a": Contest("a", 1, 0)}, 3).chooser(index)

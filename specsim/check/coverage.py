@@ -5,13 +5,16 @@ from __future__ import annotations
 from specsim.explore.strategies import Contest
 from specsim.sim.log import Run
 
-# Who goes when a choice does not say "the host goes on": the device, the client, the scheduler's admission.
+# Who goes when a choice does not say "the host goes on": the device, a client, the scheduler, an operator.
 CONTESTS = {
     "device goes first": Contest("device", 1, 0),
     "arrives later": Contest("client", 0, 1),
     "admit later": Contest("admission", 0, 1),
     "abort": Contest("aborting client", 1, 0),
     "retract on demand": Contest("memory pressure", 1, 0),
+    "timeout": Contest("timer", 1, 0),
+    "pause": Contest("operator", 1, 0),
+    "idle batch": Contest("end of idling", 0, 1),  # a rank that idles on keeps the run from its end
 }
 _BECOMES = {
     "arrive": "waiting",

@@ -17,6 +17,7 @@ This module imports neither torch nor triton.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -25,7 +26,7 @@ from specsim.explore.chooser import RecordingChooser, Tape, stream
 Source = Callable[[int, str], int]
 HOST = "host"
 FIRST_GUESS = 32  # contests of a schedule, before one was seen
-PATIENCE = 8  # refusals in a row after which an agent goes whatever its priority: the host spins
+PATIENCE = 8  # refusals without progress after which an agent goes whatever its priority: the host spins
 CORPUS_MAX = 512
 
 
@@ -71,8 +72,8 @@ class Pct:
 
     With n agents and k contests a schedule, a defect that needs `depth` ordering constraints is hit with a probability
     of at least 1 / (n * k ** (depth - 1)), by every schedule anew, given the other choices that it needs. n counts the
-    host. k is the most that an earlier schedule had. An agent that was refused `PATIENCE` times without anything else
-    in between goes: a host that spins is taken to yield.
+    host. k is the most that an earlier schedule had. An agent that was refused `PATIENCE` times with nothing but
+    contests in between goes: a host that spins is taken to yield.
 
     Source: Burckhardt, Kothari, Musuvathi, Nagarakatte, "A Randomized Scheduler with Probabilistic Guarantees of
     Finding Bugs", ASPLOS 2010, section 3.
@@ -100,12 +101,12 @@ class Pct:
         moments = {draw(self._most, "moment"): low for low in range(1, self._depth)}
         self._seen = 0
         contests = self._contests
-        refused = ("", 0)
+        refused: Counter[str] = Counter()
 
         def source(bound: int, label: str) -> int:
-            nonlocal refused
             contest = contests.get(label)
             if contest is None:
+                refused.clear()
                 return draw(bound, label)
             low = moments.get(self._seen)
             self._seen += 1
@@ -114,10 +115,10 @@ class Pct:
                 priority[contest.agent if goes else HOST] = low
                 goes = priority[contest.agent] > priority[HOST]
             if not goes:
-                refused = (label, refused[1] + 1) if refused[0] == label else (label, 1)
-                if refused[1] < PATIENCE:
+                refused[label] += 1
+                if refused[label] < PATIENCE:
                     return contest.waits
-            refused = ("", 0)
+            del refused[label]
             return contest.goes
 
         return RecordingChooser(source)

@@ -6,7 +6,7 @@ is no end of schedules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specsim.errors import UsageError
 from specsim.sim.config import EngineConfig
@@ -36,16 +36,23 @@ def _scope(
     requests_in_pool: int = 2,
     rows: int = 2,
     overlap: bool = True,
-    **shape: int,
+    num_steps: int = 1,
+    topk: int = 1,
+    num_draft_tokens: int = 2,
 ) -> Scope:
     lengths: dict[str, int] = {}
     for turn in turns:
         place = turn.session or turn.rid
         lengths[place] = lengths.get(place, 0) + len(turn.tokens) + turn.max_new_tokens
-    tree = {"num_steps": 1, "num_draft_tokens": 2, **shape}
-    config = EngineConfig(**tree, context_len=max(lengths.values()), rows=rows, overlap=overlap)
-    pool = config.request_slots_max * requests_in_pool
-    config = EngineConfig(**tree, context_len=max(lengths.values()), rows=rows, overlap=overlap, pool_slots=pool)
+    config = EngineConfig(
+        num_steps=num_steps,
+        topk=topk,
+        num_draft_tokens=num_draft_tokens,
+        context_len=max(lengths.values()),
+        rows=rows,
+        overlap=overlap,
+    )
+    config = replace(config, pool_slots=config.request_slots_max * requests_in_pool)
     return Scope(name, title, Scenario(config, Workload(turns, aborts, retractions)), delays)
 
 
