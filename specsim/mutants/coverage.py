@@ -79,7 +79,7 @@ ENTRIES: tuple[Entry, ...] = (
         "A04",
         "trimming an answer leaves the eviction cursor of the sliding window beyond the trim",
         references=("sgl-project/sglang#22900",),
-        why_not="the sliding-window pool is not part of the engine yet",
+        why_not="the cursor follows lengths whose results were taken, and no trim falls below one",
     ),
     Entry(
         "A05",
@@ -173,7 +173,7 @@ ENTRIES: tuple[Entry, ...] = (
         "B02",
         "the host writes tables that the step in flight still reads",
         references=("sgl-project/sglang#26380",),
-        why_not="the sliding-window mapping is not part of the engine yet; for rows it is B01",
+        why_not="a launch has a copy of the window's mapping, which no write of the host reaches; for rows it is B01",
     ),
     Entry(
         "B04",
@@ -232,14 +232,14 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#34870",
             "sgl-project/sglang#34823",
         ),
-        why_not="the sliding-window pool is not part of the engine yet",
+        why_not="the model's radix cache has no window slots, so no frontier of the window lies in its leaves",
     ),
     Entry("C07", "the draft pool is smaller than the target's", references=("sgl-project/sglang#17630",)),
     Entry(
         "C10",
         "eviction asks for full slots although window slots are short",
         references=("sgl-project/sglang#29662",),
-        why_not="the sliding-window pool is not part of the engine yet",
+        why_not="the model's radix cache has no window slots, so evicting from it gives none back",
     ),
     Entry(
         "C11",

@@ -203,9 +203,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "accepted drafts get a logprob of zero, the bonus its own",
         references=("ggml-org/llama.cpp#27972",),
         module=_LOGPROBS,
-        line="result.logprobs += [logprob_of(state, token) for state, token in zip(hidden, run,"
-        " strict=True)] + rejected",
-        becomes="result.logprobs += [0] * (len(run) - 1) + [logprob_of(hidden[-1], run[-1])] + rejected",
+        line="result.logprobs += (*map(logprob_of, hidden, run), *rejected)",
+        becomes="result.logprobs += (*[0] * (len(run) - 1), logprob_of(hidden[-1], run[-1]), *rejected)",
     ),
     Mutant(
         "H01",
@@ -322,8 +321,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "a grammar reads the result of a request that was retracted",
         references=("vllm-project/vllm#30916",),
         module=_GRAMMAR,
-        line="is_live = request.key == row.key and request.state in (State.PREFILLING, State.RUNNING)",
-        becomes="is_live = True",
+        line="is_live = request.key == row.key and request.state in (State.PREFILLING, State.RUNNING)"
+        " and not row.is_middle",
+        becomes="is_live = not row.is_middle",
     ),
     Mutant(
         "I12",

@@ -76,8 +76,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "the protected length of a resumed session is what it reuses, not whole pages",
         references=("sgl-project/sglang#20070",),
         module=_ACCOUNTING,
-        line="held.node, held.protected = slot.node, slot.protected",
-        becomes="held.node, held.protected = slot.node, prefix_len",
+        line="held.node, held.protected, held.evicted = slot.node, slot.protected, slot.evicted",
+        becomes="held.node, held.protected, held.evicted = slot.node, prefix_len, slot.evicted",
     ),
     Mutant(
         "A08",
@@ -201,11 +201,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "B06",
-        "the host waits for the newest launch before it takes the oldest result",
+        "the host waits for the newest launch where the oldest result is due",
         references=("sgl-project/sglang#31072",),
         module=_ENGINE,
-        line="yield oldest  # its result is due",
-        becomes="yield self._unresolved[-1]",
+        line="self._awaited = self._unresolved[0] if self._to_resolve > 0 else None",
+        becomes="self._awaited = self._unresolved[-1] if self._to_resolve > 0 else None",
     ),
     Mutant(
         "B08",

@@ -23,7 +23,7 @@ class Effort(NamedTuple):
 SEEDS = 20
 SCHEDULES_MAX = 20000
 # Whoever is not found so soon without a rule survives it.
-SOON = Effort(seeds=1, schedules=200)
+SOON = Effort(seeds=1, schedules=300)
 # What is seen of tokens and of the content of KV alone, without a look at lengths, owners or counters.
 CONTENT_ORACLE = ("I05", "I40")
 
