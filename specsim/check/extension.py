@@ -20,7 +20,8 @@ from specsim.memory.allocator import OutOfSlotsError
 from specsim.memory.rows import RowsExhaustedError
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.config import EngineConfig
-from specsim.sim.target import PARTS, SeamPart
+from specsim.sim.features import FEATURES
+from specsim.sim.target import PARTS, TREE_PARTS, SeamPart
 
 # `rule(call, memory, requests)` after every call of the accounting that changes something: "" when it holds, else what
 # is wrong. `requests` are the observables by request id.
@@ -39,18 +40,24 @@ _PART_OF_CALL = {
     "abort": "abort",
     "session_match": "session match",
     "session_close": "session close",
+    "match_prefix": "prefix match",
+    "cache_unfinished": "tree insert",
+    "drop": "drop",
+    "retract_all": "retract",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
     """What is simulated instead of, or beside, what specsim has. A chooser sees the value that the seed or the tape
-    gives; the tape keeps that value, so a replay asks the chooser again.
+    gives; the tape keeps that value, so a replay asks the chooser again. `features` are those of
+    `specsim.sim.features` that the accounting can run; schedules have none of the others.
     """
 
     accounting: Callable[[Memory], Accounting] = ModelAccounting
     rules: Mapping[str, UserRule] = field(default_factory=dict)
     chooser: UserChooser | None = None
+    features: frozenset[str] = FEATURES
 
 
 class ExtensionTarget:
@@ -58,7 +65,8 @@ class ExtensionTarget:
 
     def __init__(self, name: str, extension: Extension) -> None:
         self.name = name
-        self.parts = [SeamPart(part, "model") for part in PARTS]
+        self.features = extension.features
+        self.parts = [SeamPart(part, "model") for part in (*PARTS, *TREE_PARTS)]
         self._extension = extension
 
     def make(self, memory: Memory) -> Any:

@@ -162,7 +162,7 @@ def _run(target: AccountingTarget, tape: Tape, signature: str, orders: _Orders) 
     """
     dealt = _deal(target, tape, signature) if orders != _Orders() else None
     source = replayed(tape)
-    scenario = draw_scenario(source)
+    scenario = draw_scenario(source, target.features)
     engine: _SteppedEngine
 
     def choose(bound: int, label: str) -> int:
@@ -188,7 +188,7 @@ def _deal(target: AccountingTarget, tape: Tape, signature: str) -> tuple[Iterato
         (next_steps if label == _WHO_GOES_NEXT else others).append(value)
         return value
 
-    Engine(draw_scenario(source), RecordingChooser(choose), target.make, signature).run()
+    Engine(draw_scenario(source, target.features), RecordingChooser(choose), target.make, signature).run()
     return iter(next_steps), iter(others)
 
 
