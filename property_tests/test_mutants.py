@@ -238,7 +238,7 @@ def test_a_mutant_keeps_the_indentation_and_the_other_lines() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "near"),
-    [("A2", "A0"), ("a02", "A02-finished, A02-retracted"), ("A02-finish", "A02-finished"), ("?", "A01, A02-finished")],
+    [("A2", "A22"), ("a02", "A02-finished, A02-retracted"), ("A02-finish", "A02-finished"), ("?", "A01, A02-finished")],
 )
 def test_an_unknown_id_names_those_that_are_near(wanted: str, near: str) -> None:
     with pytest.raises(UsageError, match="there is no mutant") as refused:
