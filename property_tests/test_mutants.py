@@ -181,7 +181,8 @@ def test_the_model_names_no_mutant() -> None:
     for path in sources:
         text = path.read_text(encoding="utf-8")
         assert "mutant" not in text.lower(), path
-        assert [mutant_id for mutant_id in IDS if re.search(rf"\b{mutant_id}\b", text)] == [], path
+        ids = set(IDS) - set(BY_ID)  # some bugs are called as a rule is, and there a rule is meant
+        assert [mutant_id for mutant_id in ids if re.search(rf"\b{mutant_id}\b", text)] == [], path
 
 
 def source_path(module: str) -> str:
