@@ -16,6 +16,7 @@ import pytest
 from property_tests.test_check import specsim
 from specsim.check.rules import BY_ID
 from specsim.errors import UsageError
+from specsim.mutants.canary import SEED_BUGS
 from specsim.mutants.catalogue import CATALOGUE, Mutant
 from specsim.mutants.coverage import ENTRIES, entry_of
 from specsim.mutants.hunt import EXCEPTION, Hunted, hunt_in_child
@@ -27,8 +28,6 @@ SCHEDULES_MAX = 3000
 
 PAGE = (Path(__file__).parents[1] / "docs" / "mutants.md").read_text(encoding="utf-8")
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if re.match(r"\| [A-Z]\d\d", line)]
-# The bugs that the project began with.
-SEED_BUGS = {"A01", "A02", "D01", "D02", "F01", "G01"}
 # The rules in which each mutant shows first, over the seeds of the committed page.
 SHOWS_IN = {row[0]: row[3] for row in ROWS if len(row) == 8}
 
@@ -182,7 +181,8 @@ def test_the_model_names_no_mutant() -> None:
     for path in sources:
         text = path.read_text(encoding="utf-8")
         assert "mutant" not in text.lower(), path
-        assert [mutant_id for mutant_id in IDS if re.search(rf"\b{mutant_id}\b", text)] == [], path
+        ids = set(IDS) - set(BY_ID)  # some bugs are called as a rule is, and there a rule is meant
+        assert [mutant_id for mutant_id in ids if re.search(rf"\b{mutant_id}\b", text)] == [], path
 
 
 def source_path(module: str) -> str:
@@ -239,7 +239,7 @@ def test_a_mutant_keeps_the_indentation_and_the_other_lines() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "near"),
-    [("A2", "A0"), ("a02", "A02-finished, A02-retracted"), ("A02-finish", "A02-finished"), ("?", "A01, A02-finished")],
+    [("A2", "A22"), ("a02", "A02-finished, A02-retracted"), ("A02-finish", "A02-finished"), ("?", "A01, A02-finished")],
 )
 def test_an_unknown_id_names_those_that_are_near(wanted: str, near: str) -> None:
     with pytest.raises(UsageError, match="there is no mutant") as refused:

@@ -73,7 +73,7 @@ def check(
     schedules: Annotated[int, typer.Option(min=1, help="Schedules, as far as time goes.")] = DEFAULT_SCHEDULES,
     mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
     canary: Annotated[
-        bool, typer.Option("--canary", help="Put each historic bug into the model: every one must be found.")
+        bool, typer.Option("--canary", help="Put historic bugs into the model, one by one: each must be found.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for replay files.")] = Path("specsim-findings"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict to this file.")] = None,

@@ -26,7 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "E02",
         "the slots of pad rows are those that an earlier replay left",
-        references=("sgl-project/sglang#22958", "sgl-project/sglang#18647"),
+        references=("sgl-project/sglang#22958",),
         module=_GRAPH,
         line="self.out_cache_loc[bs:size] = [[0] * self._ndt for _ in range(size - bs)]",
         becomes="pass",
@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "G01-nodes",
         "every node has the penalties of the root",
-        references=("sgl-project/sglang#33643", "sgl-project/sglang#22049"),
+        references=("sgl-project/sglang#22049",),
         module=_SAMPLING,
         line="return {**counts, token: counts.get(token, 0) + 1}",
         becomes="return counts",
