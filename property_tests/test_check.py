@@ -109,6 +109,7 @@ def test_the_verdict_has_the_documented_form(folder: Path) -> None:
         "replay",
         "count",
         "details",
+        "order",
     }
     assert finding["severity"] == "wrong-result"
     assert finding["reach"] == "unknown"

@@ -32,7 +32,7 @@ def test_a_finished_request_stays_finished() -> None:
 
 
 def test_an_error_names_what_is_allowed() -> None:
-    with pytest.raises(LifecycleError, match=r"'retract' of a waiting request; allowed: admit, drop$"):
+    with pytest.raises(LifecycleError, match=r"'retract' of a waiting request; allowed: admit, chunk, drop$"):
         after(State.WAITING, Event.RETRACT)
 
 
@@ -69,7 +69,7 @@ def test_a_request_follows_the_table_and_an_event_that_it_refuses_changes_nothin
             assert request.state is was
 
 
-def test_schedules_use_every_transition_but_those_for_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules_use_every_transition_but_a_seldom_one(monkeypatch: pytest.MonkeyPatch) -> None:
     used: set[tuple[State, Event]] = set()
 
     def noted(state: State, event: Event) -> State:
@@ -77,8 +77,8 @@ def test_schedules_use_every_transition_but_those_for_want_of_memory(monkeypatch
         return after(state, event)
 
     monkeypatch.setattr("specsim.sim.request.after", noted)
-    for index in range(300):
+    for index in range(600):
         chooser = seeded(0, "life", index)
         Engine(draw_scenario(chooser), chooser).run()
-    for_want_of_memory = {(State.PREFILLING, Event.DROP), (State.RUNNING, Event.DROP)}
-    assert used == set(TRANSITIONS) - for_want_of_memory
+    seldom = {(State.PREFILLING, Event.DROP)}
+    assert used | seldom == set(TRANSITIONS)

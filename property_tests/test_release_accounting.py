@@ -18,7 +18,8 @@ import pytest
 from property_tests.made_up_sources import MadeUpSource, cache_in
 from specsim.explore.chooser import seeded
 from specsim.sim.config import EngineConfig
-from specsim.sim.engine import Engine, Run, UnjudgeableError
+from specsim.sim.engine import Engine, UnjudgeableError
+from specsim.sim.log import Run
 from specsim.sim.request import Turn
 from specsim.sim.target import PARTS
 from specsim.sim.workload import Scenario, Workload, draw_scenario
@@ -57,7 +58,7 @@ def target(release: Release, wheel_cache: Cache) -> Targets:
 def run(target: SglangHostTarget, index: int, scenario: Scenario | None = None) -> tuple[Scenario, Run] | None:
     """One schedule: of the default swarm, or of a scenario. None when the target does not run it."""
     chooser = seeded(0, "accounting of releases", index)
-    drawn = scenario or draw_scenario(chooser)
+    drawn = scenario or draw_scenario(chooser, target.features)
     try:
         return drawn, Engine(drawn, chooser, target.make).run()
     except UnjudgeableError:

@@ -72,6 +72,9 @@ def check(
     cases: Annotated[int, typer.Option(min=1, help="Cases per implementation, as far as time goes.")] = DEFAULT_CASES,
     schedules: Annotated[int, typer.Option(min=1, help="Schedules, as far as time goes.")] = DEFAULT_SCHEDULES,
     mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
+    canary: Annotated[
+        bool, typer.Option("--canary", help="Put historic bugs into the model, one by one: each must be found.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for replay files.")] = Path("specsim-findings"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict to this file.")] = None,
     device: DeviceOption = "auto",
@@ -89,6 +92,9 @@ def check(
     _one_of("--only", only, TIERS)
     _one_of("--device", device, ("auto", "cpu", "cuda"))
     parsed = parse_target(target)
+    if canary:
+        _require_model("--canary", parsed.text)
+        raise typer.Exit(_sing())
     cache = open_cache(cache_dir)
     started = time.monotonic()
     seed_number = parse_seed(seed)
@@ -143,8 +149,25 @@ def _require_mutant(mutant: str, target: str) -> None:
     from specsim.mutants.load import find
 
     find(mutant)
+    _require_model(f"--mutant {mutant}", target)
+
+
+def _require_model(option: str, target: str) -> None:
     if target != "model":
-        raise UsageError(f"--mutant {mutant} with {target}", "mutants are of the model: check model --mutant ID")
+        raise UsageError(f"{option} with {target}", f"mutants are of the model: check model {option}")
+
+
+def _sing() -> int:
+    """The canary: a line per mutant; 1 when one is not found."""
+    from specsim.mutants.canary import sing
+
+    missed = 0
+    for hunted in sing():
+        found = f"found after {hunted.schedules_median:g} schedules in {' '.join(hunted.rules)}"
+        missed += not hunted.found
+        typer.echo(f"{hunted.mutant.id:14}  {found if hunted.found else 'NOT FOUND'}")
+    typer.echo(f"fail: {missed} not found" if missed else "pass: each is found")
+    return 1 if missed else 0
 
 
 @app.command()
@@ -154,13 +177,18 @@ def replay(
         str | None, typer.Option(help="Run it on this target instead of the one it was found on.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: the device it was found on.")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Run it twice, under two hash seeds; exit 3 at the first difference.")
+    ] = False,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """See a finding again. Exit code 1 when it is reproduced, 0 when it is not, 3 when it is but not bit for bit."""
+    """See a finding again. Exit code 1 when it is reproduced, 0 when it is not, 2 when the file no longer applies,
+    3 when it is reproduced but not bit for bit.
+    """
     from specsim import replay_file
-    from specsim.judge.accounting import replay_schedule
-    from specsim.judge.ops import replay_ops
+    from specsim.judge.accounting import replay_schedule, replay_schedule_twice
+    from specsim.judge.ops import replay_ops, replay_ops_twice
     from specsim.report.terminal import print_replay, print_schedule_replay
     from specsim.targets.spec import parse_target
 
@@ -169,9 +197,29 @@ def replay(
     text = parse_target(target or stored.target).text
     if isinstance(stored, replay_file.OpReplay):
         request = _ops_request(stored, text, device, hang_seconds, cache_dir, Path())
-        raise typer.Exit(print_replay(stored, text, replay_ops(request, file)))
+        case = replay_ops_twice(request, file) if verify else replay_ops(request, file)
+        raise typer.Exit(print_replay(stored, text, case, verified=verify))
     schedule = _schedule_request(stored, text, hang_seconds, cache_dir, Path())
-    raise typer.Exit(print_schedule_replay(stored, text, replay_schedule(schedule, file)))
+    answer = replay_schedule_twice(schedule, file) if verify else replay_schedule(schedule, file)
+    raise typer.Exit(print_schedule_replay(stored, text, answer, verified=verify))
+
+
+@app.command()
+def pin(
+    file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="The test to write, test_NAME.py.")] = None,
+    target: Annotated[str | None, typer.Option(help="What the test runs. Default: what it was found on.")] = None,
+    still: Annotated[bool, typer.Option("--still", help="Assert that the finding is still there.")] = False,
+) -> None:
+    """Write a pytest that replays a finding and asserts that it is gone."""
+    from specsim import replay_file
+    from specsim.judge import pinned
+    from specsim.targets.spec import parse_target
+
+    stored = replay_file.load(file)
+    test = out or Path(pinned.default_name(stored))
+    pinned.pin(file, test, parse_target(target or stored.target).text, still)
+    typer.echo(f"{test}, with {test.with_suffix('.json')} beside it")
 
 
 @app.command()
@@ -265,6 +313,103 @@ def targets(
     if json_file is not None:
         write_json(json_file, listing)
     print_targets(listing)
+
+
+@app.command()
+def mutants(
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Mutants; all when left out.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds, from 0 on.")] = 20,
+    schedules: Annotated[int, typer.Option(min=1, help="Schedules of a seed, at most.")] = 20000,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time. Default: one a core.")] = None,
+    without: Annotated[list[str] | None, typer.Option(metavar="RULE", help="Switch a rule off.")] = None,
+    only_oracle: Annotated[bool, typer.Option("--only-oracle", help="Switch off all but the content oracle.")] = False,
+    strategy: Annotated[
+        str, typer.Option(help="How schedules are made: swarm, pct, delays, coverage, portfolio.")
+    ] = "swarm",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the page of all mutants, survivors included.")] = None,
+) -> None:
+    """Put each historic bug back into the model, and see how soon it is found. Exit code 1 when one is not."""
+    from specsim.explore.strategies import STRATEGIES
+    from specsim.mutants import table
+    from specsim.mutants.catalogue import CATALOGUE
+    from specsim.mutants.load import find
+    from specsim.report.terminal import print_mutants
+    from specsim.verdict import write_json
+
+    chosen = [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
+    for option, file in (("--json", json_file), ("--write", write)):
+        if file is not None:
+            _require_folder(option, file.parent)
+    if write is not None and (ids or without or only_oracle):
+        raise UsageError("--write with a selection of mutants or rules", "the page is of all: give --write alone")
+    at_once = jobs or os.cpu_count() or 1
+    off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
+    _one_of("--strategy", strategy, tuple(STRATEGIES))
+    hunted = table.hunt_all(
+        chosen, seeds=seeds, schedules_max=schedules, jobs=at_once, without=off, only=only, strategy=strategy
+    )
+    print_mutants(table.COLUMNS, [table.row(each) for each in hunted], table.seen_by_nobody(hunted))
+    if json_file is not None:
+        write_json(json_file, {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]})
+    if write is not None:
+        # Whoever is not found soon without a rule survives it.
+        soon = table.SOON
+        survivors = list(table.survivors(hunted, seeds=soon.seeds, schedules_max=soon.schedules, jobs=at_once))
+        oracle = table.hunt_all(
+            chosen, seeds=soon.seeds, schedules_max=soon.schedules, jobs=at_once, only=table.CONTENT_ORACLE
+        )
+        write.write_text(table.page(hunted, survivors, oracle), encoding="utf-8")
+    raise typer.Exit(0 if all(each.found == seeds for each in hunted) else 1)
+
+
+@app.command()
+def explore(
+    scope: Annotated[str | None, typer.Argument(help="A small scope by name; all of them when left out.")] = None,
+    strategy: Annotated[
+        str, typer.Option(help="visited: each state once; reduced: one order of steps that commute; stateless.")
+    ] = "visited",
+    states: Annotated[int, typer.Option(min=1, help="States (stateless: schedules) after which to stop.")] = 2_000_000,
+    mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the counts to this file.")] = None,
+) -> None:
+    """Run every schedule of small scopes of the model; print exact counts of schedules and distinct states."""
+    from specsim.mutants.load import apply, find
+
+    if mutant:  # before the modules of the simulator are loaded
+        apply(find(mutant))
+    from specsim.check.exploration import explore as explore_scope
+    from specsim.check.exploration import log_of
+    from specsim.explore.exhaustive import METHODS
+    from specsim.sim.scopes import SCOPES, scope_named
+    from specsim.verdict import write_json
+
+    method = next((method for method in METHODS if method == strategy), None)
+    if method is None:
+        raise UsageError(f"--strategy {strategy!r} is unknown", f"allowed: {', '.join(METHODS)}")
+    if json_file is not None:
+        _require_folder("--json", json_file.parent)
+    chosen = [scope_named(scope)] if scope is not None else list(SCOPES)
+    typer.echo(f"{'scope':15}{'schedules':>22}{'states':>10}{'ends':>7}{'states/s':>10}{'MiB':>6}  {strategy}")
+    results, found = [], False
+    for one in chosen:
+        result = explore_scope(one, method, states)
+        results.append(result.to_json())
+        explored = result.explored
+        shown = str(explored.states) if explored.states else "-"
+        rate = f"{result.states_per_second:.0f}" if explored.states else "-"
+        typer.echo(
+            f"{one.name:15}{explored.schedules:>22}{shown:>10}{len(explored.ends):>7}{rate:>10}"
+            f"{result.memory_mib:>6.0f}  {'complete' if explored.complete else f'stopped at {states}'}"
+        )
+        for signature, tape in sorted(explored.broken.items()):
+            found = True
+            typer.echo(f"  broken: {signature}, with the choices {' '.join(map(str, tape))}")
+            for event in log_of(one, tape):
+                typer.echo(f"    {event}")
+    if json_file is not None:
+        write_json(json_file, {"scopes": results})
+    raise typer.Exit(1 if found else 0)
 
 
 @app.command()

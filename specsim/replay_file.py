@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,8 @@ class ScheduleReplay:
     `scenario`     what the tape stands for, to read: configuration and workload
     `model_hash`   hash of the simulator's code: with another one the tape may mean another schedule
     `digest`       of the events
+    `order`        the two events in whose other order the rule holds, empty for none
+    `events`       the lines of the event log up to the broken rule, empty in files of older versions
     """
 
     target: str
@@ -82,6 +84,8 @@ class ScheduleReplay:
     title: str
     model_hash: str
     digest: str
+    order: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
 
 
 Replay = OpReplay | ScheduleReplay
@@ -123,20 +127,27 @@ _TYPES = {"str": str, "int": int, "dict": dict, "list": list}
 
 def _values(path: Path, data: Mapping[str, Any], kind: type[OpReplay] | type[ScheduleReplay]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for field in fields(kind):
-        wanted = _TYPES[str(field.type).split("[")[0]]
-        value = data.get(field.name)
+    for known in fields(kind):
+        name = known.name
+        if name not in data and known.default_factory is not MISSING:
+            continue  # a field that files of older versions lack
+        wanted = _TYPES[str(known.type).split("[")[0]]
+        value = data.get(name)
         if not isinstance(value, wanted) or isinstance(value, bool):
-            found = "is missing" if field.name not in data else f"is {value!r}, a {type(value).__name__}"
-            raise UsageError(f"{path}: field {field.name!r} {found}, must be {wanted.__name__}", REMEDY)
-        values[field.name] = value
+            found = "is missing" if name not in data else f"is {value!r}, a {type(value).__name__}"
+            raise UsageError(f"{path}: field {name!r} {found}, must be {wanted.__name__}", REMEDY)
+        values[name] = value
     return values
 
 
 def _checked(path: Path, replay: Replay) -> Replay:
     if not all(_is_natural(choice) for choice in replay.tape):
         raise UsageError(f"{path}: tape must hold integers of at least 0", REMEDY)
-    if isinstance(replay, OpReplay):
+    if isinstance(replay, ScheduleReplay):
+        for name, lines in (("order", replay.order), ("events", replay.events)):
+            if not all(isinstance(text, str) for text in lines):
+                raise UsageError(f"{path}: {name} must hold lines of text", REMEDY)
+    else:
         for name, size in replay.sizes.items():
             if not _is_natural(size):
                 raise UsageError(f"{path}: sizes[{name!r}] is {size!r}, must be an integer of at least 0", REMEDY)
@@ -149,6 +160,37 @@ def _checked(path: Path, replay: Replay) -> Replay:
 
 def _is_natural(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_shown(stored: ScheduleReplay, violation: Mapping[str, Any]) -> bool:
+    """Whether a violation of a run is the file's; on another target another seam function may be to blame."""
+    return bool(violation["signature"] == stored.signature or violation["rule"] == stored.rule)
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """An event of the log as one line, as in the field `events`."""
+    line = f"{event['number']:>4}  {event['agent']:<6}  {event['event']:<8}  {event['who']:<8}  {event['details']}"
+    return line.rstrip()
+
+
+def why_not_shown(
+    stored: ScheduleReplay, scenario: Mapping[str, Any], events: Sequence[str], same_model: bool
+) -> tuple[bool, str]:
+    """Why a schedule that was run again does not show the finding any more: whether it still is the schedule of the
+    file, and a sentence. `events` are the lines of its log; `same_model` says that the simulator's code is the file's.
+
+    While the simulator is the same the tape means the same, and other events are what the target now does.
+    """
+    if not same_model and stored.scenario != scenario:
+        return False, "its tape stands for another configuration or workload now"
+    for number, was in enumerate(stored.events):
+        now = events[number] if number < len(events) else "-  the end"
+        if was != now:
+            text = f"event {number} was {' '.join(was.split()[1:])!r}, is {' '.join(now.split()[1:])!r}"
+            return same_model, f"the schedule diverged at event {number}: {text}"
+    if stored.events:
+        return True, "fixed: the same events, and the rule holds"
+    return True, "the file is of an older version and holds no events to compare with"
 
 
 def file_name(text: str) -> str:

@@ -55,6 +55,8 @@ class Finding:
     `replay`     path of the replay file, "" if none was written
     `count`      how many of the cases or schedules hit it
     `details`    lines for a reader: sizes, arguments, events that matter
+    `order`      the two events in whose other order the rule holds; empty when it happens in every order, None when
+                 that was not looked for
     """
 
     rule: str
@@ -70,6 +72,7 @@ class Finding:
     replay: str
     count: int
     details: tuple[str, ...] = ()
+    order: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not _REACH.fullmatch(self.reach):
@@ -78,7 +81,9 @@ class Finding:
 
 def finding_from_json(data: Mapping[str, Any]) -> Finding:
     """The finding of its JSON form."""
-    return Finding(**{**data, "severity": Severity(data["severity"]), "details": tuple(data["details"])})
+    order = None if data.get("order") is None else tuple(data["order"])
+    changed = {"severity": Severity(data["severity"]), "details": tuple(data["details"]), "order": order}
+    return Finding(**{**data, **changed})
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +148,15 @@ class Verdict:
             "seed": self.seed,
             "verdict": self.verdict,
             "suites": [asdict(suite) for suite in self.suites],
-            "findings": [{**asdict(finding), "details": list(finding.details)} for finding in self.findings],
+            "findings": [
+                {**asdict(finding), "details": list(finding.details), "order": _listed(finding.order)}
+                for finding in self.findings
+            ],
         }
+
+
+def _listed(lines: tuple[str, ...] | None) -> list[str] | None:
+    return None if lines is None else list(lines)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

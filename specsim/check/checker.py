@@ -11,13 +11,18 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specsim.check.ledger import Owner, SlotLedger, ownership_problem
+from specsim.check.laws import Laws, after_append
+from specsim.check.ledger import Owner, SlotLedger, ownership_problem, window_problem
 from specsim.check.oracle import outputs_of, unending_outputs_of
 from specsim.check.rules import BY_ID
+from specsim.check.tree import tree_problem, tree_problem_at_idle
+from specsim.memory.allocator import ceil_to
+from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import Accounting, DecodeResult, Memory, Observed
 from specsim.sim.config import EngineConfig
 from specsim.sim.device import Device, Launch
 from specsim.sim.lifecycle import State
+from specsim.sim.model import extend
 from specsim.sim.request import Request
 from specsim.verdict import Rule
 
@@ -45,17 +50,31 @@ class RunStopped(Exception):  # noqa: N818 - how a run ends
 
 
 class Checker:
-    """The rules, for one run. `events` is the number of the current event, kept by the engine."""
+    """The rules, for one run. `events` is the number of the current event, kept by the engine. The run stops at the
+    violation with the signature `stop_at` even where it could go on.
+    """
 
-    def __init__(self, config: EngineConfig, memory: Memory, ledger: SlotLedger, accounting: Accounting) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        memory: Memory,
+        ledger: SlotLedger,
+        accounting: Accounting,
+        swa_ledger: SlotLedger,
+        stop_at: str = "",
+        *,
+        has_laws: bool = False,
+    ) -> None:
+        self._stop_at = stop_at
         self._config = config
         self._memory = memory
         self._ledger = ledger
+        self._swa_ledger = swa_ledger
         self._accounting = accounting
         self._table = array("i", memory.rows.buffer)
         self._released: set[tuple[str, int]] = set()
-        self._observed_allocated: dict[tuple[str, int], int] = {}
-        self._resolved_launches = 0
+        self._locks = 0
+        self._laws = Laws(config) if has_laws else None
         self.violations: list[Violation] = []
         self.events = 0
 
@@ -69,13 +88,14 @@ class Checker:
         *,
         aspect: str = "",
         go_on: bool = False,
-    ) -> None:
-        """Record a broken rule; stop the run unless it can go on."""
+    ) -> bool:
+        """Record a broken rule; stop the run unless it can go on. True: the rule is held."""
         violation = Violation(BY_ID[rule_id], aspect, part, who, str(expected), str(actual), self.events)
         if all(violation.signature != known.signature for known in self.violations):
             self.violations.append(violation)
-        if not go_on:
+        if not go_on or violation.signature == self._stop_at:
             raise RunStopped
+        return True
 
     def hold(self, holds: bool, rule_id: str, part: str, who: str, expected: object, actual: object) -> None:
         if not holds:
@@ -85,20 +105,29 @@ class Checker:
 
     def after_memory_calls(self, part: str) -> None:
         """Rules that the ledger watches; called after every call into the accounting."""
-        if self._ledger.broken:
-            rule_id, expected, actual = self._ledger.broken[0]
+        if self._ledger.broken or self._swa_ledger.broken:
+            rule_id, expected, actual = [*self._ledger.broken, *self._swa_ledger.broken][0]
             self.broken(rule_id, part, "", expected, actual)
 
     def ownership(
         self, part: str, requests: Sequence[Request], sessions: Sequence[str], at_match: bool = False
     ) -> None:
         """Every slot and row has one owner or is free."""
-        problem = ownership_problem(self._memory, self._ledger, self._owners(requests, sessions))
+        owners = self._owners(requests, sessions)
+        problem = ownership_problem(self._memory, self._ledger, owners)
         if problem is not None:
             rule_id, expected, actual = problem
             if at_match and rule_id in ("I13", "I14"):
                 self.broken("I54", part, "", expected, actual, aspect="leak")
             self.broken(rule_id, part, "", expected, actual)
+        if self._memory.swa is not None:
+            problem = window_problem(self._memory, self._swa_ledger.used, owners)
+            if problem is not None:
+                self.broken(problem[0], part, "", *problem[1:])
+        if self._memory.tree is not None:
+            broken = tree_problem(self._memory.tree, self._memory.rows, self._ledger, owners)
+            if broken is not None:
+                self.broken(broken[0], part, *broken[1:])
 
     def _owners(self, requests: Sequence[Request], sessions: Sequence[str]) -> list[Owner]:
         owners: list[Owner] = []
@@ -108,13 +137,62 @@ class Checker:
                 continue
             seen = self._accounting.observe(request)
             if seen.row is not None:
-                owners.append(Owner(request.rid, seen.row, seen.allocated))
+                owners.append(
+                    Owner(
+                        request.rid, seen.row, seen.allocated, seen.protected, seen.node, seen.committed, seen.evicted
+                    )
+                )
                 borrowed.add(seen.row)
         for session in sessions:
             slot = self._accounting.session_slot(session)
             if slot is not None and slot.row not in borrowed:
-                owners.append(Owner(f"session {session}", slot.row, slot.allocated))
+                owners.append(
+                    Owner(
+                        f"session {session}",
+                        slot.row,
+                        slot.allocated,
+                        slot.protected,
+                        slot.node,
+                        slot.claim,
+                        slot.evicted,
+                    )
+                )
         return owners
+
+    # The radix cache
+
+    def before_tree_calls(self) -> None:
+        self._ledger.inserted_to = 0
+        self._locks = sum(self._ledger.locks.values())
+
+    def prefix_matched(self, request: Request, reused: int) -> None:
+        """What a request finds in the tree is of its own namespace."""
+        self._locks_changed(request, 1, "I25", "prefix match")
+        now = self._accounting.observe(request)
+        assert now.row is not None
+        namespaces = {self._ledger.tree_slots.get(slot) for slot in self._memory.rows.read(now.row, 0, reused)}
+        own = request.turn.extra_key
+        self.hold(namespaces <= {own}, "I28", "prefix match", request.rid, f"slots of {own!r}", namespaces)
+
+    def inserted(self, request: Request, claim: int, part: str, locks: int, rule_id: str) -> None:
+        """The tree holds whole pages of the first `claim` tokens of a request, and its locks changed as they may."""
+        tree = self._memory.tree
+        assert tree is not None
+        page_size = self._config.page_size
+        right = max(0, claim - self._config.bigram) // page_size * page_size
+        tokens = (request.prompt + request.outputs)[:claim]
+        held = len(tree.match(tokens, request.turn.extra_key).slots)  # which was used just now: its age stays
+        fits = held == right and self._ledger.inserted_to in (0, right)
+        self.hold(fits, "I29", part, request.rid, f"{right} positions in the tree", f"{held} positions")
+        self._locks_changed(request, locks, rule_id, part)
+
+    def inserted_nothing(self, request: Request, part: str) -> None:
+        to = self._ledger.inserted_to
+        self.hold(to == 0, "I29", part, request.rid, "nothing inserted", f"positions up to {to}")
+
+    def _locks_changed(self, request: Request, by: int, rule_id: str, part: str) -> None:
+        now = sum(self._ledger.locks.values())
+        self.hold(now == self._locks + by, rule_id, part, request.rid, f"{self._locks + by} locks", now)
 
     # Preparing and launching
 
@@ -124,7 +202,10 @@ class Checker:
         self.hold(row is not None, "I18", "extend", request.rid, "a row", "none")
         self._lengths(request, "extend")
 
-    def before_prepare(self) -> None:
+    def before_prepare(self, batch: list[Request]) -> None:
+        for request in batch:
+            live = request.state is not State.FINISHED
+            self.hold(live, "I36", "schedule", request.rid, "a live request", request.state.value)
         self._table[:] = self._memory.rows.buffer
 
     def after_prepare(self, batch: list[Request], before: list[Observed]) -> None:
@@ -141,6 +222,11 @@ class Checker:
                 f"allocated at least {was.allocated}",
                 f"allocated {now.allocated}",
             )
+            self.hold(was.evicted <= now.evicted, "I62", "prepare", request.rid, f"at least {was.evicted}", now.evicted)
+            most = max(was.allocated, request.kv_ready + 2 * self._config.alloc_len)
+            if now.allocated > ceil_to(most, self._config.page_size):
+                expected = f"allocated {most} at most, rounded up to pages"
+                self.broken("S5", "prepare", request.rid, expected, now.allocated, go_on=True)
             launches = f"{was.launches + 1} launches"
             self.hold(now.launches == was.launches + 1, "I11", "prepare", request.rid, launches, now.launches)
             if now.row is not None:
@@ -156,15 +242,30 @@ class Checker:
     def at_launch(self, launch: Launch, unresolved: int) -> None:
         keys = [row.key for row in launch.rows]
         self.hold(len(set(keys)) == len(keys), "I36", "schedule", launch.name, "each request once", keys)
-        for row in launch.rows:
+        for row in () if self._config.late_results else launch.rows:
             state = row.request.state
             self.hold(state is not State.FINISHED, "I36", "schedule", row.request.rid, "a live request", state.value)
         self.hold(unresolved <= 2, "I35", "schedule", launch.name, "at most two unresolved launches", unresolved)
+
+    def waits(self, awaited: Launch | None, oldest: Launch | None) -> None:
+        name = awaited.name if awaited else ""
+        self.hold(awaited is None or awaited is oldest, "S6", "loop", name, "the oldest launch", name)
 
     # The device
 
     def after_device(self, launch: Launch, device: Device, expected_start: dict[tuple[str, int], int]) -> None:
         """What a launch read, wrote and accepted."""
+        for rule_id, part, who, expected, actual in device.broken:
+            self.broken(rule_id, part, who, expected, actual)
+        if self._laws is not None:
+            for problem in self._laws.after_device(launch, device):
+                self.broken(*problem)
+        if device.pad_writes and any(device.pad_writes):
+            self.broken("K3", "padding", launch.name, "writes of slot 0", f"slot {max(device.pad_writes)} is written")
+        if launch.result is not None:
+            counts = (len(launch.result.accept_lens), len(launch.result.next_token_ids))
+            own = (len(launch.rows), len(launch.rows) * launch.result.stride)
+            self.hold(counts == own, "K3", "padding", launch.name, f"(requests, tokens) {own}", counts)
         for error in device.content_errors:
             self.broken(
                 "I05",
@@ -173,6 +274,13 @@ class Checker:
                 f"the KV of position {error.position}",
                 f"slot {error.slot} holds something else",
             )
+        if launch.kind == "decode":
+            meets = ["draft", "verify", "draft extend"]
+            self.hold(device.collectives == meets, "S8", "verify", launch.name, meets, device.collectives)
+        for key, left in device.relayed:
+            whose = "nobody" if left is None else f"{left.key[0]}, incarnation {left.key[1]}"
+            is_own = left is not None and left.key == key
+            self.hold(is_own, "I49", "relay", key[0], f"the entry of {key[0]}, incarnation {key[1]}", whose)
         for key, have, need in device.short_rows:
             part = "extend" if launch.kind == "prefill" else "prepare"
             self.broken("I07", part, key[0], f"{need} positions allocated", have)
@@ -186,6 +294,11 @@ class Checker:
             chain = device.sequences[step.key].chain
             length = step.start + len(step.path)
             self.hold(len(chain) == length, "I46", "verify", who, f"length {length}", len(chain))
+            if self._config.topk > 1:  # a chain's masks show in its tokens
+                fingerprint = extend(chain[step.start - 1], step.root)
+                for token in step.tokens[:-1]:
+                    fingerprint = extend(fingerprint, token)
+                self.hold(chain[-1] == fingerprint, "M1", "tree", who, "what the path's tokens make", "something else")
             for offset in range(len(step.path)):
                 position = step.start + offset
                 held = device.content[step.slots[position]] if position < len(step.slots) else None
@@ -237,7 +350,7 @@ class Checker:
         if finished and changed == ["committed"] and now.committed < was.committed:
             changed = []  # it gives back a position that it had claimed for this very launch
         if changed:
-            self.broken(
+            recorded = self.broken(
                 "I31" if finished else "I32",
                 "resolve",
                 request.rid,
@@ -245,7 +358,8 @@ class Checker:
                 ", ".join(f"{name} {getattr(now, name)}" for name in changed),
                 go_on=True,
             )
-            self._accounting.restore(request, was)
+            if recorded:
+                self._accounting.restore(request, was)
 
     def after_append(self, request: Request, kind: str) -> None:
         """Outputs and claim of a live request, after a result."""
@@ -265,6 +379,9 @@ class Checker:
                 aspect="short" if now.committed < min(allowed) else "long",
             )
         self._lengths(request, kind)
+        if self._laws is not None:
+            for problem in after_append(request):
+                self.broken(*problem)
 
     def after_finish_check(self, request: Request) -> None:
         """Who finishes does so for a reason, and who is to abort does."""
@@ -282,7 +399,15 @@ class Checker:
     def visible_outputs(self, request: Request) -> None:
         """What the client sees is what decoding one token after the other gives."""
         now = self._accounting.observe(request)
+        sampling = request.turn.sampling
+        if self._config.relaxed_penalties and sampling is not None and sampling.is_penalized:
+            return
         visible = request.outputs[: now.finished_len]
+        longest = self._config.context_len
+        total = len(request.prompt) + len(visible)
+        self.hold(
+            request.abort_wanted or total <= longest, "S7", "arrive", request.rid, f"{longest} tokens at most", total
+        )
         right = unending_outputs_of(request, len(visible)) if request.abort_wanted else outputs_of(request)
         if visible != right:
             same = next((i for i, (a, b) in enumerate(zip(visible, right, strict=False)) if a != b), None)
@@ -329,6 +454,15 @@ class Checker:
                 slot.claim,
                 aspect="short" if slot.claim < keep else "long",
             )
+        self.inserted_nothing(request, "session save")
+        self.hold(
+            slot.protected <= slot.claim and (slot.node is None) == (self._memory.tree is None),
+            "I55",
+            "session save",
+            request.rid,
+            f"a lock, and at most {slot.claim} protected",
+            f"{'no' if slot.node is None else 'a'} lock, {slot.protected} protected",
+        )
         self.hold(
             0 <= slot.claim <= slot.allocated <= self._memory.rows.width,
             "I01",
@@ -338,6 +472,15 @@ class Checker:
             f"claim {slot.claim}, allocated {slot.allocated}",
         )
 
+    def session_aborted(self, request: Request, before: SessionSlot | None) -> None:
+        """A turn that is aborted while it waits leaves its session as it was, and one that ran leaves nothing."""
+        now = self._accounting.session_slot(request.turn.session)
+        expected, seen = (
+            "nothing" if slot is None else f"row {slot.row}, a claim of {slot.claim}, {slot.allocated} allocated"
+            for slot in (before, now)
+        )
+        self.hold(expected == seen, "I57", "session save", request.rid, expected, seen)
+
     def session_matched(self, request: Request, claim: int, reused: int) -> None:
         right = min(claim, len(request.prompt) - 1)
         expected = f"{right} positions reused"
@@ -346,12 +489,19 @@ class Checker:
         if reused < right:  # what is not reused is computed again
             self.broken("S4", "session match", request.rid, expected, reused, go_on=True)
 
-    def at_idle(self) -> None:
-        """Nothing runs and no session is open."""
-        used = sorted(self._ledger.used)
+    def at_idle(self, content: Sequence[int] = ()) -> None:
+        """Nothing runs and no session is open. `content` is the device's."""
+        tree = self._memory.tree
+        if tree is not None:
+            broken = tree_problem_at_idle(tree, self._ledger, content)
+            if broken is not None:
+                self.broken(broken[0], "tree insert", *broken[1:])
+        used = sorted(self._ledger.used - self._ledger.tree_slots.keys())
         self.hold(
             not used, "I24", "release", "", "no slot in anybody's hands", f"{len(used)} slots, the first {used[:1]}"
         )
+        lost = len(self._swa_ledger.used)
+        self.hold(not lost, "I15", "release", "", "no window slot in anybody's hands", f"{lost} slots")
         rows = self._memory.rows
         held = rows.count - len(rows.free_rows)
         self.hold(held == 0, "I24", "release", "", "no row in anybody's hands", f"{held} rows")

@@ -1,26 +1,36 @@
 """Ledgers: who owns which slot and row, kept by hooks in the memory classes.
 
-The allocator tells the ledger of every slot that changes hands; who owns an allocated slot follows from the rows of
-requests and sessions.
+The allocator tells the ledger of every slot that changes hands, and the radix cache of what it takes, gives up and
+locks; who owns any other allocated slot follows from the rows of requests and sessions.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from specsim.memory.radix import TreeNode
 from specsim.sim.accounting import Memory
 
 
 @dataclass(slots=True)
 class SlotLedger:
-    """The slots that are in somebody's hands. Broken rules are noted in `broken` as (rule id, expected, actual)."""
+    """The slots that are in somebody's hands. Broken rules are noted in `broken` as (rule id, expected, actual).
+
+    `tree_slots`  slots of the radix cache, and the namespace of each
+    `locks`       locks that are held on each of its nodes
+    `inserted_to` where the last insertion that brought anything ended; 0 at first and when a checker sets it
+    """
 
     page_size: int = 1
     used: set[int] = field(default_factory=set)
     in_group: set[int] = field(default_factory=set)
     group_open: bool = False
     broken: list[tuple[str, str, str]] = field(default_factory=list)
+    tree_slots: dict[int, str | None] = field(default_factory=dict)
+    locks: Counter[TreeNode] = field(default_factory=Counter)
+    inserted_to: int = 0
 
     def allocated(self, slots: list[int]) -> None:
         for slot in slots:
@@ -43,6 +53,27 @@ class SlotLedger:
         if self.group_open:
             self.in_group.update(slots)
 
+    def inserted(self, extra_key: str | None, tokens: tuple[int, ...], start: int, slots: list[int]) -> None:
+        for slot in slots:
+            if slot in self.tree_slots:
+                self.broken.append(("I12", "one owner", f"slot {slot} is in the tree, and is inserted again"))
+            if slot not in self.used:
+                self.broken.append(("I16", "slots in somebody's hands are inserted", f"slot {slot} is free"))
+            self.tree_slots[slot] = extra_key
+        self.inserted_to = start + len(slots)
+
+    def evicted(self, slots: list[int]) -> None:
+        for slot in slots:
+            del self.tree_slots[slot]
+
+    def locked(self, node: TreeNode) -> None:
+        self.locks[node] += 1
+
+    def unlocked(self, node: TreeNode) -> None:
+        self.locks[node] -= 1
+        if not self.locks[node]:
+            del self.locks[node]
+
     def free_group_begin(self) -> None:
         self.group_open = True
 
@@ -53,11 +84,18 @@ class SlotLedger:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Somebody who owns a row and the slots of its first `allocated` positions."""
+    """Somebody who owns a row and the slots of its positions `[protected, allocated)`.
+
+    Those before are the tree's, kept by a lock on `node`; `committed` is what it claims.
+    """
 
     name: str
     row: int
     allocated: int
+    protected: int = 0
+    node: TreeNode | None = None
+    committed: int = 0
+    evicted: int = 0
 
 
 def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Iterable[Owner]) -> tuple[str, str, str] | None:
@@ -72,7 +110,7 @@ def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Iterable[Owner
         if owner.row in rows:
             return ("I18", "every row has one owner", f"row {owner.row} belongs to {rows[owner.row]} and {owner.name}")
         rows[owner.row] = owner.name
-        slots = memory.rows.read(owner.row, 0, owner.allocated)
+        slots = memory.rows.read(owner.row, owner.protected, owner.allocated)
         if len(set(slots)) != len(slots):
             return ("I12", "distinct slots", f"{owner.name} has a slot at two positions")
         for page in {slot // page_size for slot in slots}:
@@ -83,6 +121,15 @@ def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Iterable[Owner
         missing = [slot for slot in slots if slot not in ledger.used]
         if missing:
             return ("I16", "owned slots are not free", f"slot {missing[0]} of {owner.name} is free")
+    pages = {slot // page_size for slot in ledger.tree_slots}
+    shared = sorted(pages & set(owner_of))
+    if shared:
+        rule = "I12" if page_size == 1 else "I17"
+        return (rule, "one owner", f"page {shared[0]} belongs to the tree and {owner_of[shared[0]]}")
+    missing = [slot for slot in ledger.tree_slots if slot not in ledger.used]
+    if missing:
+        return ("I16", "owned slots are not free", f"slot {missing[0]} of the tree is free")
+    owner_of.update(dict.fromkeys(pages, "the tree"))
     used_pages = {slot // page_size for slot in ledger.used}
     leaked = sorted(used_pages - set(owner_of))
     if leaked:
@@ -95,13 +142,38 @@ def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Iterable[Owner
     return None
 
 
+def window_problem(memory: Memory, used: set[int], owners: Iterable[Owner]) -> tuple[str, str, str] | None:
+    """The first broken rule of the pool of a sliding window, whose slots in somebody's hands are `used`."""
+    swa, page_size = memory.swa, memory.allocator.page_size
+    assert swa is not None
+    owned: set[int] = set()
+    for owner in owners:
+        if owner.evicted % page_size or not 0 <= owner.evicted <= owner.committed:
+            return ("I62", f"{owner.name}: whole pages of at most {owner.committed} positions", f"{owner.evicted}")
+        slots = [swa.swa_slots[slot] for slot in memory.rows.read(owner.row, 0, owner.allocated)]
+        if any(slots[: owner.evicted]) or not all(slots[owner.evicted :]):
+            return (
+                "I15",
+                f"{owner.name}: window slots from position {owner.evicted} on",
+                "another position has one or none",
+            )
+        pages = {slot // page_size for slot in slots[owner.evicted :]}
+        if not owned.isdisjoint(pages):
+            return ("I15", "one owner", f"a window page of {owner.name} is another's too")
+        owned |= pages
+    in_use = {slot // page_size for slot in used}
+    if owned != in_use:
+        return ("I15", "an owner for every window page that is not free", f"{len(owned)} owned, {len(in_use)} not free")
+    return None
+
+
 def _is_sound(memory: Memory, ledger: SlotLedger, owners: list[Owner]) -> bool:
     """Whether nothing is wrong, by sets and counts: almost always so, and several times faster than finding what is."""
     page_size, rows = memory.allocator.page_size, memory.rows
     owned: set[int] = set()
     count = 0
     for owner in owners:
-        slots = rows.read(owner.row, 0, owner.allocated)
+        slots = rows.read(owner.row, owner.protected, owner.allocated)
         if page_size == 1:
             owned.update(slots)
             count += len(slots)
@@ -111,6 +183,10 @@ def _is_sound(memory: Memory, ledger: SlotLedger, owners: list[Owner]) -> bool:
             count += len(pages)
             if len(set(slots)) != len(slots):
                 return False
+    if ledger.tree_slots:
+        pages = {slot // page_size for slot in ledger.tree_slots}
+        owned |= pages
+        count += len(pages)
     if count != len(owned) or len(ledger.used) != count * page_size:
         return False
     pages_in_use = ledger.used if page_size == 1 else {slot // page_size for slot in ledger.used}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from specsim.sim import model
 from specsim.sim.request import Request
+from specsim.sim.sampling import bincount, coin_of, make_matcher, next_token
 
 
 def outputs_of(request: Request) -> list[int]:
     """The visible outputs of a request that nobody aborts."""
     turn = request.turn
+    if turn.sampling is not None:
+        return _drawn(request, turn.max_new_tokens, ends=True)
     fingerprint = model.fingerprints(request.prompt)[-1]
     length = len(request.prompt)
     outputs: list[int] = []
@@ -26,9 +29,32 @@ def unending_outputs_of(request: Request, count: int) -> list[int]:
     """The first `count` tokens that the model says, whatever ends the request: an aborted one shows a prefix of
     them.
     """
+    if request.turn.sampling is not None:
+        return _drawn(request, count, ends=False)
     fingerprint = model.fingerprints(request.prompt)[-1]
     outputs: list[int] = []
     for length in range(len(request.prompt), len(request.prompt) + count):
         outputs.append(model.next_token_after(fingerprint, length, request.specials))
         fingerprint = model.extend(fingerprint, outputs[-1])
     return outputs
+
+
+def _drawn(request: Request, count: int, *, ends: bool) -> list[int]:
+    """Up to `count` tokens drawn one after the other from a request's law, with exact penalties."""
+    params = request.turn.sampling
+    assert params is not None
+    matcher = make_matcher(params)
+    tokens = list(request.prompt)
+    while len(tokens) < len(request.prompt) + count:
+        outputs = tokens[len(request.prompt) :]
+        fingerprint = model.fingerprints(tokens)[-1]
+        allowed = None if matcher is None or matcher.is_terminated() else matcher.allowed()
+        coin = coin_of(params.seed, len(tokens))
+        token = next_token(fingerprint, len(tokens), coin, request.specials, params, bincount(outputs), allowed)
+        tokens.append(token)
+        if matcher is not None:
+            matcher.read([token])
+        grammar_ends = matcher is not None and matcher.is_terminated()
+        if ends and (token == model.STOP or (token == model.EOS and not request.turn.ignore_eos) or grammar_ends):
+            break
+    return tokens[len(request.prompt) :]

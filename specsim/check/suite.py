@@ -7,19 +7,35 @@ judged.
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specsim.check.checker import Violation
-from specsim.explore.chooser import RecordingChooser, Tape, replayed, seeded
+from specsim.check.coverage import CONTESTS, pairs
+from specsim.check.extension import ExtensionTarget
+from specsim.check.fewer import without_one_item
+from specsim.check.order import Pair, decisive_pair
+from specsim.check.rules import BY_ID
+from specsim.errors import UsageError
+from specsim.explore.chooser import RecordingChooser, Tape, continued, replayed, seeded
 from specsim.explore.shrink import Shrinker, shortlex
-from specsim.sim.engine import Engine, Run, UnjudgeableError
+from specsim.explore.strategies import STRATEGIES, CoverageGuided, ExtensionError, Portfolio, Strategy, guarded
+from specsim.sim.accounting import HostFunctionError
+from specsim.sim.engine import Engine, UnjudgeableError
+from specsim.sim.log import Run
+from specsim.sim.marks import INTERLEAVINGS, note
 from specsim.sim.target import AccountingTarget
 from specsim.sim.workload import Scenario, draw_scenario
 
+Size = tuple[int, int, int, tuple[int, Tape]]
+
 SHRINK_ATTEMPTS_MAX = 250  # from each start
 SHRINK_STARTS = 3  # a schedule shrinks to a local minimum: the best of several is taken
+REDRAWS = 40  # schedules of a scenario with one request fewer
+LARGER_SCHEDULES = 10  # schedules of a defect that are run in another order
 DOUBLED_EVERY = 20
 
 
@@ -31,28 +47,53 @@ class Schedule:
     tape: Tape
     run: Run
 
-    def size(self) -> tuple[int, int, tuple[int, Tape]]:
-        """Fewer requests are smaller, then fewer events, then a smaller tape."""
-        return (len(self.scenario.workload.turns), len(self.run.log), shortlex(self.tape))
+    def size(self) -> Size:
+        """Fewer requests are smaller, then fewer events, then fewer switches between host and device, then a smaller
+        tape.
+        """
+        return (len(self.scenario.workload.turns), len(self.run.log), self.run.switches, shortlex(self.tape))
 
     def violation(self, signature: str) -> Violation | None:
         return next((v for v in self.run.violations if v.signature == signature), None)
 
+    def teach(self, strategy: Strategy) -> None:
+        """Tell the strategy that chose it what came of it. ExtensionError for whatever it raises."""
+        features = pairs(self.run) if isinstance(strategy, CoverageGuided | Portfolio) else ()
+        try:
+            strategy.learn(self.tape, features, len(self.run.log))
+        except Exception as error:
+            raise ExtensionError(f"learn raised {type(error).__name__}: {error}") from error
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFinding:
-    """A defect: the violation on its smallest schedule, and how many schedules hit it."""
+    """A defect: the violation on its smallest schedule, and how many schedules hit it, the one of number `first` first.
+    `order` are the two events in whose other order the rule holds, None when the defect happens in every order.
+    """
 
     signature: str
     violation: Violation
     schedule: Schedule
     count: int
+    first: int
+    order: Pair | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionFinding:
+    """A user's strategy that failed: schedule `index` of `seed` shows it again. The schedule is not judged."""
+
+    strategy: str
+    seed: int
+    index: int
+    text: str
 
 
 @dataclass(slots=True)
 class SimulationResult:
     """What a suite of schedules showed. `nondeterministic` names the first event that differed between two runs of a
-    schedule.
+    schedule; `marks` counts the schedules that reached each mark or pair of marks. `extension` is what a user's
+    strategy raised, which ends the suite.
     """
 
     schedules: int = 0
@@ -61,20 +102,37 @@ class SimulationResult:
     refused: dict[str, int] = field(default_factory=dict)
     nondeterministic: str = ""
     cut_short: bool = False
+    marks: Counter[str] = field(default_factory=Counter)
+    extension: ExtensionFinding | None = None
 
 
 def run_schedule(
-    target: AccountingTarget, chooser: RecordingChooser, refused: dict[str, int] | None = None
+    target: AccountingTarget, chooser: RecordingChooser, refused: dict[str, int] | None = None, stop_at: str = ""
 ) -> Schedule | None:
-    """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`."""
-    scenario = draw_scenario(chooser)
+    """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`. It
+    ends at a violation with the signature `stop_at`.
+    """
+    extended = target.extended(chooser) if isinstance(target, ExtensionTarget) else chooser
     try:
-        run = Engine(scenario, chooser, target.make).run()
+        scenario = draw_scenario(extended, target.features)
+        run = Engine(scenario, extended, target.make, stop_at).run()
+    except HostFunctionError as error:  # before the first event: an extension's chooser, or making its accounting
+        violation = Violation(BY_ID[error.rule], "", error.part, "", "no exception", error.text, 0)
+        digest = hashlib.blake2b(str(error).encode(), digest_size=16).hexdigest()
+        run = Run((violation,), (), digest, 0, 0, frozenset())
+        scenario = draw_scenario(replayed(chooser.tape), target.features)
     except UnjudgeableError as error:
         if refused is not None:
             refused[str(error)] = refused.get(str(error), 0) + 1
         return None
     return Schedule(scenario, chooser.tape, run)
+
+
+def strategy_of(name: str, seed: int) -> Strategy:
+    """The strategy of that name; UsageError when there is none."""
+    if name not in STRATEGIES:
+        raise UsageError(f"there is no strategy {name!r}", f"choose one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[name](seed, CONTESTS)
 
 
 def chooser_of(seed: int, index: int) -> RecordingChooser:
@@ -88,42 +146,74 @@ def simulate(
     schedules: int,
     deadline: float,
     on_schedule: Callable[[int], None],
+    strategy: Strategy | None = None,
 ) -> SimulationResult:
     """Run up to `schedules` schedules until `deadline` (of time.monotonic), then shrink what was found.
 
-    `on_schedule(index)` is called before each, with -1 while shrinking.
+    `strategy` is one of `specsim.explore.strategies` or a user's own; the default swarm when left out. What it raises
+    is a finding against it and not against the target. `on_schedule(index)` is called before each schedule, with -1
+    while shrinking.
     """
     result = SimulationResult()
-    shortest: dict[str, list[Tape]] = {}
-    counts: dict[str, int] = {}
+    smallest: dict[str, list[tuple[tuple[int, int, tuple[int, Tape]], Tape]]] = {}
+    hits: dict[str, list[tuple[int, Tape]]] = {}
     for index in range(schedules):
         if index and time.monotonic() > deadline:
             result.cut_short = True
             break
         on_schedule(index)
-        schedule = run_schedule(target, chooser_of(seed, index), result.refused)
+        try:
+            chooser = guarded(strategy, index) if strategy is not None else chooser_of(seed, index)
+            schedule = run_schedule(target, chooser, result.refused)
+            if schedule is not None and strategy is not None:
+                schedule.teach(strategy)
+        except ExtensionError as error:
+            assert strategy is not None
+            result.extension = ExtensionFinding(strategy.name, seed, index, str(error))
+            break
         if schedule is None:
             continue
         result.schedules += 1
         result.events += len(schedule.run.log)
+        note(result.marks, schedule.run.marks)
         for violation in schedule.run.violations:
             signature = violation.signature
-            counts[signature] = counts.get(signature, 0) + 1
-            tapes = [*shortest.get(signature, []), schedule.tape]
-            shortest[signature] = sorted(tapes, key=shortlex)[:SHRINK_STARTS]
+            hits.setdefault(signature, []).append((index, schedule.tape))
+            size = (len(schedule.scenario.workload.turns), violation.event, shortlex(schedule.tape))
+            starts = [*smallest.get(signature, []), (size, schedule.tape)]
+            smallest[signature] = sorted(starts)[:SHRINK_STARTS]
         if index % DOUBLED_EVERY == 0:
             result.nondeterministic = _first_difference(target, schedule)
             if result.nondeterministic:
                 return result
-    for signature, tapes in shortest.items():
+    for signature, starts in smallest.items():
         shrunk = min(
-            (shrink(target, tape, signature, SHRINK_ATTEMPTS_MAX, lambda: on_schedule(-1)) for tape in tapes),
+            (shrink(target, tape, signature, SHRINK_ATTEMPTS_MAX, lambda: on_schedule(-1)) for _, tape in starts),
             key=Schedule.size,
         )
         shown = shrunk.violation(signature)
         assert shown is not None
-        result.findings.append(ScheduleFinding(signature, shown, shrunk, counts[signature]))
+        larger = [tape for _, tape in hits[signature][:LARGER_SCHEDULES]]
+        order = None
+        if not isinstance(target, ExtensionTarget):  # whose chooser and rules other orders would not ask
+            order = decisive_pair(target, shrunk.tape, signature, larger)
+        first, count = hits[signature][0][0], len(hits[signature])
+        result.findings.append(ScheduleFinding(signature, shown, shrunk, count, first, order))
     return result
+
+
+def shares(target: AccountingTarget, *, seed: int, schedules: int) -> dict[str, float]:
+    """The share of schedules that reach each mark and each pair of marks, by falling share; 0 for an interleaving that
+    none reaches.
+    """
+    counts = Counter(dict.fromkeys(INTERLEAVINGS, 0))
+    run = 0
+    for index in range(schedules):
+        schedule = run_schedule(target, chooser_of(seed, index))
+        if schedule is not None:
+            run += 1
+            note(counts, schedule.run.marks)
+    return {mark: count / max(1, run) for mark, count in counts.most_common()}
 
 
 def _first_difference(target: AccountingTarget, schedule: Schedule) -> str:
@@ -138,17 +228,54 @@ def _first_difference(target: AccountingTarget, schedule: Schedule) -> str:
     return f"{len(schedule.run.log)} events, then {len(other)}"
 
 
+def fewer_requests(
+    target: AccountingTarget, tape: Tape, signature: str, on_attempt: Callable[[], None]
+) -> Schedule | None:
+    """A schedule with fewer requests that breaks the same rule, its choices drawn anew, None when none is found."""
+    found: Schedule | None = None
+    improved = True
+    while improved:
+        improved = False
+        count = len(found.scenario.workload.turns) if found else len(draw_scenario(replayed(tape)).workload.turns)
+        start = found.tape if found else tape
+        for scenario in without_one_item(start) if count > 1 else ():
+            if len(draw_scenario(replayed(scenario)).workload.turns) >= count:
+                continue
+            for number in range(REDRAWS):
+                on_attempt()
+                drawn = continued(scenario, seeded(0, "fewer requests", number))
+                schedule = run_schedule(target, drawn, stop_at=signature)
+                if schedule is not None and schedule.violation(signature):
+                    found, improved = schedule, True
+                    break
+            if improved:
+                break
+    return found
+
+
 def shrink(
     target: AccountingTarget, tape: Tape, signature: str, attempts_max: int, on_attempt: Callable[[], None]
 ) -> Schedule:
-    """The smallest schedule that still breaks the rule of `signature`; workload and choices shrink together."""
+    """The smallest schedule that still breaks the rule of `signature`; workload, configuration and choices shrink
+    together. It ends where the rule breaks.
+    """
+    best = run_schedule(target, replayed(tape), stop_at=signature)
+    assert best is not None
+    sizes: dict[Tape, Size] = {tape: best.size()}
 
     def attempt(candidate: Tape) -> Tape | None:
         on_attempt()
-        schedule = run_schedule(target, replayed(candidate))
-        return schedule.tape if schedule is not None and schedule.violation(signature) else None
+        schedule = run_schedule(target, replayed(candidate), stop_at=signature)
+        if schedule is None or not schedule.violation(signature):
+            return None
+        sizes[schedule.tape] = schedule.size()
+        return schedule.tape
 
-    best = Shrinker(tape, attempt, attempts_max).run()
-    schedule = run_schedule(target, replayed(best))
-    assert schedule is not None
-    return schedule
+    fewest = fewer_requests(target, tape, signature, on_attempt)
+    if fewest is not None:
+        sizes[fewest.tape] = fewest.size()
+        tape = fewest.tape
+    shrunk = Shrinker(tape, attempt, attempts_max, sizes.__getitem__).run()
+    best = run_schedule(target, replayed(shrunk), stop_at=signature)
+    assert best is not None
+    return best

@@ -55,7 +55,12 @@ class RecordingChooser:
 
 
 def seeded(seed: int, *path: str | int) -> RecordingChooser:
-    """Choices from a counter-based generator keyed by `seed` and `path` (suite, subject, index of the case).
+    """Choices from `stream(seed, *path)`."""
+    return RecordingChooser(stream(seed, *path))
+
+
+def stream(seed: int, *path: str | int) -> Callable[[int, str], int]:
+    """Numbers from a counter-based generator keyed by `seed` and `path` (suite, subject, index of the case).
 
     The key is a SHA-256 of both, the stream is SplitMix64: no global state, and any case is made again from its
     numbers alone.
@@ -71,13 +76,24 @@ def seeded(seed: int, *path: str | int) -> RecordingChooser:
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
         return ((z ^ (z >> 31)) * bound) >> 64
 
-    return RecordingChooser(source)
+    return source
 
 
 def replayed(tape: Sequence[int]) -> RecordingChooser:
     """The choices of a tape, then zeros."""
     remaining = iter(tape)
     return RecordingChooser(lambda _bound, _label: next(remaining, 0))
+
+
+def continued(tape: Sequence[int], chooser: Chooser) -> RecordingChooser:
+    """The choices of a tape, then those of `chooser`."""
+    remaining = iter(tape)
+
+    def source(bound: int, label: str) -> int:
+        value = next(remaining, None)
+        return chooser.choose(bound, label) if value is None else value
+
+    return RecordingChooser(source)
 
 
 def between(chooser: Chooser, low: int, high: int, label: str) -> int:

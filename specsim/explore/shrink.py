@@ -4,11 +4,15 @@ A tape is better when it is shorter, and among those of one length when it is le
 order that Hypothesis uses, for the same reasons: it is total, it is well-founded, and a generator whose choice 0 is
 the dullest one then shrinks towards dull cases without knowing it). The passes are deterministic; the same tape and
 predicate always end in the same result.
+
+A caller may give an order of its own, of which shortlex should be the last part: fewer requests, then fewer events.
+What is smaller by it may have a longer tape, so then choices are also raised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from specsim.explore.chooser import Tape
 
@@ -20,36 +24,47 @@ def shortlex(tape: Tape) -> tuple[int, Tape]:
 
 class Shrinker:
     """Shrinks `tape`. `attempt(tape)` runs the case and returns the tape that it really consumed (normalised) when the
-    case still shows the finding, else None. At most `attempts_max` calls of `attempt` are made.
+    case still shows the finding, else None. At most `attempts_max` calls of `attempt` are made. `size` orders tapes
+    that showed the finding; it is asked of `tape` and of what `attempt` returned, and of nothing else.
     """
 
-    def __init__(self, tape: Tape, attempt: Callable[[Tape], Tape | None], attempts_max: int = 2000) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        attempt: Callable[[Tape], Tape | None],
+        attempts_max: int = 2000,
+        size: Callable[[Tape], Any] = shortlex,
+    ) -> None:
         self.best = tape
         self.attempts = 0
         self._attempt = attempt
         self._attempts_max = attempts_max
+        self._size = size
         self._seen: set[Tape] = {tape}
 
     def run(self) -> Tape:
         """Run all passes until none of them improves the tape; returns the best tape."""
+        passes = [self._zero_blocks, self._delete_blocks, self._lower_values, self._lower_and_delete]
+        if self._size is not shortlex:
+            passes.append(self._raise_values)
         improved = True
         while improved and self.attempts < self._attempts_max:
             improved = False
-            for shrink_pass in (self._zero_blocks, self._delete_blocks, self._lower_values, self._lower_and_delete):
+            for shrink_pass in passes:
                 improved |= shrink_pass()
         return self.best
 
-    def _try(self, candidate: Tape) -> bool:
+    def _try(self, candidate: Tape, longer: bool = False) -> bool:
         while candidate and candidate[-1] == 0:
             candidate = candidate[:-1]
         if self.attempts >= self._attempts_max or candidate in self._seen:
             return False
-        if shortlex(candidate) >= shortlex(self.best):
+        if not longer and shortlex(candidate) >= shortlex(self.best):
             return False
         self._seen.add(candidate)
         self.attempts += 1
         consumed = self._attempt(candidate)
-        if consumed is None or shortlex(consumed) >= shortlex(self.best):
+        if consumed is None or self._size(consumed) >= self._size(self.best):
             return False
         self._seen.add(consumed)
         self.best = consumed
@@ -111,4 +126,16 @@ class Shrinker:
                         improved = True
                         break
             index += 1
+        return improved
+
+    def _raise_values(self) -> bool:
+        """A choice that is less dull may end the run sooner."""
+        improved = False
+        index = 0
+        while index < len(self.best):
+            raised = (*self.best[:index], self.best[index] + 1, *self.best[index + 1 :])
+            if not self._try(raised, longer=True):
+                index += 1
+            else:
+                improved = True
         return improved

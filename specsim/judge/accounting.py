@@ -11,6 +11,8 @@ from typing import Any
 from specsim.judge.parent import ChildEnded, Message, ask, ended_early, no_answer
 from specsim.verdict import Finding, NotRun, Suite, finding_from_json
 
+HASH_SEEDS = ("0", "1")
+
 
 class NondeterministicError(Exception):
     """Two runs of one schedule differ: nothing that the target shows can be trusted."""
@@ -76,11 +78,11 @@ def run_accounting_suite(
     return suite, findings
 
 
-def replay_schedule(request: AccountingRequest, replay: Path) -> Message:
+def replay_schedule(request: AccountingRequest, replay: Path, hash_seed: str = "") -> Message:
     """Run a replay file's schedule; the child's "replayed" message, or what ended the child as `violations` of it."""
     started = False
     try:
-        for message in ask(request.question("replay", replay=str(replay)), request.hang_seconds):
+        for message in ask(request.question("replay", replay=str(replay)), request.hang_seconds, hash_seed):
             started = started or message["event"] == "schedule"
             if message["event"] == "replayed":
                 return message
@@ -108,6 +110,26 @@ def replay_schedule(request: AccountingRequest, replay: Path) -> Message:
             "violations": [violation],
         }
     raise no_answer(request.target)
+
+
+def replay_schedule_twice(request: AccountingRequest, replay: Path) -> Message:
+    """Run a replay file's schedule in two processes under two hash seeds. Raises NondeterministicError with the first
+    event that differs.
+    """
+    one, two = (replay_schedule(request, replay, hash_seed) for hash_seed in HASH_SEEDS)
+    for was, now in zip(one.get("events", ()), two.get("events", ()), strict=False):
+        if was != now:
+            raise NondeterministicError(f"event {was['number']} was {_flat(was)!r}, then {_flat(now)!r}")
+    for name in ("events", "violations"):
+        if one.get(name) != two.get(name):
+            raise NondeterministicError(f"{len(one.get(name, ()))} {name}, then {len(two.get(name, ()))}")
+    if one.get("digest") != two.get("digest"):
+        raise NondeterministicError(f"the digest was {one.get('digest')}, then {two.get('digest')}")
+    return two
+
+
+def _flat(event: dict[str, Any]) -> str:
+    return " ".join(str(event[name]) for name in ("agent", "event", "who", "details") if event[name])
 
 
 def shrink_schedule(request: AccountingRequest, replay: Path, attempts: int) -> Message:

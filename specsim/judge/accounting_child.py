@@ -42,9 +42,19 @@ def _target(request: Request) -> Any:
     return load_accounting(parse_target(request["target"]), Cache(Path(request["cache"])))
 
 
+def _announce(request: Request, messages: Messages) -> None:
+    """Making a release's accounting runs some of its code already, so a hang there is the release's. A user's module is
+    only imported: that may take long, and torch with it.
+    """
+    from specsim.targets.spec import PythonTarget, parse_target
+
+    if not isinstance(parse_target(request["target"]), PythonTarget):
+        messages.send("schedule", index=0)
+
+
 def check(request: Request, messages: Messages) -> None:
     """Simulate the target's accounting."""
-    messages.send("schedule", index=0)  # making the target runs some of its code already
+    _announce(request, messages)
     target = _target(request)
     if isinstance(target, NotRun):
         messages.send("end", schedules=0, events=0, findings=[], seam=[], not_run=[asdict(target)], nondeterministic="")
@@ -58,10 +68,7 @@ def check(request: Request, messages: Messages) -> None:
         deadline=time.monotonic() + request["seconds"],
         on_schedule=lambda index: messages.send("schedule", index=index),
     )
-    findings = [
-        asdict(_write_finding(target, found.schedule, found.signature, found.count, request))
-        for found in result.findings
-    ]
+    findings = [asdict(_write_finding(target, found, request)) for found in result.findings]
     not_run = [NotRun(part.name, part.why) for part in target.parts if part.kind == "not run"]
     not_run += [NotRun(f"{count} schedules", why) for why, count in sorted(result.refused.items())]
     if result.cut_short:
@@ -81,10 +88,13 @@ def failure(request: Request, messages: Messages) -> None:
     """Make the finding of a schedule that took a child with it. Runs none of it."""
     from specsim.check.rules import BY_ID
     from specsim.check.suite import chooser_of
+    from specsim.sim.features import FEATURES
     from specsim.sim.workload import draw_scenario
+    from specsim.targets.sglang.accounting import FEATURES_OF_RELEASES
 
+    features = FEATURES if request["target"] == "model" else FEATURES_OF_RELEASES
     chooser = chooser_of(request["seed"], request["index"])
-    scenario = draw_scenario(chooser)
+    scenario = draw_scenario(chooser, features)
     rule = BY_ID[request["rule"]]
     signature = f"accounting:{rule.id}:process"
     title = f"a schedule {request['text']}"
@@ -126,12 +136,12 @@ def failure(request: Request, messages: Messages) -> None:
 def replay(request: Request, messages: Messages) -> None:
     """Run the schedule of a replay file once more."""
     stored = _stored(request)
-    messages.send("schedule", index=0)
+    _announce(request, messages)
     target = _simulated(request)
     from specsim.check.suite import run_schedule
     from specsim.explore.chooser import replayed
 
-    schedule = run_schedule(target, replayed(stored.tape))
+    schedule = run_schedule(target, replayed(stored.tape), stop_at=stored.signature)
     if schedule is None:
         messages.send("replayed", judged=False)
         return
@@ -164,12 +174,13 @@ def replay(request: Request, messages: Messages) -> None:
 def shrink(request: Request, messages: Messages) -> None:
     """Make the schedule of a replay file smaller, with more attempts than `check` takes."""
     stored = _stored(request)
-    messages.send("schedule", index=0)
+    _announce(request, messages)
     target = _simulated(request)
     from specsim.check import suite
+    from specsim.check.order import decisive_pair
     from specsim.explore.chooser import replayed
 
-    schedule = suite.run_schedule(target, replayed(stored.tape))
+    schedule = suite.run_schedule(target, replayed(stored.tape), stop_at=stored.signature)
     if schedule is None or schedule.violation(stored.signature) is None:
         raise UsageError(
             f"{request['replay']} does not show {stored.signature} on {request['target']}",
@@ -179,7 +190,12 @@ def shrink(request: Request, messages: Messages) -> None:
     shrunk = suite.shrink(
         target, schedule.tape, stored.signature, request["attempts"], lambda: messages.send("schedule", index=-1)
     )
-    finding = _write_finding(target, shrunk, stored.signature, 1, request)
+    violation = shrunk.violation(stored.signature)
+    assert violation is not None
+    # The file's own schedule is the larger one; what it was found to do in every order it still does.
+    order = decisive_pair(target, shrunk.tape, stored.signature, [schedule.tape]) if stored.order else None
+    found = suite.ScheduleFinding(stored.signature, violation, shrunk, 1, 0, order)
+    finding = _write_finding(target, found, request)
     messages.send(
         "done alone", replay=finding.replay, before=list(before), after=[len(shrunk.tape), len(shrunk.run.log)]
     )
@@ -206,16 +222,23 @@ def _part(target: Any, name: str) -> Any:
     return next((part for part in target.parts if part.name == name), SeamPart(name, "model"))
 
 
-def _write_finding(target: Any, schedule: Any, signature: str, count: int, request: Request) -> Finding:
-    violation = schedule.violation(signature)
+def _write_finding(target: Any, found: Any, request: Request) -> Finding:
+    """The finding of a ScheduleFinding, and its replay file."""
+    from specsim.check.extension import ExtensionTarget
+    from specsim.check.order import line
+
+    schedule, violation = found.schedule, found.violation
+    order = tuple(line(event) for event in found.order or ())
+    looked_for = not isinstance(target, ExtensionTarget)
     part = _part(target, violation.part)
     subject = f" of {violation.who}" if violation.who else ""
     title = f"{violation.part}{subject}: {violation.actual}; right is {violation.expected}"
-    log = schedule.run.log[: violation.event + 1]
+    log = schedule.run.log
     config = {**asdict(schedule.scenario.config)}
     details = (
         f"smallest schedule: {_count(len(schedule.scenario.workload.turns), 'request')}, {_count(len(log), 'event')}, "
         + ", ".join(f"{name}={value}" for name, value in config.items()),
+        f"first in schedule {found.first} of seed {request['seed']}",
         *(str(event) for event in log[-EVENTS_SHOWN:]),
     )
     replay_path = _save(
@@ -230,10 +253,12 @@ def _write_finding(target: Any, schedule: Any, signature: str, count: int, reque
             scenario=_plain(schedule.scenario),
             seed=request["seed"],
             rule=violation.rule.id,
-            signature=signature,
+            signature=found.signature,
             title=title,
             model_hash=model_hash(),
             digest=schedule.run.digest,
+            order=list(order),
+            events=[str(event) for event in log],
         ),
         Path(request["out"]),
     )
@@ -241,7 +266,7 @@ def _write_finding(target: Any, schedule: Any, signature: str, count: int, reque
         rule=violation.rule.id,
         sentence=violation.rule.sentence,
         title=title,
-        signature=signature,
+        signature=found.signature,
         tier="accounting",
         severity=violation.rule.severity,
         reach=target.reach(schedule.scenario.config, violation.part),
@@ -249,8 +274,9 @@ def _write_finding(target: Any, schedule: Any, signature: str, count: int, reque
         expected=violation.expected,
         actual=violation.actual,
         replay=str(replay_path),
-        count=count,
+        count=found.count,
         details=details,
+        order=order if looked_for else None,
     )
 
 

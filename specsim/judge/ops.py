@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specsim.judge.accounting import HASH_SEEDS, NondeterministicError
 from specsim.judge.parent import ChildEnded, Message, ask, ended_early, no_answer
 from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
 
@@ -105,14 +106,25 @@ def _take_failure(
             _take(suite, findings, failed, message)
 
 
-def replay_ops(request: OpsRequest, replay: Path) -> Message:
+def replay_ops_twice(request: OpsRequest, replay: Path) -> Message:
+    """Run a replay file's case in two processes under two hash seeds. Raises NondeterministicError when they differ."""
+    one, two = (replay_ops(request, replay, hash_seed) for hash_seed in HASH_SEEDS)
+    titles = [[violation["title"] for violation in message.get("violations", ())] for message in (one, two)]
+    if titles[0] != titles[1]:
+        raise NondeterministicError(f"{titles[0] or 'no violation'}, then {titles[1] or 'no violation'}")
+    if one.get("digest") != two.get("digest"):
+        raise NondeterministicError(f"the digest of the outputs was {one.get('digest')}, then {two.get('digest')}")
+    return two
+
+
+def replay_ops(request: OpsRequest, replay: Path, hash_seed: str = "") -> Message:
     """Run a replay file's case on the request's target; returns the worker's "replayed" message, or one with
     `violations` of the rule that a dying or hanging child breaks.
     """
     question = {**request.to_json(), "mode": "ops.replay", "replay": str(replay)}
     subject = ""
     try:
-        for message in ask(question, request.hang_seconds):
+        for message in ask(question, request.hang_seconds, hash_seed):
             if message["event"] == "start":
                 subject = message["subject"]
             if message["event"] == "replayed":

@@ -47,11 +47,11 @@ def no_answer(target: str) -> UsageError:
     return UsageError(f"the process that runs {target} gave no answer", "report this as a defect of specsim")
 
 
-def ask(question: dict[str, Any], hang_seconds: float) -> Iterator[Message]:
+def ask(question: dict[str, Any], hang_seconds: float, hash_seed: str = "") -> Iterator[Message]:
     """Start a child, give it the question, and yield its messages. Raises ChildEnded when it dies or hangs, UsageError
-    when it says so.
+    when it says so. `hash_seed` is the child's PYTHONHASHSEED, "" for this process' own.
     """
-    with _child(question) as (process, messages, stderr):
+    with _child(question, hash_seed) as (process, messages, stderr):
         answers = _Answers(messages, START_SECONDS_MAX)
         finished = False
         for message in answers:
@@ -70,7 +70,7 @@ def ask(question: dict[str, Any], hang_seconds: float) -> Iterator[Message]:
 
 
 @contextmanager
-def _child(question: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[bytes], int, IO[bytes]]]:
+def _child(question: dict[str, Any], hash_seed: str) -> Iterator[tuple[subprocess.Popen[bytes], int, IO[bytes]]]:
     reader, writer = os.pipe()
     with tempfile.TemporaryFile() as stderr:
         # The child finds specsim where this process found it, whatever its own path says.
@@ -81,7 +81,7 @@ def _child(question: dict[str, Any]) -> Iterator[tuple[subprocess.Popen[bytes], 
             stdout=stderr,
             stderr=stderr,
             pass_fds=[writer],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, **({"PYTHONHASHSEED": hash_seed} if hash_seed else {})},
         )
         os.close(writer)
         try:

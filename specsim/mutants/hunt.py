@@ -1,7 +1,7 @@
-"""How soon the simulator's default swarm finds a mutant.
+"""How soon a strategy, the default swarm if no other is named, finds a mutant.
 
 For each seed from 0 on, schedules are run until one breaks a rule, in a child process that loads the changed model.
-Run as a module, this is that child: it takes MUTANT SEEDS SCHEDULES_MAX and prints JSON.
+Run as a module, this is that child: it reads a question from standard input and prints JSON.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Any
 
 from specsim.errors import UsageError
 from specsim.mutants.catalogue import Mutant
 from specsim.mutants.load import apply, find
+
+SECONDS_MAX = 60.0  # CPU seconds of one seed
+EXCEPTION = "exception"  # stands where a rule's id does when the model itself raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +55,44 @@ class Hunted:
         return median(hunt.schedules for hunt in self.hunts)
 
     @property
+    def schedules_worst(self) -> int:
+        return max(hunt.schedules for hunt in self.hunts)
+
+    @property
     def cpu_seconds_median(self) -> float:
         return median(hunt.cpu_seconds for hunt in self.hunts)
 
+    @property
+    def cpu_seconds_worst(self) -> float:
+        return max(hunt.cpu_seconds for hunt in self.hunts)
 
-def hunt_in_child(mutant: Mutant, *, seeds: int, schedules_max: int) -> Hunted:
-    """Hunt a mutant in a process of its own, with up to `schedules_max` schedules for each of `seeds` seeds."""
+
+def hunt_in_child(
+    mutant: Mutant,
+    *,
+    seeds: int,
+    schedules_max: int,
+    seconds_max: float = SECONDS_MAX,
+    without: Collection[str] = (),
+    only: Collection[str] = (),
+    strategy: str = "swarm",
+) -> Hunted:
+    """Hunt a mutant in a process of its own, by a strategy of `specsim.explore.strategies`, with up to `schedules_max`
+    schedules and `seconds_max` CPU seconds for each of `seeds` seeds. The rules `without` are switched off; when `only`
+    is not empty, so are all but those.
+    """
+    question = {
+        "mutant": mutant.id,
+        "seeds": seeds,
+        "schedules_max": schedules_max,
+        "seconds_max": seconds_max,
+        "without": sorted(without),
+        "only": sorted(only),
+        "strategy": strategy,
+    }
     ended = subprocess.run(
-        [sys.executable, "-m", "specsim.mutants.hunt", mutant.id, str(seeds), str(schedules_max)],
+        [sys.executable, "-m", "specsim.mutants.hunt"],
+        input=json.dumps(question),
         check=False,
         capture_output=True,
         text=True,
@@ -68,34 +103,62 @@ def hunt_in_child(mutant: Mutant, *, seeds: int, schedules_max: int) -> Hunted:
     return Hunted(mutant, tuple(hunts))
 
 
-def _hunt(seed: int, schedules_max: int) -> Hunt:
+def _switch_off(without: Collection[str], only: Collection[str]) -> None:
+    """Let the checker of this process overlook rules."""
+    from specsim.check.checker import Checker
+    from specsim.check.rules import BY_ID
+
+    off = set(without) | (set(BY_ID) - set(only) if only else set())
+    unknown = sorted((set(without) | set(only)) - set(BY_ID))
+    if unknown:
+        raise UsageError(f"there is no rule {unknown[0]}", f"choose of {', '.join(BY_ID)}")
+    if not off:
+        return
+    broken = Checker.broken
+
+    def unless_off(checker: Checker, rule_id: str, *arguments: Any, **options: Any) -> bool:
+        return rule_id not in off and broken(checker, rule_id, *arguments, **options)
+
+    Checker.broken = unless_off  # type: ignore[assignment, method-assign]
+
+
+def _hunt(seed: int, schedules_max: int, seconds_max: float, strategy_name: str) -> Hunt:
     """Run schedules of this process' model until one breaks a rule."""
     # Imported late: the mutant is applied before the modules of the simulator are loaded.
-    from specsim.check.suite import chooser_of, run_schedule
+    from specsim.check.suite import run_schedule, strategy_of
     from specsim.sim.target import ModelTarget
 
     target = ModelTarget()
+    strategy = strategy_of(strategy_name, seed)
     start = time.process_time()
     signatures: tuple[str, ...] = ()
     index = 0
-    while index < schedules_max and not signatures:
-        schedule = run_schedule(target, chooser_of(seed, index))
+    while index < schedules_max and not signatures and time.process_time() - start < seconds_max:
+        try:
+            schedule = run_schedule(target, strategy.chooser(index))
+        except Exception as error:  # a changed model, or one whose broken rule is switched off, may raise anything
+            signatures = (f"accounting:{EXCEPTION}:{type(error).__name__}",)
+        else:
+            if schedule is not None:
+                signatures = tuple(violation.signature for violation in schedule.run.violations)
+                schedule.teach(strategy)
         index += 1
-        if schedule is not None:
-            signatures = tuple(violation.signature for violation in schedule.run.violations)
     return Hunt(seed, index, time.process_time() - start, signatures)
 
 
-def main(arguments: list[str]) -> int:
-    mutant_id, seeds, schedules_max = arguments
+def main() -> int:
+    question = json.load(sys.stdin)
     try:
-        apply(find(mutant_id))
+        apply(find(question["mutant"]))
+        _switch_off(question["without"], question["only"])
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    print(json.dumps([asdict(_hunt(seed, int(schedules_max))) for seed in range(int(seeds))]))
+    limits = (question["schedules_max"], question["seconds_max"], question["strategy"])
+    hunts = [_hunt(seed, *limits) for seed in range(question["seeds"])]
+    print(json.dumps([asdict(hunt) for hunt in hunts]))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

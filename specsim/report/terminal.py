@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from specsim import replay_file
 from specsim.replay_file import OpReplay, ScheduleReplay
 from specsim.verdict import Finding, Suite, Verdict
 
+NO_LONGER_APPLIES = 2  # exit code of a replay file whose schedule is not there any more: nothing could be judged
 WIDTH_WITHOUT_TERMINAL = 200
 
 
@@ -38,6 +40,16 @@ def live_progress(target: str) -> Iterator[Callable[[str, int], None]]:
             status.update(f"checking {escape(target)}: {escape(subject)}, {cases} cases")
 
         yield update
+
+
+def print_mutants(columns: Sequence[str], rows: Sequence[Sequence[str]], missed: Sequence[str]) -> None:
+    """A row for each mutant, and a line with those that no seed found."""
+    console = _console()
+    table = _table(f"{len(rows)} mutants", *columns)
+    for cells in rows:
+        table.add_row(*cells)
+    console.print(table)
+    console.print(f"not found: {' '.join(missed) or 'none'}")
 
 
 def print_verdict(verdict: Verdict) -> None:
@@ -127,12 +139,22 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
         ("severity", str(finding.severity)),
         ("reach", _reach_sentence(finding.reach)),
         ("hit by", _hit_by(verdict, finding)),
+        *_order_rows(finding),
         *(("", line) for line in finding.details),
         ("signature", finding.signature),
     ]
     for name, value in rows:
         console.print(f"   {name:<10} {escape(value)}", soft_wrap=True)
     console.print(f"   {'replay':<10} [bold]specsim replay {escape(shlex.quote(finding.replay))}[/]\n", soft_wrap=True)
+
+
+def _order_rows(finding: Finding) -> list[tuple[str, str]]:
+    if finding.order is None:
+        return []
+    if not finding.order:
+        return [("order", "none that matters: it happens in every order that was tried")]
+    one, two = finding.order
+    return [("order", one), ("", f"{two}; the other way round the rule holds")]
 
 
 def _reach_sentence(reach: str) -> str:
@@ -155,7 +177,11 @@ def _print_not_run(console: Console, suite: Suite) -> None:
             console.print(f"   not run    {escape(text)}: {escape(why)}", style="yellow", soft_wrap=True)
 
 
-def print_replay(stored: OpReplay, target: str, answer: dict[str, Any]) -> int:
+def _print_verified(console: Console, what: str) -> None:
+    console.print(f"   verified   {what} the same in two processes, under two hash seeds", soft_wrap=True)
+
+
+def print_replay(stored: OpReplay, target: str, answer: dict[str, Any], verified: bool = False) -> int:
     """What a replay showed; returns the exit code."""
     console = _console()
     console.print(f"[bold]{escape(stored.op)}[/], {escape(answer['subject'])} of {escape(target)}")
@@ -173,6 +199,8 @@ def print_replay(stored: OpReplay, target: str, answer: dict[str, Any]) -> int:
         console.print(f"   {'':<10} expected {escape(violation['expected'])}, actual {escape(violation['actual'])}")
     if answer["explanation"]:
         console.print(f"   {'why':<10} {escape(answer['explanation'])}", soft_wrap=True)
+    if verified:
+        _print_verified(console, "outputs and violations are")
     return _replay_verdict(console, stored, target, answer)
 
 
@@ -193,7 +221,7 @@ def _replay_verdict(console: Console, stored: OpReplay, target: str, answer: dic
     return 3
 
 
-def print_schedule_replay(stored: ScheduleReplay, target: str, answer: dict[str, Any]) -> int:
+def print_schedule_replay(stored: ScheduleReplay, target: str, answer: dict[str, Any], verified: bool = False) -> int:
     """The events of a schedule, one line each, the broken rules where they broke; returns the exit code."""
     console = _console()
     named = f"{target} with mutant {stored.mutant}" if stored.mutant and target == stored.target else target
@@ -213,15 +241,19 @@ def print_schedule_replay(stored: ScheduleReplay, target: str, answer: dict[str,
     for violation in answer["violations"]:
         broken.setdefault(violation["event"], []).append(violation)
     for event in answer["events"]:
-        line = f"{event['number']:>4}  {event['agent']:<6}  {event['event']:<8}  {event['who']:<8}  {event['details']}"
-        console.print(escape(line.rstrip()), soft_wrap=True)
+        console.print(escape(replay_file.event_line(event)), soft_wrap=True)
         for violation in broken.get(event["number"], []):
             where = f" at {violation['where']}" if violation["where"] else ""
             text = f"{violation['rule']} {violation['part']}{where}, {violation['who']}: {violation['sentence']}"
             console.print(f"      [bold red]{escape(text)}[/]", soft_wrap=True)
             seen = f"expected {violation['expected']}, seen {violation['actual']}"
             console.print(f"      {escape(seen)}", soft_wrap=True)
+    if stored.order and target == stored.target:
+        console.print(f"\n   order      {escape(stored.order[0])}", soft_wrap=True)
+        console.print(f"              {escape(stored.order[1])}; the other way round the rule holds", soft_wrap=True)
     console.print(f"\n   digest     {answer['digest']}")
+    if verified:
+        _print_verified(console, f"{len(answer['events'])} events,")
     return _schedule_verdict(console, stored, target, answer)
 
 
@@ -236,10 +268,12 @@ def _flat(data: dict[str, Any]) -> str:
 
 
 def _schedule_verdict(console: Console, stored: ScheduleReplay, target: str, answer: dict[str, Any]) -> int:
-    shown = any(v["signature"] == stored.signature or v["rule"] == stored.rule for v in answer["violations"])
-    if not shown:
-        console.print(f"[bold green]not reproduced[/] on {escape(target)}")
-        return 0
+    if not any(replay_file.is_shown(stored, violation) for violation in answer["violations"]):
+        lines = [replay_file.event_line(event) for event in answer["events"]]
+        applies, reason = replay_file.why_not_shown(stored, answer["scenario"], lines, answer["same_model"])
+        verdict = "[bold green]not reproduced[/] on" if applies else "[bold yellow]no longer applies[/] to"
+        console.print(f"{verdict} {escape(target)}: {escape(reason)}", soft_wrap=True)
+        return 0 if applies else NO_LONGER_APPLIES
     if target != stored.target:
         console.print(f"[bold red]reproduced[/] on {escape(target)}")
         return 1

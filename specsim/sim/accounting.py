@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from specsim.memory.allocator import Allocator, ceil_to
+from specsim.memory.radix import RadixCache, TreeNode
 from specsim.memory.rows import Rows
 from specsim.memory.sessions import Sessions, SessionSlot
+from specsim.memory.swa import SwaAllocator
 from specsim.sim.config import EngineConfig
 from specsim.sim.model import EOS, STOP
 from specsim.sim.request import Request
@@ -20,12 +22,30 @@ from specsim.sim.request import Request
 
 @dataclass(slots=True)
 class Memory:
-    """What host functions call back: rows, slots and sessions, hooked by ledgers."""
+    """What host functions call back: rows, slots, sessions and the radix cache, hooked by ledgers."""
 
     config: EngineConfig
     rows: Rows
-    allocator: Allocator
+    allocator: Allocator | SwaAllocator
     sessions: Sessions
+    tree: RadixCache | None = None
+    swa: SwaAllocator | None = None  # the allocator again, when there is a sliding window
+    steps: int = 0  # of the launch in flight and the next one, the larger; 0 where they do not change
+
+    @property
+    def reserve(self) -> int:
+        """As the configuration's, of the steps that are taken now."""
+        return 2 * (self.steps + 1) if self.steps else self.config.reserve
+
+    @property
+    def available(self) -> int:
+        """Slots that can be had: the free ones, and those that the tree gives up."""
+        return self.allocator.available + (self.tree.evictable if self.tree else 0)
+
+    def make_room(self, slots: int) -> None:
+        """Let the tree give up what is missing of so many free slots."""
+        if self.tree is not None and slots > self.allocator.available:
+            self.tree.evict(slots - self.allocator.available)
 
 
 @dataclass(slots=True)
@@ -35,12 +55,15 @@ class DecodeResult:
     `next_token_ids`   stride entries a request, of which the first `accept_lens` are the accepted run
     `accept_lens`      accepted drafts and the bonus
     `accepted_drafts`  batch-level counter of accepted drafts, set by `resolve`
+    `hidden_states`, `logprobs`  a row for each of `next_token_ids`, when a request of the batch wants them
     """
 
     next_token_ids: list[int]
     accept_lens: list[int]
     stride: int
     accepted_drafts: int = 0
+    hidden_states: tuple[int, ...] = ()
+    logprobs: tuple[int, ...] = ()
 
 
 class Observed(NamedTuple):
@@ -56,6 +79,9 @@ class Observed(NamedTuple):
     accepted_drafts: int
     histogram: tuple[int, ...]
     launches: int
+    protected: int = 0  # positions whose slots are the tree's
+    node: TreeNode | None = None  # where the request's lock is
+    evicted: int = 0  # positions whose slots of a sliding window were given back
 
 
 class Retracted(NamedTuple):
@@ -67,10 +93,11 @@ class Retracted(NamedTuple):
 
 
 class HostFunctionError(Exception):
-    """A host function of the accounting raised. `part` is the seam function."""
+    """A host function of the accounting raised. `part` is the seam function, `rule` what that breaks."""
 
-    def __init__(self, part: str, text: str) -> None:
+    def __init__(self, part: str, text: str, rule: str = "X1") -> None:
         super().__init__(f"{part}: {text}")
+        self.rule = rule
         self.part = part
         self.text = text
 
@@ -88,6 +115,26 @@ class Accounting(Protocol):
 
     def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
         """Row and slots for a prefill of positions `[prefix_len, fill_len)`."""
+        ...
+
+    def match_prefix(self, request: Request, key_len: int) -> int:
+        """Row for a request, with the slots that the tree holds of its first `key_len` positions but one, and a lock on
+        them; returns how many.
+        """
+        ...
+
+    def cache_unfinished(self, request: Request) -> None:
+        """Hand the tree the positions of the prefill that was launched last, and move the lock to their end. Never
+        called of a turn whose session had memory.
+        """
+        ...
+
+    def drop(self, request: Request) -> None:
+        """Give back the memory of a request that is answered before its prefill is done."""
+        ...
+
+    def retract_all(self, batch: list[Request]) -> None:
+        """Take the memory of every request."""
         ...
 
     def prepare(self, batch: list[Request]) -> None:
@@ -147,7 +194,9 @@ class Accounting(Protocol):
 class Held:
     """The model's own state of a request.
 
-    `honest` positions are written by resolved work; `in_flight` verifications are launched and unresolved.
+    `honest` positions are written by resolved work; `in_flight` verifications are launched and unresolved. The slots of
+    the first `protected` positions are the tree's, which the lock on `node` keeps; those of a sliding window are given
+    back up to `evicted`.
     """
 
     row: int | None = None
@@ -162,6 +211,9 @@ class Held:
     verify_count: int = 0
     accepted_drafts: int = 0
     histogram: list[int] = field(default_factory=list)
+    protected: int = 0
+    node: TreeNode | None = None
+    evicted: int = 0
 
     @property
     def kv_ready(self) -> int:
@@ -189,9 +241,42 @@ class ModelAccounting:
         held.honest = fill_len
         held.launches = 0
 
+    def match_prefix(self, request: Request, key_len: int) -> int:
+        tree = self._tree
+        held: Held = request.state_of_accounting
+        tokens = (request.prompt + request.outputs)[: key_len - 1]
+        match = tree.match(tokens, request.turn.extra_key)
+        tree.lock(match.node)
+        held.node, held.protected = match.node, len(match.slots)
+        held.row = self._memory.rows.alloc()
+        self._memory.rows.write(held.row, 0, match.slots)
+        held.allocated = held.protected
+        return held.protected
+
+    def cache_unfinished(self, request: Request) -> None:
+        held: Held = request.state_of_accounting
+        tree, rows = self._tree, self._memory.rows
+        assert held.row is not None
+        tokens = (request.prompt + request.outputs)[: held.honest]
+        self._insert(held, tokens, request.turn.extra_key)
+        match = tree.match(tokens, request.turn.extra_key)
+        rows.write(held.row, 0, match.slots)
+        tree.lock(match.node)
+        self._unlock(held)
+        held.node, held.protected = match.node, len(match.slots)
+
+    def drop(self, request: Request) -> None:
+        self._take_back(request.state_of_accounting)
+
+    def retract_all(self, batch: list[Request]) -> None:
+        for request in batch:
+            self._take_back(request.state_of_accounting)
+
     def prepare(self, batch: list[Request]) -> None:
         for request in batch:
             held: Held = request.state_of_accounting
+            if self._memory.swa is not None and held.launches:
+                self._evict_window(self._memory.swa, held)
             self._grow(held, held.allocated, self._next_allocated(held))
             held.in_flight += 1
             held.launches += 1
@@ -223,18 +308,24 @@ class ModelAccounting:
         for length in range(len(request.outputs) - new_tokens + 1, len(request.outputs) + 1):
             token = request.outputs[length - 1]
             stops = token == STOP or (token == EOS and not turn.ignore_eos)
-            if stops or length >= turn.max_new_tokens:
+            grammar_ends = request.matcher is not None and length == request.matcher.end
+            if stops or grammar_ends or length >= turn.max_new_tokens:
                 held.finished = True
                 held.finished_len = length
                 return
 
     def release(self, request: Request) -> None:
         held: Held = request.state_of_accounting
-        if request.turn.session:
+        if request.turn.session and not held.to_finish:
             self._save_session(request, held)
-        else:
-            self._free(held, 0)
-            self._free_row(held)
+            return
+        start = held.protected
+        if self._memory.tree is not None and not request.turn.session:
+            owned = min(self._keep(request, held), held.kv_ready)
+            start = self._insert(held, (request.prompt + request.outputs)[:owned], request.turn.extra_key)
+        self._free(held, start)
+        self._unlock(held)
+        self._free_row(held)
 
     def decode_need(self, batch: list[Request]) -> int:
         page_size = self._memory.config.page_size
@@ -266,6 +357,7 @@ class ModelAccounting:
         held: Held = request.state_of_accounting
         prefix_len = min(slot.claim, key_len - 1)
         held.row, held.allocated = slot.row, slot.allocated
+        held.node, held.protected, held.evicted = slot.node, slot.protected, slot.evicted
         self._free(held, ceil_to(prefix_len, self._memory.config.page_size))
         held.allocated = prefix_len
         return prefix_len
@@ -273,8 +365,9 @@ class ModelAccounting:
     def session_close(self, session: str) -> None:
         slot = self._memory.sessions.slots.pop(session, None)
         if slot is not None:
-            held = Held(row=slot.row, allocated=slot.allocated)
-            self._free(held, 0)
+            held = Held(row=slot.row, allocated=slot.allocated, protected=slot.protected, node=slot.node)
+            self._free(held, held.protected)
+            self._unlock(held)
             self._free_row(held)
 
     def session_slot(self, session: str) -> SessionSlot | None:
@@ -293,6 +386,9 @@ class ModelAccounting:
             held.accepted_drafts,
             tuple(held.histogram),
             held.launches,
+            held.protected,
+            held.node,
+            held.evicted,
         )
 
     def restore(self, request: Request, observed: Observed) -> None:
@@ -304,13 +400,19 @@ class ModelAccounting:
         held.accepted_drafts = observed.accepted_drafts
         held.histogram = list(observed.histogram)
 
+    @property
+    def _tree(self) -> RadixCache:
+        assert self._memory.tree is not None
+        return self._memory.tree
+
     def _next_allocated(self, held: Held) -> int:
-        return max(held.allocated, held.honest + self._memory.config.reserve)
+        return max(held.allocated, held.honest + self._memory.reserve)
 
     def _grow(self, held: Held, start: int, end: int) -> None:
         """Slots for positions `[start, end)`."""
         assert held.row is not None
-        rows = self._memory.rows
+        rows, page_size = self._memory.rows, self._memory.config.page_size
+        self._memory.make_room(ceil_to(end, page_size) - ceil_to(start, page_size))
         last_slot = rows.read(held.row, start - 1, start)[0] if start else 0
         rows.write(held.row, start, self._memory.allocator.extend(start, end, last_slot))
         held.allocated = end
@@ -322,19 +424,44 @@ class ModelAccounting:
         held.histogram[accepted_drafts] += 1
 
     def _fits(self, batch: list[Request]) -> bool:
-        return self.decode_need(batch) <= self._memory.allocator.available
+        return self.decode_need(batch) <= self._memory.available
 
     def _take_back(self, held: Held) -> None:
-        self._free(held, 0)
+        self._free(held, held.protected)
+        self._unlock(held)
         self._free_row(held)
-        held.honest = held.in_flight = held.allocated = held.launches = 0
+        held.honest = held.in_flight = held.allocated = held.launches = held.evicted = 0
         held.is_retracted = True
+
+    def _evict_window(self, swa: SwaAllocator, held: Held) -> None:
+        """Give back the window slots that no query reads again. A launch in flight starts at `honest`; a prefill in
+        flight may start earlier, so nothing is given back before the second launch.
+        """
+        assert held.row is not None
+        slots = self._memory.rows.read(held.row, 0, held.honest)
+        held.evicted = swa.evict_window(slots, held.evicted, held.honest, self._memory.config.window)
 
     def _free(self, held: Held, start: int) -> None:
         """Free the slots of positions `[start, allocated)`."""
         assert held.row is not None
         if start < held.allocated:
             self._memory.allocator.free(self._memory.rows.read(held.row, start, held.allocated))
+
+    def _insert(self, held: Held, tokens: list[int], extra_key: str) -> int:
+        """Give the tree the slots of `tokens`, and free those of positions that it held already; returns where its
+        whole pages end.
+        """
+        assert held.row is not None
+        end = self._tree.key_len(len(tokens))
+        slots = self._memory.rows.read(held.row, 0, end)
+        known = self._tree.insert(tokens, slots, extra_key)
+        self._memory.allocator.free(slots[held.protected : known])
+        return max(end, held.protected)
+
+    def _unlock(self, held: Held) -> None:
+        if held.node is not None:
+            self._tree.unlock(held.node)
+        held.node, held.protected = None, 0
 
     def _free_row(self, held: Held) -> None:
         assert held.row is not None
@@ -343,10 +470,15 @@ class ModelAccounting:
 
     def _save_session(self, request: Request, held: Held) -> None:
         assert held.row is not None
-        visible = len(request.outputs) if held.finished_len is None else held.finished_len
-        keep = len(request.prompt) + visible
+        keep = self._keep(request, held)
         self._free(held, ceil_to(keep, self._memory.config.page_size))
         claim = min(keep, held.kv_ready)
-        slot = SessionSlot(held.row, claim, min(held.allocated, keep))
+        slot = SessionSlot(held.row, claim, min(held.allocated, keep), held.protected, held.node, held.evicted)
         self._memory.sessions.slots[request.turn.session] = slot
-        held.row = None
+        held.row = held.node = None
+        held.protected = 0
+
+    def _keep(self, request: Request, held: Held) -> int:
+        """How many positions the client saw."""
+        visible = len(request.outputs) if held.finished_len is None else held.finished_len
+        return len(request.prompt) + visible

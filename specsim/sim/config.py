@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specsim.errors import UsageError
+from specsim.sim.model import VOCABULARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,17 @@ class EngineConfig:
     `rows`              rows of `req_to_token`: requests and sessions that can hold KV at a time
     `context_len`       prompt plus output of a request, at most
     `overlap`           the host launches a step before it has seen the result of the one before
+    `radix`             finished and prefilled requests leave their KV in a radix cache
+    `bigram`            its keys are pairs of tokens, as EAGLE's are
+    `chunk_size`        tokens of a prefill launch at most, whole pages; 0 for no bound
+    `late_results`      the host may take a result between the preparation of a step and its launch, as for a grammar
+    `adaptive`          each decode step is as long as is chosen at its launch, `num_steps` at most; chains only
+    `window`            positions before its own that a layer of a sliding window reads; 0 for no such layers
+    `tight_pool`        a request may outgrow the pool, and is then dropped
+    `draft_layers`      layers of the drafter whose KV is simulated, a pool each; 0 for none, more than one for chains
+    `graph_sizes`       batch sizes of captured CUDA graphs; smaller batches are padded. None: no graphs
+    `idle_batches`      ranks without a request run batches of zero
+    `relaxed_penalties` penalties are cumulated on the host, one token a launch, and are the same for all nodes
     """
 
     page_size: int = 1
@@ -29,11 +41,29 @@ class EngineConfig:
     rows: int = 4
     context_len: int = 64
     overlap: bool = True
+    radix: bool = False
+    bigram: bool = False
+    chunk_size: int = 0
+    late_results: bool = False
+    adaptive: bool = False
+    window: int = 0
+    tight_pool: bool = False
+    draft_layers: int = 0
+    graph_sizes: tuple[int, ...] = ()
+    idle_batches: bool = False
+    relaxed_penalties: bool = False
 
     @property
     def alloc_len(self) -> int:
-        """A: positions that one step may touch, whatever is accepted: those of its drafts, or of its verification."""
-        return max(self.num_steps * self.topk, self.num_draft_tokens)
+        """A: positions that one step may touch, whatever is accepted: those of its drafts, or of its verification.
+
+        With larger pages every branch of a tree drafts into whole pages of its own, and the worst case is a sequence
+        that ends one slot before the end of a page.
+        """
+        drafts = self.num_steps
+        if self.page_size > 1 and self.topk > 1:
+            drafts = -(-(self.page_size - 1 + self.num_steps) // self.page_size) * self.page_size
+        return max(drafts * self.topk, self.num_draft_tokens)
 
     @property
     def reserve(self) -> int:
@@ -61,6 +91,7 @@ def require_runnable(config: EngineConfig) -> None:
     _require(
         config.num_draft_tokens >= 2, f"num_draft_tokens={config.num_draft_tokens}", "a tree has a root and a draft"
     )
+    _require(config.topk <= VOCABULARY, f"topk={config.topk}", f"the vocabulary has {VOCABULARY} tokens")
     chain = config.num_steps + 1
     if config.topk == 1:
         reason = f"with topk=1 the tree is a chain of num_steps + 1 = {chain} nodes"
@@ -68,11 +99,22 @@ def require_runnable(config: EngineConfig) -> None:
     most = 1 + config.topk + (config.num_steps - 1) * config.topk**2
     reason = f"topk={config.topk} and num_steps={config.num_steps} draft at most {most - 1} tokens"
     _require(config.num_draft_tokens <= most, f"num_draft_tokens={config.num_draft_tokens}", reason)
-    if config.topk > 1:
-        reason = "trees are simulated with pages of one token only"
-        _require(config.page_size == 1, f"topk={config.topk} with page_size={config.page_size}", reason)
+    whole = config.chunk_size >= 0 and config.chunk_size % config.page_size == 0
+    _require(whole, f"chunk_size={config.chunk_size}", f"a chunk is whole pages of {config.page_size}")
+    _require(not config.adaptive or config.topk == 1, "adaptive=True", "only chains change their length")
     _require(
-        config.pool_slots >= config.request_slots_max,
+        not (config.graph_sizes and config.adaptive), "graph_sizes with adaptive=True", "graphs are of one tree size"
+    )
+    _require(not config.bigram or config.radix, "bigram=True", "there is no radix cache to have keys")
+    if config.draft_layers > 1:
+        _require(config.topk == 1, f"topk={config.topk}", "drafters of several layers draft chains")
+    if config.draft_layers:
+        reason = "draft pools are simulated without a sliding window"
+        _require(not config.window, f"draft_layers={config.draft_layers}", reason)
+    _require(config.window >= 0, f"window={config.window}", "a window has positions")
+    _require(not (config.window and config.radix), "window with radix", "the radix cache has no window slots")
+    _require(
+        config.tight_pool or config.pool_slots >= config.request_slots_max,
         f"pool_slots={config.pool_slots}",
         f"one request of context_len={config.context_len} needs {config.request_slots_max}",
     )

@@ -4,7 +4,8 @@ A launch sees the rows as they were when it was launched: engines order later wr
 earlier launches (the write-after-read barrier), and so does this model. Launches run in order, each at a time that the
 chooser picks, at the latest when the host waits for its result.
 
-Target KV only; draft pools are not modelled yet.
+The drafter's KV is `specsim.sim.draft`, padding is `specsim.sim.graph`; both run when the configuration has them. What
+a request with a law says is `specsim.sim.sampling`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from dataclasses import dataclass, field
 from specsim.sim import model
 from specsim.sim.accounting import DecodeResult
 from specsim.sim.config import EngineConfig
+from specsim.sim.draft import Drafter, ExtendRow, expected_tags
+from specsim.sim.grammar import advance_grammar
+from specsim.sim.graph import GraphBuffers, write_pad_rows
+from specsim.sim.logprobs import write_rows
+from specsim.sim.relay import Left, Ring
 from specsim.sim.request import Request
+from specsim.sim.sampling import Counts, LawState, TreeLaw, bincount, coin_of, next_token
+from specsim.sim.tree import Attention, build_tree
 from specsim.sim.verify import fill_bonus_tokens, verify_tree_greedy
 
 
@@ -33,7 +41,10 @@ class DraftPlan:
 
 @dataclass(slots=True)
 class LaunchRow:
-    """One request in a launch. `slots` are those of its row at launch; `tokens` and `prefix_len` are a prefill's."""
+    """One request in a launch. `slots` are those of its `row` at launch; `tokens` and `prefix_len` are a prefill's;
+    `relay_in` is where the launch before left the root of its tree, `relay_out` where it leaves the next; `counts` are
+    those of the relaxed law, if that is on.
+    """
 
     request: Request
     key: tuple[str, int]
@@ -41,18 +52,28 @@ class LaunchRow:
     plan: DraftPlan | None = None
     tokens: list[int] = field(default_factory=list)
     prefix_len: int = 0
+    row: int = 0
+    is_middle: bool = False  # a part of a prefill, not the last: it gives no token
+    relay_in: int = -1
+    relay_out: int = -1
+    counts: Counts | None = None
+    swa_slots: list[int] = field(default_factory=list)  # those of a sliding window, 0 for none; as long as `slots`
 
 
 @dataclass(slots=True)
 class Launch:
-    """A batch on the device. `first_tokens` or `result` are set when it is done."""
+    """A batch on the device. `first_tokens` and `first_hidden_states`, or `result`, are set when it is done."""
 
     number: int
     kind: str  # "prefill" or "decode"
     rows: list[LaunchRow]
+    num_steps: int = 0
+    num_draft_tokens: int = 0
     done: bool = False
     first_tokens: list[int] = field(default_factory=list)
+    first_hidden_states: tuple[int, ...] = ()
     result: DecodeResult | None = None
+    grammar_advanced: bool = False
 
     @property
     def name(self) -> str:
@@ -62,21 +83,33 @@ class Launch:
     def requests(self) -> list[Request]:
         return [row.request for row in self.rows]
 
+    def run(self, i: int) -> list[int]:
+        """The tokens that its request `i` got, when it is done."""
+        if self.rows[i].is_middle:
+            return []
+        if self.result is None:
+            return self.first_tokens[i : i + 1]
+        return self.result.next_token_ids[i * self.result.stride :][: self.result.accept_lens[i]]
+
 
 @dataclass(slots=True)
 class Sequence:
-    """The device's own view of a request: fingerprints of the positions whose KV is written, and the root of the next
-    tree.
+    """The device's own view of a request: fingerprints of the positions whose KV is written, the root of the next
+    tree, the recurrent state behind the last written position (what a layer without KV knows of the sequence), the
+    tags that each layer of the drafter should hold, and how often each token was said.
     """
 
     chain: list[int]
     root: int
+    state: int
+    draft_tags: list[list[int]] = field(default_factory=list)
+    counts: Counts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a decode step did to one request, for the rules: device length before, nodes of the accepted path,
-    tokens.
+    """What a decode step did to one request, for the rules: device length before, the root's token, nodes of the
+    accepted path, tokens.
     """
 
     key: tuple[str, int]
@@ -87,6 +120,7 @@ class Step:
     predicts: list[int]
     bonus: int
     slots: list[int]
+    root: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +133,33 @@ class ContentError:
 
 
 class Device:
-    """KV content by slot, and the stream of launches."""
+    """KV content by slot, and the stream of launches. `has_laws`: some requests have a law, or want logprobs."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, has_laws: bool = False) -> None:
         self._config = config
+        self._has_laws = has_laws
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
+        self.swa_content = [0] * (len(self.content) if config.window else 0)
+        self._drafter = Drafter(config, len(self.content)) if config.draft_layers else None
+        self._graph = GraphBuffers(config.graph_sizes, config.num_draft_tokens) if config.graph_sizes else None
+        self.ring = Ring(config)
+        self._output: list[int] = []  # the buffer that every verification writes its tokens to
         self.stream: deque[Launch] = deque()
         self.sequences: dict[tuple[str, int], Sequence] = {}
         self.steps: list[Step] = []
         self.content_errors: list[ContentError] = []
         self.short_rows: list[tuple[tuple[str, int], int, int]] = []
+        self.relayed: list[tuple[tuple[str, int], Left | None]] = []
+        self.pad_writes: list[int] = []
+        self.collectives: list[str] = []
+        self.longest = 0
+        self.law_states: list[LawState] = []
+        self._unread: list[Launch] = []
+
+    @property
+    def broken(self) -> list[tuple[str, str, str, object, object]]:
+        """Rules of the drafter that the launch broke: (rule id, part, who, expected, actual)."""
+        return self._drafter.broken if self._drafter else []
 
     def launch(self, launch: Launch) -> None:
         self.stream.append(launch)
@@ -116,24 +167,66 @@ class Device:
     def execute_next(self) -> Launch:
         """Run the oldest launch. `steps`, `content_errors` and `short_rows` then hold what it showed."""
         launch = self.stream.popleft()
-        self.steps, self.content_errors, self.short_rows = [], [], []
+        self.steps, self.content_errors, self.short_rows, self.relayed = [], [], [], []
+        self.pad_writes, self.collectives, self.law_states = [], [], []
+        for earlier in self._unread:
+            advance_grammar(earlier)
+        self._unread = [launch] if self._has_laws else []
         if launch.kind == "prefill":
-            launch.first_tokens = [self._prefill(row) for row in launch.rows]
+            chains = [self._read_prefix(row) for row in launch.rows]
+            launch.first_tokens = [self._prefill(row, chain) for row, chain in zip(launch.rows, chains, strict=True)]
+            launch.first_hidden_states = tuple(self.sequences[row.key].chain[-1] for row in launch.rows)
         else:
-            launch.result = self._decode(launch.rows)
+            launch.result = self._decode(launch.rows, launch.num_steps, launch.num_draft_tokens)
         launch.done = True
         return launch
 
-    def _prefill(self, row: LaunchRow) -> int:
+    def _read_prefix(self, row: LaunchRow) -> list[int]:
+        """Read what a prefill reuses: no row of a launch sees what another row of it writes."""
         chain = model.fingerprints(row.tokens)
         self._read(row, chain[: row.prefix_len])
+        return chain
+
+    def _prefill(self, row: LaunchRow, chain: list[int]) -> int:
         if len(row.slots) < len(chain):
             self.short_rows.append((row.key, len(row.slots), len(chain)))
         for position in range(row.prefix_len, min(len(chain), len(row.slots))):
-            self.content[row.slots[position]] = chain[position]
-        token = model.next_token_after(chain[-1], len(chain), row.request.specials)
-        self.sequences[row.key] = Sequence(chain, token)
+            self._write(row, position, chain[position])
+        counts: Counts = {}
+        if row.is_middle or row.request.turn.sampling is None:  # the token behind a middle part is nobody's
+            token = model.next_token_after(chain[-1], len(chain), row.request.specials)
+        else:
+            token, counts = self._first_token(row, chain)
+        sequence = self.sequences[row.key] = Sequence(chain, token, chain[-1], counts=counts)
+        self.ring.entries[row.relay_out] = Left(row.key, token)
+        if self._drafter:
+            self._drafter.extend_prefill(row, sequence)
+            start = max(row.prefix_len - 1, 0)
+            self._expect(sequence, start, [*row.tokens[start + 1 :], token])
         return token
+
+    def _first_token(self, row: LaunchRow, chain: list[int]) -> tuple[int, Counts]:
+        """The first token of a request with a law, and the counts of its outputs with it."""
+        request = row.request
+        assert request.turn.sampling is not None
+        counts: Counts = {}
+        if not self._config.relaxed_penalties:
+            counts = bincount(row.tokens[len(request.prompt) :])
+        allowed = request.matcher.allowed_after([]) if request.matcher else None
+        coin = coin_of(request.turn.sampling.seed, len(chain))
+        token = next_token(chain[-1], len(chain), coin, request.specials, request.turn.sampling, counts, allowed)
+        self._note_law(row, [([], counts)])
+        return token, {**counts, token: counts.get(token, 0) + 1}
+
+    def _note_law(self, row: LaunchRow, nodes: list[tuple[list[int], Counts]]) -> None:
+        matcher = row.request.matcher
+        self.law_states.append(LawState(row.request, row.key, nodes, list(matcher.states) if matcher else None))
+
+    def _expect(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
+        """The drafter's pools should hold what the tokens behind the positions from `start` on make."""
+        right = expected_tags(self._config.draft_layers, sequence.chain[start:], tokens)
+        for layer, new in enumerate(right):
+            sequence.draft_tags[layer] += new
 
     def _read(self, row: LaunchRow, chain: list[int]) -> None:
         """Read the KV of the positions of `chain`, and note the first that is not what the sequence needs."""
@@ -144,34 +237,87 @@ class Device:
             slot = row.slots[position] if position < len(row.slots) else -1
             self.content_errors.append(ContentError(row.key, position, slot))
 
-    def _decode(self, rows: list[LaunchRow]) -> DecodeResult:
+        if row.swa_slots and chain:
+            first = max(0, len(chain) - self._config.window)
+            for position, swa_slot in enumerate(row.swa_slots[first : len(chain)], first):
+                if not swa_slot or self.swa_content[swa_slot] != chain[position]:
+                    self.content_errors.append(ContentError(row.key, position, swa_slot))
+                    return
+
+    def _write(self, row: LaunchRow, position: int, fingerprint: int) -> None:
+        self.content[row.slots[position]] = fingerprint
+        if row.swa_slots:
+            self.swa_content[row.swa_slots[position]] = fingerprint
+
+    def _decode(self, rows: list[LaunchRow], num_steps: int, ndt: int) -> DecodeResult:
         config = self._config
         candidates: list[list[int]] = []
         targets: list[list[int]] = []
         trees: list[list[int]] = []
         prints: list[list[int]] = []
+        # Ranks meet in collectives, so those without a request run batches of zero.
+        self.collectives.append("draft")
+        self.longest = max((len(self.sequences[row.key].chain) for row in rows), default=0)
         for row in rows:
             sequence = self.sequences[row.key]
+            left = self.ring.entries[row.relay_in]
+            self.relayed.append((row.key, left))
+            sequence.root = left.root if left is not None else 0
             self._read(row, sequence.chain)
-            if len(row.slots) < len(sequence.chain) + config.alloc_len:
-                self.short_rows.append((row.key, len(row.slots), len(sequence.chain) + config.alloc_len))
+            if self._drafter:
+                self._drafter.draft(row, sequence)
+            reach = len(sequence.chain) + (ndt if config.topk == 1 else config.alloc_len)
+            if len(row.slots) < reach:
+                self.short_rows.append((row.key, len(row.slots), reach))
             tokens, node_prints, node_targets = self._run_target(row, sequence)
             candidates.append(tokens)
             targets.append(node_targets)
             prints.append(node_prints)
             assert row.plan is not None
             trees.append(row.plan.parents)
-        verified = verify_tree_greedy(candidates, trees, targets, config.num_steps)
-        width, ndt = config.accept_width, config.num_draft_tokens
+        if self._graph:
+            self._replay_graph(rows, candidates, trees, targets)
+        self.collectives.append("verify")
+        verified = verify_tree_greedy(candidates, trees, targets, num_steps)
+        width = num_steps + 1
         accept_tokens = [verified.predicts[node] for node in verified.accept_index]
         bonus = fill_bonus_tokens(accept_tokens, verified.accept_lens, width)
-        next_token_ids: list[int] = []
+        sources = [verified.accept_index[entry] for entry in range(len(rows) * width)]
+        self._output.clear()
+        result = DecodeResult([], verified.accept_lens[: len(rows)], ndt)
+        returns_rows = self._has_laws and any(row.request.turn.return_logprob for row in rows)
+        extended: list[ExtendRow] = []
         for b, row in enumerate(rows):
-            path = [node - b * ndt for node in verified.accept_index[b * width :][: verified.accept_lens[b]]]
+            path = [node - b * ndt for node in sources[b * width :][: verified.accept_lens[b]]]
             run = [verified.predicts[b * ndt + node] for node in path]
-            next_token_ids += run + [0] * (ndt - len(run))
+            self._output += run + [0] * (ndt - len(run))
+            if returns_rows:
+                write_rows(result, [prints[b][node] for node in path], run)
+            if self._drafter:
+                hidden = [prints[b][node] for node in path]
+                sequence = self.sequences[row.key]
+                extended.append(ExtendRow(row, sequence, len(sequence.chain), hidden, run))
             self._accept(row, path, prints[b], bonus[b], run)
-        return DecodeResult(next_token_ids, verified.accept_lens, ndt)
+        self.collectives.append("draft extend")
+        if self._drafter:
+            self._drafter.extend(extended, ndt)
+            for extend in extended:
+                self._expect(extend.sequence, extend.start, extend.tokens)
+        result.next_token_ids = self._output.copy()
+        return result
+
+    def _replay_graph(
+        self, rows: list[LaunchRow], candidates: list[list[int]], trees: list[list[int]], targets: list[list[int]]
+    ) -> None:
+        """Pad the batch to a captured size; pad rows write their KV too."""
+        assert self._graph is not None
+        ndt = self._config.num_draft_tokens
+        out_cache_loc = []
+        for row in rows:
+            start = len(self.sequences[row.key].chain)
+            out_cache_loc.append([*row.slots[start : start + ndt], *[0] * ndt][:ndt])
+        self._graph.load(candidates, trees, targets, out_cache_loc)
+        self.pad_writes = write_pad_rows(self.content, candidates, out_cache_loc, len(rows))
 
     def _run_target(self, row: LaunchRow, sequence: Sequence) -> tuple[list[int], list[int], list[int]]:
         """Token, fingerprint and target token of every node; the KV of all nodes is written from the sequence's end
@@ -180,22 +326,42 @@ class Device:
         assert row.plan is not None
         start = len(sequence.chain)
         parents = row.plan.parents
-        tokens, depth = [sequence.root], [0]
-        node_prints = [model.extend(sequence.chain[-1], sequence.root)]
+        tree = build_tree(parents, start)
+        run_node = Attention(sequence.chain, sequence.state).node
         specials = row.request.specials
-        targets = [model.next_token_after(node_prints[0], start + 1, specials)]
-        for node in range(1, len(parents)):
-            parent = parents[node]
-            right = targets[parent]
-            # A wrong draft differs from the right token and from its siblings' tokens.
-            tokens.append(right if node in row.plan.agreeing else (right + node) % model.VOCABULARY + model.VOCABULARY)
-            depth.append(depth[parent] + 1)
-            node_prints.append(model.extend(node_prints[parent], tokens[node]))
-            targets.append(model.next_token_after(node_prints[node], start + depth[node] + 1, specials))
-        for node, fingerprint in enumerate(node_prints):
-            if start + node < len(row.slots):
-                self.content[row.slots[start + node]] = fingerprint
+        law = self._law_of(row, sequence) if row.request.turn.sampling else None
+        tokens = [sequence.root]
+        node_prints: list[int] = []
+        targets: list[int] = []
+        for node, (mask, position) in enumerate(zip(tree.masks, tree.positions, strict=True)):
+            if node:
+                right = targets[parents[node]]
+                # A wrong draft differs from the right token and from its siblings' tokens.
+                if node in row.plan.agreeing:
+                    tokens.append(right)
+                elif law is None:
+                    tokens.append((right + node) % model.VOCABULARY + model.VOCABULARY)
+                else:
+                    tokens.append(law.wrong_draft(node, right))
+            node_prints.append(run_node(tokens[node], mask, position))
+            if law is None:
+                targets.append(model.next_token_after(node_prints[node], position + 1, specials))
+            else:
+                targets.append(law.target(node, tokens[node], node_prints[node], position + 1))
+        if law is not None:
+            self._note_law(row, law.nodes)
+        out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]
+        for slot, fingerprint in zip(out_cache_loc, node_prints, strict=False):
+            self.content[slot] = fingerprint
+        for slot, fingerprint in zip(row.swa_slots[start:], node_prints, strict=False):
+            self.swa_content[slot] = fingerprint
         return tokens, node_prints, targets
+
+    def _law_of(self, row: LaunchRow, sequence: Sequence) -> TreeLaw:
+        assert row.plan is not None
+        relaxed = row.counts is not None
+        counts = sequence.counts if row.counts is None else row.counts
+        return TreeLaw(row.request, row.plan.parents, counts, relaxed)
 
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
         """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus
@@ -206,7 +372,17 @@ class Device:
         moved = [self.content[row.slots[start + node]] for node in path if start + node < len(row.slots)]
         for offset, fingerprint in enumerate(moved):
             self.content[row.slots[start + offset]] = fingerprint
+        if row.swa_slots:
+            reach = [start + node for node in path if start + node < len(row.slots)]
+            for offset, fingerprint in enumerate([self.swa_content[row.swa_slots[at]] for at in reach]):
+                self.swa_content[row.swa_slots[start + offset]] = fingerprint
         sequence.chain += [node_prints[node] for node in path]
-        sequence.root = bonus
+        root, sequence.root = sequence.root, bonus
+        sequence.state = node_prints[path[-1]]
+        self.ring.entries[row.relay_out] = Left(row.key, bonus)
+        if row.request.turn.sampling is not None:
+            emitted = run
+            for token in emitted:
+                sequence.counts[token] = sequence.counts.get(token, 0) + 1
         assert row.plan is not None
-        self.steps.append(Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots))
+        self.steps.append(Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots, root))

@@ -13,154 +13,241 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
 
-from specsim.check.checker import Checker, RunStopped, Violation
+from specsim.check.checker import Checker, RunStopped
 from specsim.check.ledger import SlotLedger
 from specsim.explore.chooser import Chooser
-from specsim.memory.allocator import Allocator, OutOfSlotsError, ceil_to
-from specsim.memory.rows import Rows, RowsExhaustedError
+from specsim.memory.allocator import Allocator
+from specsim.memory.radix import RadixCache
+from specsim.memory.rows import Rows
 from specsim.memory.sessions import Sessions
+from specsim.memory.swa import SwaAllocator
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
+from specsim.sim.admission import Admission, memory_errors_of
 from specsim.sim.config import require_runnable
-from specsim.sim.device import Device, DraftPlan, Launch, LaunchRow
+from specsim.sim.device import Device, Launch, LaunchRow
+from specsim.sim.grammar import advance_grammar
 from specsim.sim.lifecycle import Event, State
+from specsim.sim.log import LoggedEvent, Run
+from specsim.sim.logprobs import take_first_row, take_rows
+from specsim.sim.marks import features_of, reused_memory
+from specsim.sim.plan import draw_plan
+from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
+from specsim.sim.sampling import cumulate
 from specsim.sim.workload import Scenario
 
 ITERATIONS_MAX = 600
+
+Phase = Literal["receive", "schedule", "pause", "launch", "resolve", "ended"]
 
 
 class UnjudgeableError(Exception):
     """The accounting does not run this scenario; the schedule is not judged."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedEvent:
-    """One line of the event log. Columns: number, agent, what happens, to whom, details."""
-
-    number: int
-    agent: str
-    event: str
-    who: str
-    details: str
-
-    def __str__(self) -> str:
-        return f"{self.number:>4}  {self.agent:<6}  {self.event:<8}  {self.who:<8}  {self.details}".rstrip()
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a schedule showed."""
-
-    violations: tuple[Violation, ...]
-    log: tuple[LoggedEvent, ...]
-    digest: str
-    stale_finished: int
-    stale_retracted: int
-
-
-@contextlib.contextmanager
-def _memory_errors_of(part: str) -> Iterator[None]:
-    """What an allocation raises for want of memory, as an error of the host function that asked for it."""
-    try:
-        yield
-    except (OutOfSlotsError, RowsExhaustedError) as error:
-        raise HostFunctionError(part, f"{type(error).__name__}: {error}") from error
-
-
-class Engine:
-    """One run of a scenario. `accounting` makes the accounting that is tested from the memory it calls back."""
+class Engine(Admission):
+    """One run of a scenario. `accounting` makes the accounting that is tested from the memory it calls back. The run
+    ends at a violation with the signature `stop_at`, or at one that it cannot go on from.
+    """
 
     def __init__(
-        self, scenario: Scenario, chooser: Chooser, accounting: Callable[[Memory], Accounting] = ModelAccounting
+        self,
+        scenario: Scenario,
+        chooser: Chooser,
+        accounting: Callable[[Memory], Accounting] = ModelAccounting,
+        stop_at: str = "",
     ) -> None:
         require_runnable(scenario.config)
         self._config = scenario.config
         self._workload = scenario.workload
         self._chooser = chooser
         self._ledger = SlotLedger(self._config.page_size)
-        self._memory = Memory(
-            self._config,
-            Rows(self._config.rows, self._config.row_width),
-            Allocator(self._config.pool_slots, self._config.page_size, self._ledger),
-            Sessions(),
-        )
+        page_size = self._config.page_size
+        pool_slots = self._config.pool_slots
+        swa_ledger = SlotLedger(page_size)
+        swa = None
+        if self._config.window:
+            swa = SwaAllocator(pool_slots, pool_slots, page_size, self._ledger, swa_ledger)
+        allocator = swa or Allocator(pool_slots, page_size, self._ledger)
+        tree = None
+        if self._config.radix:
+            tree = RadixCache(page_size, allocator, bigram=self._config.bigram, watcher=self._ledger)
+        rows = Rows(self._config.rows, self._config.row_width)
+        self._memory = Memory(self._config, rows, allocator, Sessions(), tree, swa)
         self._accounting = accounting(self._memory)
         refusal = self._accounting.refuses(self._config)
         if refusal:
             raise UnjudgeableError(refusal)
-        self._checker = Checker(self._config, self._memory, self._ledger, self._accounting)
-        self._device = Device(self._config)
+        self._has_laws = self._workload.has_laws
+        self._checker = Checker(
+            self._config,
+            self._memory,
+            self._ledger,
+            self._accounting,
+            swa_ledger,
+            stop_at,
+            has_laws=self._has_laws,
+        )
+        self._device = Device(self._config, has_laws=self._has_laws)
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._arriving: deque[Turn] = deque(self._workload.turns)
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._requests: list[Request] = []
+        self._chunked: Request | None = None
+        self._resumed: set[tuple[str, int]] = set()
+        self._steps = self._config.num_steps
+        self._paused = 0
         self._unresolved: deque[Launch] = deque()
         self._merging: list[Request] = []
+        self._futures = Futures()
+        self._merging_rows: list[LaunchRow] = []
+        self._batch_is_full = False
         self._histories: dict[str, list[int]] = {}
         self._open_sessions: list[str] = []
         self._prefix_lens: dict[tuple[str, int], int] = {}
         self._device_lens: dict[tuple[str, int], int] = {}
+        self._phase: Phase = "receive"
+        self._prepared: list[LaunchRow] = []
+        self._awaited: Launch | None = None
+        self._to_resolve = 0
         self._launches = 0
         self._iterations = 0
         self._aborts_left = self._workload.aborts_max
         self._retractions_left = self._workload.retractions_max
+        self._timeouts_left = self._workload.timeouts_max
+        self._pauses_left = self._workload.pauses_max
         self._stale_finished = 0
         self._stale_retracted = 0
+        self._marks = features_of(self._config)
+        self._retracted_in: dict[str, int] = {}
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over: nothing is left to do, or a rule was broken that it cannot go on from."""
+        return self._phase == "ended"
+
+    @property
+    def host_can_go(self) -> bool:
+        return self._awaited is None or self._awaited.done
+
+    @property
+    def device_can_go(self) -> bool:
+        return bool(self._device.stream)
 
     def run(self) -> Run:
         """Run to the end, or to a broken rule that the run cannot go on from."""
-        host = self._host()
-        awaited: Launch | None = None
-        try:
-            while True:
-                host_ready = awaited is None or awaited.done
-                if not host_ready or (self._device.stream and self._chooser.choose(2, "device goes first")):
-                    self._execute()
-                    continue
-                awaited = next(host)
-        except StopIteration:
-            pass
-        except RunStopped:
-            pass
-        except HostFunctionError as error:
-            with contextlib.suppress(RunStopped):
-                self._checker.broken("X1", error.part, "", "no exception", error.text)
+        stream = self._device.stream
+        while self._phase != "ended":
+            host_ready = self._awaited is None or self._awaited.done
+            self.step(not host_ready or bool(stream and self._chooser.choose(2, "device goes first")))
         return Run(
             tuple(self._checker.violations),
             tuple(self._log),
             self._digest.hexdigest(),
             self._stale_finished,
             self._stale_retracted,
+            frozenset(self._marks),
         )
+
+    def step(self, of_device: bool) -> None:
+        """One step of the device or of the host, which must be able to go."""
+        try:
+            if of_device:
+                self._execute()
+            else:
+                self._host_step()
+                self._checker.waits(self._awaited, self._unresolved[0] if self._unresolved else None)
+        except RunStopped:
+            self._phase = "ended"
+        except HostFunctionError as error:
+            self._phase = "ended"
+            with contextlib.suppress(RunStopped):
+                expected = "no exception" if error.rule != "X5" else "nothing to say"
+                self._checker.broken(error.rule, error.part, "", expected, error.text)
 
     # The host
 
-    def _host(self) -> Iterator[Launch | None]:
-        """The host's steps. Yields between two of them: None when it can go on, a launch when it waits for its
-        result.
+    def _host_step(self) -> None:
+        """What the host does until the device may come between: schedule; or take a result, when it has waited for
+        one; and after the last result of an iteration, receive.
         """
-        while self._is_busy():
-            self._iterations += 1
-            if self._iterations > ITERATIONS_MAX:
-                self._checker.broken("S1", "loop", "", "every request ends", self._pending_reason())
-            self._receive()
-            yield None
-            launch = self._schedule()
-            yield None
-            pending = len(self._unresolved) - (1 if launch and self._config.overlap else 0)
-            for _ in range(pending):
-                oldest = self._unresolved[0]
-                yield oldest
-                self._resolve(oldest)
-        self._checker.at_idle()
+        if self._phase == "schedule":
+            if self._pauses_left and self._chooser.choose(5, "pause") == 1:
+                self._begin_pause()
+            else:
+                self._schedule_unless_paused()
+            return
+        if self._awaited is not None:
+            self._resolve(self._awaited)
+            self._to_resolve -= 1
+        self._awaited = self._unresolved[0] if self._to_resolve > 0 else None
+        if self._awaited is not None:
+            return
+        if self._phase == "pause":
+            self._retract_everybody()
+            self._schedule_unless_paused()
+        elif self._phase == "launch":
+            self._launch_prepared()
+        else:
+            self._next_iteration()
+
+    def _next_iteration(self) -> None:
+        if not self._is_busy():
+            self._checker.at_idle(self._device.content)
+            self._phase = "ended"
+            return
+        self._iterations += 1
+        if self._iterations > ITERATIONS_MAX:
+            self._checker.broken("S1", "loop", "", "every request ends", self._pending_reason())
+        self._receive()
+        self._phase = "schedule"
+
+    def _await_results(self, count: int, then: Phase) -> None:
+        """Take so many results, each when the device has it, and go on with the phase `then`."""
+        self._to_resolve = count
+        self._phase = then
+
+    def _schedule_unless_paused(self) -> None:
+        if self._paused:
+            self._paused -= 1
+            self._next_iteration()
+        else:
+            self._schedule()
+
+    def _begin_pause(self) -> None:
+        """Take the results that are due, then retract everybody, and admit nobody for a while."""
+        self._pauses_left -= 1
+        self._paused = self._chooser.choose(3, "iterations paused")
+        self._record("host", "pause", "", f"{self._paused} iterations")
+        self._marks.add("pause")
+        self._await_results(len(self._unresolved), "pause")
+
+    def _retract_everybody(self) -> None:
+        batch = [r for r in [*self._running, *self._merging] if r.state is not State.FINISHED]
+        self._drop_aborted_chunk()
+        if self._chunked is not None:
+            batch.append(self._chunked)
+        self._running, self._merging, self._chunked = [], [], None
+        self._futures, self._merging_rows, self._batch_is_full = Futures(), [], False
+        if batch:
+            self._marks.add("R17")
+            for request in batch:
+                self._mark_session(request)
+            self._checker.before_tree_calls()
+            self._accounting.retract_all(batch)
+            self._checker.after_memory_calls("retract")
+            for request in batch:
+                self._retracted(request, "paused")
+            self._checker.ownership("retract", self._requests, self._open_sessions)
 
     def _is_busy(self) -> bool:
-        if self._arriving or self._waiting or self._running or self._merging or self._unresolved:
+        if self._arriving or self._waiting or self._running or self._merging or self._unresolved or self._chunked:
             return True
         for session in list(self._open_sessions):
             self._close_session(session)
@@ -173,7 +260,7 @@ class Engine:
     def _receive(self) -> None:
         """Requests arrive; clients abort."""
         while self._arriving and self._can_arrive(self._arriving[0]) and not self._chooser.choose(3, "arrives later"):
-            turn = self._arriving.popleft()
+            turn = self._capped(self._arriving.popleft())
             request = make_request(turn, self._histories.get(turn.session, []) if turn.session else [])
             self._accounting.arrive(request)
             self._requests.append(request)
@@ -183,7 +270,12 @@ class Engine:
             self._record("host", "arrive", request.rid, f"prompt {len(request.prompt)}, max_new {turn.max_new_tokens}")
             self._checker.waiting(request, "arrive")
         if self._aborts_left and self._chooser.choose(4, "abort") == 1:
-            self._abort_one()
+            self._aborts_left -= self._abort_one("abort")
+
+    def _capped(self, turn: Turn) -> Turn:
+        """A client that names no limit gets what the context has room for."""
+        room = self._config.context_len - len(turn.tokens)
+        return replace(turn, max_new_tokens=room) if turn.open_ended else turn
 
     def _can_arrive(self, turn: Turn) -> bool:
         """A session's turn is sent when the one before it is answered."""
@@ -191,116 +283,168 @@ class Engine:
             r.state is State.FINISHED for r in self._requests if r.turn.session == turn.session
         )
 
-    def _abort_one(self) -> None:
+    def _abort_one(self, why: str) -> bool:
         candidates = [r for r in self._requests if r.state is not State.FINISHED and not r.abort_wanted]
         if not candidates:
-            return
-        self._aborts_left -= 1
-        request = candidates[self._chooser.choose(len(candidates), "abort whom")]
+            return False
+        request = candidates[self._chooser.choose(len(candidates), f"{why} whom")]
         request.abort_wanted = True
-        self._record("host", "abort", request.rid, request.state.value)
+        self._mark_abort(request)
+        self._record("host", why, request.rid, request.state.value)
         if request.state is State.WAITING:
+            session = request.turn.session
+            before = self._accounting.session_slot(session) if session else None
             self._waiting.remove(request)
             request.happens(Event.DROP)
+            self._batch_is_full = False
+            if session:
+                self._checker.session_aborted(request, before)
         else:
             self._accounting.abort(request)
+        return True
 
-    def _schedule(self) -> Launch | None:
+    def _mark_abort(self, request: Request) -> None:
+        self._marks.add("abort")
+        if request.state is not State.WAITING:
+            self._mark_session(request)
+            if request.pending or request.state is State.PREFILLING:
+                self._marks.add("R4")
+        elif request.incarnation:
+            self._marks.add("R5")
+
+    def _mark_session(self, request: Request) -> None:
+        if request.turn.session:
+            self._marks.add("R18")
+
+    def _drop_aborted_chunk(self) -> None:
+        """A request that is aborted between parts of its prefill is answered when the next one would be launched."""
+        request = self._chunked
+        if request is None or not request.abort_wanted:
+            return
+        self._marks.add("abort of a chunk")
+        self._record("host", "drop", request.rid, "aborted")
+        self._batch_is_full = False
+        self._checker.before_release(request)
+        self._checker.before_tree_calls()
+        self._accounting.drop(request)
+        self._checker.after_memory_calls("release")
+        request.happens(Event.DROP)
+        if self._memory.tree is not None:
+            self._checker.inserted_nothing(request, "release")
+        if request.turn.session:
+            self._checker.session_aborted(request, None)
+        self._chunked = None
+
+    def _schedule(self) -> None:
         """Launch the next batch, a prefill before a decode step."""
-        self._running = [r for r in [*self._running, *self._merging] if r.state is not State.FINISHED]
-        self._merging = []
+        if self._timeouts_left and self._chooser.choose(6, "timeout") == 1:
+            self._timeouts_left -= self._abort_one("timeout")
+        if self._chunked is not None:
+            self._drop_aborted_chunk()
+        if self._chunked is not None and self._memory.tree is not None:
+            self._cache_unfinished(self._chunked)
+        batch = [*self._running, *self._merging]
+        kept = [i for i, r in enumerate(batch) if r.state is not State.FINISHED]
+        if self._merging and len(kept) < len(batch):
+            self._marks.add("R14")
+        self._running = [batch[i] for i in kept]
+        self._futures.merge([row.relay_out for row in self._merging_rows])
+        self._futures.filter(kept)
+        self._merging, self._merging_rows = [], []
         admitted = self._admit()
         if admitted:
-            return self._launch_prefill(admitted)
-        return self._launch_decode()
+            self._launched(self._launch_prefill(admitted))
+            return
+        self._prepared = self._prepare_decode()
+        if not self._prepared:
+            idles = self._config.idle_batches and not self._running and self._chooser.choose(2, "idle batch") == 1
+            self._launched(self._launch("decode", []) if idles else None)
+        elif self._config.late_results and self._unresolved and self._chooser.choose(2, "result before launch") == 1:
+            self._await_results(1, "launch")
+        else:
+            self._launched(self._launch("decode", self._prepared))
 
-    def _admit(self) -> list[Request]:
-        """Waiting requests that fit, in order: rows and slots, with the reserve of their first step and the running
-        ones' next.
-        """
-        admitted: list[Request] = []
-        if self._running and self._waiting and self._chooser.choose(3, "admit later"):
-            return admitted
-        taken = self._accounting.decode_need(self._running) if self._running else 0
-        page_size = self._config.page_size
-        while self._waiting and len(self._running) + len(admitted) < self._config.rows:
-            request = self._waiting[0]
-            need = ceil_to(len(request.prompt) + len(request.outputs) + self._config.reserve, page_size)
-            has_session_row = self._accounting.session_slot(request.turn.session) is not None
-            if not has_session_row and not self._memory.rows.free_rows:
-                break
-            if taken + need > self._memory.allocator.available:
-                break
-            self._extend(request)
-            admitted.append(self._waiting.pop(0))
-        return admitted
+    def _launch_prepared(self) -> None:
+        """Launch what was prepared before the last result was taken."""
+        if any(row.request.state is State.FINISHED for row in self._prepared):
+            self._marks.add("R13")
+        self._launched(self._launch("decode", self._prepared))
 
-    def _extend(self, request: Request) -> None:
-        """Admit a request: restore its session, and allocate for its prefill."""
-        fill_len = len(request.prompt) + len(request.outputs)
-        prefix_len = 0
-        slot = self._accounting.session_slot(request.turn.session) if request.turn.session else None
-        if slot is not None:
-            claim = slot.claim
-            prefix_len = self._accounting.session_match(request, fill_len)
-            self._checker.after_memory_calls("session match")
-            self._checker.session_matched(request, claim, prefix_len)
-        with _memory_errors_of("extend"):
-            self._accounting.extend_alloc(request, prefix_len, fill_len)
-        self._checker.after_memory_calls("extend")
-        request.incarnation += 1
-        request.extend_len, request.resolved, request.pending = fill_len, 0, 0
-        self._prefix_lens[request.key] = prefix_len
-        request.outputs_before = len(request.outputs)
-        request.happens(Event.ADMIT)
-        self._record("host", "admit", request.rid, f"extend {prefix_len} to {fill_len}")
-        self._checker.extended(request)
-        if slot is not None:
-            self._checker.ownership("session match", self._requests, self._open_sessions, at_match=True)
+    def _launched(self, launch: Launch | None) -> None:
+        """With overlap, all results but the newest launch's are due; without, all."""
+        self._await_results(len(self._unresolved) - (1 if launch and self._config.overlap else 0), "resolve")
 
     def _launch_prefill(self, admitted: list[Request]) -> Launch:
+        if self._memory.tree is not None:
+            self._checker.ownership("extend", self._requests, self._open_sessions)
         rows = []
         for request in admitted:
-            slots, prefix_len = self._slots_of(request), self._prefix_lens[request.key]
-            rows.append(LaunchRow(request, request.key, slots, None, request.prompt + request.outputs, prefix_len))
-        self._merging = list(admitted)
+            (row, slots), prefix_len = self._slots_of(request), self._prefix_lens[request.key]
+            tokens = (request.prompt + request.outputs)[: request.extend_len]
+            is_middle = request.state is State.CHUNKED
+            rows.append(LaunchRow(request, request.key, slots, None, tokens, prefix_len, row, is_middle))
+        self._note_window(rows)
+        self._merging = [request for request in admitted if request.state is not State.CHUNKED]
+        self._merging_rows = [row for row in rows if not row.is_middle]
         return self._launch("prefill", rows)
 
-    def _launch_decode(self) -> Launch | None:
+    def _prepare_decode(self) -> list[LaunchRow]:
+        """The rows of the next decode step, none when nobody runs."""
         batch = self._running
         if not batch:
-            return None
+            return []
+        if self._config.adaptive:
+            before_last = self._steps
+            self._steps = self._config.num_steps - self._chooser.choose(self._config.num_steps, "fewer steps")
+            self._memory.steps = max(before_last, self._steps)
         on_demand = bool(
             self._retractions_left and len(batch) > 1 and self._chooser.choose(4, "retract on demand") == 1
         )
-        if on_demand or self._accounting.decode_need(batch) > self._memory.allocator.available:
+        if on_demand or self._accounting.decode_need(batch) > self._memory.available:
             self._retractions_left -= on_demand
             batch = self._retract(batch, "on demand" if on_demand else "out of memory")
             if not batch:
-                return None
+                return []
         before = [self._accounting.observe(request) for request in batch]
-        self._checker.before_prepare()
-        with _memory_errors_of("prepare"):
+        self._checker.before_prepare(batch)
+        with memory_errors_of("prepare"):
             self._accounting.prepare(batch)
         self._record("host", "prepare", "", " ".join(self._growth(r, b) for r, b in zip(batch, before, strict=True)))
         self._checker.after_memory_calls("prepare")
         self._checker.after_prepare(batch, before)
         self._checker.ownership("prepare", self._requests, self._open_sessions)
-        rows = [LaunchRow(r, r.key, self._slots_of(r), plan=self._draw_plan()) for r in batch]
+        rows = []
         for request in batch:
+            row, slots = self._slots_of(request)
+            counts = cumulate(request) if self._config.relaxed_penalties else None
+            plan = draw_plan(self._chooser, self._config, self._steps)
+            rows.append(LaunchRow(request, request.key, slots, plan, row=row, counts=counts))
             request.pending += 1
-        return self._launch("decode", rows)
+        for launch_row, index in zip(rows, self._futures.indices, strict=False):
+            launch_row.relay_in = index
+        self._note_window(rows)
+        return rows
+
+    def _note_window(self, rows: list[LaunchRow]) -> None:
+        """The slots of the sliding window, as they are now."""
+        if self._memory.swa is not None:
+            for row in rows:
+                row.swa_slots = [self._memory.swa.swa_slots[slot] for slot in row.slots]
+                if not all(row.swa_slots):
+                    self._marks.add("window slots given back")
 
     def _growth(self, request: Request, before: Observed) -> str:
         return f"{request.rid}:{before.allocated}>{self._accounting.observe(request).allocated}"
 
-    def _slots_of(self, request: Request) -> list[int]:
-        seen = self._accounting.observe(request)
-        assert seen.row is not None
-        return self._memory.rows.read(seen.row, 0, seen.allocated)
-
     def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
-        launch = Launch(self._launches, kind, rows)
+        config = self._config
+        tree_size = self._steps + 1 if config.topk == 1 else config.num_draft_tokens
+        launch = Launch(self._launches, kind, rows, self._steps, tree_size)
+        for row, index in zip(rows, self._device.ring.take(len(rows)), strict=True):
+            row.relay_out = index
+        if kind == "decode":
+            self._futures.indices = [row.relay_out for row in rows]
+        self._marks |= reused_memory(self._unresolved, rows)
         self._launches += 1
         self._device.launch(launch)
         self._unresolved.append(launch)
@@ -308,57 +452,53 @@ class Engine:
         self._checker.at_launch(launch, len(self._unresolved))
         return launch
 
-    def _draw_plan(self) -> DraftPlan:
-        """A tree, and how far the drafts agree with the target: an accepted path from the root."""
-        config = self._config
-        if config.topk == 1:
-            agree = config.num_steps - self._chooser.choose(config.num_steps + 1, "drafts that disagree")
-            return DraftPlan(list(range(-1, config.num_steps)), frozenset(range(1, agree + 1)))
-        parents, depth, children = [-1], [0], [0]
-        for _ in range(1, config.num_draft_tokens):
-            open_nodes = [n for n, d in enumerate(depth) if d < config.num_steps and children[n] < config.topk]
-            parent = open_nodes[-1 - self._chooser.choose(len(open_nodes), "parent")]
-            children[parent] += 1
-            parents.append(parent)
-            depth.append(depth[parent] + 1)
-            children.append(0)
-        agreeing: list[int] = []
-        node = 0
-        while True:
-            options = [child for child, parent in enumerate(parents) if parent == node]
-            picked = self._chooser.choose(len(options) + 1, "agreeing child") if options else 0
-            if not options or picked == len(options):
-                return DraftPlan(parents, frozenset(agreeing))
-            node = options[picked]
-            agreeing.append(node)
-
     def _retract(self, batch: list[Request], why: str) -> list[Request]:
+        self._checker.before_tree_calls()
         outcome = self._accounting.retract(batch)
         self._checker.after_memory_calls("retract")
         for request in outcome.retracted:
-            self._record("host", "retract", request.rid, why)
-            self._checker.before_release(request)
-            request.happens(Event.RETRACT)
-            self._checker.after_retract(request)
-            self._waiting.append(request)
+            self._mark_session(request)
+            self._marks.add("retract")
+            if request.state is State.PREFILLING:
+                self._marks.add("R20")
+            self._retracted(request, why)
         for request in outcome.aborted:
             self._record("host", "drop", request.rid, "not even one request fits")
+            if request.pending or request.state is State.PREFILLING:
+                self._marks.add("R6")
             self._checker.before_release(request)
             request.abort_wanted = True
             request.happens(Event.DROP)
+            if request.turn.session:
+                self._checker.session_aborted(request, None)
+        self._futures.filter([batch.index(request) for request in outcome.kept])
         self._running = outcome.kept
+        self._batch_is_full = False
         self._checker.ownership("retract", self._requests, self._open_sessions)
         return outcome.kept
+
+    def _retracted(self, request: Request, why: str) -> None:
+        self._record("host", "retract", request.rid, why)
+        self._retracted_in[request.rid] = self._iterations
+        self._checker.before_release(request)
+        request.happens(Event.RETRACT)
+        self._checker.after_retract(request)
+        self._checker.inserted_nothing(request, "retract")
+        self._waiting.append(request)
 
     # The device
 
     def _execute(self) -> None:
-        launch = self._device.execute_next()
+        try:
+            launch = self._device.execute_next()
+        except (IndexError, ValueError) as error:
+            self._checker.broken("X6", "device", "", "no exception", error)
+            raise RunStopped from error
         starts = {row.key: row.request.extend_len for row in launch.rows}
         if launch.result is None:
             self._record("device", "prefill", launch.name, " ".join(row.request.rid for row in launch.rows))
         else:
-            accepted = zip(launch.rows, launch.result.accept_lens, strict=True)
+            accepted = zip(launch.rows, launch.result.accept_lens, strict=False)
             self._record("device", "verify", launch.name, " ".join(f"{row.request.rid}:{a}" for row, a in accepted))
         for step in self._device.steps:
             starts[step.key] = self._device_lens.get(step.key, starts[step.key])
@@ -376,21 +516,39 @@ class Engine:
             self._resolve_decode(launch)
 
     def _resolve_prefill(self, launch: Launch) -> None:
+        if self._has_laws:
+            advance_grammar(launch)
         self._begin_frees()
-        for row, token in zip(launch.rows, launch.first_tokens, strict=True):
+        firsts = zip(launch.rows, launch.first_tokens, launch.first_hidden_states, strict=True)
+        for row, token, hidden in firsts:
             request = row.request
+            if row.is_middle:
+                continue
             if request.state is not State.PREFILLING or request.key != row.key:
                 self._record("host", "stale", request.rid, launch.name)
                 continue
             request.happens(Event.FIRST_TOKEN)
-            self._append(request, [token], "prefill result")
+            if request.turn.return_logprob:
+                take_first_row(request, hidden, token)
+            if self._append(request, [token], "prefill result"):
+                if request.pending:
+                    self._marks.add("R7")
+            elif self._memory.tree is not None:
+                self._cache_unfinished(request)
         self._end_frees()
 
     def _resolve_decode(self, launch: Launch) -> None:
         result = launch.result
         assert result is not None
-        live = [row.request.state is State.RUNNING and row.request.key == row.key for row in launch.rows]
+        if not launch.rows:
+            self._record("host", "resolve", launch.name, "idle")
+            return
+        live = [self._is_live(row) for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
+        if any(later.kind == "decode" and later.num_steps != launch.num_steps for later in self._unresolved):
+            self._marks.add("R15")
+        if self._has_laws:
+            advance_grammar(launch)
         runs = self._accounting.resolve(result, launch.requests)
         self._checker.after_memory_calls("resolve")
         details = [
@@ -401,36 +559,60 @@ class Engine:
         for row, alive in zip(launch.rows, live, strict=True):
             if row.request.key == row.key:
                 row.request.pending -= 1
-            if not alive and row.request.state is State.FINISHED:
+            if alive:
+                if not row.request.pending and self._config.overlap:
+                    self._marks.add("R8")
+            elif row.request.state is State.FINISHED:
                 self._stale_finished += 1
-            elif not alive:
+                self._marks.add("R1")
+            else:
                 self._stale_retracted += 1
+                self._marks.add("R2")
         self._checker.after_resolve(launch, result, before, runs, live)
         self._begin_frees()
-        for row, run, alive in zip(launch.rows, runs, live, strict=True):
+        for i, (row, run, alive) in enumerate(zip(launch.rows, runs, live, strict=True)):
             if alive:
+                if row.request.turn.return_logprob:
+                    take_rows(row.request, result, i, len(run))
                 row.request.resolved += len(run)
                 self._append(row.request, run, "resolve")
         self._end_frees()
 
-    def _append(self, request: Request, run: list[int], kind: str) -> None:
+    def _is_live(self, row: LaunchRow) -> bool:
+        """Whether a result is of this incarnation of a request that runs."""
+        return row.request.state is State.RUNNING and row.request.key == row.key
+
+    def _append(self, request: Request, run: list[int], kind: str) -> bool:
+        """Append a run; returns whether the request has finished."""
         self._accounting.append(request, run)
         self._checker.after_append(request, kind)
         self._accounting.check_finish(request, len(run))
         self._checker.after_finish_check(request)
-        if self._accounting.observe(request).finished:
+        finished = self._accounting.observe(request).finished
+        if finished:
             self._finish(request)
+        return finished
 
     def _finish(self, request: Request) -> None:
         seen = self._accounting.observe(request)
         visible = len(request.outputs) if seen.finished_len is None else seen.finished_len
         self._record("host", "finish", request.rid, f"{visible} of {len(request.outputs)} outputs")
+        self._batch_is_full = False  # somebody leaves
         self._checker.visible_outputs(request)
         self._checker.before_release(request)
+        session, tree = request.turn.session, self._memory.tree
+        self._checker.before_tree_calls()
         self._accounting.release(request)
         self._checker.after_memory_calls("release")
         request.happens(Event.FINISH)
-        if request.turn.session:
+        if tree is not None and not session:
+            claim = min(len(request.prompt) + visible, request.kv_ready)
+            if tree.key_len(claim) > request.honest_len:
+                self._marks.add("R12")
+            self._checker.inserted(request, claim, "release", -1, "I30")
+        if session and request.abort_wanted:
+            self._checker.session_aborted(request, None)
+        elif session:
             self._histories[request.turn.session] = request.prompt + request.outputs[:visible]
             self._checker.session_saved(request, request.kv_ready)
 

@@ -13,6 +13,7 @@ class State(enum.Enum):
     """Where a request is. A retracted request waits again; a finished one stays finished."""
 
     WAITING = "waiting"  # holds no memory, unless its session does
+    CHUNKED = "chunked"  # a part of its prefill is launched
     PREFILLING = "prefilling"  # launched, its first token is not known to the host
     RUNNING = "running"
     FINISHED = "finished"
@@ -21,7 +22,8 @@ class State(enum.Enum):
 class Event(enum.Enum):
     """What happens to a request."""
 
-    ADMIT = "admit"
+    CHUNK = "chunk"  # admitted, or continued, with a part of its prefill that is not the last
+    ADMIT = "admit"  # with all of its prefill, or the last part of it
     FIRST_TOKEN = "first token"
     FINISH = "finish"
     RETRACT = "retract"
@@ -30,6 +32,11 @@ class Event(enum.Enum):
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.WAITING, Event.ADMIT): State.PREFILLING,
+    (State.WAITING, Event.CHUNK): State.CHUNKED,
+    (State.CHUNKED, Event.CHUNK): State.CHUNKED,
+    (State.CHUNKED, Event.ADMIT): State.PREFILLING,
+    (State.CHUNKED, Event.RETRACT): State.WAITING,
+    (State.CHUNKED, Event.DROP): State.FINISHED,
     (State.WAITING, Event.DROP): State.FINISHED,
     (State.PREFILLING, Event.FIRST_TOKEN): State.RUNNING,
     (State.PREFILLING, Event.RETRACT): State.WAITING,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from specsim.sim.grammar import Matcher
 from specsim.sim.lifecycle import Event, State, after
+from specsim.sim.sampling import Counts, SamplingParams, make_matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,11 @@ class Turn:
     `special_at`  output index -> EOS or STOP token that the model says there
     `session`     id of the streaming session that the turn belongs to, "" for none: its prompt is the session's
                   tokens, then `tokens`
+    `extra_key`   namespace of the radix cache: KV is shared within it only
+    `open_ended`  the client names no `max_new_tokens`, and gets what the context has room for
+    `logprob_start`  first position of the prompt whose logprob the client asks for, -1 for none
+    `sampling`    the law of its tokens, None for greedy decoding of the whole vocabulary
+    `return_logprob`  the answer has a logprob and a hidden state for each token
     """
 
     rid: str
@@ -23,6 +30,11 @@ class Turn:
     special_at: dict[int, int] = field(default_factory=dict)
     ignore_eos: bool = False
     session: str = ""
+    extra_key: str = ""
+    open_ended: bool = False
+    logprob_start: int = -1
+    sampling: SamplingParams | None = None
+    return_logprob: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +47,9 @@ class Request:
     `extend_len`   positions of the prefill of this incarnation
     `resolved`     sum of accepted tokens of this incarnation's resolved verifications
     `pending`      launched, unresolved verifications of this incarnation
+    `matcher`      its grammar, which has read the outputs
+    `cumulated`    counts of the relaxed law
+    `hidden_states`, `logprobs`  a row for each output, if it wants them
     `state_of_accounting`  whatever the accounting keeps of it
     """
 
@@ -49,6 +64,10 @@ class Request:
     pending: int = 0
     abort_wanted: bool = False
     outputs_before: int = 0
+    matcher: Matcher | None = None
+    cumulated: Counts = field(default_factory=dict)
+    hidden_states: list[int] = field(default_factory=list)
+    logprobs: list[int] = field(default_factory=list)
     state_of_accounting: Any = None
 
     @property
@@ -80,4 +99,4 @@ def make_request(turn: Turn, history: list[int]) -> Request:
     """The request of a turn; `history` are the session's tokens so far."""
     prompt = [*history, *turn.tokens]
     specials = {len(prompt) + index: token for index, token in turn.special_at.items()}
-    return Request(turn, prompt, specials)
+    return Request(turn, prompt, specials, matcher=make_matcher(turn.sampling))

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from specsim.sim.accounting import Accounting, Memory, ModelAccounting
 from specsim.sim.config import EngineConfig
+from specsim.sim.features import FEATURES
 
 # The functions of the accounting seam, in the order in which a request meets them. `Violation.part` and the verdict
 # use these names.
@@ -26,6 +27,8 @@ PARTS = (
     "abort",
     "session close",
 )
+# Those of an accounting with a radix cache.
+TREE_PARTS = ("prefix match", "tree insert")
 
 
 @dataclass(slots=True)
@@ -45,9 +48,10 @@ class SeamPart:
 
 
 class AccountingTarget(Protocol):
-    """An accounting that can be simulated."""
+    """An accounting that can be simulated. `features` are those of `specsim.sim.features` that it can run."""
 
     name: str
+    features: frozenset[str]
     parts: list[SeamPart]
 
     def make(self, memory: Memory) -> Accounting:
@@ -63,9 +67,10 @@ class ModelTarget:
     """The model's own accounting."""
 
     name = "model"
+    features = FEATURES
 
     def __init__(self) -> None:
-        self.parts = [SeamPart(name, "model") for name in PARTS]
+        self.parts = [SeamPart(name, "model") for name in (*PARTS, *TREE_PARTS)]
 
     def make(self, memory: Memory) -> Accounting:
         return ModelAccounting(memory)

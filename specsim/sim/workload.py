@@ -1,8 +1,6 @@
 """What clients send, and how much goes wrong: drawn up front from choices, into plain values.
 
 Choice 0 is the dullest everywhere: one short request, nothing special, nothing wrong.
-
-Not drawn yet: aborts and retractions of a session's turns, prefix sharing, chunked prefill.
 """
 
 from __future__ import annotations
@@ -11,8 +9,11 @@ from dataclasses import dataclass, replace
 
 from specsim.explore.chooser import Chooser, between, pick
 from specsim.sim.config import EngineConfig
+from specsim.sim.features import FEATURES, draw_features, turn_without
 from specsim.sim.model import EOS, FIRST_ORDINARY_TOKEN, STOP
 from specsim.sim.request import Turn
+
+_COMMON_TOKENS = FIRST_ORDINARY_TOKEN + 900_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,13 @@ class Workload:
     turns: tuple[Turn, ...]
     aborts_max: int = 0
     retractions_max: int = 0
+    timeouts_max: int = 0
+    pauses_max: int = 0
+
+    @property
+    def has_laws(self) -> bool:
+        """Whether a request is sampled, penalized or constrained, or wants logprobs."""
+        return any(turn.sampling is not None or turn.return_logprob for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +42,13 @@ class Scenario:
     workload: Workload
 
 
-def draw_scenario(chooser: Chooser) -> Scenario:
-    """One scenario of the default swarm."""
+def draw_scenario(chooser: Chooser, features: frozenset[str] = FEATURES) -> Scenario:
+    """One scenario of the default swarm, for an accounting with these of FEATURES. The choices are the same whatever it
+    has.
+    """
     num_steps = pick(chooser, (3, 1, 2, 5), "num_steps")
     topk = pick(chooser, (1, 1, 2, 4), "topk")
-    page_size = pick(chooser, (1, 4, 2, 16), "page_size") if topk == 1 else 1
+    page_size = pick(chooser, (1, 4, 2, 16), "page_size")
     most = 1 + topk + (num_steps - 1) * topk**2
     num_draft_tokens = num_steps + 1 if topk == 1 else between(chooser, 2, min(most, 12), "num_draft_tokens")
     sessions = chooser.choose(3, "sessions") if chooser.choose(4, "has sessions") == 1 else 0
@@ -55,15 +65,101 @@ def draw_scenario(chooser: Chooser) -> Scenario:
     )
     # A pool that is just large enough for the longest request makes memory short; sessions hold theirs between turns.
     spare = pick(chooser, (3, 0, 1, 2), "spare requests in the pool") if not sessions else len(turns)
-    pool = config.request_slots_max * (1 + spare)
-    if not sessions:
-        pool += config.page_size * chooser.choose(8, "spare pages in the pool")
-    config = replace(config, pool_slots=pool)
-    if sessions:
-        return Scenario(config, Workload(turns))
-    aborts_max = chooser.choose(3, "aborts")
-    retractions_max = chooser.choose(3, "retractions")
-    return Scenario(config, Workload(turns, aborts_max, retractions_max))
+    pages = chooser.choose(8, "spare pages in the pool") if not sessions else 0
+    config = _with_pool(config, spare, pages)
+    workload = Workload(turns, aborts_max=chooser.choose(3, "aborts"), retractions_max=chooser.choose(3, "retractions"))
+    drawn = _with_features(chooser, Scenario(config, workload))
+    if topk > 1 and "paged trees" not in features:
+        config = _with_pool(replace(config, page_size=1), spare, pages)
+        tight = drawn.config.pool_slots if drawn.config.tight_pool else config.pool_slots
+        drawn = replace(drawn, config=replace(drawn.config, page_size=1, pool_slots=tight))
+    return drawn if features >= FEATURES else _without(FEATURES - features, drawn, Scenario(config, Workload(turns)))
+
+
+def _with_pool(config: EngineConfig, spare: int, pages: int) -> EngineConfig:
+    return replace(config, pool_slots=config.request_slots_max * (1 + spare) + config.page_size * pages)
+
+
+def _with_features(chooser: Chooser, scenario: Scenario) -> Scenario:
+    """Turn on what not every accounting has, each in some scenarios."""
+    config, workload = scenario.config, scenario.workload
+    if chooser.choose(3, "radix cache") == 1:
+        config = replace(config, radix=True, bigram=chooser.choose(2, "bigram keys") == 1)
+        workload = replace(workload, turns=tuple(_sharing(chooser, turn) for turn in workload.turns))
+    if chooser.choose(4, "chunked prefill") == 1:
+        pages = between(chooser, 1, max(1, 8 // config.page_size), "pages of a chunk")
+        config = replace(config, chunk_size=config.page_size * pages)
+    if chooser.choose(4, "late results") == 1:
+        config = replace(config, late_results=True)
+    if chooser.choose(4, "no limit") == 1:
+        whom = chooser.choose(len(workload.turns), "who names no limit")
+        turns = tuple(
+            replace(turn, open_ended=number == whom and not turn.session) for number, turn in enumerate(workload.turns)
+        )
+        workload = replace(workload, turns=turns)
+    if any(turn.session for turn in workload.turns) and chooser.choose(3, "prompt logprobs") == 1:
+        start = chooser.choose(4, "logprobs from")
+        workload = replace(workload, turns=tuple(replace(turn, logprob_start=start) for turn in workload.turns))
+    config, turns = draw_features(chooser, config, workload.turns)
+    workload = replace(workload, turns=turns)
+    if config.topk == 1 and not config.graph_sizes and chooser.choose(4, "adaptive steps") == 1:
+        config = replace(config, adaptive=True)
+    if not config.radix and not config.draft_layers and chooser.choose(4, "sliding window") == 1:
+        config = replace(config, window=between(chooser, 1, 12, "window"))
+    has_sessions = any(turn.session for turn in workload.turns)
+    if not has_sessions and chooser.choose(6, "tight pool") == 1:
+        first_need = max(len(turn.tokens) for turn in workload.turns) + config.reserve
+        least = -(-first_need // config.page_size) * config.page_size
+        spare = chooser.choose(1 + (config.request_slots_max - least) // config.page_size, "pages of the tight pool")
+        config = replace(config, tight_pool=True, pool_slots=least + spare * config.page_size)
+    if chooser.choose(4, "timeouts") == 1:
+        workload = replace(workload, timeouts_max=1)
+    if chooser.choose(4, "pauses") == 1:
+        workload = replace(workload, pauses_max=1)
+    return Scenario(config, workload)
+
+
+def _without(lacking: frozenset[str], scenario: Scenario, plain: Scenario) -> Scenario:
+    """The scenario without the features of `lacking`; `plain` has none."""
+    config, workload = scenario.config, scenario.workload
+    if "radix cache" in lacking:
+        config = replace(config, radix=False, bigram=False)
+        pairs = zip(workload.turns, plain.workload.turns, strict=True)
+        turns = tuple(replace(turn, tokens=was.tokens, extra_key=was.extra_key) for turn, was in pairs)
+        workload = replace(workload, turns=turns)
+    if "no limit" in lacking:
+        workload = replace(workload, turns=tuple(replace(turn, open_ended=False) for turn in workload.turns))
+    if "chunked prefill" in lacking:
+        config = replace(config, chunk_size=0)
+    if "late results" in lacking:
+        config = replace(config, late_results=False)
+    if "adaptive steps" in lacking:
+        config = replace(config, adaptive=False)
+    if "sliding window" in lacking:
+        config = replace(config, window=0)
+    if "tight pool" in lacking:
+        config = replace(config, tight_pool=False, pool_slots=plain.config.pool_slots)
+    if "timeouts" in lacking:
+        workload = replace(workload, timeouts_max=0)
+    if "pauses" in lacking:
+        workload = replace(workload, pauses_max=0)
+    if "draft pools" in lacking:
+        config = replace(config, draft_layers=0)
+    if "graph padding" in lacking:
+        config = replace(config, graph_sizes=())
+    if "idle batches" in lacking:
+        config = replace(config, idle_batches=False)
+    workload = replace(workload, turns=tuple(turn_without(lacking, turn) for turn in workload.turns))
+    if "session faults" in lacking and any(turn.session for turn in workload.turns):
+        workload = replace(workload, aborts_max=0, retractions_max=0, timeouts_max=0, pauses_max=0)
+    return Scenario(config, workload)
+
+
+def _sharing(chooser: Chooser, turn: Turn) -> Turn:
+    """The turn with a prompt that begins as others do, in one of two namespaces."""
+    common = len(turn.tokens) - chooser.choose(len(turn.tokens) + 1, "own tokens")
+    tokens = (*range(_COMMON_TOKENS, _COMMON_TOKENS + common), *turn.tokens[common:])
+    return replace(turn, tokens=tokens, extra_key=pick(chooser, ("", "", "x"), "extra_key"))
 
 
 def _draw_turns(chooser: Chooser, sessions: int) -> tuple[Turn, ...]:
@@ -72,13 +168,13 @@ def _draw_turns(chooser: Chooser, sessions: int) -> tuple[Turn, ...]:
         for session in range(sessions)
         for turn in range(between(chooser, 2, 3, "turns"))
     ]
-    count = between(chooser, 0 if sessions else 1, 4, "requests")
+    count = between(chooser, 0 if sessions else 1, 6, "requests")
     return (*of_sessions, *(_draw_turn(chooser, f"r{number}", "") for number in range(count)))
 
 
 def _draw_turn(chooser: Chooser, rid: str, session: str) -> Turn:
     prompt_len = between(chooser, 1, 12, "prompt length")
-    max_new_tokens = between(chooser, 1, 12, "max_new_tokens")
+    max_new_tokens = between(chooser, 1, 24, "max_new_tokens")
     special_at: dict[int, int] = {}
     kind = pick(chooser, ("none", "eos", "stop"), "special token")
     if kind != "none":

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from specsim.check.extension import Extension, ExtensionTarget
 from specsim.errors import UsageError
 from specsim.sim.target import AccountingTarget
 from specsim.sim.target import ModelTarget as ModelAccountingTarget
@@ -42,6 +43,9 @@ def load_accounting(target: Target, cache: Cache) -> AccountingTarget | NotRun:
     if isinstance(target, ModelTarget):
         return ModelAccountingTarget()
     if isinstance(target, PythonTarget):
+        value = _user_object(target)
+        if isinstance(value, Extension):
+            return ExtensionTarget(target.text, value)
         return NotRun("accounting", "a mapping of operations has no accounting")
     assert isinstance(target, ReleaseTarget | CheckoutTarget)
     from specsim.targets.sglang.accounting import SglangHostTarget
@@ -51,10 +55,12 @@ def load_accounting(target: Target, cache: Cache) -> AccountingTarget | NotRun:
     return NotRun("accounting", f"it needs {', '.join(host.missing)}") if host.missing else host
 
 
-def _user_provider(target: PythonTarget) -> Provider:
+_REMEDY = "name a mapping of operations to functions, in a module that the current folder or the environment has"
+
+
+def _user_object(target: PythonTarget) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    remedy = "name a mapping of operations to functions, in a module that the current folder or the environment has"
     try:
         module = importlib.import_module(target.module)
     except ModuleNotFoundError as error:
@@ -62,7 +68,7 @@ def _user_provider(target: PythonTarget) -> Provider:
             raise UsageError(
                 f"{target.module} needs the module {error.name}, which is not installed", "install it"
             ) from error
-        raise UsageError(f"there is no module {target.module!r}", remedy) from error
+        raise UsageError(f"there is no module {target.module!r}", _REMEDY) from error
     except Exception as error:
         raise UsageError(
             f"{target.module} cannot be imported ({type(error).__name__}: {error})", "mend the module"
@@ -70,8 +76,15 @@ def _user_provider(target: PythonTarget) -> Provider:
     value: Any = module
     for attribute in target.object.split("."):
         if not hasattr(value, attribute):
-            raise UsageError(f"{target.module} has no {target.object!r}", remedy)
+            raise UsageError(f"{target.module} has no {target.object!r}", _REMEDY)
         value = getattr(value, attribute)
+    return value
+
+
+def _user_provider(target: PythonTarget) -> Provider:
+    value = _user_object(target)
+    if isinstance(value, Extension):  # of the accounting tier: it has no operations
+        value = {}
     if isinstance(value, Mapping):
         from specsim.ops.provider import MappingProvider
 
@@ -79,4 +92,4 @@ def _user_provider(target: PythonTarget) -> Provider:
     if callable(getattr(value, "subjects", None)):
         provider: Provider = value
         return provider
-    raise UsageError(f"{target.text} is a {type(value).__name__}", remedy)
+    raise UsageError(f"{target.text} is a {type(value).__name__}", _REMEDY)

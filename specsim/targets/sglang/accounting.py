@@ -15,6 +15,7 @@ from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, Retracted
 from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine, UnjudgeableError
+from specsim.sim.features import DEVICE_FEATURES
 from specsim.sim.request import Request
 from specsim.sim.target import SeamPart
 from specsim.sim.workload import draw_scenario
@@ -27,12 +28,19 @@ from specsim.targets.source import SourceTree
 
 _REHEARSALS = 60
 
+# Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of releases.
+FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"} | {"late results", "tight pool", "timeouts"}
+
 
 class SglangHostTarget:
     """The accounting of a release or checkout of SGLang.
 
+    Its finish check asks grammars of its own, so requests with a grammar of ours are not simulated.
+
     `missing` are the parts without which nothing can be simulated, with the reasons; `make` needs it to be empty.
     """
+
+    features = FEATURES_OF_RELEASES
 
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self.name = source.label
@@ -61,7 +69,7 @@ class SglangHostTarget:
         for index in range(_REHEARSALS):
             chooser = seeded(0, "rehearsal", index)
             try:
-                violations = Engine(draw_scenario(chooser), chooser, self.make).run().violations
+                violations = Engine(draw_scenario(chooser, self.features), chooser, self.make).run().violations
             except UnjudgeableError:
                 continue
             for violation in violations:
@@ -100,7 +108,27 @@ class SglangAccounting:
             return "without overlap the release uses other workers, whose host functions are not simulated"
         if config.page_size > 1 and config.topk > 1:
             return "trees are simulated with pages of one token only"
+        if config.radix:
+            return "the radix cache of releases is not simulated"
+        if config.chunk_size:
+            return "chunked prefill of releases is not simulated"
+        if config.window:
+            return "sliding windows of releases are not simulated"
+        if config.adaptive:
+            return "releases are simulated with steps of one length"
         return ""
+
+    def match_prefix(self, request: Request, key_len: int) -> int:
+        raise UnjudgeableError("the radix cache of releases is not simulated")
+
+    def cache_unfinished(self, request: Request) -> None:
+        raise UnjudgeableError("the radix cache of releases is not simulated")
+
+    def drop(self, request: Request) -> None:
+        raise UnjudgeableError("chunked prefill of releases is not simulated")
+
+    def retract_all(self, batch: list[Request]) -> None:
+        raise UnjudgeableError("pauses of releases are not simulated")
 
     def arrive(self, request: Request) -> None:
         session = request.turn.session

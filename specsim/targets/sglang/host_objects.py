@@ -15,6 +15,7 @@ import torch
 
 from specsim.memory.allocator import Allocator, OutOfSlotsError
 from specsim.memory.rows import Rows
+from specsim.memory.swa import SwaAllocator
 from specsim.sim.config import EngineConfig
 from specsim.sim.model import EOS, STOP, VOCABULARY
 from specsim.sim.request import Request
@@ -207,7 +208,7 @@ class SlotAllocator:
     device = CPU
     is_not_in_free_group = True
 
-    def __init__(self, allocator: Allocator) -> None:
+    def __init__(self, allocator: Allocator | SwaAllocator) -> None:
         self._allocator = allocator
         self.page_size = allocator.page_size
         self.size = allocator.size

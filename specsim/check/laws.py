@@ -1,0 +1,98 @@
+"""The rules of requests with a law: penalties, grammars, logprobs. What they should know follows from the tokens that
+the device has made, and from nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specsim.sim.config import EngineConfig
+from specsim.sim.device import Device, Launch
+from specsim.sim.grammar import Matcher
+from specsim.sim.logprobs import logprob_of
+from specsim.sim.model import EMPTY, extend
+from specsim.sim.request import Request
+from specsim.sim.sampling import LawState, bincount
+
+Broken = tuple[str, str, str, object, object]  # rule id, part, who, expected, actual
+
+
+class Laws:
+    """The outputs of every incarnation of a request with a law, as the device made them."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._relaxed = config.relaxed_penalties
+        self._outputs: dict[tuple[str, int], list[int]] = {}
+
+    def after_device(self, launch: Launch, device: Device) -> Iterator[Broken]:
+        """What the launch knew of the outputs before it."""
+        if launch.kind == "prefill":
+            for row in launch.rows:
+                self._outputs[row.key] = row.tokens[len(row.request.prompt) :]
+        for state in device.law_states:
+            outputs = self._outputs[state.key]
+            yield from self._penalties(state, outputs, launch.kind == "prefill")
+            yield from self._grammar(state, outputs)
+        for i, row in enumerate(launch.rows):
+            self._outputs[row.key] += _run_of(launch, i)
+
+    def _penalties(self, state: LawState, outputs: list[int], is_prefill: bool) -> Iterator[Broken]:
+        who = state.key[0]
+        for path, counts in state.nodes:
+            if self._relaxed:
+                known = set(outputs) | {state.request.prompt[-1]}
+                if not set(counts) <= known or sum(counts.values()) > len(outputs):
+                    yield ("I58", "penalties", who, f"counts of {len(outputs)} outputs at most", counts)
+                continue
+            right = bincount([*outputs, *path])
+            if counts != right:
+                yield ("I59" if is_prefill else "I58", "penalties", who, right, counts)
+
+    def _grammar(self, state: LawState, outputs: list[int]) -> Iterator[Broken]:
+        if state.states is not None:
+            right = _matcher_after(state.request, outputs)
+            if state.states != right.states:
+                yield ("I60", "grammar", state.key[0], f"states {right.states}", state.states)
+
+
+def _run_of(launch: Launch, i: int) -> list[int]:
+    if launch.result is None:
+        return [launch.first_tokens[i]]
+    first = i * launch.result.stride
+    return launch.result.next_token_ids[first : first + launch.result.accept_lens[i]]
+
+
+def after_append(request: Request) -> Iterator[Broken]:
+    """Grammar and rows of a live request, after a result was appended."""
+    if request.matcher is not None:
+        right = _matcher_after(request, request.outputs)
+        if right.refused is not None:
+            yield ("I61", "grammar", request.rid, "a token that the grammar allows", right.refused)
+        if request.matcher.states != right.states:
+            yield ("I60", "grammar", request.rid, f"states {right.states}", request.matcher.states)
+    if request.turn.return_logprob:
+        yield from _rows(request)
+
+
+def _matcher_after(request: Request, outputs: list[int]) -> Matcher:
+    assert request.turn.sampling is not None
+    assert request.turn.sampling.grammar is not None
+    matcher = Matcher(request.turn.sampling.grammar)
+    matcher.read(outputs)
+    return matcher
+
+
+def _rows(request: Request) -> Iterator[Broken]:
+    lengths = (len(request.hidden_states), len(request.logprobs))
+    count = len(request.outputs)
+    if lengths != (count, count):
+        yield ("T6", "logprobs", request.rid, f"{count} rows", lengths)
+        return
+    fingerprint = EMPTY
+    for token in request.prompt:
+        fingerprint = extend(fingerprint, token)
+    for at, token in enumerate(request.outputs):
+        if (request.hidden_states[at], request.logprobs[at]) != (fingerprint, logprob_of(fingerprint, token)):
+            yield ("T6", "logprobs", request.rid, f"the row of output {at}", "another")
+            return
+        fingerprint = extend(fingerprint, token)

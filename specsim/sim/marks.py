@@ -1,0 +1,83 @@
+"""Marks: which interleavings and features a run reached, so that a share of schedules can be told for each.
+
+The engine notes a mark where the interleaving happens; a set of short strings is all that it costs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import combinations
+
+from specsim.sim.config import EngineConfig
+from specsim.sim.device import Launch, LaunchRow
+from specsim.sim.lifecycle import State
+
+# In flight: launched, and not resolved.
+INTERLEAVINGS: dict[str, str] = {
+    "R1": "the result of a launch comes when its request has finished",
+    "R2": "the result of a decode step comes when its request was retracted",
+    "R3": "a retracted request is admitted again in the iteration after its retraction",
+    "R4": "a request is aborted between a launch of it and the result",
+    "R5": "a retracted request is aborted while it waits",
+    "R6": "not even the last request fits, and it is dropped with a step of it in flight",
+    "R7": "a request finishes at its prefill's result with its first decode step in flight",
+    "R8": "a decode result is resolved and no later step of its live request is in flight",
+    "R9": "a launch gets slots that a launch in flight still writes",
+    "R10": "a launch gets a row that a launch in flight still reads",
+    "R11": "entries of a request's row are replaced by the tree's while a step of it is in flight",
+    "R12": "the tree takes a position whose KV a launch in flight is to write",
+    "R13": "a request finishes between the preparation of a step of it and the launch",
+    "R14": "a batch loses finished requests and gains prefilled ones at once",
+    "R15": "a result is resolved whose stride is not that of the launch after it",
+    "R17": "a pause retracts requests when no result is left",
+    "R18": "a session's turn is aborted or retracted with memory of its session in its hands",
+    "R20": "a prefill's result comes when its request was retracted",
+}
+# Numbers of the catalogue that no schedule can reach, and why.
+NOT_EXPRESSED: dict[str, str] = {
+    "R16": "needs a grammar whose state a bitmask of the next step reads: requests have no grammar",
+    "R19": "the catalogue has no such interleaving",
+}
+
+
+def features_of(config: EngineConfig) -> set[str]:
+    """The options of a configuration that are on, as marks."""
+    marks = {"overlap" if config.overlap else "synchronous", "tree" if config.topk > 1 else "chain"}
+    if config.page_size > 1:
+        marks.add("pages")
+    if config.radix:
+        marks.add("bigram keys" if config.bigram else "radix cache")
+    if config.window:
+        marks.add("sliding window")
+    for name in ("adaptive", "late_results", "tight_pool"):
+        if getattr(config, name):
+            marks.add(name.replace("_", " "))
+    return marks
+
+
+def reused_memory(unresolved: Iterable[Launch], rows: list[LaunchRow]) -> set[str]:
+    """What of a launch's memory belonged to a launch that still runs, as marks."""
+    marks = set()
+    for launch in unresolved:
+        for old in () if launch.done else launch.rows:
+            request = old.request
+            if request.key == old.key and request.state not in (State.FINISHED, State.WAITING):
+                continue
+            for new in rows:
+                if new.key == old.key:
+                    continue
+                if new.row == old.row:
+                    marks.add("R10")
+                if not set(old.slots).isdisjoint(new.slots):
+                    marks.add("R9")
+    return marks
+
+
+def note(counts: Counter[str], marks: Iterable[str]) -> None:
+    """Count one run: each mark, and each pair of marks of which one at most is an interleaving, as "a & b"."""
+    ordered = sorted(marks)
+    counts.update(ordered)
+    for one, two in combinations(ordered, 2):
+        if not (one in INTERLEAVINGS and two in INTERLEAVINGS):
+            counts[f"{one} & {two}"] += 1

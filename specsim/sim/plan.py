@@ -1,0 +1,34 @@
+"""What the drafter proposes, and how much of it the target accepts: drawn from choices."""
+
+from __future__ import annotations
+
+from specsim.explore.chooser import Chooser
+from specsim.sim.config import EngineConfig
+from specsim.sim.device import DraftPlan
+
+
+def draw_plan(chooser: Chooser, config: EngineConfig, num_steps: int) -> DraftPlan:
+    """A tree, and how far the drafts agree with the target: an accepted path from the root.
+
+    A chain has `num_steps` drafts.
+    """
+    if config.topk == 1:
+        agree = num_steps - chooser.choose(num_steps + 1, "drafts that disagree")
+        return DraftPlan(list(range(-1, num_steps)), frozenset(range(1, agree + 1)))
+    parents, depth, children = [-1], [0], [0]
+    for _ in range(1, config.num_draft_tokens):
+        open_nodes = [n for n, d in enumerate(depth) if d < config.num_steps and children[n] < config.topk]
+        parent = open_nodes[-1 - chooser.choose(len(open_nodes), "parent")]
+        children[parent] += 1
+        parents.append(parent)
+        depth.append(depth[parent] + 1)
+        children.append(0)
+    agreeing: list[int] = []
+    node = 0
+    while True:
+        options = [child for child, parent in enumerate(parents) if parent == node]
+        picked = chooser.choose(len(options) + 1, "agreeing child") if options else 0
+        if not options or picked == len(options):
+            return DraftPlan(parents, frozenset(agreeing))
+        node = options[picked]
+        agreeing.append(node)
