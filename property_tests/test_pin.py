@@ -97,7 +97,16 @@ def test_a_pinned_test_is_clean_for_ruff(file: Path, tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text(source_of_test(replay_file.load(file), "sglang@a/b", still=False))
     for command in (["check"], ["format", "--check"]):
         ended = subprocess.run(
-            ["ruff", *command, "--no-cache", "--config", str(ROOT / "pyproject.toml"), str(tmp_path / "test_x.py")],
+            [
+                sys.executable,
+                "-m",
+                "ruff",
+                *command,
+                "--no-cache",
+                "--config",
+                str(ROOT / "pyproject.toml"),
+                str(tmp_path / "test_x.py"),
+            ],
             capture_output=True,
             text=True,
             check=False,
