@@ -66,29 +66,30 @@ def verify_tree_greedy(
     root = torch.arange(0, bs * ndt, ndt, device=device)  # [bs]: where each tree starts in those
     path_start = torch.arange(0, bs * (num_steps + 1), num_steps + 1, device=device)  # [bs]
     path = torch.full((bs * (num_steps + 1),), -1, dtype=torch.int64, device=device)
-    path[path_start] = number[root]
+    path[:: num_steps + 1] = retrieve_index[:, 0]
 
     accepted = torch.zeros_like(root)  # [bs]
-    wanted = target[number[root]]  # [bs]: the target's token after the last accepted node
-    child = first_child[root]  # [bs]: the child of that node which is looked at, -1 when the walk is over
+    wanted = target.index_select(0, retrieve_index[:, 0])  # [bs]: the target's token after the last accepted node
+    child = retrieve_next_token[:, 0]  # [bs]: the child of that node which is looked at, -1 when the walk is over
+    walking = child >= 0  # [bs]
     # Links lead to later nodes, so that every round sees a node of its own: ndt - 1 rounds, whatever the trees.
     for _ in range(ndt - 1):
-        if device.type == "cpu" and not bool((child >= 0).any()):
+        if device.type == "cpu" and not bool(walking.any()):
             break  # elsewhere the question would cost a wait for the device
         here = root + child.clamp(min=0)  # [bs]
-        matches = (child >= 0) & (token.index_select(0, here) == wanted)
+        matches = walking & (token.index_select(0, here) == wanted)
         accepted += matches
         end = path_start + accepted
         arrived = number.index_select(0, here)
         path.scatter_(0, end, torch.where(matches, arrived, path.index_select(0, end)))
         wanted = torch.where(matches, target.index_select(0, arrived), wanted)
-        onward = torch.where(matches, first_child.index_select(0, here), sibling.index_select(0, here))
-        child = torch.where((child >= 0) & (accepted < num_steps), onward, -1)
+        child = torch.where(matches, first_child.index_select(0, here), sibling.index_select(0, here))
+        walking = walking & (child >= 0) & (accepted < num_steps)
 
     predicts = torch.zeros(bs * ndt, dtype=torch.int32, device=device)
     path = path.view(bs, num_steps + 1)
-    on_path = torch.where(path < 0, path[:, :1], path)  # the root again in the place of padding
-    predicts[on_path] = target[on_path].to(torch.int32)
+    on_path = torch.where(path < 0, path[:, :1], path).flatten()  # the root again in the place of padding
+    predicts.scatter_(0, on_path, target.index_select(0, on_path).to(torch.int32))
     return Verified(predicts, path.to(torch.int32), accepted.to(torch.int32))
 
 
