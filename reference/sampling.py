@@ -67,15 +67,7 @@ def verify_tree_target_only(
     zero-probability children of PR #35798.
     """
     if validation.enabled():
-        check_tree(
-            candidates,
-            retrieve_index,
-            retrieve_next_token,
-            retrieve_next_sibling,
-            num_steps,
-            num_steps_min=0,
-            nodes_min=1,
-        )
+        check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
         _check_laws(candidates, uniform_samples, uniform_final, target_probs=target_probs)
         _check_threshold("threshold_single", threshold_single)
         _check_threshold("threshold_acc", threshold_acc)
@@ -243,15 +235,7 @@ def verify_tree_rejection(
     Source: SpecInfer (arXiv 2305.09781), section 4.3; without replacement: Jeon et al. (arXiv 2402.14160).
     """
     if validation.enabled():
-        check_tree(
-            candidates,
-            retrieve_index,
-            retrieve_next_token,
-            retrieve_next_sibling,
-            num_steps,
-            num_steps_min=0,
-            nodes_min=1,
-        )
+        check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
         _check_laws(candidates, uniform_samples, uniform_final, draft_probs=draft_probs, target_probs=target_probs)
     bs, ndt = candidates.shape
     device = candidates.device

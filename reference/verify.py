@@ -132,8 +132,8 @@ def check_tree(
     retrieve_next_sibling: Tensor,
     num_steps: int,
     *,
-    num_steps_min: int,
-    nodes_min: int,
+    num_steps_min: int = 0,
+    nodes_min: int = 1,
 ) -> None:
     """Check the trees of a batch: shapes, node numbers that stay in their row, and links that lead to later nodes."""
     validation.require_scalar("num_steps", num_steps, num_steps_min)

@@ -34,7 +34,7 @@ class Laws:
             yield from self._penalties(state, outputs, launch.kind == "prefill")
             yield from self._grammar(state, outputs)
         for i, row in enumerate(launch.rows):
-            self._outputs[row.key] += _run_of(launch, i)
+            self._outputs[row.key] += launch.run(i)
 
     def _penalties(self, state: LawState, outputs: list[int], is_prefill: bool) -> Iterator[Broken]:
         who = state.key[0]
@@ -53,13 +53,6 @@ class Laws:
             right = _matcher_after(state.request, outputs)
             if state.states != right.states:
                 yield ("I60", "grammar", state.key[0], f"states {right.states}", state.states)
-
-
-def _run_of(launch: Launch, i: int) -> list[int]:
-    if launch.result is None:
-        return [launch.first_tokens[i]]
-    first = i * launch.result.stride
-    return launch.result.next_token_ids[first : first + launch.result.accept_lens[i]]
 
 
 def after_append(request: Request) -> Iterator[Broken]:

@@ -248,7 +248,7 @@ def _draw_gather_shape(chooser: Chooser) -> dict[str, int]:
 
 def _make_gather_rows(ids: Tensor, shape: Sizes) -> Case:
     """Rows in any order; an eighth of the requests is padding."""
-    rows = 1 + counter.words(ids, "row").argsort()
+    rows = bulk.rows(ids)
     padding = counter.below(ids, "padding request", 8) == 0
     return _gather_case(shape, torch.where(padding, 0, rows), 2 + ids.shape[0])
 

@@ -112,6 +112,11 @@ def accepted_paths(ids: Tensor, shape: Sizes) -> tuple[Tensor, Tensor]:
     return torch.where(column < accept_lens[:, None], number, -1).to(torch.int32), accept_lens.to(torch.int32)
 
 
+def rows(ids: Tensor) -> Tensor:
+    """Rows [n] int64 of a table, in any order without duplicates; row 0, the padding sink, is nobody's."""
+    return 1 + counter.words(ids, "row").argsort()
+
+
 def page_table(ids: Tensor, columns: int, page_size: int) -> tuple[Tensor, Tensor]:
     """Rows [n] int64, in any order without duplicates, of a table [1 + n, columns] int32 whose slots all differ.
 
@@ -119,15 +124,15 @@ def page_table(ids: Tensor, columns: int, page_size: int) -> tuple[Tensor, Tenso
     request; slots below `page_size` are in no row.
     """
     n, device = ids.shape[0], ids.device
-    rows = 1 + counter.words(ids, "row").argsort()  # [n]
+    in_any_order = rows(ids)
     row_pages = -(-columns // page_size)
     order = counter.words(ids, "order of the pages", row_pages).argsort(dim=1)  # [n, row_pages]
     pages = torch.empty((1 + n, row_pages), dtype=torch.int64, device=device)
     pages[0] = torch.arange(row_pages, device=device) * (n + 1)
-    pages[rows] = order * (n + 1) + rows[:, None]
+    pages[in_any_order] = order * (n + 1) + in_any_order[:, None]
     slots = (1 + pages)[:, :, None] * page_size + torch.arange(page_size, device=device)
     table = slots.view(1 + n, row_pages * page_size)[:, :columns].to(torch.int32)
-    return rows, table.contiguous()
+    return in_any_order, table.contiguous()
 
 
 def distinct(ids: Tensor, what: str, columns: int) -> Tensor:

@@ -44,6 +44,7 @@ from specsim.reference.drafting import (
 from specsim.reference.masks import (
     PACKED_NODES_MAX,
     pack_tree_mask,
+    packed_bytes,
     reconstruct_tree,
     unpack_tree_mask,
 )
@@ -205,14 +206,10 @@ def _draw_packed_shape(chooser: Chooser) -> Shape:
     return dataclasses.replace(shape, num_draft_tokens=ndt)
 
 
-def _packed_bytes(num_draft_tokens: int) -> int:
-    return 1 if num_draft_tokens <= 8 else 2 if num_draft_tokens <= 16 else 4
-
-
 def _generate_pack_tree_mask(chooser: Chooser) -> Case:
     shape = _draw_packed_shape(chooser)
     masks = [_mask_of(draw_tree(chooser, shape)) for _ in range(shape.bs)]
-    sizes = {**shape.sizes(), "packed_bytes": _packed_bytes(shape.num_draft_tokens)}
+    sizes = {**shape.sizes(), "packed_bytes": packed_bytes(shape.num_draft_tokens)}
     return Case(sizes, {"tree_mask": torch.tensor(masks, dtype=torch.bool)})
 
 
@@ -352,8 +349,8 @@ def _make_reconstruct_tree(ids: torch.Tensor, shape: Sizes) -> Case:
 
 
 def _make_pack_tree_mask(ids: torch.Tensor, shape: Sizes) -> Case:
-    packed_bytes = _packed_bytes(shape["num_draft_tokens"])
-    return Case({**shape, "bs": ids.shape[0], "packed_bytes": packed_bytes}, {"tree_mask": _make_masks(ids, shape)})
+    sizes = {**shape, "bs": ids.shape[0], "packed_bytes": packed_bytes(shape["num_draft_tokens"])}
+    return Case(sizes, {"tree_mask": _make_masks(ids, shape)})
 
 
 _LINKS = ("bs", "num_draft_tokens")

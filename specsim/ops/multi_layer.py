@@ -147,11 +147,7 @@ def _generate_assign_hidden_states_pool(chooser: Chooser) -> Case:
 
 def _make_assign_hidden_states_pool(ids: Tensor, shape: Sizes) -> Case:
     lens = _bulk_lens(ids, shape["num_draft_tokens"], 1)
-    return _pool_case(ids, shape, _bulk_rows(ids), 1 + ids.shape[0], lens)
-
-
-def _bulk_rows(ids: Tensor) -> Tensor:
-    return 1 + counter.words(ids, "row").argsort()
+    return _pool_case(ids, shape, bulk.rows(ids), 1 + ids.shape[0], lens)
 
 
 def _pool_case(ids: Tensor, shape: Sizes, rows: Tensor, pool_rows: int, lens: Tensor) -> Case:
@@ -249,7 +245,7 @@ def _draw_append_shape(chooser: Chooser) -> dict[str, int]:
 
 
 def _make_stash_append(ids: Tensor, shape: Sizes) -> Case:
-    rows, lens = _bulk_rows(ids), _bulk_lens(ids, shape["num_draft_tokens"], 0)
+    rows, lens = bulk.rows(ids), _bulk_lens(ids, shape["num_draft_tokens"], 0)
     held = _bulk_held(ids, rows, shape["front"])
     return _append_case(ids, shape, rows, lens, _bulk_parts(ids, lens, "certain rows"), held)
 
@@ -298,7 +294,7 @@ def _generate_fill_widened(chooser: Chooser) -> Case:
 
 
 def _make_fill_widened(ids: Tensor, shape: Sizes) -> Case:
-    rows, seq_lens = _bulk_rows(ids), bulk.seq_lens(ids, "seq_lens", shape["page_size"])
+    rows, seq_lens = bulk.rows(ids), bulk.seq_lens(ids, "seq_lens", shape["page_size"])
     return _widen_case(ids, shape, rows, seq_lens, _bulk_held(ids, rows, shape["front"]))
 
 

@@ -28,7 +28,7 @@ class EngineConfig:
     `window`            positions before its own that a layer of a sliding window reads; 0 for no such layers
     `tight_pool`        a request may outgrow the pool, and is then dropped
     `draft_layers`      layers of the drafter whose KV is simulated, a pool each; 0 for none, more than one for chains
-    `graph_sizes`       batch sizes of captured CUDA graphs; smaller batches are padded. None: no graphs
+    `graph_sizes`       batch sizes of captured CUDA graphs; smaller batches are padded; none: no graphs
     `idle_batches`      ranks without a request run batches of zero
     `relaxed_penalties` penalties are cumulated on the host, one token a launch, and are the same for all nodes
     """

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from specsim.sim import model
 from specsim.sim.accounting import DecodeResult
 from specsim.sim.config import EngineConfig
-from specsim.sim.draft import Drafter, ExtendRow, expected_tags
+from specsim.sim.draft import Drafter, ExtendRow, expected_tags, extend_start
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.graph import GraphBuffers, write_pad_rows
 from specsim.sim.logprobs import write_rows
@@ -201,7 +201,7 @@ class Device:
         self.ring.entries[row.relay_out] = Left(row.key, token)
         if self._drafter:
             self._drafter.extend_prefill(row, sequence)
-            start = max(row.prefix_len - 1, 0)
+            start = extend_start(row.prefix_len)
             self._expect(sequence, start, [*row.tokens[start + 1 :], token])
         return token
 

@@ -142,10 +142,8 @@ class Engine(Admission):
 
     def run(self) -> Run:
         """Run to the end, or to a broken rule that the run cannot go on from."""
-        stream = self._device.stream
-        while self._phase != "ended":
-            host_ready = self._awaited is None or self._awaited.done
-            self.step(not host_ready or bool(stream and self._chooser.choose(2, "device goes first")))
+        while not self.ended:
+            self.step(not self.host_can_go or bool(self.device_can_go and self._chooser.choose(2, "device goes first")))
         return Run(
             tuple(self._checker.violations),
             tuple(self._log),

@@ -36,7 +36,7 @@ INTERLEAVINGS: dict[str, str] = {
 }
 # Numbers of the catalogue that no schedule can reach, and why.
 NOT_EXPRESSED: dict[str, str] = {
-    "R16": "needs a grammar whose state a bitmask of the next step reads: requests have no grammar",
+    "R16": "the device waits for a grammar's state before the bitmask of the next step, so no schedule reaches it",
     "R19": "the catalogue has no such interleaving",
 }
 
