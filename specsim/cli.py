@@ -413,6 +413,52 @@ def explore(
 
 
 @app.command()
+def bisect(
+    file: Annotated[Path | None, typer.Argument(help="A replay file: which revision shows its finding?")] = None,
+    good: Annotated[str, typer.Option(metavar="R1", help="A release or, with --repo, a revision that is right.")] = "",
+    bad: Annotated[str, typer.Option(metavar="R2", help="One that is wrong; older or newer than the good one.")] = "",
+    repo: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Search the history of this git repository, untouched.")
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option(metavar="ID", help="Ask for a rule of the simulator, in schedules of one seed.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="ops:NAME", help="Ask for one operation, on cases.")] = None,
+    seed: Annotated[str, typer.Option(help="A number or a commit hash; for --rule and --only.")] = "0",
+    schedules: Annotated[int, typer.Option(min=1, help="Schedules of a revision, for --rule.")] = 200,
+    cases: Annotated[int, typer.Option(min=1, help="Cases of an implementation, for --only.")] = 50,
+    out: Annotated[Path, typer.Option(help="Folder for the replay file of --rule and --only.")] = Path(
+        "specsim-findings"
+    ),
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
+    hang_seconds: HangOption = 20.0,
+    cache_dir: CacheOption = None,
+) -> None:
+    """Find the first bad, or first fixed, release or commit. Exit code 0 when it was found; 125 when revisions that
+    cannot be judged hide it, or an end cannot be judged.
+    """
+    from specsim.bisect import command
+    from specsim.bisect.verdicts import Limits
+    from specsim.targets.cache import open_cache
+
+    for option, value in (("--good", good), ("--bad", bad)):
+        if not value:
+            raise UsageError(f"there is no {option}", "give --good and --bad, two releases or two revisions of --repo")
+    for option, folder in (("--out", out), ("--json", json_file.parent if json_file else out)):
+        _require_folder(option, folder)
+    cache = open_cache(cache_dir)
+    question = command.question_of(
+        file, rule, only, Limits(cache.folder, out, parse_seed(seed), schedules, cases, hang_seconds)
+    )
+    history = command.history_of(good, bad, repo)
+    try:
+        raise typer.Exit(command.run(history, question, cache, repo, json_file, typer.echo))
+    except command.EndError as error:
+        _say(error)
+        raise typer.Exit(command.NOT_JUDGED) from None
+
+
+@app.command()
 def bench(
     name: Annotated[str | None, typer.Argument(help="One benchmark; all when left out.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
@@ -444,6 +490,10 @@ def _require_folder(option: str, folder: Path) -> None:
         raise UsageError(f"{option} {folder}: {parent} is not a folder that can be written", "name another folder")
 
 
+def _say(error: UsageError) -> None:
+    print(f"specsim: {error.problem}.\n         {error.remedy[:1].upper()}{error.remedy[1:]}.", file=sys.stderr)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Bad input ends as one sentence on standard error and exit code 2."""
     from specsim.judge.accounting import NondeterministicError
@@ -451,7 +501,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=arguments, prog_name="specsim")
     except UsageError as error:
-        print(f"specsim: {error.problem}.\n         {error.remedy[:1].upper()}{error.remedy[1:]}.", file=sys.stderr)
+        _say(error)
         raise SystemExit(2) from None
     except NondeterministicError as error:
         print(f"specsim: nondeterministic: two runs of one schedule differ ({error}).", file=sys.stderr)

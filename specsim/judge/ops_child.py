@@ -38,7 +38,7 @@ def choose_device(wanted: str) -> str:
     return device
 
 
-def _subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
+def load_subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
     from specsim.targets.cache import Cache
     from specsim.targets.load import load_provider
     from specsim.targets.spec import parse_target
@@ -53,7 +53,7 @@ def check(request: Request, messages: Messages) -> None:
     from specsim.diff.suite import judge
     from specsim.ops.registry import OPS
 
-    subjects, not_run = _subjects(request)
+    subjects, not_run = load_subjects(request)
     failed: set[str] = set(request["failed"])
     todo = [s for s in subjects if s.name not in request["skip"]]
     end = time.monotonic() + request["seconds"]
@@ -116,7 +116,7 @@ def failure(request: Request, messages: Messages) -> None:
     from specsim.diff.suite import chooser_of
     from specsim.ops.registry import OPS
 
-    subjects, _not_run = _subjects(request)
+    subjects, _not_run = load_subjects(request)
     (subject,) = [s for s in subjects if s.name == request["subject"]]
     op = OPS[subject.op]
     finding = write_process_failure(
@@ -151,7 +151,7 @@ def replay(request: Request, messages: Messages) -> None:
         )
     op = OPS[replay.op]
     case = case_of(op, replay, path)
-    subjects, not_run = _subjects(request)
+    subjects, not_run = load_subjects(request)
     subject = _same_subject(subjects, replay.op, replay.subject)
     if subject is None:
         reasons = "; ".join(f"{entry.what}: {entry.why}" for entry in not_run if entry.what.startswith(replay.op))
@@ -174,6 +174,9 @@ def replay(request: Request, messages: Messages) -> None:
         judged=outcome.judged,
         same_source=subject.source_hash == replay.source_hash,
         digest=outcome.digest,
+        code=[
+            {"name": s.name, "where": s.where, "source_hash": s.source_hash} for s in subjects if s.op == replay.op
+        ],
         violations=[
             {
                 "rule": v.rule.id,
@@ -204,7 +207,7 @@ def shrink(request: Request, messages: Messages) -> None:
 
     stored = replay_file.load(Path(request["replay"]))
     assert isinstance(stored, replay_file.OpReplay)
-    subjects, _not_run = _subjects(request)
+    subjects, _not_run = load_subjects(request)
     subject = _same_subject(subjects, stored.op, stored.subject)
     problem = f"{request['replay']} does not show {stored.signature} on {request['target']}"
     if stored.op not in OPS or subject is None or not stored.tape:
