@@ -17,13 +17,14 @@ from specsim.targets.source import SourceTree
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Lines `first` to `last` (from 1, inclusive) of the file `path`, which hold the function `function`; `source_hash`
-    is that of what was lifted.
+    """Lines `first` to `last` (from 1, inclusive) of the file `path`, which hold the function `function`; `line` is the
+    one that was judged, and `source_hash` that of what was lifted.
     """
 
     path: str
     first: int
     last: int
+    line: int
     function: str
     source_hash: str
     text: tuple[str, ...]
@@ -40,17 +41,29 @@ class ChangedFunction:
     before: Place | None
     after: Place | None
 
-    def difference(self) -> list[str]:
-        """The lines that went, "-LINE text", and those that came, "+LINE text", each with its number in its file."""
+    def difference(self, lines_max: int) -> list[str]:
+        """The lines that went, "-LINE text", and those that came, "+LINE text", each with its number in its file. Of
+        more than `lines_max`, those nearest to the line that was judged; "..." stands for lines left out.
+        """
         if self.before is None or self.after is None:
             return []
         old, new = self.before, self.after
-        lines = []
+        lines: list[tuple[int, str]] = []  # distance from the line that was judged
         for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old.text, new.text, autojunk=False).get_opcodes():
             if tag != "equal":
-                lines += [f"-{old.first + i:<5} {old.text[i]}" for i in range(i1, i2)]
-                lines += [f"+{new.first + j:<5} {new.text[j]}" for j in range(j1, j2)]
-        return lines
+                numbered = [("-", old, i) for i in range(i1, i2)] + [("+", new, j) for j in range(j1, j2)]
+                lines += [
+                    (abs(side.first + i - side.line), f"{sign}{side.first + i:<5} {side.text[i]}".rstrip())
+                    for sign, side, i in numbered
+                ]
+        kept = set(sorted(range(len(lines)), key=lambda n: (lines[n][0], n))[:lines_max])
+        shown: list[str] = []
+        for number, (_, line) in enumerate(lines):
+            if number in kept:
+                shown.append(line)
+            elif not shown or shown[-1] != "...":
+                shown.append("...")
+        return shown
 
 
 def changed_functions(
@@ -77,7 +90,7 @@ def _place(source: SourceTree, code: Code | None) -> Place | None:
         return None
     first, last, name = _around(tree, int(line), "")
     lines = text.splitlines()
-    return Place(path, first, last or len(lines), name, code.source_hash, tuple(lines[first - 1 : last or None]))
+    return Place(path, first, last or len(lines), int(line), name, code.source_hash, tuple(lines[first - 1 : last or None]))
 
 
 def _around(node: ast.AST, line: int, name: str) -> tuple[int, int, str]:

@@ -11,7 +11,7 @@ from specsim.bisect.run import Found, Step
 from specsim.bisect.verdicts import State
 
 FORMAT = "specsim.bisect/1"
-LINES_MAX = 40  # of one function's difference
+LINES_MAX = 24  # of one function's difference
 SKIPPED_MAX = 10
 
 
@@ -63,10 +63,7 @@ def _changed(found: Found, changed: list[ChangedFunction], files: list[str]) -> 
         lines += [f"   changed    {each.name}", f"      was     {each.before or 'not there'}"]
         lines.append(f"      is      {each.after or 'not there'}")
         if each in shown:
-            difference = each.difference()
-            lines += [f"      {line}" for line in difference[:LINES_MAX]]
-            if len(difference) > LINES_MAX:
-                lines.append(f"      and {len(difference) - LINES_MAX} more lines")
+            lines += [f"      {line}" for line in each.difference(LINES_MAX)]
     return lines
 
 

@@ -85,12 +85,17 @@ def _skipped(why: str) -> Judgement:
 
 
 class FileQuestion:
-    """Whether a revision shows the finding of a replay file."""
+    """Whether a revision shows the finding of a replay file.
+
+    The tape of a schedule must stand everywhere for what it stands for on the first bad revision, which may not be what
+    it stood for when the file was written: the simulator may have changed since.
+    """
 
     def __init__(self, file: Path, limits: Limits) -> None:
         self._file = file
         self._limits = limits
         self._stored = replay_file.load(file)
+        self._scenario: Any = None
         self.text = f"{self._stored.signature} of {file}"
 
     def judge(self, target: str, ask: Ask, hash_seed: str) -> Judgement:
@@ -100,7 +105,11 @@ class FileQuestion:
                 ops = self._limits.ops(target, stored.seed)
                 return _of_case(stored, target, replay_ops(ops, self._file, hash_seed, ask))
             accounting = self._limits.accounting(target, stored.seed)
-            return _of_schedule(stored, target, replay_schedule(accounting, self._file, hash_seed, ask))
+            answer = replay_schedule(accounting, self._file, hash_seed, ask)
+            judgement = _of_schedule(stored, target, answer, self._scenario)
+            if judgement.state is State.BAD:
+                self._scenario = self._scenario or answer["scenario"]
+            return judgement
         except UsageError as error:
             return _skipped(error.problem)
 
@@ -121,7 +130,7 @@ def _of_case(stored: OpReplay, target: str, answer: Mapping[str, Any]) -> Judgem
     return Judgement(State.GOOD, f"{stored.rule} holds", code, answer["subject"])
 
 
-def _of_schedule(stored: ScheduleReplay, target: str, answer: Mapping[str, Any]) -> Judgement:
+def _of_schedule(stored: ScheduleReplay, target: str, answer: Mapping[str, Any], scenario: Any) -> Judgement:
     if not answer["judged"]:
         return _skipped(f"{target} does not run the scenario")
     code = _codes(answer.get("seam", ()))
@@ -132,9 +141,12 @@ def _of_schedule(stored: ScheduleReplay, target: str, answer: Mapping[str, Any])
     for violation in answer["violations"]:
         if violation["rule"] in ("X1", "X2", "X3"):
             return _skipped(f"{violation['part']} fails before: {violation['actual']}")
-    if answer["scenario"] != stored.scenario:
+    why = f"{stored.rule} holds"
+    if scenario is None and answer["scenario"] != stored.scenario:
+        why += ", but the tape stands for another configuration or workload now than when it was found"
+    elif scenario is not None and answer["scenario"] != scenario:
         return _skipped("the tape stands for another configuration or workload there")
-    return Judgement(State.GOOD, f"{stored.rule} holds", code, stored.part)
+    return Judgement(State.GOOD, why, code, stored.part)
 
 
 class RuleQuestion:
