@@ -90,7 +90,9 @@ def _place(source: SourceTree, code: Code | None) -> Place | None:
         return None
     first, last, name = _around(tree, int(line), "")
     lines = text.splitlines()
-    return Place(path, first, last or len(lines), int(line), name, code.source_hash, tuple(lines[first - 1 : last or None]))
+    return Place(
+        path, first, last or len(lines), int(line), name, code.source_hash, tuple(lines[first - 1 : last or None])
+    )
 
 
 def _around(node: ast.AST, line: int, name: str) -> tuple[int, int, str]:

@@ -58,9 +58,7 @@ def run(
         one, two = (WarmChild(seed) for seed in HASH_SEEDS)
         for child in (one, two):
             stack.callback(child.close)
-        found = Bisection(
-            history, question, (one.ask, two.ask), cache, lambda step: say(report.step_line(step))
-        ).run()
+        found = Bisection(history, question, (one.ask, two.ask), cache, lambda step: say(report.step_line(step))).run()
         replay = question.replay(found.bad.revision.target, one.ask)
     sources = [step.revision.open(cache) for step in (found.before, found.after)]
     changed = changed_functions(

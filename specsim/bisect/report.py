@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def step_line(step: Step) -> str:
     """One verdict, as it comes."""
     state, revision = step.judgement.state, step.revision
     title = "" if revision.title.endswith(revision.name.removeprefix("sglang==")) else f"  {revision.title}"
-    why = f"  ({step.judgement.why})" if state is State.SKIPPED else ""
+    why = f"  ({_short(step.judgement.why, 100)})" if state is State.SKIPPED else ""
     return f"{revision.name:22}  {state:10}  {step.seconds:5.1f} s{title}{why}"
 
 
@@ -39,7 +40,9 @@ def lines_of(found: Found, changed: list[ChangedFunction], files: list[str], rep
         lines.append("   a merge    the change is of what it merged, or of merging it: search that branch by itself")
     if found.skipped:
         lines.append(f"   or one of  {len(found.skipped)} before it that could not be judged:")
-        lines += [f"              {s.revision.name}: {s.judgement.why}" for s in found.skipped[:SKIPPED_MAX]]
+        lines += [
+            f"              {s.revision.name}: {_short(s.judgement.why, 200)}" for s in found.skipped[:SKIPPED_MAX]
+        ]
         if len(found.skipped) > SKIPPED_MAX:
             lines.append(f"              and {len(found.skipped) - SKIPPED_MAX} more")
     lines += [
@@ -50,6 +53,10 @@ def lines_of(found: Found, changed: list[ChangedFunction], files: list[str], rep
     ]
     good, bad = commands(found, replay)
     return [*lines, f"   good side  {good}", f"   bad side   {bad}", f"   verdicts   {found.steps}"]
+
+
+def _short(text: str, width: int) -> str:
+    return textwrap.shorten(text, width, placeholder=" ...")
 
 
 def _changed(found: Found, changed: list[ChangedFunction], files: list[str]) -> list[str]:

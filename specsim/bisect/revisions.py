@@ -62,7 +62,9 @@ def commits_between(repository: Path, good: str, bad: str) -> History:
     good_is_older = repo.is_ancestor(one, other)
     low, high = (one, other) if good_is_older else (other, one)
     commits = repo.between(low, high)
-    note = f"{path} has changes that are not committed: they are neither judged nor touched" if repo.is_changed() else ""
+    note = (
+        f"{path} has changes that are not committed: they are neither judged nor touched" if repo.is_changed() else ""
+    )
     return History(tuple(_revision(path, commit) for commit in commits), good_is_older, note)
 
 

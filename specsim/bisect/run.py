@@ -111,7 +111,9 @@ class Bisection:
                 f"swap them: --good {bad} --bad {good}",
             )
         if seen[1].state is State.BAD:
-            raise UsageError(f"--good {good} is bad, too: {seen[1].why}", "give a revision that does not have the defect")
+            raise UsageError(
+                f"--good {good} is bad, too: {seen[1].why}", "give a revision that does not have the defect"
+            )
         if seen[0].state is State.GOOD:
             raise UsageError(f"--bad {bad} is good, too: {seen[0].why}", "give a revision that has the defect")
 

@@ -111,7 +111,7 @@ class FileQuestion:
                 self._scenario = self._scenario or answer["scenario"]
             return judgement
         except UsageError as error:
-            return _skipped(error.problem)
+            return _skipped(error.problem.removeprefix(f"{self._file} was made for {stored.target}: "))
 
     def replay(self, target: str, ask: Ask) -> Path:
         return self._file

@@ -71,9 +71,7 @@ def _write_rule(request: Request, messages: Messages, target: Any, index: int) -
     )
     violation = shrunk.violation(signature)
     assert violation is not None
-    finding = write_finding(
-        target, suite.ScheduleFinding(signature, violation, shrunk, 1, index, None), request
-    )
+    finding = write_finding(target, suite.ScheduleFinding(signature, violation, shrunk, 1, index, None), request)
     messages.send("done alone", replay=finding.replay)
 
 
@@ -82,8 +80,8 @@ def search_op(request: Request, messages: Messages) -> None:
     is wrong.
     """
     device = choose_device(request["device"])
-    from specsim.diff.suite import chooser_of
     from specsim.diff.run import run_case
+    from specsim.diff.suite import chooser_of
     from specsim.ops.registry import OPS
 
     op = OPS[request["op"]]

@@ -26,7 +26,7 @@ class WarmChild:
 
     def __init__(self, hash_seed: str) -> None:
         self._hash_seed = hash_seed
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         self._process: subprocess.Popen[bytes] | None = None
         self._start()
 

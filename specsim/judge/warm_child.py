@@ -51,7 +51,7 @@ def _answer_and_end(request: dict[str, object], messages: Messages) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         answer(request, messages)
         code = 0
-    except BaseException:  # noqa: BLE001 - the end of a process: nothing may come back into the loop of questions
+    except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()

@@ -126,7 +126,7 @@ class Repository:
         pair = f"{one.hash[:12]} and {other.hash[:12]}"
         if self.is_shallow:
             return UsageError(
-                f"the repository {self.path} is a shallow clone, in which no history leads from one to the other of {pair}",
+                f"the repository {self.path} is a shallow clone, in which no history joins {pair}",
                 f"fetch the history with git -C {self.path} fetch --unshallow",
             )
         ended = self._git("merge-base", one.hash, other.hash)
