@@ -2,8 +2,8 @@
 in tests. No line of it comes from an engine.
 
 It has one kernel and the worker that calls it, the operation `fill_bonus_tokens`. From commit `bad` on, until `fixed`,
-the worker hands the kernel the wrong stride; at `renamed` the kernel moves to another file under another name; at each of `unbuildable`
-one commit leaves a file that is no Python, or a worker without its kernel, and the next one mends it.
+the worker hands the kernel the wrong stride; at `renamed` the kernel moves to another file under another name; each of
+`unbuildable` leaves a file that is no Python, or a worker without its kernel, and the next commit mends it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The search of `specsim bisect`: the two neighbours between which the verdict changes, however many cannot be judged."""
+"""The search of `specsim bisect`: the two neighbours between which the verdict changes, however many places cannot be
+judged.
+"""
 
 from __future__ import annotations
 
