@@ -1,5 +1,5 @@
-"""`specsim bisect` around its search: which revisions it looks at, what it proves before it speaks, and what it refuses,
-each in one sentence and with nothing of the repository changed.
+"""`specsim bisect` around its search: which revisions it looks at, what it proves before it speaks, and what it
+refuses, each in one sentence and with nothing of the repository changed.
 """
 
 from __future__ import annotations
@@ -335,6 +335,21 @@ def test_a_shallow_clone_says_that_its_history_is_cut(
     assert "fetch --unshallow" in said
     inside = commits_between(tmp_path / "shallow", commits[-2], "main")
     assert len(inside.revisions) == 2
+
+
+def test_an_end_that_cannot_be_judged_exits_as_git_asks_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_arguments: object) -> int:
+        raise EndError("--good A cannot be judged: it has no such tier", "give another end")
+
+    monkeypatch.setattr("specsim.bisect.command.run", cannot)
+    with pytest.raises(SystemExit) as ended:
+        main(["bisect", "--rule", "I31", "--good", RELEASES[0], "--bad", RELEASES[1]])
+    assert ended.value.code == 125
+    assert capsys.readouterr().err == (
+        "specsim: --good A cannot be judged: it has no such tier.\n         Give another end.\n"
+    )
 
 
 def test_a_repository_of_something_else_is_refused(
