@@ -27,6 +27,8 @@ MODES = {
     "accounting.failure": ("specsim.judge.accounting_child", "failure"),
     "accounting.replay": ("specsim.judge.accounting_child", "replay"),
     "accounting.shrink": ("specsim.judge.accounting_child", "shrink"),
+    "ops.search": ("specsim.judge.search_child", "search_op"),
+    "accounting.search": ("specsim.judge.search_child", "search_rule"),
 }
 
 
@@ -43,8 +45,11 @@ class Messages:
 
 
 def main() -> None:
-    messages = Messages(int(sys.argv[1]))
-    request: Request = json.load(sys.stdin)
+    answer(json.load(sys.stdin), Messages(int(sys.argv[1])))
+
+
+def answer(request: Request, messages: Messages) -> None:
+    """Answer one request."""
     try:
         module, function = MODES[request["mode"]]
         getattr(importlib.import_module(module), function)(request, messages)
