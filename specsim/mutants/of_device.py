@@ -11,6 +11,7 @@ _RELAY = "specsim.sim.relay"
 _DRAFT = "specsim.sim.draft"
 _GRAMMAR = "specsim.sim.grammar"
 _GRAPH = "specsim.sim.graph"
+_MIXED = "specsim.sim.mixed"
 _LOGPROBS = "specsim.sim.logprobs"
 _SAMPLING = "specsim.sim.sampling"
 
@@ -86,6 +87,14 @@ MUTANTS: tuple[Mutant, ...] = (
         module=_DRAFT,
         line="tokens = [*row.tokens[start + 1 :], sequence.root]",
         becomes="tokens = row.tokens[start:]",
+    ),
+    Mutant(
+        "F05",
+        "a mixed batch counts one cache location for each row of the prefill, however many tokens it has",
+        references=("sgl-project/sglang#26201",),
+        module=_MIXED,
+        line="first = sum(extend_lens)",
+        becomes="first = len(extend_lens)",
     ),
     Mutant(
         "F06",

@@ -19,6 +19,7 @@ SCHEDULER_FEATURES = frozenset(
         "adaptive steps",
         "chunked prefill",
         "late results",
+        "mixed chunk",
         "no limit",
         "paged trees",
         "pauses",
