@@ -12,6 +12,7 @@ from specsim.sim.config import EngineConfig
 from specsim.sim.features import FEATURES, draw_features, turn_without
 from specsim.sim.model import EOS, FIRST_ORDINARY_TOKEN, STOP
 from specsim.sim.request import Turn
+from specsim.sim.text import draw_stop
 
 # Large pages in a small share: their pools are large too, and a schedule with them is slow.
 _PAGE_SIZES = (*((1, 4, 2, 16) * 8), 64, 256)
@@ -181,14 +182,15 @@ def _draw_turn(chooser: Chooser, rid: str, session: str) -> Turn:
     prompt_len = between(chooser, 1, 12, "prompt length")
     max_new_tokens = between(chooser, 1, 24, "max_new_tokens")
     special_at: dict[int, int] = {}
-    kind = pick(chooser, ("none", "eos", "stop"), "special token")
-    if kind != "none":
+    kind = pick(chooser, ("none", "eos", "stop", "string"), "special token")
+    stop = draw_stop(chooser) if kind == "string" else ()
+    if kind in ("eos", "stop"):
         special_at[chooser.choose(max_new_tokens, "special token at")] = EOS if kind == "eos" else STOP
     ignore_eos = kind == "eos" and chooser.choose(4, "ignore_eos") == 1
     # Prompts differ from request to request, so that a slot of the wrong one is seen.
     number = sum(map(ord, rid)) * 1000
     tokens = tuple(FIRST_ORDINARY_TOKEN + number + i for i in range(prompt_len))
-    return Turn(rid, tokens, max_new_tokens, special_at, ignore_eos, session)
+    return Turn(rid, tokens, max_new_tokens, special_at, ignore_eos, session, stop=stop)
 
 
 def _context_lens(turns: tuple[Turn, ...]) -> list[int]:
