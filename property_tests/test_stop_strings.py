@@ -51,20 +51,13 @@ def test_ends_of_the_model_read_as_nothing() -> None:
     assert {text_of(token) for token in range(3, 9)} >= {"a", "b", "ab", "ba"}
 
 
-ANSWER = outputs_of(make_request(Turn("r0", (50, 51, 52), 20), []))
-
-
-def ending(end: int, letters: int) -> str:
-    """The last letters of the answer's first `end` tokens."""
-    return said(ANSWER[:end])[-letters:]
-
-
 @pytest.mark.parametrize("disagree", range(4))
 @pytest.mark.parametrize("sampling", [None, SamplingParams()])
 def test_a_match_may_begin_in_one_run_and_end_inside_another(disagree: int, sampling: SamplingParams | None) -> None:
+    answer = outputs_of(make_request(Turn("r0", (50, 51, 52), 20, sampling=sampling), []))
     overshot = Counter[bool]()
     for end in range(4, 12):
-        turn = Turn("r0", (50, 51, 52), 20, stop=(ending(end, 5),), sampling=sampling)
+        turn = Turn("r0", (50, 51, 52), 20, stop=(said(answer[:end])[-5:],), sampling=sampling)
         scenario = Scenario(EngineConfig(), Workload((turn,)))
         engine = Watched(scenario, seeded(disagree, "stop strings", end))
         assert engine.run().violations == ()
