@@ -15,7 +15,7 @@ from specsim.check.laws import Laws, after_append
 from specsim.check.ledger import Owner, SlotLedger, ownership_problem, window_problem
 from specsim.check.oracle import outputs_of, unending_outputs_of
 from specsim.check.rules import BY_ID
-from specsim.check.tree import tree_problem, tree_problem_at_idle
+from specsim.check.tree import tree_problem, tree_problem_at_idle, tree_window_problem, window_problem_at_idle
 from specsim.memory.allocator import ceil_to
 from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import Accounting, DecodeResult, Memory, Observed
@@ -121,11 +121,13 @@ class Checker:
                 self.broken("I54", part, "", expected, actual, aspect="leak")
             self.broken(rule_id, part, "", expected, actual)
         if self._memory.swa is not None:
-            problem = window_problem(self._memory, self._swa_ledger.used, owners)
+            problem = window_problem(self._memory, self._swa_ledger.used, owners, self._ledger.tree_slots)
             if problem is not None:
                 self.broken(problem[0], part, "", *problem[1:])
         if self._memory.tree is not None:
             broken = tree_problem(self._memory.tree, self._memory.rows, self._ledger, owners)
+            if broken is None and self._memory.swa is not None:
+                broken = tree_window_problem(self._memory.tree, self._memory.swa, self._ledger)
             if broken is not None:
                 self.broken(broken[0], part, *broken[1:])
 
@@ -491,18 +493,21 @@ class Checker:
         if reused < right:  # what is not reused is computed again
             self.broken("S4", "session match", request.rid, expected, reused, go_on=True)
 
-    def at_idle(self, content: Sequence[int] = ()) -> None:
-        """Nothing runs and no session is open. `content` is the device's."""
-        tree = self._memory.tree
+    def at_idle(self, content: Sequence[int] = (), swa_content: Sequence[int] = ()) -> None:
+        """Nothing runs and no session is open. `content` and `swa_content` are the device's."""
+        tree, swa = self._memory.tree, self._memory.swa
+        lost = len(self._swa_ledger.used)
         if tree is not None:
             broken = tree_problem_at_idle(tree, self._ledger, content)
+            if swa is not None and broken is None:
+                broken = window_problem_at_idle(tree, swa, swa_content)
+                lost -= sum(bool(swa.swa_slots[slot]) for slot in self._ledger.tree_slots)
             if broken is not None:
                 self.broken(broken[0], "tree insert", *broken[1:])
         used = sorted(self._ledger.used - self._ledger.tree_slots.keys())
         self.hold(
             not used, "I24", "release", "", "no slot in anybody's hands", f"{len(used)} slots, the first {used[:1]}"
         )
-        lost = len(self._swa_ledger.used)
         self.hold(not lost, "I15", "release", "", "no window slot in anybody's hands", f"{lost} slots")
         rows = self._memory.rows
         held = rows.count - len(rows.free_rows)

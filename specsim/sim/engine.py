@@ -25,6 +25,7 @@ from specsim.memory.radix import RadixCache
 from specsim.memory.rows import Rows
 from specsim.memory.sessions import Sessions
 from specsim.memory.swa import SwaAllocator
+from specsim.memory.window_tree import TreeWindow
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.admission import Admission, memory_errors_of
 from specsim.sim.config import require_runnable
@@ -71,11 +72,13 @@ class Engine(Admission):
         swa_ledger = SlotLedger(page_size)
         swa = None
         if self._config.window:
-            swa = SwaAllocator(pool_slots, pool_slots, page_size, self._ledger, swa_ledger)
+            swa_slots = self._config.swa_pool_slots or pool_slots
+            swa = SwaAllocator(pool_slots, swa_slots, page_size, self._ledger, swa_ledger)
         allocator = swa or Allocator(pool_slots, page_size, self._ledger)
         tree = None
         if self._config.radix:
-            tree = RadixCache(page_size, allocator, bigram=self._config.bigram, watcher=self._ledger)
+            window = TreeWindow(swa, self._config.window) if swa else None
+            tree = RadixCache(page_size, allocator, bigram=self._config.bigram, watcher=self._ledger, window=window)
         rows = Rows(self._config.rows, self._config.row_width)
         self._memory = Memory(self._config, rows, allocator, Sessions(), tree, swa)
         self._accounting = accounting(self._memory)
@@ -197,7 +200,7 @@ class Engine(Admission):
 
     def _next_iteration(self) -> None:
         if not self._is_busy():
-            self._checker.at_idle(self._device.content)
+            self._checker.at_idle(self._device.content, self._device.swa_content)
             self._phase = "ended"
             return
         self._iterations += 1
