@@ -26,7 +26,7 @@ from specsim.explore.strategies import STRATEGIES, CoverageGuided, ExtensionErro
 from specsim.sim.accounting import HostFunctionError
 from specsim.sim.engine import Engine, UnjudgeableError
 from specsim.sim.log import Run
-from specsim.sim.marks import INTERLEAVINGS, note
+from specsim.sim.marks import INTERLEAVINGS, LIFE, note
 from specsim.sim.target import AccountingTarget
 from specsim.sim.workload import Scenario, draw_scenario
 
@@ -203,10 +203,10 @@ def simulate(
 
 
 def shares(target: AccountingTarget, *, seed: int, schedules: int) -> dict[str, float]:
-    """The share of schedules that reach each mark and each pair of marks, by falling share; 0 for an interleaving that
-    none reaches.
+    """The share of schedules that reach each mark and each pair of marks, by falling share; 0 for an interleaving and
+    for a step of a life that none reaches.
     """
-    counts = Counter(dict.fromkeys(INTERLEAVINGS, 0))
+    counts = Counter(dict.fromkeys([*INTERLEAVINGS, *LIFE], 0))
     run = 0
     for index in range(schedules):
         schedule = run_schedule(target, chooser_of(seed, index))
