@@ -27,7 +27,7 @@ from specsim.sim.accounting import HostFunctionError
 from specsim.sim.engine import Engine, UnjudgeableError
 from specsim.sim.log import Run
 from specsim.sim.marks import INTERLEAVINGS, LIFE, note
-from specsim.sim.target import AccountingTarget
+from specsim.sim.target import AccountingTarget, move_of
 from specsim.sim.workload import Scenario, draw_scenario
 
 Size = tuple[int, int, int, tuple[int, Tape]]
@@ -115,7 +115,7 @@ def run_schedule(
     extended = target.extended(chooser) if isinstance(target, ExtensionTarget) else chooser
     try:
         scenario = draw_scenario(extended, target.features)
-        run = Engine(scenario, extended, target.make, stop_at).run()
+        run = Engine(scenario, extended, target.make, stop_at, move_of(target)).run()
     except HostFunctionError as error:  # before the first event: an extension's chooser, or making its accounting
         violation = Violation(BY_ID[error.rule], "", error.part, "", "no exception", error.text, 0)
         digest = hashlib.blake2b(str(error).encode(), digest_size=16).hexdigest()

@@ -11,6 +11,7 @@ a request with a law says is `specsim.sim.sampling`.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specsim.sim import model
@@ -26,6 +27,8 @@ from specsim.sim.request import Request
 from specsim.sim.sampling import Counts, LawState, TreeLaw, bincount, coin_of, next_token
 from specsim.sim.tree import Attention, build_tree
 from specsim.sim.verify import fill_bonus_tokens, verify_tree_greedy
+
+Move = Callable[[list[int], list[int], list[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +148,13 @@ class ContentError:
 
 
 class Device:
-    """KV content by slot, and the stream of launches. `has_laws`: some requests have a law, or want logprobs."""
+    """KV content by slot, and the stream of launches. `has_laws`: some requests have a law, or want logprobs.
+    `move(content, target, source)` moves the KV of accepted paths in place of this model's own move.
+    """
 
-    def __init__(self, config: EngineConfig, *, has_laws: bool = False) -> None:
+    def __init__(self, config: EngineConfig, *, has_laws: bool = False, move: Move | None = None) -> None:
         self._config = config
+        self._move = move
         self._has_laws = has_laws
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
         self.swa_content = [0] * (len(self.content) if config.window else 0)
@@ -391,17 +397,28 @@ class Device:
         counts = sequence.counts if row.counts is None else row.counts
         return TreeLaw(row.request, row.plan.parents, counts, relaxed)
 
+    def _left_by_kernel(self, move: Move, row: LaunchRow, path: list[int]) -> list[int]:
+        """Move the KV of the accepted path by a kernel; no node is left to be moved."""
+        start = len(self.sequences[row.key].chain)
+        source = [start + node for node in path if start + node < len(row.slots)]
+        target = range(start, start + len(source))
+        for content, slots in ((self.content, row.slots), (self.swa_content, row.swa_slots)):
+            if slots:
+                move(content, [slots[at] for at in target], [slots[at] for at in source])
+        return []
+
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
         """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus
         token.
         """
         sequence = self.sequences[row.key]
         start = len(sequence.chain)
-        moved = [self.content[row.slots[start + node]] for node in path if start + node < len(row.slots)]
+        nodes = path if self._move is None else self._left_by_kernel(self._move, row, path)
+        moved = [self.content[row.slots[start + node]] for node in nodes if start + node < len(row.slots)]
         for offset, fingerprint in enumerate(moved):
             self.content[row.slots[start + offset]] = fingerprint
         if row.swa_slots:
-            reach = [start + node for node in path if start + node < len(row.slots)]
+            reach = [start + node for node in nodes if start + node < len(row.slots)]
             for offset, fingerprint in enumerate([self.swa_content[row.swa_slots[at]] for at in reach]):
                 self.swa_content[row.swa_slots[start + offset]] = fingerprint
         sequence.chain += [node_prints[node] for node in path]

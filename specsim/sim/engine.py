@@ -29,7 +29,7 @@ from specsim.memory.window_tree import TreeWindow
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.admission import Admission, memory_errors_of
 from specsim.sim.config import require_runnable
-from specsim.sim.device import Device, Launch, LaunchRow
+from specsim.sim.device import Device, Launch, LaunchRow, Move
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.lifecycle import Event, State
 from specsim.sim.log import LoggedEvent, Run
@@ -52,7 +52,7 @@ class UnjudgeableError(Exception):
 
 class Engine(Admission):
     """One run of a scenario. `accounting` makes the accounting that is tested from the memory it calls back. The run
-    ends at a violation with the signature `stop_at`, or at one that it cannot go on from.
+    ends at a violation with the signature `stop_at`, or at one that it cannot go on from. `move` is the device's.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Engine(Admission):
         chooser: Chooser,
         accounting: Callable[[Memory], Accounting] = ModelAccounting,
         stop_at: str = "",
+        move: Move | None = None,
     ) -> None:
         require_runnable(scenario.config)
         self._config = scenario.config
@@ -95,7 +96,7 @@ class Engine(Admission):
             stop_at,
             has_laws=self._has_laws,
         )
-        self._device = Device(self._config, has_laws=self._has_laws)
+        self._device = Device(self._config, has_laws=self._has_laws, move=move)
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._arriving: deque[Turn] = deque(self._workload.turns)
