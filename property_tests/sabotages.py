@@ -65,9 +65,10 @@ from property_tests.wrong_accountings import (
 )
 from specsim.memory.allocator import Allocator
 from specsim.memory.radix import RadixCache
+from specsim.memory.window_tree import TreeWindow
 from specsim.sim import device as device_module
 from specsim.sim import engine as engine_module
-from specsim.sim.accounting import DecodeResult, ModelAccounting
+from specsim.sim.accounting import DecodeResult, Memory, ModelAccounting
 from specsim.sim.device import Device, Launch, LaunchRow
 from specsim.sim.draft import Drafter, ExtendRow, Relayed, expected_tags
 from specsim.sim.engine import Engine
@@ -302,6 +303,20 @@ def keeps_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RadixCache, "unlock", lambda tree, node: tree._watcher.unlocked(node))
 
 
+def keeps_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks that keep a path and not the window behind its end, in a pool that is always short."""
+    monkeypatch.setattr(TreeWindow, "lock", lambda window, node, split: None)
+    monkeypatch.setattr(TreeWindow, "unlock", lambda window, node: None)
+    make_room = Memory.make_room
+
+    def and_of_the_window(memory: Memory, slots: int) -> None:
+        make_room(memory, slots)
+        if memory.tree is not None and memory.tree.window is not None:
+            memory.tree.evict_window(memory.tree.total)
+
+    monkeypatch.setattr(Memory, "make_room", and_of_the_window)
+
+
 SABOTAGES: dict[str, list[Sabotage]] = {
     "I01": [Sabotage(ClaimsBeyondItsSlots), Sabotage(SavesMoreThanItHolds)],
     "I02": [Sabotage(KeepsAClaimWhenRetracted)],
@@ -382,6 +397,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     ],
     "I61": [Sabotage(patch=replacing(Matcher, "allowed_after", lambda _: lambda matcher, path: None))],
     "I62": [Sabotage(GivesBackAPartOfAPage)],
+    "I63": [Sabotage(patch=keeps_no_window)],
     "D1": [Sabotage(patch=replacing(Drafter, "_extend", lambda _: extends_nothing))],
     "K3": [Sabotage(patch=replacing(device_module, "write_pad_rows", lambda _: writes_slot_1))],
     "M1": [Sabotage(patch=replacing(device_module, "build_tree", lambda _: lets_a_node_read_its_siblings))],

@@ -15,7 +15,7 @@ from specsim.check.laws import Laws, after_append
 from specsim.check.ledger import Owner, SlotLedger, ownership_problem, window_problem
 from specsim.check.oracle import outputs_of, unending_outputs_of
 from specsim.check.rules import BY_ID
-from specsim.check.tree import tree_problem, tree_problem_at_idle
+from specsim.check.tree import tree_problem, tree_problem_at_idle, tree_window_problem, window_problem_at_idle
 from specsim.memory.allocator import ceil_to
 from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import Accounting, DecodeResult, Memory, Observed
@@ -121,11 +121,13 @@ class Checker:
                 self.broken("I54", part, "", expected, actual, aspect="leak")
             self.broken(rule_id, part, "", expected, actual)
         if self._memory.swa is not None:
-            problem = window_problem(self._memory, self._swa_ledger.used, owners)
+            problem = window_problem(self._memory, self._swa_ledger.used, owners, self._ledger.tree_slots)
             if problem is not None:
                 self.broken(problem[0], part, "", *problem[1:])
         if self._memory.tree is not None:
             broken = tree_problem(self._memory.tree, self._memory.rows, self._ledger, owners)
+            if broken is None and self._memory.swa is not None:
+                broken = tree_window_problem(self._memory.tree, self._memory.swa, self._ledger)
             if broken is not None:
                 self.broken(broken[0], part, *broken[1:])
 
@@ -240,9 +242,10 @@ class Checker:
             )
 
     def at_launch(self, launch: Launch, unresolved: int) -> None:
-        keys = [row.key for row in launch.rows]
+        rows = [row for part in launch.parts for row in part.rows]
+        keys = [row.key for row in rows]
         self.hold(len(set(keys)) == len(keys), "I36", "schedule", launch.name, "each request once", keys)
-        for row in () if self._config.late_results else launch.rows:
+        for row in () if self._config.late_results else rows:
             state = row.request.state
             self.hold(state is not State.FINISHED, "I36", "schedule", row.request.rid, "a live request", state.value)
         self.hold(unresolved <= 2, "I35", "schedule", launch.name, "at most two unresolved launches", unresolved)
@@ -262,9 +265,10 @@ class Checker:
                 self.broken(*problem)
         if device.pad_writes and any(device.pad_writes):
             self.broken("K3", "padding", launch.name, "writes of slot 0", f"slot {max(device.pad_writes)} is written")
-        if launch.result is not None:
-            counts = (len(launch.result.accept_lens), len(launch.result.next_token_ids))
-            own = (len(launch.rows), len(launch.rows) * launch.result.stride)
+        verifies = launch.verifies
+        if verifies is not None and verifies.result is not None:
+            counts = (len(verifies.result.accept_lens), len(verifies.result.next_token_ids))
+            own = (len(verifies.rows), len(verifies.rows) * verifies.result.stride)
             self.hold(counts == own, "K3", "padding", launch.name, f"(requests, tokens) {own}", counts)
         for error in device.content_errors:
             self.broken(
@@ -274,7 +278,7 @@ class Checker:
                 f"the KV of position {error.position}",
                 f"slot {error.slot} holds something else",
             )
-        if launch.kind == "decode":
+        if verifies is not None:
             meets = ["draft", "verify", "draft extend"]
             self.hold(device.collectives == meets, "S8", "verify", launch.name, meets, device.collectives)
         for key, left in device.relayed:
@@ -282,7 +286,7 @@ class Checker:
             is_own = left is not None and left.key == key
             self.hold(is_own, "I49", "relay", key[0], f"the entry of {key[0]}, incarnation {key[1]}", whose)
         for key, have, need in device.short_rows:
-            part = "extend" if launch.kind == "prefill" else "prepare"
+            part = "prepare" if verifies and key in [row.key for row in verifies.rows] else "extend"
             self.broken("I07", part, key[0], f"{need} positions allocated", have)
         for step in device.steps:
             who = step.key[0]
@@ -489,18 +493,21 @@ class Checker:
         if reused < right:  # what is not reused is computed again
             self.broken("S4", "session match", request.rid, expected, reused, go_on=True)
 
-    def at_idle(self, content: Sequence[int] = ()) -> None:
-        """Nothing runs and no session is open. `content` is the device's."""
-        tree = self._memory.tree
+    def at_idle(self, content: Sequence[int] = (), swa_content: Sequence[int] = ()) -> None:
+        """Nothing runs and no session is open. `content` and `swa_content` are the device's."""
+        tree, swa = self._memory.tree, self._memory.swa
+        lost = len(self._swa_ledger.used)
         if tree is not None:
             broken = tree_problem_at_idle(tree, self._ledger, content)
+            if swa is not None and broken is None:
+                broken = window_problem_at_idle(tree, swa, swa_content)
+                lost -= sum(bool(swa.swa_slots[slot]) for slot in self._ledger.tree_slots)
             if broken is not None:
                 self.broken(broken[0], "tree insert", *broken[1:])
         used = sorted(self._ledger.used - self._ledger.tree_slots.keys())
         self.hold(
             not used, "I24", "release", "", "no slot in anybody's hands", f"{len(used)} slots, the first {used[:1]}"
         )
-        lost = len(self._swa_ledger.used)
         self.hold(not lost, "I15", "release", "", "no window slot in anybody's hands", f"{lost} slots")
         rows = self._memory.rows
         held = rows.count - len(rows.free_rows)

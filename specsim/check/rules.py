@@ -72,6 +72,7 @@ RULES: tuple[Rule, ...] = (
     Rule("I60", "a grammar has read the outputs, when masks are made and when a result was taken", _WRONG),
     Rule("I61", "a token that the grammar forbids is never said", _WRONG),
     Rule("I62", "the eviction cursor is at a page's start, never goes back, and never beyond the claim", _WRONG),
+    Rule("I63", "a prefix that the tree keeps by a lock, or ends with, has the window slots behind its end", _WRONG),
     Rule("D1", "the drafter's KV of a position is made of the target's hidden state and the next token", _METRIC),
     Rule("K3", "rows that pad a batch write slot 0 only, and a batch gets the results of its own rows alone", _WRONG),
     Rule("M1", "a node of the tree reads the prefix and its own path, and stands where the path ends", _WRONG),

@@ -39,5 +39,5 @@ class Rows:
         kernel; past the table's end it hits nothing that this model has.
         """
         base = row * self.width + start
-        for at, slot in zip(range(base, len(self.buffer)), slots, strict=False):
-            self.buffer[at] = slot
+        fitting = array("i", slots[: max(len(self.buffer) - base, 0)])
+        self.buffer[base : base + len(fitting)] = fitting

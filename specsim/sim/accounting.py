@@ -18,6 +18,7 @@ from specsim.memory.swa import SwaAllocator
 from specsim.sim.config import EngineConfig
 from specsim.sim.model import EOS, STOP
 from specsim.sim.request import Request
+from specsim.sim.text import stop_string_end
 
 
 @dataclass(slots=True)
@@ -40,12 +41,22 @@ class Memory:
     @property
     def available(self) -> int:
         """Slots that can be had: the free ones, and those that the tree gives up."""
-        return self.allocator.available + (self.tree.evictable if self.tree else 0)
+        if self.tree is None:
+            return self.allocator.available
+        if self.swa is None or self.tree.window is None:
+            return self.allocator.available + self.tree.evictable
+        in_window = self.swa.swa.available + self.tree.window.evictable
+        return min(self.swa.full.available + self.tree.evictable, in_window)
 
     def make_room(self, slots: int) -> None:
         """Let the tree give up what is missing of so many free slots."""
-        if self.tree is not None and slots > self.allocator.available:
-            self.tree.evict(slots - self.allocator.available)
+        if self.tree is None:
+            return
+        full = self.allocator.available if self.swa is None else self.swa.full.available
+        if slots > full:
+            self.tree.evict(slots - full)
+        if self.swa is not None and slots > self.swa.swa.available:
+            self.tree.evict_window(slots - self.swa.swa.available)
 
 
 @dataclass(slots=True)
@@ -305,11 +316,12 @@ class ModelAccounting:
             held.finished = True
             return
         turn = request.turn
+        string_end = stop_string_end(request.outputs, new_tokens, turn.stop) if turn.stop else None
         for length in range(len(request.outputs) - new_tokens + 1, len(request.outputs) + 1):
             token = request.outputs[length - 1]
             stops = token == STOP or (token == EOS and not turn.ignore_eos)
             grammar_ends = request.matcher is not None and length == request.matcher.end
-            if stops or grammar_ends or length >= turn.max_new_tokens:
+            if stops or grammar_ends or length == string_end or length >= turn.max_new_tokens:
                 held.finished = True
                 held.finished_len = length
                 return
@@ -439,7 +451,13 @@ class ModelAccounting:
         """
         assert held.row is not None
         slots = self._memory.rows.read(held.row, 0, held.honest)
-        held.evicted = swa.evict_window(slots, held.evicted, held.honest, self._memory.config.window)
+        seq_len = held.honest
+        if self._memory.tree is not None:
+            # The tree may take no more than this, and must find the window behind its end.
+            taken = self._memory.tree.key_len(held.honest + 1)
+            seq_len = min(held.honest, taken)
+        start = max(held.evicted, held.protected)
+        held.evicted = swa.evict_window(slots, start, seq_len, self._memory.config.window)
 
     def _free(self, held: Held, start: int) -> None:
         """Free the slots of positions `[start, allocated)`."""

@@ -23,9 +23,11 @@ class EngineConfig:
     `radix`             finished and prefilled requests leave their KV in a radix cache
     `bigram`            its keys are pairs of tokens, as EAGLE's are
     `chunk_size`        tokens of a prefill launch at most, whole pages; 0 for no bound
+    `mixed_chunk`       a launch with a part of a prefill takes the decode rows along
     `late_results`      the host may take a result between the preparation of a step and its launch, as for a grammar
     `adaptive`          each decode step is as long as is chosen at its launch, `num_steps` at most; chains only
     `window`            positions before its own that a layer of a sliding window reads; 0 for no such layers
+    `swa_pool_slots`    slots of the window's pool; 0 for as many as `pool_slots`
     `tight_pool`        a request may outgrow the pool, and is then dropped
     `draft_layers`      layers of the drafter whose KV is simulated, a pool each; 0 for none, more than one for chains
     `graph_sizes`       batch sizes of captured CUDA graphs; smaller batches are padded; none: no graphs
@@ -44,9 +46,11 @@ class EngineConfig:
     radix: bool = False
     bigram: bool = False
     chunk_size: int = 0
+    mixed_chunk: bool = False
     late_results: bool = False
     adaptive: bool = False
     window: int = 0
+    swa_pool_slots: int = 0
     tight_pool: bool = False
     draft_layers: int = 0
     graph_sizes: tuple[int, ...] = ()
@@ -101,6 +105,7 @@ def require_runnable(config: EngineConfig) -> None:
     _require(config.num_draft_tokens <= most, f"num_draft_tokens={config.num_draft_tokens}", reason)
     whole = config.chunk_size >= 0 and config.chunk_size % config.page_size == 0
     _require(whole, f"chunk_size={config.chunk_size}", f"a chunk is whole pages of {config.page_size}")
+    _require(not config.mixed_chunk or config.chunk_size > 0, "mixed_chunk=True", "there are no chunks to mix with")
     _require(not config.adaptive or config.topk == 1, "adaptive=True", "only chains change their length")
     _require(
         not (config.graph_sizes and config.adaptive), "graph_sizes with adaptive=True", "graphs are of one tree size"
@@ -108,11 +113,12 @@ def require_runnable(config: EngineConfig) -> None:
     _require(not config.bigram or config.radix, "bigram=True", "there is no radix cache to have keys")
     if config.draft_layers > 1:
         _require(config.topk == 1, f"topk={config.topk}", "drafters of several layers draft chains")
-    if config.draft_layers:
-        reason = "draft pools are simulated without a sliding window"
-        _require(not config.window, f"draft_layers={config.draft_layers}", reason)
     _require(config.window >= 0, f"window={config.window}", "a window has positions")
-    _require(not (config.window and config.radix), "window with radix", "the radix cache has no window slots")
+    if config.swa_pool_slots:
+        _require(config.window > 0, f"swa_pool_slots={config.swa_pool_slots}", "there is no window to have slots")
+        least, most = config.request_slots_max, config.pool_slots
+        reason = f"one request needs {least} of them, and the full pool has {most}"
+        _require(least <= config.swa_pool_slots <= most, f"swa_pool_slots={config.swa_pool_slots}", reason)
     _require(
         config.tight_pool or config.pool_slots >= config.request_slots_max,
         f"pool_slots={config.pool_slots}",

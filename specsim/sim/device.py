@@ -11,6 +11,7 @@ a request with a law says is `specsim.sim.sampling`.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from specsim.sim import model
@@ -20,11 +21,14 @@ from specsim.sim.draft import Drafter, ExtendRow, expected_tags, extend_start
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.graph import GraphBuffers, write_pad_rows
 from specsim.sim.logprobs import write_rows
+from specsim.sim.mixed import cache_locations
 from specsim.sim.relay import Left, Ring
 from specsim.sim.request import Request
 from specsim.sim.sampling import Counts, LawState, TreeLaw, bincount, coin_of, next_token
 from specsim.sim.tree import Attention, build_tree
 from specsim.sim.verify import fill_bonus_tokens, verify_tree_greedy
+
+Move = Callable[[list[int], list[int], list[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,17 @@ class Launch:
     first_hidden_states: tuple[int, ...] = ()
     result: DecodeResult | None = None
     grammar_advanced: bool = False
+    beside: Launch | None = None  # the decode rows of a mixed chunk; the prefill's are in `rows`
+
+    @property
+    def parts(self) -> list[Launch]:
+        """The launch, and what is mixed into it: each has rows of one kind."""
+        return [self] if self.beside is None else [self, self.beside]
+
+    @property
+    def verifies(self) -> Launch | None:
+        """The part that verifies trees, if there is one."""
+        return self if self.kind == "decode" else self.beside
 
     @property
     def name(self) -> str:
@@ -133,10 +148,13 @@ class ContentError:
 
 
 class Device:
-    """KV content by slot, and the stream of launches. `has_laws`: some requests have a law, or want logprobs."""
+    """KV content by slot, and the stream of launches. `has_laws`: some requests have a law, or want logprobs.
+    `move(content, target, source)` moves the KV of accepted paths in place of this model's own move.
+    """
 
-    def __init__(self, config: EngineConfig, *, has_laws: bool = False) -> None:
+    def __init__(self, config: EngineConfig, *, has_laws: bool = False, move: Move | None = None) -> None:
         self._config = config
+        self._move = move
         self._has_laws = has_laws
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
         self.swa_content = [0] * (len(self.content) if config.window else 0)
@@ -155,6 +173,7 @@ class Device:
         self.longest = 0
         self.law_states: list[LawState] = []
         self._unread: list[Launch] = []
+        self._locations: dict[tuple[str, int], list[int]] = {}  # of the trees of a mixed chunk
 
     @property
     def broken(self) -> list[tuple[str, str, str, object, object]]:
@@ -171,15 +190,28 @@ class Device:
         self.pad_writes, self.collectives, self.law_states = [], [], []
         for earlier in self._unread:
             advance_grammar(earlier)
-        self._unread = [launch] if self._has_laws else []
+        self._unread = launch.parts if self._has_laws else []
         if launch.kind == "prefill":
             chains = [self._read_prefix(row) for row in launch.rows]
             launch.first_tokens = [self._prefill(row, chain) for row, chain in zip(launch.rows, chains, strict=True)]
             launch.first_hidden_states = tuple(self.sequences[row.key].chain[-1] for row in launch.rows)
+            if launch.beside is not None:
+                self._decode_beside(launch.rows, launch.beside)
         else:
             launch.result = self._decode(launch.rows, launch.num_steps, launch.num_draft_tokens)
         launch.done = True
         return launch
+
+    def _decode_beside(self, prefilled: list[LaunchRow], beside: Launch) -> None:
+        """Verify the decode rows of a mixed chunk."""
+        ndt = beside.num_draft_tokens
+        starts = [len(self.sequences[row.key].chain) for row in beside.rows]
+        trees = [row.slots[start : start + ndt] for row, start in zip(beside.rows, starts, strict=True)]
+        locations = cache_locations([row.slots[row.prefix_len : len(row.tokens)] for row in prefilled], trees)
+        self._locations = {row.key: own for row, own in zip(beside.rows, locations, strict=True)}
+        beside.result = self._decode(beside.rows, beside.num_steps, ndt)
+        beside.done = True
+        self._locations.clear()
 
     def _read_prefix(self, row: LaunchRow) -> list[int]:
         """Read what a prefill reuses: no row of a launch sees what another row of it writes."""
@@ -275,7 +307,7 @@ class Device:
             prints.append(node_prints)
             assert row.plan is not None
             trees.append(row.plan.parents)
-        if self._graph:
+        if self._graph and not self._locations:  # there is no graph of a mixed chunk
             self._replay_graph(rows, candidates, trees, targets)
         self.collectives.append("verify")
         verified = verify_tree_greedy(candidates, trees, targets, num_steps)
@@ -351,6 +383,8 @@ class Device:
         if law is not None:
             self._note_law(row, law.nodes)
         out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]
+        if self._locations:
+            out_cache_loc = self._locations[row.key]
         for slot, fingerprint in zip(out_cache_loc, node_prints, strict=False):
             self.content[slot] = fingerprint
         for slot, fingerprint in zip(row.swa_slots[start:], node_prints, strict=False):
@@ -363,17 +397,28 @@ class Device:
         counts = sequence.counts if row.counts is None else row.counts
         return TreeLaw(row.request, row.plan.parents, counts, relaxed)
 
+    def _left_by_kernel(self, move: Move, row: LaunchRow, path: list[int]) -> list[int]:
+        """Move the KV of the accepted path by a kernel; no node is left to be moved."""
+        start = len(self.sequences[row.key].chain)
+        source = [start + node for node in path if start + node < len(row.slots)]
+        target = range(start, start + len(source))
+        for content, slots in ((self.content, row.slots), (self.swa_content, row.swa_slots)):
+            if slots:
+                move(content, [slots[at] for at in target], [slots[at] for at in source])
+        return []
+
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
         """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus
         token.
         """
         sequence = self.sequences[row.key]
         start = len(sequence.chain)
-        moved = [self.content[row.slots[start + node]] for node in path if start + node < len(row.slots)]
+        nodes = path if self._move is None else self._left_by_kernel(self._move, row, path)
+        moved = [self.content[row.slots[start + node]] for node in nodes if start + node < len(row.slots)]
         for offset, fingerprint in enumerate(moved):
             self.content[row.slots[start + offset]] = fingerprint
         if row.swa_slots:
-            reach = [start + node for node in path if start + node < len(row.slots)]
+            reach = [start + node for node in nodes if start + node < len(row.slots)]
             for offset, fingerprint in enumerate([self.swa_content[row.swa_slots[at]] for at in reach]):
                 self.swa_content[row.swa_slots[start + offset]] = fingerprint
         sequence.chain += [node_prints[node] for node in path]

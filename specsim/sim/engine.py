@@ -25,15 +25,16 @@ from specsim.memory.radix import RadixCache
 from specsim.memory.rows import Rows
 from specsim.memory.sessions import Sessions
 from specsim.memory.swa import SwaAllocator
+from specsim.memory.window_tree import TreeWindow
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.admission import Admission, memory_errors_of
 from specsim.sim.config import require_runnable
-from specsim.sim.device import Device, Launch, LaunchRow
+from specsim.sim.device import Device, Launch, LaunchRow, Move
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.lifecycle import Event, State
 from specsim.sim.log import LoggedEvent, Run
 from specsim.sim.logprobs import take_first_row, take_rows
-from specsim.sim.marks import features_of, reused_memory
+from specsim.sim.marks import abort_marks, features_of, finish_mark, retract_marks, reused_memory
 from specsim.sim.plan import draw_plan
 from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
@@ -51,7 +52,7 @@ class UnjudgeableError(Exception):
 
 class Engine(Admission):
     """One run of a scenario. `accounting` makes the accounting that is tested from the memory it calls back. The run
-    ends at a violation with the signature `stop_at`, or at one that it cannot go on from.
+    ends at a violation with the signature `stop_at`, or at one that it cannot go on from. `move` is the device's.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Engine(Admission):
         chooser: Chooser,
         accounting: Callable[[Memory], Accounting] = ModelAccounting,
         stop_at: str = "",
+        move: Move | None = None,
     ) -> None:
         require_runnable(scenario.config)
         self._config = scenario.config
@@ -71,11 +73,13 @@ class Engine(Admission):
         swa_ledger = SlotLedger(page_size)
         swa = None
         if self._config.window:
-            swa = SwaAllocator(pool_slots, pool_slots, page_size, self._ledger, swa_ledger)
+            swa_slots = self._config.swa_pool_slots or pool_slots
+            swa = SwaAllocator(pool_slots, swa_slots, page_size, self._ledger, swa_ledger)
         allocator = swa or Allocator(pool_slots, page_size, self._ledger)
         tree = None
         if self._config.radix:
-            tree = RadixCache(page_size, allocator, bigram=self._config.bigram, watcher=self._ledger)
+            window = TreeWindow(swa, self._config.window) if swa else None
+            tree = RadixCache(page_size, allocator, bigram=self._config.bigram, watcher=self._ledger, window=window)
         rows = Rows(self._config.rows, self._config.row_width)
         self._memory = Memory(self._config, rows, allocator, Sessions(), tree, swa)
         self._accounting = accounting(self._memory)
@@ -92,7 +96,7 @@ class Engine(Admission):
             stop_at,
             has_laws=self._has_laws,
         )
-        self._device = Device(self._config, has_laws=self._has_laws)
+        self._device = Device(self._config, has_laws=self._has_laws, move=move)
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._arriving: deque[Turn] = deque(self._workload.turns)
@@ -197,7 +201,7 @@ class Engine(Admission):
 
     def _next_iteration(self) -> None:
         if not self._is_busy():
-            self._checker.at_idle(self._device.content)
+            self._checker.at_idle(self._device.content, self._device.swa_content)
             self._phase = "ended"
             return
         self._iterations += 1
@@ -214,6 +218,8 @@ class Engine(Admission):
     def _schedule_unless_paused(self) -> None:
         if self._paused:
             self._paused -= 1
+            if not self._paused:
+                self._marks.add("resume")
             self._next_iteration()
         else:
             self._schedule()
@@ -235,13 +241,11 @@ class Engine(Admission):
         self._futures, self._merging_rows, self._batch_is_full = Futures(), [], False
         if batch:
             self._marks.add("R17")
-            for request in batch:
-                self._mark_session(request)
             self._checker.before_tree_calls()
             self._accounting.retract_all(batch)
             self._checker.after_memory_calls("retract")
             for request in batch:
-                self._retracted(request, "paused")
+                self._retracted(request, "pause")
             self._checker.ownership("retract", self._requests, self._open_sessions)
 
     def _is_busy(self) -> bool:
@@ -287,7 +291,9 @@ class Engine(Admission):
             return False
         request = candidates[self._chooser.choose(len(candidates), f"{why} whom")]
         request.abort_wanted = True
-        self._mark_abort(request)
+        self._marks |= abort_marks(request)
+        if why == "timeout":
+            self._marks.add("timeout")
         self._record("host", why, request.rid, request.state.value)
         if request.state is State.WAITING:
             session = request.turn.session
@@ -300,19 +306,6 @@ class Engine(Admission):
         else:
             self._accounting.abort(request)
         return True
-
-    def _mark_abort(self, request: Request) -> None:
-        self._marks.add("abort")
-        if request.state is not State.WAITING:
-            self._mark_session(request)
-            if request.pending or request.state is State.PREFILLING:
-                self._marks.add("R4")
-        elif request.incarnation:
-            self._marks.add("R5")
-
-    def _mark_session(self, request: Request) -> None:
-        if request.turn.session:
-            self._marks.add("R18")
 
     def _drop_aborted_chunk(self) -> None:
         """A request that is aborted between parts of its prefill is answered when the next one would be launched."""
@@ -351,11 +344,14 @@ class Engine(Admission):
         self._merging, self._merging_rows = [], []
         admitted = self._admit()
         if admitted:
-            self._launched(self._launch_prefill(admitted))
+            beside = self._prepare_beside() if self._config.mixed_chunk else []
+            self._launched(self._launch_prefill(admitted, beside))
             return
         self._prepared = self._prepare_decode()
         if not self._prepared:
             idles = self._config.idle_batches and not self._running and self._chooser.choose(2, "idle batch") == 1
+            if idles:
+                self._marks.add("idle batch")
             self._launched(self._launch("decode", []) if idles else None)
         elif self._config.late_results and self._unresolved and self._chooser.choose(2, "result before launch") == 1:
             self._await_results(1, "launch")
@@ -372,7 +368,7 @@ class Engine(Admission):
         """With overlap, all results but the newest launch's are due; without, all."""
         self._await_results(len(self._unresolved) - (1 if launch and self._config.overlap else 0), "resolve")
 
-    def _launch_prefill(self, admitted: list[Request]) -> Launch:
+    def _launch_prefill(self, admitted: list[Request], beside: list[LaunchRow]) -> Launch:
         if self._memory.tree is not None:
             self._checker.ownership("extend", self._requests, self._open_sessions)
         rows = []
@@ -384,25 +380,41 @@ class Engine(Admission):
         self._note_window(rows)
         self._merging = [request for request in admitted if request.state is not State.CHUNKED]
         self._merging_rows = [row for row in rows if not row.is_middle]
-        return self._launch("prefill", rows)
+        return self._launch("prefill", rows, beside)
+
+    def _prepare_beside(self) -> list[LaunchRow]:
+        """The decode rows that a prefill takes along: everybody who runs, if there is memory for their next step."""
+        if not self._running:
+            return []
+        self._choose_steps()
+        if self._accounting.decode_need(self._running) > self._memory.available:
+            return []
+        self._marks.add("mixed chunk")
+        return self._prepare(self._running)
+
+    def _choose_steps(self) -> None:
+        if self._config.adaptive:
+            before_last = self._steps
+            self._steps = self._config.num_steps - self._chooser.choose(self._config.num_steps, "fewer steps")
+            self._memory.steps = max(before_last, self._steps)
 
     def _prepare_decode(self) -> list[LaunchRow]:
         """The rows of the next decode step, none when nobody runs."""
         batch = self._running
         if not batch:
             return []
-        if self._config.adaptive:
-            before_last = self._steps
-            self._steps = self._config.num_steps - self._chooser.choose(self._config.num_steps, "fewer steps")
-            self._memory.steps = max(before_last, self._steps)
+        self._choose_steps()
         on_demand = bool(
             self._retractions_left and len(batch) > 1 and self._chooser.choose(4, "retract on demand") == 1
         )
         if on_demand or self._accounting.decode_need(batch) > self._memory.available:
             self._retractions_left -= on_demand
-            batch = self._retract(batch, "on demand" if on_demand else "out of memory")
+            batch = self._retract(batch, "on demand" if on_demand else "pressure")
             if not batch:
                 return []
+        return self._prepare(batch)
+
+    def _prepare(self, batch: list[Request]) -> list[LaunchRow]:
         before = [self._accounting.observe(request) for request in batch]
         self._checker.before_prepare(batch)
         with memory_errors_of("prepare"):
@@ -434,19 +446,23 @@ class Engine(Admission):
     def _growth(self, request: Request, before: Observed) -> str:
         return f"{request.rid}:{before.allocated}>{self._accounting.observe(request).allocated}"
 
-    def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
+    def _launch(self, kind: str, rows: list[LaunchRow], beside: list[LaunchRow] | None = None) -> Launch:
         config = self._config
         tree_size = self._steps + 1 if config.topk == 1 else config.num_draft_tokens
         launch = Launch(self._launches, kind, rows, self._steps, tree_size)
-        for row, index in zip(rows, self._device.ring.take(len(rows)), strict=True):
+        if beside:
+            launch.beside = Launch(self._launches, "decode", beside, self._steps, tree_size)
+        everybody = [*rows, *(beside or ())]
+        for row, index in zip(everybody, self._device.ring.take(len(everybody)), strict=True):
             row.relay_out = index
-        if kind == "decode":
-            self._futures.indices = [row.relay_out for row in rows]
-        self._marks |= reused_memory(self._unresolved, rows)
+        if launch.verifies is not None:
+            self._futures.indices = [row.relay_out for row in launch.verifies.rows]
+        self._marks |= reused_memory(self._unresolved, everybody)
         self._launches += 1
         self._device.launch(launch)
         self._unresolved.append(launch)
-        self._record("host", "launch", launch.name, " ".join(row.request.rid for row in rows))
+        for part in launch.parts:
+            self._record("host", "launch", part.name, " ".join(row.request.rid for row in part.rows))
         self._checker.at_launch(launch, len(self._unresolved))
         return launch
 
@@ -455,13 +471,12 @@ class Engine(Admission):
         outcome = self._accounting.retract(batch)
         self._checker.after_memory_calls("retract")
         for request in outcome.retracted:
-            self._mark_session(request)
-            self._marks.add("retract")
             if request.state is State.PREFILLING:
                 self._marks.add("R20")
             self._retracted(request, why)
         for request in outcome.aborted:
             self._record("host", "drop", request.rid, "not even one request fits")
+            self._marks.add("retract: last request")
             if request.pending or request.state is State.PREFILLING:
                 self._marks.add("R6")
             self._checker.before_release(request)
@@ -477,6 +492,7 @@ class Engine(Admission):
 
     def _retracted(self, request: Request, why: str) -> None:
         self._record("host", "retract", request.rid, why)
+        self._marks |= retract_marks(request, why)
         self._retracted_in[request.rid] = self._iterations
         self._checker.before_release(request)
         request.happens(Event.RETRACT)
@@ -492,12 +508,13 @@ class Engine(Admission):
         except (IndexError, ValueError) as error:
             self._checker.broken("X6", "device", "", "no exception", error)
             raise RunStopped from error
-        starts = {row.key: row.request.extend_len for row in launch.rows}
-        if launch.result is None:
-            self._record("device", "prefill", launch.name, " ".join(row.request.rid for row in launch.rows))
-        else:
-            accepted = zip(launch.rows, launch.result.accept_lens, strict=False)
-            self._record("device", "verify", launch.name, " ".join(f"{row.request.rid}:{a}" for row, a in accepted))
+        starts = {row.key: row.request.extend_len for part in launch.parts for row in part.rows}
+        for part in launch.parts:
+            if part.result is None:
+                self._record("device", "prefill", part.name, " ".join(row.request.rid for row in part.rows))
+            else:
+                accepted = zip(part.rows, part.result.accept_lens, strict=False)
+                self._record("device", "verify", part.name, " ".join(f"{row.request.rid}:{a}" for row, a in accepted))
         for step in self._device.steps:
             starts[step.key] = self._device_lens.get(step.key, starts[step.key])
             self._device_lens[step.key] = starts[step.key] + len(step.path)
@@ -508,10 +525,11 @@ class Engine(Admission):
     def _resolve(self, launch: Launch) -> None:
         self._checker.resolves(launch, self._unresolved[0] if self._unresolved else None)
         self._unresolved.popleft()
-        if launch.result is None:
-            self._resolve_prefill(launch)
-        else:
-            self._resolve_decode(launch)
+        for part in launch.parts:
+            if part.result is None:
+                self._resolve_prefill(part)
+            else:
+                self._resolve_decode(part)
 
     def _resolve_prefill(self, launch: Launch) -> None:
         if self._has_laws:
@@ -543,7 +561,7 @@ class Engine(Admission):
             return
         live = [self._is_live(row) for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
-        if any(later.kind == "decode" and later.num_steps != launch.num_steps for later in self._unresolved):
+        if any(later.verifies and later.num_steps != launch.num_steps for later in self._unresolved):
             self._marks.add("R15")
         if self._has_laws:
             advance_grammar(launch)
@@ -596,6 +614,7 @@ class Engine(Admission):
         visible = len(request.outputs) if seen.finished_len is None else seen.finished_len
         self._record("host", "finish", request.rid, f"{visible} of {len(request.outputs)} outputs")
         self._batch_is_full = False  # somebody leaves
+        self._marks.add(finish_mark(request, seen.finished_len))
         self._checker.visible_outputs(request)
         self._checker.before_release(request)
         session, tree = request.turn.session, self._memory.tree
