@@ -93,6 +93,7 @@ class Engine(Admission):
             has_laws=self._has_laws,
         )
         self._device = Device(self._config, has_laws=self._has_laws)
+        self.is_quiet = False  # nothing is logged
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._arriving: deque[Turn] = deque(self._workload.turns)
@@ -630,6 +631,8 @@ class Engine(Admission):
         self._checker.ownership("release", self._requests, self._open_sessions)
 
     def _record(self, agent: str, event: str, who: str, details: str) -> None:
+        if self.is_quiet:
+            return
         number = len(self._log)
         self._checker.events = number
         self._log.append(LoggedEvent(number, agent, event, who, details))
