@@ -3,7 +3,8 @@
 Dataclasses are rewritten in that copy, because of what mypyc does with them: without slots (its classes always have
 them), with `__init__` spelled out (a generated one is interpreted), and hashable instead of frozen (a frozen one may
 not assign in its `__init__`). A field of a class that is imported for type checking alone becomes `Any`: that class is
-not there yet when the annotation is looked at. Nothing else changes.
+not there yet when the annotation is looked at. Other classes may be derived from in Python, and get a `__copy__`, for
+they have no `__dict__` to copy. Nothing else changes.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from specsim.compiled.finder import package_sources
 
 # The modules of these, and every module of the packages of the key that they import.
 ROOTS = ("sim", "memory", "explore.exhaustive")
-# Classes that Python code outside may derive from.
-SUBCLASSED = frozenset({"Engine", "Admission", "RecordingChooser"})
+# Compiled classes that others of them derive from.
+PLAIN_BASES = frozenset({"Admission"})
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -51,8 +52,9 @@ def rewritten(source: str) -> str:
     for node in tree.body:
         if not isinstance(node, ast.ClassDef):
             continue
-        if node.name in SUBCLASSED:
+        if _is_plain(node):
             inserted.append((node.lineno - 1, "@mypyc_attr(allow_interpreted_subclasses=True)\n"))
+            inserted.append((node.end_lineno or 0, _copy(node.name, _attributes(node))))
         decorator = next((d for d in node.decorator_list if _named(d, "dataclass")), None)
         if decorator is not None:
             lines[decorator.lineno - 1] = _decorator(decorator)
@@ -89,6 +91,26 @@ def _imported_late(tree: ast.Module) -> set[str]:
 def _named(node: ast.expr, name: str) -> bool:
     called = node.func if isinstance(node, ast.Call) else node
     return isinstance(called, ast.Name) and called.id == name
+
+
+def _is_plain(node: ast.ClassDef) -> bool:
+    """Whether the class is neither a dataclass nor derived from one that is not compiled."""
+    return not node.decorator_list and {ast.unparse(base) for base in node.bases} <= PLAIN_BASES
+
+
+def _attributes(node: ast.ClassDef) -> list[str]:
+    """What `__init__` assigns to `self`, in order."""
+    init = next((line for line in node.body if isinstance(line, ast.FunctionDef) and line.name == "__init__"), None)
+    stored = (
+        [n for n in ast.walk(init) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)] if init else []
+    )
+    return list(dict.fromkeys(n.attr for n in stored if isinstance(n.value, ast.Name) and n.value.id == "self"))
+
+
+def _copy(name: str, attributes: list[str]) -> str:
+    """A `__copy__` for `specsim.sim.copying`."""
+    body = "".join(f"        new.{attribute} = self.{attribute}\n" for attribute in attributes)
+    return f"\n    def __copy__(self) -> {name}:\n        new = {name}.__new__({name})\n{body}        return new\n"
 
 
 def _decorator(node: ast.expr) -> str:
