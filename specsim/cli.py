@@ -434,6 +434,7 @@ def bench(
     name: Annotated[str | None, typer.Argument(help="One benchmark; all when left out.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
     device: DeviceOption = "auto",
+    full: Annotated[bool, typer.Option("--full", help="Also what takes many minutes.")] = False,
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios."""
     from specsim.bench import BENCHMARKS, run
@@ -443,7 +444,7 @@ def bench(
 
     _one_of("--device", device, ("auto", "cpu", "cuda"))
     _one_of("NAME", name, tuple(BENCHMARKS))
-    results = run([name] if name else list(BENCHMARKS), choose_device(device))
+    results = run([name] if name else list(BENCHMARKS), choose_device(device), full=full)
     if json_file is not None:
         write_json(json_file, results)
     print_bench(results)
