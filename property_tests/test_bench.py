@@ -94,9 +94,7 @@ def test_a_point_of_the_curve_and_the_states_of_a_scope_are_timed() -> None:
     assert throughput.states_of("one-request", 50)["states/s"] > 0
 
 
-def test_python_and_compiled_are_timed_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_and_compiled_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECSIM_CACHE_DIR", str(tmp_path))
     (entry, *_more) = simulator.compared({"requests": 2, "tokens": 20}, "point", 2, 20)
     in_python, compiled = entry["peers"]

@@ -281,6 +281,7 @@ def _fork_checker(checker: Checker, memory: Memory, ledger: SlotLedger, accounti
     new._memory = memory
     new._ledger = ledger
     new._accounting = accounting
+    new._account = None  # small scopes are looked at as a whole
     new._released = set(checker._released)
     new.violations = checker.violations[:]
     return new
