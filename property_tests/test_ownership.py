@@ -100,3 +100,15 @@ def test_one_wrong_slot_among_many_is_seen(page_size: int) -> None:
     world.memory.rows.write(world.owners["a"].row, 3, world.memory.rows.read(world.owners["b"].row, 3, 4))
     assert not world.account.is_sound(owners)
     assert not world.account.is_sound(owners)
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_slot_lost_for_another_is_seen(page_size: int) -> None:
+    world = World(page_size)
+    world.arrive()
+    world.grow("a", 8)
+    owners = list(world.owners.values())
+    assert world.account.is_sound(owners)
+    world.ledger.freed(list(range(page_size, 2 * page_size)))
+    world.ledger.allocated(list(range(20 * page_size, 21 * page_size)))
+    assert not world.account.is_sound(owners)
