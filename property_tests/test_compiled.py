@@ -18,7 +18,7 @@ import specsim
 from specsim.compiled import build as building
 from specsim.compiled.build import build, find_build
 from specsim.compiled.finder import FOLDER, MANIFEST, PACKAGE, Finder, install, installed, key, uninstall
-from specsim.compiled.sources import modules, rewritten
+from specsim.compiled.sources import IN_MACHINE_INTEGERS, modules, rewritten
 from specsim.errors import UsageError
 from specsim.targets.cache import Cache
 
@@ -100,6 +100,17 @@ def test_digests_findings_and_counts_are_those_of_python(built: Cache) -> None:
 
 
 @needs_build
+def test_machine_integers_wrap_as_masks_do(built: Cache) -> None:
+    edges = [0, 1, 2**31, 2**32 - 1, 2**32, 2**62 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
+    pairs = [(a ^ b, token) for a in edges for b in edges for token in (-1, 0, 7, 2**20, 2**40)]
+    program = f"""
+from specsim.sim.model import extend
+print([extend(fingerprint, token) for fingerprint, token in {pairs}])
+"""
+    assert ran(built.folder, "1", program) == ran(built.folder, "0", program)
+
+
+@needs_build
 def test_a_mutant_runs_in_python_and_is_found(built: Cache) -> None:
     program = """
 from specsim.mutants.load import apply, find
@@ -173,17 +184,18 @@ def test_all_that_runs_in_the_step_loop_is_compiled() -> None:
 
 def test_what_mypyc_reads_is_what_python_reads() -> None:
     """The rewritten sources run in Python too, and only gain methods."""
-    for path in modules(PACKAGE).values():
+    for module, path in modules(PACKAGE).items():
         source = path.read_text(encoding="utf-8")
-        tree = ast.parse(rewritten(source))
-        gained = {"__init__", "__copy__"}
-        for old, new in zip(_functions(ast.parse(source)), _functions(tree, gained), strict=True):
+        tree = ast.parse(rewritten(source, module))
+        for old, new in zip(_functions(ast.parse(source)), _functions(tree), strict=True):
             assert ast.dump(old) == ast.dump(new), path
 
 
-def _functions(tree: ast.Module, gained: frozenset[str] | set[str] = frozenset()) -> list[ast.FunctionDef]:
+def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
+    replaced = {name for functions in IN_MACHINE_INTEGERS.values() for name in functions}
     known = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-    return sorted((n for n in known if n.name not in {"__init__", "__copy__"}), key=lambda n: (n.name, ast.dump(n)))
+    left_out = {"__init__", "__copy__"} | replaced
+    return sorted((n for n in known if n.name not in left_out), key=lambda n: (n.name, ast.dump(n)))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +220,7 @@ def test_what_is_missing_is_said_in_one_sentence(
 def test_a_build_that_fails_or_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mypyc")
     monkeypatch.setattr(building, "modules", lambda _package: {"specsim": Path(specsim.__file__)})
-    monkeypatch.setattr(building, "rewritten", lambda _source: "x: int = ''\n")
+    monkeypatch.setattr(building, "rewritten", lambda _source, _module: "x: int = ''\n")
     with pytest.raises(UsageError, match=r"compiling failed: .*Incompatible types"):
         build(Cache(tmp_path))
     assert list(tmp_path.iterdir()) == []

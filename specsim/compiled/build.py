@@ -48,10 +48,10 @@ def build(cache: Cache, opt_level: str = OPT_LEVEL) -> Path:
         source, made = scratch / "source", scratch / "made"
         shutil.copytree(PACKAGE, source / "specsim", ignore=shutil.ignore_patterns("__pycache__"))
         paths = []
-        for path in compiled.values():
+        for module, path in compiled.items():
             relative = Path("specsim") / path.relative_to(PACKAGE)
             text = path.read_text(encoding="utf-8")
-            (source / relative).write_text(rewritten(text), encoding="utf-8")
+            (source / relative).write_text(rewritten(text, module), encoding="utf-8")
             paths.append(str(relative))
         arguments = [
             "--strict",

@@ -4,7 +4,7 @@ Dataclasses are rewritten in that copy, because of what mypyc does with them: wi
 them), with `__init__` spelled out (a generated one is interpreted), and hashable instead of frozen (a frozen one may
 not assign in its `__init__`). A field of a class that is imported for type checking alone becomes `Any`: that class is
 not there yet when the annotation is looked at. Other classes may be derived from in Python, and get a `__copy__`, for
-they have no `__dict__` to copy. Nothing else changes.
+they have no `__dict__` to copy. Nothing else changes but the functions of IN_MACHINE_INTEGERS.
 """
 
 from __future__ import annotations
@@ -43,13 +43,33 @@ def _imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def rewritten(source: str) -> str:
+# Functions of 64-bit arithmetic that wraps, on machine integers: an `int` beyond 62 bits is an object to mypyc.
+IN_MACHINE_INTEGERS = {
+    "specsim.sim.model": {
+        "extend": """
+def extend(fingerprint: int, token: int) -> int:
+    low: i64 = i64(fingerprint & 0xFFFFFFFF)
+    high: i64 = i64(fingerprint >> 32 & 0xFFFFFFFF)
+    z: i64 = (high << 32 | low) + i64(-0x61C8864680B583EB) * i64(token + 1)
+    z = (z ^ (z >> 30 & 0x3FFFFFFFF)) * i64(-0x40A7B892E31B1A47)
+    z = z ^ (z >> 31 & 0x1FFFFFFFF)
+    return int(z >> 32 & 0xFFFFFFFF) << 32 | int(z & 0xFFFFFFFF)
+"""
+    }
+}
+
+
+def rewritten(source: str, module: str = "") -> str:
     """A module as mypyc reads it. Its lines move. ValueError for a dataclass of a kind that is not known here."""
     tree = ast.parse(source)
     late = _imported_late(tree)
     lines = source.splitlines(keepends=True)
     inserted: list[tuple[int, str]] = []
+    replaced = IN_MACHINE_INTEGERS.get(module, {})
     for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name in replaced:
+            lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or 0) - node.lineno + 1)
+            inserted.append((node.lineno - 1, replaced[node.name]))
         if not isinstance(node, ast.ClassDef):
             continue
         if _is_plain(node):
@@ -77,7 +97,7 @@ def rewritten(source: str) -> str:
 _PREAMBLE = """
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 if _TYPE_CHECKING:
-    from mypy_extensions import mypyc_attr
+    from mypy_extensions import i64, mypyc_attr
 """
 
 
