@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 from specsim.check.laws import Laws, after_append
@@ -27,6 +27,8 @@ from specsim.sim.lifecycle import State
 from specsim.sim.model import extend
 from specsim.sim.request import Request
 from specsim.verdict import Rule
+
+_OBSERVABLES = tuple(each.name for each in fields(Observed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +353,7 @@ class Checker:
 
     def _stale_result(self, request: Request, was: Observed, now: Observed) -> None:
         finished = request.state is State.FINISHED
-        changed = [name for name in Observed._fields if getattr(was, name) != getattr(now, name)]
+        changed = [name for name in _OBSERVABLES if getattr(was, name) != getattr(now, name)]
         if finished and changed == ["committed"] and now.committed < was.committed:
             changed = []  # it gives back a position that it had claimed for this very launch
         if changed:
