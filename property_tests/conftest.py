@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+os.environ["SPECSIM_COMPILED"] = (
+    "0"  # what tests replace in a module they replace in Python; test_compiled runs a build
+)
 torch.set_num_threads(1)
 
 from specsim.targets.cache import Cache, open_cache

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from specsim.bench import OPERATIONS, Peer, Timing, environment, run
+from specsim.bench import OPERATIONS, Peer, Timing, environment, run, simulator
 from specsim.bench.measure import run_shape
+from specsim.check import throughput
 from specsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def test_a_shape_says_how_many_drafts_are_accepted(device: str) -> None:
 
 def test_the_environment_says_what_else_must_be_equal() -> None:
     where = environment()
-    assert list(where) == ["specsim", "commit", "python", "torch", "triton", "numpy", "cpu", "cores", "gpu"]
+    assert list(where) == ["specsim", "commit", "python", "torch", "triton", "numpy", "mypyc", "cpu", "cores", "gpu"]
     assert where["torch"] == torch.__version__
     assert where["cpu"]
     assert (where["gpu"] is None) == (not torch.cuda.is_available())
@@ -84,6 +86,17 @@ def test_an_unknown_benchmark_is_refused_with_the_known_ones() -> None:
 
 
 def test_the_simulator_is_timed_on_its_fixed_workload() -> None:
-    (entry, *_more) = run(["sim"], "cpu", rounds=1)["benchmarks"]
-    assert entry["shape"]["requests"] == 8
-    assert all(peer["median"] > 0 for peer in entry["peers"])
+    assert set(throughput.schedules_of(throughput.SHAPES[0], rounds=1, schedules=3)) == {"schedules/s", "events/s"}
+
+
+def test_a_point_of_the_curve_and_the_states_of_a_scope_are_timed() -> None:
+    assert throughput.point_of(3, 40)["tokens/s"] > 0
+    assert throughput.states_of("one-request", 50)["states/s"] > 0
+
+
+def test_python_and_compiled_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECSIM_CACHE_DIR", str(tmp_path))
+    (entry, *_more) = simulator.compared({"requests": 2, "tokens": 20}, "point", 2, 20)
+    in_python, compiled = entry["peers"]
+    assert in_python["median"] > 0
+    assert compiled["not_run"] == "nothing is compiled: run specsim compile"

@@ -92,8 +92,9 @@ def test_an_exploration_that_was_cut_short_says_so() -> None:
 
 HISTORY = {
     Engine: {"_chooser", "_log", "_digest", "_iterations", "_launches", "_stale_finished", "_stale_retracted"}
-    | {"_marks", "_retracted_in", "seen", "delays", "is_new"},
-    "Checker": {"events", "_table"},
+    | {"_marks", "_retracted_in", "seen", "delays", "is_new", "is_quiet"},
+    "Checker": {"events", "_table", "_account"},
+    "SlotLedger": {"changed"},  # read by an account, which forks do not have
     "Device": {"steps", "content_errors", "short_rows", "relayed", "pad_writes", "collectives", "longest", "_output"},
     "Launch": {"number"},
 }

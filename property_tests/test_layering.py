@@ -53,9 +53,10 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "kernels": layer("errors ops", "torch triton"),
     "targets": layer("errors verdict explore memory sim ops", "torch triton"),
     "diff": layer("errors verdict replay_file explore reference ops kernels targets", "torch triton numpy"),
-    "mutants": layer("errors verdict explore memory sim"),
+    "compiled": layer("errors targets"),
+    "mutants": layer("errors verdict explore memory sim compiled"),
     "judge": layer("errors verdict replay_file explore memory sim ops diff targets mutants", "torch"),
-    "bench": layer("errors verdict explore memory sim reference ops kernels", "torch triton"),
+    "bench": layer("errors verdict explore memory sim reference ops kernels targets compiled", "torch triton"),
     "bisect": layer("errors verdict replay_file explore memory sim ops targets judge"),
     "report": layer("errors verdict replay_file", "rich"),
 }

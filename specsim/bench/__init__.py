@@ -30,7 +30,7 @@ FORMAT = "specsim.bench/1"
 OPERATIONS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in (verify_tree_greedy.BENCHMARK,)}
 
 
-def _run_operation(benchmark: Benchmark, device: str, rounds: int | None) -> list[dict[str, Any]]:
+def _run_operation(benchmark: Benchmark, device: str, rounds: int | None, _full: bool) -> list[dict[str, Any]]:
     return [
         {
             "name": benchmark.name,
@@ -42,19 +42,21 @@ def _run_operation(benchmark: Benchmark, device: str, rounds: int | None) -> lis
     ]
 
 
-# By name: what runs on a device, with a number of rounds or its own, and gives entries of "benchmarks".
-BENCHMARKS: dict[str, Callable[[str, int | None], list[dict[str, Any]]]] = {
+# By name: what runs on a device, with a number of rounds or its own, all of it or what is done in a minute or two, and
+# gives entries of "benchmarks".
+BENCHMARKS: dict[str, Callable[[str, int | None, bool], list[dict[str, Any]]]] = {
     **{name: partial(_run_operation, benchmark) for name, benchmark in OPERATIONS.items()},
     simulator.NAME: simulator.run,
 }
 
 
-def run(names: Sequence[str], device: str, rounds: int | None = None) -> dict[str, Any]:
+def run(names: Sequence[str], device: str, rounds: int | None = None, full: bool = False) -> dict[str, Any]:
     """Run the named benchmarks on `device` ("cpu" or "cuda"), with `rounds` timed calls a peer and shape
-    instead of each benchmark's own number. Raises UsageError for a benchmark that does not exist.
+    instead of each benchmark's own number; with `full` also what takes many minutes. Raises UsageError for a
+    benchmark that does not exist.
     """
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise UsageError(f"there is no benchmark {unknown[0]!r}", f"name one of {', '.join(BENCHMARKS)}")
-    results = [entry for name in names for entry in BENCHMARKS[name](device, rounds)]
+    results = [entry for name in names for entry in BENCHMARKS[name](device, rounds, full)]
     return {"format": FORMAT, "environment": environment(), "benchmarks": results}

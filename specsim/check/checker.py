@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
 
 from specsim.check.laws import Laws, after_append
-from specsim.check.ledger import Owner, SlotLedger, ownership_problem, window_problem
+from specsim.check.ledger import Owner, SlotLedger, is_sound, ownership_problem, window_problem
 from specsim.check.oracle import outputs_of, unending_outputs_of
+from specsim.check.ownership import Account
 from specsim.check.rules import BY_ID
 from specsim.check.tree import tree_problem, tree_problem_at_idle, tree_window_problem, window_problem_at_idle
 from specsim.memory.allocator import ceil_to
@@ -25,6 +27,8 @@ from specsim.sim.lifecycle import State
 from specsim.sim.model import extend
 from specsim.sim.request import Request
 from specsim.verdict import Rule
+
+_OBSERVABLES = tuple(each.name for each in fields(Observed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Checker:
         self._table = array("i", memory.rows.buffer)
         self._released: set[tuple[str, int]] = set()
         self._locks = 0
+        self._account: Account | None = Account(memory, ledger)
         self._laws = Laws(config) if has_laws else None
         self.violations: list[Violation] = []
         self.events = 0
@@ -114,7 +119,9 @@ class Checker:
     ) -> None:
         """Every slot and row has one owner or is free."""
         owners = self._owners(requests, sessions)
-        problem = ownership_problem(self._memory, self._ledger, owners)
+        account = self._account
+        sound = account.is_sound(owners) if account is not None else is_sound(self._memory, self._ledger, owners)
+        problem = None if sound else ownership_problem(self._memory, self._ledger, owners)
         if problem is not None:
             rule_id, expected, actual = problem
             if at_match and rule_id in ("I13", "I14"):
@@ -200,41 +207,36 @@ class Checker:
 
     def extended(self, request: Request) -> None:
         """A request that was admitted has a row, and its lengths are in order."""
-        row = self._accounting.observe(request).row
-        self.hold(row is not None, "I18", "extend", request.rid, "a row", "none")
-        self._lengths(request, "extend")
+        now = self._accounting.observe(request)
+        self.hold(now.row is not None, "I18", "extend", request.rid, "a row", "none")
+        self._lengths(request, now, "extend")
 
     def before_prepare(self, batch: list[Request]) -> None:
         for request in batch:
-            live = request.state is not State.FINISHED
-            self.hold(live, "I36", "schedule", request.rid, "a live request", request.state.value)
+            if request.state is State.FINISHED:
+                self.broken("I36", "schedule", request.rid, "a live request", request.state.value)
         self._table[:] = self._memory.rows.buffer
 
-    def after_prepare(self, batch: list[Request], before: list[Observed]) -> None:
+    def after_prepare(self, batch: list[Request], before: list[Observed], after: list[Observed]) -> None:
         """Only the batch's rows changed, in the columns that were newly allocated, and lengths are in order."""
         width = self._memory.rows.width
         table, buffer = self._table, self._memory.rows.buffer
-        for request, was in zip(batch, before, strict=True):
-            now = self._accounting.observe(request)
-            self.hold(
-                was.allocated <= now.allocated,
-                "I08",
-                "prepare",
-                request.rid,
-                f"allocated at least {was.allocated}",
-                f"allocated {now.allocated}",
-            )
-            self.hold(was.evicted <= now.evicted, "I62", "prepare", request.rid, f"at least {was.evicted}", now.evicted)
+        for request, was, now in zip(batch, before, after, strict=True):
+            if now.allocated < was.allocated:
+                least, seen = f"allocated at least {was.allocated}", f"allocated {now.allocated}"
+                self.broken("I08", "prepare", request.rid, least, seen)
+            if now.evicted < was.evicted:
+                self.broken("I62", "prepare", request.rid, f"at least {was.evicted}", now.evicted)
             most = max(was.allocated, request.kv_ready + 2 * self._config.alloc_len)
             if now.allocated > ceil_to(most, self._config.page_size):
                 expected = f"allocated {most} at most, rounded up to pages"
                 self.broken("S5", "prepare", request.rid, expected, now.allocated, go_on=True)
-            launches = f"{was.launches + 1} launches"
-            self.hold(now.launches == was.launches + 1, "I11", "prepare", request.rid, launches, now.launches)
+            if now.launches != was.launches + 1:
+                self.broken("I11", "prepare", request.rid, f"{was.launches + 1} launches", now.launches)
             if now.row is not None:
                 window = slice(now.row * width + was.allocated, now.row * width + min(now.allocated, width))
                 table[window] = buffer[window]
-            self._lengths(request, "prepare")
+            self._lengths(request, now, "prepare")
         if table != buffer:
             at = next(i for i, (a, b) in enumerate(zip(table, buffer, strict=True)) if a != b)
             self.broken(
@@ -246,8 +248,8 @@ class Checker:
         keys = [row.key for row in rows]
         self.hold(len(set(keys)) == len(keys), "I36", "schedule", launch.name, "each request once", keys)
         for row in () if self._config.late_results else rows:
-            state = row.request.state
-            self.hold(state is not State.FINISHED, "I36", "schedule", row.request.rid, "a live request", state.value)
+            if row.request.state is State.FINISHED:
+                self.broken("I36", "schedule", row.request.rid, "a live request", row.request.state.value)
         self.hold(unresolved <= 2, "I35", "schedule", launch.name, "at most two unresolved launches", unresolved)
 
     def waits(self, awaited: Launch | None, oldest: Launch | None) -> None:
@@ -282,22 +284,24 @@ class Checker:
             meets = ["draft", "verify", "draft extend"]
             self.hold(device.collectives == meets, "S8", "verify", launch.name, meets, device.collectives)
         for key, left in device.relayed:
-            whose = "nobody" if left is None else f"{left.key[0]}, incarnation {left.key[1]}"
-            is_own = left is not None and left.key == key
-            self.hold(is_own, "I49", "relay", key[0], f"the entry of {key[0]}, incarnation {key[1]}", whose)
+            if left is None or left.key != key:
+                whose = "nobody" if left is None else f"{left.key[0]}, incarnation {left.key[1]}"
+                self.broken("I49", "relay", key[0], f"the entry of {key[0]}, incarnation {key[1]}", whose)
         for key, have, need in device.short_rows:
             part = "prepare" if verifies and key in [row.key for row in verifies.rows] else "extend"
             self.broken("I07", part, key[0], f"{need} positions allocated", have)
         for step in device.steps:
             who = step.key[0]
             start = expected_start.get(step.key, step.start)
-            self.hold(step.start == start, "I06", "relay", who, f"start at {start}", step.start)
-            on_path = all(step.parents[child] == node for node, child in zip(step.path, step.path[1:], strict=False))
+            if step.start != start:
+                self.broken("I06", "relay", who, f"start at {start}", step.start)
+            on_path = all(step.parents[child] == node for node, child in pairwise(step.path))
             self.hold(step.path[0] == 0 and on_path, "I41", "verify", who, "a path from the root", step.path)
             self.hold(step.bonus == step.tokens[-1], "I42", "bonus", who, step.tokens[-1], step.bonus)
             chain = device.sequences[step.key].chain
             length = step.start + len(step.path)
-            self.hold(len(chain) == length, "I46", "verify", who, f"length {length}", len(chain))
+            if len(chain) != length:
+                self.broken("I46", "verify", who, f"length {length}", len(chain))
             if self._config.topk > 1:  # a chain's masks show in its tokens
                 fingerprint = extend(chain[step.start - 1], step.root)
                 for token in step.tokens[:-1]:
@@ -306,8 +310,9 @@ class Checker:
             for offset in range(len(step.path)):
                 position = step.start + offset
                 held = device.content[step.slots[position]] if position < len(step.slots) else None
-                right = f"the KV of the accepted token at position {position}"
-                self.hold(held == chain[position], "I43", "move", who, right, "another")
+                if held != chain[position]:
+                    right = f"the KV of the accepted token at position {position}"
+                    self.broken("I43", "move", who, right, "another")
 
     # Results
 
@@ -322,7 +327,8 @@ class Checker:
         for i, row in enumerate(launch.rows):
             accept_len = result.accept_lens[i]
             right = result.next_token_ids[i * result.stride :][:accept_len]
-            self.hold(runs[i] == right, "I34", "resolve", row.request.rid, right, runs[i])
+            if runs[i] != right:
+                self.broken("I34", "resolve", row.request.rid, right, runs[i])
             now = self._accounting.observe(row.request)
             if live[i]:
                 self._live_result(row.request, before[i], now, accept_len)
@@ -343,14 +349,15 @@ class Checker:
     def _live_result(self, request: Request, was: Observed, now: Observed, accept_len: int) -> None:
         counts = (was.verify_count + 1, was.accepted_drafts + accept_len - 1)
         seen = (now.verify_count, now.accepted_drafts)
-        self.hold(seen == counts, "I33", "resolve", request.rid, f"(verify count, accepted drafts) {counts}", seen)
-        histogram = dict(enumerate(now.histogram))
-        total = (sum(histogram.values()), sum(i * n for i, n in histogram.items()))
-        self.hold(total == counts, "I33", "resolve", request.rid, f"a histogram of {counts}", f"{now.histogram}")
+        if seen != counts:
+            self.broken("I33", "resolve", request.rid, f"(verify count, accepted drafts) {counts}", seen)
+        total = (sum(now.histogram), sum([i * n for i, n in enumerate(now.histogram)]))
+        if total != counts:
+            self.broken("I33", "resolve", request.rid, f"a histogram of {counts}", f"{now.histogram}")
 
     def _stale_result(self, request: Request, was: Observed, now: Observed) -> None:
         finished = request.state is State.FINISHED
-        changed = [name for name in Observed._fields if getattr(was, name) != getattr(now, name)]
+        changed = [name for name in _OBSERVABLES if getattr(was, name) != getattr(now, name)]
         if finished and changed == ["committed"] and now.committed < was.committed:
             changed = []  # it gives back a position that it had claimed for this very launch
         if changed:
@@ -368,27 +375,26 @@ class Checker:
     def after_append(self, request: Request, kind: str) -> None:
         """Outputs and claim of a live request, after a result."""
         expected = request.outputs_before + 1 + request.resolved
-        self.hold(
-            len(request.outputs) == expected, "I03", kind, request.rid, f"{expected} outputs", len(request.outputs)
-        )
+        if len(request.outputs) != expected:
+            self.broken("I03", kind, request.rid, f"{expected} outputs", len(request.outputs))
         now = self._accounting.observe(request)
-        allowed = {request.honest_len, request.kv_ready}
+        allowed = (request.honest_len, request.kv_ready)
         if now.committed not in allowed:
             self.broken(
                 "I04",
                 kind,
                 request.rid,
-                f"a claim of {' or '.join(map(str, sorted(allowed)))}",
+                f"a claim of {' or '.join(map(str, sorted(set(allowed))))}",
                 now.committed,
                 aspect="short" if now.committed < min(allowed) else "long",
             )
-        self._lengths(request, kind)
+        self._lengths(request, now, kind)
         if self._laws is not None:
             for problem in after_append(request):
                 self.broken(*problem)
 
-    def after_finish_check(self, request: Request) -> None:
-        """Who finishes does so for a reason, and who is to abort does."""
+    def after_finish_check(self, request: Request) -> Observed:
+        """Who finishes does so for a reason, and who is to abort does. Returns what the accounting says."""
         now = self._accounting.observe(request)
         if now.finished_len is not None:
             most = min(len(request.outputs), request.turn.max_new_tokens)
@@ -399,6 +405,7 @@ class Checker:
         elif now.finished:
             aborted = now.finished_len is None and len(request.outputs) < request.turn.max_new_tokens
             self.hold(not aborted, "I39", "finish check", request.rid, "finished at its end", "aborted")
+        return now
 
     def visible_outputs(self, request: Request) -> None:
         """What the client sees is what decoding one token after the other gives."""
@@ -513,15 +520,9 @@ class Checker:
         held = rows.count - len(rows.free_rows)
         self.hold(held == 0, "I24", "release", "", "no row in anybody's hands", f"{held} rows")
 
-    def _lengths(self, request: Request, part: str) -> None:
-        now = self._accounting.observe(request)
-        if now.row is not None:
-            width = self._memory.rows.width
-            self.hold(
-                0 <= now.committed <= now.allocated <= width,
-                "I01",
-                part,
-                request.rid,
-                f"0 <= committed <= allocated <= {width}",
-                f"committed {now.committed}, allocated {now.allocated}",
-            )
+    def _lengths(self, request: Request, now: Observed, part: str) -> None:
+        width = self._memory.rows.width
+        if now.row is not None and not 0 <= now.committed <= now.allocated <= width:
+            expected = f"0 <= committed <= allocated <= {width}"
+            seen = f"committed {now.committed}, allocated {now.allocated}"
+            self.broken("I01", part, request.rid, expected, seen)

@@ -86,7 +86,8 @@ class Allocator:
         if self._group is None:
             self._free_pages += pages
         else:
-            self._group += [page for page in pages if page not in self._group]
+            known = set(self._group)
+            self._group += [page for page in pages if page not in known]
 
     def free_group_begin(self) -> None:
         self._group = []

@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
+from specsim.compiled.finder import uninstall
 from specsim.errors import UsageError
 from specsim.mutants.catalogue import CATALOGUE, Mutant
 
@@ -52,6 +53,7 @@ def apply(mutant: Mutant) -> None:
             f"mutant {mutant.id} comes too late: {mutant.module} is already imported",
             "apply it first thing in a process of its own",
         )
+    uninstall()  # a changed module is Python, and so are those that it works with
     spec = importlib.util.find_spec(mutant.module)
     if spec is None or spec.origin is None:
         raise UsageError(f"mutant {mutant.id} changes {mutant.module}, which is not there", "install specsim anew")

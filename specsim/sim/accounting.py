@@ -77,7 +77,8 @@ class DecodeResult:
     logprobs: tuple[int, ...] = ()
 
 
-class Observed(NamedTuple):
+@dataclass(slots=True)
+class Observed:
     """What an accounting says of a request, whatever its fields are called."""
 
     row: int | None

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Iterator
 
 from specsim.check.checker import Checker
 from specsim.explore.chooser import Chooser
 from specsim.memory.allocator import OutOfSlotsError, ceil_to
 from specsim.memory.rows import RowsExhaustedError
-from specsim.sim.accounting import Accounting, HostFunctionError, Memory
+from specsim.sim.accounting import Accounting, HostFunctionError, Memory, Observed
 from specsim.sim.config import EngineConfig
 from specsim.sim.device import Launch
 from specsim.sim.lifecycle import Event, State
 from specsim.sim.request import Request
 
 
-@contextlib.contextmanager
-def memory_errors_of(part: str) -> Iterator[None]:
+def out_of_memory(part: str, error: OutOfSlotsError | RowsExhaustedError) -> HostFunctionError:
     """What an allocation raises for want of memory, as an error of the host function that asked for it."""
-    try:
-        yield
-    except (OutOfSlotsError, RowsExhaustedError) as error:
-        raise HostFunctionError(part, f"{type(error).__name__}: {error}") from error
+    return HostFunctionError(part, f"{type(error).__name__}: {error}")
 
 
 class Admission:
@@ -131,8 +125,10 @@ class Admission:
 
     def _extend(self, request: Request, prefix_len: int, fill_len: int) -> None:
         """Allocate for a prefill of positions `[prefix_len, fill_len)`, a part of the request's or all of it."""
-        with memory_errors_of("extend"):
+        try:
             self._accounting.extend_alloc(request, prefix_len, fill_len)
+        except (OutOfSlotsError, RowsExhaustedError) as error:
+            raise out_of_memory("extend", error) from error
         self._checker.after_memory_calls("extend")
         if request.state is State.WAITING:
             request.incarnation += 1
@@ -167,8 +163,8 @@ class Admission:
         if self._memory.rows.read(row, 0, len(before)) != before and self._unresolved:
             self._marks.add("R11")
 
-    def _slots_of(self, request: Request) -> tuple[int, list[int]]:
-        """The request's row, and its slots."""
-        seen = self._accounting.observe(request)
+    def _slots_of(self, request: Request, observed: Observed | None = None) -> tuple[int, list[int]]:
+        """The request's row, and its slots. `observed` is what the accounting says now."""
+        seen = observed or self._accounting.observe(request)
         assert seen.row is not None
         return seen.row, self._memory.rows.read(seen.row, 0, seen.allocated)

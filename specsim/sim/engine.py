@@ -20,14 +20,14 @@ from typing import Literal
 from specsim.check.checker import Checker, RunStopped
 from specsim.check.ledger import SlotLedger
 from specsim.explore.chooser import Chooser
-from specsim.memory.allocator import Allocator
+from specsim.memory.allocator import Allocator, OutOfSlotsError
 from specsim.memory.radix import RadixCache
-from specsim.memory.rows import Rows
+from specsim.memory.rows import Rows, RowsExhaustedError
 from specsim.memory.sessions import Sessions
 from specsim.memory.swa import SwaAllocator
 from specsim.memory.window_tree import TreeWindow
-from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
-from specsim.sim.admission import Admission, memory_errors_of
+from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting
+from specsim.sim.admission import Admission, out_of_memory
 from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, Launch, LaunchRow, Move
 from specsim.sim.grammar import advance_grammar
@@ -97,6 +97,7 @@ class Engine(Admission):
             has_laws=self._has_laws,
         )
         self._device = Device(self._config, has_laws=self._has_laws, move=move)
+        self.is_quiet = False  # nothing is logged
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._arriving: deque[Turn] = deque(self._workload.turns)
@@ -417,15 +418,22 @@ class Engine(Admission):
     def _prepare(self, batch: list[Request]) -> list[LaunchRow]:
         before = [self._accounting.observe(request) for request in batch]
         self._checker.before_prepare(batch)
-        with memory_errors_of("prepare"):
+        try:
             self._accounting.prepare(batch)
-        self._record("host", "prepare", "", " ".join(self._growth(r, b) for r, b in zip(batch, before, strict=True)))
+        except (OutOfSlotsError, RowsExhaustedError) as error:
+            raise out_of_memory("prepare", error) from error
+        after = [self._accounting.observe(request) for request in batch]
+        growth = [
+            f"{request.rid}:{was.allocated}>{now.allocated}"
+            for request, was, now in zip(batch, before, after, strict=True)
+        ]
+        self._record("host", "prepare", "", " ".join(growth))
         self._checker.after_memory_calls("prepare")
-        self._checker.after_prepare(batch, before)
+        self._checker.after_prepare(batch, before, after)
         self._checker.ownership("prepare", self._requests, self._open_sessions)
         rows = []
-        for request in batch:
-            row, slots = self._slots_of(request)
+        for request, now in zip(batch, after, strict=True):
+            row, slots = self._slots_of(request, now)
             counts = cumulate(request) if self._config.relaxed_penalties else None
             plan = draw_plan(self._chooser, self._config, self._steps)
             rows.append(LaunchRow(request, request.key, slots, plan, row=row, counts=counts))
@@ -442,9 +450,6 @@ class Engine(Admission):
                 row.swa_slots = [self._memory.swa.swa_slots[slot] for slot in row.slots]
                 if not all(row.swa_slots):
                     self._marks.add("window slots given back")
-
-    def _growth(self, request: Request, before: Observed) -> str:
-        return f"{request.rid}:{before.allocated}>{self._accounting.observe(request).allocated}"
 
     def _launch(self, kind: str, rows: list[LaunchRow], beside: list[LaunchRow] | None = None) -> Launch:
         config = self._config
@@ -603,8 +608,7 @@ class Engine(Admission):
         self._accounting.append(request, run)
         self._checker.after_append(request, kind)
         self._accounting.check_finish(request, len(run))
-        self._checker.after_finish_check(request)
-        finished = self._accounting.observe(request).finished
+        finished = self._checker.after_finish_check(request).finished
         if finished:
             self._finish(request)
         return finished
@@ -649,6 +653,8 @@ class Engine(Admission):
         self._checker.ownership("release", self._requests, self._open_sessions)
 
     def _record(self, agent: str, event: str, who: str, details: str) -> None:
+        if self.is_quiet:
+            return
         number = len(self._log)
         self._checker.events = number
         self._log.append(LoggedEvent(number, agent, event, who, details))

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from specsim.explore.chooser import Chooser
 from specsim.sim.config import EngineConfig
 from specsim.sim.device import DraftPlan
+
+
+@lru_cache(maxsize=1 << 8)  # the same few come back again and again
+def _chain(num_steps: int, agree: int) -> DraftPlan:
+    return DraftPlan(list(range(-1, num_steps)), frozenset(range(1, agree + 1)))
 
 
 def draw_plan(chooser: Chooser, config: EngineConfig, num_steps: int) -> DraftPlan:
@@ -14,15 +21,20 @@ def draw_plan(chooser: Chooser, config: EngineConfig, num_steps: int) -> DraftPl
     """
     if config.topk == 1:
         agree = num_steps - chooser.choose(num_steps + 1, "drafts that disagree")
-        return DraftPlan(list(range(-1, num_steps)), frozenset(range(1, agree + 1)))
+        return _chain(num_steps, agree)
     parents, depth, children = [-1], [0], [0]
-    for _ in range(1, config.num_draft_tokens):
-        open_nodes = [n for n, d in enumerate(depth) if d < config.num_steps and children[n] < config.topk]
-        parent = open_nodes[-1 - chooser.choose(len(open_nodes), "parent")]
+    open_nodes = [0]  # that may have another child
+    for node in range(1, config.num_draft_tokens):
+        place = len(open_nodes) - 1 - chooser.choose(len(open_nodes), "parent")
+        parent = open_nodes[place]
         children[parent] += 1
+        if children[parent] == config.topk:
+            del open_nodes[place]
         parents.append(parent)
         depth.append(depth[parent] + 1)
         children.append(0)
+        if depth[node] < config.num_steps:
+            open_nodes.append(node)
     agreeing: list[int] = []
     node = 0
     while True:

@@ -22,12 +22,12 @@ from specsim.check.ledger import SlotLedger
 from specsim.errors import UsageError
 from specsim.explore.chooser import Chooser
 from specsim.memory.allocator import Allocator
-from specsim.memory.rows import Rows
 from specsim.memory.sessions import Sessions, SessionSlot
-from specsim.sim.accounting import DecodeResult, Held, Memory
+from specsim.sim.accounting import Accounting, DecodeResult, Held, Memory
+from specsim.sim.copying import shallow
 from specsim.sim.device import Device, Launch, LaunchRow, Sequence
 from specsim.sim.engine import Engine
-from specsim.sim.relay import Futures, Ring
+from specsim.sim.relay import Futures
 from specsim.sim.request import Request
 from specsim.sim.workload import Scenario
 
@@ -58,13 +58,6 @@ def require_forkable(scenario: Scenario) -> None:
         )
 
 
-class _Quiet(Engine):
-    """An engine without an event log."""
-
-    def _record(self, agent: str, event: str, who: str, details: str) -> None:
-        pass
-
-
 class EngineState:
     """An engine that an explorer forks and steps (`specsim.explore.exhaustive.System`).
 
@@ -78,7 +71,7 @@ class EngineState:
         require_forkable(Scenario(engine._config, engine._workload))
         self.engine = engine
         self.delays = delays
-        engine.__class__ = _Quiet
+        engine.is_quiet = True
 
     def agents(self) -> tuple[int, ...]:
         """Who can go next; the host first, as choice 0 does. Nobody when the run is over."""
@@ -91,7 +84,7 @@ class EngineState:
 
     def chooses(self, agent: int) -> bool:
         """Whether the agent's next step may ask for a choice. The device never does."""
-        engine: Any = self.engine
+        engine = self.engine
         if agent == DEVICE:
             return False
         if engine._phase in ("schedule", "pause"):
@@ -129,12 +122,11 @@ class EngineState:
         return hashlib.blake2b(marshal.dumps((self.delays, value(self.engine)), 2), digest_size=16).digest()
 
 
-def fork(engine: Any) -> Engine:
+def fork(engine: Engine) -> Engine:
     """A copy of an engine that logs nothing. What is never changed is shared, and so are the marks, which nobody reads
     but a log, and what a step writes before it reads it: the prefix lengths of an admission.
     """
-    new: Any = object.__new__(engine.__class__)
-    new.__dict__.update(engine.__dict__)
+    new = shallow(engine)
     requests = {request: _fork_request(request) for request in engine._requests}
     rows = _Rows(requests)
     launches = {id(launch): _fork_launch(launch, rows) for launch in engine._unresolved}
@@ -146,8 +138,8 @@ def fork(engine: Any) -> Engine:
 
     new._ledger = ledger = _fork_ledger(engine._ledger)
     new._memory = memory = _fork_memory(engine._memory, ledger)
-    new._accounting = accounting = object.__new__(engine._accounting.__class__)
-    accounting.__dict__.update(engine._accounting.__dict__)
+    new._accounting = shallow(engine._accounting)
+    accounting: Any = new._accounting
     accounting._memory = memory
     new._checker = _fork_checker(engine._checker, memory, ledger, accounting)
     # A launch is on the device's stream until it is executed, and unresolved until long after.
@@ -162,45 +154,48 @@ def fork(engine: Any) -> Engine:
     new._merging = [requests[r] for r in engine._merging]
     new._merging_rows = [rows.of(row) for row in engine._merging_rows]
     new._prepared = [rows.of(row) for row in engine._prepared] if engine._phase == "launch" else []
-    new._chunked = engine._chunked and requests[engine._chunked]
+    new._chunked = requests[engine._chunked] if engine._chunked is not None else None
     new._futures = Futures(engine._futures.indices[:])
     new._resumed = set(engine._resumed)
     new._arriving = deque(engine._arriving)
     new._histories = dict(engine._histories)
     new._open_sessions = list(engine._open_sessions)
     new._device_lens = dict(engine._device_lens)
-    return new  # type: ignore[no-any-return]
+    return new
 
 
 def _fork_request(request: Request) -> Request:
-    new = object.__new__(Request)
-    new.turn = request.turn
-    new.prompt = request.prompt
-    new.specials = request.specials
-    new.outputs = request.outputs[:]
-    new.state = request.state
-    new.incarnation = request.incarnation
-    new.extend_len = request.extend_len
-    new.resolved = request.resolved
-    new.pending = request.pending
-    new.abort_wanted = request.abort_wanted
-    new.outputs_before = request.outputs_before
-    new.matcher, new.cumulated, new.hidden_states, new.logprobs = None, {}, [], []  # of requests with a law
     held: Held = request.state_of_accounting
-    new.state_of_accounting = of = object.__new__(Held)
-    of.row = held.row
-    of.honest = held.honest
-    of.in_flight = held.in_flight
-    of.allocated = held.allocated
-    of.launches = held.launches
-    of.is_retracted = held.is_retracted
-    of.finished = held.finished
-    of.finished_len = held.finished_len
-    of.to_finish = held.to_finish
-    of.verify_count = held.verify_count
-    of.accepted_drafts = held.accepted_drafts
-    of.histogram = held.histogram[:]
-    of.protected, of.node, of.evicted = held.protected, held.node, held.evicted
+    new = Request(
+        request.turn,
+        request.prompt,
+        request.specials,
+        request.outputs[:],
+        request.state,
+        request.incarnation,
+        request.extend_len,
+        request.resolved,
+        request.pending,
+        request.abort_wanted,
+        request.outputs_before,  # what follows is of requests with a law
+    )
+    new.state_of_accounting = Held(
+        held.row,
+        held.honest,
+        held.in_flight,
+        held.allocated,
+        held.launches,
+        held.is_retracted,
+        held.finished,
+        held.finished_len,
+        held.to_finish,
+        held.verify_count,
+        held.accepted_drafts,
+        held.histogram[:],
+        held.protected,
+        held.node,
+        held.evicted,
+    )
     return new
 
 
@@ -216,44 +211,45 @@ class _Rows:
     def of(self, row: LaunchRow) -> LaunchRow:
         new = self._copies.get(id(row))
         if new is None:
-            new = self._copies[id(row)] = object.__new__(LaunchRow)
-            new.request = self._requests[row.request]
-            new.key = row.key
-            new.slots = row.slots
-            new.plan = row.plan
-            new.tokens = row.tokens
-            new.prefix_len = row.prefix_len
-            new.row = row.row
-            new.is_middle = row.is_middle
-            new.relay_in = row.relay_in
-            new.relay_out = row.relay_out
-            new.counts = row.counts
-            new.swa_slots = row.swa_slots
+            new = self._copies[id(row)] = LaunchRow(
+                self._requests[row.request],
+                row.key,
+                row.slots,
+                row.plan,
+                row.tokens,
+                row.prefix_len,
+                row.row,
+                row.is_middle,
+                row.relay_in,
+                row.relay_out,
+                row.counts,
+                row.swa_slots,
+            )
         return new
 
 
 def _fork_launch(launch: Launch, rows: _Rows) -> Launch:
-    new = object.__new__(Launch)
-    new.number = launch.number
-    new.kind = launch.kind
-    new.rows = [rows.of(row) for row in launch.rows]
-    new.num_steps = launch.num_steps
-    new.num_draft_tokens = launch.num_draft_tokens
-    new.done = launch.done
-    new.first_tokens = launch.first_tokens
-    new.first_hidden_states = launch.first_hidden_states
-    new.grammar_advanced = launch.grammar_advanced
-    new.beside = None  # of mixed chunks
     result = launch.result
-    new.result = result and DecodeResult(
-        result.next_token_ids,
-        result.accept_lens,
-        result.stride,
-        result.accepted_drafts,
-        result.hidden_states,
-        result.logprobs,
+    return Launch(
+        launch.number,
+        launch.kind,
+        [rows.of(row) for row in launch.rows],
+        launch.num_steps,
+        launch.num_draft_tokens,
+        launch.done,
+        launch.first_tokens,
+        launch.first_hidden_states,
+        result
+        and DecodeResult(
+            result.next_token_ids,
+            result.accept_lens,
+            result.stride,
+            result.accepted_drafts,
+            result.hidden_states,
+            result.logprobs,
+        ),
+        launch.grammar_advanced,
     )
-    return new
 
 
 def _fork_ledger(ledger: SlotLedger) -> SlotLedger:
@@ -264,15 +260,12 @@ def _fork_ledger(ledger: SlotLedger) -> SlotLedger:
 
 
 def _fork_memory(memory: Memory, ledger: SlotLedger) -> Memory:
-    old_rows = memory.rows
-    old_allocator: Any = memory.allocator
-    rows = object.__new__(Rows)
-    rows.count = old_rows.count
-    rows.width = old_rows.width
-    rows.buffer = old_rows.buffer[:]
-    rows.free_rows = old_rows.free_rows[:]
-    allocator: Any = object.__new__(Allocator)
-    allocator.__dict__.update(old_allocator.__dict__)
+    old_allocator = memory.allocator
+    assert isinstance(old_allocator, Allocator)
+    rows = shallow(memory.rows)
+    rows.buffer = memory.rows.buffer[:]
+    rows.free_rows = memory.rows.free_rows[:]
+    allocator = shallow(old_allocator)
     allocator._watcher = ledger
     allocator._free_pages = old_allocator._free_pages[:]
     sessions = Sessions()
@@ -283,38 +276,37 @@ def _fork_memory(memory: Memory, ledger: SlotLedger) -> Memory:
     return Memory(memory.config, rows, allocator, sessions, steps=memory.steps)
 
 
-def _fork_checker(checker: Any, memory: Memory, ledger: SlotLedger, accounting: Any) -> Checker:
-    new: Any = object.__new__(Checker)
+def _fork_checker(checker: Checker, memory: Memory, ledger: SlotLedger, accounting: Accounting) -> Checker:
     # The table is what the rows were before a call, and is written anew before each: it may be shared.
-    new.__dict__.update(checker.__dict__)
+    new = shallow(checker)
     new._memory = memory
     new._ledger = ledger
     new._accounting = accounting
+    new._account = None  # small scopes are looked at as a whole
     new._released = set(checker._released)
     new.violations = checker.violations[:]
-    return new  # type: ignore[no-any-return]
+    return new
 
 
-def _fork_device(device: Any, launches: dict[int, Launch], output: list[int]) -> Device:
-    new: Any = object.__new__(Device)
+def _fork_device(device: Device, launches: dict[int, Launch], output: list[int]) -> Device:
     # What a launch showed is a new list at each launch, and there is nothing that a grammar has not read.
-    new.__dict__.update(device.__dict__)
+    new = shallow(device)
     new.content = device.content[:]
-    new.ring = ring = object.__new__(Ring)
-    ring.__dict__.update(device.ring.__dict__)
-    ring.entries = device.ring.entries[:]
+    new.ring = shallow(device.ring)
+    new.ring.entries = device.ring.entries[:]
     new._output, new._locations = output, {}
     new.stream = deque([launches[id(launch)] for launch in device.stream])
     new.sequences = {key: Sequence(s.chain[:], s.root, s.state) for key, s in device.sequences.items()}
-    return new  # type: ignore[no-any-return]
+    return new
 
 
-def value(engine: Any) -> tuple[Any, ...]:
+def value(engine: Engine) -> tuple[Any, ...]:
     """The state of an engine as tuples, lists, numbers, strings and bytes: equal states have equal values, and the
     same run has the same value on every machine.
     """
     index = {request: at for at, request in enumerate(engine._requests)}
     memory, checker, device, ledger = engine._memory, engine._checker, engine._device, engine._ledger
+    assert isinstance(memory.allocator, Allocator)
     return (
         (engine._phase, engine._to_resolve, engine._awaited is not None),
         (engine._aborts_left, engine._retractions_left, engine._timeouts_left, engine._pauses_left),

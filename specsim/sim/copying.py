@@ -1,0 +1,17 @@
+"""Copies for whoever forks a run."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def shallow(instance: T) -> T:
+    """A new instance with the same attributes, whose values both share."""
+    of: Any = instance
+    if not hasattr(of, "__dict__"):  # a compiled class, which knows how to copy itself
+        return of.__copy__()  # type: ignore[no-any-return]
+    new = object.__new__(type(of))
+    new.__dict__.update(of.__dict__)
+    return new  # type: ignore[no-any-return]
