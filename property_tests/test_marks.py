@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
 from specsim.check.suite import shares
+from specsim.check.sweep import CROSSED, crossed
 from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine
 from specsim.sim.log import Run
-from specsim.sim.marks import INTERLEAVINGS, NOT_EXPRESSED, note
+from specsim.sim.marks import INTERLEAVINGS, NOT_EXPRESSED, OTHER_MARKS, note
 from specsim.sim.model import EOS
 from specsim.sim.request import Turn
 from specsim.sim.target import ModelTarget
@@ -108,9 +110,23 @@ def test_the_dullest_answer_of_several_steps_reaches_the_stale_result_alone() ->
 LEAST = dict.fromkeys(INTERLEAVINGS, 10) | {"R1": 4000, "R7": 2000, "R4": 1500, "R14": 700, "R8": 700, "R13": 600}
 
 
+@cache
+def shares_of_many() -> dict[str, float]:
+    return shares(ModelTarget(), seed=3, schedules=2500)
+
+
 def test_random_schedules_reach_every_interleaving() -> None:
-    found = shares(ModelTarget(), seed=3, schedules=2500)
+    found = shares_of_many()
     assert {mark: share for mark, share in found.items() if 10_000 * share < LEAST.get(mark, 0)} == {}
+
+
+def test_random_schedules_reach_every_other_mark_and_no_mark_is_left_out_of_the_tables() -> None:
+    found = {mark for mark in shares_of_many() if " & " not in mark}
+    assert found == {*INTERLEAVINGS, *OTHER_MARKS}
+
+
+def test_random_schedules_have_every_two_of_the_features_that_are_crossed() -> None:
+    assert [pair for pair in crossed(CROSSED) if 10_000 * shares_of_many().get(pair, 0) < 50] == []
 
 
 def test_every_number_of_the_catalogue_is_a_mark_or_says_why_not() -> None:

@@ -413,6 +413,39 @@ def explore(
 
 
 @app.command()
+def sweep(
+    schedules: Annotated[int, typer.Option(min=1, help="Schedules of the default swarm, from 0 on.")] = 1_000_000,
+    seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one a core.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the counts to this file, every half minute too.")] = None,
+) -> None:
+    """Count many schedules of the model: events, findings, and how often each interleaving and feature was reached. An
+    interrupt keeps and prints what was counted. Exit code 1 when a rule broke, 130 when it was interrupted.
+    """
+    seed_number = parse_seed(seed)
+    if write is not None:
+        _require_folder("--write", write.parent)
+    from specsim.bench.environment import environment
+    from specsim.judge.sweep import Swept, run
+    from specsim.report.terminal import print_sweep
+    from specsim.verdict import write_json
+
+    processes = jobs or os.cpu_count() or 1
+    where = environment()
+
+    def keep(swept: Swept) -> None:
+        typer.echo(f"{swept.counts.schedules} of {schedules} schedules, {swept.seconds:.0f} s", err=True)
+        if write is not None:
+            ran = {"environment": where, "processes": processes, "seconds": round(swept.seconds, 1)}
+            write_json(write, {**swept.to_json(), **ran})
+
+    swept = run(seed_number, schedules, processes, keep)
+    keep(swept)
+    print_sweep(swept.to_json())
+    raise typer.Exit(1 if swept.counts.broken else 130 if swept.ended else 0)
+
+
+@app.command()
 def bench(
     name: Annotated[str | None, typer.Argument(help="One benchmark; all when left out.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,

@@ -52,6 +52,30 @@ def print_mutants(columns: Sequence[str], rows: Sequence[Sequence[str]], missed:
     console.print(f"not found: {' '.join(missed) or 'none'}")
 
 
+def print_sweep(data: dict[str, Any]) -> None:
+    """The counts of a sweep, a line for each mark that is rare and each rule that broke."""
+    console = _console()
+    table = _table(f"{data['schedules']:,} schedules of seed {data['seed']}", "mark", "schedules", "share")
+    for mark, reached in data["marks"].items():
+        table.add_row(escape(mark), f"{reached['schedules']:,}", f"{reached['share']:.4%}")
+    console.print(table)
+    for mark, reached in data["rare"].items():
+        console.print(
+            f"   fewer than {data['rarer_than']:,}: {escape(mark)}, {reached['schedules']:,}, {reached['share']:.4%}"
+        )
+    for mark, why in data["not_expressed"].items():
+        console.print(f"   not a mark: {mark}, {escape(why)}", soft_wrap=True)
+    for signature, broken in data["findings"].items():
+        console.print(
+            f"   [bold red]{escape(signature)}[/]: {broken['schedules']:,} schedules, first {broken['first']}",
+            soft_wrap=True,
+        )
+    console.print(
+        f"{data['schedules']:,} schedules, {data['events']:,} events, {data['events_median']} in the median, "
+        f"{len(data['findings'])} findings, digest {data['digest']}{', ' + data['ended'] if data['ended'] else ''}"
+    )
+
+
 def print_verdict(verdict: Verdict) -> None:
     """Findings first, then the table of what was judged, what was not run, and one line with the verdict."""
     console = _console()

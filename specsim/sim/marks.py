@@ -40,6 +40,29 @@ NOT_EXPRESSED: dict[str, str] = {
     "R19": "the catalogue has no such interleaving",
 }
 
+# The other marks: options that are on, and what happened.
+OTHER_MARKS = (
+    "overlap",
+    "synchronous",
+    "chain",
+    "tree",
+    "pages",
+    "radix cache",
+    "bigram keys",
+    "sliding window",
+    "adaptive",
+    "late results",
+    "tight pool",
+    "abort",
+    "abort of a chunk",
+    "chunked",
+    "pause",
+    "prefix hit",
+    "retract",
+    "session resumed",
+    "window slots given back",
+)
+
 
 def features_of(config: EngineConfig) -> set[str]:
     """The options of a configuration that are on, as marks."""
