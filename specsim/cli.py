@@ -71,6 +71,9 @@ def check(
     seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
     cases: Annotated[int, typer.Option(min=1, help="Cases per implementation, as far as time goes.")] = DEFAULT_CASES,
     schedules: Annotated[int, typer.Option(min=1, help="Schedules, as far as time goes.")] = DEFAULT_SCHEDULES,
+    strategy: Annotated[
+        str, typer.Option(help="How schedules are made: swarm, pct, delays, coverage, portfolio.")
+    ] = "swarm",
     mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
     canary: Annotated[
         bool, typer.Option("--canary", help="Put historic bugs into the model, one by one: each must be found.")
@@ -82,6 +85,7 @@ def check(
     cache_dir: CacheOption = None,
 ) -> None:
     """Judge a target: every suite within the budget, a verdict table, one finding per defect."""
+    from specsim.explore.strategies import STRATEGIES
     from specsim.judge.accounting import AccountingRequest, run_accounting_suite
     from specsim.judge.ops import OpsRequest, run_ops_suite
     from specsim.report.terminal import live_progress, print_verdict
@@ -91,6 +95,7 @@ def check(
 
     _one_of("--only", only, TIERS)
     _one_of("--device", device, ("auto", "cpu", "cuda"))
+    _one_of("--strategy", strategy, tuple(STRATEGIES))
     parsed = parse_target(target)
     if canary:
         _require_model("--canary", parsed.text)
@@ -132,6 +137,7 @@ def check(
                 hang_seconds=hang_seconds,
                 out=out,
                 mutant=mutant,
+                strategy=strategy,
             )
             _add(verdict, *run_accounting_suite(accounting, progress))
     if json_file is not None:

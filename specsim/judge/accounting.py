@@ -20,7 +20,9 @@ class NondeterministicError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AccountingRequest:
-    """What to simulate. `seconds` is the time budget, `hang_seconds` the limit of one schedule."""
+    """What to simulate. `seconds` is the time budget, `hang_seconds` the limit of one schedule; `strategy` is one of
+    `specsim.explore.strategies`.
+    """
 
     target: str
     cache: Path
@@ -30,6 +32,7 @@ class AccountingRequest:
     hang_seconds: float
     out: Path
     mutant: str = ""
+    strategy: str = "swarm"
 
     def question(self, mode: str, **fields: Any) -> dict[str, Any]:
         return {
@@ -41,6 +44,7 @@ class AccountingRequest:
             "seconds": self.seconds,
             "out": str(self.out),
             "mutant": self.mutant,
+            "strategy": self.strategy,
             **fields,
         }
 
@@ -71,9 +75,13 @@ def run_accounting_suite(
         suite.schedules = index + 1
         suite.not_run.append(NotRun(f"schedules after {index}", f"schedule {index} {ended.text}"))
         rule = "X2" if ended.hung else "X3"
-        for message in ask(request.question("failure", index=index, rule=rule, text=ended.text), request.hang_seconds):
-            if message["event"] == "done alone":
-                findings = [finding_from_json(message["finding"])]
+        question = request.question("failure", index=index, rule=rule, text=ended.text)
+        try:
+            for message in ask(question, request.hang_seconds):
+                if message["event"] == "done alone":
+                    findings = [finding_from_json(message["finding"])]
+        except ChildEnded as again:  # in a schedule before it, which had ended
+            raise ended_early(request.target, again) from None
     suite.seconds = time.monotonic() - started
     return suite, findings
 
