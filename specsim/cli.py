@@ -332,41 +332,52 @@ def mutants(
     strategy: Annotated[
         str, typer.Option(help="How schedules are made: swarm, pct, delays, coverage, portfolio.")
     ] = "swarm",
+    blind: Annotated[
+        bool, typer.Option("--blind", help="Those written by someone who has not read the rules; none need be found.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file.")] = None,
-    write: Annotated[Path | None, typer.Option(help="Write the page of all mutants, survivors included.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the page: every strategy, each rule off, smallest schedules.")
+    ] = None,
 ) -> None:
     """Put each historic bug back into the model, and see how soon it is found. Exit code 1 when one is not."""
     from specsim.explore.strategies import STRATEGIES
     from specsim.mutants import table
+    from specsim.mutants.blind import BLIND
     from specsim.mutants.catalogue import CATALOGUE
     from specsim.mutants.load import find
-    from specsim.report.terminal import print_mutants
+    from specsim.mutants.page import page
+    from specsim.report.terminal import live_count, print_mutants
     from specsim.verdict import write_json
 
-    chosen = [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
     for option, file in (("--json", json_file), ("--write", write)):
         if file is not None:
             _require_folder(option, file.parent)
-    if write is not None and (ids or without or only_oracle):
-        raise UsageError("--write with a selection of mutants or rules", "the page is of all: give --write alone")
-    at_once = jobs or os.cpu_count() or 1
-    off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
+    if blind and ids:
+        raise UsageError("--blind with the ids of mutants", "give one of them")
+    if write is not None and (ids or without or only_oracle or blind or strategy != "swarm"):
+        raise UsageError(
+            "--write with a selection of mutants, rules or strategies", "the page is of all: give --write alone"
+        )
     _one_of("--strategy", strategy, tuple(STRATEGIES))
-    hunted = table.hunt_all(
-        chosen, seeds=seeds, schedules_max=schedules, jobs=at_once, without=off, only=only, strategy=strategy
-    )
+    chosen = list(BLIND) if blind else [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
+    at_once = jobs or os.cpu_count() or 1
+    if write is not None:
+        efforts = table.efforts_with(seeds, schedules)
+        with live_count("hunts") as count:
+            whole = table.build(chosen, BLIND, jobs=at_once, efforts=efforts, on_done=count)
+        write.write_text(page(whole), encoding="utf-8")
+        hunted, data = whole.hunted, table.table_to_json(whole)
+    else:
+        off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
+        hunted = table.hunt_all(
+            chosen, seeds=seeds, schedules_max=schedules, jobs=at_once, without=off, only=only, strategy=strategy
+        )
+        data = {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]}
     print_mutants(table.COLUMNS, [table.row(each) for each in hunted], table.seen_by_nobody(hunted))
     if json_file is not None:
-        write_json(json_file, {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]})
-    if write is not None:
-        # Whoever is not found soon without a rule survives it.
-        soon = table.SOON
-        survivors = list(table.survivors(hunted, seeds=soon.seeds, schedules_max=soon.schedules, jobs=at_once))
-        oracle = table.hunt_all(
-            chosen, seeds=soon.seeds, schedules_max=soon.schedules, jobs=at_once, only=table.CONTENT_ORACLE
-        )
-        write.write_text(table.page(hunted, survivors, oracle), encoding="utf-8")
-    raise typer.Exit(0 if all(each.found == seeds for each in hunted) else 1)
+        write_json(json_file, data)
+    raise typer.Exit(0 if blind or all(each.found == seeds for each in hunted) else 1)
 
 
 @app.command()

@@ -42,6 +42,17 @@ def live_progress(target: str) -> Iterator[Callable[[str, int], None]]:
         yield update
 
 
+@contextmanager
+def live_count(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A live line on standard error that says how many of how many are done; nothing when that is not a terminal."""
+    console = _console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _done, _of: None
+        return
+    with console.status(escape(what)) as status:
+        yield lambda done, of: status.update(f"{done} of {of} {escape(what)}")
+
+
 def print_mutants(columns: Sequence[str], rows: Sequence[Sequence[str]], missed: Sequence[str]) -> None:
     """A row for each mutant, and a line with those that no seed found."""
     console = _console()
