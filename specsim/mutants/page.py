@@ -35,8 +35,8 @@ def _found(table: Table) -> list[str]:
         f"schedules find ends with: {requests:g} and {events:g} in the median, {requests_most} and"
         f" {events_most} at most.",
         "",
-        f"This page is written by `specsim mutants --write docs/mutants.md`; its hunts took {table.cpu_seconds / 60:.0f}"
-        " CPU minutes.",
+        "This page is written by `specsim mutants --write docs/mutants.md`; its hunts took"
+        f" {table.cpu_seconds / 60:.0f} CPU minutes.",
         "",
     ]
     lines += _head(("mutant", "what is wrong", *COLUMNS[1:], "smallest"))
