@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from property_tests.test_check import specsim
+from property_tests.test_smallest import EVENTS_MAX, REQUESTS_MAX
 from specsim import replay_file
 from specsim.check.suite import run_schedule
 from specsim.diff.finding import case_of
@@ -68,14 +69,37 @@ def _provider_of(target: str, release: Release, cache: Cache) -> Provider:
     return SglangProvider(release(target.removeprefix("sglang==")), cache)
 
 
+def _accounting_of(target: str, release: Release, cache: Cache) -> AccountingTarget:
+    if target == "model":
+        return ModelTarget()
+    return SglangHostTarget(release(target.removeprefix("sglang==")), cache)
+
+
 def _hold_schedule(replay: ScheduleReplay, target: str, expect: dict[str, Any], release: Release, cache: Cache) -> None:
-    accounting: AccountingTarget = ModelTarget()
-    if target != "model":
-        accounting = SglangHostTarget(release(target.removeprefix("sglang==")), cache)
+    accounting = _accounting_of(target, release, cache)
     schedule = run_schedule(accounting, replayed(replay.tape))
     assert schedule is not None
     shown = [violation.signature for violation in schedule.run.violations]
     assert (replay.signature in shown) is expect["shows"], shown
+
+
+SHOWN = [(file, target) for file, target in CELLS if EXPECT[file.stem][target].get("shows")]
+
+
+@pytest.mark.parametrize(("file", "target"), SHOWN, ids=[f"{file.stem} on {target}" for file, target in SHOWN])
+def test_a_schedule_is_as_small_on_every_release_that_shows_its_bug_as_is_promised_of_the_model(
+    file: Path, target: str, release: Release, wheel_cache: Cache
+) -> None:
+    replay = replay_file.load(file)
+    assert isinstance(replay, ScheduleReplay)
+    accounting = _accounting_of(target, release, wheel_cache)
+    schedule = run_schedule(accounting, replayed(replay.tape), stop_at=replay.signature)
+    assert schedule is not None
+    assert schedule.violation(replay.signature)
+    assert len(schedule.scenario.workload.turns) <= REQUESTS_MAX
+    log = schedule.run.log
+    admitted = next(event.number for event in log if event.event == "admit")
+    assert len(log) - admitted <= EVENTS_MAX
 
 
 MUTANTS = [file for file in FILES if "mutant" in EXPECT[file.stem]]

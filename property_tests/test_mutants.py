@@ -8,28 +8,47 @@ import json
 import re
 import subprocess
 import sys
+import time
+import zlib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from property_tests.test_check import specsim
+from property_tests.test_smallest import EVENTS_MAX, REQUESTS_MAX, is_seed_bug
+from specsim import cli
 from specsim.check.rules import BY_ID
 from specsim.errors import UsageError
+from specsim.explore.strategies import STRATEGIES
+from specsim.mutants.blind import BLIND
 from specsim.mutants.canary import SEED_BUGS
 from specsim.mutants.catalogue import CATALOGUE, Mutant
 from specsim.mutants.coverage import ENTRIES, entry_of
-from specsim.mutants.hunt import EXCEPTION, Hunted, hunt_in_child
+from specsim.mutants.hunt import EXCEPTION, Hunt, Hunted, Smallest, hunt_in_child, joined
 from specsim.mutants.load import apply, changed_source, find
-from specsim.mutants.table import CONTENT_ORACLE
+from specsim.mutants.page import blind_cells, page
+from specsim.mutants.table import CONTENT_ORACLE, Effort, Efforts, build, table_to_json
 
 SEEDS = 3
 SCHEDULES_MAX = 3000
 
 PAGE = (Path(__file__).parents[1] / "docs" / "mutants.md").read_text(encoding="utf-8")
-ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if re.match(r"\| [A-Z]\d\d", line)]
+
+
+def rows_of(section: str) -> list[list[str]]:
+    """The rows of the page's table under a heading, without its head; those at the top under "Mutants"."""
+    (text,) = re.findall(rf"^##? {section}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [row for row in rows if row[0] not in ("---", "mutant", "strategy", "rule", "bug")]
+
+
+ROWS = rows_of("Mutants")
 # The rules in which each mutant shows first, over the seeds of the committed page.
-SHOWS_IN = {row[0]: row[3] for row in ROWS if len(row) == 8}
+SHOWS_IN = {row[0]: row[3] for row in ROWS}
 
 IDS = [mutant.id for mutant in CATALOGUE]
 every_mutant = pytest.mark.parametrize("mutant", CATALOGUE, ids=IDS)
@@ -78,15 +97,149 @@ def test_the_page_has_every_mutant_and_names_rules_that_exist() -> None:
 
 
 def test_the_page_says_of_every_known_bug_what_finds_it_or_why_nothing_can() -> None:
-    left_out = {row[0]: row[3] for row in ROWS if len(row) == 4}
+    left_out = {row[0]: row[3] for row in rows_of("Bugs that the model cannot express")}
     assert left_out == {entry.id: entry.why_not for entry in ENTRIES if not entry.mutants}
 
 
 def test_on_the_page_every_seed_finds_every_mutant_within_its_time() -> None:
-    for mutant_id, _, found, _, _, _, median, worst in (row for row in ROWS if len(row) == 8):
+    for mutant_id, _, found, _, _, _, median, worst, _ in ROWS:
         assert len(set(found.split("/"))) == 1, mutant_id
         assert float(median) <= (1 if mutant_id.partition("-")[0] in SEED_BUGS else 60), mutant_id
         assert float(worst) <= 60, mutant_id
+
+
+def test_on_the_page_the_bugs_that_the_project_began_with_have_small_schedules() -> None:
+    sizes = {row[0]: tuple(map(int, row[8].split("/"))) for row in ROWS if is_seed_bug(row[0])}
+    assert {mutant_id.partition("-")[0] for mutant_id in sizes} == set(SEED_BUGS)
+    assert max(requests for requests, _ in sizes.values()) <= REQUESTS_MAX
+    assert max(events for _, events in sizes.values()) <= EVENTS_MAX
+
+
+def test_the_page_says_how_soon_each_strategy_finds_each_mutant() -> None:
+    summary = [row[0] for row in rows_of("By strategy") if row[0] in STRATEGIES]
+    assert summary == list(STRATEGIES)
+    cells = {row[0]: row[1:] for row in rows_of("By strategy") if row[0] not in STRATEGIES}
+    assert list(cells) == IDS
+    one = re.compile(r"(\d+/\d+: )?[\d.]+/\d+, \d+\.\d\d/\d+\.\d\d")
+    assert all(one.fullmatch(cell) for row in cells.values() for cell in row)
+    assert {len(row) for row in cells.values()} == {len(STRATEGIES)}
+
+
+def test_the_page_says_what_survives_without_each_rule() -> None:
+    needed = {rule for rules in SHOWS_IN.values() for rule in rules.split()} - {EXCEPTION}
+    rows = {row[0]: row[1:] for row in rows_of("Without a rule")}
+    assert list(rows) == sorted(needed)
+    for rule, (finds, alone, survivors) in rows.items():
+        of_rule = [mutant_id for mutant_id, rules in SHOWS_IN.items() if rule in rules.split()]
+        only = [mutant_id for mutant_id in of_rule if SHOWS_IN[mutant_id] == rule]
+        assert (int(finds), int(alone)) == (len(of_rule), len(only))
+        assert survivors == "none" or set(survivors.split()) <= set(only)
+
+
+def test_the_page_scores_blind_mutants_apart() -> None:
+    rows = rows_of("Blind mutants")
+    assert [row[0] for row in rows] == [mutant.id for mutant in BLIND]
+    score = sum(row[2] != "not found" for row in rows)
+    assert (f"apart: {score} of {len(BLIND)} found." if BLIND else "apart: none yet.") in PAGE
+
+
+# Blind mutants: whether they are found is a score and no test
+
+
+def test_blind_mutants_apply_and_have_ids_of_their_own() -> None:
+    assert [mutant.id for mutant in BLIND] == [f"Z{number:02}" for number in range(1, len(BLIND) + 1)]
+    for mutant in BLIND:
+        assert find(mutant.id) is mutant
+        assert changed_source(mutant, source_of(mutant.module)) != source_of(mutant.module)
+
+
+def test_a_blind_mutant_that_is_not_found_is_said_to_be_and_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, missed = Hunt(0, 3, 0.1, ("accounting:S3:resolve",)), Hunt(0, 9, 0.2, ())
+    made_up = [replace(find("N01"), id="Z01"), replace(find("N01"), id="Z02")]
+    hunted = [Hunted(made_up[0], (found,)), Hunted(made_up[1], (missed,))]
+    assert blind_cells(hunted[0])[:2] == ("1/1", "S3")
+    assert blind_cells(hunted[1])[:2] == ("not found", "none")
+    monkeypatch.setattr("specsim.mutants.blind.BLIND", tuple(made_up))
+    monkeypatch.setattr("specsim.mutants.table.hunt_all", lambda *_arguments, **_options: hunted)
+    with pytest.raises(typer.Exit) as ended:
+        cli.mutants(None, 1, 9, 1, None, False, "swarm", True, None, None)
+    assert ended.value.exit_code == 0
+    assert "not found: Z02" in capsys.readouterr().out
+
+
+def test_the_command_for_blind_mutants_ends_well_whatever_is_found(tmp_path: Path) -> None:
+    ended = specsim(tmp_path, "mutants", "--blind", "--seeds", "1", "--schedules", "20")
+    assert ended.returncode == 0, ended.stderr
+    refused = specsim(tmp_path, "mutants", "N01", "--blind")
+    assert (refused.returncode, "--blind with the ids" in refused.stderr) == (2, True)
+
+
+# The whole table
+
+
+SMALL = Efforts(Effort(6, 60), Effort(1, 40), Effort(1, 30), 10)
+
+
+def without_seconds(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_seconds(each) for key, each in value.items() if key != "cpu_seconds"}
+    return [without_seconds(each) for each in value] if isinstance(value, list) else value
+
+
+def test_the_whole_table_says_what_its_hunts_found() -> None:
+    table = build([find("N01"), find("M01")], (), jobs=3, efforts=SMALL)
+    data = table_to_json(table)
+    rows = {row["id"]: row for row in data["mutants"]}
+    assert list(rows["N01"]["strategies"]) == list(STRATEGIES)
+    assert rows["N01"]["seeds"] == rows["N01"]["found"] == 6
+    assert rows["N01"]["strategies"]["pct"]["seeds"] == 1
+    assert rows["M01"]["smallest"]["requests"] == 1
+    assert data["without"]["S3"] == {"found": ["N01"], "alone": ["N01"], "survivors": ["N01"]}
+    assert data["content_oracle"]["survivors"] == ["N01"]
+    assert data["cpu_seconds"] > 0
+    written = page(table)
+    assert "| N01 | " in written
+    assert "| S3 | 1 | 1 | N01 |" in written
+
+
+def test_the_table_is_the_same_whatever_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children that end in any order: those here are made up."""
+
+    def hunt(mutant: Mutant, *, seeds: int, first_seed: int, strategy: str, **options: Any) -> Hunted:
+        time.sleep(0.001 * (zlib.crc32(f"{mutant.id}{first_seed}{strategy}".encode()) % 7))
+        found = () if options["without"] else ("accounting:S3:x",) if mutant.id < "C" else ("accounting:I40:x",)
+        made_up = [Hunt(seed, seed + len(strategy), 0.0, found) for seed in range(first_seed, first_seed + seeds)]
+        return Hunted(mutant, tuple(made_up))
+
+    monkeypatch.setattr("specsim.mutants.table.hunt_in_child", hunt)
+    monkeypatch.setattr("specsim.mutants.table.smallest_in_child", lambda *_, **__: Smallest(1, 5, "x", 0.0))
+    tables, progress = [], []
+    for jobs in (1, 8):
+        tables.append(
+            build(CATALOGUE[:30], (), jobs=jobs, efforts=SMALL, on_done=lambda done, of: progress.append((done, of)))
+        )
+        assert progress[-1][0] == progress[-1][1]
+    one, eight = map(table_to_json, tables)
+    assert without_seconds(one) == without_seconds(eight)
+    assert page(tables[0]) == page(tables[1])
+    assert [hunt.seed for hunt in tables[1].hunted[0].hunts] == list(range(6))
+    assert one["without"]["S3"]["survivors"] == one["without"]["S3"]["found"]
+
+
+def test_the_hunts_of_several_children_are_those_of_one() -> None:
+    mutant = find("A02-retracted")
+    parts = [hunt_in_child(mutant, seeds=1, first_seed=seed, schedules_max=SCHEDULES_MAX) for seed in range(SEEDS)]
+    assert [(h.seed, h.schedules, h.signatures) for h in joined(parts).hunts] == [
+        (h.seed, h.schedules, h.signatures) for h in hunted(mutant).hunts
+    ]
+
+
+def test_the_page_is_of_all_mutants_and_of_nothing_less(tmp_path: Path) -> None:
+    for arguments in (["N01"], ["--without", "S3"], ["--strategy", "pct"], ["--blind"]):
+        ended = specsim(tmp_path, "mutants", *arguments, "--write", "page.md")
+        assert (ended.returncode, "--write with a selection" in ended.stderr) == (2, True)
 
 
 # The catalogue of known bugs

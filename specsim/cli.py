@@ -113,6 +113,9 @@ def check(
     seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
     cases: Annotated[int, typer.Option(min=1, help="Cases per implementation, as far as time goes.")] = DEFAULT_CASES,
     schedules: Annotated[int, typer.Option(min=1, help="Schedules, as far as time goes.")] = DEFAULT_SCHEDULES,
+    strategy: Annotated[
+        str, typer.Option(help="How schedules are made: swarm, pct, delays, coverage, portfolio.")
+    ] = "swarm",
     mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
     kernels: Annotated[
         str, typer.Option(metavar="PROVIDER", help="Move accepted KV in the model by reference, triton or a TARGET's.")
@@ -128,6 +131,7 @@ def check(
     cache_dir: CacheOption = None,
 ) -> None:
     """Judge a target: every suite within the budget, a verdict table, one finding per defect."""
+    from specsim.explore.strategies import STRATEGIES
     from specsim.judge.accounting import AccountingRequest, run_accounting_suite
     from specsim.judge.ops import OpsRequest, run_ops_suite
     from specsim.report.terminal import live_progress, print_verdict
@@ -138,6 +142,7 @@ def check(
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
         _one_of("--only", only, TIERS)
         _one_of("--device", device, ("auto", "cpu", "cuda"))
+        _one_of("--strategy", strategy, tuple(STRATEGIES))
         parsed = parse_target(target)
     if canary:
         _require_model("--canary", parsed.text)
@@ -182,6 +187,7 @@ def check(
                 out=out,
                 mutant=mutant,
                 kernels=kernels,
+                strategy=strategy,
             )
             _add(verdict, *run_accounting_suite(accounting, progress))
     if json_file is not None:
@@ -381,41 +387,52 @@ def mutants(
     strategy: Annotated[
         str, typer.Option(help="How schedules are made: swarm, pct, delays, coverage, portfolio.")
     ] = "swarm",
+    blind: Annotated[
+        bool, typer.Option("--blind", help="Those written by someone who has not read the rules; none need be found.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file.")] = None,
-    write: Annotated[Path | None, typer.Option(help="Write the page of all mutants, survivors included.")] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the page: every strategy, each rule off, smallest schedules.")
+    ] = None,
 ) -> None:
     """Put each historic bug back into the model, and see how soon it is found. Exit code 1 when one is not."""
     from specsim.explore.strategies import STRATEGIES
     from specsim.mutants import table
+    from specsim.mutants.blind import BLIND
     from specsim.mutants.catalogue import CATALOGUE
     from specsim.mutants.load import find
-    from specsim.report.terminal import print_mutants
+    from specsim.mutants.page import page
+    from specsim.report.terminal import live_count, print_mutants
     from specsim.verdict import write_json
 
-    chosen = [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
     for option, file in (("--json", json_file), ("--write", write)):
         if file is not None:
             _require_folder(option, file.parent)
-    if write is not None and (ids or without or only_oracle):
-        raise UsageError("--write with a selection of mutants or rules", "the page is of all: give --write alone")
-    at_once = jobs or os.cpu_count() or 1
-    off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
+    if blind and ids:
+        raise UsageError("--blind with the ids of mutants", "give one of them")
+    if write is not None and (ids or without or only_oracle or blind or strategy != "swarm"):
+        raise UsageError(
+            "--write with a selection of mutants, rules or strategies", "the page is of all: give --write alone"
+        )
     _one_of("--strategy", strategy, tuple(STRATEGIES))
-    hunted = table.hunt_all(
-        chosen, seeds=seeds, schedules_max=schedules, jobs=at_once, without=off, only=only, strategy=strategy
-    )
+    chosen = list(BLIND) if blind else [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
+    at_once = jobs or os.cpu_count() or 1
+    if write is not None:
+        efforts = table.efforts_with(seeds, schedules)
+        with live_count("hunts") as count:
+            whole = table.build(chosen, BLIND, jobs=at_once, efforts=efforts, on_done=count)
+        write.write_text(page(whole), encoding="utf-8")
+        hunted, data = whole.hunted, table.table_to_json(whole)
+    else:
+        off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
+        hunted = table.hunt_all(
+            chosen, seeds=seeds, schedules_max=schedules, jobs=at_once, without=off, only=only, strategy=strategy
+        )
+        data = {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]}
     print_mutants(table.COLUMNS, [table.row(each) for each in hunted], table.seen_by_nobody(hunted))
     if json_file is not None:
-        write_json(json_file, {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]})
-    if write is not None:
-        # Whoever is not found soon without a rule survives it.
-        soon = table.SOON
-        survivors = list(table.survivors(hunted, seeds=soon.seeds, schedules_max=soon.schedules, jobs=at_once))
-        oracle = table.hunt_all(
-            chosen, seeds=soon.seeds, schedules_max=soon.schedules, jobs=at_once, only=table.CONTENT_ORACLE
-        )
-        write.write_text(table.page(hunted, survivors, oracle), encoding="utf-8")
-    raise typer.Exit(0 if all(each.found == seeds for each in hunted) else 1)
+        write_json(json_file, data)
+    raise typer.Exit(0 if blind or all(each.found == seeds for each in hunted) else 1)
 
 
 @app.command()
@@ -526,6 +543,39 @@ def bisect(
     except command.EndError as error:
         _say(error)
         raise typer.Exit(command.NOT_JUDGED) from None
+
+
+@app.command()
+def sweep(
+    schedules: Annotated[int, typer.Option(min=1, help="Schedules of the default swarm, from 0 on.")] = 1_000_000,
+    seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one a core.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the counts to this file, every half minute too.")] = None,
+) -> None:
+    """Count many schedules of the model: events, findings, and how often each interleaving and feature was reached. An
+    interrupt keeps and prints what was counted. Exit code 1 when a rule broke, 130 when it was interrupted.
+    """
+    seed_number = parse_seed(seed)
+    if write is not None:
+        _require_folder("--write", write.parent)
+    from specsim.bench.environment import environment
+    from specsim.judge.sweep import Swept, run
+    from specsim.report.terminal import print_sweep
+    from specsim.verdict import write_json
+
+    processes = jobs or os.cpu_count() or 1
+    where = environment()
+
+    def keep(swept: Swept) -> None:
+        typer.echo(f"{swept.counts.schedules} of {schedules} schedules, {swept.seconds:.0f} s", err=True)
+        if write is not None:
+            ran = {"environment": where, "processes": processes, "seconds": round(swept.seconds, 1)}
+            write_json(write, {**swept.to_json(), **ran})
+
+    swept = run(seed_number, schedules, processes, keep)
+    keep(swept)
+    print_sweep(swept.to_json())
+    raise typer.Exit(1 if swept.counts.broken else 130 if swept.ended else 0)
 
 
 @app.command()

@@ -1,9 +1,11 @@
 """The two events whose order matters: the pair of a schedule that, the other way round, does not break the rule.
 
-A schedule is taken apart into steps: of the host (it receives, schedules, takes a result) and of the device (it runs a
-launch). Two steps that follow one another are swapped, and the schedule is run again with the same other choices:
+A schedule is taken apart into steps: of the host (it receives, pauses, schedules, launches what it prepared before a
+result came, takes a result) and of the device (it runs a launch). Two steps that follow one another are swapped, and
+the schedule is run again with the same other choices:
 
 - the host schedules, then takes the result of the launch before (that is overlap); swapped, it takes the result first;
+- the host launches what it prepared and takes a result, where a scheduler may do either first;
 - a step of the host and one of the device, where the stream and the wait for a result leave the order open.
 
 The swaps nearest to the broken rule are tried first. Where none alone helps, the first kind is tried everywhere at
@@ -15,7 +17,8 @@ that no such swap helps: the defect happens in every order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -28,19 +31,21 @@ from specsim.sim.workload import Scenario, draw_scenario
 
 UNLOGGED = -1  # number of an event that the log does not have: it would come after the broken rule, or is not logged
 _WHO_GOES_NEXT = "device goes first"
+_LATE = "result before launch"
 # What a step of the host is named by: the first of these that it has, else its first event.
 _TELLING = ("retract", "launch", "resolve", "admit")
 
 Pair = tuple[LoggedEvent, LoggedEvent]
+_Choices = dict[tuple[int, str], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A step that logged events `[start, end)`. `ordinal` counts steps of its kind; `resumed` how often the host had
-    gone on when it began.
+    gone on when it began: steps of the host with the same number have no step of the device between them.
     """
 
-    kind: str  # "receive", "schedule", "resolve" or "device"
+    kind: str  # "receive", "pause", "retract all", "schedule", "launch", "resolve", "close" or "device"
     ordinal: int
     resumed: int
     start: int
@@ -50,34 +55,62 @@ class _Step:
 @dataclass(frozen=True, slots=True)
 class _Orders:
     """How a run departs from what was chosen. `results_first`: before these calls of the scheduler the host takes all
-    results. `device_at[k]`: launch k is run when the host has gone on so often.
+    results. `late`: whether in these calls it takes a result between preparing and launching. `device_at[k]`: launch k
+    is run when the host has gone on so often.
     """
 
     results_first: frozenset[int] = frozenset()
+    late: tuple[tuple[int, bool], ...] = ()
     device_at: tuple[int, ...] = ()
 
+
+# A step, the one behind it, and the orders in which they change places; None for a step that the run ended before.
+_Swap = tuple[_Step, _Step | None, _Orders]
 
 _NO_OVERLAP = _Orders(results_first=frozenset(range(ITERATIONS_MAX + 1)))
 
 
 class _SteppedEngine(Engine):
-    """Notes its steps, and runs them in the order that is asked for, as far as that can be."""
+    """Notes its steps and choices, and runs the steps in the order that is asked for, as far as that can be.
+
+    `dealt` are the choices of an earlier run, None while there is none. They are dealt by the call of the scheduler
+    that they came before or in and by their label: in another order some are not asked, and others more often.
+    """
 
     def __init__(
         self,
         scenario: Scenario,
-        chooser: RecordingChooser,
+        source: RecordingChooser,
         target: AccountingTarget,
         stop_at: str,
         orders: _Orders,
+        dealt: _Choices | None,
     ) -> None:
-        super().__init__(scenario, chooser, target.make, stop_at, move_of(target))
+        super().__init__(scenario, RecordingChooser(self._choose), target.make, stop_at, move_of(target))
         self.steps: list[_Step] = []
+        self.choices: _Choices = {}
         self.resumed = 0
+        self.late: dict[int, bool] = {}
+        self._source = source
         self._orders = orders
-        self._begun = {"receive": 0, "schedule": 0, "resolve": 0, "device": 0}
+        self._late_orders = dict(orders.late)
+        self._dealt = None if dealt is None else {key: iter(values) for key, values in dealt.items()}
+        self._begun: Counter[str] = Counter()
 
-    def wants_device(self, chosen: int) -> int:
+    def _choose(self, bound: int, label: str) -> int:
+        key = (self._begun["schedule"], label)
+        dealt = self._dealt
+        value = self._source.choose(bound, label) if dealt is None else next(dealt.get(key, iter(())), 0)
+        self.choices.setdefault(key, []).append(value)
+        if label == _WHO_GOES_NEXT:
+            return self._wants_device(value)
+        if label == _LATE:
+            call = self._begun["schedule"] - 1
+            value = int(self._late_orders.get(call, value == 1))
+            self.late[call] = bool(value)
+        return value
+
+    def _wants_device(self, chosen: int) -> int:
         """Whose step is next, where `chosen` was."""
         number = self._begun["device"]
         at = self._orders.device_at
@@ -90,6 +123,12 @@ class _SteppedEngine(Engine):
     def _receive(self) -> None:
         self._step("receive", super()._receive)
 
+    def _begin_pause(self) -> None:
+        self._step("pause", super()._begin_pause)
+
+    def _retract_everybody(self) -> None:
+        self._step("retract all", super()._retract_everybody)
+
     def _schedule(self) -> None:
         if self._begun["schedule"] in self._orders.results_first:
             while self._unresolved:
@@ -99,8 +138,14 @@ class _SteppedEngine(Engine):
                 self._resolve(oldest)
         self._step("schedule", super()._schedule)
 
+    def _launch_prepared(self) -> None:
+        self._step("launch", super()._launch_prepared)
+
     def _resolve(self, launch: Launch) -> None:
         self._step("resolve", lambda: super(_SteppedEngine, self)._resolve(launch))
+
+    def _close_session(self, session: str) -> None:
+        self._step("close", lambda: super(_SteppedEngine, self)._close_session(session))
 
     def _execute(self) -> None:
         self._step("device", super()._execute)
@@ -118,20 +163,22 @@ def decisive_pair(target: AccountingTarget, tape: Tape, signature: str, larger: 
     """The two events of the schedule of `tape`, in its order, whose other order does not break the rule of `signature`;
     None when it breaks in every order. `larger` are other schedules that break it.
     """
-    run, steps = _run(target, tape, signature, _Orders())
+    ran = _first_run(target, tape, signature)
+    run, steps = ran.run, ran.engine.steps
     overlapped = list(_overlapped(steps))
     if any(_breaks(target, other, signature, _NO_OVERLAP) for other in larger):
         overlapped = []
     swaps = _between_agents(steps)
+    swaps += _around_launches(steps, ran.engine.late)
     swaps += [(step, result, _Orders(results_first=frozenset([step.ordinal]))) for step, result in overlapped]
     swaps.sort(key=lambda swap: -swap[0].start)
     if overlapped:
         swaps.append((*overlapped[-1], _NO_OVERLAP))
     for one, two, orders in swaps:
-        other, _ = _run(target, tape, signature, orders)
+        other = _again(target, ran, signature, orders).run
         if _holds(run, other, signature):
             first = _telling_event(run, one)
-            return first, _telling_event(run, two) if two else _missing_event(other, one, bool(orders.device_at))
+            return first, _telling_event(run, two) if two else _missing_event(run, other, one, orders)
     return None
 
 
@@ -151,45 +198,31 @@ def _holds(run: Run, other: Run, signature: str) -> bool:
 
 
 def _breaks(target: AccountingTarget, tape: Tape, signature: str, orders: _Orders) -> bool:
-    run, _ = _run(target, tape, signature, orders)
+    run = _again(target, _first_run(target, tape, signature), signature, orders).run
     return any(violation.signature == signature for violation in run.violations)
 
 
-def _run(target: AccountingTarget, tape: Tape, signature: str, orders: _Orders) -> tuple[Run, list[_Step]]:
-    """Run a tape in other orders. Which step comes next is chosen apart from everything else, so that the other choices
-    stay what they were.
-    """
-    dealt = _deal(target, tape, signature) if orders != _Orders() else None
-    source = replayed(tape)
-    scenario = draw_scenario(source, target.features)
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A run of a scenario, and the engine that ran it."""
+
+    scenario: Scenario
     engine: _SteppedEngine
-
-    def choose(bound: int, label: str) -> int:
-        if dealt is None:
-            return source.choose(bound, label)
-        next_steps, others = dealt
-        if label == _WHO_GOES_NEXT:
-            return engine.wants_device(next(next_steps, 0))
-        return next(others, 0)
-
-    engine = _SteppedEngine(scenario, RecordingChooser(choose), target, signature, orders)
-    return engine.run(), engine.steps
+    run: Run
 
 
-def _deal(target: AccountingTarget, tape: Tape, signature: str) -> tuple[Iterator[int], Iterator[int]]:
-    """The choices of a run after its scenario: those of whose step is next, and the others."""
+def _first_run(target: AccountingTarget, tape: Tape, signature: str) -> _Ran:
+    """Run a tape as it is."""
     source = replayed(tape)
-    next_steps: list[int] = []
-    others: list[int] = []
-
-    def choose(bound: int, label: str) -> int:
-        value = source.choose(bound, label)
-        (next_steps if label == _WHO_GOES_NEXT else others).append(value)
-        return value
-
     scenario = draw_scenario(source, target.features)
-    Engine(scenario, RecordingChooser(choose), target.make, signature, move_of(target)).run()
-    return iter(next_steps), iter(others)
+    engine = _SteppedEngine(scenario, source, target, signature, _Orders(), None)
+    return _Ran(scenario, engine, engine.run())
+
+
+def _again(target: AccountingTarget, ran: _Ran, signature: str, orders: _Orders) -> _Ran:
+    """Run the same choices in other orders."""
+    engine = _SteppedEngine(ran.scenario, replayed(()), target, signature, orders, ran.engine.choices)
+    return _Ran(ran.scenario, engine, engine.run())
 
 
 def _overlapped(steps: Sequence[_Step]) -> Iterator[tuple[_Step, _Step | None]]:
@@ -203,13 +236,29 @@ def _overlapped(steps: Sequence[_Step]) -> Iterator[tuple[_Step, _Step | None]]:
         yield step, later[0] if later and later[0].kind == "resolve" else None
 
 
-def _between_agents(steps: Sequence[_Step]) -> list[tuple[_Step, _Step | None, _Orders]]:
-    """Neighbours of which one is the device's, which is run before the host's instead of after it, or the other way
-    round.
+def _around_launches(steps: Sequence[_Step], late: Mapping[int, bool]) -> Iterator[_Swap]:
+    """The launch of a step and the result of the launch before, where the host may take it on either side. `late` are
+    the calls of the scheduler that may, and whether they took it between preparing and launching.
     """
-    logged = [step for step in steps if step.start < step.end]
+    for index, step in enumerate(steps):
+        if step.kind != "schedule" or step.ordinal not in late:
+            continue
+        later = [each for each in steps[index + 1 :] if each.kind in ("schedule", "resolve", "launch")]
+        result = later[0] if later and later[0].kind == "resolve" else None
+        orders = _Orders(late=((step.ordinal, not late[step.ordinal]),))
+        if not late[step.ordinal]:
+            yield step, result, orders
+        elif result is not None:
+            yield result, later[1] if later[1:] and later[1].kind == "launch" else None, orders
+
+
+def _between_agents(steps: Sequence[_Step]) -> list[_Swap]:
+    """Neighbours of which one is the device's, which is run before the host's instead of after it, or the other way
+    round. What the host does in one go is one neighbour.
+    """
+    logged = [step for step in _in_one_go(steps) if step.start < step.end]
     device_at = [step.resumed for step in steps if step.kind == "device"]
-    swaps: list[tuple[_Step, _Step | None, _Orders]] = []
+    swaps: list[_Swap] = []
     for one, two in pairwise(logged):
         if (one.kind == "device") == (two.kind == "device"):
             continue
@@ -223,10 +272,26 @@ def _between_agents(steps: Sequence[_Step]) -> list[tuple[_Step, _Step | None, _
     return swaps
 
 
-def _missing_event(other: Run, one: _Step, of_device: bool) -> LoggedEvent:
+def _in_one_go(steps: Sequence[_Step]) -> list[_Step]:
+    """The steps of the device; and those of the host, what has none of the device between it as one."""
+    found: list[_Step] = []
+    for step in steps:
+        if found and "device" not in (step.kind, found[-1].kind) and found[-1].resumed == step.resumed:
+            found[-1] = replace(found[-1], end=step.end)
+        else:
+            found.append(step)
+    return found
+
+
+def _missing_event(run: Run, other: Run, one: _Step, orders: _Orders) -> LoggedEvent:
     """The event that the other order has before those of `one`: this order ended without it."""
-    names = ("prefill", "verify") if of_device else ("resolve", "finish", "stale")
-    moved = next((event for event in other.log[one.start :] if event.event in names), None)
+    if orders.late and not orders.late[0][1]:
+        launched = {event.who for event in run.log if event.event == "launch"}
+        missing = (event for event in other.log if event.event == "launch" and event.who not in launched)
+    else:
+        names = ("prefill", "verify") if orders.device_at else ("resolve", "finish", "stale")
+        missing = (event for event in other.log[one.start :] if event.event in names)
+    moved = next(missing, None)
     if moved is None:
         return LoggedEvent(UNLOGGED, "host", "resolve", "", "a prefill")
     return replace(moved, number=UNLOGGED)

@@ -147,12 +147,13 @@ def simulate(
     deadline: float,
     on_schedule: Callable[[int], None],
     strategy: Strategy | None = None,
+    ordered: bool = True,
 ) -> SimulationResult:
     """Run up to `schedules` schedules until `deadline` (of time.monotonic), then shrink what was found.
 
     `strategy` is one of `specsim.explore.strategies` or a user's own; the default swarm when left out. What it raises
     is a finding against it and not against the target. `on_schedule(index)` is called before each schedule, with -1
-    while shrinking.
+    while shrinking. Without `ordered`, nobody looks for the two events whose order matters.
     """
     result = SimulationResult()
     smallest: dict[str, list[tuple[tuple[int, int, tuple[int, Tape]], Tape]]] = {}
@@ -195,7 +196,7 @@ def simulate(
         assert shown is not None
         larger = [tape for _, tape in hits[signature][:LARGER_SCHEDULES]]
         order = None
-        if not isinstance(target, ExtensionTarget):  # whose chooser and rules other orders would not ask
+        if ordered and not isinstance(target, ExtensionTarget):  # whose chooser and rules other orders would not ask
             order = decisive_pair(target, shrunk.tape, signature, larger)
         first, count = hits[signature][0][0], len(hits[signature])
         result.findings.append(ScheduleFinding(signature, shown, shrunk, count, first, order))

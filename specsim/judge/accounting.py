@@ -20,8 +20,8 @@ class NondeterministicError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AccountingRequest:
-    """What to simulate. `seconds` is the time budget, `hang_seconds` the limit of one schedule. `kernels`
-    names the provider whose kernels the model uses, "" for none.
+    """What to simulate. `seconds` is the time budget, `hang_seconds` the limit of one schedule; `strategy` is one of
+    `specsim.explore.strategies`; `kernels` names the provider whose kernels the model uses, "" for none.
     """
 
     target: str
@@ -33,6 +33,7 @@ class AccountingRequest:
     out: Path
     mutant: str = ""
     kernels: str = ""
+    strategy: str = "swarm"
 
     def question(self, mode: str, **fields: Any) -> dict[str, Any]:
         return {
@@ -45,6 +46,7 @@ class AccountingRequest:
             "out": str(self.out),
             "mutant": self.mutant,
             "kernels": self.kernels,
+            "strategy": self.strategy,
             **fields,
         }
 
@@ -75,9 +77,13 @@ def run_accounting_suite(
         suite.schedules = index + 1
         suite.not_run.append(NotRun(f"schedules after {index}", f"schedule {index} {ended.text}"))
         rule = "X2" if ended.hung else "X3"
-        for message in ask(request.question("failure", index=index, rule=rule, text=ended.text), request.hang_seconds):
-            if message["event"] == "done alone":
-                findings = [finding_from_json(message["finding"])]
+        question = request.question("failure", index=index, rule=rule, text=ended.text)
+        try:
+            for message in ask(question, request.hang_seconds):
+                if message["event"] == "done alone":
+                    findings = [finding_from_json(message["finding"])]
+        except ChildEnded as again:  # in a schedule before it, which had ended
+            raise ended_early(request.target, again) from None
     suite.seconds = time.monotonic() - started
     return suite, findings
 

@@ -13,7 +13,7 @@ import hashlib
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import specsim
 from specsim import replay_file
@@ -21,6 +21,9 @@ from specsim.errors import UsageError
 from specsim.judge.child import Messages, Request
 from specsim.replay_file import ScheduleReplay
 from specsim.verdict import Finding, NotRun
+
+if TYPE_CHECKING:
+    from specsim.explore.strategies import Strategy
 
 EVENTS_SHOWN = 8
 
@@ -69,7 +72,7 @@ def check(request: Request, messages: Messages) -> None:
     if isinstance(target, NotRun):
         messages.send("end", schedules=0, events=0, findings=[], seam=[], not_run=[asdict(target)], nondeterministic="")
         return
-    from specsim.check.suite import simulate
+    from specsim.check.suite import simulate, strategy_of
 
     result = simulate(
         target,
@@ -77,6 +80,7 @@ def check(request: Request, messages: Messages) -> None:
         schedules=request["schedules"],
         deadline=time.monotonic() + request["seconds"],
         on_schedule=lambda index: messages.send("schedule", index=index),
+        strategy=strategy_of(request["strategy"], request["seed"]),
     )
     findings = [asdict(write_finding(target, found, request)) for found in result.findings]
     not_run = [NotRun(part.name, part.why) for part in target.parts if part.kind == "not run"]
@@ -95,15 +99,19 @@ def check(request: Request, messages: Messages) -> None:
 
 
 def failure(request: Request, messages: Messages) -> None:
-    """Make the finding of a schedule that took a child with it. Runs none of it."""
+    """Make the finding of a schedule that took a child with it. Runs none of it, but those before it where the strategy
+    learns from them.
+    """
     from specsim.check.rules import BY_ID
-    from specsim.check.suite import chooser_of
     from specsim.sim.features import FEATURES
     from specsim.sim.workload import draw_scenario
     from specsim.targets.sglang.accounting import FEATURES_OF_RELEASES
+    from specsim.targets.spec import PythonTarget, parse_target
 
     features = FEATURES if request["target"] == "model" else FEATURES_OF_RELEASES
-    chooser = chooser_of(request["seed"], request["index"])
+    if isinstance(parse_target(request["target"]), PythonTarget):
+        features = _simulated(request).features
+    chooser = _strategy_before(request, messages).chooser(request["index"])
     scenario = draw_scenario(chooser, features)
     rule = BY_ID[request["rule"]]
     signature = f"accounting:{rule.id}:process"
@@ -142,6 +150,22 @@ def failure(request: Request, messages: Messages) -> None:
         details=(f"schedule {request['index']} of seed {request['seed']}",),
     )
     messages.send("done alone", finding=asdict(finding))
+
+
+def _strategy_before(request: Request, messages: Messages) -> Strategy:
+    """The strategy as it was before schedule `index`."""
+    from specsim.check.suite import run_schedule, strategy_of
+
+    strategy = strategy_of(request["strategy"], request["seed"])
+    if request["strategy"] == "swarm":  # which learns nothing
+        return strategy
+    target = _simulated(request)
+    for index in range(request["index"]):
+        messages.send("schedule", index=index)
+        schedule = run_schedule(target, strategy.chooser(index))
+        if schedule is not None:
+            schedule.teach(strategy)
+    return strategy
 
 
 def replay(request: Request, messages: Messages) -> None:

@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -67,40 +67,66 @@ class Hunted:
         return max(hunt.cpu_seconds for hunt in self.hunts)
 
 
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """The smallest schedule that shows a mutant: its requests, its events from the first admission on, what broke, and
+    the CPU seconds that it took to find and shrink it.
+    """
+
+    requests: int
+    events: int
+    signature: str
+    cpu_seconds: float
+
+
 def hunt_in_child(
     mutant: Mutant,
     *,
     seeds: int,
     schedules_max: int,
+    first_seed: int = 0,
     seconds_max: float = SECONDS_MAX,
     without: Collection[str] = (),
     only: Collection[str] = (),
     strategy: str = "swarm",
 ) -> Hunted:
     """Hunt a mutant in a process of its own, by a strategy of `specsim.explore.strategies`, with up to `schedules_max`
-    schedules and `seconds_max` CPU seconds for each of `seeds` seeds. The rules `without` are switched off; when `only`
-    is not empty, so are all but those.
+    schedules and `seconds_max` CPU seconds for each of `seeds` seeds, from `first_seed` on. The rules `without` are
+    switched off; when `only` is not empty, so are all but those.
     """
     question = {
         "mutant": mutant.id,
-        "seeds": seeds,
+        "seeds": list(range(first_seed, first_seed + seeds)),
         "schedules_max": schedules_max,
         "seconds_max": seconds_max,
         "without": sorted(without),
         "only": sorted(only),
         "strategy": strategy,
     }
+    hunts = _ask(mutant, "specsim.mutants.hunt", question)
+    return Hunted(mutant, tuple(Hunt(**{**hunt, "signatures": tuple(hunt["signatures"])}) for hunt in hunts))
+
+
+def joined(parts: Sequence[Hunted]) -> Hunted:
+    """One mutant's hunts of several children as one."""
+    return Hunted(parts[0].mutant, tuple(hunt for part in parts for hunt in part.hunts))
+
+
+def smallest_in_child(mutant: Mutant, *, schedules: int) -> Smallest | None:
+    """Shrink what `schedules` schedules of seed 0 find of a mutant, in a process of its own; None when they find
+    nothing.
+    """
+    shown = _ask(mutant, "specsim.mutants.smallest", {"mutant": mutant.id, "schedules": schedules})
+    return Smallest(**shown) if shown else None
+
+
+def _ask(mutant: Mutant, module: str, question: dict[str, Any]) -> Any:
     ended = subprocess.run(
-        [sys.executable, "-m", "specsim.mutants.hunt"],
-        input=json.dumps(question),
-        check=False,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", module], input=json.dumps(question), check=False, capture_output=True, text=True
     )
     if ended.returncode:
         raise RuntimeError(f"the hunt for mutant {mutant.id} ended with {ended.returncode}:\n{ended.stderr}")
-    hunts = [Hunt(**{**hunt, "signatures": tuple(hunt["signatures"])}) for hunt in json.loads(ended.stdout)]
-    return Hunted(mutant, tuple(hunts))
+    return json.loads(ended.stdout)
 
 
 def _switch_off(without: Collection[str], only: Collection[str]) -> None:
@@ -157,7 +183,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     limits = (question["schedules_max"], question["seconds_max"], question["strategy"])
-    hunts = [_hunt(seed, *limits) for seed in range(question["seeds"])]
+    hunts = [_hunt(seed, *limits) for seed in question["seeds"]]
     print(json.dumps([asdict(hunt) for hunt in hunts]))
     return 0
 

@@ -17,12 +17,13 @@ from types import CodeType, ModuleType
 
 from specsim.compiled.finder import uninstall
 from specsim.errors import UsageError
+from specsim.mutants.blind import BLIND
 from specsim.mutants.catalogue import CATALOGUE, Mutant
 
 
 def find(mutant_id: str) -> Mutant:
     """The mutant of that id; upper and lower case are the same."""
-    by_id = {mutant.id.lower(): mutant for mutant in CATALOGUE}
+    by_id = {mutant.id.lower(): mutant for mutant in (*CATALOGUE, *BLIND)}
     wanted = mutant_id.lower()
     if wanted in by_id:
         return by_id[wanted]
@@ -39,7 +40,7 @@ def changed_source(mutant: Mutant, source: str) -> str:
     if len(at) != 1:
         raise UsageError(
             f"mutant {mutant.id} does not apply: {mutant.line!r} is in {mutant.module} {len(at)} times",
-            "give the line in specsim.mutants.catalogue as it is now",
+            "give the line in specsim.mutants as it is now",
         )
     old = lines[at[0]]
     lines[at[0]] = old.replace(mutant.line, mutant.becomes)

@@ -1,20 +1,27 @@
-"""The table of mutants: by which rules each is found, after how many schedules and CPU seconds, and what would not be
-found without a rule. `specsim mutants --write` commits it as a page.
+"""The table of mutants: by which rules each is found, after how many schedules and CPU seconds, by which strategy, on
+how small a schedule, and what would not be found without a rule. `specsim mutants --write` commits it as a page.
+
+Every hunt runs in a process of its own; what a table says, CPU seconds apart, does not depend on how many there are at
+a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median
+from threading import Lock
 from typing import Any, NamedTuple
 
+from specsim.explore.strategies import STRATEGIES
 from specsim.mutants.catalogue import Mutant
-from specsim.mutants.coverage import CLASSES, ENTRIES, entry_of
-from specsim.mutants.hunt import EXCEPTION, Hunted, hunt_in_child
+from specsim.mutants.coverage import entry_of
+from specsim.mutants.hunt import EXCEPTION, Hunted, Smallest, hunt_in_child, joined, smallest_in_child
 
 
 class Effort(NamedTuple):
-    """How long a mutant is hunted."""
+    """How long a mutant is hunted: so many seeds, so many schedules of each at most."""
 
     seeds: int
     schedules: int
@@ -22,10 +29,64 @@ class Effort(NamedTuple):
 
 SEEDS = 20
 SCHEDULES_MAX = 20000
-# Whoever is not found so soon without a rule survives it.
-SOON = Effort(seeds=1, schedules=300)
+SEEDS_OF_A_CHILD = 5
+DEFAULT = "swarm"
 # What is seen of tokens and of the content of KV alone, without a look at lengths, owners or counters.
 CONTENT_ORACLE = ("I05", "I40")
+
+
+class Efforts(NamedTuple):
+    """How long the whole table takes: the default swarm, each other strategy, a mutant with rules switched off (whoever
+    is not found so soon survives), and the schedules of which the smallest is looked for.
+    """
+
+    swarm: Effort = Effort(SEEDS, SCHEDULES_MAX)
+    strategy: Effort = Effort(SEEDS, 3000)
+    survival: Effort = Effort(2, 1000)
+    smallest: int = 300
+
+
+WHOLE = Efforts()
+
+
+def efforts_with(seeds: int, schedules: int) -> Efforts:
+    """The whole table's efforts with so many seeds, and no more schedules anywhere."""
+    return Efforts(
+        Effort(seeds, schedules),
+        Effort(seeds, min(schedules, WHOLE.strategy.schedules)),
+        Effort(min(seeds, WHOLE.survival.seeds), min(schedules, WHOLE.survival.schedules)),
+        min(schedules, WHOLE.smallest),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """A rule, the mutants that it found, those that no other rule found, and those of them that survive without it."""
+
+    rule: str
+    found: list[str]
+    alone: list[str]
+    survivors: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All that is known of a set of mutants. `by_strategy` has the default swarm too; `smallest` is None for a mutant
+    that was not found within its effort; `oracle` is the content oracle alone; `blind` are the blind mutants, by the
+    default swarm.
+    """
+
+    efforts: Efforts
+    by_strategy: Mapping[str, list[Hunted]]
+    smallest: Mapping[str, Smallest | None]
+    without: list[Without]
+    oracle: list[Hunted]
+    blind: list[Hunted]
+    cpu_seconds: float
+
+    @property
+    def hunted(self) -> list[Hunted]:
+        return self.by_strategy[DEFAULT]
 
 
 def hunt_all(
@@ -36,22 +97,137 @@ def hunt_all(
     jobs: int = 1,
     without: Collection[str] = (),
     only: Collection[str] = (),
-    strategy: str = "swarm",
-    on_hunted: Callable[[Hunted], None] = lambda _hunted: None,
+    strategy: str = DEFAULT,
 ) -> list[Hunted]:
-    """Hunt every mutant, `jobs` at a time; `on_hunted` sees them in their order."""
+    """Hunt every mutant, `jobs` processes at a time."""
+    with _Hunters(jobs, lambda _done, _of: None) as hunters:
+        asked = hunters.hunt(mutants, Effort(seeds, schedules_max), without=without, only=only, strategy=strategy)
+        return asked()
 
-    def hunt(mutant: Mutant) -> Hunted:
-        return hunt_in_child(
-            mutant, seeds=seeds, schedules_max=schedules_max, without=without, only=only, strategy=strategy
+
+def build(
+    mutants: Sequence[Mutant],
+    blind: Sequence[Mutant],
+    *,
+    jobs: int,
+    efforts: Efforts = WHOLE,
+    on_done: Callable[[int, int], None] = lambda _done, _of: None,
+) -> Table:
+    """The whole table, with `jobs` processes at a time. `on_done(done, of)` is told how many children have ended."""
+    with _Hunters(jobs, on_done) as hunters:
+        asked = {DEFAULT: hunters.hunt(mutants, efforts.swarm)}
+        blind_asked = hunters.hunt(blind, efforts.swarm)
+        for name in STRATEGIES:
+            if name != DEFAULT:
+                asked[name] = hunters.hunt(mutants, efforts.strategy, strategy=name)
+        oracle_asked = hunters.hunt(mutants, efforts.survival, only=CONTENT_ORACLE)
+        smallest = {mutant.id: hunters.shrink(mutant, efforts.smallest) for mutant in mutants}
+        hunted = asked[DEFAULT]()
+        # A mutant that two rules found stays found when one is off: only those that one rule found are hunted again.
+        again = {
+            rule: hunters.hunt(
+                [each.mutant for each in hunted if each.rules == [rule]], efforts.survival, without=(rule,)
+            )
+            for rule in sorted({rule for each in hunted for rule in each.rules} - {EXCEPTION})
+        }
+        without = [
+            Without(rule, _ids(e for e in hunted if rule in e.rules), _ids(alone := ask()), seen_by_nobody(alone))
+            for rule, ask in again.items()
+        ]
+        by_strategy = {name: ask() for name, ask in asked.items()}
+        return Table(
+            efforts,
+            by_strategy,
+            {mutant_id: future.result() for mutant_id, future in smallest.items()},
+            without,
+            oracle_asked(),
+            blind_asked(),
+            hunters.cpu_seconds,
         )
 
-    found = []
-    with ThreadPoolExecutor(jobs) as pool:
-        for hunted in pool.map(hunt, mutants):
-            on_hunted(hunted)
-            found.append(hunted)
-    return found
+
+class _Hunters:
+    """A pool of threads, each of which waits for a child."""
+
+    def __init__(self, jobs: int, on_done: Callable[[int, int], None]) -> None:
+        self._pool = ThreadPoolExecutor(jobs)
+        self._on_done = on_done
+        self._lock = Lock()
+        self._asked = 0
+        self._done = 0
+        self.cpu_seconds = 0.0
+
+    def __enter__(self) -> _Hunters:
+        return self
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+
+    def hunt(
+        self,
+        mutants: Sequence[Mutant],
+        effort: Effort,
+        *,
+        strategy: str = DEFAULT,
+        without: Collection[str] = (),
+        only: Collection[str] = (),
+    ) -> Callable[[], list[Hunted]]:
+        """Begin to hunt these; what is returned waits for them. The seeds of one mutant are cut into several children,
+        so that the one that is hardest to find does not keep all waiting.
+        """
+
+        def one(mutant: Mutant, first: int) -> Hunted:
+            hunted = hunt_in_child(
+                mutant,
+                seeds=min(SEEDS_OF_A_CHILD, effort.seeds - first),
+                first_seed=first,
+                schedules_max=effort.schedules,
+                strategy=strategy,
+                without=without,
+                only=only,
+            )
+            self._ended(sum(hunt.cpu_seconds for hunt in hunted.hunts))
+            return hunted
+
+        firsts = range(0, effort.seeds, SEEDS_OF_A_CHILD)
+        futures = [[self._pool.submit(one, mutant, first) for first in firsts] for mutant in mutants]
+        self._asked += len(firsts) * len(mutants)
+        return lambda: [joined([part.result() for part in parts]) for parts in futures]
+
+    def shrink(self, mutant: Mutant, schedules: int) -> Future[Smallest | None]:
+        def one() -> Smallest | None:
+            found = smallest_in_child(mutant, schedules=schedules)
+            self._ended(found.cpu_seconds if found else 0.0)
+            return found
+
+        self._asked += 1
+        return self._pool.submit(one)
+
+    def _ended(self, cpu_seconds: float) -> None:
+        with self._lock:
+            self.cpu_seconds += cpu_seconds
+            self._done += 1
+            self._on_done(self._done, self._asked)
+
+
+def _ids(hunted: Iterable[Hunted]) -> list[str]:
+    return [each.mutant.id for each in hunted]
+
+
+def seen_by_nobody(hunted: Sequence[Hunted]) -> list[str]:
+    """The mutants that no seed found."""
+    return [each.mutant.id for each in hunted if not each.found]
+
+
+def efforts_of(hunted: Hunted) -> dict[str, Any]:
+    """How many seeds found it, after how many schedules and CPU seconds."""
+    return {
+        "seeds": len(hunted.hunts),
+        "found": hunted.found,
+        "rules": hunted.rules,
+        "schedules": {"median": hunted.schedules_median, "worst": hunted.schedules_worst},
+        "cpu_seconds": {"median": hunted.cpu_seconds_median, "worst": hunted.cpu_seconds_worst},
+    }
 
 
 def to_json(hunted: Hunted) -> dict[str, Any]:
@@ -64,11 +240,31 @@ def to_json(hunted: Hunted) -> dict[str, Any]:
         "module": mutant.module,
         "line": mutant.line,
         "becomes": mutant.becomes,
-        "seeds": len(hunted.hunts),
-        "found": hunted.found,
-        "rules": hunted.rules,
-        "schedules": {"median": hunted.schedules_median, "worst": hunted.schedules_worst},
-        "cpu_seconds": {"median": hunted.cpu_seconds_median, "worst": hunted.cpu_seconds_worst},
+        **efforts_of(hunted),
+    }
+
+
+def table_to_json(table: Table) -> dict[str, Any]:
+    """The whole table; a mutant's row has what the other strategies needed, and its smallest schedule."""
+    rows = []
+    for at, hunted in enumerate(table.hunted):
+        smallest = table.smallest[hunted.mutant.id]
+        shown = {"requests": smallest.requests, "events": smallest.events} if smallest else None
+        strategies = {name: efforts_of(each[at]) for name, each in table.by_strategy.items()}
+        rows.append({**to_json(hunted), "strategies": strategies, "smallest": shown})
+    return {
+        "seeds": table.efforts.swarm.seeds,
+        "efforts": {"survival": table.efforts.survival._asdict(), "strategy": table.efforts.strategy._asdict()},
+        "cpu_seconds": round(table.cpu_seconds, 1),
+        "mutants": rows,
+        "without": {
+            each.rule: {"found": each.found, "alone": each.alone, "survivors": each.survivors} for each in table.without
+        },
+        "content_oracle": {"rules": list(CONTENT_ORACLE), "survivors": seen_by_nobody(table.oracle)},
+        "blind": {
+            "mutants": [to_json(each) for each in table.blind],
+            "found": sum(bool(each.found) for each in table.blind),
+        },
     }
 
 
@@ -88,73 +284,21 @@ def row(hunted: Hunted) -> tuple[str, ...]:
 COLUMNS = ("mutant", "found", "rules", "schedules, median", "worst", "CPU s, median", "worst")
 
 
-def seen_by_nobody(hunted: Sequence[Hunted]) -> list[str]:
-    """The mutants that no seed found."""
-    return [each.mutant.id for each in hunted if not each.found]
-
-
-def survivors(
-    hunted: Sequence[Hunted], *, seeds: int, schedules_max: int, jobs: int
-) -> Iterator[tuple[str, list[str]]]:
-    """For every rule that found a mutant alone: the rule, and the mutants that no seed finds without it.
-
-    A mutant that two rules found stays found when one is off, so only those that one rule found are hunted again.
+def in_total(hunted: Sequence[Hunted]) -> tuple[int, int, float, float, float]:
+    """Of a strategy: mutants that every seed found and that none did, and the sum of the medians of schedules and of
+    CPU seconds, and the worst of CPU seconds.
     """
-    for rule in sorted({rule for each in hunted for rule in each.rules} - {EXCEPTION}):
-        alone = [each.mutant for each in hunted if each.rules == [rule]]
-        if alone:
-            again = hunt_all(alone, seeds=seeds, schedules_max=schedules_max, jobs=jobs, without=(rule,))
-            yield rule, seen_by_nobody(again)
+    return (
+        sum(each.found == len(each.hunts) for each in hunted),
+        len(seen_by_nobody(hunted)),
+        sum(each.schedules_median for each in hunted),
+        sum(each.cpu_seconds_median for each in hunted),
+        max((each.cpu_seconds_worst for each in hunted), default=0.0),
+    )
 
 
-def page(hunted: Sequence[Hunted], without: Sequence[tuple[str, list[str]]], oracle: Sequence[Hunted]) -> str:
-    """The committed page, Markdown."""
-    entries = sum(bool(entry.mutants) for entry in ENTRIES)
-    schedules = max(each.schedules_worst for each in hunted)
-    seconds = max(each.cpu_seconds_median for each in hunted)
-    lines = [
-        "# Mutants",
-        "",
-        f"{entries} of the {len(ENTRIES)} known bugs of the catalogue are re-created by {len(hunted)} changes of one",
-        "line of the model (`specsim/mutants/catalogue.py`). Each is hunted by the default swarm of `specsim check`,",
-        "with no workload of its own: schedules are run from each seed until one breaks a rule.",
-        f"{len(hunted[0].hunts)} seeds; the slowest mutant takes {seconds:.2f} CPU seconds in the median, the"
-        f" longest hunt {schedules} schedules.",
-        "",
-        "This page is written by `specsim mutants --write docs/mutants.md`.",
-        "",
-        _line(("mutant", "what is wrong", *COLUMNS[1:])),
-        _line(("---",) * (len(COLUMNS) + 1)),
-    ]
-    for each in hunted:
-        first, *cells = row(each)
-        lines.append(_line((first, each.mutant.title, *cells)))
-    lines += [
-        "",
-        "## Without a rule",
-        "",
-        f"What {SOON.seeds} seeds of {SOON.schedules} schedules do not find when one rule is switched off.",
-        "",
-    ]
-    lines += [_line(("rule", "survivors")), _line(("---", "---"))]
-    lines += [_line((rule, " ".join(ids) or "none")) for rule, ids in without]
-    blind = seen_by_nobody(oracle)
-    lines += [
-        "",
-        "## The content oracle alone",
-        "",
-        f"With {' and '.join(CONTENT_ORACLE)} alone, which look at tokens and at the content of KV, {len(blind)} of"
-        f" {len(oracle)} survive:",
-        " ".join(blind) or "none",
-        "",
-        "## Bugs that the model cannot express",
-        "",
-        _line(("bug", "class", "what is wrong", "why not")),
-        _line(("---",) * 4),
-    ]
-    lines += [_line((entry.id, CLASSES[entry.id[0]], entry.title, entry.why_not)) for entry in ENTRIES if entry.why_not]
-    return "\n".join(lines) + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def spread(smallest: Mapping[str, Smallest | None]) -> tuple[float, int, float, int]:
+    """Over all mutants: requests of the smallest schedule in the median and at most, and events."""
+    requests = [each.requests for each in smallest.values() if each]
+    events = [each.events for each in smallest.values() if each]
+    return (median(requests), max(requests), median(events), max(events)) if events else (0, 0, 0, 0)

@@ -42,6 +42,17 @@ def live_progress(target: str) -> Iterator[Callable[[str, int], None]]:
         yield update
 
 
+@contextmanager
+def live_count(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A live line on standard error that says how many of how many are done; nothing when that is not a terminal."""
+    console = _console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _done, _of: None
+        return
+    with console.status(escape(what)) as status:
+        yield lambda done, of: status.update(f"{done} of {of} {escape(what)}")
+
+
 def print_mutants(columns: Sequence[str], rows: Sequence[Sequence[str]], missed: Sequence[str]) -> None:
     """A row for each mutant, and a line with those that no seed found."""
     console = _console()
@@ -50,6 +61,30 @@ def print_mutants(columns: Sequence[str], rows: Sequence[Sequence[str]], missed:
         table.add_row(*cells)
     console.print(table)
     console.print(f"not found: {' '.join(missed) or 'none'}")
+
+
+def print_sweep(data: dict[str, Any]) -> None:
+    """The counts of a sweep, a line for each mark that is rare and each rule that broke."""
+    console = _console()
+    table = _table(f"{data['schedules']:,} schedules of seed {data['seed']}", "mark", "schedules", "share")
+    for mark, reached in data["marks"].items():
+        table.add_row(escape(mark), f"{reached['schedules']:,}", f"{reached['share']:.4%}")
+    console.print(table)
+    for mark, reached in data["rare"].items():
+        console.print(
+            f"   fewer than {data['rarer_than']:,}: {escape(mark)}, {reached['schedules']:,}, {reached['share']:.4%}"
+        )
+    for mark, why in data["not_expressed"].items():
+        console.print(f"   not a mark: {mark}, {escape(why)}", soft_wrap=True)
+    for signature, broken in data["findings"].items():
+        console.print(
+            f"   [bold red]{escape(signature)}[/]: {broken['schedules']:,} schedules, first {broken['first']}",
+            soft_wrap=True,
+        )
+    console.print(
+        f"{data['schedules']:,} schedules, {data['events']:,} events, {data['events_median']} in the median, "
+        f"{len(data['findings'])} findings, digest {data['digest']}{', ' + data['ended'] if data['ended'] else ''}"
+    )
 
 
 def print_verdict(verdict: Verdict) -> None:

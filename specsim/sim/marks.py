@@ -51,6 +51,7 @@ LIFE: dict[str, str] = {
     "abort: running": "a request is aborted when no launch of it is in flight",
     "abort: in flight": "a request is aborted when a launch of it is in flight",
     "abort: retracted": "a request is aborted that waits to be admitted again",
+    "abort of a chunk": "a request that was aborted between parts of its prefill is dropped when the next one is due",
     "timeout": "a request is aborted by the clock, between receiving and scheduling",
     "retract: pressure": "a request is retracted because the next decode step does not fit",
     "retract: on demand": "a request is retracted although the next decode step fits",
@@ -83,6 +84,25 @@ NOT_EXPRESSED: dict[str, str] = {
     "R16": "the device waits for a grammar's state before the bitmask of the next step, so no schedule reaches it",
     "R19": "the catalogue has no such interleaving",
 }
+
+# The other marks: options that are on, and what several steps of a life have in common.
+OPTIONS = (
+    "overlap",
+    "synchronous",
+    "chain",
+    "tree",
+    "pages",
+    *(f"pages of {size}" for size in (2, 4, 16, 64, 256)),
+    "large pages",
+    "radix cache",
+    "bigram keys",
+    "sliding window",
+    "adaptive",
+    "late results",
+    "tight pool",
+    "abort",
+    "retract",
+)
 
 
 def features_of(config: EngineConfig) -> set[str]:

@@ -1,0 +1,145 @@
+"""A sweep over several processes: parts of one seed's schedules are counted wherever there is room, and added up.
+
+What was counted is kept: an interrupt, a process that dies, or a kill of this one lose no more than the parts that were
+being counted, and since the last time it was written.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from specsim.check import sweep
+from specsim.check.sweep import PART, Counts
+
+SAVE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep counted. `ended` says why it did not come to its end, "" when it did."""
+
+    seed: int
+    wanted: int
+    parts: dict[tuple[int, int], Counts]  # by the schedules that they are of, `[start, end)`
+    ended: str
+    seconds: float
+
+    @property
+    def counts(self) -> Counts:
+        return sweep.merged(self.parts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "wanted": self.wanted,
+            "complete": not self.ended,
+            "ended": self.ended,
+            "counted": sweep.ranges(self.parts),
+            **sweep.to_json(self.counts),
+        }
+
+
+def run(
+    seed: int,
+    schedules: int,
+    jobs: int,
+    on_progress: Callable[[Swept], None],
+    *,
+    part: int = PART,
+    save_seconds: float = SAVE_SECONDS,
+) -> Swept:
+    """Count `schedules` of the model's schedules in `jobs` processes, `part` at a time, of which the digest depends and
+    nothing else. `on_progress` is told what there is, at most every `save_seconds`.
+    """
+    started = saved = time.monotonic()
+    parts: dict[tuple[int, int], Counts] = {}
+    ended = ""
+
+    def swept(ended: str) -> Swept:
+        return Swept(seed, schedules, dict(parts), ended, time.monotonic() - started)
+
+    cuts = ((start, min(start + part, schedules)) for start in range(0, schedules, part))
+    running: dict[Future[Counts], tuple[int, int]] = {}
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start)
+    try:
+        with _termination_interrupts():
+            while True:
+                for cut in islice(cuts, 2 * jobs - len(running)):
+                    running[pool.submit(_count, seed, *cut)] = cut
+                if not running:
+                    break
+                _collect(running, parts)
+                if time.monotonic() - saved >= save_seconds:
+                    saved = time.monotonic()
+                    on_progress(swept("it still runs"))
+    except KeyboardInterrupt:
+        ended = "interrupted"
+    except BrokenProcessPool:
+        ended = "a process that counted was killed"
+    finally:
+        _end(pool, running, parts)
+    return swept(ended)
+
+
+def _start() -> None:
+    """Set up a process that counts. An interrupt from the keyboard goes to every process; the first one ends the others
+    when their parts are done. When the first one is killed they would wait for ever.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """SIGTERM ends a sweep as an interrupt from the keyboard does."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _count(seed: int, start: int, end: int) -> Counts:
+    from specsim.sim.target import ModelTarget
+
+    return sweep.count(ModelTarget(), seed, start, end)
+
+
+def _collect(running: dict[Future[Counts], tuple[int, int]], parts: dict[tuple[int, int], Counts]) -> None:
+    """Wait for a part, and take all that are there."""
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    for future in done:
+        parts[running[future]] = future.result()
+        del running[future]
+
+
+def _end(
+    pool: ProcessPoolExecutor, running: dict[Future[Counts], tuple[int, int]], parts: dict[tuple[int, int], Counts]
+) -> None:
+    """Let the parts that are being counted come to their end, and keep them."""
+    pool.shutdown(wait=True, cancel_futures=True)
+    for future, cut in running.items():
+        if future.done() and not future.cancelled() and future.exception() is None:
+            parts[cut] = future.result()
