@@ -1,7 +1,8 @@
 """SGLang's own host functions in place of the model's accounting.
 
-Allocation length, preparing, resolving, finish check, release, retraction and sessions are the release's code, run on
-requests and batches of ours over the engine's memory. Rows and slots of a prefill, and asking for an abort, are ours.
+The width of rows, allocation length, preparing, resolving, finish check, release, retraction and sessions are the
+release's code, run on requests and batches of ours over the engine's memory. Rows and slots of a prefill, and asking
+for an abort, are ours.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specsim.explore.chooser import seeded
+from specsim.memory.rows import Rows
 from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, Retracted
 from specsim.sim.config import EngineConfig
@@ -49,8 +51,11 @@ class SglangHostTarget:
         self._guards = read_guards(source)
         if not self._functions.missing:
             self._rehearse()
-        self.parts: list[SeamPart] = list(self._functions.parts.values())
         self.missing = self._functions.missing
+
+    @property
+    def parts(self) -> list[SeamPart]:
+        return self._functions.seam()
 
     def make(self, memory: Memory) -> SglangAccounting:
         """A fresh accounting over the memory of one run."""
@@ -77,8 +82,7 @@ class SglangHostTarget:
                 continue
             if self._functions.missing:
                 return
-        for part in self._functions.parts.values():
-            part.calls = 0
+        self._functions.forget()
 
 
 class AdapterError(UnjudgeableError):
@@ -98,10 +102,12 @@ class SglangAccounting:
         self._memory = memory
         config = memory.config
         self._server_args = objects.server_args(config, functions.server_defaults)
+        self._handles: dict[str, objects.StreamingHandle] = {}
+        beyond_context = self._call("row width", functions.row_width, self._server_args)
+        memory.rows = Rows(config.rows, config.context_len + names.CONTEXT_UNUSED + beyond_context)
         self._pool = objects.RowPool(memory.rows, functions.row)
         self._slots = functions.allocator_type(memory.allocator)
         self._processor = functions.processor_type(config)
-        self._handles: dict[str, objects.StreamingHandle] = {}
         self._memory_fields = {
             "req_to_token_pool": self._pool,
             "token_to_kv_pool_allocator": self._slots,

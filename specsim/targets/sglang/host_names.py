@@ -98,6 +98,20 @@ class HostFunction:
     optional: bool = False
 
 
+# What a row has beyond the context; up to 0.5.12 a variable of the function that makes the pools.
+ROW_WIDTH = HostFunction(
+    "row width",
+    tuple((path, "get_req_to_token_extra_context_len") for path in (_SIZING, _COMMON)),
+    (("server_args",), ()),
+    optional=True,
+)
+ROW_WIDTH_LOCAL = (
+    "srt/model_executor/model_runner_kv_cache_mixin.py",
+    "ModelRunnerKVCacheMixin._init_pools",
+    "extra_max_context_len",
+)
+# Prompt and answer are so much shorter than the context, by the limit that the scheduler sets to `max_new_tokens`.
+CONTEXT_UNUSED = 2
 ALLOC_LEN = HostFunction(
     "alloc length",
     tuple((path, "get_alloc_len_per_decode") for path in (_SIZING, _COMMON, _MANAGER_UTILS)),
@@ -162,6 +176,7 @@ SESSION_CLOSE = HostFunction(
 
 # The first function of a part is the one that is shown for it; all of them must be there that are not optional.
 HOST_FUNCTIONS = (
+    ROW_WIDTH,
     ALLOC_LEN,
     ALLOC_RESERVE,
     PREPARE,
