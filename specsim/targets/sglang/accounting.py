@@ -31,8 +31,14 @@ from specsim.targets.source import SourceTree
 
 _REHEARSALS = 60
 
-# Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of releases.
-FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"} | {"late results", "tight pool", "timeouts"}
+# Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of every release; some have more. What a
+# session's history is after its turn was retracted or aborted is for a controller that is not lifted: no session faults.
+FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"} | {
+    "late results",
+    "no limit",
+    "tight pool",
+    "timeouts",
+}
 
 
 class SglangHostTarget:
@@ -43,12 +49,11 @@ class SglangHostTarget:
     `missing` are the parts without which nothing can be simulated, with the reasons; `make` needs it to be empty.
     """
 
-    features = FEATURES_OF_RELEASES
-
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self.name = source.label
         self._functions = lift_host_functions(source, store)
         self._guards = read_guards(source)
+        self.features = FEATURES_OF_RELEASES | self._functions.features()
         if not self._functions.missing:
             self._rehearse()
         self.missing = self._functions.missing
@@ -129,16 +134,10 @@ class SglangAccounting:
         batch = self._batch([])
         if not self._call("decode need", lambda: getattr(batch, "is_spec_v2", True)):
             return "without overlap the release uses other workers, whose host functions are not simulated"
-        if config.page_size > 1 and config.topk > 1:
-            return "trees are simulated with pages of one token only"
         if config.radix:
             return "the radix cache of releases is not simulated"
-        if config.chunk_size:
-            return "chunked prefill of releases is not simulated"
         if config.window:
             return "sliding windows of releases are not simulated"
-        if config.adaptive:
-            return "releases are simulated with steps of one length"
         return ""
 
     def match_prefix(self, request: Request, key_len: int) -> int:
@@ -148,10 +147,22 @@ class SglangAccounting:
         raise UnjudgeableError("the radix cache of releases is not simulated")
 
     def drop(self, request: Request) -> None:
-        raise UnjudgeableError("chunked prefill of releases is not simulated")
+        req = request.state_of_accounting
+        req.finished_reason = self._functions.abort_type()
+        self._call("release", self._functions.drop, req, self._tree)
 
     def retract_all(self, batch: list[Request]) -> None:
-        raise UnjudgeableError("pauses of releases are not simulated")
+        self._call("retract", self._retract_all, [request.state_of_accounting for request in batch])
+
+    def _retract_all(self, reqs: list[Any]) -> None:
+        self._functions.retract_all(
+            reqs=reqs,
+            server_args=self._server_args,
+            req_to_token_pool=self._pool,
+            token_to_kv_pool_allocator=self._slots,
+            tree_cache=self._tree,
+            hisparse_coordinator=None,
+        )
 
     def arrive(self, request: Request) -> None:
         session = request.turn.session
@@ -282,8 +293,13 @@ class SglangAccounting:
         self._handles[session] = objects.StreamingHandle(session)
 
     def _enter(self) -> None:
-        """Give the lifted functions this run's configuration and rows."""
-        self._functions.current.server_args, self._functions.current.rows = self._server_args, self._memory.rows
+        """Give the lifted functions this run's configuration and rows. The worker sets the options of the next step
+        when it changes the number of steps.
+        """
+        current, args, steps = self._functions.current, self._server_args, self._memory.next_steps
+        if steps:
+            args.speculative_num_steps, args.speculative_num_draft_tokens = steps, steps + 1
+        current.server_args, current.rows, current.steps_max = args, self._memory.rows, self._memory.config.num_steps
 
     def _call(self, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call into the release. What it raises is reported with the seam function and the line of the source."""

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
+from specsim.sim.config import EngineConfig
 from specsim.sim.target import PARTS, SeamPart
 from specsim.targets.lift import (
     DriftError,
@@ -44,6 +45,7 @@ class CurrentRun:
 
     server_args: Any = None
     rows: Any = None
+    steps_max: int = 0
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class HostFunctions:
     `row_width`       what a row has beyond the context, `alloc_len` of one step, both of the server's options
     `lines_of_parts`  by part and file, the lines of its functions; `lines_run` those of all files that ran
     `missing`         parts without which nothing can be simulated, with the reasons
+    `has_signs_of`    the features of which the release has the sign
     `declares`        whether anything of the release defines an attribute of that name
     """
 
@@ -68,6 +71,7 @@ class HostFunctions:
     missing: list[str] = field(default_factory=list)
     lines_of_parts: dict[str, dict[str, set[int]]] = field(default_factory=dict)
     lines_run: dict[str, set[int]] = field(default_factory=dict)
+    has_signs_of: frozenset[str] = frozenset()
     declares: Callable[[str], bool] = lambda _name: True
     request_type: Any = None
     request_fields: dict[str, Any] = field(default_factory=dict)
@@ -88,6 +92,8 @@ class HostFunctions:
     alloc_len: Any = None
     prepare: Any = None
     release: Any = None
+    drop: Any = None
+    retract_all: Any = None
     retract_takes_server_args: bool = False
     finish_check: str = ""
     resolve: str = ""
@@ -95,6 +101,17 @@ class HostFunctions:
     histogram: str = ""
     batch_accepted_drafts: str = ""
     fill_ids: tuple[str, ...] = ()
+
+    def features(self) -> frozenset[str]:
+        """What the simulator may draw for this release, beyond what it may for all. Trees with larger pages are tried:
+        a release without them says so when it is asked for the length.
+        """
+        config = EngineConfig(page_size=4, topk=2, num_steps=2)
+        self.current.server_args = objects.server_args(config, self.server_defaults)
+        with contextlib.suppress(NotImplementedError):
+            if self.alloc_len is not None and self.alloc_len():
+                return self.has_signs_of | {"paged trees"}
+        return self.has_signs_of
 
     def seam(self) -> list[SeamPart]:
         """The parts as they are now, with the lines that ran."""
@@ -150,6 +167,8 @@ class _Lifting:
         self._lifter = Lifter(source, store, {})
         self._result = HostFunctions({name: SeamPart(name, "model") for name in PARTS})
         self._result.lines_run = self._lifter.lines_run
+        signs = names.FEATURE_SIGNS.items()
+        self._result.has_signs_of = frozenset(name for name, place in signs if self._defines(*place))
         self._result.declares = lru_cache(partial(attribute_is_declared, source))
         self._places: dict[HostFunction, tuple[str, str]] = {}
         self._parameters: dict[HostFunction, tuple[str, ...]] = {}
@@ -262,6 +281,8 @@ class _Lifting:
                 current.rows, rows, starts, ends, slots
             ),
             "SpeculativeAlgorithm": objects.Eagle(),
+            # The numbers of steps that a server with adaptive steps may take; the maximum is what matters.
+            "resolve_candidate_steps_from_config": lambda **_named: (current.steps_max,),
             "RadixKey": objects.RadixKeyFields,
             "HybridReqToTokenPool": objects.NotUsed,
             "SWATokenToKVPoolAllocator": objects.NotUsed,
@@ -332,6 +353,7 @@ class _Lifting:
         parameters = self._parameters[names.RELEASE]
         at_the_end = {name: value for name, value in names.AT_THE_END.items() if name in parameters}
         self._result.release = partial(release, **at_the_end)
+        self._result.drop = partial(release, **dict.fromkeys(at_the_end, False))
 
     def _prepare(self) -> None:
         self._place(names.ALLOC_LEN)
@@ -413,6 +435,12 @@ class _Lifting:
         self._result.batch_type = batch
         self._result.retract_takes_server_args = len(self._parameters[names.RETRACT]) > 1
         self._result.server_defaults = self._options()
+        if names.RETRACT_ALL in self._places:
+            retract_all = self._counted("retract", self._lift(names.RETRACT_ALL))
+            accepted = set(self._parameters[names.RETRACT_ALL])
+            self._result.retract_all = lambda **named: retract_all(
+                **{name: value for name, value in named.items() if name in accepted}
+            )
 
     def _options(self) -> dict[str, Any]:
         """The options of the server with their defaults."""
