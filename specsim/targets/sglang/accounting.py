@@ -31,8 +31,8 @@ from specsim.targets.source import SourceTree
 
 _REHEARSALS = 60
 
-# Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of every release; some have more. What a
-# session's history is after its turn was retracted or aborted is for a controller that is not lifted: no session faults.
+# Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of every release; some have more. There
+# are no session faults: what a session's history is after them is for a controller that is not lifted.
 FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"} | {
     "late results",
     "no limit",
