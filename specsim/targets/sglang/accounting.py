@@ -83,7 +83,7 @@ class SglangHostTarget:
                 Engine(draw_scenario(chooser, self.features), chooser, self.make).run()
             except AdapterError as error:
                 self._functions.give_up(error.part, error.text)
-            except UnjudgeableError:
+            except (UnjudgeableError, HostFunctionError):
                 continue
             if self._functions.missing:
                 return
