@@ -34,6 +34,8 @@ from specsim.targets.source import SourceTree
 # Parts that are the simulator's own for every release.
 MODEL_PARTS = ("extend", "abort")
 SESSION_PARTS = tuple(names.SESSION_ENTRIES)
+# Without the function that handles results the engine calls what it calls, one after the other.
+PARTS_TO_DO_WITHOUT = (names.PROCESS.part,)
 
 # The attribute of an exception that names the part that raised it.
 PART_OF_ERROR = "specsim_part"
@@ -46,6 +48,7 @@ class CurrentRun:
     server_args: Any = None
     rows: Any = None
     steps_max: int = 0
+    steps: Any = None  # what the loop does while the release handles a result, by the release's own objects
 
 
 @dataclass(slots=True)
@@ -97,6 +100,7 @@ class HostFunctions:
     retract_takes_server_args: bool = False
     finish_check: str = ""
     resolve: str = ""
+    process: str = ""
     accepted_drafts: str = ""
     histogram: str = ""
     batch_accepted_drafts: str = ""
@@ -135,6 +139,9 @@ class HostFunctions:
     def give_up(self, part: str, why: str) -> None:
         """Do not run a part; sessions need all of theirs, and the rest is needed by everybody."""
         self.parts[part] = SeamPart(part, "not run", why=why)
+        if part in PARTS_TO_DO_WITHOUT:
+            self.process = ""
+            return
         if part not in SESSION_PARTS:
             self.missing.append(f"{part} ({why})")
             return
@@ -194,6 +201,7 @@ class _Lifting:
         self._guard("release", self._memory)
         self._guard("session save", self._sessions)
         self._guard("resolve", self._resolve)
+        self._guard(names.PROCESS.part, self._process)
         self._guard("finish check", self._request)
         self._guard("decode need", self._batch)
         self._methods_of_ducks()
@@ -297,6 +305,8 @@ class _Lifting:
             "is_npu": lambda: False,
             "_is_npu": False,
             "_alloc_paged_token_slots_extend_npu": objects.NotUsed,
+            "BaseSpecWorker": objects.NotUsed,
+            "AbortReq": objects.NotUsed,
             # Of requests that search with beams, of which there are none.
             "num_beam_member_rows": lambda _reqs: 0,
             "beam_retraction_order": lambda order, _reqs: order,
@@ -354,7 +364,16 @@ class _Lifting:
 
     def _release(self) -> None:
         release = self._counted("release", self._lift(names.RELEASE))
-        self._given["release_kv_cache"] = release
+
+        def releasing(req: Any, *arguments: Any, **named: Any) -> None:
+            steps = self._result.current.steps
+            if steps is not None:
+                steps.releasing(req)
+            release(req, *arguments, **named)
+            if steps is not None:
+                steps.released(req)
+
+        self._given["release_kv_cache"] = releasing
         parameters = self._parameters[names.RELEASE]
         at_the_end = {name: value for name, value in names.AT_THE_END.items() if name in parameters}
         self._result.release = partial(release, **at_the_end)
@@ -411,11 +430,35 @@ class _Lifting:
         class_name, _, self._result.resolve = name.partition(".")
         owner = self._duck((path, class_name), objects.ResultProcessorFields)
         self._put(owner, path, class_name, self._result.resolve, "resolve")
+        setattr(owner, self._result.resolve, self._with_steps(getattr(owner, self._result.resolve), after="resolved"))
         self._result.processor_type = owner
         written = {node.attr for node in ast.walk(self._node(names.RESOLVE)) if isinstance(node, ast.Attribute)}
         self._result.batch_accepted_drafts = _first(
             names.RESULT_ACCEPTED_DRAFTS, written, "the batch's accepted drafts"
         )
+
+    def _process(self) -> None:
+        owner = self._result.processor_type
+        path, name = self._place(names.PROCESS)
+        if owner is None or self._place(names.RESOLVE)[0] != path:
+            raise DriftError(f"{name} is not where {names.RESOLVE.part} is")
+        class_name, _, method = name.partition(".")
+        self._put(owner, path, class_name, method, names.PROCESS.part)
+        self._result.process = method
+
+    def _with_steps(self, function: Callable[..., Any], before: str = "", after: str = "") -> Callable[..., Any]:
+        """The function, told to the loop before and after while the release handles a result."""
+        current = self._result.current
+
+        def told(*arguments: Any) -> Any:
+            if before and current.steps is not None:
+                getattr(current.steps, before)(*arguments)
+            answer = function(*arguments)
+            if current.steps is not None:
+                getattr(current.steps, after)(arguments[0] if before else answer)
+            return answer
+
+        return told
 
     def _request(self) -> None:
         result = self._result
@@ -425,6 +468,8 @@ class _Lifting:
         reset = self._place(names.RESET)[1].split(".")[1]
         result.request_type = self._duck(names.REQUEST_CLASS, objects.RequestFields)
         self._put(result.request_type, path, class_name, result.finish_check, "finish check")
+        check = getattr(result.request_type, result.finish_check)
+        setattr(result.request_type, result.finish_check, self._with_steps(check, "appended", "checked"))
         self._put(result.request_type, path, class_name, reset, "reset for retract")
         result.request_fields = _fields_set_by_init(module, class_name)
         result.accepted_drafts = _first(names.REQUEST_ACCEPTED_DRAFTS, result.request_fields, "accepted drafts")
