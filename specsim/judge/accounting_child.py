@@ -1,6 +1,7 @@
 """The accounting tier in the child. Messages:
 
 {"event": "schedule", "index": I}             schedule I comes next; -1 while shrinking
+{"event": "schedule", "index": 0, "features"} the target was made, and draws these
 {"event": "end", "schedules", "events", "findings": [...], "seam": [...], "not_run": [...], "nondeterministic"}
 {"event": "replayed", ...}                    the answer to a replay request
 {"event": "done alone", "finding" | "replay"} the answer to a failure or a shrink request
@@ -74,6 +75,7 @@ def check(request: Request, messages: Messages) -> None:
         return
     from specsim.check.suite import simulate, strategy_of
 
+    messages.send("schedule", index=0, features=sorted(target.features))
     result = simulate(
         target,
         seed=request["seed"],
@@ -105,12 +107,8 @@ def failure(request: Request, messages: Messages) -> None:
     from specsim.check.rules import BY_ID
     from specsim.sim.features import FEATURES
     from specsim.sim.workload import draw_scenario
-    from specsim.targets.sglang.accounting import FEATURES_OF_RELEASES
-    from specsim.targets.spec import PythonTarget, parse_target
 
-    features = FEATURES if request["target"] == "model" else FEATURES_OF_RELEASES
-    if isinstance(parse_target(request["target"]), PythonTarget):
-        features = _simulated(request).features
+    features = FEATURES if request["features"] is None else frozenset(request["features"])
     chooser = _strategy_before(request, messages).chooser(request["index"])
     scenario = draw_scenario(chooser, features)
     rule = BY_ID[request["rule"]]

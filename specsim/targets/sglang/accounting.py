@@ -1,7 +1,8 @@
 """SGLang's own host functions in place of the model's accounting.
 
-Allocation length, preparing, resolving, finish check, release, retraction and sessions are the release's code, run on
-requests and batches of ours over the engine's memory. Rows and slots of a prefill, and asking for an abort, are ours.
+The width of rows, allocation length, preparing, resolving, finish check, release, retraction and sessions are the
+release's code, run on requests and batches of ours over the engine's memory. Rows and slots of a prefill, and asking
+for an abort, are ours.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from specsim.check.checker import RunStopped
 from specsim.explore.chooser import seeded
+from specsim.memory.rows import Rows
 from specsim.memory.sessions import SessionSlot
-from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, Retracted
+from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, ResultSteps, Retracted
 from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine, UnjudgeableError
 from specsim.sim.features import DEVICE_FEATURES
@@ -22,14 +25,21 @@ from specsim.sim.workload import draw_scenario
 from specsim.targets.lift import TextStore
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
+from specsim.targets.sglang.drift import is_of_ours
 from specsim.targets.sglang.guards import read_guards
 from specsim.targets.sglang.host_functions import PART_OF_ERROR, SESSION_PARTS, HostFunctions, lift_host_functions
 from specsim.targets.source import SourceTree
 
 _REHEARSALS = 60
 
-# Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of releases.
-FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"} | {"late results", "tight pool", "timeouts"}
+# Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of every release; some have more. There
+# are no session faults: what a session's history is after them is for a controller that is not lifted.
+FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"} | {
+    "late results",
+    "no limit",
+    "tight pool",
+    "timeouts",
+}
 
 
 class SglangHostTarget:
@@ -40,16 +50,18 @@ class SglangHostTarget:
     `missing` are the parts without which nothing can be simulated, with the reasons; `make` needs it to be empty.
     """
 
-    features = FEATURES_OF_RELEASES
-
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self.name = source.label
         self._functions = lift_host_functions(source, store)
         self._guards = read_guards(source)
+        self.features = FEATURES_OF_RELEASES | self._functions.features()
         if not self._functions.missing:
             self._rehearse()
-        self.parts: list[SeamPart] = list(self._functions.parts.values())
         self.missing = self._functions.missing
+
+    @property
+    def parts(self) -> list[SeamPart]:
+        return self._functions.seam()
 
     def make(self, memory: Memory) -> SglangAccounting:
         """A fresh accounting over the memory of one run."""
@@ -69,16 +81,23 @@ class SglangHostTarget:
         for index in range(_REHEARSALS):
             chooser = seeded(0, "rehearsal", index)
             try:
-                violations = Engine(draw_scenario(chooser, self.features), chooser, self.make).run().violations
-            except UnjudgeableError:
+                Engine(draw_scenario(chooser, self.features), chooser, self.make).run()
+            except AdapterError as error:
+                self._functions.give_up(error.part, error.text)
+            except (UnjudgeableError, HostFunctionError):
                 continue
-            for violation in violations:
-                if violation.rule.id == "X1" and violation.actual.startswith(("AttributeError", "NameError")):
-                    self._functions.give_up(violation.part, violation.actual)
             if self._functions.missing:
                 return
-        for part in self._functions.parts.values():
-            part.calls = 0
+        self._functions.forget()
+
+
+class AdapterError(UnjudgeableError):
+    """The seam function `part` misses something on an object of ours: nothing can be said of the release."""
+
+    def __init__(self, part: str, text: str) -> None:
+        super().__init__(f"{part} is not run: {text}")
+        self.part = part
+        self.text = text
 
 
 class SglangAccounting:
@@ -89,33 +108,41 @@ class SglangAccounting:
         self._memory = memory
         config = memory.config
         self._server_args = objects.server_args(config, functions.server_defaults)
-        self._pool = objects.RowPool(memory.rows)
-        self._slots = objects.SlotAllocator(memory.allocator)
-        self._processor = functions.processor_type(config)
         self._handles: dict[str, objects.StreamingHandle] = {}
+        beyond_context = self._call("row width", functions.row_width, self._server_args)
+        memory.rows = Rows(config.rows, config.context_len + names.CONTEXT_UNUSED + beyond_context)
+        self._pool = objects.RowPool(memory.rows, functions.row)
+        self._slots = functions.allocator_type(memory.allocator)
         self._memory_fields = {
             "req_to_token_pool": self._pool,
             "token_to_kv_pool_allocator": self._slots,
             "page_size": config.page_size,
         }
-        self._tree = self._call("release", functions.tree_type, SimpleNamespace(**self._memory_fields))
-        self._shared = {**objects.batch_fields(config), **self._memory_fields, "tree_cache": self._tree}
+        self._tree = self._call("release", functions.make_tree, SimpleNamespace(**self._memory_fields))
+        self._processor = functions.processor_type(
+            config, {**self._memory_fields, "tree_cache": self._tree}, self._server_args
+        )
+        if functions.process:
+            self.take_decode_result = self._take_decode_result
+        self._sessions: Any = None
+        if functions.tree_has_sessions and functions.session_type is not None:
+            self._tree.session = self._sessions = functions.session_type(self._tree)
+        self._shared = {
+            **objects.batch_fields(config),
+            **self._memory_fields,
+            "tree_cache": self._tree,
+            "row_field": functions.row,
+        }
 
     def refuses(self, config: EngineConfig) -> str:
         """Why the release does not run these functions in the configuration."""
         batch = self._batch([])
         if not self._call("decode need", lambda: getattr(batch, "is_spec_v2", True)):
             return "without overlap the release uses other workers, whose host functions are not simulated"
-        if config.page_size > 1 and config.topk > 1:
-            return "trees are simulated with pages of one token only"
         if config.radix:
             return "the radix cache of releases is not simulated"
-        if config.chunk_size:
-            return "chunked prefill of releases is not simulated"
         if config.window:
             return "sliding windows of releases are not simulated"
-        if config.adaptive:
-            return "releases are simulated with steps of one length"
         return ""
 
     def match_prefix(self, request: Request, key_len: int) -> int:
@@ -125,36 +152,58 @@ class SglangAccounting:
         raise UnjudgeableError("the radix cache of releases is not simulated")
 
     def drop(self, request: Request) -> None:
-        raise UnjudgeableError("chunked prefill of releases is not simulated")
+        req = request.state_of_accounting
+        req.finished_reason = self._functions.abort_type()
+        self._call("release", self._functions.drop, req, self._tree)
 
     def retract_all(self, batch: list[Request]) -> None:
-        raise UnjudgeableError("pauses of releases are not simulated")
+        self._call("retract", self._retract_all, [request.state_of_accounting for request in batch])
+
+    def _retract_all(self, reqs: list[Any]) -> None:
+        self._functions.retract_all(
+            reqs=reqs,
+            server_args=self._server_args,
+            req_to_token_pool=self._pool,
+            token_to_kv_pool_allocator=self._slots,
+            tree_cache=self._tree,
+            hisparse_coordinator=None,
+        )
 
     def arrive(self, request: Request) -> None:
         session = request.turn.session
         if session and session not in self._handles:
             self._open_session(session)
         handle = self._handles[session] if session else None
-        fields = self._functions.request_fields
-        request.state_of_accounting = self._functions.request_type(request, fields, handle)
+        functions = self._functions
+        req = functions.request_type(request, functions.request_fields, handle)
+        if isinstance(getattr(req, "kv", None), objects.Unknown):
+            req.kv = functions.record_type()
+        request.state_of_accounting = req
 
     def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
         """As `prepare_for_extend` and what it calls do for one request."""
-        req = request.state_of_accounting
+        req, functions = request.state_of_accounting, self._functions
         rows = self._memory.rows
-        if req.req_pool_idx is None:
-            req.req_pool_idx = rows.alloc()
-        last_slot = rows.read(req.req_pool_idx, prefix_len - 1, prefix_len)[0] if prefix_len else 0
-        rows.write(req.req_pool_idx, prefix_len, self._memory.allocator.extend(prefix_len, fill_len, last_slot))
-        req.kv_committed_len = req.kv_allocated_len = fill_len
+        if functions.record_type is not None and req.kv is None:
+            req.kv = functions.record_type()
+        row = functions.row.read(req)
+        if row is None:
+            row = rows.alloc()
+            functions.row.write(req, row)
+        last_slot = rows.read(row, prefix_len - 1, prefix_len)[0] if prefix_len else 0
+        rows.write(row, prefix_len, self._memory.allocator.extend(prefix_len, fill_len, last_slot))
+        functions.committed.write(req, fill_len)
+        functions.allocated.write(req, fill_len)
         req.extend_batch_idx += 1
-        req.already_computed = req.fill_len = fill_len
-        for name in self._functions.fill_ids:
+        req.already_computed = req.fill_len = req.extend_end = fill_len
+        for name in functions.fill_ids:
             setattr(req, name, req.origin_input_ids + req.output_ids)
         req.is_retracted = False
+        if functions.tree_has_sessions:
+            self._call("session save", getattr(self._tree, names.SESSION_TAKER), req)
 
     def prepare(self, batch: list[Request]) -> None:
-        self._call("prepare", self._functions.prepare, SimpleNamespace(), self._batch(batch))
+        self._call("prepare", self._functions.prepare, self._batch(batch))
 
     def resolve(self, result: DecodeResult, batch: list[Request]) -> list[list[int]]:
         fields = objects.result_fields(result.next_token_ids, result.accept_lens, result.stride)
@@ -162,6 +211,33 @@ class SglangAccounting:
         runs: list[list[int]] = self._call("resolve", resolve, fields, self._batch(batch))
         result.accepted_drafts = getattr(fields, self._functions.batch_accepted_drafts)
         return runs
+
+    def _take_decode_result(self, result: DecodeResult, batch: list[Request], steps: ResultSteps) -> None:
+        """The release's function for all of it."""
+        fields = objects.result_fields(result.next_token_ids, result.accept_lens, result.stride)
+        current = self._functions.current
+
+        def resolved(runs: list[list[int]]) -> None:
+            result.accepted_drafts = getattr(fields, self._functions.batch_accepted_drafts)
+            steps.resolved(runs)
+
+        def appended(req: Any, _new_tokens: int) -> None:
+            if req.output_ids is not req.seen_by_loop.outputs:
+                req.seen_by_loop.outputs[:] = req.output_ids
+            steps.appended(req.seen_by_loop)
+
+        current.steps = SimpleNamespace(
+            resolved=resolved,
+            appended=appended,
+            checked=lambda req: steps.checked(req.seen_by_loop),
+            releasing=lambda req: steps.releasing(req.seen_by_loop),
+            released=lambda req: steps.released(req.seen_by_loop),
+        )
+        self._slots.steps = steps
+        try:
+            self._call("result handling", getattr(self._processor, self._functions.process), self._batch(batch), fields)
+        finally:
+            current.steps = self._slots.steps = None
 
     def append(self, request: Request, run: list[int]) -> None:
         req = request.state_of_accounting
@@ -184,7 +260,8 @@ class SglangAccounting:
 
     def retract(self, batch: list[Request]) -> Retracted:
         fields = self._batch(batch)
-        retracted, _ratio, aborted = self._call("retract", fields.retract_decode, self._server_args)
+        arguments = (self._server_args,) if self._functions.retract_takes_server_args else ()
+        retracted, _ratio, aborted = self._call("retract", fields.retract_decode, *arguments)
         return Retracted(*([req.seen_by_loop for req in reqs] for reqs in (fields.reqs, retracted, aborted)))
 
     def abort(self, request: Request) -> None:
@@ -193,7 +270,8 @@ class SglangAccounting:
     def session_match(self, request: Request, key_len: int) -> int:
         req = request.state_of_accounting
         self._call("session match", req.init_next_round_input, self._tree)
-        return len(req.prefix_indices)
+        prefix = getattr(req, self._functions.prefix)
+        return prefix if isinstance(prefix, int) else len(prefix)
 
     def session_close(self, session: str) -> None:
         if self._handles.pop(session, None) is not None:
@@ -202,18 +280,20 @@ class SglangAccounting:
     def session_slot(self, session: str) -> SessionSlot | None:
         if session not in self._handles:
             return None
-        slot = self._tree.slots.get(session)
-        if slot is None or slot.req_pool_idx is None:
+        functions = self._functions
+        slot = self._sessions.slots.get(session)
+        row = functions.row.read(slot) if slot is not None else None
+        if row is None:
             return None
-        return SessionSlot(slot.req_pool_idx, slot.kv_committed_len, slot.kv_allocated_len)
+        return SessionSlot(row, functions.committed.read(slot), functions.allocated.read(slot))
 
     def observe(self, request: Request) -> Observed:
         """The one place where the fields of a release are read."""
         req, functions = request.state_of_accounting, self._functions
         return Observed(
-            req.req_pool_idx,
-            req.kv_committed_len,
-            req.kv_allocated_len,
+            functions.row.read(req),
+            functions.committed.read(req) or 0,
+            functions.allocated.read(req) or 0,
             len(req.output_ids),
             req.finished_reason is not None,
             req.finished_len,
@@ -225,7 +305,9 @@ class SglangAccounting:
 
     def restore(self, request: Request, observed: Observed) -> None:
         req, functions = request.state_of_accounting, self._functions
-        req.kv_committed_len, req.kv_allocated_len = observed.committed, observed.allocated
+        functions.committed.write(req, observed.committed)
+        if functions.allocated.read(req) is not None:
+            functions.allocated.write(req, observed.allocated)
         req.spec_verify_ct = observed.verify_count
         setattr(req, functions.accepted_drafts, observed.accepted_drafts)
         setattr(req, functions.histogram, list(observed.histogram))
@@ -237,23 +319,33 @@ class SglangAccounting:
     def _open_session(self, session: str) -> None:
         if self._functions.session_type is None:
             raise UnjudgeableError(f"session save is not run: {self._functions.parts['session save'].why}")
-        if not self._handles and not hasattr(self._tree, "slots"):
-            self._tree = self._call("session save", self._functions.session_type, self._tree)
-            self._shared["tree_cache"] = self._tree
+        if self._sessions is None:
+            self._tree = self._sessions = self._call("session save", self._functions.session_type, self._tree)
+            self._shared["tree_cache"] = self._processor.tree_cache = self._tree
         self._handles[session] = objects.StreamingHandle(session)
 
     def _enter(self) -> None:
-        """Give the lifted functions this run's configuration and rows."""
-        self._functions.current.server_args, self._functions.current.rows = self._server_args, self._memory.rows
+        """Give the lifted functions this run's configuration and rows. The worker sets the options of the next step
+        when it changes the number of steps.
+        """
+        current, args, steps = self._functions.current, self._server_args, self._memory.next_steps
+        if steps:
+            args.speculative_num_steps, args.speculative_num_draft_tokens = steps, steps + 1
+        current.server_args, current.rows, current.steps_max = args, self._memory.rows, self._memory.config.num_steps
 
     def _call(self, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call into the release. What it raises is reported with the seam function and the line of the source."""
         self._enter()
         try:
             return function(*arguments)
+        except RunStopped:
+            raise
         except Exception as error:
             inner: str = getattr(error, PART_OF_ERROR, part)
-            raise HostFunctionError(inner, f"{type(error).__name__}: {error}{_place(error)}") from error
+            text = f"{type(error).__name__}: {error}{_place(error)}"
+            if is_of_ours(error, self._functions.declares):
+                raise AdapterError(inner, text) from error
+            raise HostFunctionError(inner, text) from error
 
 
 def _place(error: Exception) -> str:
