@@ -18,6 +18,7 @@ from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
     from specsim.ops.provider import Provider
+    from specsim.targets.probe import Probe
 
 # The provider of the built-in model: module and the function that makes it. By name, because kernels imports triton.
 MODEL_PROVIDER = ("specsim.kernels", "provider")
@@ -53,6 +54,16 @@ def load_accounting(target: Target, cache: Cache) -> AccountingTarget | NotRun:
 
     host = SglangHostTarget(open_source(target, cache), cache)
     return NotRun("accounting", f"it needs {', '.join(host.missing)}") if host.missing else host
+
+
+def load_probes(target: Target, cache: Cache) -> tuple[list[Probe], list[NotRun]]:
+    """The probes of a target's worker functions, and those that are not run; none for what is no engine."""
+    if not isinstance(target, ReleaseTarget | CheckoutTarget):
+        return [], []
+    from specsim.targets.sglang.probes import probes_of
+    from specsim.targets.source import open_source
+
+    return probes_of(open_source(target, cache), cache)
 
 
 _REMEDY = "name a mapping of operations to functions, in a module that the current folder or the environment has"

@@ -24,6 +24,7 @@ from specsim.explore.chooser import Chooser, between
 from specsim.targets.lift import DriftError, LiftedFunction, Lifter, ParsedModule, class_functions, find_function
 from specsim.targets.probe import Broken, Probe, Shown
 from specsim.targets.sglang.guards import Guards
+from specsim.targets.sglang.stand_ins import Needed, SilentLogger, nothing
 from specsim.verdict import NotRun
 
 WORKER_FILE = "srt/speculative/multi_layer_eagle_worker_v2.py"
@@ -215,9 +216,6 @@ def _given(current: _Current) -> dict[str, Any]:
         values, indices = torch.topk(probs, topk, dim=dim)
         return values, indices
 
-    def nothing(*_arguments: Any, **_named: Any) -> None:
-        return None
-
     return {
         "torch": torch,
         "ForwardBatch": SimpleNamespace(
@@ -237,8 +235,8 @@ def _given(current: _Current) -> dict[str, Any]:
         "maybe_detect_nan": nothing,
         "maybe_detect_inf": nothing,
         "maybe_detect_oob": nothing,
-        "require_gathered_buffer": lambda: True,
-        "logger": SimpleNamespace(warning_once=nothing, warning=nothing, info=nothing, debug=nothing),
+        "require_gathered_buffer": lambda *_arguments: True,
+        "logger": SilentLogger(),
         # The device that the lifted code takes this machine for.
         "_is_npu": False,
         "_is_cpu": False,
@@ -246,49 +244,7 @@ def _given(current: _Current) -> dict[str, Any]:
     }
 
 
-class _Needed(Mapping[str, Any]):
-    """What is given; a name that is not is one that the stand-ins do not know."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = given
-
-    def __contains__(self, _name: object) -> bool:
-        return True
-
-    def __getitem__(self, name: str) -> Any:
-        return self._given[name] if name in self._given else _Unknown(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._given)
-
-    def __len__(self) -> int:
-        return len(self._given)
-
-
-class UnknownNameError(Exception):
-    """The lifted function uses a name of its release that the stand-ins do not have."""
-
-
-class _Unknown:
-    """A name that was not given: harmless until it is used."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        raise UnknownNameError(f"it uses {self._name}.{attribute}, which the stand-ins do not have")
-
-    def __call__(self, *_arguments: Any, **_named: Any) -> Any:
-        raise UnknownNameError(f"it calls {self._name}, which the stand-ins do not have")
-
-    def __bool__(self) -> bool:
-        raise UnknownNameError(f"it asks for {self._name}, which the stand-ins do not have")
-
-
 def _worker(case: _Case, methods: Mapping[str, Any]) -> SimpleNamespace:
-    def nothing(*_arguments: Any, **_named: Any) -> None:
-        return None
-
     worker = SimpleNamespace(
         draft_runner_list=case.runners,
         speculative_num_steps=case.num_steps,
@@ -330,7 +286,7 @@ class _Lifted:
 
 def _lift(lifter: Lifter, function: str) -> tuple[LiftedFunction, _Lifted]:
     current = _Current()
-    given = _Needed(_given(current))
+    given = Needed(_given(current))
     lifted = lifter.lift_method(WORKER_FILE, f"{WORKER_CLASS}.{function}", given)
     of_class = class_functions(lifter.module(WORKER_FILE), WORKER_CLASS)
     methods = {
