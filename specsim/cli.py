@@ -19,7 +19,8 @@ from specsim.explore.seeds import parse_seed
 if TYPE_CHECKING:
     from specsim.judge.accounting import AccountingRequest
     from specsim.judge.ops import OpsRequest
-    from specsim.replay_file import OpReplay, ScheduleReplay
+    from specsim.judge.workers import WorkersRequest
+    from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
     from specsim.verdict import Finding, Suite, Verdict
 
 app = typer.Typer(
@@ -33,7 +34,7 @@ app = typer.Typer(
     "Checking a TARGET runs its code: check what you trust.",
 )
 
-TIERS = ("ops", "accounting")
+TIERS = ("ops", "accounting", "workers")
 DEFAULT_CASES = 100
 DEFAULT_SCHEDULES = 400
 SHRINK_ATTEMPTS = 5000
@@ -66,7 +67,9 @@ def check(
     target: Annotated[
         str, typer.Argument(help="model | sglang==VERSION | sglang@PATH[#REV] | module:object")
     ] = "model",
-    only: Annotated[str | None, typer.Option(metavar="TIER", help="Run one tier only: ops or accounting.")] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="TIER", help="Run one tier only: ops, accounting or workers.")
+    ] = None,
     budget_seconds: Annotated[float, typer.Option(min=1.0, help="Time budget of the whole check.")] = 60.0,
     seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
     cases: Annotated[int, typer.Option(min=1, help="Cases per implementation, as far as time goes.")] = DEFAULT_CASES,
@@ -84,9 +87,10 @@ def check(
     """Judge a target: every suite within the budget, a verdict table, one finding per defect."""
     from specsim.judge.accounting import AccountingRequest, run_accounting_suite
     from specsim.judge.ops import OpsRequest, run_ops_suite
+    from specsim.judge.workers import WorkersRequest, run_workers_suite
     from specsim.report.terminal import live_progress, print_verdict
     from specsim.targets.cache import open_cache
-    from specsim.targets.spec import ReleaseTarget, parse_target
+    from specsim.targets.spec import CheckoutTarget, ReleaseTarget, parse_target
     from specsim.verdict import Verdict, write_json
 
     _one_of("--only", only, TIERS)
@@ -116,12 +120,23 @@ def check(
                 cache=cache.folder,
                 seed=seed_number,
                 cases=cases,
-                seconds=budget_seconds * (0.6 if only is None else 1.0),
+                seconds=budget_seconds * (0.5 if only is None else 1.0),
                 hang_seconds=hang_seconds,
                 device=device,
                 out=out,
             )
             _add(verdict, *run_ops_suite(ops, progress))
+        if only == "workers" or (only is None and isinstance(parsed, ReleaseTarget | CheckoutTarget)):
+            workers = WorkersRequest(
+                target=parsed.text,
+                cache=cache.folder,
+                seed=seed_number,
+                cases=cases,
+                seconds=budget_seconds * (0.2 if only is None else 1.0),
+                hang_seconds=hang_seconds,
+                out=out,
+            )
+            _add(verdict, *run_workers_suite(workers, progress))
         if only in (None, "accounting"):
             accounting = AccountingRequest(
                 target=parsed.text,
@@ -189,7 +204,8 @@ def replay(
     from specsim import replay_file
     from specsim.judge.accounting import replay_schedule, replay_schedule_twice
     from specsim.judge.ops import replay_ops, replay_ops_twice
-    from specsim.report.terminal import print_replay, print_schedule_replay
+    from specsim.judge.workers import replay_case, replay_case_twice
+    from specsim.report.terminal import print_replay, print_schedule_replay, print_worker_replay
     from specsim.targets.spec import parse_target
 
     _one_of("--device", device, ("auto", "cpu", "cuda"))
@@ -199,6 +215,10 @@ def replay(
         request = _ops_request(stored, text, device, hang_seconds, cache_dir, Path())
         case = replay_ops_twice(request, file) if verify else replay_ops(request, file)
         raise typer.Exit(print_replay(stored, text, case, verified=verify))
+    if isinstance(stored, replay_file.WorkerReplay):
+        workers = _workers_request(stored, text, hang_seconds, cache_dir, Path())
+        seen = replay_case_twice(workers, file) if verify else replay_case(workers, file)
+        raise typer.Exit(print_worker_replay(stored, text, seen, verified=verify))
     schedule = _schedule_request(stored, text, hang_seconds, cache_dir, Path())
     answer = replay_schedule_twice(schedule, file) if verify else replay_schedule(schedule, file)
     raise typer.Exit(print_schedule_replay(stored, text, answer, verified=verify))
@@ -234,12 +254,16 @@ def shrink(
     from specsim import replay_file
     from specsim.judge.accounting import shrink_schedule
     from specsim.judge.ops import shrink_ops
+    from specsim.judge.workers import shrink_case
 
     _require_folder("--out", out)
     stored = replay_file.load(file)
     if isinstance(stored, replay_file.OpReplay):
         request = _ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
         answer, unit = shrink_ops(request, file, attempts), "input elements"
+    elif isinstance(stored, replay_file.WorkerReplay):
+        workers = _workers_request(stored, stored.target, hang_seconds, cache_dir, out)
+        answer, unit = shrink_case(workers, file, attempts), "characters of the case"
     else:
         schedule = _schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
         answer, unit = shrink_schedule(schedule, file, attempts), "events"
@@ -281,6 +305,23 @@ def _schedule_request(
         hang_seconds=hang_seconds,
         out=out,
         mutant=stored.mutant if target == stored.target else "",
+    )
+
+
+def _workers_request(
+    stored: WorkerReplay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path
+) -> WorkersRequest:
+    from specsim.judge.workers import WorkersRequest
+    from specsim.targets.cache import open_cache
+
+    return WorkersRequest(
+        target=target,
+        cache=open_cache(cache_dir).folder,
+        seed=stored.seed,
+        cases=1,
+        seconds=hang_seconds,
+        hang_seconds=hang_seconds,
+        out=out,
     )
 
 

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from specsim import replay_file
-from specsim.replay_file import OpReplay, ScheduleReplay
-from specsim.verdict import Finding, Suite, Verdict
+from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
+from specsim.verdict import Finding, Judged, Suite, Verdict
 
 NO_LONGER_APPLIES = 2  # exit code of a replay file whose schedule is not there any more: nothing could be judged
 WIDTH_WITHOUT_TERMINAL = 200
@@ -64,7 +64,7 @@ def print_verdict(verdict: Verdict) -> None:
     wrong = [finding.signature for finding in verdict.findings]
     for suite in verdict.suites:
         for judged in suite.judged:
-            found = f"{suite.name}:{judged.op}:{judged.subject}" in wrong
+            found = any(_is_of(signature, suite.name, judged) for signature in wrong)
             result = "[red]finding[/]" if found else "[green]ok[/]"
             name = judged.subject.partition(":")[2]
             table.add_row(
@@ -87,6 +87,13 @@ def print_verdict(verdict: Verdict) -> None:
         _print_not_run(console, suite)
     style = {"pass": "bold green", "fail": "bold red", "error": "bold yellow"}[verdict.verdict]
     console.print(f"[{style}]{verdict.verdict}[/]: {_summary(verdict)}")
+
+
+def _is_of(signature: str, suite: str, judged: Judged) -> bool:
+    """Whether a finding is one of an implementation or, in the workers tier, of a probe, which may break many rules."""
+    if suite == "workers":
+        return signature.startswith(f"{suite}:{judged.op}:")
+    return signature == f"{suite}:{judged.op}:{judged.subject}"
 
 
 def _summary(verdict: Verdict) -> str:
@@ -124,7 +131,7 @@ def _hit_by(verdict: Verdict, finding: Finding) -> str:
         judged.cases
         for suite in verdict.suites
         for judged in suite.judged
-        if f"{suite.name}:{judged.op}:{judged.subject}" == finding.signature
+        if _is_of(finding.signature, suite.name, judged)
     )
     return f"{finding.count} of {cases} generated cases"
 
@@ -218,6 +225,42 @@ def _replay_verdict(console: Console, stored: OpReplay, target: str, answer: dic
         console.print("[bold red]reproduced[/]; the code has changed since it was found, so the digest is another")
         return 1
     console.print(f"[bold yellow]nondeterministic[/]: digest {answer['digest'][:16]}, was {stored.digest[:16]}")
+    return 3
+
+
+def print_worker_replay(stored: WorkerReplay, target: str, answer: dict[str, Any], verified: bool = False) -> int:
+    """What a case of the workers tier showed; returns the exit code."""
+    console = _console()
+    console.print(f"[bold]{escape(stored.rule)}[/], {escape(stored.probe)} of {escape(target)}")
+    console.print(f"   found on   {escape(stored.target)}: {escape(stored.title)}", soft_wrap=True)
+    console.print(f"   where      {escape(answer['where'] or 'unknown')}", soft_wrap=True)
+    for name in ("case", "seen"):
+        for key, value in answer.get(name, {}).items():
+            console.print(f"   {name:<10} {escape(key)} = {escape(str(value))}", soft_wrap=True)
+    for broken in answer["broken"]:
+        console.print(f"   [bold red]{broken['rule']}[/]         {escape(broken['what'])}", soft_wrap=True)
+        console.print(f"   {'':<10} expected {escape(broken['expected'])}, seen {escape(broken['actual'])}")
+        for line in broken["details"]:
+            console.print(f"   {'':<10} {escape(line)}", soft_wrap=True)
+    if verified:
+        _print_verified(console, "the case and what was recorded are")
+    shown = any(broken["rule"] == stored.rule for broken in answer["broken"])
+    if not shown and not answer["same_case"]:
+        console.print("[bold yellow]no longer applies[/]: its tape stands for another case now")
+        return NO_LONGER_APPLIES
+    if not shown:
+        console.print(f"[bold green]not reproduced[/] on {escape(target)}")
+        return 0
+    if target != stored.target:
+        console.print(f"[bold red]reproduced[/] on {escape(target)}")
+        return 1
+    if answer["digest"] == stored.digest:
+        console.print("[bold red]reproduced[/], bit for bit")
+        return 1
+    if not (answer["same_source"] and answer["same_case"]):
+        console.print("[bold red]reproduced[/]; the code has changed since it was found, so the digest is another")
+        return 1
+    console.print(f"[bold yellow]nondeterministic[/]: digest {answer['digest']}, was {stored.digest}")
     return 3
 
 

@@ -59,7 +59,7 @@ def load_accounting(target: Target, cache: Cache) -> AccountingTarget | NotRun:
 def load_probes(target: Target, cache: Cache) -> tuple[list[Probe], list[NotRun]]:
     """The probes of a target's worker functions, and those that are not run; none for what is no engine."""
     if not isinstance(target, ReleaseTarget | CheckoutTarget):
-        return [], []
+        return [], [NotRun("workers", "only releases and checkouts of an engine have worker functions")]
     from specsim.targets.sglang.probes import probes_of
     from specsim.targets.source import open_source
 

@@ -58,6 +58,7 @@ class Probe:
     `name`         the same for the same function of every release
     `function`     its name in this target, `where` FILE:LINE and `source_hash` the hash of its body
     `reach`        who reaches what it does
+    `draw`         makes the choices of a case alone, the same as `run`
     `run`          makes a case from choices, and runs it
     """
 
@@ -66,6 +67,7 @@ class Probe:
     where: str
     source_hash: str
     reach: str
+    draw: Callable[[Chooser], object]
     run: Callable[[Chooser], Shown]
 
 

@@ -359,5 +359,6 @@ def multi_layer_probes(lifter: Lifter, guards: Guards) -> Iterator[Probe | NotRu
         except DriftError as error:
             yield NotRun(name, str(error))
             continue
+        draw = partial(_Case, source=runnable.source, decode=name == DECODE)
         run = partial(_run, runnable, name == DECODE)
-        yield Probe(name, lifted.name, lifted.where, lifted.body_hash, reach, run)
+        yield Probe(name, lifted.name, lifted.where, lifted.body_hash, reach, draw, run)

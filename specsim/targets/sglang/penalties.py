@@ -439,7 +439,7 @@ def _lift_feed(release: _Release) -> tuple[LiftedFunction, Any]:
     lifter = release.lifter
     path, name = _find(lifter, _PREPARE)
     prepare = find_function(lifter.module(path), name)
-    called = {node.func.attr for node in ast.walk(prepare) if _is_method_call(node)}
+    called = {node.attr for node in ast.walk(prepare) if isinstance(node, ast.Attribute)}
     if _FEEDER in called:
         lifted = lifter.lift_method(_SCHEDULE_BATCH, f"ScheduleBatch.{_FEEDER}", Needed(release.given))
         return lifted, lifted.value
@@ -462,10 +462,6 @@ def _lift_feed(release: _Release) -> tuple[LiftedFunction, Any]:
         lifted.value(Fields(), batch)
 
     return lifted, feed
-
-
-def _is_method_call(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
 
 
 def _remake(lifter: Lifter) -> tuple[str, str]:
@@ -491,14 +487,17 @@ def penalty_probes(lifter: Lifter, guards: Guards) -> Iterator[Probe | NotRun]:
     try:
         sample = _lift_sample(release, walked)
         run = partial(_verification, release, sample.value, walked)
-        yield Probe(VERIFICATION, sample.name, sample.where, sample.body_hash, reach, run)
+        yield Probe(VERIFICATION, sample.name, sample.where, sample.body_hash, reach, _draw_trees, run)
     except DriftError as error:
         yield NotRun(VERIFICATION, str(error))
     try:
         lifted, feed = _lift_feed(release)
-        yield Probe(FEED, lifted.name, lifted.where, lifted.body_hash, reach, partial(_feed, release, feed))
+        draw = partial(_draw_steps, retraction=False)
+        run = partial(_feed, release, feed)
+        yield Probe(FEED, lifted.name, lifted.where, lifted.body_hash, reach, draw, run)
         where, source_hash = _remake(lifter)
         run = partial(_retraction, release, feed, where, source_hash)
-        yield Probe(RETRACTION, "ScheduleBatch.prepare_for_extend", where, source_hash, reach, run)
+        draw = partial(_draw_steps, retraction=True)
+        yield Probe(RETRACTION, "ScheduleBatch.prepare_for_extend", where, source_hash, reach, draw, run)
     except DriftError as error:
         yield from (NotRun(name, str(error)) for name in (FEED, RETRACTION))

@@ -69,6 +69,9 @@ class Fields:
             raise AttributeError(name)
         return None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__[name] = value
+
 
 class SwitchedOff:
     """A configuration in which every switch is off: false, and so is each part of it."""
