@@ -251,11 +251,21 @@ def test_what_our_objects_do_not_have_is_not_run_and_no_finding(
 ) -> None:
     source = release(NEWEST)
     path, function = place_of(target(NEWEST), "finish check", source)
-    body = "self.a_field_of_a_later_release.touch()"
-    edited = SglangHostTarget(replace_body(source, path, function, body), wheel_cache)
-    (why,) = edited.missing
-    assert why.startswith("finish check (AttributeError: ")
-    assert "a_field_of_a_later_release" in why
+    made = replace_body(source, path, function, "self.a_field_of_a_later_release.touch()")
+    elsewhere = "srt/managers/elsewhere.py"
+    declared = MadeUpSource({elsewhere: "def enter(req):\n    req.a_field_of_a_later_release = Field()\n"}, base=made)
+    (why,) = SglangHostTarget(declared, wheel_cache).missing
+    assert why.startswith("finish check (StandInError: our Req has no a_field_of_a_later_release at srt/managers/")
+
+
+def test_an_attribute_that_nothing_in_the_release_defines_is_a_finding(
+    release: Release, target: Targets, wheel_cache: Cache
+) -> None:
+    source = release(NEWEST)
+    path, function = place_of(target(NEWEST), "finish check", source)
+    edited = SglangHostTarget(replace_body(source, path, function, "self.a_mistyped_field.touch()"), wheel_cache)
+    assert edited.missing == []
+    assert {v for v in findings(edited, 20) if ":X1:" in v} == {"accounting:X1:finish check"}
 
 
 @pytest.mark.parametrize("part", REAL)

@@ -220,6 +220,8 @@ class Lifter:
         self._shims = dict(shims)
         self._parsed: dict[str, ParsedModule] = {}
         self._loaded: dict[tuple[str, frozenset[str]], dict[str, Any]] = {}
+        self._host_values: dict[tuple[int, str, str], Any] = {}
+        self.attributes: set[str] = set()  # that host functions which were lifted use of anything
 
     def module(self, path: str) -> ParsedModule:
         if path not in self._parsed:
@@ -279,7 +281,7 @@ class Lifter:
         methods: dict[str, list[ast.stmt]] = {}
         todo: list[str] = []
         for name, nodes in wanted.items():
-            prepared = [_prepare_for_host(module, node, inner) for node in nodes]
+            prepared = [self._prepared(module, node, inner) for node in nodes]
             todo += [needed for node in prepared for needed in _names_needed(node)]
             if "." in name:
                 methods[name] = prepared
@@ -295,7 +297,7 @@ class Lifter:
                 namespace[name] = given[name]
             elif name in module.definitions:
                 for statement in module.definitions[name]:
-                    prepared_statement = _prepare_for_host(module, statement, inner)
+                    prepared_statement = self._prepared(module, statement, inner)
                     kept[statement.lineno] = prepared_statement
                     todo += _names_needed(prepared_statement)
             else:
@@ -313,6 +315,11 @@ class Lifter:
             values[name] = scope[name.split(".")[-1]]
         return values
 
+    def _prepared(self, module: ParsedModule, node: ast.stmt, inner: dict[str, tuple[str, str]]) -> ast.stmt:
+        prepared = _prepare_for_host(module, node, inner)
+        self.attributes.update(child.attr for child in ast.walk(prepared) if isinstance(child, ast.Attribute))
+        return prepared
+
     def _origin(self, module: ParsedModule, name: str, inner: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
         """Where a name comes from that a module uses and does not define: module and name. `inner` are the imports
         inside functions.
@@ -329,8 +336,13 @@ class Lifter:
         """The value of the module-level name `name` of another file of the release."""
         if name in given:
             return given[name]
-        module = self.module(path)
-        return self._host_namespace(module, {name: module.definitions[name]}, given, trail)[name]
+        # What is given only grows, so that its size tells one state of it from another.
+        key = (len(given), path, name)
+        if key not in self._host_values:
+            module = self.module(path)
+            wanted = {name: module.definitions[name]}
+            self._host_values[key] = self._host_namespace(module, wanted, given, trail)[name]
+        return self._host_values[key]
 
     def namespace(self, path: str, wanted: frozenset[str], trail: tuple[str, ...] = ()) -> dict[str, Any]:
         """Execute the slice of `path` that defines `wanted`, and return its globals."""
@@ -500,12 +512,12 @@ def _find_definitions(module: ParsedModule, name: str) -> list[ast.stmt]:
     if not nodes:
         raise DriftError(f"not found: {name} in {module.path}")
     for node in nodes:
-        if isinstance(node, ast.FunctionDef) and _is_emptied(node):
+        if isinstance(node, ast.FunctionDef) and is_emptied(node):
             raise DriftError(f"has no body: {name} in {module.path}:{node.lineno}")
     return nodes
 
 
-def _is_emptied(function: ast.FunctionDef) -> bool:
+def is_emptied(function: ast.FunctionDef) -> bool:
     """Whether nothing is left of a function but `pass`, `...` and text."""
     return all(
         isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))

@@ -22,6 +22,7 @@ from specsim.sim.workload import draw_scenario
 from specsim.targets.lift import TextStore
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
+from specsim.targets.sglang.drift import is_of_ours
 from specsim.targets.sglang.guards import read_guards
 from specsim.targets.sglang.host_functions import PART_OF_ERROR, SESSION_PARTS, HostFunctions, lift_host_functions
 from specsim.targets.source import SourceTree
@@ -69,16 +70,24 @@ class SglangHostTarget:
         for index in range(_REHEARSALS):
             chooser = seeded(0, "rehearsal", index)
             try:
-                violations = Engine(draw_scenario(chooser, self.features), chooser, self.make).run().violations
+                Engine(draw_scenario(chooser, self.features), chooser, self.make).run()
+            except AdapterError as error:
+                self._functions.give_up(error.part, error.text)
             except UnjudgeableError:
                 continue
-            for violation in violations:
-                if violation.rule.id == "X1" and violation.actual.startswith(("AttributeError", "NameError")):
-                    self._functions.give_up(violation.part, violation.actual)
             if self._functions.missing:
                 return
         for part in self._functions.parts.values():
             part.calls = 0
+
+
+class AdapterError(UnjudgeableError):
+    """The seam function `part` misses something on an object of ours: nothing can be said of the release."""
+
+    def __init__(self, part: str, text: str) -> None:
+        super().__init__(f"{part} is not run: {text}")
+        self.part = part
+        self.text = text
 
 
 class SglangAccounting:
@@ -89,8 +98,8 @@ class SglangAccounting:
         self._memory = memory
         config = memory.config
         self._server_args = objects.server_args(config, functions.server_defaults)
-        self._pool = objects.RowPool(memory.rows)
-        self._slots = objects.SlotAllocator(memory.allocator)
+        self._pool = objects.RowPool(memory.rows, functions.row)
+        self._slots = functions.allocator_type(memory.allocator)
         self._processor = functions.processor_type(config)
         self._handles: dict[str, objects.StreamingHandle] = {}
         self._memory_fields = {
@@ -98,8 +107,16 @@ class SglangAccounting:
             "token_to_kv_pool_allocator": self._slots,
             "page_size": config.page_size,
         }
-        self._tree = self._call("release", functions.tree_type, SimpleNamespace(**self._memory_fields))
-        self._shared = {**objects.batch_fields(config), **self._memory_fields, "tree_cache": self._tree}
+        self._tree = self._call("release", functions.make_tree, SimpleNamespace(**self._memory_fields))
+        self._sessions: Any = None
+        if functions.tree_has_sessions and functions.session_type is not None:
+            self._tree.session = self._sessions = functions.session_type(self._tree)
+        self._shared = {
+            **objects.batch_fields(config),
+            **self._memory_fields,
+            "tree_cache": self._tree,
+            "row_field": functions.row,
+        }
 
     def refuses(self, config: EngineConfig) -> str:
         """Why the release does not run these functions in the configuration."""
@@ -135,26 +152,36 @@ class SglangAccounting:
         if session and session not in self._handles:
             self._open_session(session)
         handle = self._handles[session] if session else None
-        fields = self._functions.request_fields
-        request.state_of_accounting = self._functions.request_type(request, fields, handle)
+        functions = self._functions
+        req = functions.request_type(request, functions.request_fields, handle)
+        if isinstance(getattr(req, "kv", None), objects.Unknown):
+            req.kv = functions.record_type()
+        request.state_of_accounting = req
 
     def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
         """As `prepare_for_extend` and what it calls do for one request."""
-        req = request.state_of_accounting
+        req, functions = request.state_of_accounting, self._functions
         rows = self._memory.rows
-        if req.req_pool_idx is None:
-            req.req_pool_idx = rows.alloc()
-        last_slot = rows.read(req.req_pool_idx, prefix_len - 1, prefix_len)[0] if prefix_len else 0
-        rows.write(req.req_pool_idx, prefix_len, self._memory.allocator.extend(prefix_len, fill_len, last_slot))
-        req.kv_committed_len = req.kv_allocated_len = fill_len
+        if functions.record_type is not None and req.kv is None:
+            req.kv = functions.record_type()
+        row = functions.row.read(req)
+        if row is None:
+            row = rows.alloc()
+            functions.row.write(req, row)
+        last_slot = rows.read(row, prefix_len - 1, prefix_len)[0] if prefix_len else 0
+        rows.write(row, prefix_len, self._memory.allocator.extend(prefix_len, fill_len, last_slot))
+        functions.committed.write(req, fill_len)
+        functions.allocated.write(req, fill_len)
         req.extend_batch_idx += 1
-        req.already_computed = req.fill_len = fill_len
-        for name in self._functions.fill_ids:
+        req.already_computed = req.fill_len = req.extend_end = fill_len
+        for name in functions.fill_ids:
             setattr(req, name, req.origin_input_ids + req.output_ids)
         req.is_retracted = False
+        if functions.tree_has_sessions:
+            self._call("session save", getattr(self._tree, names.SESSION_TAKER), req)
 
     def prepare(self, batch: list[Request]) -> None:
-        self._call("prepare", self._functions.prepare, SimpleNamespace(), self._batch(batch))
+        self._call("prepare", self._functions.prepare, self._batch(batch))
 
     def resolve(self, result: DecodeResult, batch: list[Request]) -> list[list[int]]:
         fields = objects.result_fields(result.next_token_ids, result.accept_lens, result.stride)
@@ -184,7 +211,8 @@ class SglangAccounting:
 
     def retract(self, batch: list[Request]) -> Retracted:
         fields = self._batch(batch)
-        retracted, _ratio, aborted = self._call("retract", fields.retract_decode, self._server_args)
+        arguments = (self._server_args,) if self._functions.retract_takes_server_args else ()
+        retracted, _ratio, aborted = self._call("retract", fields.retract_decode, *arguments)
         return Retracted(*([req.seen_by_loop for req in reqs] for reqs in (fields.reqs, retracted, aborted)))
 
     def abort(self, request: Request) -> None:
@@ -193,7 +221,8 @@ class SglangAccounting:
     def session_match(self, request: Request, key_len: int) -> int:
         req = request.state_of_accounting
         self._call("session match", req.init_next_round_input, self._tree)
-        return len(req.prefix_indices)
+        prefix = getattr(req, self._functions.prefix)
+        return prefix if isinstance(prefix, int) else len(prefix)
 
     def session_close(self, session: str) -> None:
         if self._handles.pop(session, None) is not None:
@@ -202,18 +231,20 @@ class SglangAccounting:
     def session_slot(self, session: str) -> SessionSlot | None:
         if session not in self._handles:
             return None
-        slot = self._tree.slots.get(session)
-        if slot is None or slot.req_pool_idx is None:
+        functions = self._functions
+        slot = self._sessions.slots.get(session)
+        row = functions.row.read(slot) if slot is not None else None
+        if row is None:
             return None
-        return SessionSlot(slot.req_pool_idx, slot.kv_committed_len, slot.kv_allocated_len)
+        return SessionSlot(row, functions.committed.read(slot), functions.allocated.read(slot))
 
     def observe(self, request: Request) -> Observed:
         """The one place where the fields of a release are read."""
         req, functions = request.state_of_accounting, self._functions
         return Observed(
-            req.req_pool_idx,
-            req.kv_committed_len,
-            req.kv_allocated_len,
+            functions.row.read(req),
+            functions.committed.read(req) or 0,
+            functions.allocated.read(req) or 0,
             len(req.output_ids),
             req.finished_reason is not None,
             req.finished_len,
@@ -225,7 +256,9 @@ class SglangAccounting:
 
     def restore(self, request: Request, observed: Observed) -> None:
         req, functions = request.state_of_accounting, self._functions
-        req.kv_committed_len, req.kv_allocated_len = observed.committed, observed.allocated
+        functions.committed.write(req, observed.committed)
+        if functions.allocated.read(req) is not None:
+            functions.allocated.write(req, observed.allocated)
         req.spec_verify_ct = observed.verify_count
         setattr(req, functions.accepted_drafts, observed.accepted_drafts)
         setattr(req, functions.histogram, list(observed.histogram))
@@ -237,8 +270,8 @@ class SglangAccounting:
     def _open_session(self, session: str) -> None:
         if self._functions.session_type is None:
             raise UnjudgeableError(f"session save is not run: {self._functions.parts['session save'].why}")
-        if not self._handles and not hasattr(self._tree, "slots"):
-            self._tree = self._call("session save", self._functions.session_type, self._tree)
+        if self._sessions is None:
+            self._tree = self._sessions = self._call("session save", self._functions.session_type, self._tree)
             self._shared["tree_cache"] = self._tree
         self._handles[session] = objects.StreamingHandle(session)
 
@@ -253,7 +286,10 @@ class SglangAccounting:
             return function(*arguments)
         except Exception as error:
             inner: str = getattr(error, PART_OF_ERROR, part)
-            raise HostFunctionError(inner, f"{type(error).__name__}: {error}{_place(error)}") from error
+            text = f"{type(error).__name__}: {error}{_place(error)}"
+            if is_of_ours(error, self._functions.declares):
+                raise AdapterError(inner, text) from error
+            raise HostFunctionError(inner, text) from error
 
 
 def _place(error: Exception) -> str:

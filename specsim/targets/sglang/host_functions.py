@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
 from specsim.sim.target import PARTS, SeamPart
-from specsim.targets.lift import DriftError, LiftedFunction, Lifter, ParsedModule, TextStore, class_functions
+from specsim.targets.lift import (
+    DriftError,
+    LiftedFunction,
+    Lifter,
+    ParsedModule,
+    TextStore,
+    class_functions,
+    is_emptied,
+)
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
+from specsim.targets.sglang.drift import attribute_is_declared
 from specsim.targets.sglang.host_names import HostFunction
+from specsim.targets.sglang.host_objects import Field
 from specsim.targets.source import SourceTree
 
 # Parts that are the simulator's own for every release.
 MODEL_PARTS = ("row width", "extend", "abort")
-SESSION_PARTS = tuple(names.SESSION_ENTRIES.values())
+SESSION_PARTS = tuple(names.SESSION_ENTRIES)
 
 # The attribute of an exception that names the part that raised it.
 PART_OF_ERROR = "specsim_part"
@@ -38,24 +50,37 @@ class HostFunctions:
 
     `parts`           by name; a part that is real counts its calls
     `request_type`    `Req` with the release's methods, `request_fields` what its `__init__` sets
-    `batch_type`      `ScheduleBatch`, `processor_type` the owner of `resolve`
-    `tree_type`       the cache of requests without a radix tree; `session_type` wraps it, None when it is not run
+    `batch_type`      `ScheduleBatch`, `processor_type` the owner of `resolve`, `allocator_type` of the slots
+    `make_tree`       the cache without a tree, of the memory; `session_type` wraps it, or is owned by it where
+                      `tree_has_sessions`, None when it is not run
+    `record_type`     the KV record of a request, None where there is none
+    `row`, `committed`, `allocated`  where these are kept
     `missing`         parts without which nothing can be simulated, with the reasons
+    `declares`        whether anything of the release defines an attribute of that name
     """
 
     parts: dict[str, SeamPart]
     current: CurrentRun = field(default_factory=CurrentRun)
     missing: list[str] = field(default_factory=list)
+    declares: Callable[[str], bool] = lambda _name: True
     request_type: Any = None
     request_fields: dict[str, Any] = field(default_factory=dict)
     server_defaults: dict[str, Any] = field(default_factory=dict)
     batch_type: Any = None
     processor_type: Any = None
-    tree_type: Any = None
+    allocator_type: Any = None
+    make_tree: Any = None
+    tree_has_sessions: bool = False
     session_type: Any = None
     abort_type: Any = None
+    record_type: Any = None
+    row: Any = None
+    committed: Any = None
+    allocated: Any = None
+    prefix: str = ""
     prepare: Any = None
     release: Any = None
+    retract_takes_server_args: bool = False
     finish_check: str = ""
     resolve: str = ""
     accepted_drafts: str = ""
@@ -84,13 +109,27 @@ class _AlreadyGivenUpError(Exception):
     """A function is needed of a part that was found not to run."""
 
 
+@dataclass(slots=True)
+class _Duck:
+    """A class of ours that gets methods of the release's class of the same meaning: those that lifted code names."""
+
+    path: str
+    name: str
+    ours: type
+    made: type
+    seen: set[str] = field(default_factory=set)
+
+
 class _Lifting:
     """One source tree on its way to `HostFunctions`."""
 
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self._lifter = Lifter(source, store, {})
         self._result = HostFunctions({name: SeamPart(name, "model") for name in PARTS})
+        self._result.declares = lru_cache(partial(attribute_is_declared, source))
         self._places: dict[HostFunction, tuple[str, str]] = {}
+        self._parameters: dict[HostFunction, tuple[str, ...]] = {}
+        self._ducks: list[_Duck] = []
         self._given = self._supplied()
 
     def run(self) -> HostFunctions:
@@ -100,14 +139,16 @@ class _Lifting:
         for function in names.HOST_FUNCTIONS:
             self._guard(function.part, partial(self._find, function))
         self._guard("finish check", self._finish_reasons)
+        self._guard("finish check", self._record)
         self._guard("alloc length", self._alloc_length)
         self._guard("release", self._release)
         self._guard("prepare", self._prepare)
-        self._guard("release", self._tree)
+        self._guard("release", self._memory)
         self._guard("session save", self._sessions)
         self._guard("resolve", self._resolve)
         self._guard("finish check", self._request)
         self._guard("decode need", self._batch)
+        self._methods_of_ducks()
         return result
 
     # Finding
@@ -128,7 +169,6 @@ class _Lifting:
         for path, name in function.places:
             if self._defines(path, name):
                 lifted = self._lifter.lift_method(path, name, _Anything(self._given))
-                self._places[function] = (path, name)
                 break
         if lifted is None and function.optional:
             return
@@ -137,6 +177,7 @@ class _Lifting:
             raise DriftError(f"not found: {wanted}")
         if function.signatures and lifted.parameters not in function.signatures:
             raise DriftError(f"signature changed: {lifted.where} {lifted.name}({', '.join(lifted.parameters)})")
+        self._places[function], self._parameters[function] = (path, name), lifted.parameters
         part = self._result.parts[function.part]
         if part.kind == "real" and not part.where:
             part.where, part.source_hash = lifted.where, lifted.body_hash
@@ -175,21 +216,39 @@ class _Lifting:
 
     def _supplied(self) -> dict[str, Any]:
         current = self._result.current
+        getters = [
+            name
+            for path in names.CONFIGURATION
+            if self._lifter.source.exists(path)
+            for name in self._lifter.module(path).definitions
+            if name.startswith("get_")
+        ]
         return {
-            "get_global_server_args": lambda: current.server_args,
+            **dict.fromkeys([names.CONFIGURATION_BEFORE, *getters], lambda: current.server_args),
             "envs": objects.Environment(),
             "logger": objects.SILENT,
             "get_last_loc": objects.last_locations,
             "assign_req_to_token_pool_func": lambda rows, _table, starts, ends, slots, _bs: objects.write_rows(
                 current.rows, rows, starts, ends, slots
             ),
-            "RadixKey": objects.radix_key,
+            "SpeculativeAlgorithm": objects.Eagle(),
+            "RadixKey": objects.RadixKeyFields,
             "HybridReqToTokenPool": objects.NotUsed,
             "SWATokenToKVPoolAllocator": objects.NotUsed,
             "DeepSeekV4HiSparseTokenToKVPoolAllocator": objects.NotUsed,
             "extend_mrope_positions_for_retracted_request": objects.NotUsed,
             "NewTokenRatioTracker": SimpleNamespace(estimate_new_token_ratio_after_retract=lambda _reqs: 1.0),
-            names.TREE_BASE_CLASS: objects.PrefixCacheFields,
+            "page_interleave_shard_size": lambda _allocator: 1,
+            "is_npu": lambda: False,
+            "_is_npu": False,
+            "_alloc_paged_token_slots_extend_npu": objects.NotUsed,
+            # Of requests that search with beams, of which there are none.
+            "num_beam_member_rows": lambda _reqs: 0,
+            "beam_retraction_order": lambda order, _reqs: order,
+            "free_member_rows": objects.NotUsed,
+            # Of servers that only decode.
+            "retraction_backup": objects.NotUsed,
+            "backup_kv_cache": objects.NotUsed,
         }
 
     # Lifting
@@ -203,22 +262,62 @@ class _Lifting:
         self._given.update({name: lifted.value for name, lifted in classes.items()})
         self._result.abort_type = self._given[names.ABORT_CLASS]
 
+    def _record(self) -> None:
+        path, class_name = names.KV_RECORD
+        fields: dict[str, Any] = {}
+        if class_name in self._lifter.module(path).definitions:
+            fields = _class_fields(self._lifter.module(path), class_name)
+            record = self._lifter.lift_method(path, class_name, self._given).value
+            self._given[class_name] = record
+            needed = [f.name for f in dataclasses.fields(record) if _is_required(f)]
+            self._result.record_type = lambda: record(**dict.fromkeys(needed, 0))
+        for meaning, name in names.RECORD_FIELDS.items():
+            setattr(self._result, meaning, Field(name, name in fields))
+
     def _alloc_length(self) -> None:
         self._given["get_alloc_len_per_decode"] = self._counted("alloc length", self._lift(names.ALLOC_LEN))
         if names.ALLOC_RESERVE in self._places:
             self._given["get_alloc_reserve_per_decode"] = self._lift(names.ALLOC_RESERVE)
 
     def _release(self) -> None:
-        self._result.release = self._counted("release", self._lift(names.RELEASE))
-        self._given["release_kv_cache"] = self._result.release
+        release = self._counted("release", self._lift(names.RELEASE))
+        self._given["release_kv_cache"] = release
+        parameters = self._parameters[names.RELEASE]
+        at_the_end = {name: value for name, value in names.AT_THE_END.items() if name in parameters}
+        self._result.release = partial(release, **at_the_end)
 
     def _prepare(self) -> None:
         self._place(names.ALLOC_LEN)
-        self._result.prepare = self._counted("prepare", self._lift(names.PREPARE))
+        prepare = self._counted("prepare", self._lift(names.PREPARE))
+        is_method = self._parameters[names.PREPARE][0] == "self"
+        self._result.prepare = partial(prepare, objects.Fields("EagleDraftInput")) if is_method else prepare
 
-    def _tree(self) -> None:
-        path, name = names.TREE_CLASS
-        self._result.tree_type = self._lifter.lift_method(path, name, self._given).value
+    def _memory(self) -> None:
+        """The cache without a tree, on the base class that its release has, and the allocator."""
+        base = self._duck(names.CACHE_BASE, objects.PrefixCacheFields)
+        self._given[names.CACHE_BASE[1]] = base
+        for place in names.ALLOCATOR_BASES:
+            if self._lifter.source.exists(place[0]):
+                self._result.allocator_type = self._duck(place, objects.SlotAllocator)
+                break
+        else:
+            raise DriftError(f"not found: {' or '.join(path for path, _ in names.ALLOCATOR_BASES)}")
+        for cache in names.CACHES:
+            if self._lifter.source.exists(cache.path):
+                break
+        else:
+            raise DriftError(f"not found: {' or '.join(cache.path for cache in names.CACHES)}")
+        self._result.tree_has_sessions = cache.has_sessions
+        if not cache.has_sessions:
+            self._result.make_tree = self._lifter.lift_method(cache.path, cache.name, self._given).value
+            return
+        match_type = self._lifter.lift_method(*names.MATCH_RESULT, self._given).value
+        no_match = match_type(0, None, None, None)
+        methods = self._lifter.lift_method
+        tree = self._duck((cache.path, cache.name), objects.DisabledTreeFields, base)
+        for name in names.CACHE_WITH_SESSIONS:
+            setattr(tree, name, methods(cache.path, f"{cache.name}.{name}", self._given).value)
+        self._result.make_tree = partial(tree, no_match=no_match)
 
     def _sessions(self) -> None:
         for function in (names.NEXT_ROUND, names.SESSION_SAVE, names.SESSION_CLOSE):
@@ -227,15 +326,18 @@ class _Lifting:
         class_name = match.split(".")[0]
         self._lift(names.NEXT_ROUND)
         lifted = self._lifter.lift_method(path, class_name, self._given).value
-        entries = {entry: self._counted(part, getattr(lifted, entry)) for entry, part in names.SESSION_ENTRIES.items()}
+        entries = {}
+        for part, candidates in names.SESSION_ENTRIES.items():
+            entry = _first(candidates, vars(lifted), f"{part} of {class_name}")
+            entries[entry] = self._counted(part, getattr(lifted, entry))
         self._result.session_type = type(class_name, (lifted,), entries)
 
     def _resolve(self) -> None:
         path, name = self._place(names.RESOLVE)
         class_name, _, self._result.resolve = name.partition(".")
-        methods = self._methods((path, class_name), [self._result.resolve], objects.ResultProcessorFields)
-        self._replace(methods, self._result.resolve, "resolve")
-        self._result.processor_type = type(class_name, (objects.ResultProcessorFields,), methods)
+        owner = self._duck((path, class_name), objects.ResultProcessorFields)
+        self._put(owner, path, class_name, self._result.resolve, "resolve")
+        self._result.processor_type = owner
         written = {node.attr for node in ast.walk(self._node(names.RESOLVE)) if isinstance(node, ast.Attribute)}
         self._result.batch_accepted_drafts = _first(
             names.RESULT_ACCEPTED_DRAFTS, written, "the batch's accepted drafts"
@@ -247,28 +349,71 @@ class _Lifting:
         module = self._lifter.module(path)
         result.finish_check = self._place(names.FINISH_CHECK)[1].split(".")[1]
         reset = self._place(names.RESET)[1].split(".")[1]
-        methods = self._methods(names.REQUEST_CLASS, [result.finish_check, reset], objects.RequestFields)
-        self._replace(methods, result.finish_check, "finish check")
-        self._replace(methods, reset, "reset for retract")
-        result.request_type = type(class_name, (objects.RequestFields,), methods)
+        result.request_type = self._duck(names.REQUEST_CLASS, objects.RequestFields)
+        self._put(result.request_type, path, class_name, result.finish_check, "finish check")
+        self._put(result.request_type, path, class_name, reset, "reset for retract")
         result.request_fields = _fields_set_by_init(module, class_name)
         result.accepted_drafts = _first(names.REQUEST_ACCEPTED_DRAFTS, result.request_fields, "accepted drafts")
         result.histogram = _first(names.REQUEST_HISTOGRAM, result.request_fields, "the histogram")
+        result.prefix = _first(names.REQUEST_PREFIX, result.request_fields, "the prefix of a request")
         result.fill_ids = tuple(name for name in names.REQUEST_FILL_IDS if name in result.request_fields)
 
     def _batch(self) -> None:
-        _, class_name = names.BATCH_CLASS
-        wanted = [self._place(function)[1].split(".")[1] for function in (names.NEED, names.RETRACT)]
-        methods = self._methods(names.BATCH_CLASS, wanted, objects.BatchFields)
-        for name, part in zip(wanted, ("decode need", "retract"), strict=True):
-            self._replace(methods, name, part)
-        self._result.batch_type = type(class_name, (objects.BatchFields,), methods)
-        args_path, args_class = names.SERVER_ARGS_CLASS
-        if self._lifter.source.exists(args_path):
-            self._result.server_defaults = _class_defaults(self._lifter.module(args_path), args_class)
+        path, class_name = names.BATCH_CLASS
+        batch = self._duck(names.BATCH_CLASS, objects.BatchFields)
+        for function in (names.NEED, names.RETRACT):
+            self._put(batch, path, class_name, self._place(function)[1].split(".")[1], function.part)
+        self._result.batch_type = batch
+        self._result.retract_takes_server_args = len(self._parameters[names.RETRACT]) > 1
+        self._result.server_defaults = self._options()
 
-    def _replace(self, methods: dict[str, Any], name: str, part: str) -> None:
-        methods[name] = self._counted(part, methods[name])
+    def _options(self) -> dict[str, Any]:
+        """The options of the server with their defaults."""
+        path, class_name = names.SERVER_ARGS_CLASS
+        source = self._lifter.source
+        options = _class_fields(self._lifter.module(path), class_name) if source.exists(path) else {}
+        for group in source.paths(names.SERVER_ARGS_FOLDER):
+            if group.endswith(".py"):
+                module = self._lifter.module(group)
+                for class_name in (s.name for s in module.tree.body if isinstance(s, ast.ClassDef)):
+                    options |= _class_fields(module, class_name)
+        return options
+
+    # Classes of ours with methods of the release
+
+    def _duck(self, place: tuple[str, str], *ours: type) -> Any:
+        """A class of its own with what `ours` have, and later the methods of the release's class that are needed."""
+        path, name = place
+        made = type(name, ours, {})
+        self._ducks.append(_Duck(path, name, ours[0], made))
+        return made
+
+    def _put(self, made: type, path: str, class_name: str, name: str, part: str) -> None:
+        method = self._lifter.lift_method(path, f"{class_name}.{name}", self._given).value
+        setattr(made, name, self._counted(part, method))
+
+    def _methods_of_ducks(self) -> None:
+        """Give each duck the methods of its class that lifted code names, and that are not ours; and those that these
+        name. One that cannot be lifted is left out: calling it is an error of our object, with its name.
+        """
+        self._lifter.attributes.update(name.rpartition(".")[2] for _, name in self._places.values())
+        grown = True
+        while grown:
+            grown = False
+            for duck in self._ducks:
+                functions = class_functions(self._lifter.module(duck.path), duck.name)
+                for name in sorted(self._lifter.attributes & functions.keys() - duck.seen):
+                    duck.seen.add(name)
+                    if hasattr(duck.ours, name) or name in vars(duck.made):
+                        continue
+                    with contextlib.suppress(DriftError):
+                        setattr(duck.made, name, self._method_of(duck, name, functions[name][-1]))
+                        grown = True
+
+    def _method_of(self, duck: _Duck, name: str, definition: ast.FunctionDef) -> Any:
+        if is_emptied(definition) and not definition.decorator_list:
+            return _do_nothing  # what other classes of the release may override
+        return self._lifter.lift_method(duck.path, f"{duck.name}.{name}", self._given).value
 
     def _node(self, function: HostFunction) -> ast.FunctionDef:
         path, name = self._place(function)
@@ -277,29 +422,6 @@ class _Lifting:
         if class_name:
             return class_functions(module, class_name)[method][-1]
         return next(s for s in module.definitions[name] if isinstance(s, ast.FunctionDef))
-
-    def _methods(self, place: tuple[str, str], wanted: list[str], ours: type) -> dict[str, Any]:
-        """The methods of a class that the lifted functions may call, by what attributes they use; not those that are
-        ours. One that cannot be lifted is left out, unless it is wanted.
-        """
-        path, class_name = place
-        functions = class_functions(self._lifter.module(path), class_name)
-        in_table = [name.rpartition(".") for file, name in self._places.values() if file == path]
-        found = dict.fromkeys([*wanted, *(name for owner, _, name in in_table if owner == class_name)])
-        todo: list[ast.AST] = [self._node(function) for function in self._places]
-        while todo:
-            for name in _attributes(todo.pop()):
-                if name in functions and name not in found and not hasattr(ours, name):
-                    found[name] = None
-                    todo += functions[name]
-        methods: dict[str, Any] = {}
-        for name in found:
-            try:
-                methods[name] = self._lifter.lift_method(path, f"{class_name}.{name}", self._given).value
-            except DriftError:
-                if name in wanted:
-                    raise
-        return methods
 
 
 class _Anything(Mapping[str, Any]):
@@ -321,6 +443,10 @@ class _Anything(Mapping[str, Any]):
         return len(self._given)
 
 
+def _do_nothing(*_arguments: Any, **_named: Any) -> None:
+    """A method of an abstract class that does nothing there."""
+
+
 def _first(candidates: Iterable[str], present: Iterable[str], what: str) -> str:
     there = set(present)
     for name in candidates:
@@ -329,35 +455,49 @@ def _first(candidates: Iterable[str], present: Iterable[str], what: str) -> str:
     raise DriftError(f"not found: {what} under any of the names {', '.join(candidates)}")
 
 
-def _attributes(node: ast.AST) -> list[str]:
-    return [child.attr for child in ast.walk(node) if isinstance(child, ast.Attribute)]
-
-
 def _fields_set_by_init(module: ParsedModule, class_name: str) -> dict[str, Any]:
-    """The attributes that `__init__` sets on self: the literal where it is one, else None."""
+    """The attributes that `__init__` sets on self: the literal where it is one, or a parameter's default is, else
+    `Unknown`.
+    """
     fields: dict[str, Any] = {}
     for function in class_functions(module, class_name).get("__init__", ()):
+        parameters = _parameter_defaults(function)
         for node in ast.walk(function):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for target in targets:
                     if isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == "self":
-                        fields[target.attr] = _literal(node.value)
+                        value = parameters.get(getattr(node.value, "id", ""), node.value)
+                        fields[target.attr] = _literal(value, objects.Unknown(class_name, target.attr))
     return fields
 
 
-def _class_defaults(module: ParsedModule, class_name: str) -> dict[str, Any]:
-    """The literal defaults of a dataclass' fields; None where the default is not a literal."""
+def _parameter_defaults(function: ast.FunctionDef) -> dict[str, ast.expr]:
+    """The defaults of a function's parameters."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = dict(zip([a.arg for a in reversed(positional)], reversed(arguments.defaults), strict=False))
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return defaults | {argument.arg: default for argument, default in named if default is not None}
+
+
+def _class_fields(module: ParsedModule, class_name: str) -> dict[str, Any]:
+    """The fields of a dataclass with their literal defaults; None where there is none, or it is not a literal."""
     classes = [s for s in module.definitions.get(class_name, ()) if isinstance(s, ast.ClassDef)]
     return {
-        statement.target.id: _literal(statement.value)
+        statement.target.id: _literal(statement.value, None) if statement.value else None
         for statement in (classes[-1].body if classes else ())
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
     }
 
 
-def _literal(value: ast.expr) -> Any:
+def _is_required(field_of_record: dataclasses.Field[Any]) -> bool:
+    missing = dataclasses.MISSING
+    return field_of_record.default is missing and field_of_record.default_factory is missing
+
+
+def _literal(value: ast.expr, otherwise: Any) -> Any:
     try:
         return ast.literal_eval(value)
     except ValueError:
-        return None
+        return otherwise

@@ -1,8 +1,16 @@
-"""The host functions of SGLang by release: where each lives, what it is called, and how its fields are named.
+"""The host functions of SGLang by release: where each lives, what it is called and how, and how fields are named.
 
-Written for 0.5.10.post1 to 0.5.13, which moved and renamed many of them. A function is found by looking, newest place
+Written for 0.5.10.post1 to 0.5.23, which moved and renamed many of them. A function is found by looking, newest place
 first, not by comparing versions, so that a checkout between two releases is read as what it is. A function that is
-found nowhere, or with parameters that are not listed, is not run.
+found nowhere, or with parameters that are not listed, is not run. A new release takes a place, a parameter list or a
+field's name here.
+
+| what moved | |
+|---|---|
+| the bonus is claimed at the launch | 0.5.11 to 0.5.14: in the functions themselves, and the rules read KVready |
+| lengths and the row of a request | to its KV record: the allocated length in 0.5.16, all in 0.5.19 (`KV_RECORD`) |
+| the configuration | one object; a getter in 0.5.16, one for each group of options in 0.5.17 (`CONFIGURATION`) |
+| the cache without a tree | a class of its own; since 0.5.22 one with its tree off, that has the sessions (`CACHES`) |
 """
 
 from __future__ import annotations
@@ -11,9 +19,14 @@ from dataclasses import dataclass
 
 _BATCH = "srt/managers/schedule_batch.py"
 _COMMON = "srt/mem_cache/common.py"
+_SIZING = "srt/mem_cache/allocation_sizing.py"
 _MANAGER_UTILS = "srt/managers/utils.py"
+_BASE_CACHE = "srt/mem_cache/base_prefix_cache.py"
 _CHUNK_CACHE = "srt/mem_cache/chunk_cache.py"
+_UNIFIED_CACHE = "srt/mem_cache/unified_radix_cache.py"
+_ALLOCATION = "srt/mem_cache/allocation.py"
 _DRAFT_INPUT = "srt/speculative/eagle_info_v2.py"
+_EAGLE = "srt/speculative/eagle_utils.py"
 _RESULT_PROCESSOR = "srt/managers/scheduler_components/batch_result_processor.py"
 _RESULT_MIXIN = "srt/managers/scheduler_output_processor_mixin.py"
 _SESSION = "srt/session/streaming_session.py"
@@ -21,11 +34,53 @@ _SESSION_BEFORE = "srt/mem_cache/session_aware_cache.py"
 
 REQUEST_CLASS = (_BATCH, "Req")
 BATCH_CLASS = (_BATCH, "ScheduleBatch")
-TREE_CLASS = (_CHUNK_CACHE, "ChunkCache")
 SERVER_ARGS_CLASS = ("srt/server_args.py", "ServerArgs")
-TREE_BASE_CLASS = "BasePrefixCache"
+SERVER_ARGS_FOLDER = "srt/arg_groups/fields"  # where its fields are by groups
 ABORT_CLASS = "FINISH_ABORT"
 FINISH_CLASSES = ("BaseFinishReason", "FINISH_")  # beginnings of the names of finish reasons
+
+# Functions that give the configuration: `get_` of these files, whatever group of options it is of.
+CONFIGURATION = ("srt/runtime_context.py",)
+CONFIGURATION_BEFORE = "get_global_server_args"
+
+# The record of a request's KV, and the fields that moved there from the request and from the session's slot.
+KV_RECORD = (_BATCH, "ReqKvInfo")
+RECORD_FIELDS = {"row": "req_pool_idx", "committed": "kv_committed_len", "allocated": "kv_allocated_len"}
+
+# The abstract classes whose methods the caches and allocators of a release have beside their own.
+CACHE_BASE = (_BASE_CACHE, "BasePrefixCache")
+ALLOCATOR_BASES = (
+    ("srt/mem_cache/allocator/base.py", "BaseTokenToKVPoolAllocator"),
+    ("srt/mem_cache/allocator.py", "BaseTokenToKVPoolAllocator"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheClass:
+    """What a release has in place of a radix cache when it is disabled.
+
+    `has_sessions` it owns the sessions; else they wrap it
+    """
+
+    path: str
+    name: str
+    has_sessions: bool = False
+
+
+# The first that a release has.
+CACHES = (CacheClass(_CHUNK_CACHE, "ChunkCache"), CacheClass(_UNIFIED_CACHE, "UnifiedRadixCache", has_sessions=True))
+
+
+# What a cache with sessions does for a request that ends or has a row, and what its matches are.
+CACHE_WITH_SESSIONS = (
+    "match_prefix",
+    "claim_kv_row",
+    "checkpoint",
+    "unlock",
+    "release_session",
+    "maybe_hand_to_session",
+)
+MATCH_RESULT = (_BASE_CACHE, "MatchResult")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +100,21 @@ class HostFunction:
 
 ALLOC_LEN = HostFunction(
     "alloc length",
-    ((_COMMON, "get_alloc_len_per_decode"), (_MANAGER_UTILS, "get_alloc_len_per_decode")),
-    (("server_args",),),
+    tuple((path, "get_alloc_len_per_decode") for path in (_SIZING, _COMMON, _MANAGER_UTILS)),
+    (("server_args",), ()),
 )
 # Twice the alloc length; a function of its own since 0.5.13.
-ALLOC_RESERVE = HostFunction("alloc length", ((_COMMON, "get_alloc_reserve_per_decode"),), (("server_args",),), True)
-PREPARE = HostFunction("prepare", ((_DRAFT_INPUT, "EagleDraftInputV2Mixin.prepare_for_decode"),), (("self", "batch"),))
+ALLOC_RESERVE = HostFunction(
+    "alloc length",
+    tuple((path, "get_alloc_reserve_per_decode") for path in (_SIZING, _COMMON)),
+    (("server_args",), ()),
+    optional=True,
+)
+PREPARE = HostFunction(
+    "prepare",
+    ((_EAGLE, "eagle_prepare_for_decode"), (_DRAFT_INPUT, "EagleDraftInputV2Mixin.prepare_for_decode")),
+    (("batch",), ("self", "batch")),
+)
 RESOLVE = HostFunction(
     "resolve",
     (
@@ -65,11 +129,17 @@ FINISH_CHECK = HostFunction(
     ((_BATCH, "Req.update_finish_state"), (_BATCH, "Req.check_finished")),
     (("self", "new_accepted_len"),),
 )
-RELEASE = HostFunction("release", ((_COMMON, "release_kv_cache"),), (("req", "tree_cache", "is_insert"),))
+RELEASE = HostFunction(
+    "release",
+    ((_COMMON, "release_kv_cache"),),
+    (("req", "tree_cache", "is_insert"), ("req", "tree_cache", "checkpoint")),
+)
+# What the parameter says that hands the KV to the tree, by its names: a request that ends does.
+AT_THE_END = {"is_insert": True, "checkpoint": True}
 NEED = HostFunction(
     "decode need", ((_BATCH, "ScheduleBatch.new_tokens_required_next_decode"),), (("self", "selected_indices"),)
 )
-RETRACT = HostFunction("retract", ((_BATCH, "ScheduleBatch.retract_decode"),), (("self", "server_args"),))
+RETRACT = HostFunction("retract", ((_BATCH, "ScheduleBatch.retract_decode"),), (("self", "server_args"), ("self",)))
 RESET = HostFunction("reset for retract", ((_BATCH, "Req.reset_for_retract"),), (("self",),))
 SESSION_MATCH = HostFunction(
     "session match",
@@ -82,7 +152,7 @@ NEXT_ROUND = HostFunction(
 SESSION_SAVE = HostFunction(
     "session save",
     ((_SESSION, "StreamingSession.try_cache_finished_req"), (_SESSION_BEFORE, "SessionAwareCache.cache_finished_req")),
-    (("self", "req", "is_insert"),),
+    (("self", "req", "is_insert"), ("self", "req")),
 )
 SESSION_CLOSE = HostFunction(
     "session close",
@@ -90,23 +160,34 @@ SESSION_CLOSE = HostFunction(
     (("self", "session_id"),),
 )
 
-# The first function of a part is the one that is shown for it; all of them must be there.
+# The first function of a part is the one that is shown for it; all of them must be there that are not optional.
 HOST_FUNCTIONS = (
     ALLOC_LEN,
     ALLOC_RESERVE,
     PREPARE,
+    HostFunction("prepare", ((_SIZING, "page_aligned_decode_alloc_lens"),), optional=True),
+    HostFunction("prepare", ((_ALLOCATION, "alloc_for_spec_decode"),), optional=True),
     RESOLVE,
     FINISH_CHECK,
     RELEASE,
-    HostFunction("release", ((_BATCH, "Req.pop_committed_kv_cache"),), (("self",),)),
-    HostFunction("release", ((_BATCH, "Req.pop_overallocated_kv_cache"),), (("self",),)),
-    HostFunction("release", ((_CHUNK_CACHE, "ChunkCache.cache_finished_req"),), (("self", "req", "is_insert"),)),
+    HostFunction("release", ((_BATCH, "Req.pop_committed_kv_cache"),), (("self",),), optional=True),
+    HostFunction("release", ((_BATCH, "Req.pop_overallocated_kv_cache"),), (("self",),), optional=True),
+    HostFunction("release", ((_BATCH, "Req.owned_kv_len"), (_BATCH, "Req.effective_kv_committed_len")), optional=True),
+    HostFunction("release", ((_COMMON, "_release_overallocated_kv_indices"),), optional=True),
+    HostFunction("release", ((_CHUNK_CACHE, "ChunkCache.cache_finished_req"),), optional=True),
     NEED,
     HostFunction("decode need", ((_BATCH, "ScheduleBatch.check_decode_mem"),), (("self", "selected_indices"),)),
     RETRACT,
     HostFunction(
-        "retract", ((_BATCH, "ScheduleBatch.release_req"),), (("self", "idx", "remaing_req_count", "server_args"),)
+        "retract",
+        ((_BATCH, "ScheduleBatch.release_req"),),
+        (
+            ("self", "idx", "remaing_req_count", "server_args"),
+            ("self", "idx", "remaing_req_count", "server_args", "offload_kv"),
+            ("self", "idx", "remaing_req_count", "offload_kv"),
+        ),
     ),
+    HostFunction("retract", ((_BATCH, "release_req"),), optional=True),
     RESET,
     SESSION_MATCH,
     NEXT_ROUND,
@@ -114,17 +195,20 @@ HOST_FUNCTIONS = (
     SESSION_CLOSE,
 )
 
-# The methods of the session classes that the engine and `release` call, whatever is behind them. They are called for
-# requests without a session too, once there is a session.
+# The methods of the session classes that the engine and `release` call, whatever is behind them: of each part the first
+# that the class has. They are called for requests without a session too, once there is a session.
 SESSION_ENTRIES = {
-    "match_prefix": "session match",
-    "cache_finished_req": "session save",
-    "release_session": "session close",
+    "session match": ("match_prefix", "try_match_prefix"),
+    "session save": ("cache_finished_req", "claim_kv_row", "try_cache_finished_req"),
+    "session close": ("release_session",),
 }
 SESSION_CLOSER = "release_session"
+# The method of a cache with sessions that is told of every request that was given a row.
+SESSION_TAKER = "maybe_hand_to_session"
 
 # Fields of one meaning, newest name first.
 REQUEST_ACCEPTED_DRAFTS = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accepted_tokens")
 REQUEST_HISTOGRAM = ("spec_correct_drafts_histogram", "spec_acceptance_histogram")
 RESULT_ACCEPTED_DRAFTS = ("num_correct_drafts", "num_accepted_drafts", "num_accepted_tokens")
+REQUEST_PREFIX = ("prefix_indices", "prefix_len")
 REQUEST_FILL_IDS = ("full_untruncated_fill_ids", "fill_ids")

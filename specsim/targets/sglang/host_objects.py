@@ -1,12 +1,14 @@
 """What the lifted host functions are given in place of the release's own objects.
 
 Requests, batches and the memory that they call back, with the attributes that the releases read and write. Nothing
-here decides anything: rules of the release are in its own methods, which are put on these classes.
+here decides anything: rules of the release are in its own methods, which are put on these classes. An attribute that
+one of them lacks is a `StandInError`: these objects, and not the release, are to be mended.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,56 @@ SILENT = logging.Logger("specsim.lifted")
 SILENT.disabled = True
 
 
+class StandInError(AttributeError):
+    """An object of ours has no attribute `name` of the class `of` that it stands for."""
+
+    def __init__(self, of: str, name: str) -> None:
+        super().__init__(f"our {of} has no {name}", name=name)
+        self.of = of
+        self.attribute = name
+
+
+class Fields(SimpleNamespace):
+    """An object of the class `of_`, by its attributes."""
+
+    def __init__(self, of_: str, **fields: Any) -> None:
+        super().__init__(of_=of_, **fields)
+
+    def __getattr__(self, name: str) -> Any:
+        raise StandInError(self.__dict__["of_"], name)
+
+
+class Unknown:
+    """What the release's `__init__` computes for a field, which is not run. It is there, and may only be passed on."""
+
+    def __init__(self, of: str, name: str) -> None:
+        self.__dict__.update(of=of, name=name)
+
+    def __getattr__(self, name: str) -> Any:
+        raise StandInError(f"{self.__dict__['of']}.{self.__dict__['name']}", name)
+
+    def _use(self, *_arguments: Any, **_named: Any) -> Any:
+        raise StandInError(self.__dict__["of"], self.__dict__["name"])
+
+    __bool__ = __call__ = __len__ = __iter__ = __getitem__ = __contains__ = _use
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field that a release keeps on the object itself (a request, a session's slot), or on its KV record."""
+
+    name: str
+    on_record: bool
+
+    def read(self, holder: Any) -> Any:
+        """None when there is no record."""
+        owner = holder.kv if self.on_record else holder
+        return None if owner is None else getattr(owner, self.name)
+
+    def write(self, holder: Any, value: Any) -> None:
+        setattr(holder.kv if self.on_record else holder, self.name, value)
+
+
 class RequestFields:
     """`Req`: one request. `seen_by_loop` is the engine's own request, `initial` what the release's `__init__` sets."""
 
@@ -45,8 +97,10 @@ class RequestFields:
             origin_input_ids_unpadded=request.prompt,
             # The same list as the engine's: the release appends, and the engine sees it.
             output_ids=request.outputs,
+            full_untruncated_fill_ids=[],
             session=session,
-            sampling_params=SimpleNamespace(
+            sampling_params=Fields(
+                "SamplingParams",
                 max_new_tokens=turn.max_new_tokens,
                 ignore_eos=turn.ignore_eos,
                 stop_token_ids={STOP},
@@ -59,10 +113,18 @@ class RequestFields:
             eos_token_ids={EOS},
             vocab_size=VOCABULARY,
             prefix_indices=NO_SLOTS,
+            skip_radix_cache_insert=False,
+            dllm_config=None,
         )
+
+    def __getattr__(self, name: str) -> Any:
+        raise StandInError("Req", name)
 
     def is_dllm(self) -> bool:
         return False
+
+    def release_mm_inputs_on_abort(self) -> None:
+        """There are no images."""
 
 
 class StreamingHandle:
@@ -89,9 +151,15 @@ class BatchFields:
         self.__dict__.update(shared)
         self.reqs = reqs
 
+    def __getattr__(self, name: str) -> Any:
+        raise StandInError("ScheduleBatch", name)
+
+    def batch_size(self) -> int:
+        return len(self.reqs)
+
     @cached_property
     def req_pool_indices(self) -> torch.Tensor:
-        return torch.tensor([req.req_pool_idx for req in self.reqs], dtype=torch.int64)
+        return torch.tensor([self.row_field.read(req) for req in self.reqs], dtype=torch.int64)
 
     @cached_property
     def seq_lens(self) -> torch.Tensor:
@@ -114,18 +182,40 @@ class BatchFields:
         """The engine models no synchronization with the device that early."""
 
 
+class Eagle:
+    """`SpeculativeAlgorithm.EAGLE`, and the class as well: every name is that of EAGLE."""
+
+    def from_string(self, _name: str | None) -> Eagle:
+        return self
+
+    def supports_spec_v2(self) -> bool:
+        return True
+
+    def has_draft_kv(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("is_"):
+            return lambda: name in ("is_eagle", "is_some")
+        raise StandInError("SpeculativeAlgorithm", name)
+
+
 def batch_fields(config: EngineConfig) -> dict[str, Any]:
     """What all batches of a run have in common, but for the memory."""
     return {
         "device": CPU,
         "enable_overlap": config.overlap,
-        "spec_algorithm": SimpleNamespace(
-            is_none=lambda: False, is_eagle=lambda: True, is_dflash=lambda: False, supports_spec_v2=lambda: True
+        "spec_algorithm": Eagle(),
+        "forward_mode": Fields(
+            "ForwardMode",
+            is_decode=lambda: True,
+            is_extend=lambda: False,
+            is_idle=lambda: False,
+            is_mixed=lambda: False,
         ),
-        "forward_mode": SimpleNamespace(
-            is_decode=lambda: True, is_extend=lambda: False, is_idle=lambda: False, is_mixed=lambda: False
+        "sampling_info": Fields(
+            "SamplingBatchInfo", penalizer_orchestrator=Fields("BatchedPenalizerOrchestrator", is_required=False)
         ),
-        "sampling_info": SimpleNamespace(penalizer_orchestrator=SimpleNamespace(is_required=False)),
         "hisparse_coordinator": None,
         "return_logprob": False,
         "has_grammar": False,
@@ -135,8 +225,8 @@ def batch_fields(config: EngineConfig) -> dict[str, Any]:
     }
 
 
-def server_args(config: EngineConfig, defaults: dict[str, Any]) -> SimpleNamespace:
-    """`ServerArgs`: the release's defaults and the engine's configuration."""
+def server_args(config: EngineConfig, defaults: dict[str, Any]) -> Fields:
+    """`ServerArgs`, and every group of its options: the release's defaults and the engine's configuration."""
     ours = {
         "speculative_algorithm": "EAGLE",
         "speculative_num_steps": config.num_steps,
@@ -148,21 +238,30 @@ def server_args(config: EngineConfig, defaults: dict[str, Any]) -> SimpleNamespa
         "enable_streaming_session": True,
         "disaggregation_mode": "null",
         "strip_thinking_cache": False,
+        "attn_dcp_size": 1,
         "enable_mamba_extra_buffer": lambda: False,
         "enable_mamba_extra_buffer_lazy": lambda: False,
+        "mamba": Fields("get_exec().mamba", enable_mamba_extra_buffer=False, enable_mamba_extra_buffer_lazy=False),
     }
-    return SimpleNamespace(**{**defaults, **ours})
+    return Fields("ServerArgs", **{**defaults, **ours})
 
 
-def result_fields(next_token_ids: list[int], accept_lens: list[int], stride: int) -> SimpleNamespace:
+def result_fields(next_token_ids: list[int], accept_lens: list[int], stride: int) -> Fields:
     """`GenerationBatchResult`: what the worker returns, copied to the host."""
-    return SimpleNamespace(
+    return Fields(
+        "GenerationBatchResult",
         next_token_ids=torch.tensor(next_token_ids, dtype=torch.int64),
         accept_lens=torch.tensor(accept_lens, dtype=torch.int32),
         speculative_num_draft_tokens=stride,
+        speculative_output_stride=stride,
+        num_non_draft_tokens_per_req=1,
+        block_accept_lens=None,
+        cap_lens=None,
         logits_output=None,
         copy_done=None,
         can_run_cuda_graph=False,
+        grammar_advanced=False,
+        grammar_retained_tokens=None,
     )
 
 
@@ -170,20 +269,30 @@ class ResultProcessorFields:
     """The object of which `resolve` is a method: the scheduler, or its processor of results."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.draft_worker = SimpleNamespace(speculative_num_draft_tokens=config.num_draft_tokens)
-        self.model_worker = SimpleNamespace(on_verify_complete_cpu=lambda *_args, **_named: None)
+        self.draft_worker = Fields("draft worker", speculative_num_draft_tokens=config.num_draft_tokens)
+        self.model_worker = Fields("model worker", on_verify_complete_cpu=lambda *_args, **_named: None)
+        self.metrics_reporter = Fields("metrics reporter", snapshot_spec_decode_metrics=lambda *_args: None)
         self.enable_overlap = config.overlap
+
+    def __getattr__(self, name: str) -> Any:
+        raise StandInError("SchedulerBatchResultProcessor", name)
 
 
 class RowPool:
-    """`ReqToTokenPool` over the engine's rows: `req_to_token` is their buffer, not a copy."""
+    """`ReqToTokenPool` over the engine's rows: `req_to_token` is their buffer, not a copy. `row_field` is where
+    requests and sessions keep theirs.
+    """
 
     device = CPU
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, row_field: Field) -> None:
         self._rows = rows
+        self._row_field = row_field
         self.size = rows.count
         self.req_to_token = torch.frombuffer(rows.buffer, dtype=torch.int32).view(rows.count + 1, rows.width)
+
+    def __getattr__(self, name: str) -> Any:
+        raise StandInError("ReqToTokenPool", name)
 
     @property
     def free_slots(self) -> list[int]:
@@ -196,10 +305,11 @@ class RowPool:
         self.req_to_token[indices] = values
 
     def free(self, req: Any) -> None:
-        if req.req_pool_idx is None:
+        row = self._row_field.read(req)
+        if row is None:
             raise ValueError("a request without a row gives one back")
-        self._rows.free(req.req_pool_idx)
-        req.req_pool_idx = None
+        self._rows.free(row)
+        self._row_field.write(req, None)
 
 
 class SlotAllocator:
@@ -212,6 +322,9 @@ class SlotAllocator:
         self._allocator = allocator
         self.page_size = allocator.page_size
         self.size = allocator.size
+
+    def __getattr__(self, name: str) -> Any:
+        raise StandInError("BaseTokenToKVPoolAllocator", name)
 
     def available_size(self) -> int:
         return self._allocator.available
@@ -247,6 +360,9 @@ class SlotAllocator:
 class PrefixCacheFields:
     """`BasePrefixCache`: there is no tree, no sliding window and no recurrent state."""
 
+    def __getattr__(self, name: str) -> Any:
+        raise StandInError("BasePrefixCache", name)
+
     def supports_swa(self) -> bool:
         return False
 
@@ -269,13 +385,64 @@ class PrefixCacheFields:
         return ""
 
 
+class DisabledTreeFields(PrefixCacheFields):
+    """`UnifiedRadixCache` whose tree is disabled."""
+
+    disable = True
+    page_size = 1
+    cache_controller = None
+    linker = None
+    components: dict[Any, Any] = {}  # noqa: RUF012 - never written
+    _components_tuple: tuple[Any, ...] = ()
+
+    def __init__(self, memory: SimpleNamespace, no_match: Any) -> None:
+        self.__dict__.update(vars(memory))
+        self.session = NoSessions()
+        self.tree_core = Fields("tree core", empty_match_result=no_match)
+
+
+class NoSessions:
+    """`StreamingSession` where it is not run: no request has one."""
+
+    def try_match_prefix(self, _params: Any) -> None:
+        return None
+
+    def try_cache_finished_req(self, _req: Any) -> bool:
+        return False
+
+    def try_checkpoint(self, _req: Any, **_named: Any) -> bool:
+        return False
+
+    def borrowed_slot(self, _req: Any) -> None:
+        return None
+
+    def take(self, _req: Any) -> None:
+        """There is nothing to take it to."""
+
+
 class NotUsed:
     """A class of the release that nothing here is an instance of."""
 
 
-def radix_key(token_ids: list[int], extra_key: str | None = None, is_bigram: bool = False) -> SimpleNamespace:
-    """`RadixKey`."""
-    return SimpleNamespace(token_ids=token_ids, extra_key=extra_key, is_bigram=is_bigram)
+class RadixKeyFields:
+    """`RadixKey`: tokens, of which the first `limit` count."""
+
+    def __init__(
+        self,
+        token_ids: list[int],
+        extra_key: str | None = None,
+        is_bigram: bool = False,
+        limit: int | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        self.token_ids = token_ids if limit is None else token_ids[:limit]
+        self.extra_key, self.is_bigram, self.cache_salt = extra_key, is_bigram, cache_salt
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __getattr__(self, name: str) -> Any:
+        raise StandInError("RadixKey", name)
 
 
 class Environment:
