@@ -56,6 +56,7 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "mutants": layer("errors verdict explore memory sim"),
     "judge": layer("errors verdict replay_file explore memory sim ops diff targets mutants", "torch"),
     "bench": layer("errors verdict explore memory sim reference ops kernels", "torch triton"),
+    "bisect": layer("errors verdict replay_file explore memory sim ops targets judge"),
     "report": layer("errors verdict replay_file", "rich"),
 }
 # The engine calls the checker, and the checker reads the engine's values: one layer in two folders.

@@ -4,11 +4,14 @@ at once.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,12 +41,17 @@ TIERS = ("ops", "accounting", "workers")
 DEFAULT_CASES = 100
 DEFAULT_SCHEDULES = 400
 SHRINK_ATTEMPTS = 5000
+GIT_SKIPS, GIT_STOPS = 125, 128  # what `git bisect run` makes of these exit codes
 
 CacheOption = Annotated[
     Path | None,
     typer.Option("--cache-dir", help="Folder for fetched wheels. Default: $SPECSIM_CACHE_DIR, else ~/.cache/specsim."),
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu (Triton's interpreter), cuda, or auto.")]
+BisectRunOption = Annotated[
+    bool,
+    typer.Option("--bisect-run", help="For `git bisect run`: exit 125 (skip) when the target cannot be judged."),
+]
 HangOption = Annotated[float, typer.Option(min=1.0, help="Seconds after which a call or schedule counts as hung.")]
 
 
@@ -62,7 +70,39 @@ def _root(
     """Commands work on a TARGET: model | sglang==VERSION | sglang@PATH[#REV] | module:object."""
 
 
+@contextmanager
+def _exit_codes(bisect_run: bool, of_errors: int) -> Iterator[None]:
+    """With `bisect_run`, errors end with `of_errors`, and what could not be judged is skipped: `git bisect run` would
+    take 2 and 3 for bad.
+    """
+    from specsim.judge.accounting import NondeterministicError
+
+    try:
+        yield
+    except typer.Exit as ended:
+        if bisect_run and ended.exit_code in (2, 3):
+            raise typer.Exit(GIT_SKIPS) from None
+        raise
+    except (UsageError, NondeterministicError) as error:
+        if not bisect_run:
+            raise
+        _say(error) if isinstance(error, UsageError) else typer.echo(f"specsim: nondeterministic: {error}", err=True)
+        raise typer.Exit(of_errors) from None
+
+
+def _skipping(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the option --bisect-run: its errors, and what it could not judge, are skipped."""
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        with _exit_codes(arguments["bisect_run"], of_errors=GIT_SKIPS):
+            command(**arguments)
+
+    return run
+
+
 @app.command()
+@_skipping
 def check(
     target: Annotated[
         str, typer.Argument(help="model | sglang==VERSION | sglang@PATH[#REV] | module:object")
@@ -81,6 +121,7 @@ def check(
     out: Annotated[Path, typer.Option(help="Folder for replay files.")] = Path("specsim-findings"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict to this file.")] = None,
     device: DeviceOption = "auto",
+    bisect_run: BisectRunOption = False,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
@@ -93,9 +134,10 @@ def check(
     from specsim.targets.spec import CheckoutTarget, ReleaseTarget, parse_target
     from specsim.verdict import Verdict, write_json
 
-    _one_of("--only", only, TIERS)
-    _one_of("--device", device, ("auto", "cpu", "cuda"))
-    parsed = parse_target(target)
+    with _exit_codes(bisect_run, of_errors=GIT_STOPS):
+        _one_of("--only", only, TIERS)
+        _one_of("--device", device, ("auto", "cpu", "cuda"))
+        parsed = parse_target(target)
     if canary:
         _require_model("--canary", parsed.text)
         raise typer.Exit(_sing())
@@ -152,7 +194,8 @@ def check(
     if json_file is not None:
         write_json(json_file, verdict.to_json())
     print_verdict(verdict)
-    raise typer.Exit(verdict.exit_code)
+    half_judged = not verdict.findings and not all(suite.cases or suite.schedules for suite in verdict.suites)
+    raise typer.Exit(GIT_SKIPS if bisect_run and half_judged else verdict.exit_code)
 
 
 def _add(verdict: Verdict, suite: Suite, findings: list[Finding]) -> None:
@@ -186,6 +229,7 @@ def _sing() -> int:
 
 
 @app.command()
+@_skipping
 def replay(
     file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
     target: Annotated[
@@ -195,6 +239,7 @@ def replay(
     verify: Annotated[
         bool, typer.Option("--verify", help="Run it twice, under two hash seeds; exit 3 at the first difference.")
     ] = False,
+    bisect_run: BisectRunOption = False,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
@@ -208,9 +253,10 @@ def replay(
     from specsim.report.terminal import print_replay, print_schedule_replay, print_worker_replay
     from specsim.targets.spec import parse_target
 
-    _one_of("--device", device, ("auto", "cpu", "cuda"))
-    stored = replay_file.load(file)
-    text = parse_target(target or stored.target).text
+    with _exit_codes(bisect_run, of_errors=GIT_STOPS):
+        _one_of("--device", device, ("auto", "cpu", "cuda"))
+        stored = replay_file.load(file)
+        text = parse_target(target or stored.target).text
     if isinstance(stored, replay_file.OpReplay):
         request = _ops_request(stored, text, device, hang_seconds, cache_dir, Path())
         case = replay_ops_twice(request, file) if verify else replay_ops(request, file)
@@ -454,6 +500,52 @@ def explore(
 
 
 @app.command()
+def bisect(
+    file: Annotated[Path | None, typer.Argument(help="A replay file: which revision shows its finding?")] = None,
+    good: Annotated[str, typer.Option(metavar="R1", help="A release or, with --repo, a revision that is right.")] = "",
+    bad: Annotated[str, typer.Option(metavar="R2", help="One that is wrong; older or newer than the good one.")] = "",
+    repo: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Search the history of this git repository, untouched.")
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option(metavar="ID", help="Ask for a rule of the simulator, in schedules of one seed.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="ops:NAME", help="Ask for one operation, on cases.")] = None,
+    seed: Annotated[str, typer.Option(help="A number or a commit hash; for --rule and --only.")] = "0",
+    schedules: Annotated[int, typer.Option(min=1, help="Schedules of a revision, for --rule.")] = 200,
+    cases: Annotated[int, typer.Option(min=1, help="Cases of an implementation, for --only.")] = 50,
+    out: Annotated[Path, typer.Option(help="Folder for the replay file of --rule and --only.")] = Path(
+        "specsim-findings"
+    ),
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
+    hang_seconds: HangOption = 20.0,
+    cache_dir: CacheOption = None,
+) -> None:
+    """Find the first bad, or first fixed, release or commit. Exit code 0 when it was found; 125 when revisions that
+    cannot be judged hide it, or an end cannot be judged.
+    """
+    from specsim.bisect import command
+    from specsim.bisect.verdicts import Limits
+    from specsim.targets.cache import open_cache
+
+    for option, value in (("--good", good), ("--bad", bad)):
+        if not value:
+            raise UsageError(f"there is no {option}", "give --good and --bad, two releases or two revisions of --repo")
+    for option, folder in (("--out", out), ("--json", json_file.parent if json_file else out)):
+        _require_folder(option, folder)
+    cache = open_cache(cache_dir)
+    question = command.question_of(
+        file, rule, only, Limits(cache.folder, out, parse_seed(seed), schedules, cases, hang_seconds)
+    )
+    history = command.history_of(good, bad, repo)
+    try:
+        raise typer.Exit(command.run(history, question, cache, repo, json_file, typer.echo))
+    except command.EndError as error:
+        _say(error)
+        raise typer.Exit(command.NOT_JUDGED) from None
+
+
+@app.command()
 def bench(
     name: Annotated[str | None, typer.Argument(help="One benchmark; all when left out.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
@@ -485,6 +577,10 @@ def _require_folder(option: str, folder: Path) -> None:
         raise UsageError(f"{option} {folder}: {parent} is not a folder that can be written", "name another folder")
 
 
+def _say(error: UsageError) -> None:
+    print(f"specsim: {error.problem}.\n         {error.remedy[:1].upper()}{error.remedy[1:]}.", file=sys.stderr)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Bad input ends as one sentence on standard error and exit code 2."""
     from specsim.judge.accounting import NondeterministicError
@@ -492,7 +588,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=arguments, prog_name="specsim")
     except UsageError as error:
-        print(f"specsim: {error.problem}.\n         {error.remedy[:1].upper()}{error.remedy[1:]}.", file=sys.stderr)
+        _say(error)
         raise SystemExit(2) from None
     except NondeterministicError as error:
         print(f"specsim: nondeterministic: two runs of one schedule differ ({error}).", file=sys.stderr)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specsim.judge.parent import ChildEnded, Message, ask, ended_early, no_answer
+from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer
 from specsim.verdict import Finding, NotRun, Suite, finding_from_json
 
 HASH_SEEDS = ("0", "1")
@@ -78,7 +78,7 @@ def run_accounting_suite(
     return suite, findings
 
 
-def replay_schedule(request: AccountingRequest, replay: Path, hash_seed: str = "") -> Message:
+def replay_schedule(request: AccountingRequest, replay: Path, hash_seed: str = "", ask: Ask = ask) -> Message:
     """Run a replay file's schedule; the child's "replayed" message, or what ended the child as `violations` of it."""
     started = False
     try:

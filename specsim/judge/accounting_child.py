@@ -25,7 +25,7 @@ from specsim.verdict import Finding, NotRun
 EVENTS_SHOWN = 8
 
 
-def _target(request: Request) -> Any:
+def load_target(request: Request) -> Any:
     """The accounting of the request's target, the mutant applied first."""
     if request["mutant"]:
         from specsim.mutants.load import apply, find
@@ -42,7 +42,7 @@ def _target(request: Request) -> Any:
     return load_accounting(parse_target(request["target"]), Cache(Path(request["cache"])))
 
 
-def _announce(request: Request, messages: Messages) -> None:
+def announce(request: Request, messages: Messages) -> None:
     """Making a release's accounting runs some of its code already, so a hang there is the release's. A user's module is
     only imported: that may take long, and torch with it.
     """
@@ -54,8 +54,8 @@ def _announce(request: Request, messages: Messages) -> None:
 
 def check(request: Request, messages: Messages) -> None:
     """Simulate the target's accounting."""
-    _announce(request, messages)
-    target = _target(request)
+    announce(request, messages)
+    target = load_target(request)
     if isinstance(target, NotRun):
         messages.send("end", schedules=0, events=0, findings=[], seam=[], not_run=[asdict(target)], nondeterministic="")
         return
@@ -68,7 +68,7 @@ def check(request: Request, messages: Messages) -> None:
         deadline=time.monotonic() + request["seconds"],
         on_schedule=lambda index: messages.send("schedule", index=index),
     )
-    findings = [asdict(_write_finding(target, found, request)) for found in result.findings]
+    findings = [asdict(write_finding(target, found, request)) for found in result.findings]
     not_run = [NotRun(part.name, part.why) for part in target.parts if part.kind == "not run"]
     not_run += [NotRun(f"{count} schedules", why) for why, count in sorted(result.refused.items())]
     if result.cut_short:
@@ -136,7 +136,7 @@ def failure(request: Request, messages: Messages) -> None:
 def replay(request: Request, messages: Messages) -> None:
     """Run the schedule of a replay file once more."""
     stored = _stored(request)
-    _announce(request, messages)
+    announce(request, messages)
     target = _simulated(request)
     from specsim.check.suite import run_schedule
     from specsim.explore.chooser import replayed
@@ -154,6 +154,7 @@ def replay(request: Request, messages: Messages) -> None:
         digest=schedule.run.digest,
         scenario=_plain(schedule.scenario),
         events=[asdict(event) for event in schedule.run.log],
+        seam=[asdict(part) for part in target.parts],
         violations=[
             {
                 "rule": v.rule.id,
@@ -174,7 +175,7 @@ def replay(request: Request, messages: Messages) -> None:
 def shrink(request: Request, messages: Messages) -> None:
     """Make the schedule of a replay file smaller, with more attempts than `check` takes."""
     stored = _stored(request)
-    _announce(request, messages)
+    announce(request, messages)
     target = _simulated(request)
     from specsim.check import suite
     from specsim.check.order import decisive_pair
@@ -195,7 +196,7 @@ def shrink(request: Request, messages: Messages) -> None:
     # The file's own schedule is the larger one; what it was found to do in every order it still does.
     order = decisive_pair(target, shrunk.tape, stored.signature, [schedule.tape]) if stored.order else None
     found = suite.ScheduleFinding(stored.signature, violation, shrunk, 1, 0, order)
-    finding = _write_finding(target, found, request)
+    finding = write_finding(target, found, request)
     messages.send(
         "done alone", replay=finding.replay, before=list(before), after=[len(shrunk.tape), len(shrunk.run.log)]
     )
@@ -208,7 +209,7 @@ def _stored(request: Request) -> ScheduleReplay:
 
 
 def _simulated(request: Request) -> Any:
-    target = _target(request)
+    target = load_target(request)
     if isinstance(target, NotRun):
         raise UsageError(
             f"{request['target']} cannot be simulated: {target.why}", "replay it on the target it was made for"
@@ -222,7 +223,7 @@ def _part(target: Any, name: str) -> Any:
     return next((part for part in target.parts if part.name == name), SeamPart(name, "model"))
 
 
-def _write_finding(target: Any, found: Any, request: Request) -> Finding:
+def write_finding(target: Any, found: Any, request: Request) -> Finding:
     """The finding of a ScheduleFinding, and its replay file."""
     from specsim.check.extension import ExtensionTarget
     from specsim.check.order import line

@@ -31,6 +31,8 @@ MODES = {
     "workers.failure": ("specsim.judge.workers_child", "failure"),
     "workers.replay": ("specsim.judge.workers_child", "replay"),
     "workers.shrink": ("specsim.judge.workers_child", "shrink"),
+    "ops.search": ("specsim.judge.search_child", "search_op"),
+    "accounting.search": ("specsim.judge.search_child", "search_rule"),
 }
 
 
@@ -47,8 +49,11 @@ class Messages:
 
 
 def main() -> None:
-    messages = Messages(int(sys.argv[1]))
-    request: Request = json.load(sys.stdin)
+    answer(json.load(sys.stdin), Messages(int(sys.argv[1])))
+
+
+def answer(request: Request, messages: Messages) -> None:
+    """Answer one request."""
     try:
         module, function = MODES[request["mode"]]
         getattr(importlib.import_module(module), function)(request, messages)

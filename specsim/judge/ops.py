@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.judge.accounting import HASH_SEEDS, NondeterministicError
-from specsim.judge.parent import ChildEnded, Message, ask, ended_early, no_answer
+from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer
 from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
 
 
@@ -117,7 +117,7 @@ def replay_ops_twice(request: OpsRequest, replay: Path) -> Message:
     return two
 
 
-def replay_ops(request: OpsRequest, replay: Path, hash_seed: str = "") -> Message:
+def replay_ops(request: OpsRequest, replay: Path, hash_seed: str = "", ask: Ask = ask) -> Message:
     """Run a replay file's case on the request's target; returns the worker's "replayed" message, or one with
     `violations` of the rule that a dying or hanging child breaks.
     """

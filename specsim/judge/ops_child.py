@@ -38,7 +38,7 @@ def choose_device(wanted: str) -> str:
     return device
 
 
-def _subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
+def load_subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
     from specsim.targets.cache import Cache
     from specsim.targets.load import load_provider
     from specsim.targets.spec import parse_target
@@ -53,7 +53,7 @@ def check(request: Request, messages: Messages) -> None:
     from specsim.diff.suite import judge
     from specsim.ops.registry import OPS
 
-    subjects, not_run = _subjects(request)
+    subjects, not_run = load_subjects(request)
     failed: set[str] = set(request["failed"])
     todo = [s for s in subjects if s.name not in request["skip"]]
     end = time.monotonic() + request["seconds"]
@@ -116,7 +116,7 @@ def failure(request: Request, messages: Messages) -> None:
     from specsim.diff.suite import chooser_of
     from specsim.ops.registry import OPS
 
-    subjects, _not_run = _subjects(request)
+    subjects, _not_run = load_subjects(request)
     (subject,) = [s for s in subjects if s.name == request["subject"]]
     op = OPS[subject.op]
     finding = write_process_failure(
@@ -151,8 +151,8 @@ def replay(request: Request, messages: Messages) -> None:
         )
     op = OPS[replay.op]
     case = case_of(op, replay, path)
-    subjects, not_run = _subjects(request)
-    subject = _same_subject(subjects, replay.op, replay.subject)
+    subjects, not_run = load_subjects(request)
+    subject = _same_subject(subjects, not_run, replay.op, replay.subject)
     if subject is None:
         reasons = "; ".join(f"{entry.what}: {entry.why}" for entry in not_run if entry.what.startswith(replay.op))
         raise UsageError(
@@ -174,6 +174,7 @@ def replay(request: Request, messages: Messages) -> None:
         judged=outcome.judged,
         same_source=subject.source_hash == replay.source_hash,
         digest=outcome.digest,
+        code=[{"name": s.name, "where": s.where, "source_hash": s.source_hash} for s in subjects if s.op == replay.op],
         violations=[
             {
                 "rule": v.rule.id,
@@ -204,8 +205,8 @@ def shrink(request: Request, messages: Messages) -> None:
 
     stored = replay_file.load(Path(request["replay"]))
     assert isinstance(stored, replay_file.OpReplay)
-    subjects, _not_run = _subjects(request)
-    subject = _same_subject(subjects, stored.op, stored.subject)
+    subjects, not_run = load_subjects(request)
+    subject = _same_subject(subjects, not_run, stored.op, stored.subject)
     problem = f"{request['replay']} does not show {stored.signature} on {request['target']}"
     if stored.op not in OPS or subject is None or not stored.tape:
         raise UsageError(problem, "shrink it on the target that it was found on")
@@ -227,10 +228,13 @@ def shrink(request: Request, messages: Messages) -> None:
     )
 
 
-def _same_subject(subjects: list[Any], op: str, name: str) -> Any:
-    """The subject of that name; on a target that does not have that caller, its implementation of the operation."""
+def _same_subject(subjects: list[Any], not_run: list[NotRun], op: str, name: str) -> Any:
+    """The subject of that name; on a target that does not have that caller, its implementation of the operation. A
+    caller that is there and could not be lifted has no stand-in.
+    """
     exact = [s for s in subjects if s.op == op and s.name == name]
     if exact:
         return exact[0]
     has_callers = any(s.role == "caller" for s in subjects)
+    has_callers = has_callers or any(entry.what == f"{op} in {name.removeprefix('caller:')}" for entry in not_run)
     return None if has_callers else next((s for s in subjects if s.op == op), None)

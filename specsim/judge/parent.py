@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +20,8 @@ from typing import IO, Any
 from specsim.errors import UsageError
 
 Message = dict[str, Any]
+# How a child is asked: the question, the limit of one call in seconds, PYTHONHASHSEED or "".
+Ask = Callable[[dict[str, Any], float, str], Iterator[Message]]
 PROGRESS_EVENTS = ("start", "case", "schedule")
 LAST_EVENTS = ("end", "replayed", "done alone")
 START_SECONDS_MAX = 120.0  # a child imports torch and triton, and lifts the target
@@ -52,12 +54,12 @@ def ask(question: dict[str, Any], hang_seconds: float, hash_seed: str = "") -> I
     when it says so. `hash_seed` is the child's PYTHONHASHSEED, "" for this process' own.
     """
     with _child(question, hash_seed) as (process, messages, stderr):
-        answers = _Answers(messages, START_SECONDS_MAX)
+        answers = Answers(messages, START_SECONDS_MAX)
         finished = False
         for message in answers:
             if message is None:
                 process.kill()
-                raise ChildEnded(True, f"does not end within {answers.limit_s:g} s", _tail(stderr))
+                raise ChildEnded(True, f"does not end within {answers.limit_s:g} s", tail(stderr))
             if message["event"] == "error":
                 raise UsageError(message["problem"], message["remedy"])
             answers.limit_s = hang_seconds if message["event"] in PROGRESS_EVENTS else START_SECONDS_MAX
@@ -66,7 +68,7 @@ def ask(question: dict[str, Any], hang_seconds: float, hash_seed: str = "") -> I
         code = process.wait()
         if code and not finished:
             name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise ChildEnded(False, f"ends its process ({name})", _tail(stderr))
+            raise ChildEnded(False, f"ends its process ({name})", tail(stderr))
 
 
 @contextmanager
@@ -99,7 +101,7 @@ def _child(question: dict[str, Any], hash_seed: str) -> Iterator[tuple[subproces
             process.wait()
 
 
-class _Answers:
+class Answers:
     """Messages from the pipe until it closes; None when none comes within `limit_s`, which may be changed meanwhile."""
 
     def __init__(self, fd: int, limit_s: float) -> None:
@@ -122,7 +124,8 @@ class _Answers:
                     yield json.loads(line)
 
 
-def _tail(stderr: IO[bytes]) -> str:
-    stderr.seek(0)
+def tail(stderr: IO[bytes], start: int = 0) -> str:
+    """The last line that was printed from the byte `start` on, "" for none."""
+    stderr.seek(start)
     lines = stderr.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""

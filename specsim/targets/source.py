@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from specsim.errors import UsageError
 from specsim.targets.fetch import fetch_wheel, wheel_problem, wheel_version
+from specsim.targets.git import is_revision, run_git
 from specsim.targets.spec import CheckoutTarget, ReleaseTarget, is_version
 
 if TYPE_CHECKING:
@@ -27,30 +28,6 @@ if TYPE_CHECKING:
 
 _LAYOUTS = ("python/sglang", "sglang", "")  # a repository, an unpacked wheel, the package folder itself
 _GIVE = "give a checkout of SGLang's repository, an unpacked wheel or the package folder"
-_GIT_OPTIONS = (
-    "--no-pager",
-    "--no-replace-objects",
-    "-c",
-    "core.hooksPath=/dev/null",
-    "-c",
-    "core.fsmonitor=false",
-)
-_GIT_SETTINGS = {
-    "GIT_OPTIONAL_LOCKS": "0",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_NO_LAZY_FETCH": "1",
-    "LC_ALL": "C",
-}
-_GIT_PLACES = (  # set inside hooks and by `git bisect run`; they would name another repository than `-C PATH`
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_COMMON_DIR",
-    "GIT_DIR",
-    "GIT_INDEX_FILE",
-    "GIT_NAMESPACE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_PREFIX",
-    "GIT_WORK_TREE",
-)
 
 
 class SourceTree(Protocol):
@@ -191,7 +168,7 @@ class GitSource:
     def __init__(self, path: Path, revision: str, label: str = "") -> None:
         self.label = label or f"sglang@{path}#{revision}"
         self._path = path if path.is_dir() else path.parent
-        if not revision or revision.startswith("-") or "\0" in revision:
+        if not is_revision(revision):
             raise UsageError(f"{revision!r} is not a git revision", "give a commit, a tag or a branch")
         self.commit = self._resolve(revision)
         self._blobs = self._find_package()
@@ -249,15 +226,7 @@ class GitSource:
         raise _no_sglang(self.label)
 
     def _git(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        environment = {name: value for name, value in os.environ.items() if name not in _GIT_PLACES} | _GIT_SETTINGS
-        command = ["git", *_GIT_OPTIONS, "-C", str(self._path), *arguments]
-        try:
-            return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment)
-        except OSError as error:
-            raise UsageError(
-                f"{self.label}: cannot run git: {error.strerror or error}",
-                "install git, or leave #REV away to read the folder as it is",
-            ) from error
+        return run_git(self.label, self._path, *arguments)
 
     def _git_or_raise(self, *arguments: str) -> bytes:
         ended = self._git(*arguments)

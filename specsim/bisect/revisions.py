@@ -1,0 +1,84 @@
+"""What is searched: the releases between two, or the commits between two of a repository, each as a TARGET."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsim.errors import UsageError
+from specsim.targets.cache import Cache
+from specsim.targets.git import Commit, Repository
+from specsim.targets.sglang.releases import RELEASES
+from specsim.targets.source import SourceTree, open_source
+from specsim.targets.spec import CheckoutTarget, ReleaseTarget, is_version, parse_target, version_key
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One place of the search. `target` is its TARGET, `name` what a person calls it, `title` what it says of itself,
+    `merged` how many commits it brings with it beside itself (a merge).
+    """
+
+    target: str
+    name: str
+    title: str
+    merged: int = 0
+
+    def open(self, cache: Cache) -> SourceTree:
+        """Its source; a release is fetched once. UsageError when it is not there, or is not SGLang."""
+        target = parse_target(self.target)
+        assert isinstance(target, ReleaseTarget | CheckoutTarget)
+        return open_source(target, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The places of a search, oldest first, both ends included. `note` is what the user should know of them, or ""."""
+
+    revisions: tuple[Revision, ...]
+    good_is_older: bool
+    note: str = ""
+
+
+def releases_between(good: str, bad: str) -> History:
+    """The releases from one to the other. Both may be newer than, or missing from, the list of those that are known."""
+    one, other = _version("--good", good), _version("--bad", bad)
+    if version_key(one) == version_key(other):
+        raise UsageError(f"--good and --bad are both sglang=={one}", "give two releases that differ")
+    low, high = sorted((one, other), key=version_key)
+    known = [v for v in RELEASES if version_key(low) < version_key(v) < version_key(high)]
+    revisions = tuple(Revision(f"sglang=={v}", f"sglang=={v}", f"release {v}") for v in (low, *known, high))
+    return History(revisions, one == low)
+
+
+def commits_between(repository: Path, good: str, bad: str) -> History:
+    """The commits from one revision of a repository to the other, along first parents."""
+    path = Path(os.path.expanduser(repository)).absolute()
+    repo = Repository(path)
+    one, other = repo.commit(good), repo.commit(bad)
+    if one.hash == other.hash:
+        raise UsageError(f"--good {good} and --bad {bad} are both {one.hash[:12]}", "give two commits that differ")
+    good_is_older = repo.is_ancestor(one, other)
+    low, high = (one, other) if good_is_older else (other, one)
+    commits = repo.between(low, high)
+    note = (
+        f"{path} has changes that are not committed: they are neither judged nor touched" if repo.is_changed() else ""
+    )
+    return History(tuple(_revision(path, commit) for commit in commits), good_is_older, note)
+
+
+def _revision(path: Path, commit: Commit) -> Revision:
+    return Revision(
+        CheckoutTarget(str(path), commit.hash).text, commit.hash[:12], commit.subject, max(0, len(commit.parents) - 1)
+    )
+
+
+def _version(option: str, text: str) -> str:
+    version = text.removeprefix("sglang==").removeprefix("v")
+    if not is_version(version):
+        raise UsageError(
+            f"{option} {text!r} is not a release",
+            "give the exact number of one, or name the repository of a revision with --repo PATH",
+        )
+    return version

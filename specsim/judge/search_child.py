@@ -1,0 +1,147 @@
+"""Looking for one defect, in the child: of one rule of the simulator, or of one operation. It ends at the first hit.
+
+The answer is one message "replayed", as of a replay file:
+
+{"schedules", "refused": {why: count}, "failed", "violation": {...} | null, "seam": [...]}     search_rule
+{"subjects": [{"name", "where", "source_hash", "cases", "rule", "title"}], "not_run": [...]}   search_op
+
+`failed` counts the schedules in which a host function raised.
+
+With `write` in the request the defect is made smaller and written to `out`: {"event": "done alone", "replay"}.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specsim.errors import UsageError
+from specsim.judge.accounting_child import announce, load_target, write_finding
+from specsim.judge.child import Messages, Request
+from specsim.judge.ops_child import choose_device, load_subjects
+from specsim.verdict import NotRun
+
+
+def search_rule(request: Request, messages: Messages) -> None:
+    """Simulate the schedules of a seed until one breaks the rule `rule`."""
+    announce(request, messages)
+    target = load_target(request)
+    if isinstance(target, NotRun):
+        raise UsageError(f"{request['target']} cannot be simulated: {target.why}", "it has no such tier")
+    from specsim.check.suite import chooser_of, run_schedule
+
+    refused: dict[str, int] = {}
+    judged = failed = 0
+    found = None
+    for index in range(request["schedules"]):
+        messages.send("schedule", index=index)
+        schedule = run_schedule(target, chooser_of(request["seed"], index), refused)
+        if schedule is None:
+            continue
+        judged += 1
+        found = next((v for v in schedule.run.violations if v.rule.id == request["rule"]), None)
+        if found is not None:
+            break
+        failed += any(v.rule.id == "X1" for v in schedule.run.violations)
+    if found is not None and request["write"]:
+        _write_rule(request, messages, target, index)
+        return
+    messages.send(
+        "replayed",
+        schedules=judged,
+        refused=refused,
+        failed=failed,
+        violation=None
+        if found is None
+        else {"signature": found.signature, "part": found.part, "actual": found.actual, "schedule": index},
+        seam=[asdict(part) for part in target.parts],
+    )
+
+
+def _write_rule(request: Request, messages: Messages, target: Any, index: int) -> None:
+    from specsim.check import suite
+
+    schedule = suite.run_schedule(target, suite.chooser_of(request["seed"], index))
+    assert schedule is not None
+    signature = next(v.signature for v in schedule.run.violations if v.rule.id == request["rule"])
+    shrunk = suite.shrink(
+        target, schedule.tape, signature, suite.SHRINK_ATTEMPTS_MAX, lambda: messages.send("schedule", index=-1)
+    )
+    violation = shrunk.violation(signature)
+    assert violation is not None
+    finding = write_finding(target, suite.ScheduleFinding(signature, violation, shrunk, 1, index, None), request)
+    messages.send("done alone", replay=finding.replay)
+
+
+def search_op(request: Request, messages: Messages) -> None:
+    """Run each implementation of the operation `op`, or those of the names `subjects`, on the cases of a seed until one
+    is wrong.
+    """
+    device = choose_device(request["device"])
+    from specsim.diff.run import run_case
+    from specsim.diff.suite import chooser_of
+    from specsim.ops.registry import OPS
+
+    op = OPS[request["op"]]
+    subjects, not_run = load_subjects(request)
+    answers = []
+    wanted = request["subjects"]
+    for subject in [s for s in subjects if s.op == op.name and (not wanted or s.name in wanted)]:
+        messages.send("start", subject=subject.name)
+        cases, broken = 0, None
+        for index in range(request["cases"]):
+            messages.send("case", index=index)
+            case = op.generate(chooser_of(request["seed"], subject, index))
+            outcome = run_case(op, subject, case, device) if subject.accepts(case.sizes) else None
+            if outcome is None or not outcome.judged:
+                continue
+            cases += 1
+            if outcome.violations:
+                broken = outcome.violations[0]
+                break
+        if broken is not None and subject.name == request["write"]:
+            _write_op(request, messages, op, subject, device)
+            return
+        answers.append(
+            {
+                "name": subject.name,
+                "where": subject.where,
+                "source_hash": subject.source_hash,
+                "cases": cases,
+                "rule": broken.rule.id if broken else "",
+                "title": broken.title if broken else "",
+            }
+        )
+    messages.send(
+        "replayed",
+        subjects=answers,
+        not_run=[asdict(entry) for entry in not_run if entry.what.split(" in ")[0] == op.name],
+    )
+
+
+def _write_op(request: Request, messages: Messages, op: Any, subject: Any, device: str) -> None:
+    from specsim.diff.finding import write_counterexample
+    from specsim.diff.suite import judge
+
+    result = judge(
+        op,
+        subject,
+        seed=request["seed"],
+        cases=request["cases"],
+        device=device,
+        deadline=math.inf,
+        on_case=lambda index: messages.send("case", index=index),
+    )
+    assert result.counterexample is not None
+    finding = write_counterexample(
+        op,
+        subject,
+        result.counterexample,
+        target=request["target"],
+        seed=request["seed"],
+        device=device,
+        out=Path(request["out"]),
+    )
+    messages.send("done alone", replay=finding.replay)

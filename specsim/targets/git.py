@@ -1,0 +1,158 @@
+"""Git's history of a repository, read and never changed: no lock, no hook, no index, no work tree, no network.
+
+What this does not do: it follows the first parent of a merge only. A branch that was merged is one step, the merge.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsim.errors import UsageError
+
+_OPTIONS = (
+    "--no-pager",
+    "--no-replace-objects",
+    "-c",
+    "core.hooksPath=/dev/null",
+    "-c",
+    "core.fsmonitor=false",
+)
+_SETTINGS = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "LC_ALL": "C",
+}
+_PLACES = (  # set inside hooks and by `git bisect run`; they would name another repository than `-C PATH`
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_WORK_TREE",
+)
+
+
+def run_git(label: str, path: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """git in the folder `path`, whatever the surroundings say. UsageError, which begins with `label`, when there is no
+    git.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _PLACES} | _SETTINGS
+    command = ["git", *_OPTIONS, "-C", str(path), *arguments]
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment)
+    except OSError as error:
+        raise UsageError(
+            f"{label}: cannot run git: {error.strerror or error}",
+            "install git, or leave #REV away to read the folder as it is",
+        ) from error
+
+
+def is_revision(text: str) -> bool:
+    """Whether git cannot take `text` for an option, or for more or less than one argument."""
+    return bool(text) and not text.startswith("-") and "\0" not in text
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit by its full hash, the hashes of its parents, and the first line of its message."""
+
+    hash: str
+    parents: tuple[str, ...]
+    subject: str
+
+
+class Repository:
+    """A git repository at `path`. UsageError when there is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.exists():
+            raise UsageError(f"--repo {path} does not exist", "name a checkout of SGLang's repository")
+        if not path.is_dir() or self._git("rev-parse", "--git-dir").returncode:
+            ended = self._git("rev-parse", "--git-dir") if path.is_dir() else None
+            if ended is not None and b"dubious ownership" in ended.stderr:
+                raise UsageError(
+                    f"git refuses {path}, which belongs to another user",
+                    f"allow it with git config --global --add safe.directory {path}",
+                )
+            raise UsageError(f"--repo {path} is not a git repository", "name a checkout of SGLang's repository")
+        self.is_shallow = self._output("rev-parse", "--is-shallow-repository").strip() == "true"
+
+    def commit(self, revision: str) -> Commit:
+        """The commit that a revision names. UsageError when there is none."""
+        if not is_revision(revision):
+            raise UsageError(f"{revision!r} is not a git revision", "give a commit, a tag or a branch")
+        ended = self._git("rev-parse", "--verify", f"{revision}^{{commit}}")
+        if ended.returncode:
+            why, remedy = "has no commit", "give a commit, a tag or a branch that it has"
+            if self.is_shallow:
+                why = "is a shallow clone, which has no commit"
+                remedy = f"fetch the history with git -C {self.path} fetch --unshallow --tags"
+            raise UsageError(f"the repository {self.path} {why} {revision!r}", remedy)
+        return self._commits("--max-count=1", ended.stdout.decode().strip())[0]
+
+    def between(self, older: Commit, newer: Commit) -> list[Commit]:
+        """The commits from `older` to `newer`, both included, oldest first, along first parents.
+
+        Raises UsageError when `older` is not an ancestor of `newer`, as when they are on two branches.
+        """
+        if not self.is_ancestor(older, newer):
+            raise self._unrelated(older, newer)
+        chain = self._commits("--first-parent", "--ancestry-path", f"^{older.hash}", newer.hash)
+        return [older, *reversed(chain)]
+
+    def is_ancestor(self, older: Commit, newer: Commit) -> bool:
+        """Whether `older` is reached from `newer` by way of parents, or is it."""
+        return self._git("merge-base", "--is-ancestor", older.hash, newer.hash).returncode == 0
+
+    def is_changed(self) -> bool:
+        """Whether files that git tracks were changed and not committed."""
+        # Without --no-optional-locks a status would rewrite the index; `_SETTINGS` sees to it.
+        ended = self._git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+        return ended.returncode == 0 and bool(ended.stdout)
+
+    def files_changed(self, commit: Commit) -> list[str]:
+        """The paths that a commit changed, against its first parent."""
+        listed = self._output("diff-tree", "--root", "-r", "-m", "--first-parent", "--name-only", "-z", commit.hash)
+        return [path for path in listed.split("\0")[1:] if path]
+
+    def _unrelated(self, one: Commit, other: Commit) -> UsageError:
+        pair = f"{one.hash[:12]} and {other.hash[:12]}"
+        if self.is_shallow:
+            return UsageError(
+                f"the repository {self.path} is a shallow clone, in which no history joins {pair}",
+                f"fetch the history with git -C {self.path} fetch --unshallow",
+            )
+        ended = self._git("merge-base", one.hash, other.hash)
+        base = ended.stdout.decode().strip()[:12]
+        return UsageError(
+            f"{pair} are on two branches",
+            f"judge {base}, where they part, and give it in place of one of them"
+            if base
+            else "give two of one history",
+        )
+
+    def _commits(self, *arguments: str) -> list[Commit]:
+        listed = self._output("log", "--no-show-signature", "--no-color", "-z", "--format=%H%n%P%n%s", *arguments)
+        found = []
+        for entry in listed.split("\0"):
+            if entry.strip():
+                commit, parents, subject = entry.strip("\n").split("\n", 2)
+                found.append(Commit(commit, tuple(parents.split()), subject.strip()))
+        return found
+
+    def _git(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return run_git(f"--repo {self.path}", self.path, *arguments)
+
+    def _output(self, *arguments: str) -> str:
+        ended = self._git(*arguments)
+        if ended.returncode:
+            said = ended.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
+            raise UsageError(f"git {arguments[0]} fails in {self.path}: {said[-1]}", "check it with git fsck")
+        return ended.stdout.decode("utf-8", "replace")
