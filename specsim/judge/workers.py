@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.judge.accounting import HASH_SEEDS, NondeterministicError
-from specsim.judge.parent import ChildEnded, Message, ask, ended_early, no_answer
+from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer
 from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
 
 
@@ -83,7 +83,7 @@ def _take(suite: Suite, findings: list[Finding], message: Message) -> None:
     findings += [finding_from_json(finding) for finding in message["findings"]]
 
 
-def replay_case(request: WorkersRequest, replay: Path, hash_seed: str = "") -> Message:
+def replay_case(request: WorkersRequest, replay: Path, hash_seed: str = "", ask: Ask = ask) -> Message:
     """Run a replay file's case; the child's "replayed" message, or what ended the child as its `broken`."""
     started = False
     try:

@@ -94,7 +94,7 @@ def _write_finding(probe: Any, found: Any, request: Request) -> Finding:
         rule=found.rule,
         signature=signature,
         title=broken.what,
-        digest=digest_of(shown),
+        digest=digest_of(shown) if shown.seen else "",  # nothing was recorded of a case that took its process along
     )
     path = Path(request["out"]) / f"{replay_file.file_name(f'{replay.target}-{signature}')}.json"
     replay_file.save(path, replay, specsim.__version__)
@@ -154,13 +154,15 @@ def replay(request: Request, messages: Messages) -> None:
         ) from error
     blamed = [broken for broken in shown.broken if broken.rule == stored.rule]
     source_hash = (blamed[0].source_hash if blamed else "") or probe.source_hash
+    where = (blamed[0].where if blamed else "") or probe.where
     messages.send(
         "replayed",
         same_case=shown.case == stored.case,
         same_source=source_hash == stored.source_hash,
-        where=probe.where,
+        where=where,
         function=probe.function,
         digest=digest_of(shown),
+        code=[{"name": probe.name, "where": where, "source_hash": source_hash}],
         case=shown.case,
         seen=shown.seen,
         broken=[asdict(broken) for broken in shown.broken],
