@@ -25,11 +25,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 READY := .venv/.ready
 TORCH_PIN := $(shell grep '^torch==' constraints.txt)
 RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
+ALL_RELEASES := $(shell sed -e 's/#.*//' fixtures/all_releases.txt)
 
-.PHONY: help setup run test nightly lint clean
+.PHONY: help setup run test test-releases nightly lint clean
 
 help: ## what can be made
-	@sed -n -e 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n -e 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
 
 setup: $(READY) ## the virtual environment alone
 
@@ -40,6 +41,11 @@ test: $(READY) ## every test; fetches the releases of fixtures/releases.txt once
 	@$(BIN)/specsim targets $(foreach version,$(RELEASES),--fetch sglang==$(version)) \
 		|| echo 'make test: not every release is there (see above); the tests that need them are skipped' >&2
 	$(BIN)/python -m pytest -n auto
+
+test-releases: $(READY) ## the tests of every release of fixtures/all_releases.txt; fetches them once
+	@$(BIN)/specsim targets $(foreach version,$(ALL_RELEASES),--fetch sglang==$(version)) \
+		|| echo 'make test-releases: not every release is there (see above); its tests are skipped' >&2
+	$(BIN)/python -m pytest -n auto --all-releases property_tests/test_release_accounting.py
 
 nightly: $(READY) ## every test with fifty times the examples: hours
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n auto

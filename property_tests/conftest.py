@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +36,13 @@ settings.register_profile("nightly", parent=settings.get_profile("fast"), max_ex
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
+RELEASES = (Path(__file__).parents[1] / "fixtures" / "releases.txt").read_text()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-releases", action="store_true", help="test every release that is in the cache")
+
+
 @pytest.fixture(scope="session")
 def wheel_cache() -> Cache:
     """The cache that `make test` filled."""
@@ -42,16 +50,22 @@ def wheel_cache() -> Cache:
 
 
 @pytest.fixture(scope="session")
-def release(wheel_cache: Cache) -> Callable[[str], SourceTree]:
-    """Opens a release that is in the cache; skips the test when it is not."""
+def release(wheel_cache: Cache, pytestconfig: pytest.Config) -> Callable[[str], SourceTree]:
+    """Opens a release that is in the cache; skips the test when it is not, or is of `make test-releases` alone."""
     from specsim.targets.fetch import cached_releases
 
     available = set(cached_releases(wheel_cache))
     opened: dict[str, SourceTree] = {}
 
+    few = {line.split("#")[0].strip() for line in RELEASES.splitlines()}
+    every_release = pytestconfig.getoption("--all-releases")
+
     def open_release(version: str) -> SourceTree:
+        if version not in few and not every_release:
+            pytest.skip(f"sglang=={version} is tested by `make test-releases`")
         if version not in available:
-            pytest.skip(f"the wheel of sglang=={version} is not in the cache; `make test` fetches it")
+            made_by = "make test" if version in few else "make test-releases"
+            pytest.skip(f"the wheel of sglang=={version} is not in the cache; `{made_by}` fetches it")
         if version not in opened:
             opened[version] = open_source(ReleaseTarget(version), wheel_cache)
         return opened[version]

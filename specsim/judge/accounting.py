@@ -52,11 +52,13 @@ def run_accounting_suite(
     suite = Suite("accounting")
     started = time.monotonic()
     index = -1
+    features: list[str] | None = None
     findings: list[Finding] = []
     try:
         for message in ask(request.question("check"), request.hang_seconds):
             if message["event"] == "schedule":
                 index = message["index"]
+                features = message.get("features", features)
                 progress("schedules", max(0, index))
             elif message["event"] == "end":
                 if message["nondeterministic"]:
@@ -71,7 +73,8 @@ def run_accounting_suite(
         suite.schedules = index + 1
         suite.not_run.append(NotRun(f"schedules after {index}", f"schedule {index} {ended.text}"))
         rule = "X2" if ended.hung else "X3"
-        for message in ask(request.question("failure", index=index, rule=rule, text=ended.text), request.hang_seconds):
+        question = request.question("failure", index=index, rule=rule, text=ended.text, features=features)
+        for message in ask(question, request.hang_seconds):
             if message["event"] == "done alone":
                 findings = [finding_from_json(message["finding"])]
     suite.seconds = time.monotonic() - started

@@ -1,6 +1,7 @@
 """The accounting tier in the child. Messages:
 
 {"event": "schedule", "index": I}             schedule I comes next; -1 while shrinking
+{"event": "schedule", "index": 0, "features"} the target was made, and draws these
 {"event": "end", "schedules", "events", "findings": [...], "seam": [...], "not_run": [...], "nondeterministic"}
 {"event": "replayed", ...}                    the answer to a replay request
 {"event": "done alone", "finding" | "replay"} the answer to a failure or a shrink request
@@ -61,6 +62,7 @@ def check(request: Request, messages: Messages) -> None:
         return
     from specsim.check.suite import simulate
 
+    messages.send("schedule", index=0, features=sorted(target.features))
     result = simulate(
         target,
         seed=request["seed"],
@@ -90,9 +92,8 @@ def failure(request: Request, messages: Messages) -> None:
     from specsim.check.suite import chooser_of
     from specsim.sim.features import FEATURES
     from specsim.sim.workload import draw_scenario
-    from specsim.targets.sglang.accounting import FEATURES_OF_RELEASES
 
-    features = FEATURES if request["target"] == "model" else FEATURES_OF_RELEASES
+    features = FEATURES if request["features"] is None else frozenset(request["features"])
     chooser = chooser_of(request["seed"], request["index"])
     scenario = draw_scenario(chooser, features)
     rule = BY_ID[request["rule"]]

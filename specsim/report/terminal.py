@@ -80,7 +80,9 @@ def print_verdict(verdict: Verdict) -> None:
                 result = "[red]finding[/]" if found else "[green]ok[/]"
                 if part["kind"] == "real" and not part["calls"]:
                     result = "[yellow]not called[/]"
-                calls = f"{part['calls']:,}" if part["kind"] == "real" else ""
+                calls = (
+                    f"{part['calls']:,} ({part['lines_run']}/{part['lines']} lines)" if part["kind"] == "real" else ""
+                )
                 table.add_row(suite.name, part["name"], part["kind"], part["where"], calls, result)
     console.print(table)
     for suite in verdict.suites:

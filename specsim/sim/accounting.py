@@ -31,6 +31,7 @@ class Memory:
     tree: RadixCache | None = None
     swa: SwaAllocator | None = None  # the allocator again, when there is a sliding window
     steps: int = 0  # of the launch in flight and the next one, the larger; 0 where they do not change
+    next_steps: int = 0  # of the next launch alone
 
     @property
     def reserve(self) -> int:

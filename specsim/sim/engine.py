@@ -396,7 +396,7 @@ class Engine(Admission):
         if self._config.adaptive:
             before_last = self._steps
             self._steps = self._config.num_steps - self._chooser.choose(self._config.num_steps, "fewer steps")
-            self._memory.steps = max(before_last, self._steps)
+            self._memory.steps, self._memory.next_steps = max(before_last, self._steps), self._steps
         on_demand = bool(
             self._retractions_left and len(batch) > 1 and self._chooser.choose(4, "retract on demand") == 1
         )

@@ -36,7 +36,7 @@ class SeamPart:
     """One function of the seam, and whose it is in this target.
 
     `where` is FILE:LINE and `source_hash` the hash of the body of a real one; `calls` counts the calls that were made
-    of it; `why` says why it is not run.
+    of it, `lines_run` of the `lines` on which its statements begin ran; `why` says why it is not run.
     """
 
     name: str
@@ -45,14 +45,20 @@ class SeamPart:
     source_hash: str = ""
     calls: int = 0
     why: str = ""
+    lines: int = 0
+    lines_run: int = 0
 
 
 class AccountingTarget(Protocol):
     """An accounting that can be simulated. `features` are those of `specsim.sim.features` that it can run."""
 
     name: str
-    features: frozenset[str]
-    parts: list[SeamPart]
+
+    @property
+    def features(self) -> frozenset[str]: ...
+
+    @property
+    def parts(self) -> list[SeamPart]: ...
 
     def make(self, memory: Memory) -> Accounting:
         """A fresh accounting over the memory of one run."""

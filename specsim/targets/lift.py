@@ -25,6 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from specsim.targets.lines import LINES_RUN, as_function, assignments, note_lines
 from specsim.targets.source import SourceTree
 
 
@@ -222,6 +223,7 @@ class Lifter:
         self._loaded: dict[tuple[str, frozenset[str]], dict[str, Any]] = {}
         self._host_values: dict[tuple[int, str, str], Any] = {}
         self.attributes: set[str] = set()  # that host functions which were lifted use of anything
+        self.lines_run: dict[str, set[int]] = {}  # of host functions, by file
 
     def module(self, path: str) -> ParsedModule:
         if path not in self._parsed:
@@ -254,7 +256,7 @@ class Lifter:
         found, or when a wanted function has no body.
         """
         module = self.module(path)
-        wanted = {name: _find_definitions(module, name) for name in names}
+        wanted = {name: find_definitions(module, name) for name in names}
         found = self._host_namespace(module, wanted, given, ())
         return {
             name: LiftedFunction(
@@ -267,6 +269,24 @@ class Lifter:
             for name, nodes in wanted.items()
         }
 
+    def lift_local(self, path: str, function: str, name: str, given: Mapping[str, Any]) -> LiftedFunction:
+        """Lift the statements of a function that assign to its local variable `name`, as a function of the parameters
+        that they use, which returns it. Raises DriftError when there are none.
+        """
+        module = self.module(path)
+        found = assignments(find_definitions(module, function)[-1], name)
+        if not found:
+            raise DriftError(f"not found: {name} of {function} in {path}")
+        made = as_function(find_definitions(module, function)[-1], name, found)
+        value = self._host_namespace(module, {made.name: [made]}, given, ())[made.name]
+        return LiftedFunction(
+            name=made.name,
+            value=value,
+            where=f"{path}:{found[0].lineno}",
+            parameters=parameter_names(made),
+            body_hash=body_hash(made),
+        )
+
     def _host_namespace(
         self,
         module: ParsedModule,
@@ -275,7 +295,8 @@ class Lifter:
         trail: tuple[str, ...],
     ) -> dict[str, Any]:
         """The values of the wanted names. Methods are made one by one, the rest in the namespace that they share."""
-        namespace: dict[str, Any] = {"__name__": __name__}
+        lines_run = self.lines_run.setdefault(module.path, set())
+        namespace: dict[str, Any] = {"__name__": __name__, LINES_RUN: lines_run.update}
         kept: dict[int, ast.stmt] = {}
         inner: dict[str, tuple[str, str]] = {}
         methods: dict[str, list[ast.stmt]] = {}
@@ -318,6 +339,7 @@ class Lifter:
     def _prepared(self, module: ParsedModule, node: ast.stmt, inner: dict[str, tuple[str, str]]) -> ast.stmt:
         prepared = _prepare_for_host(module, node, inner)
         self.attributes.update(child.attr for child in ast.walk(prepared) if isinstance(child, ast.Attribute))
+        note_lines(prepared)
         return prepared
 
     def _origin(self, module: ParsedModule, name: str, inner: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
@@ -499,7 +521,7 @@ _KEPT_DECORATORS = frozenset(
 )
 
 
-def _find_definitions(module: ParsedModule, name: str) -> list[ast.stmt]:
+def find_definitions(module: ParsedModule, name: str) -> list[ast.stmt]:
     """The definition of a function, method or class; a property with a setter has two. Raises DriftError when it is
     not there, or is a function without a body.
     """

@@ -1,7 +1,8 @@
 """SGLang's own host functions in place of the model's accounting.
 
-Allocation length, preparing, resolving, finish check, release, retraction and sessions are the release's code, run on
-requests and batches of ours over the engine's memory. Rows and slots of a prefill, and asking for an abort, are ours.
+The width of rows, allocation length, preparing, resolving, finish check, release, retraction and sessions are the
+release's code, run on requests and batches of ours over the engine's memory. Rows and slots of a prefill, and asking
+for an abort, are ours.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specsim.explore.chooser import seeded
+from specsim.memory.rows import Rows
 from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, Retracted
 from specsim.sim.config import EngineConfig
@@ -29,8 +31,14 @@ from specsim.targets.source import SourceTree
 
 _REHEARSALS = 60
 
-# Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of releases.
-FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"} | {"late results", "tight pool", "timeouts"}
+# Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of every release; some have more. There
+# are no session faults: what a session's history is after them is for a controller that is not lifted.
+FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"} | {
+    "late results",
+    "no limit",
+    "tight pool",
+    "timeouts",
+}
 
 
 class SglangHostTarget:
@@ -41,16 +49,18 @@ class SglangHostTarget:
     `missing` are the parts without which nothing can be simulated, with the reasons; `make` needs it to be empty.
     """
 
-    features = FEATURES_OF_RELEASES
-
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self.name = source.label
         self._functions = lift_host_functions(source, store)
         self._guards = read_guards(source)
+        self.features = FEATURES_OF_RELEASES | self._functions.features()
         if not self._functions.missing:
             self._rehearse()
-        self.parts: list[SeamPart] = list(self._functions.parts.values())
         self.missing = self._functions.missing
+
+    @property
+    def parts(self) -> list[SeamPart]:
+        return self._functions.seam()
 
     def make(self, memory: Memory) -> SglangAccounting:
         """A fresh accounting over the memory of one run."""
@@ -77,8 +87,7 @@ class SglangHostTarget:
                 continue
             if self._functions.missing:
                 return
-        for part in self._functions.parts.values():
-            part.calls = 0
+        self._functions.forget()
 
 
 class AdapterError(UnjudgeableError):
@@ -98,10 +107,12 @@ class SglangAccounting:
         self._memory = memory
         config = memory.config
         self._server_args = objects.server_args(config, functions.server_defaults)
+        self._handles: dict[str, objects.StreamingHandle] = {}
+        beyond_context = self._call("row width", functions.row_width, self._server_args)
+        memory.rows = Rows(config.rows, config.context_len + names.CONTEXT_UNUSED + beyond_context)
         self._pool = objects.RowPool(memory.rows, functions.row)
         self._slots = functions.allocator_type(memory.allocator)
         self._processor = functions.processor_type(config)
-        self._handles: dict[str, objects.StreamingHandle] = {}
         self._memory_fields = {
             "req_to_token_pool": self._pool,
             "token_to_kv_pool_allocator": self._slots,
@@ -123,16 +134,10 @@ class SglangAccounting:
         batch = self._batch([])
         if not self._call("decode need", lambda: getattr(batch, "is_spec_v2", True)):
             return "without overlap the release uses other workers, whose host functions are not simulated"
-        if config.page_size > 1 and config.topk > 1:
-            return "trees are simulated with pages of one token only"
         if config.radix:
             return "the radix cache of releases is not simulated"
-        if config.chunk_size:
-            return "chunked prefill of releases is not simulated"
         if config.window:
             return "sliding windows of releases are not simulated"
-        if config.adaptive:
-            return "releases are simulated with steps of one length"
         return ""
 
     def match_prefix(self, request: Request, key_len: int) -> int:
@@ -142,10 +147,22 @@ class SglangAccounting:
         raise UnjudgeableError("the radix cache of releases is not simulated")
 
     def drop(self, request: Request) -> None:
-        raise UnjudgeableError("chunked prefill of releases is not simulated")
+        req = request.state_of_accounting
+        req.finished_reason = self._functions.abort_type()
+        self._call("release", self._functions.drop, req, self._tree)
 
     def retract_all(self, batch: list[Request]) -> None:
-        raise UnjudgeableError("pauses of releases are not simulated")
+        self._call("retract", self._retract_all, [request.state_of_accounting for request in batch])
+
+    def _retract_all(self, reqs: list[Any]) -> None:
+        self._functions.retract_all(
+            reqs=reqs,
+            server_args=self._server_args,
+            req_to_token_pool=self._pool,
+            token_to_kv_pool_allocator=self._slots,
+            tree_cache=self._tree,
+            hisparse_coordinator=None,
+        )
 
     def arrive(self, request: Request) -> None:
         session = request.turn.session
@@ -276,8 +293,13 @@ class SglangAccounting:
         self._handles[session] = objects.StreamingHandle(session)
 
     def _enter(self) -> None:
-        """Give the lifted functions this run's configuration and rows."""
-        self._functions.current.server_args, self._functions.current.rows = self._server_args, self._memory.rows
+        """Give the lifted functions this run's configuration and rows. The worker sets the options of the next step
+        when it changes the number of steps.
+        """
+        current, args, steps = self._functions.current, self._server_args, self._memory.next_steps
+        if steps:
+            args.speculative_num_steps, args.speculative_num_draft_tokens = steps, steps + 1
+        current.server_args, current.rows, current.steps_max = args, self._memory.rows, self._memory.config.num_steps
 
     def _call(self, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call into the release. What it raises is reported with the seam function and the line of the source."""

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
+from specsim.sim.config import EngineConfig
 from specsim.sim.target import PARTS, SeamPart
 from specsim.targets.lift import (
     DriftError,
@@ -19,8 +20,10 @@ from specsim.targets.lift import (
     ParsedModule,
     TextStore,
     class_functions,
+    find_definitions,
     is_emptied,
 )
+from specsim.targets.lines import assignments, lines_of
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
 from specsim.targets.sglang.drift import attribute_is_declared
@@ -29,7 +32,7 @@ from specsim.targets.sglang.host_objects import Field
 from specsim.targets.source import SourceTree
 
 # Parts that are the simulator's own for every release.
-MODEL_PARTS = ("row width", "extend", "abort")
+MODEL_PARTS = ("extend", "abort")
 SESSION_PARTS = tuple(names.SESSION_ENTRIES)
 
 # The attribute of an exception that names the part that raised it.
@@ -42,6 +45,7 @@ class CurrentRun:
 
     server_args: Any = None
     rows: Any = None
+    steps_max: int = 0
 
 
 @dataclass(slots=True)
@@ -55,13 +59,19 @@ class HostFunctions:
                       `tree_has_sessions`, None when it is not run
     `record_type`     the KV record of a request, None where there is none
     `row`, `committed`, `allocated`  where these are kept
+    `row_width`       what a row has beyond the context, `alloc_len` of one step, both of the server's options
+    `lines_of_parts`  by part and file, the lines of its functions; `lines_run` those of all files that ran
     `missing`         parts without which nothing can be simulated, with the reasons
+    `has_signs_of`    the features of which the release has the sign
     `declares`        whether anything of the release defines an attribute of that name
     """
 
     parts: dict[str, SeamPart]
     current: CurrentRun = field(default_factory=CurrentRun)
     missing: list[str] = field(default_factory=list)
+    lines_of_parts: dict[str, dict[str, set[int]]] = field(default_factory=dict)
+    lines_run: dict[str, set[int]] = field(default_factory=dict)
+    has_signs_of: frozenset[str] = frozenset()
     declares: Callable[[str], bool] = lambda _name: True
     request_type: Any = None
     request_fields: dict[str, Any] = field(default_factory=dict)
@@ -78,8 +88,12 @@ class HostFunctions:
     committed: Any = None
     allocated: Any = None
     prefix: str = ""
+    row_width: Any = None
+    alloc_len: Any = None
     prepare: Any = None
     release: Any = None
+    drop: Any = None
+    retract_all: Any = None
     retract_takes_server_args: bool = False
     finish_check: str = ""
     resolve: str = ""
@@ -87,6 +101,32 @@ class HostFunctions:
     histogram: str = ""
     batch_accepted_drafts: str = ""
     fill_ids: tuple[str, ...] = ()
+
+    def features(self) -> frozenset[str]:
+        """What the simulator may draw for this release, beyond what it may for all. Trees with larger pages are tried:
+        a release without them says so when it is asked for the length.
+        """
+        config = EngineConfig(page_size=4, topk=2, num_steps=2)
+        self.current.server_args = objects.server_args(config, self.server_defaults)
+        with contextlib.suppress(NotImplementedError):
+            if self.alloc_len is not None and self.alloc_len():
+                return self.has_signs_of | {"paged trees"}
+        return self.has_signs_of
+
+    def seam(self) -> list[SeamPart]:
+        """The parts as they are now, with the lines that ran."""
+        for name, part in self.parts.items():
+            lines = self.lines_of_parts.get(name, {})
+            part.lines = sum(map(len, lines.values())) if part.kind == "real" else 0
+            part.lines_run = sum(len(of_file & self.lines_run[path]) for path, of_file in lines.items() if part.lines)
+        return list(self.parts.values())
+
+    def forget(self) -> None:
+        """Forget the calls and lines so far."""
+        for part in self.parts.values():
+            part.calls = 0
+        for lines in self.lines_run.values():
+            lines.clear()
 
     def give_up(self, part: str, why: str) -> None:
         """Do not run a part; sessions need all of theirs, and the rest is needed by everybody."""
@@ -126,6 +166,9 @@ class _Lifting:
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self._lifter = Lifter(source, store, {})
         self._result = HostFunctions({name: SeamPart(name, "model") for name in PARTS})
+        self._result.lines_run = self._lifter.lines_run
+        signs = names.FEATURE_SIGNS.items()
+        self._result.has_signs_of = frozenset(name for name, place in signs if self._defines(*place))
         self._result.declares = lru_cache(partial(attribute_is_declared, source))
         self._places: dict[HostFunction, tuple[str, str]] = {}
         self._parameters: dict[HostFunction, tuple[str, ...]] = {}
@@ -141,6 +184,7 @@ class _Lifting:
         self._guard("finish check", self._finish_reasons)
         self._guard("finish check", self._record)
         self._guard("alloc length", self._alloc_length)
+        self._guard("row width", self._row_width)
         self._guard("release", self._release)
         self._guard("prepare", self._prepare)
         self._guard("release", self._memory)
@@ -178,9 +222,14 @@ class _Lifting:
         if function.signatures and lifted.parameters not in function.signatures:
             raise DriftError(f"signature changed: {lifted.where} {lifted.name}({', '.join(lifted.parameters)})")
         self._places[function], self._parameters[function] = (path, name), lifted.parameters
-        part = self._result.parts[function.part]
+        self._note(function.part, path, lifted, self._node(function))
+
+    def _note(self, part_name: str, path: str, lifted: LiftedFunction, node: ast.AST) -> None:
+        """Note where the first function of a part is, and the lines of all of them."""
+        part = self._result.parts[part_name]
         if part.kind == "real" and not part.where:
             part.where, part.source_hash = lifted.where, lifted.body_hash
+        self._result.lines_of_parts.setdefault(part_name, {}).setdefault(path, set()).update(lines_of(node))
 
     def _defines(self, path: str, name: str) -> bool:
         if not self._lifter.source.exists(path):
@@ -232,6 +281,8 @@ class _Lifting:
                 current.rows, rows, starts, ends, slots
             ),
             "SpeculativeAlgorithm": objects.Eagle(),
+            # The numbers of steps that a server with adaptive steps may take; the maximum is what matters.
+            "resolve_candidate_steps_from_config": lambda **_named: (current.steps_max,),
             "RadixKey": objects.RadixKeyFields,
             "HybridReqToTokenPool": objects.NotUsed,
             "SWATokenToKVPoolAllocator": objects.NotUsed,
@@ -275,9 +326,26 @@ class _Lifting:
             setattr(self._result, meaning, Field(name, name in fields))
 
     def _alloc_length(self) -> None:
-        self._given["get_alloc_len_per_decode"] = self._counted("alloc length", self._lift(names.ALLOC_LEN))
+        alloc_len = self._counted("alloc length", self._lift(names.ALLOC_LEN))
+        self._given["get_alloc_len_per_decode"] = self._result.alloc_len = alloc_len
         if names.ALLOC_RESERVE in self._places:
             self._given["get_alloc_reserve_per_decode"] = self._lift(names.ALLOC_RESERVE)
+
+    def _row_width(self) -> None:
+        if names.ROW_WIDTH in self._places:
+            width = self._counted("row width", self._lift(names.ROW_WIDTH))
+            takes_options = bool(self._parameters[names.ROW_WIDTH])
+            self._result.row_width = width if takes_options else lambda _server_args: width()
+            return
+        path, function, variable = names.ROW_WIDTH_LOCAL
+        if not self._defines(path, function):
+            wanted = " or ".join(f"{name} in {where}" for where, name in (*names.ROW_WIDTH.places, (path, function)))
+            raise DriftError(f"not found: {wanted}")
+        lifted = self._lifter.lift_local(path, function, variable, self._given)
+        owner = find_definitions(self._lifter.module(path), function)[-1]
+        self._note("row width", path, lifted, ast.Module(assignments(owner, variable), []))
+        width = self._counted("row width", lifted.value)
+        self._result.row_width = lambda server_args: width(objects.Fields("ModelRunner", server_args=server_args))
 
     def _release(self) -> None:
         release = self._counted("release", self._lift(names.RELEASE))
@@ -285,6 +353,7 @@ class _Lifting:
         parameters = self._parameters[names.RELEASE]
         at_the_end = {name: value for name, value in names.AT_THE_END.items() if name in parameters}
         self._result.release = partial(release, **at_the_end)
+        self._result.drop = partial(release, **dict.fromkeys(at_the_end, False))
 
     def _prepare(self) -> None:
         self._place(names.ALLOC_LEN)
@@ -366,6 +435,12 @@ class _Lifting:
         self._result.batch_type = batch
         self._result.retract_takes_server_args = len(self._parameters[names.RETRACT]) > 1
         self._result.server_defaults = self._options()
+        if names.RETRACT_ALL in self._places:
+            retract_all = self._counted("retract", self._lift(names.RETRACT_ALL))
+            accepted = set(self._parameters[names.RETRACT_ALL])
+            self._result.retract_all = lambda **named: retract_all(
+                **{name: value for name, value in named.items() if name in accepted}
+            )
 
     def _options(self) -> dict[str, Any]:
         """The options of the server with their defaults."""

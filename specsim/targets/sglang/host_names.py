@@ -98,6 +98,28 @@ class HostFunction:
     optional: bool = False
 
 
+# Features of the simulator that a release has when it has this, as (file, function or Class.method).
+FEATURE_SIGNS = {
+    "adaptive steps": ("srt/speculative/eagle_worker_v2.py", "EAGLEWorkerV2.apply_runtime_state"),
+    # An abort between two parts of a prefill is answered at once; before, when the whole prefill was done.
+    "chunked prefill": ("srt/managers/scheduler.py", "Scheduler.process_pending_chunked_abort"),
+    "pauses": (_BATCH, "retract_all"),
+}
+
+# What a row has beyond the context; up to 0.5.12 a variable of the function that makes the pools.
+ROW_WIDTH = HostFunction(
+    "row width",
+    tuple((path, "get_req_to_token_extra_context_len") for path in (_SIZING, _COMMON)),
+    (("server_args",), ()),
+    optional=True,
+)
+ROW_WIDTH_LOCAL = (
+    "srt/model_executor/model_runner_kv_cache_mixin.py",
+    "ModelRunnerKVCacheMixin._init_pools",
+    "extra_max_context_len",
+)
+# Prompt and answer are so much shorter than the context, by the limit that the scheduler sets to `max_new_tokens`.
+CONTEXT_UNUSED = 2
 ALLOC_LEN = HostFunction(
     "alloc length",
     tuple((path, "get_alloc_len_per_decode") for path in (_SIZING, _COMMON, _MANAGER_UTILS)),
@@ -140,6 +162,8 @@ NEED = HostFunction(
     "decode need", ((_BATCH, "ScheduleBatch.new_tokens_required_next_decode"),), (("self", "selected_indices"),)
 )
 RETRACT = HostFunction("retract", ((_BATCH, "ScheduleBatch.retract_decode"),), (("self", "server_args"), ("self",)))
+# Of a pause; before 0.5.13 a method of a batch.
+RETRACT_ALL = HostFunction("retract", ((_BATCH, "retract_all"),), optional=True)
 RESET = HostFunction("reset for retract", ((_BATCH, "Req.reset_for_retract"),), (("self",),))
 SESSION_MATCH = HostFunction(
     "session match",
@@ -162,6 +186,7 @@ SESSION_CLOSE = HostFunction(
 
 # The first function of a part is the one that is shown for it; all of them must be there that are not optional.
 HOST_FUNCTIONS = (
+    ROW_WIDTH,
     ALLOC_LEN,
     ALLOC_RESERVE,
     PREPARE,
@@ -188,6 +213,7 @@ HOST_FUNCTIONS = (
         ),
     ),
     HostFunction("retract", ((_BATCH, "release_req"),), optional=True),
+    RETRACT_ALL,
     RESET,
     SESSION_MATCH,
     NEXT_ROUND,

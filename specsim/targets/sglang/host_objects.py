@@ -233,6 +233,7 @@ def server_args(config: EngineConfig, defaults: dict[str, Any]) -> Fields:
         "speculative_eagle_topk": config.topk,
         "speculative_num_draft_tokens": config.num_draft_tokens,
         "max_speculative_num_draft_tokens": config.num_draft_tokens,
+        "speculative_adaptive": config.adaptive,
         "page_size": config.page_size,
         "disable_overlap_schedule": not config.overlap,
         "enable_streaming_session": True,
