@@ -1,5 +1,5 @@
-"""`specsim bisect` around its search: which revisions it looks at, what it proves before it speaks, and what it refuses,
-each in one sentence and with nothing of the repository changed.
+"""`specsim bisect` around its search: which revisions it looks at, what it proves before it speaks, and what it
+refuses, each in one sentence and with nothing of the repository changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from property_tests.small_engine import Plan, build, git
 from specsim.bisect import report
 from specsim.bisect.changes import changed_functions
 from specsim.bisect.revisions import History, Revision, commits_between, releases_between
-from specsim.bisect.run import Bisection, EndError, Found, Step
+from specsim.bisect.run import Bisection, EndError, Found, Step, bisect
 from specsim.bisect.verdicts import Code, Judgement, State
 from specsim.cli import main
 from specsim.errors import UsageError
@@ -134,6 +134,54 @@ def test_a_merged_branch_is_one_step_that_says_so(history: tuple[Path, list[str]
         commits_between(copy, "side", commits[-1])
 
 
+class Tainted:
+    """A question that is bad at the commits that `commits` names."""
+
+    text = "tainted"
+
+    def __init__(self, commits: set[str]) -> None:
+        self._commits = commits
+
+    def judge(self, target: str, _ask: Any, _hash_seed: str) -> Judgement:
+        return BAD if target.rpartition("#")[2] in self._commits else GOOD
+
+    def replay(self, _target: str, _ask: Any) -> Path:
+        return Path("finding.json")
+
+
+@pytest.mark.parametrize("in_the_branch", [True, False])
+def test_a_merge_that_is_the_change_is_searched_in_turn(
+    history: tuple[Path, list[str]], tmp_path: Path, in_the_branch: bool
+) -> None:
+    path, commits = history
+    copy = tmp_path / "copy"
+    git(tmp_path, "clone", "-q", str(path), str(copy))
+    git(copy, "checkout", "-q", "-b", "side", commits[18])
+    side = []
+    for number in range(5):
+        git(copy, "commit", "-q", "--allow-empty", "-m", f"side {number}\x1b[2J")
+        side.append(git(copy, "rev-parse", "HEAD"))
+    git(copy, "checkout", "-q", "main")
+    git(copy, "merge", "-q", "--no-ff", "-m", "merge side", "side")
+    merge = git(copy, "rev-parse", "HEAD")
+    git(copy, "commit", "-q", "--allow-empty", "-m", "after")
+    bad = {merge, git(copy, "rev-parse", "HEAD"), *(side[3:] if in_the_branch else ())}
+    places = commits_between(copy, commits[10], "main")
+    steps: list[Step] = []
+    found = bisect(places, Tainted(bad), (no_child, no_child), cache_in(tmp_path), steps.append)
+    assert found.after.revision.target.endswith(side[3] if in_the_branch else merge)
+    assert found.before.revision.target.endswith(side[2] if in_the_branch else commits[-1])
+    assert "\x1b" not in found.after.revision.title
+    assert any("a merge" in line for line in report.lines_of(found, [], [], Path("f"), "q")) is not in_the_branch
+
+
+def test_a_bare_repository_has_a_history_too(history: tuple[Path, list[str]], tmp_path: Path) -> None:
+    path, commits = history
+    git(tmp_path, "clone", "-q", "--bare", str(path), "bare")
+    found = commits_between(tmp_path / "bare", commits[0], "main")
+    assert [r.name for r in found.revisions] == [commit[:12] for commit in commits]
+
+
 # What is proved
 
 
@@ -226,6 +274,18 @@ def test_a_release_in_the_middle_that_is_withdrawn_is_skipped(tmp_path: Path, mo
     assert [step.judgement.why for step in found.skipped] == [
         f"there is no release {places.revisions[1].target} that pip can find"
     ]
+
+
+def test_a_release_at_an_end_that_is_withdrawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def withdrawn(revision: Revision, _cache: Any) -> MadeUpSource:
+        raise UsageError(f"there is no release {revision.target} that pip can find", "give another")
+
+    monkeypatch.setattr(Revision, "open", withdrawn)
+    places = releases_between(RELEASES[0], RELEASES[2])
+    search = Bisection(places, Tainted(set()), (no_child, no_child), cache_in(tmp_path), lambda _step: None)
+    with pytest.raises(UsageError, match="there is no release") as refused_with:
+        search.run()
+    assert not isinstance(refused_with.value, EndError)
 
 
 # What is reported
@@ -335,6 +395,21 @@ def test_a_shallow_clone_says_that_its_history_is_cut(
     assert "fetch --unshallow" in said
     inside = commits_between(tmp_path / "shallow", commits[-2], "main")
     assert len(inside.revisions) == 2
+
+
+def test_an_end_that_cannot_be_judged_exits_as_git_asks_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_arguments: object) -> int:
+        raise EndError("--good A cannot be judged: it has no such tier", "give another end")
+
+    monkeypatch.setattr("specsim.bisect.command.run", cannot)
+    with pytest.raises(SystemExit) as ended:
+        main(["bisect", "--rule", "I31", "--good", RELEASES[0], "--bad", RELEASES[1]])
+    assert ended.value.code == 125
+    assert capsys.readouterr().err == (
+        "specsim: --good A cannot be judged: it has no such tier.\n         Give another end.\n"
+    )
 
 
 def test_a_repository_of_something_else_is_refused(

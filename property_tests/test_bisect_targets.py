@@ -19,7 +19,7 @@ from specsim.bisect.changes import changed_functions
 from specsim.bisect.command import question_of
 from specsim.bisect.report import blamed_of
 from specsim.bisect.revisions import History, commits_between, releases_between
-from specsim.bisect.run import Bisection, Found
+from specsim.bisect.run import Bisection, EndError, Found
 from specsim.bisect.verdicts import Limits, Question
 from specsim.judge.warm import WarmChild
 from specsim.targets.cache import Cache
@@ -48,7 +48,7 @@ def run(history: History, question: Question, children: Children, cache: Cache) 
 
 
 def limits(cache: Cache, out: Path) -> Limits:
-    return Limits(cache.folder, out, cases=20)
+    return Limits(cache.folder, out, cases=20, schedules=30)
 
 
 LONG = Plan(commits=200, bad=137, renamed=90, unbuildable=frozenset({20, 33, *range(99, 104), 120, 135, 149, 150, 151}))
@@ -111,23 +111,21 @@ def test_a_commit_whose_worker_cannot_be_read_is_not_taken_for_a_good_one(
     assert "EAGLEWorkerV2.verify" in found.skipped[1].judgement.why
 
 
-def test_a_tier_that_a_revision_does_not_have_is_said(tmp_path: Path) -> None:
+def test_a_tier_that_a_revision_does_not_have_is_said(children: Children, wheel_cache: Cache, tmp_path: Path) -> None:
     build(tmp_path / "engine", Plan(commits=2, bad=1))
-    ends = ("--good", "main~1", "--bad", "main", "--repo", str(tmp_path / "engine"))
-    ended = specsim(tmp_path, "bisect", "--rule", "I31", *ends)
-    assert ended.returncode == 125
-    assert "cannot be simulated: it needs" in ended.stderr
-    assert ended.stderr.count("\n") == 2
+    places = commits_between(tmp_path / "engine", "main~1", "main")
+    with pytest.raises(EndError, match=r"--bad .* cannot be judged: .* cannot be simulated: it needs alloc length"):
+        run(places, question_of(None, "I31", None, limits(wheel_cache, tmp_path)), children, wheel_cache)
 
 
 def test_git_bisect_run_understands_the_exit_codes_of_a_replay(tmp_path: Path) -> None:
-    commits = build(tmp_path / "engine", Plan(commits=3, bad=1, unbuildable=frozenset({2})))
+    commits = build(tmp_path / "engine", Plan(commits=2, bad=0, unbuildable=frozenset({1})))
 
     def code(file: str, commit: str) -> int:
         target = f"sglang@{tmp_path / 'engine'}#{commit}"
         return specsim(tmp_path, "replay", file, "--target", target, "--bisect-run").returncode
 
-    assert [code(str(STRIDE), commit) for commit in commits] == [0, 1, 125]
+    assert [code(str(STRIDE), commit) for commit in commits] == [1, 125]
     assert code("missing.json", commits[0]) == 128
 
 

@@ -27,7 +27,7 @@ TARGETS = """
         return predict[at[:, 0]]
 
     def once(predict, accept_index, accept_lens):
-        return right(predict, accept_index, accept_lens) + (len(seen) - 1 if len(seen) > 3 else 0)
+        return right(predict, accept_index, accept_lens) + (1 if len(seen) > 30 else 0)
 
     def hangs(predict, accept_index, accept_lens):
         time.sleep(1000)
@@ -82,7 +82,7 @@ def test_it_answers_as_a_fresh_child_does(warm: WarmChild, folder: Path, monkeyp
 
 
 def test_no_question_sees_what_another_left_behind(warm: WarmChild, folder: Path) -> None:
-    for _ in range(3):
+    for _ in range(8):  # each calls it several times, and all together more than thirty times
         assert last(warm.ask(question(folder, "once"), 20))["subjects"][0]["rule"] == ""
 
 
@@ -102,7 +102,7 @@ def test_a_target_that_dies_or_hangs_ends_its_question_and_no_other(warm: WarmCh
 
 
 def test_bad_input_is_said_and_the_child_goes_on(warm: WarmChild, folder: Path) -> None:
-    with pytest.raises(UsageError, match="has no 'Named.missing'"):
+    with pytest.raises(UsageError, match=r"has no 'Named\.missing'"):
         last(warm.ask(question(folder, "missing"), 20))
     assert last(warm.ask(question(folder, "right"), 20))["subjects"][0]["cases"] == 3
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from specsim.bisect import report
 from specsim.bisect.changes import changed_functions
 from specsim.bisect.revisions import History, commits_between, releases_between
-from specsim.bisect.run import Bisection, EndError, Found
+from specsim.bisect.run import EndError, Found, bisect
 from specsim.bisect.verdicts import FileQuestion, Limits, OpQuestion, Question, RuleQuestion
 from specsim.errors import UsageError
 from specsim.judge.accounting import HASH_SEEDS
@@ -58,7 +58,7 @@ def run(
         one, two = (WarmChild(seed) for seed in HASH_SEEDS)
         for child in (one, two):
             stack.callback(child.close)
-        found = Bisection(history, question, (one.ask, two.ask), cache, lambda step: say(report.step_line(step))).run()
+        found = bisect(history, question, (one.ask, two.ask), cache, lambda step: say(report.step_line(step)))
         replay = question.replay(found.bad.revision.target, one.ask)
     sources = [step.revision.open(cache) for step in (found.before, found.after)]
     changed = changed_functions(

@@ -37,7 +37,7 @@ def lines_of(found: Found, changed: list[ChangedFunction], files: list[str], rep
     if revision.target.partition("#")[2] not in ("", revision.name):
         lines.append(f"   commit     {revision.target.rpartition('#')[2]}")
     if revision.merged:
-        lines.append("   a merge    the change is of what it merged, or of merging it: search that branch by itself")
+        lines.append("   a merge    no commit of what it merged shows the change by itself")
     if found.skipped:
         lines.append(f"   or one of  {len(found.skipped)} before it that could not be judged:")
         lines += [
@@ -55,6 +55,10 @@ def lines_of(found: Found, changed: list[ChangedFunction], files: list[str], rep
     return [*lines, f"   good side  {good}", f"   bad side   {bad}", f"   verdicts   {found.steps}"]
 
 
+def _printable(line: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in line)
+
+
 def _short(text: str, width: int) -> str:
     return textwrap.shorten(text, width, placeholder=" ...")
 
@@ -70,7 +74,7 @@ def _changed(found: Found, changed: list[ChangedFunction], files: list[str]) -> 
         lines += [f"   changed    {each.name}", f"      was     {each.before or 'not there'}"]
         lines.append(f"      is      {each.after or 'not there'}")
         if each in shown:
-            lines += [f"      {line}" for line in each.difference(LINES_MAX)]
+            lines += [f"      {_printable(line)}" for line in each.difference(LINES_MAX)]
     return lines
 
 

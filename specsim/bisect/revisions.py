@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from specsim.targets.spec import CheckoutTarget, ReleaseTarget, is_version, pars
 @dataclass(frozen=True, slots=True)
 class Revision:
     """One place of the search. `target` is its TARGET, `name` what a person calls it, `title` what it says of itself,
-    `merged` how many commits it brings with it beside itself (a merge).
+    `merged` how many branches it brings (a merge).
     """
 
     target: str
@@ -32,13 +33,22 @@ class Revision:
         return open_source(target, cache)
 
 
+def _no_branches(_revision: Revision) -> list[History]:
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class History:
-    """The places of a search, oldest first, both ends included. `note` is what the user should know of them, or ""."""
+    """The places of a search, oldest first, both ends included.
+
+    `note`      what the user should know of them, or ""
+    `branches`  the histories that a place brings that is a merge
+    """
 
     revisions: tuple[Revision, ...]
     good_is_older: bool
     note: str = ""
+    branches: Callable[[Revision], list[History]] = _no_branches
 
 
 def releases_between(good: str, bad: str) -> History:
@@ -62,16 +72,22 @@ def commits_between(repository: Path, good: str, bad: str) -> History:
     good_is_older = repo.is_ancestor(one, other)
     low, high = (one, other) if good_is_older else (other, one)
     commits = repo.between(low, high)
-    note = (
-        f"{path} has changes that are not committed: they are neither judged nor touched" if repo.is_changed() else ""
-    )
-    return History(tuple(_revision(path, commit) for commit in commits), good_is_older, note)
+    changed = f"{path} has changes that are not committed: they are neither judged nor touched"
+    return _history(repo, commits, good_is_older, changed if repo.is_changed() else "")
+
+
+def _history(repo: Repository, commits: list[Commit], good_is_older: bool, note: str = "") -> History:
+    def branches(revision: Revision) -> list[History]:
+        merge = repo.commit(revision.target.rpartition("#")[2])
+        return [_history(repo, branch, good_is_older) for branch in repo.merged_by(merge)]
+
+    return History(tuple(_revision(repo.path, commit) for commit in commits), good_is_older, note, branches)
 
 
 def _revision(path: Path, commit: Commit) -> Revision:
-    return Revision(
-        CheckoutTarget(str(path), commit.hash).text, commit.hash[:12], commit.subject, max(0, len(commit.parents) - 1)
-    )
+    title = "".join(letter if letter.isprintable() else " " for letter in commit.subject)
+    target = CheckoutTarget(str(path), commit.hash)
+    return Revision(target.text, commit.hash[:12], title, max(0, len(commit.parents) - 1))
 
 
 def _version(option: str, text: str) -> str:

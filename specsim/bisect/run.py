@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specsim.bisect.revisions import History, Revision
 from specsim.bisect.search import find_change
@@ -56,6 +56,20 @@ class Found:
     @property
     def bad(self) -> Step:
         return self.after if self.good is self.before else self.before
+
+
+def bisect(
+    history: History, question: Question, children: tuple[Ask, Ask], cache: Cache, on_step: Callable[[Step], None]
+) -> Found:
+    """Search a history, and when a merge is what was found, the branches that it brought. Raises as `Bisection.run`."""
+    found = Bisection(history, question, children, cache, on_step).run()
+    for branch in history.branches(found.after.revision) if not found.skipped else ():
+        try:
+            inner = bisect(branch, question, children, cache, on_step)
+        except UsageError:  # where the branch left or where it ended, it is not as the search needs it
+            continue
+        return replace(inner, steps=found.steps + inner.steps)
+    return found
 
 
 class Bisection:

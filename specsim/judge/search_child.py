@@ -23,6 +23,8 @@ from specsim.judge.child import Messages, Request
 from specsim.judge.ops_child import choose_device, load_subjects
 from specsim.verdict import NotRun
 
+ATTEMPTS_MAX = 80  # to make what was found smaller; `specsim shrink` takes more
+
 
 def search_rule(request: Request, messages: Messages) -> None:
     """Simulate the schedules of a seed until one breaks the rule `rule`."""
@@ -66,9 +68,7 @@ def _write_rule(request: Request, messages: Messages, target: Any, index: int) -
     schedule = suite.run_schedule(target, suite.chooser_of(request["seed"], index))
     assert schedule is not None
     signature = next(v.signature for v in schedule.run.violations if v.rule.id == request["rule"])
-    shrunk = suite.shrink(
-        target, schedule.tape, signature, suite.SHRINK_ATTEMPTS_MAX, lambda: messages.send("schedule", index=-1)
-    )
+    shrunk = suite.shrink(target, schedule.tape, signature, ATTEMPTS_MAX, lambda: messages.send("schedule", index=-1))
     violation = shrunk.violation(signature)
     assert violation is not None
     finding = write_finding(target, suite.ScheduleFinding(signature, violation, shrunk, 1, index, None), request)

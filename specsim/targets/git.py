@@ -1,6 +1,7 @@
 """Git's history of a repository, read and never changed: no lock, no hook, no index, no work tree, no network.
 
-What this does not do: it follows the first parent of a merge only. A branch that was merged is one step, the merge.
+A history is followed along first parents: a branch that was merged is one step, the merge, and a history of its own
+(`merged_by`).
 """
 
 from __future__ import annotations
@@ -106,6 +107,18 @@ class Repository:
             raise self._unrelated(older, newer)
         chain = self._commits("--first-parent", "--ancestry-path", f"^{older.hash}", newer.hash)
         return [older, *reversed(chain)]
+
+    def merged_by(self, merge: Commit) -> list[list[Commit]]:
+        """The branches that a merge brought, each from where it left the history that it was merged into to its last
+        commit, oldest first; none for a commit that is no merge.
+        """
+        branches = []
+        for parent in merge.parents[1:]:
+            ended = self._git("merge-base", merge.parents[0], parent)
+            if ended.returncode == 0:
+                base = self.commit(ended.stdout.decode().split()[0])
+                branches.append(self.between(base, self.commit(parent)))
+        return [branch for branch in branches if len(branch) > 1]
 
     def is_ancestor(self, older: Commit, newer: Commit) -> bool:
         """Whether `older` is reached from `newer` by way of parents, or is it."""
