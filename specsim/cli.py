@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from specsim.judge.ops import OpsRequest
     from specsim.judge.workers import WorkersRequest
     from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
+    from specsim.targets.spec import Target
     from specsim.verdict import Finding, Suite, Verdict
 
 app = typer.Typer(
@@ -105,8 +107,13 @@ def _skipping(command: Callable[..., None]) -> Callable[..., None]:
 @_skipping
 def check(
     target: Annotated[
-        str, typer.Argument(help="model | sglang==VERSION | sglang@PATH[#REV] | module:object")
-    ] = "model",
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET]...",
+            show_default="model",
+            help="model | sglang==VERSION | sglang==A..B | sglang@PATH[#REV] | module:object. Several make a matrix.",
+        ),
+    ] = None,
     only: Annotated[
         str | None, typer.Option(metavar="TIER", help="Run one tier only: ops, accounting or workers.")
     ] = None,
@@ -119,25 +126,44 @@ def check(
         bool, typer.Option("--canary", help="Put historic bugs into the model, one by one: each must be found.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for replay files.")] = Path("specsim-findings"),
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict to this file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict or matrix to this file.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the page of a matrix: which target has which bug.")] = None,
+    pin_to: Annotated[
+        Path | None,
+        typer.Option("--pin", metavar="FOLDER", help="Put a fixture there for each finding of a matrix without one."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Targets of a matrix at a time. Default: one a core.")] = None,
     device: DeviceOption = "auto",
     bisect_run: BisectRunOption = False,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """Judge a target: every suite within the budget, a verdict table, one finding per defect."""
+    """Judge a target: every suite within the budget, a verdict table, one finding per defect. Several targets make a
+    matrix: targets across, findings down.
+    """
     from specsim.judge.accounting import AccountingRequest, run_accounting_suite
     from specsim.judge.ops import OpsRequest, run_ops_suite
     from specsim.judge.workers import WorkersRequest, run_workers_suite
     from specsim.report.terminal import live_progress, print_verdict
     from specsim.targets.cache import open_cache
-    from specsim.targets.spec import CheckoutTarget, ReleaseTarget, parse_target
+    from specsim.targets.ranges import expand_targets
+    from specsim.targets.sglang.releases import RELEASES
+    from specsim.targets.sglang.triage import triage_line
+    from specsim.targets.spec import CheckoutTarget, ReleaseTarget
     from specsim.verdict import Verdict, write_json
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
         _one_of("--only", only, TIERS)
         _one_of("--device", device, ("auto", "cpu", "cuda"))
-        parsed = parse_target(target)
+        chosen = expand_targets(target or ["model"], RELEASES)
+        if len(chosen) > 1 or write is not None or pin_to is not None:
+            options = {"--seed": seed, "--cases": cases, "--schedules": schedules, "--device": device}
+            options |= {"--budget-seconds": budget_seconds, "--hang-seconds": hang_seconds}
+            options |= {name: value for name, value in (("--only", only), ("--cache-dir", cache_dir)) if value}
+            if mutant or canary:
+                raise UsageError("--mutant and --canary with several targets", "mutants are of the model: check model")
+            raise typer.Exit(_check_many(chosen, options, out, json_file, write, pin_to, jobs, target or []))
+        (parsed,) = chosen
     if canary:
         _require_model("--canary", parsed.text)
         raise typer.Exit(_sing())
@@ -191,11 +217,60 @@ def check(
                 mutant=mutant,
             )
             _add(verdict, *run_accounting_suite(accounting, progress))
+    if isinstance(parsed, ReleaseTarget | CheckoutTarget):
+        version = parsed.version if isinstance(parsed, ReleaseTarget) else None
+        verdict.findings = [replace(found, triage=triage_line(found, version)) for found in verdict.findings]
     if json_file is not None:
         write_json(json_file, verdict.to_json())
     print_verdict(verdict)
     half_judged = not verdict.findings and not all(suite.cases or suite.schedules for suite in verdict.suites)
     raise typer.Exit(GIT_SKIPS if bisect_run and half_judged else verdict.exit_code)
+
+
+FIXTURES = Path("fixtures/replays")
+
+
+def _check_many(
+    chosen: list[Target],
+    options: dict[str, Any],
+    out: Path,
+    json_file: Path | None,
+    write: Path | None,
+    pin_to: Path | None,
+    jobs: int | None,
+    texts: list[str],
+) -> int:
+    """A matrix of targets; returns the exit code."""
+    from specsim.judge.fixtures import pin_missing
+    from specsim.judge.matrix import check_all
+    from specsim.report.matrix import fixtures_in, page, print_matrix
+    from specsim.verdict import write_json
+
+    for option, file in (("--out", out), ("--json", json_file), ("--write", write), ("--pin", pin_to)):
+        if file is not None:
+            _require_folder(option, file if option in ("--out", "--pin") else file.parent)
+    if write is not None and not texts:
+        raise UsageError("--write without targets", "name the releases of the page: sglang==A..B")
+    matrix = check_all(
+        [target.text for target in chosen],
+        [text for name, value in options.items() for text in (name, str(value))],
+        out=out,
+        seed=str(options["--seed"]),
+        budget_seconds=float(options["--budget-seconds"]),
+        jobs=jobs or os.cpu_count() or 1,
+        on_column=lambda column: typer.echo(f"{column.target}: {column.summary}", err=True),
+    )
+    data = matrix.to_json()
+    if json_file is not None:
+        write_json(json_file, data)
+    fixtures = pin_to or FIXTURES
+    if pin_to is not None:
+        pin_missing(matrix, pin_to, fixtures_in(pin_to), typer.echo)
+    if write is not None:
+        command = f"specsim check {' '.join(texts)} --pin {FIXTURES} --write {write}"
+        write.write_text(page(data, command, fixtures_in(fixtures), write), encoding="utf-8")
+    print_matrix(data)
+    return matrix.exit_code
 
 
 def _add(verdict: Verdict, suite: Suite, findings: list[Finding]) -> None:

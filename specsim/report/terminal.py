@@ -149,6 +149,7 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
         ("reach", _reach_sentence(finding.reach)),
         ("hit by", _hit_by(verdict, finding)),
         *_order_rows(finding),
+        *([("triage", finding.triage)] if finding.triage else []),
         *(("", line) for line in finding.details),
         ("signature", finding.signature),
     ]
