@@ -1,4 +1,4 @@
-"""Fixtures of a matrix: for each finding without one, its replay file, with the targets on which it is known to show."""
+"""Fixtures of a matrix: for each finding without one, its replay file, with the targets on which it is seen to show."""
 
 from __future__ import annotations
 

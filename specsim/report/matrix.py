@@ -54,7 +54,9 @@ def print_matrix(matrix: Mapping[str, Any]) -> None:
         console.print(f"   not run    {escape(text)}", style="yellow", soft_wrap=True)
     found = sum(cell["state"] == "finding" for row in matrix["rows"] for cell in row["cells"].values())
     judged = sum(bool(entry.get("suites")) for entry in matrix["targets"])
-    console.print(f"{found} findings of {len(matrix['rows'])} kinds, {judged} of {len(targets)} targets judged")
+    console.print(
+        f"{found} cells with a finding, {len(matrix['rows'])} kinds, {judged} of {len(targets)} targets judged"
+    )
 
 
 def _short(target: str) -> str:
@@ -91,8 +93,9 @@ def page(matrix: Mapping[str, Any], command: str, links: Links, written: Path) -
         f"$ {command}",
         "```",
         "",
-        "`x`: the finding was seen there, and the link leads to a fixture that shows it (`specsim replay FILE --target RELEASE`). `ok`: what could show it was run and "
-        "did not. `-`: it was not run, for a reason below. None of them is read off a changelog.",
+        "`x`: the finding was seen there, and the link leads to a fixture that shows it (`specsim replay FILE --target "
+        "RELEASE`). `ok`: what could show it was run and did not. `-`: it was not run, for a reason below. None of them "
+        "is read off a changelog.",
         "",
         *_table(["finding", *map(_short, targets)], (_cells(row, targets, links, written) for row in matrix["rows"])),
         "",

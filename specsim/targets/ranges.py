@@ -1,4 +1,4 @@
-"""Several targets in one command: `sglang==A..B` is every release of the list of releases from A to B, both included."""
+"""Several targets in one command: `sglang==A..B` is every release from A to B of the list, both included."""
 
 from __future__ import annotations
 
