@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import specsim
+from specsim.commands import require_folder
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from specsim.judge.ops import OpsRequest
     from specsim.judge.workers import WorkersRequest
     from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
-    from specsim.targets.spec import Target
     from specsim.verdict import Finding, Suite, Verdict
 
 app = typer.Typer(
@@ -162,7 +162,9 @@ def check(
             options |= {name: value for name, value in (("--only", only), ("--cache-dir", cache_dir)) if value}
             if mutant or canary:
                 raise UsageError("--mutant and --canary with several targets", "mutants are of the model: check model")
-            raise typer.Exit(_check_many(chosen, options, out, json_file, write, pin_to, jobs, target or []))
+            from specsim.commands import check_many
+
+            raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, target or []))
         (parsed,) = chosen
     if canary:
         _require_model("--canary", parsed.text)
@@ -172,9 +174,9 @@ def check(
     seed_number = parse_seed(seed)
     if mutant:
         _require_mutant(mutant, parsed.text)
-    _require_folder("--out", out)
+    require_folder("--out", out)
     if json_file is not None:
-        _require_folder("--json", json_file.parent)
+        require_folder("--json", json_file.parent)
     if isinstance(parsed, ReleaseTarget):
         from specsim.targets.fetch import fetch_wheel
 
@@ -225,52 +227,6 @@ def check(
     print_verdict(verdict)
     half_judged = not verdict.findings and not all(suite.cases or suite.schedules for suite in verdict.suites)
     raise typer.Exit(GIT_SKIPS if bisect_run and half_judged else verdict.exit_code)
-
-
-FIXTURES = Path("fixtures/replays")
-
-
-def _check_many(
-    chosen: list[Target],
-    options: dict[str, Any],
-    out: Path,
-    json_file: Path | None,
-    write: Path | None,
-    pin_to: Path | None,
-    jobs: int | None,
-    texts: list[str],
-) -> int:
-    """A matrix of targets; returns the exit code."""
-    from specsim.judge.fixtures import pin_missing
-    from specsim.judge.matrix import check_all
-    from specsim.report.matrix import fixtures_in, page, print_matrix
-    from specsim.verdict import write_json
-
-    for option, file in (("--out", out), ("--json", json_file), ("--write", write), ("--pin", pin_to)):
-        if file is not None:
-            _require_folder(option, file if option in ("--out", "--pin") else file.parent)
-    if write is not None and not texts:
-        raise UsageError("--write without targets", "name the releases of the page: sglang==A..B")
-    matrix = check_all(
-        [target.text for target in chosen],
-        [text for name, value in options.items() for text in (name, str(value))],
-        out=out,
-        seed=str(options["--seed"]),
-        budget_seconds=float(options["--budget-seconds"]),
-        jobs=jobs or os.cpu_count() or 1,
-        on_column=lambda column: typer.echo(f"{column.target}: {column.summary}", err=True),
-    )
-    data = matrix.to_json()
-    if json_file is not None:
-        write_json(json_file, data)
-    fixtures = pin_to or FIXTURES
-    if pin_to is not None:
-        pin_missing(matrix, pin_to, fixtures_in(pin_to), typer.echo)
-    if write is not None:
-        command = f"specsim check {' '.join(texts)} --pin {FIXTURES} --write {write}"
-        write.write_text(page(data, command, fixtures_in(fixtures), write), encoding="utf-8")
-    print_matrix(data)
-    return matrix.exit_code
 
 
 def _add(verdict: Verdict, suite: Suite, findings: list[Finding]) -> None:
@@ -377,7 +333,7 @@ def shrink(
     from specsim.judge.ops import shrink_ops
     from specsim.judge.workers import shrink_case
 
-    _require_folder("--out", out)
+    require_folder("--out", out)
     stored = replay_file.load(file)
     if isinstance(stored, replay_file.OpReplay):
         request = _ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
@@ -448,14 +404,29 @@ def _workers_request(
 
 @app.command()
 def targets(
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET]...", help="Releases or checkouts: what lifts of each, and what drifted since a known one."
+        ),
+    ] = None,
     fetch: Annotated[
         list[str] | None,
         typer.Option(metavar="sglang==VERSION", help="Fetch a release into the cache; may be repeated."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the list to this file.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the data file of known functions of the releases.")] = None,
     cache_dir: CacheOption = None,
 ) -> None:
-    """What can be tested here, at which tier, and why the rest cannot."""
+    """What can be tested here, at which tier, and why the rest cannot. With TARGET: what of it can be lifted, what
+    drifted, and what a maintainer has to add; exit code 1 when something has to be added.
+    """
+    if target:
+        from specsim.commands import survey
+
+        raise typer.Exit(survey(target, json_file, write, cache_dir))
+    if write is not None:
+        raise UsageError("--write without releases", "name those of the data file: sglang==A..B --write FILE")
     from specsim.report.terminal import print_targets
     from specsim.targets.cache import open_cache
     from specsim.targets.fetch import fetch_wheel
@@ -502,7 +473,7 @@ def mutants(
     chosen = [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
     for option, file in (("--json", json_file), ("--write", write)):
         if file is not None:
-            _require_folder(option, file.parent)
+            require_folder(option, file.parent)
     if write is not None and (ids or without or only_oracle):
         raise UsageError("--write with a selection of mutants or rules", "the page is of all: give --write alone")
     at_once = jobs or os.cpu_count() or 1
@@ -550,7 +521,7 @@ def explore(
     if method is None:
         raise UsageError(f"--strategy {strategy!r} is unknown", f"allowed: {', '.join(METHODS)}")
     if json_file is not None:
-        _require_folder("--json", json_file.parent)
+        require_folder("--json", json_file.parent)
     chosen = [scope_named(scope)] if scope is not None else list(SCOPES)
     typer.echo(f"{'scope':15}{'schedules':>22}{'states':>10}{'ends':>7}{'states/s':>10}{'MiB':>6}  {strategy}")
     results, found = [], False
@@ -607,7 +578,7 @@ def bisect(
         if not value:
             raise UsageError(f"there is no {option}", "give --good and --bad, two releases or two revisions of --repo")
     for option, folder in (("--out", out), ("--json", json_file.parent if json_file else out)):
-        _require_folder(option, folder)
+        require_folder(option, folder)
     cache = open_cache(cache_dir)
     question = command.question_of(
         file, rule, only, Limits(cache.folder, out, parse_seed(seed), schedules, cases, hang_seconds)
@@ -643,13 +614,6 @@ def bench(
 def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
     if value is not None and value not in allowed:
         raise UsageError(f"{option} {value!r} is unknown", f"allowed: {', '.join(allowed)}")
-
-
-def _require_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that cannot take files before the work begins rather than after."""
-    parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UsageError(f"{option} {folder}: {parent} is not a folder that can be written", "name another folder")
 
 
 def _say(error: UsageError) -> None:

@@ -94,7 +94,7 @@ def page(matrix: Mapping[str, Any], command: str, links: Links, written: Path) -
         "```",
         "",
         "`x`: the finding was seen there, and the link leads to a fixture that shows it (`specsim replay FILE --target "
-        "RELEASE`). `ok`: what could show it was run and did not. `-`: it was not run, for a reason below. None of them "
+        "RELEASE`). `ok`: what could show it was run and did not. `-`: it was not run, for a reason below. None of it "
         "is read off a changelog.",
         "",
         *_table(["finding", *map(_short, targets)], (_cells(row, targets, links, written) for row in matrix["rows"])),

@@ -352,6 +352,29 @@ def print_targets(listing: dict[str, Any]) -> None:
     console.print(f"   cache      {escape(listing['cache'])}", soft_wrap=True)
 
 
+def print_survey(survey: dict[str, Any], brief: bool) -> None:
+    """What lifts of a target: a line a function, or with `brief` one line, then what has to be added."""
+    console = _console()
+    states = [function["state"] for function in survey["functions"]]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    beside = f"beside {survey['nearest']}" if survey["nearest"] else "no release is known"
+    if brief:
+        console.print(f"{escape(survey['target'])}, {beside}: {counts}", soft_wrap=True)
+    else:
+        table = _table(f"{survey['target']}, {beside}: {counts}", "function", "state", "how", "where", "body")
+        styles = {"same": "green", "changed": "yellow", "new": "yellow", "gone": "red", "not run": "red"}
+        for function in survey["functions"]:
+            state = f"[{styles[function['state']]}]{function['state']}[/]"
+            table.add_row(
+                escape(function["name"]), state, escape(function["text"]), function["where"], function["body_hash"]
+            )
+        console.print(table)
+    for text in survey["to_add"]:
+        console.print(f"   to add     {escape(text)}", style="yellow", soft_wrap=True)
+    if not survey["to_add"] and not brief:
+        console.print("nothing has to be added")
+
+
 def print_bench(results: dict[str, Any]) -> None:
     """The environment, then a table per benchmark and shape: peers with medians and ratios."""
     console = _console()

@@ -49,6 +49,7 @@ _SAMPLE = ((_UTILS, "eagle_sample"), (_V2, "EagleVerifyInputV2Mixin.sample"))
 _PREPARE = ((_UTILS, "eagle_prepare_for_decode"), (_V2, "EagleDraftInputV2Mixin.prepare_for_decode"))
 _FEEDER = "cumulate_penalty_output_tokens"
 _CUMULATE = "cumulate_output_tokens"
+NOT_FED = "feeds no penalizers, and verification applies none"
 
 VOCABULARY = 8
 EOS = VOCABULARY - 1
@@ -444,7 +445,7 @@ def _lift_feed(release: _Release) -> tuple[LiftedFunction, Any]:
         lifted = lifter.lift_method(_SCHEDULE_BATCH, f"ScheduleBatch.{_FEEDER}", Needed(release.given))
         return lifted, lifted.value
     if _CUMULATE not in called:
-        raise DriftError(f"{path}:{prepare.lineno} {name} feeds no penalizers, and verification applies none")
+        raise DriftError(f"{path}:{prepare.lineno} {name} {NOT_FED}")
     given = {
         **release.given,
         "get_alloc_len_per_decode": lambda *_arguments: 4,
