@@ -235,13 +235,16 @@ TRIAGE: tuple[Triage, ...] = (
         upstream="penalties-forgotten-by-a-retraction",
     ),
 )
+BY_SIGNATURE: dict[str, list[Triage]] = {}
+for _entry in TRIAGE:
+    BY_SIGNATURE.setdefault(_entry.signature, []).append(_entry)
 
 NEW = "new: not in the table of known findings; look for a public report, then add it to triage.py"
 
 
 def triage_of(signature: str, version: str | None) -> Triage | None:
     """The entry of a signature: of the span that has the version; the newest where no version is known or none has."""
-    entries = [entry for entry in TRIAGE if entry.signature == signature]
+    entries = BY_SIGNATURE.get(signature, [])
     return next((entry for entry in entries if version and entry.covers(version)), entries[-1] if entries else None)
 
 
