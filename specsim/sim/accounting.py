@@ -7,6 +7,7 @@ written against KVready: the positions whose KV is written, or will be when laun
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -91,6 +92,24 @@ class Retracted(NamedTuple):
     kept: list[Request]
     retracted: list[Request]
     aborted: list[Request]
+
+
+class ResultSteps(NamedTuple):
+    """What the loop does between the steps of taking the result of a decode step. An accounting with a function of its
+    own for all of them (`take_decode_result(result, batch, steps)`) calls these where that function has got so far.
+
+    `resolved`  the runs are known
+    `appended`  the request has its run; `checked` and it is decided whether it ends
+    `releasing` the request has ended, and its memory goes next; `released` it is gone
+    """
+
+    resolved: Callable[[list[list[int]]], None]
+    begin_frees: Callable[[], None]
+    end_frees: Callable[[], None]
+    appended: Callable[[Request], None]
+    checked: Callable[[Request], None]
+    releasing: Callable[[Request], None]
+    released: Callable[[Request], None]
 
 
 class HostFunctionError(Exception):

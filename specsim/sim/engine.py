@@ -25,18 +25,25 @@ from specsim.memory.radix import RadixCache
 from specsim.memory.rows import Rows
 from specsim.memory.sessions import Sessions
 from specsim.memory.swa import SwaAllocator
-from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
+from specsim.sim.accounting import (
+    Accounting,
+    HostFunctionError,
+    Memory,
+    ModelAccounting,
+    Observed,
+)
 from specsim.sim.admission import Admission, memory_errors_of
 from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, Launch, LaunchRow
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.lifecycle import Event, State
 from specsim.sim.log import LoggedEvent, Run
-from specsim.sim.logprobs import take_first_row, take_rows
+from specsim.sim.logprobs import take_first_row
 from specsim.sim.marks import features_of, reused_memory
 from specsim.sim.plan import draw_plan
 from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
+from specsim.sim.results import Results
 from specsim.sim.sampling import cumulate
 from specsim.sim.workload import Scenario
 
@@ -49,7 +56,7 @@ class UnjudgeableError(Exception):
     """The accounting does not run this scenario; the schedule is not judged."""
 
 
-class Engine(Admission):
+class Engine(Admission, Results):
     """One run of a scenario. `accounting` makes the accounting that is tested from the memory it calls back. The run
     ends at a violation with the signature `stop_at`, or at one that it cannot go on from.
     """
@@ -537,99 +544,11 @@ class Engine(Admission):
                 self._cache_unfinished(request)
         self._end_frees()
 
-    def _resolve_decode(self, launch: Launch) -> None:
-        result = launch.result
-        assert result is not None
-        if not launch.rows:
-            self._record("host", "resolve", launch.name, "idle")
-            return
-        live = [self._is_live(row) for row in launch.rows]
-        before = [self._accounting.observe(row.request) for row in launch.rows]
-        if any(later.kind == "decode" and later.num_steps != launch.num_steps for later in self._unresolved):
-            self._marks.add("R15")
-        if self._has_laws:
-            advance_grammar(launch)
-        runs = self._accounting.resolve(result, launch.requests)
-        self._checker.after_memory_calls("resolve")
-        details = [
-            f"{row.request.rid}:{'+' if alive else 'stale '}{accept_len}"
-            for row, alive, accept_len in zip(launch.rows, live, result.accept_lens, strict=True)
-        ]
-        self._record("host", "resolve", launch.name, " ".join(details))
-        for row, alive in zip(launch.rows, live, strict=True):
-            if row.request.key == row.key:
-                row.request.pending -= 1
-            if alive:
-                if not row.request.pending and self._config.overlap:
-                    self._marks.add("R8")
-            elif row.request.state is State.FINISHED:
-                self._stale_finished += 1
-                self._marks.add("R1")
-            else:
-                self._stale_retracted += 1
-                self._marks.add("R2")
-        self._checker.after_resolve(launch, result, before, runs, live)
-        self._begin_frees()
-        for i, (row, run, alive) in enumerate(zip(launch.rows, runs, live, strict=True)):
-            if alive:
-                if row.request.turn.return_logprob:
-                    take_rows(row.request, result, i, len(run))
-                row.request.resolved += len(run)
-                self._append(row.request, run, "resolve")
-        self._end_frees()
-
-    def _is_live(self, row: LaunchRow) -> bool:
-        """Whether a result is of this incarnation of a request that runs."""
-        return row.request.state is State.RUNNING and row.request.key == row.key
-
-    def _append(self, request: Request, run: list[int], kind: str) -> bool:
-        """Append a run; returns whether the request has finished."""
-        self._accounting.append(request, run)
-        self._checker.after_append(request, kind)
-        self._accounting.check_finish(request, len(run))
-        self._checker.after_finish_check(request)
-        finished = self._accounting.observe(request).finished
-        if finished:
-            self._finish(request)
-        return finished
-
-    def _finish(self, request: Request) -> None:
-        seen = self._accounting.observe(request)
-        visible = len(request.outputs) if seen.finished_len is None else seen.finished_len
-        self._record("host", "finish", request.rid, f"{visible} of {len(request.outputs)} outputs")
-        self._batch_is_full = False  # somebody leaves
-        self._checker.visible_outputs(request)
-        self._checker.before_release(request)
-        session, tree = request.turn.session, self._memory.tree
-        self._checker.before_tree_calls()
-        self._accounting.release(request)
-        self._checker.after_memory_calls("release")
-        request.happens(Event.FINISH)
-        if tree is not None and not session:
-            claim = min(len(request.prompt) + visible, request.kv_ready)
-            if tree.key_len(claim) > request.honest_len:
-                self._marks.add("R12")
-            self._checker.inserted(request, claim, "release", -1, "I30")
-        if session and request.abort_wanted:
-            self._checker.session_aborted(request, None)
-        elif session:
-            self._histories[request.turn.session] = request.prompt + request.outputs[:visible]
-            self._checker.session_saved(request, request.kv_ready)
-
     def _close_session(self, session: str) -> None:
         self._open_sessions.remove(session)
         self._accounting.session_close(session)
         self._record("host", "close", session, "")
         self._checker.after_memory_calls("session close")
-
-    def _begin_frees(self) -> None:
-        self._memory.allocator.free_group_begin()
-        self._ledger.free_group_begin()
-
-    def _end_frees(self) -> None:
-        self._memory.allocator.free_group_end()
-        self._ledger.free_group_end()
-        self._checker.ownership("release", self._requests, self._open_sessions)
 
     def _record(self, agent: str, event: str, who: str, details: str) -> None:
         number = len(self._log)

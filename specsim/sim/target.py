@@ -18,6 +18,7 @@ PARTS = (
     "extend",
     "prepare",
     "resolve",
+    "result handling",
     "finish check",
     "release",
     "session save",

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from specsim.check.checker import RunStopped
 from specsim.explore.chooser import seeded
 from specsim.memory.rows import Rows
 from specsim.memory.sessions import SessionSlot
-from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, Retracted
+from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, ResultSteps, Retracted
 from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine, UnjudgeableError
 from specsim.sim.features import DEVICE_FEATURES
@@ -83,7 +84,7 @@ class SglangHostTarget:
                 Engine(draw_scenario(chooser, self.features), chooser, self.make).run()
             except AdapterError as error:
                 self._functions.give_up(error.part, error.text)
-            except UnjudgeableError:
+            except (UnjudgeableError, HostFunctionError):
                 continue
             if self._functions.missing:
                 return
@@ -112,13 +113,17 @@ class SglangAccounting:
         memory.rows = Rows(config.rows, config.context_len + names.CONTEXT_UNUSED + beyond_context)
         self._pool = objects.RowPool(memory.rows, functions.row)
         self._slots = functions.allocator_type(memory.allocator)
-        self._processor = functions.processor_type(config)
         self._memory_fields = {
             "req_to_token_pool": self._pool,
             "token_to_kv_pool_allocator": self._slots,
             "page_size": config.page_size,
         }
         self._tree = self._call("release", functions.make_tree, SimpleNamespace(**self._memory_fields))
+        self._processor = functions.processor_type(
+            config, {**self._memory_fields, "tree_cache": self._tree}, self._server_args
+        )
+        if functions.process:
+            self.take_decode_result = self._take_decode_result
         self._sessions: Any = None
         if functions.tree_has_sessions and functions.session_type is not None:
             self._tree.session = self._sessions = functions.session_type(self._tree)
@@ -207,6 +212,33 @@ class SglangAccounting:
         result.accepted_drafts = getattr(fields, self._functions.batch_accepted_drafts)
         return runs
 
+    def _take_decode_result(self, result: DecodeResult, batch: list[Request], steps: ResultSteps) -> None:
+        """The release's function for all of it."""
+        fields = objects.result_fields(result.next_token_ids, result.accept_lens, result.stride)
+        current = self._functions.current
+
+        def resolved(runs: list[list[int]]) -> None:
+            result.accepted_drafts = getattr(fields, self._functions.batch_accepted_drafts)
+            steps.resolved(runs)
+
+        def appended(req: Any, _new_tokens: int) -> None:
+            if req.output_ids is not req.seen_by_loop.outputs:
+                req.seen_by_loop.outputs[:] = req.output_ids
+            steps.appended(req.seen_by_loop)
+
+        current.steps = SimpleNamespace(
+            resolved=resolved,
+            appended=appended,
+            checked=lambda req: steps.checked(req.seen_by_loop),
+            releasing=lambda req: steps.releasing(req.seen_by_loop),
+            released=lambda req: steps.released(req.seen_by_loop),
+        )
+        self._slots.steps = steps
+        try:
+            self._call("result handling", getattr(self._processor, self._functions.process), self._batch(batch), fields)
+        finally:
+            current.steps = self._slots.steps = None
+
     def append(self, request: Request, run: list[int]) -> None:
         req = request.state_of_accounting
         req.output_ids += run
@@ -289,7 +321,7 @@ class SglangAccounting:
             raise UnjudgeableError(f"session save is not run: {self._functions.parts['session save'].why}")
         if self._sessions is None:
             self._tree = self._sessions = self._call("session save", self._functions.session_type, self._tree)
-            self._shared["tree_cache"] = self._tree
+            self._shared["tree_cache"] = self._processor.tree_cache = self._tree
         self._handles[session] = objects.StreamingHandle(session)
 
     def _enter(self) -> None:
@@ -306,6 +338,8 @@ class SglangAccounting:
         self._enter()
         try:
             return function(*arguments)
+        except RunStopped:
+            raise
         except Exception as error:
             inner: str = getattr(error, PART_OF_ERROR, part)
             text = f"{type(error).__name__}: {error}{_place(error)}"

@@ -34,6 +34,8 @@ from specsim.targets.source import SourceTree
 # Parts that are the simulator's own for every release.
 MODEL_PARTS = ("extend", "abort")
 SESSION_PARTS = tuple(names.SESSION_ENTRIES)
+# Without the function that handles results the engine calls what it calls, one after the other.
+PARTS_TO_DO_WITHOUT = (names.PROCESS.part,)
 
 # The attribute of an exception that names the part that raised it.
 PART_OF_ERROR = "specsim_part"
@@ -46,6 +48,7 @@ class CurrentRun:
     server_args: Any = None
     rows: Any = None
     steps_max: int = 0
+    steps: Any = None  # what the loop does while the release handles a result, by the release's own objects
 
 
 @dataclass(slots=True)
@@ -97,6 +100,7 @@ class HostFunctions:
     retract_takes_server_args: bool = False
     finish_check: str = ""
     resolve: str = ""
+    process: str = ""
     accepted_drafts: str = ""
     histogram: str = ""
     batch_accepted_drafts: str = ""
@@ -108,10 +112,14 @@ class HostFunctions:
         """
         config = EngineConfig(page_size=4, topk=2, num_steps=2)
         self.current.server_args = objects.server_args(config, self.server_defaults)
-        with contextlib.suppress(NotImplementedError):
-            if self.alloc_len is not None and self.alloc_len():
-                return self.has_signs_of | {"paged trees"}
-        return self.has_signs_of
+        try:
+            if self.alloc_len is not None:
+                self.alloc_len()
+        except NotImplementedError:
+            return self.has_signs_of
+        except Exception:  # a finding, or what our objects lack, when schedules run
+            return self.has_signs_of | {"paged trees"}
+        return self.has_signs_of | {"paged trees"}
 
     def seam(self) -> list[SeamPart]:
         """The parts as they are now, with the lines that ran."""
@@ -131,6 +139,9 @@ class HostFunctions:
     def give_up(self, part: str, why: str) -> None:
         """Do not run a part; sessions need all of theirs, and the rest is needed by everybody."""
         self.parts[part] = SeamPart(part, "not run", why=why)
+        if part in PARTS_TO_DO_WITHOUT:
+            self.process = ""
+            return
         if part not in SESSION_PARTS:
             self.missing.append(f"{part} ({why})")
             return
@@ -190,6 +201,7 @@ class _Lifting:
         self._guard("release", self._memory)
         self._guard("session save", self._sessions)
         self._guard("resolve", self._resolve)
+        self._guard(names.PROCESS.part, self._process)
         self._guard("finish check", self._request)
         self._guard("decode need", self._batch)
         self._methods_of_ducks()
@@ -293,6 +305,8 @@ class _Lifting:
             "is_npu": lambda: False,
             "_is_npu": False,
             "_alloc_paged_token_slots_extend_npu": objects.NotUsed,
+            "BaseSpecWorker": objects.NotUsed,
+            "AbortReq": objects.NotUsed,
             # Of requests that search with beams, of which there are none.
             "num_beam_member_rows": lambda _reqs: 0,
             "beam_retraction_order": lambda order, _reqs: order,
@@ -333,6 +347,7 @@ class _Lifting:
 
     def _row_width(self) -> None:
         if names.ROW_WIDTH in self._places:
+            self._place(names.ALLOC_LEN)
             width = self._counted("row width", self._lift(names.ROW_WIDTH))
             takes_options = bool(self._parameters[names.ROW_WIDTH])
             self._result.row_width = width if takes_options else lambda _server_args: width()
@@ -349,7 +364,16 @@ class _Lifting:
 
     def _release(self) -> None:
         release = self._counted("release", self._lift(names.RELEASE))
-        self._given["release_kv_cache"] = release
+
+        def releasing(req: Any, *arguments: Any, **named: Any) -> None:
+            steps = self._result.current.steps
+            if steps is not None:
+                steps.releasing(req)
+            release(req, *arguments, **named)
+            if steps is not None:
+                steps.released(req)
+
+        self._given["release_kv_cache"] = releasing
         parameters = self._parameters[names.RELEASE]
         at_the_end = {name: value for name, value in names.AT_THE_END.items() if name in parameters}
         self._result.release = partial(release, **at_the_end)
@@ -406,11 +430,35 @@ class _Lifting:
         class_name, _, self._result.resolve = name.partition(".")
         owner = self._duck((path, class_name), objects.ResultProcessorFields)
         self._put(owner, path, class_name, self._result.resolve, "resolve")
+        setattr(owner, self._result.resolve, self._with_steps(getattr(owner, self._result.resolve), after="resolved"))
         self._result.processor_type = owner
         written = {node.attr for node in ast.walk(self._node(names.RESOLVE)) if isinstance(node, ast.Attribute)}
         self._result.batch_accepted_drafts = _first(
             names.RESULT_ACCEPTED_DRAFTS, written, "the batch's accepted drafts"
         )
+
+    def _process(self) -> None:
+        owner = self._result.processor_type
+        path, name = self._place(names.PROCESS)
+        if owner is None or self._place(names.RESOLVE)[0] != path:
+            raise DriftError(f"{name} is not where {names.RESOLVE.part} is")
+        class_name, _, method = name.partition(".")
+        self._put(owner, path, class_name, method, names.PROCESS.part)
+        self._result.process = method
+
+    def _with_steps(self, function: Callable[..., Any], before: str = "", after: str = "") -> Callable[..., Any]:
+        """The function, told to the loop before and after while the release handles a result."""
+        current = self._result.current
+
+        def told(*arguments: Any) -> Any:
+            if before and current.steps is not None:
+                getattr(current.steps, before)(*arguments)
+            answer = function(*arguments)
+            if current.steps is not None:
+                getattr(current.steps, after)(arguments[0] if before else answer)
+            return answer
+
+        return told
 
     def _request(self) -> None:
         result = self._result
@@ -420,6 +468,8 @@ class _Lifting:
         reset = self._place(names.RESET)[1].split(".")[1]
         result.request_type = self._duck(names.REQUEST_CLASS, objects.RequestFields)
         self._put(result.request_type, path, class_name, result.finish_check, "finish check")
+        check = getattr(result.request_type, result.finish_check)
+        setattr(result.request_type, result.finish_check, self._with_steps(check, "appended", "checked"))
         self._put(result.request_type, path, class_name, reset, "reset for retract")
         result.request_fields = _fields_set_by_init(module, class_name)
         result.accepted_drafts = _first(names.REQUEST_ACCEPTED_DRAFTS, result.request_fields, "accepted drafts")
@@ -436,6 +486,7 @@ class _Lifting:
         self._result.retract_takes_server_args = len(self._parameters[names.RETRACT]) > 1
         self._result.server_defaults = self._options()
         if names.RETRACT_ALL in self._places:
+            self._place(names.RELEASE)
             retract_all = self._counted("retract", self._lift(names.RETRACT_ALL))
             accepted = set(self._parameters[names.RETRACT_ALL])
             self._result.retract_all = lambda **named: retract_all(

@@ -146,6 +146,14 @@ RESOLVE = HostFunction(
     ),
     (("self", "result", "batch"),),
 )
+PROCESS = HostFunction(
+    "result handling",
+    (
+        (_RESULT_PROCESSOR, "SchedulerBatchResultProcessor.process_batch_result_decode"),
+        (_RESULT_MIXIN, "SchedulerOutputProcessorMixin.process_batch_result_decode"),
+    ),
+    (("self", "batch", "result"),),
+)
 FINISH_CHECK = HostFunction(
     "finish check",
     ((_BATCH, "Req.update_finish_state"), (_BATCH, "Req.check_finished")),
@@ -193,6 +201,15 @@ HOST_FUNCTIONS = (
     HostFunction("prepare", ((_SIZING, "page_aligned_decode_alloc_lens"),), optional=True),
     HostFunction("prepare", ((_ALLOCATION, "alloc_for_spec_decode"),), optional=True),
     RESOLVE,
+    PROCESS,
+    HostFunction(
+        "result handling",
+        (
+            (_RESULT_PROCESSOR, "SchedulerBatchResultProcessor._handle_finish_state_updated_req"),
+            (_RESULT_MIXIN, "SchedulerOutputProcessorMixin._handle_finished_req"),
+        ),
+        optional=True,
+    ),
     FINISH_CHECK,
     RELEASE,
     HostFunction("release", ((_BATCH, "Req.pop_committed_kv_cache"),), (("self",),), optional=True),

@@ -64,6 +64,18 @@ class Unknown:
     __bool__ = __call__ = __len__ = __iter__ = __getitem__ = __contains__ = _use
 
 
+class Silent:
+    """Metrics, output streams and the like: every method of it does nothing."""
+
+    num_generated_tokens = 0
+    forward_ct_decode = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_arguments, **_named: None
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """A field that a release keeps on the object itself (a request, a session's slot), or on its KV record."""
@@ -115,6 +127,8 @@ class RequestFields:
             prefix_indices=NO_SLOTS,
             skip_radix_cache_insert=False,
             dllm_config=None,
+            beam_group=None,
+            time_stats=Silent(),
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -222,6 +236,7 @@ def batch_fields(config: EngineConfig) -> dict[str, Any]:
         "input_embeds": None,
         "spec_info": None,
         "chunked_req": None,
+        "mamba_track_mask_cpu": None,
     }
 
 
@@ -263,20 +278,43 @@ def result_fields(next_token_ids: list[int], accept_lens: list[int], stride: int
         can_run_cuda_graph=False,
         grammar_advanced=False,
         grammar_retained_tokens=None,
+        routed_experts_output=None,
+        indexer_topk_output=None,
+        auxiliary_host_output=None,
+        get_num_generated_tokens=lambda batch_size: batch_size,
     )
 
 
 class ResultProcessorFields:
     """The object of which `resolve` is a method: the scheduler, or its processor of results."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    num_generated_tokens = 0
+    forward_ct_decode = 0
+    enable_metrics = enable_hisparse = enable_overlap_mlx = False
+    hisparse_coordinator = None
+
+    def __init__(self, config: EngineConfig, memory: dict[str, Any], options: Fields) -> None:
         self.draft_worker = Fields("draft worker", speculative_num_draft_tokens=config.num_draft_tokens)
         self.model_worker = Fields("model worker", on_verify_complete_cpu=lambda *_args, **_named: None)
-        self.metrics_reporter = Fields("metrics reporter", snapshot_spec_decode_metrics=lambda *_args: None)
+        self.metrics_reporter = self.metrics_collector = self.output_streamer = Silent()
         self.enable_overlap = config.overlap
+        self.server_args = options
+        self.__dict__.update(memory)
 
     def __getattr__(self, name: str) -> Any:
         raise StandInError("SchedulerBatchResultProcessor", name)
+
+    def _nothing(self, *_arguments: Any, **_named: Any) -> None:
+        """Of metrics, outputs, experts, reasoning and recurrent states, of which there are none."""
+
+    update_spec_metrics = report_decode_stats = stream_output = _nothing
+    maybe_collect_routed_experts = maybe_collect_customized_info = maybe_collect_indexer_topk = _nothing
+    _maybe_collect_routed_experts = _maybe_collect_customized_info = _maybe_collect_indexer_topk = _nothing
+    _maybe_update_reasoning_tokens = _mamba_prefix_cache_update = _nothing
+    snapshot_auxiliary_output_starts = materialize_sampling_mask_output = _nothing
+
+    def _mamba_can_cache_finished_req(self, *_arguments: Any) -> bool:
+        return True
 
 
 class RowPool:
@@ -323,6 +361,7 @@ class SlotAllocator:
         self._allocator = allocator
         self.page_size = allocator.page_size
         self.size = allocator.size
+        self.steps: Any = None  # of the loop, while a result is handled
 
     def __getattr__(self, name: str) -> Any:
         raise StandInError("BaseTokenToKVPoolAllocator", name)
@@ -356,6 +395,12 @@ class SlotAllocator:
 
     def free(self, free_index: torch.Tensor) -> None:
         self._allocator.free(free_index.tolist())
+
+    def free_group_begin(self) -> None:
+        self.steps.begin_frees()
+
+    def free_group_end(self) -> None:
+        self.steps.end_frees()
 
 
 class PrefixCacheFields:
