@@ -83,9 +83,9 @@ def from_bad_on(number: int, _time: int) -> Judgement:
 # What is searched
 
 
-def test_the_list_of_releases_is_in_order_and_complete() -> None:
+def test_the_list_of_releases_is_in_order() -> None:
     assert list(RELEASES) == sorted(set(RELEASES), key=version_key)
-    assert len(RELEASES) == 17
+    assert len(RELEASES) >= 17
 
 
 @pytest.mark.parametrize("good_is_older", [True, False])

@@ -271,7 +271,13 @@ def _codes(entries: Iterable[Mapping[str, Any]]) -> tuple[Code, ...]:
 
 
 def _written(target: str, messages: Iterable[Mapping[str, Any]]) -> Path:
-    for message in messages:
-        if message["event"] == "done alone":
-            return Path(message["replay"])
+    try:
+        for message in messages:
+            if message["event"] == "done alone":
+                return Path(message["replay"])
+    except ChildEnded as ended:
+        raise UsageError(
+            f"the change was found, but making its replay file on {target} {ended.text}",
+            "run it again with a larger --hang-seconds",
+        ) from None
     raise UsageError(f"{target} no longer shows the finding", "run the search again")
