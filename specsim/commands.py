@@ -37,13 +37,14 @@ def check_many(
             require_folder(option, file if option in ("--out", "--pin") else file.parent)
     if write is not None and not texts:
         raise UsageError("--write without targets", "name the releases of the page: sglang==A..B")
+    at_once = jobs or os.cpu_count() or 1
     matrix = check_all(
         [target.text for target in chosen],
         [text for name, value in options.items() for text in (name, str(value))],
         out=out,
         seed=str(options["--seed"]),
         budget_seconds=float(options["--budget-seconds"]),
-        jobs=jobs or os.cpu_count() or 1,
+        jobs=at_once,
         on_column=lambda column: typer.echo(f"{column.target}: {column.summary}", err=True),
     )
     data = matrix.to_json()
@@ -51,7 +52,7 @@ def check_many(
         write_json(json_file, data)
     fixtures = pin_to or FIXTURES
     if pin_to is not None:
-        pin_missing(matrix, pin_to, fixtures_in(pin_to), typer.echo)
+        pin_missing(matrix, pin_to, fixtures_in(pin_to), at_once, typer.echo)
     if write is not None:
         command = f"specsim check {' '.join(texts)} --pin {FIXTURES} --write {write}"
         write.write_text(page(data, command, fixtures_in(fixtures), write), encoding="utf-8")

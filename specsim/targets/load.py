@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from specsim.check.extension import Extension, ExtensionTarget
@@ -39,8 +39,10 @@ def load_provider(target: Target, cache: Cache) -> Provider:
     return SglangProvider(open_source(target, cache), cache)
 
 
-def load_accounting(target: Target, cache: Cache) -> AccountingTarget | NotRun:
-    """The accounting of a target, or why it has none."""
+def load_accounting(
+    target: Target, cache: Cache, on_rehearsal: Callable[[], None] = lambda: None
+) -> AccountingTarget | NotRun:
+    """The accounting of a target, or why it has none. `on_rehearsal` is called while it is made."""
     if isinstance(target, ModelTarget):
         return ModelAccountingTarget()
     if isinstance(target, PythonTarget):
@@ -52,7 +54,7 @@ def load_accounting(target: Target, cache: Cache) -> AccountingTarget | NotRun:
     from specsim.targets.sglang.accounting import SglangHostTarget
     from specsim.targets.source import open_source
 
-    host = SglangHostTarget(open_source(target, cache), cache)
+    host = SglangHostTarget(open_source(target, cache), cache, on_rehearsal)
     return NotRun("accounting", f"it needs {', '.join(host.missing)}") if host.missing else host
 
 
