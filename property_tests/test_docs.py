@@ -12,6 +12,7 @@ from property_tests.test_check import specsim
 from specsim.check.rules import RULES as ACCOUNTING_RULES
 from specsim.cli import app
 from specsim.diff.rules import RULES
+from specsim.targets.probe import WORKER_RULES
 from specsim.verdict import Severity
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +24,7 @@ def test_the_documented_rules_are_the_rules() -> None:
     documented = dict(re.findall(r"^\| (O\d+) \| (.+) \|$", VERDICT, re.MULTILINE))
     assert documented == {rule.id: rule.sentence for rule in RULES}
     accounting = re.findall(r"^\| ([A-Z]\d+) \| ([a-z-]+) \| (.+) \|$", VERDICT, re.MULTILINE)
-    assert accounting == [(rule.id, rule.severity, rule.sentence) for rule in ACCOUNTING_RULES]
+    assert accounting == [(rule.id, rule.severity, rule.sentence) for rule in (*ACCOUNTING_RULES, *WORKER_RULES)]
 
 
 def test_every_severity_is_documented() -> None:

@@ -17,12 +17,15 @@ from specsim.check.suite import run_schedule
 from specsim.diff.finding import case_of
 from specsim.diff.run import run_case
 from specsim.explore.chooser import replayed
+from specsim.judge.probing import digest_of, run_probe
 from specsim.ops.provider import MappingProvider, Provider
 from specsim.ops.registry import OPS, REFERENCE
-from specsim.replay_file import OpReplay, ScheduleReplay
+from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
 from specsim.sim.target import AccountingTarget, ModelTarget
 from specsim.targets.cache import Cache
+from specsim.targets.probe import Probe
 from specsim.targets.sglang.accounting import SglangHostTarget
+from specsim.targets.sglang.probes import probes_of
 from specsim.targets.sglang.provider import SglangProvider
 from specsim.targets.source import SourceTree
 
@@ -41,6 +44,8 @@ def test_a_fixture_gives_the_verdict_expected_of_the_target(
     expect = EXPECT[file.stem][target]
     if isinstance(replay, OpReplay):
         _hold_case(file, replay, target, expect, release, wheel_cache)
+    elif isinstance(replay, WorkerReplay):
+        _hold_probe(replay, target, expect, release, wheel_cache)
     else:
         _hold_schedule(replay, target, expect, release, wheel_cache)
 
@@ -102,6 +107,21 @@ def test_a_schedule_is_as_small_on_every_release_that_shows_its_bug_as_is_promis
     assert len(log) - admitted <= EVENTS_MAX
 
 
+PROBES: dict[str, dict[str, Probe]] = {}  # of each release, lifted once
+
+
+def _hold_probe(replay: WorkerReplay, target: str, expect: dict[str, Any], release: Release, cache: Cache) -> None:
+    version = target.removeprefix("sglang==")
+    if version not in PROBES:
+        PROBES[version] = {probe.name: probe for probe in probes_of(release(version), cache)[0]}
+    probe = PROBES[version][replay.probe]
+    shown = run_probe(probe, replayed(replay.tape))
+    assert (replay.rule in [broken.rule for broken in shown.broken]) is expect["shows"], shown.broken
+    assert shown.case == replay.case
+    if target == replay.target:
+        assert digest_of(shown) == replay.digest
+
+
 MUTANTS = [file for file in FILES if "mutant" in EXPECT[file.stem]]
 
 
@@ -112,5 +132,5 @@ def test_the_models_mutant_shows_what_the_fixture_was_made_of(file: Path, tmp_pa
     assert "reproduced" in ended.stdout
 
 
-def test_there_are_fixtures_of_both_tiers() -> None:
-    assert {type(replay_file.load(file)) for file in FILES} == {OpReplay, ScheduleReplay}
+def test_there_are_fixtures_of_every_tier() -> None:
+    assert {type(replay_file.load(file)) for file in FILES} == {OpReplay, ScheduleReplay, WorkerReplay}

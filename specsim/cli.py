@@ -10,19 +10,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import specsim
+from specsim.commands import require_folder
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
 
 if TYPE_CHECKING:
     from specsim.judge.accounting import AccountingRequest
     from specsim.judge.ops import OpsRequest
-    from specsim.replay_file import OpReplay, ScheduleReplay
+    from specsim.judge.workers import WorkersRequest
+    from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
     from specsim.verdict import Finding, Suite, Verdict
 
 app = typer.Typer(
@@ -36,7 +39,7 @@ app = typer.Typer(
     "Checking a TARGET runs its code: check what you trust.",
 )
 
-TIERS = ("ops", "accounting")
+TIERS = ("ops", "accounting", "workers")
 DEFAULT_CASES = 100
 DEFAULT_SCHEDULES = 400
 SHRINK_ATTEMPTS = 5000
@@ -106,9 +109,16 @@ def _skipping(command: Callable[..., None]) -> Callable[..., None]:
 @_skipping
 def check(
     target: Annotated[
-        str, typer.Argument(help="model | sglang==VERSION | sglang@PATH[#REV] | module:object")
-    ] = "model",
-    only: Annotated[str | None, typer.Option(metavar="TIER", help="Run one tier only: ops or accounting.")] = None,
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET]...",
+            show_default="model",
+            help="model | sglang==VERSION | sglang==A..B | sglang@PATH[#REV] | module:object. Several make a matrix.",
+        ),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="TIER", help="Run one tier only: ops, accounting or workers.")
+    ] = None,
     budget_seconds: Annotated[float, typer.Option(min=1.0, help="Time budget of the whole check.")] = 60.0,
     seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
     cases: Annotated[int, typer.Option(min=1, help="Cases per implementation, as far as time goes.")] = DEFAULT_CASES,
@@ -124,26 +134,49 @@ def check(
         bool, typer.Option("--canary", help="Put historic bugs into the model, one by one: each must be found.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for replay files.")] = Path("specsim-findings"),
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict to this file.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict or matrix to this file.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the page of a matrix: which target has which bug.")] = None,
+    pin_to: Annotated[
+        Path | None,
+        typer.Option("--pin", metavar="FOLDER", help="Put a fixture there for each finding of a matrix without one."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Targets of a matrix at a time. Default: one a core.")] = None,
     device: DeviceOption = "auto",
     bisect_run: BisectRunOption = False,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """Judge a target: every suite within the budget, a verdict table, one finding per defect."""
+    """Judge a target: every suite within the budget, a verdict table, one finding per defect. Several targets make a
+    matrix: targets across, findings down.
+    """
     from specsim.explore.strategies import STRATEGIES
     from specsim.judge.accounting import AccountingRequest, run_accounting_suite
     from specsim.judge.ops import OpsRequest, run_ops_suite
+    from specsim.judge.workers import WorkersRequest, run_workers_suite
     from specsim.report.terminal import live_progress, print_verdict
     from specsim.targets.cache import open_cache
-    from specsim.targets.spec import ReleaseTarget, parse_target
+    from specsim.targets.ranges import expand_targets
+    from specsim.targets.sglang.releases import RELEASES
+    from specsim.targets.sglang.triage import triage_line
+    from specsim.targets.spec import CheckoutTarget, ReleaseTarget
     from specsim.verdict import Verdict, write_json
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
         _one_of("--only", only, TIERS)
         _one_of("--device", device, ("auto", "cpu", "cuda"))
         _one_of("--strategy", strategy, tuple(STRATEGIES))
-        parsed = parse_target(target)
+        chosen = expand_targets(target or ["model"], RELEASES)
+        if len(chosen) > 1 or write is not None or pin_to is not None:
+            options = {"--seed": seed, "--cases": cases, "--schedules": schedules, "--device": device}
+            options |= {"--budget-seconds": budget_seconds, "--hang-seconds": hang_seconds, "--strategy": strategy}
+            options |= {name: value for name, value in (("--only", only), ("--cache-dir", cache_dir)) if value}
+            for option, value in (("--mutant", mutant), ("--canary", canary), ("--kernels", kernels)):
+                if value:
+                    raise UsageError(f"{option} with several targets", f"it is of the model: check model {option}")
+            from specsim.commands import check_many
+
+            raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, target or []))
+        (parsed,) = chosen
     if canary:
         _require_model("--canary", parsed.text)
         raise typer.Exit(_sing())
@@ -154,9 +187,9 @@ def check(
         _require_mutant(mutant, parsed.text)
     if kernels and parsed.text != "model":
         raise UsageError(f"--kernels {kernels} with {parsed.text}", "the model uses them: check model --kernels")
-    _require_folder("--out", out)
+    require_folder("--out", out)
     if json_file is not None:
-        _require_folder("--json", json_file.parent)
+        require_folder("--json", json_file.parent)
     if isinstance(parsed, ReleaseTarget):
         from specsim.targets.fetch import fetch_wheel
 
@@ -170,12 +203,23 @@ def check(
                 cache=cache.folder,
                 seed=seed_number,
                 cases=cases,
-                seconds=budget_seconds * (0.6 if only is None else 1.0),
+                seconds=budget_seconds * (0.5 if only is None else 1.0),
                 hang_seconds=hang_seconds,
                 device=device,
                 out=out,
             )
             _add(verdict, *run_ops_suite(ops, progress))
+        if only == "workers" or (only is None and isinstance(parsed, ReleaseTarget | CheckoutTarget)):
+            workers = WorkersRequest(
+                target=parsed.text,
+                cache=cache.folder,
+                seed=seed_number,
+                cases=cases,
+                seconds=budget_seconds * (0.2 if only is None else 1.0),
+                hang_seconds=hang_seconds,
+                out=out,
+            )
+            _add(verdict, *run_workers_suite(workers, progress))
         if only in (None, "accounting"):
             accounting = AccountingRequest(
                 target=parsed.text,
@@ -190,6 +234,9 @@ def check(
                 strategy=strategy,
             )
             _add(verdict, *run_accounting_suite(accounting, progress))
+    if isinstance(parsed, ReleaseTarget | CheckoutTarget):
+        version = parsed.version if isinstance(parsed, ReleaseTarget) else None
+        verdict.findings = [replace(found, triage=triage_line(found, version)) for found in verdict.findings]
     if json_file is not None:
         write_json(json_file, verdict.to_json())
     print_verdict(verdict)
@@ -248,7 +295,8 @@ def replay(
     from specsim import replay_file
     from specsim.judge.accounting import replay_schedule, replay_schedule_twice
     from specsim.judge.ops import replay_ops, replay_ops_twice
-    from specsim.report.terminal import print_replay, print_schedule_replay
+    from specsim.judge.workers import replay_case, replay_case_twice
+    from specsim.report.terminal import print_replay, print_schedule_replay, print_worker_replay
     from specsim.targets.spec import parse_target
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
@@ -259,6 +307,10 @@ def replay(
         request = _ops_request(stored, text, device, hang_seconds, cache_dir, Path())
         case = replay_ops_twice(request, file) if verify else replay_ops(request, file)
         raise typer.Exit(print_replay(stored, text, case, verified=verify))
+    if isinstance(stored, replay_file.WorkerReplay):
+        workers = _workers_request(stored, text, hang_seconds, cache_dir, Path())
+        seen = replay_case_twice(workers, file) if verify else replay_case(workers, file)
+        raise typer.Exit(print_worker_replay(stored, text, seen, verified=verify))
     schedule = _schedule_request(stored, text, hang_seconds, cache_dir, Path())
     answer = replay_schedule_twice(schedule, file) if verify else replay_schedule(schedule, file)
     raise typer.Exit(print_schedule_replay(stored, text, answer, verified=verify))
@@ -294,12 +346,16 @@ def shrink(
     from specsim import replay_file
     from specsim.judge.accounting import shrink_schedule
     from specsim.judge.ops import shrink_ops
+    from specsim.judge.workers import shrink_case
 
-    _require_folder("--out", out)
+    require_folder("--out", out)
     stored = replay_file.load(file)
     if isinstance(stored, replay_file.OpReplay):
         request = _ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
         answer, unit = shrink_ops(request, file, attempts), "input elements"
+    elif isinstance(stored, replay_file.WorkerReplay):
+        workers = _workers_request(stored, stored.target, hang_seconds, cache_dir, out)
+        answer, unit = shrink_case(workers, file, attempts), "characters of the case"
     else:
         schedule = _schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
         answer, unit = shrink_schedule(schedule, file, attempts), "events"
@@ -345,16 +401,48 @@ def _schedule_request(
     )
 
 
+def _workers_request(
+    stored: WorkerReplay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path
+) -> WorkersRequest:
+    from specsim.judge.workers import WorkersRequest
+    from specsim.targets.cache import open_cache
+
+    return WorkersRequest(
+        target=target,
+        cache=open_cache(cache_dir).folder,
+        seed=stored.seed,
+        cases=1,
+        seconds=hang_seconds,
+        hang_seconds=hang_seconds,
+        out=out,
+    )
+
+
 @app.command()
 def targets(
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TARGET]...", help="Releases or checkouts: what lifts of each, and what drifted since a known one."
+        ),
+    ] = None,
     fetch: Annotated[
         list[str] | None,
         typer.Option(metavar="sglang==VERSION", help="Fetch a release into the cache; may be repeated."),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the list to this file.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the data file of known functions of the releases.")] = None,
     cache_dir: CacheOption = None,
 ) -> None:
-    """What can be tested here, at which tier, and why the rest cannot."""
+    """What can be tested here, at which tier, and why the rest cannot. With TARGET: what of it can be lifted, what
+    drifted, and what a maintainer has to add; exit code 1 when something has to be added.
+    """
+    if target:
+        from specsim.commands import survey
+
+        raise typer.Exit(survey(target, json_file, write, cache_dir))
+    if write is not None:
+        raise UsageError("--write without releases", "name those of the data file: sglang==A..B --write FILE")
     from specsim.report.terminal import print_targets
     from specsim.targets.cache import open_cache
     from specsim.targets.fetch import fetch_wheel
@@ -407,7 +495,7 @@ def mutants(
 
     for option, file in (("--json", json_file), ("--write", write)):
         if file is not None:
-            _require_folder(option, file.parent)
+            require_folder(option, file.parent)
     if blind and ids:
         raise UsageError("--blind with the ids of mutants", "give one of them")
     if write is not None and (ids or without or only_oracle or blind or strategy != "swarm"):
@@ -460,7 +548,7 @@ def explore(
     if method is None:
         raise UsageError(f"--strategy {strategy!r} is unknown", f"allowed: {', '.join(METHODS)}")
     if json_file is not None:
-        _require_folder("--json", json_file.parent)
+        require_folder("--json", json_file.parent)
     chosen = [scope_named(scope)] if scope is not None else list(SCOPES)
     typer.echo(f"{'scope':15}{'schedules':>22}{'states':>10}{'ends':>7}{'states/s':>10}{'MiB':>6}  {strategy}")
     results, found = [], False
@@ -532,7 +620,7 @@ def bisect(
         if not value:
             raise UsageError(f"there is no {option}", "give --good and --bad, two releases or two revisions of --repo")
     for option, folder in (("--out", out), ("--json", json_file.parent if json_file else out)):
-        _require_folder(option, folder)
+        require_folder(option, folder)
     cache = open_cache(cache_dir)
     question = command.question_of(
         file, rule, only, Limits(cache.folder, out, parse_seed(seed), schedules, cases, hang_seconds)
@@ -557,7 +645,7 @@ def sweep(
     """
     seed_number = parse_seed(seed)
     if write is not None:
-        _require_folder("--write", write.parent)
+        require_folder("--write", write.parent)
     from specsim.bench.environment import environment
     from specsim.judge.sweep import Swept, run
     from specsim.report.terminal import print_sweep
@@ -602,13 +690,6 @@ def bench(
 def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
     if value is not None and value not in allowed:
         raise UsageError(f"{option} {value!r} is unknown", f"allowed: {', '.join(allowed)}")
-
-
-def _require_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that cannot take files before the work begins rather than after."""
-    parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UsageError(f"{option} {folder}: {parent} is not a folder that can be written", "name another folder")
 
 
 def _say(error: UsageError) -> None:

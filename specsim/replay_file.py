@@ -1,9 +1,9 @@
 """The replay file: everything that is needed to see a finding again, in another process, on another machine.
 
 Versioned JSON. A finding of the ops tier holds the operation and its explicit case; one of the accounting tier holds
-the choices of its schedule. Both hold the target, the rule, and a digest of what happened. A file carries FILE:LINE
-and hashes of other people's code, never its text, and is checked before anything of it is used: a bad one is refused
-with one sentence.
+the choices of its schedule, one of the workers tier those of its case. All hold the target, the rule, and a digest of
+what happened. A file carries FILE:LINE and hashes of other people's code, never its text, and is checked before
+anything of it is used: a bad one is refused with one sentence.
 """
 
 from __future__ import annotations
@@ -90,8 +90,34 @@ class ScheduleReplay:
     kernels: str = ""
 
 
-Replay = OpReplay | ScheduleReplay
-_KINDS: dict[str, type[OpReplay] | type[ScheduleReplay]] = {"ops": OpReplay, "accounting": ScheduleReplay}
+@dataclass(frozen=True, slots=True)
+class WorkerReplay:
+    """A finding of the workers tier.
+
+    `probe`     the probe's name, and `function` what it ran; `where` and `source_hash` are of the code that is blamed
+    `tape`      the choices that make the case
+    `case`      what the tape stands for, to read: with another one the tape means another case now
+    `digest`    of the case, what was recorded, and what broke
+    """
+
+    target: str
+    tier: str
+    probe: str
+    function: str
+    where: str
+    source_hash: str
+    tape: list[int]
+    case: dict[str, Any]
+    seed: int
+    rule: str
+    signature: str
+    title: str
+    digest: str
+
+
+Replay = OpReplay | ScheduleReplay | WorkerReplay
+_Kind = type[OpReplay] | type[ScheduleReplay] | type[WorkerReplay]
+_KINDS: dict[str, _Kind] = {"ops": OpReplay, "accounting": ScheduleReplay, "workers": WorkerReplay}
 
 
 def save(path: Path, replay: Replay, specsim_version: str) -> None:
@@ -127,7 +153,7 @@ def load(path: Path) -> Replay:
 _TYPES = {"str": str, "int": int, "dict": dict, "list": list}
 
 
-def _values(path: Path, data: Mapping[str, Any], kind: type[OpReplay] | type[ScheduleReplay]) -> dict[str, Any]:
+def _values(path: Path, data: Mapping[str, Any], kind: _Kind) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for known in fields(kind):
         name = known.name
@@ -149,7 +175,7 @@ def _checked(path: Path, replay: Replay) -> Replay:
         for name, lines in (("order", replay.order), ("events", replay.events)):
             if not all(isinstance(text, str) for text in lines):
                 raise UsageError(f"{path}: {name} must hold lines of text", REMEDY)
-    else:
+    elif isinstance(replay, OpReplay):
         for name, size in replay.sizes.items():
             if not _is_natural(size):
                 raise UsageError(f"{path}: sizes[{name!r}] is {size!r}, must be an integer of at least 0", REMEDY)

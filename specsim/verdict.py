@@ -57,6 +57,7 @@ class Finding:
     `details`    lines for a reader: sizes, arguments, events that matter
     `order`      the two events in whose other order the rule holds; empty when it happens in every order, None when
                  that was not looked for
+    `triage`     what is known of it publicly, one line; "" where nobody looked
     """
 
     rule: str
@@ -73,6 +74,7 @@ class Finding:
     count: int
     details: tuple[str, ...] = ()
     order: tuple[str, ...] | None = None
+    triage: str = ""
 
     def __post_init__(self) -> None:
         if not _REACH.fullmatch(self.reach):

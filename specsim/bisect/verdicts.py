@@ -18,7 +18,8 @@ from specsim.errors import UsageError
 from specsim.judge.accounting import AccountingRequest, replay_schedule
 from specsim.judge.ops import OpsRequest, replay_ops
 from specsim.judge.parent import Ask, ChildEnded
-from specsim.replay_file import OpReplay, ScheduleReplay
+from specsim.judge.workers import WorkersRequest, replay_case
+from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
 
 
 class State(enum.StrEnum):
@@ -62,6 +63,9 @@ class Limits:
     def accounting(self, target: str, seed: int) -> AccountingRequest:
         return AccountingRequest(target, self.cache, seed, 1, self.hang_seconds, self.hang_seconds, self.out)
 
+    def workers(self, target: str, seed: int) -> WorkersRequest:
+        return WorkersRequest(target, self.cache, seed, 1, self.hang_seconds, self.hang_seconds, self.out)
+
     def ops(self, target: str, seed: int) -> OpsRequest:
         return OpsRequest(target, self.cache, seed, self.cases, self.hang_seconds, self.hang_seconds, "cpu", self.out)
 
@@ -104,6 +108,9 @@ class FileQuestion:
             if isinstance(stored, OpReplay):
                 ops = self._limits.ops(target, stored.seed)
                 return _of_case(stored, target, replay_ops(ops, self._file, hash_seed, ask))
+            if isinstance(stored, WorkerReplay):
+                workers = self._limits.workers(target, stored.seed)
+                return _of_worker(stored, target, replay_case(workers, self._file, hash_seed, ask))
             accounting = self._limits.accounting(target, stored.seed)
             answer = replay_schedule(accounting, self._file, hash_seed, ask)
             judgement = _of_schedule(stored, target, answer, self._scenario)
@@ -128,6 +135,19 @@ def _of_case(stored: OpReplay, target: str, answer: Mapping[str, Any]) -> Judgem
         if violation["rule"] in ("O7", "O8"):
             return _skipped(violation["actual"])
     return Judgement(State.GOOD, f"{stored.rule} holds", code, answer["subject"])
+
+
+def _of_worker(stored: WorkerReplay, target: str, answer: Mapping[str, Any]) -> Judgement:
+    code = _codes(answer.get("code", ()))
+    for broken in answer["broken"]:
+        if broken["rule"] == stored.rule:
+            return Judgement(State.BAD, broken["what"], code, stored.probe)
+    for broken in answer["broken"]:
+        if broken["rule"] in ("X1", "X2", "X3"):
+            return _skipped(f"{stored.probe} fails before: {broken['actual']}")
+    if not answer["same_case"]:
+        return _skipped("the tape stands for another case now")
+    return Judgement(State.GOOD, f"{stored.rule} holds", code, stored.probe)
 
 
 def _of_schedule(stored: ScheduleReplay, target: str, answer: Mapping[str, Any], scenario: Any) -> Judgement:

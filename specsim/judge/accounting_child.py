@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 EVENTS_SHOWN = 8
 
 
-def load_target(request: Request) -> Any:
-    """The accounting of the request's target, the mutant applied first."""
+def load_target(request: Request, on_rehearsal: Callable[[], None] = lambda: None) -> Any:
+    """The accounting of the request's target, the mutant applied first. `on_rehearsal` is called while it is made."""
     if request["mutant"]:
         from specsim.mutants.load import apply, find
 
@@ -43,7 +44,7 @@ def load_target(request: Request) -> Any:
     from specsim.targets.load import load_accounting
     from specsim.targets.spec import parse_target
 
-    target = load_accounting(parse_target(request["target"]), Cache(Path(request["cache"])))
+    target = load_accounting(parse_target(request["target"]), Cache(Path(request["cache"])), on_rehearsal)
     if request["kernels"]:
         from specsim.judge.kernels import mover
         from specsim.sim.target import ModelTarget
@@ -69,7 +70,7 @@ def announce(request: Request, messages: Messages) -> None:
 def check(request: Request, messages: Messages) -> None:
     """Simulate the target's accounting."""
     announce(request, messages)
-    target = load_target(request)
+    target = load_target(request, lambda: messages.send("schedule", index=0))
     if isinstance(target, NotRun):
         messages.send("end", schedules=0, events=0, findings=[], seam=[], not_run=[asdict(target)], nondeterministic="")
         return

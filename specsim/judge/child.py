@@ -27,6 +27,10 @@ MODES = {
     "accounting.failure": ("specsim.judge.accounting_child", "failure"),
     "accounting.replay": ("specsim.judge.accounting_child", "replay"),
     "accounting.shrink": ("specsim.judge.accounting_child", "shrink"),
+    "workers.check": ("specsim.judge.workers_child", "check"),
+    "workers.failure": ("specsim.judge.workers_child", "failure"),
+    "workers.replay": ("specsim.judge.workers_child", "replay"),
+    "workers.shrink": ("specsim.judge.workers_child", "shrink"),
     "ops.search": ("specsim.judge.search_child", "search_op"),
     "accounting.search": ("specsim.judge.search_child", "search_rule"),
 }

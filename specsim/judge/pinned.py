@@ -16,7 +16,8 @@ from specsim import replay_file
 from specsim.errors import UsageError
 from specsim.judge.accounting import AccountingRequest, replay_schedule
 from specsim.judge.ops import OpsRequest, replay_ops
-from specsim.replay_file import OpReplay, Replay
+from specsim.judge.workers import WorkersRequest, replay_case
+from specsim.replay_file import OpReplay, Replay, WorkerReplay
 from specsim.targets.cache import open_cache
 from specsim.targets.spec import parse_target
 
@@ -44,6 +45,13 @@ def replay_pinned(file: Path, target: str, hang_seconds: float = HANG_SECONDS) -
             return Pinned(False, False, f"{text} does not accept the configuration of the case")
         titles = [violation["title"] for violation in answer["violations"] if violation["rule"] == stored.rule]
         return Pinned(True, bool(titles), titles[0] if titles else f"{stored.rule} holds")
+    if isinstance(stored, WorkerReplay):
+        workers = WorkersRequest(text, cache, stored.seed, 1, hang_seconds, hang_seconds, Path())
+        answer = replay_case(workers, file)
+        shown = [broken["what"] for broken in answer["broken"] if broken["rule"] == stored.rule]
+        if not shown and not answer["same_case"]:
+            return Pinned(False, False, "its tape stands for another case now")
+        return Pinned(True, bool(shown), shown[0] if shown else f"{stored.rule} holds")
     mutant, kernels = (stored.mutant, stored.kernels) if text == stored.target else ("", "")
     accounting = AccountingRequest(text, cache, stored.seed, 1, hang_seconds, hang_seconds, Path(), mutant, kernels)
     answer = replay_schedule(accounting, file)

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from specsim import replay_file
-from specsim.replay_file import OpReplay, ScheduleReplay
-from specsim.verdict import Finding, Suite, Verdict
+from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
+from specsim.verdict import Finding, Judged, Suite, Verdict
 
 NO_LONGER_APPLIES = 2  # exit code of a replay file whose schedule is not there any more: nothing could be judged
 WIDTH_WITHOUT_TERMINAL = 200
@@ -99,7 +99,7 @@ def print_verdict(verdict: Verdict) -> None:
     wrong = [finding.signature for finding in verdict.findings]
     for suite in verdict.suites:
         for judged in suite.judged:
-            found = f"{suite.name}:{judged.op}:{judged.subject}" in wrong
+            found = any(_is_of(signature, suite.name, judged) for signature in wrong)
             result = "[red]finding[/]" if found else "[green]ok[/]"
             name = judged.subject.partition(":")[2]
             table.add_row(
@@ -124,6 +124,13 @@ def print_verdict(verdict: Verdict) -> None:
         _print_not_run(console, suite)
     style = {"pass": "bold green", "fail": "bold red", "error": "bold yellow"}[verdict.verdict]
     console.print(f"[{style}]{verdict.verdict}[/]: {_summary(verdict)}")
+
+
+def _is_of(signature: str, suite: str, judged: Judged) -> bool:
+    """Whether a finding is one of an implementation or, in the workers tier, of a probe, which may break many rules."""
+    if suite == "workers":
+        return signature.startswith(f"{suite}:{judged.op}:")
+    return signature == f"{suite}:{judged.op}:{judged.subject}"
 
 
 def _summary(verdict: Verdict) -> str:
@@ -161,7 +168,7 @@ def _hit_by(verdict: Verdict, finding: Finding) -> str:
         judged.cases
         for suite in verdict.suites
         for judged in suite.judged
-        if f"{suite.name}:{judged.op}:{judged.subject}" == finding.signature
+        if _is_of(finding.signature, suite.name, judged)
     )
     return f"{finding.count} of {cases} generated cases"
 
@@ -177,6 +184,7 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
         ("reach", _reach_sentence(finding.reach)),
         ("hit by", _hit_by(verdict, finding)),
         *_order_rows(finding),
+        *([("triage", finding.triage)] if finding.triage else []),
         *(("", line) for line in finding.details),
         ("signature", finding.signature),
     ]
@@ -255,6 +263,42 @@ def _replay_verdict(console: Console, stored: OpReplay, target: str, answer: dic
         console.print("[bold red]reproduced[/]; the code has changed since it was found, so the digest is another")
         return 1
     console.print(f"[bold yellow]nondeterministic[/]: digest {answer['digest'][:16]}, was {stored.digest[:16]}")
+    return 3
+
+
+def print_worker_replay(stored: WorkerReplay, target: str, answer: dict[str, Any], verified: bool = False) -> int:
+    """What a case of the workers tier showed; returns the exit code."""
+    console = _console()
+    console.print(f"[bold]{escape(stored.rule)}[/], {escape(stored.probe)} of {escape(target)}")
+    console.print(f"   found on   {escape(stored.target)}: {escape(stored.title)}", soft_wrap=True)
+    console.print(f"   where      {escape(answer['where'] or 'unknown')}", soft_wrap=True)
+    for name in ("case", "seen"):
+        for key, value in answer.get(name, {}).items():
+            console.print(f"   {name:<10} {escape(key)} = {escape(str(value))}", soft_wrap=True)
+    for broken in answer["broken"]:
+        console.print(f"   [bold red]{broken['rule']}[/]         {escape(broken['what'])}", soft_wrap=True)
+        console.print(f"   {'':<10} expected {escape(broken['expected'])}, seen {escape(broken['actual'])}")
+        for line in broken["details"]:
+            console.print(f"   {'':<10} {escape(line)}", soft_wrap=True)
+    if verified:
+        _print_verified(console, "the case and what was recorded are")
+    shown = any(broken["rule"] == stored.rule for broken in answer["broken"])
+    if not shown and not answer["same_case"]:
+        console.print("[bold yellow]no longer applies[/]: its tape stands for another case now")
+        return NO_LONGER_APPLIES
+    if not shown:
+        console.print(f"[bold green]not reproduced[/] on {escape(target)}")
+        return 0
+    if target != stored.target:
+        console.print(f"[bold red]reproduced[/] on {escape(target)}")
+        return 1
+    if answer["digest"] == stored.digest:
+        console.print("[bold red]reproduced[/], bit for bit")
+        return 1
+    if not (answer["same_source"] and answer["same_case"]):
+        console.print("[bold red]reproduced[/]; the code has changed since it was found, so the digest is another")
+        return 1
+    console.print(f"[bold yellow]nondeterministic[/]: digest {answer['digest']}, was {stored.digest}")
     return 3
 
 
@@ -341,6 +385,29 @@ def print_targets(listing: dict[str, Any]) -> None:
     for entry in listing["not_run"]:
         console.print(f"   not run    {escape(entry['what'])}: {escape(entry['why'])}", style="yellow", soft_wrap=True)
     console.print(f"   cache      {escape(listing['cache'])}", soft_wrap=True)
+
+
+def print_survey(survey: dict[str, Any], brief: bool) -> None:
+    """What lifts of a target: a line a function, or with `brief` one line, then what has to be added."""
+    console = _console()
+    states = [function["state"] for function in survey["functions"]]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    beside = f"beside {survey['nearest']}" if survey["nearest"] else "no release is known"
+    if brief:
+        console.print(f"{escape(survey['target'])}, {beside}: {counts}", soft_wrap=True)
+    else:
+        table = _table(f"{survey['target']}, {beside}: {counts}", "function", "state", "how", "where", "body")
+        styles = {"same": "green", "changed": "yellow", "new": "yellow", "gone": "red", "not run": "red"}
+        for function in survey["functions"]:
+            state = f"[{styles[function['state']]}]{function['state']}[/]"
+            table.add_row(
+                escape(function["name"]), state, escape(function["text"]), function["where"], function["body_hash"]
+            )
+        console.print(table)
+    for text in survey["to_add"]:
+        console.print(f"   to add     {escape(text)}", style="yellow", soft_wrap=True)
+    if not survey["to_add"] and not brief:
+        console.print("nothing has to be added")
 
 
 def print_bench(results: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from specsim.check.extension import Extension, ExtensionTarget
@@ -18,6 +18,7 @@ from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
     from specsim.ops.provider import Provider
+    from specsim.targets.probe import Probe
 
 # The provider of the built-in model: module and the function that makes it. By name, because kernels imports triton.
 MODEL_PROVIDER = ("specsim.kernels", "provider")
@@ -38,8 +39,10 @@ def load_provider(target: Target, cache: Cache) -> Provider:
     return SglangProvider(open_source(target, cache), cache)
 
 
-def load_accounting(target: Target, cache: Cache) -> AccountingTarget | NotRun:
-    """The accounting of a target, or why it has none."""
+def load_accounting(
+    target: Target, cache: Cache, on_rehearsal: Callable[[], None] = lambda: None
+) -> AccountingTarget | NotRun:
+    """The accounting of a target, or why it has none. `on_rehearsal` is called while it is made."""
     if isinstance(target, ModelTarget):
         return ModelAccountingTarget()
     if isinstance(target, PythonTarget):
@@ -51,8 +54,18 @@ def load_accounting(target: Target, cache: Cache) -> AccountingTarget | NotRun:
     from specsim.targets.sglang.accounting import SglangHostTarget
     from specsim.targets.source import open_source
 
-    host = SglangHostTarget(open_source(target, cache), cache)
+    host = SglangHostTarget(open_source(target, cache), cache, on_rehearsal)
     return NotRun("accounting", f"it needs {', '.join(host.missing)}") if host.missing else host
+
+
+def load_probes(target: Target, cache: Cache) -> tuple[list[Probe], list[NotRun]]:
+    """The probes of a target's worker functions, and those that are not run; none for what is no engine."""
+    if not isinstance(target, ReleaseTarget | CheckoutTarget):
+        return [], [NotRun("workers", "only releases and checkouts of an engine have worker functions")]
+    from specsim.targets.sglang.probes import probes_of
+    from specsim.targets.source import open_source
+
+    return probes_of(open_source(target, cache), cache)
 
 
 _REMEDY = "name a mapping of operations to functions, in a module that the current folder or the environment has"

@@ -50,8 +50,10 @@ class SglangHostTarget:
     `missing` are the parts without which nothing can be simulated, with the reasons; `make` needs it to be empty.
     """
 
-    def __init__(self, source: SourceTree, store: TextStore) -> None:
+    def __init__(self, source: SourceTree, store: TextStore, on_rehearsal: Callable[[], None] = lambda: None) -> None:
+        """`on_rehearsal` is called before each schedule of the rehearsal: on a busy machine they take a while."""
         self.name = source.label
+        self._on_rehearsal = on_rehearsal
         self._functions = lift_host_functions(source, store)
         self._guards = read_guards(source)
         self.features = FEATURES_OF_RELEASES | self._functions.features()
@@ -79,6 +81,7 @@ class SglangHostTarget:
         this source: its part is then not run, and nothing is found against the release.
         """
         for index in range(_REHEARSALS):
+            self._on_rehearsal()
             chooser = seeded(0, "rehearsal", index)
             try:
                 Engine(draw_scenario(chooser, self.features), chooser, self.make).run()

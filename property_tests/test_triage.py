@@ -1,0 +1,119 @@
+"""What is known of each finding: all that releases show is in the table, and nothing contradicts it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from specsim.check.rules import BY_ID as RULES_OF_ACCOUNTING
+from specsim.diff.rules import BY_ID as RULES_OF_OPS
+from specsim.targets.probe import BY_ID as RULES_OF_WORKERS
+from specsim.targets.probe import signature_of
+from specsim.targets.sglang.releases import RELEASES
+from specsim.targets.sglang.triage import NEW, TRIAGE, contradiction, triage_line, triage_of
+from specsim.verdict import Finding, Severity
+
+ROOT = Path(__file__).parents[1]
+FIXTURES = ROOT / "fixtures"
+RULES = {"ops": RULES_OF_OPS, "accounting": RULES_OF_ACCOUNTING, "workers": RULES_OF_WORKERS}
+
+
+def seen() -> list[tuple[str, str, str]]:
+    """Signature, release and reach of each finding that the tests expect of releases."""
+    found = []
+    for version, expected in json.loads((FIXTURES / "accounting.expected.json").read_text()).items():
+        found += [(signature, version, reach) for signature, reach in expected["findings"].items()]
+    for version, expected in json.loads((FIXTURES / "releases.expected.json").read_text()).items():
+        for subject, told in expected["findings"].items():
+            found.append((f"ops:fill_bonus_tokens:{subject}", version, told["reach"]))
+    for version, probes in json.loads((FIXTURES / "workers.expected.json").read_text()).items():
+        found += [(signature_of(probe, rule), version, "option") for probe, rules in probes.items() for rule in rules]
+    return found
+
+
+@pytest.mark.parametrize(("signature", "version", "reach"), seen())
+def test_every_finding_of_a_release_is_in_the_table_with_its_release_and_reach(
+    signature: str, version: str, reach: str
+) -> None:
+    entry = triage_of(signature, version)
+    assert entry is not None
+    assert entry.covers(version)
+    assert reach.split(":")[0] in entry.reaches
+
+
+def test_a_span_has_no_release_on_which_the_tests_see_nothing() -> None:
+    by_release: dict[str, set[str]] = {}
+    for version, expected in json.loads((FIXTURES / "accounting.expected.json").read_text()).items():
+        by_release[version] = set(expected["findings"])
+    for version, signatures in by_release.items():
+        accounting = {entry.signature for entry in TRIAGE if entry.covers(version)}
+        assert {name for name in accounting if name.startswith("accounting:")} == signatures
+
+
+@pytest.mark.parametrize("entry", TRIAGE, ids=[f"{entry.signature} {entry.first}" for entry in TRIAGE])
+def test_an_entry_is_complete(entry: object) -> None:
+    from specsim.targets.sglang.triage import Triage
+
+    assert isinstance(entry, Triage)
+    tier, *rest = entry.signature.split(":")
+    rule = next((RULES[tier][word] for word in rest if word in RULES[tier]), RULES["ops"]["O1"])
+    assert entry.severity == rule.severity
+    assert entry.first in RELEASES
+    assert entry.last in (*RELEASES, "")
+    assert entry.reaches <= {"default", "option", "guarded"}
+    assert (entry.kind == "by design") is (entry.severity is Severity.BY_DESIGN)
+    if entry.kind == "unknown":
+        text = (ROOT / "docs" / "upstream" / f"{entry.upstream}.md").read_text()
+        for heading in ("**What happens.**", "**Since when.**", "**Replay.**", "**Suggested fix.**"):
+            assert heading in text
+        for word in text.split():
+            if word.startswith("fixtures/replays/"):
+                assert (ROOT / word).is_file()
+    else:
+        assert entry.references
+        assert not entry.upstream
+
+
+def test_two_defects_of_one_signature_have_spans_apart() -> None:
+    for one, two in combinations(TRIAGE, 2):
+        if one.signature == two.signature:
+            assert not any(one.covers(version) and two.covers(version) for version in RELEASES)
+
+
+def test_every_report_is_of_an_entry() -> None:
+    reports = {path.stem for path in (ROOT / "docs" / "upstream").glob("*.md")}
+    assert reports == {entry.upstream for entry in TRIAGE if entry.upstream}
+
+
+FINDING = Finding(
+    rule="I31",
+    sentence="",
+    title="",
+    signature="accounting:I31:resolve",
+    tier="accounting",
+    severity=Severity.WRONG_RESULT,
+    reach="default",
+    where="",
+    expected="",
+    actual="",
+    replay="",
+    count=1,
+)
+
+
+LAST = RELEASES[1]  # the last release that has it
+
+
+def test_what_the_table_says_otherwise_is_said_beside_the_finding() -> None:
+    entry = triage_of(FINDING.signature, LAST)
+    assert entry is not None
+    assert contradiction(entry, FINDING, LAST) == ""
+    assert "severity" in contradiction(entry, replace(FINDING, severity=Severity.LEAK), LAST)
+    assert "reach unknown" in contradiction(entry, replace(FINDING, reach="unknown"), LAST)
+    assert "not have it in this release" in contradiction(entry, FINDING, RELEASES[-1])
+    assert triage_line(FINDING, LAST).startswith(f"known, from {RELEASES[0]} to {LAST}: ")
+    assert triage_line(replace(FINDING, signature="accounting:I99:x"), None) == NEW

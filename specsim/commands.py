@@ -1,0 +1,101 @@
+"""The commands that work on many targets at once: a matrix of checks, and what lifts of each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from specsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from specsim.targets.spec import Target
+
+FIXTURES = Path("fixtures/replays")
+
+
+def check_many(
+    chosen: list[Target],
+    options: dict[str, Any],
+    out: Path,
+    json_file: Path | None,
+    write: Path | None,
+    pin_to: Path | None,
+    jobs: int | None,
+    texts: list[str],
+) -> int:
+    """A matrix of targets; returns the exit code."""
+    from specsim.judge.fixtures import pin_missing
+    from specsim.judge.matrix import check_all
+    from specsim.report.matrix import fixtures_in, page, print_matrix
+    from specsim.verdict import write_json
+
+    for option, file in (("--out", out), ("--json", json_file), ("--write", write), ("--pin", pin_to)):
+        if file is not None:
+            require_folder(option, file if option in ("--out", "--pin") else file.parent)
+    if write is not None and not texts:
+        raise UsageError("--write without targets", "name the releases of the page: sglang==A..B")
+    at_once = jobs or os.cpu_count() or 1
+    matrix = check_all(
+        [target.text for target in chosen],
+        [text for name, value in options.items() for text in (name, str(value))],
+        out=out,
+        seed=str(options["--seed"]),
+        budget_seconds=float(options["--budget-seconds"]),
+        jobs=at_once,
+        on_column=lambda column: typer.echo(f"{column.target}: {column.summary}", err=True),
+    )
+    data = matrix.to_json()
+    if json_file is not None:
+        write_json(json_file, data)
+    fixtures = pin_to or FIXTURES
+    if pin_to is not None:
+        pin_missing(matrix, pin_to, fixtures_in(pin_to), at_once, typer.echo)
+    if write is not None:
+        command = f"specsim check {' '.join(texts)} --pin {FIXTURES} --write {write}"
+        write.write_text(page(data, command, fixtures_in(fixtures), write), encoding="utf-8")
+    print_matrix(data)
+    return matrix.exit_code
+
+
+def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_dir: Path | None) -> int:
+    """What lifts of each target; 1 when a maintainer has to add something."""
+    from specsim.report.terminal import print_survey
+    from specsim.targets.cache import open_cache
+    from specsim.targets.ranges import expand_targets
+    from specsim.targets.sglang import known
+    from specsim.targets.sglang.releases import RELEASES
+    from specsim.targets.source import open_source
+    from specsim.targets.spec import CheckoutTarget, ReleaseTarget
+    from specsim.verdict import write_json
+
+    cache, chosen = open_cache(cache_dir), expand_targets(texts, RELEASES)
+    for option, file in (("--json", json_file), ("--write", write)):
+        if file is not None:
+            require_folder(option, file.parent)
+    listed, surveys = [], {}
+    for one in chosen:
+        if not isinstance(one, ReleaseTarget | CheckoutTarget):
+            raise UsageError(f"TARGET {one.text!r} is nothing to lift from", "name a release or a checkout of SGLang")
+        source = open_source(one, cache)
+        functions, before = known.survey(source, cache), known.load_known()
+        nearest = known.nearest_release(source.version, functions, before)
+        found = known.drifts(functions, nearest, before)
+        listed.append(known.to_json(one.text, nearest, found, known.to_add(source.version, found)))
+        print_survey(listed[-1], brief=len(chosen) > 1)
+        if isinstance(one, ReleaseTarget):
+            surveys[one.version] = functions
+    if json_file is not None:
+        write_json(json_file, {"format": "specsim.survey/1", "targets": listed})
+    if write is not None:
+        write_json(write, known.known_to_json(surveys))
+    return 1 if any(entry["to_add"] for entry in listed) else 0
+
+
+def require_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that cannot take files before the work begins rather than after."""
+    parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UsageError(f"{option} {folder}: {parent} is not a folder that can be written", "name another folder")

@@ -1,0 +1,66 @@
+"""Fixtures of a matrix: replay files, each with the targets on which it is seen to show its finding.
+
+A fixture that is there already and shows a finding on another target serves that one, too; what none shows gets its own
+replay file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from specsim import replay_file
+from specsim.judge.matrix import Matrix
+from specsim.judge.pinned import replay_pinned
+from specsim.verdict import write_json
+
+
+def pin_missing(
+    matrix: Matrix, folder: Path, known: Mapping[tuple[str, str], Path], jobs: int, say: Callable[[str], None]
+) -> None:
+    """See to a fixture in the folder for each finding of the matrix that has none in `known`, by signature and target.
+    One target on which a new fixture does not show the finding is noted, too.
+    """
+    for row in matrix.rows:
+        lacking = [t for t, cell in row.cells.items() if cell.state == "finding" and (row.signature, t) not in known]
+        clean = [target for target, cell in row.cells.items() if cell.state == "clean"][-1:]
+        for path in sorted({path for (signature, _), path in known.items() if signature == row.signature}):
+            shown = _shown(path, lacking, jobs)
+            _expect(path, dict.fromkeys(shown, True))
+            lacking = [target for target in lacking if target not in shown]
+        while lacking:
+            first, *others = lacking
+            path = _free(folder, replay_file.file_name(row.signature), first)
+            data = json.loads(Path(row.cells[first].replay).read_text(encoding="utf-8"))
+            write_json(path, {**data, "expect": {}})
+            shown = {first, *_shown(path, [*others, *clean], jobs)}
+            _expect(path, {target: target in shown for target in [*lacking, *clean] if target in {*shown, *clean}})
+            say(f"{path}: {', '.join(target for target in lacking if target in shown)}")
+            lacking = [target for target in lacking if target not in shown]
+
+
+def _shown(path: Path, targets: Iterable[str], jobs: int) -> set[str]:
+    """The targets on which a replay file shows its finding."""
+    wanted = list(targets)
+    with ThreadPoolExecutor(jobs) as pool:
+        shown = list(pool.map(lambda target: replay_pinned(path, target).shown, wanted))
+    return {target for target, shows in zip(wanted, shown, strict=True) if shows}
+
+
+def _expect(path: Path, shows: Mapping[str, bool]) -> None:
+    """Note in a fixture what it shows on some targets."""
+    if not shows:
+        return
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for target, shown in shows.items():
+        expect = {"rules": [data["rule"]] if shown else []} if data["tier"] == "ops" else {"shows": shown}
+        data["expect"].setdefault(target, expect)
+    write_json(path, data)
+
+
+def _free(folder: Path, name: str, target: str) -> Path:
+    path = folder / f"{name}.json"
+    return path if not path.exists() else folder / f"{replay_file.file_name(f'{name}-{target}')}.json"

@@ -1,0 +1,254 @@
+"""Many targets, each checked by a `specsim check` of its own: which of them has which finding.
+
+A target that crashes, hangs or cannot be fetched costs its own column and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import specsim
+
+FORMAT = "specsim.matrix/1"
+_FOUND, _NOTHING_JUDGED, _NONDETERMINISTIC = 1, 2, 3
+_TIME_BEYOND_THE_BUDGET = 4  # a check shrinks what it found after its budget, and starts children that import torch
+
+State = Literal["finding", "clean", "not run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One target: its verdict as `specsim check --json` writes it, or why there is none."""
+
+    target: str
+    verdict: dict[str, Any]
+    why: str
+    exit_code: int
+    seconds: float
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        if self.why:
+            return f"not judged: {self.why}"
+        count = len(self.verdict["findings"])
+        return f"{self.verdict['verdict']}, {count} finding{'' if count == 1 else 's'} in {self.seconds:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A finding on a target, that what could show it was run and did not, or why it was not run."""
+
+    state: State
+    why: str = ""
+    reach: str = ""
+    where: str = ""
+    count: int = 0
+    replay: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One finding, whatever releases have it."""
+
+    signature: str
+    rule: str
+    sentence: str
+    severity: str
+    tier: str
+    triage: str
+    cells: dict[str, Cell]
+
+
+@dataclass(slots=True)
+class Matrix:
+    """Targets across, findings down."""
+
+    seed: str
+    columns: list[Column]
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """1 with a finding; else 3 when a target was not deterministic; else 2 when nothing could be judged."""
+        if any(column.verdict.get("findings") for column in self.columns):
+            return _FOUND
+        codes = {column.exit_code for column in self.columns}
+        if _NONDETERMINISTIC in codes:
+            return _NONDETERMINISTIC
+        return 0 if 0 in codes else _NOTHING_JUDGED
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "specsim": specsim.__version__,
+            "seed": self.seed,
+            "targets": [
+                {"target": c.target, "exit_code": c.exit_code, "seconds": round(c.seconds, 1), "why": c.why}
+                | ({"verdict": c.verdict["verdict"], "suites": c.verdict["suites"]} if c.verdict else {})
+                for c in self.columns
+            ],
+            "rows": [
+                {
+                    **{name: getattr(row, name) for name in ("signature", "rule", "sentence", "severity", "tier")},
+                    "triage": row.triage,
+                    "cells": {
+                        target: {name: getattr(cell, name) for name in Cell.__slots__}
+                        for target, cell in row.cells.items()
+                    },
+                }
+                for row in self.rows
+            ],
+        }
+
+
+def check_all(
+    targets: Sequence[str],
+    options: Sequence[str],
+    *,
+    out: Path,
+    seed: str,
+    budget_seconds: float,
+    jobs: int,
+    on_column: Callable[[Column], None],
+) -> Matrix:
+    """Check each target in a process of its own, `jobs` at a time, with the options of `specsim check` given."""
+
+    def run(target: str) -> Column:
+        column = _check(target, [*options, "--out", str(out)], budget_seconds)
+        on_column(column)
+        return column
+
+    with ThreadPoolExecutor(jobs) as pool:
+        columns = list(pool.map(run, targets))
+    return Matrix(seed, columns, rows_of(columns))
+
+
+def _check(target: str, options: Sequence[str], budget_seconds: float) -> Column:
+    started = time.monotonic()
+    limit = 120 + budget_seconds * _TIME_BEYOND_THE_BUDGET
+    with tempfile.TemporaryDirectory() as folder:
+        verdict = Path(folder) / "verdict.json"
+        command = [sys.executable, "-m", "specsim", "check", target, *options, "--json", str(verdict)]
+        path = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # what it started goes with it
+        )
+        try:
+            _, stderr = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            stderr = f"its check does not end within {limit:g} s"
+        finally:
+            _end(process)
+        data: dict[str, Any] = json.loads(verdict.read_text("utf-8")) if verdict.is_file() else {}
+    why = "" if data else _reason(stderr, process.returncode)
+    return Column(target, data, why, process.returncode, time.monotonic() - started)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _reason(stderr: str, code: int) -> str:
+    """Why a check left no verdict, in one sentence."""
+    lines = [line.strip() for line in stderr.strip().splitlines() if line.strip()]
+    for line in lines:
+        if line.startswith("specsim: "):
+            return line.removeprefix("specsim: ").rstrip(".")
+    ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return lines[-1] if lines else f"its check ended with {ended}"
+
+
+# Rows and cells
+
+
+def rows_of(columns: Sequence[Column]) -> list[Row]:
+    """A row for each signature that any target shows: by tier, then by rule as the tiers list them."""
+    by_signature: dict[str, list[dict[str, Any]]] = {}
+    for column in columns:
+        for finding in column.verdict.get("findings", ()):
+            by_signature.setdefault(finding["signature"], []).append(finding)
+    rows = []
+    for signature, findings in by_signature.items():
+        newest = findings[-1]
+        rows.append(
+            Row(
+                signature=signature,
+                rule=newest["rule"],
+                sentence=newest["sentence"],
+                severity=newest["severity"],
+                tier=newest["tier"],
+                triage=newest.get("triage", ""),
+                cells={column.target: cell_of(column, signature) for column in columns},
+            )
+        )
+    return sorted(rows, key=lambda row: (row.tier, _rule_key(row.rule), row.signature))
+
+
+def _rule_key(rule: str) -> tuple[str, int]:
+    return (rule[:1], int(rule[1:]) if rule[1:].isdigit() else 0)
+
+
+def cell_of(column: Column, signature: str) -> Cell:
+    """What a target shows of a signature."""
+    if not column.verdict:
+        return Cell("not run", column.why)
+    for finding in column.verdict["findings"]:
+        if finding["signature"] == signature:
+            return Cell(
+                "finding",
+                reach=finding["reach"],
+                where=finding["where"],
+                count=finding["count"],
+                replay=finding["replay"],
+            )
+    suites = {suite["name"]: suite for suite in column.verdict["suites"]}
+    tier, _, rest = signature.partition(":")
+    if tier not in suites:
+        return Cell("not run", f"the tier {tier} was not asked for")
+    why = _why_not_judged(suites[tier], tier, rest)
+    return Cell("not run", why) if why else Cell("clean")
+
+
+def _why_not_judged(suite: Mapping[str, Any], tier: str, rest: str) -> str:
+    """Why a suite could not have shown a finding, "" when it could."""
+    reasons = {entry["what"]: entry["why"] for entry in suite["not_run"]}
+    if tier == "ops":
+        op, _, subject = rest.partition(":")
+        if any(judged["op"] == op and judged["subject"] == subject for judged in suite["judged"]):
+            return ""
+        names = (f"{op} in {subject.partition(':')[2]}", f"{op}, {subject}", op)
+        return next((reasons[name] for name in names if name in reasons), f"it has no {subject}")
+    if tier == "workers":
+        probe = rest.rpartition(":")[0]
+        if any(judged["op"] == probe for judged in suite["judged"]):
+            return ""
+        return str(reasons.get(probe, f"it has no {probe}"))
+    if not suite["schedules"]:
+        return next(iter(reasons.values()), "no schedule was run")
+    part = rest.rpartition(":")[2]
+    for entry in suite["seam"]:
+        if entry["name"] == part and entry["kind"] == "not run":
+            return str(entry["why"])
+    return ""

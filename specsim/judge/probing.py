@@ -1,0 +1,112 @@
+"""Many cases of one probe: what they broke, one smallest case for each rule."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from specsim.explore.chooser import Chooser, RecordingChooser, Tape, replayed, seeded
+from specsim.explore.shrink import Shrinker, shortlex
+from specsim.targets.probe import Broken, Probe, Shown
+
+SHRINK_ATTEMPTS_MAX = 400
+
+# What a function raises that uses a part of its release for which there is no stand-in: nothing is found against it.
+_NOT_OURS = (AttributeError, NameError, TypeError, KeyError)
+
+
+class NoStandInError(Exception):
+    """The function needs what the stand-ins do not have: it is not run."""
+
+
+@dataclass(slots=True)
+class ProbeFinding:
+    """The smallest case found that breaks a rule, and how many did."""
+
+    rule: str
+    tape: Tape
+    shown: Shown
+    broken: Broken
+    count: int
+
+
+@dataclass(slots=True)
+class ProbeResult:
+    """What a probe showed. `why_not` says why it is not run, "" when it is."""
+
+    cases: int = 0
+    findings: list[ProbeFinding] = field(default_factory=list)
+    why_not: str = ""
+
+
+def run_probe(probe: Probe, chooser: Chooser) -> Shown:
+    """One case. Raises NoStandInError where the probe does not know its source; what else is raised breaks X1."""
+    try:
+        return probe.run(chooser)
+    except _NOT_OURS as error:
+        raise NoStandInError(f"{type(error).__name__}: {error}") from error
+    except Exception as error:
+        if type(error).__name__ == "UnknownNameError":
+            raise NoStandInError(str(error)) from error
+        text = f"{type(error).__name__}: {error}"
+        return Shown({}, {"raised": text}, (Broken("X1", text, "no exception", text),))
+
+
+def digest_of(shown: Shown) -> str:
+    """Of the case and all that was recorded: equal when it is reproduced bit for bit."""
+    text = json.dumps(plain(shown), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def plain(shown: Shown) -> dict[str, Any]:
+    """A case as JSON takes it."""
+    broken = [[b.rule, b.what, b.expected, b.actual] for b in shown.broken]
+    return {"case": shown.case, "seen": shown.seen, "broken": broken}
+
+
+def chooser_of(seed: int, probe: str, index: int) -> RecordingChooser:
+    return seeded(seed, "workers", probe, index)
+
+
+def judge_probe(probe: Probe, *, seed: int, cases: int, deadline: float, on_case: Callable[[int], None]) -> ProbeResult:
+    """Run up to `cases` cases until `deadline` (of time.monotonic), then shrink what was found. `on_case(index)` is
+    called before each case, with -1 while shrinking.
+    """
+    result = ProbeResult()
+    tapes: dict[str, list[Tape]] = {}
+    for index in range(cases):
+        if index and time.monotonic() > deadline:
+            break
+        on_case(index)
+        chooser = chooser_of(seed, probe.name, index)
+        try:
+            shown = run_probe(probe, chooser)
+        except NoStandInError as error:
+            return ProbeResult(why_not=str(error))
+        result.cases += 1
+        for broken in shown.broken:
+            tapes.setdefault(broken.rule, []).append(chooser.tape)
+    for rule, found in sorted(tapes.items()):
+        tape, shown = smallest(probe, rule, min(found, key=shortlex), lambda: on_case(-1))
+        (broken,) = [b for b in shown.broken if b.rule == rule]
+        result.findings.append(ProbeFinding(rule, tape, shown, broken, len(found)))
+    return result
+
+
+def smallest(
+    probe: Probe, rule: str, tape: Tape, on_attempt: Callable[[], None], attempts_max: int = SHRINK_ATTEMPTS_MAX
+) -> tuple[Tape, Shown]:
+    """The smallest case found from `tape` on that still breaks the rule."""
+
+    def attempt(candidate: Tape) -> Tape | None:
+        on_attempt()
+        chooser = replayed(candidate)
+        shown = run_probe(probe, chooser)
+        return chooser.tape if any(broken.rule == rule for broken in shown.broken) else None
+
+    best = Shrinker(tape, attempt, attempts_max).run()
+    return best, run_probe(probe, replayed(best))

@@ -1,0 +1,119 @@
+"""The workers tier in the parent: run the probes of a target, and survive whatever its functions do.
+
+A case that hangs or a child that dies is a finding for that one probe, and a new child goes on with the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specsim.judge.accounting import HASH_SEEDS, NondeterministicError
+from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer
+from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersRequest:
+    """What to run. `seconds` is the time budget, `hang_seconds` the limit of one case."""
+
+    target: str
+    cache: Path
+    seed: int
+    cases: int
+    seconds: float
+    hang_seconds: float
+    out: Path
+
+    def question(self, mode: str, **fields: Any) -> dict[str, Any]:
+        return {
+            "mode": f"workers.{mode}",
+            "target": self.target,
+            "cache": str(self.cache),
+            "seed": self.seed,
+            "cases": self.cases,
+            "seconds": self.seconds,
+            "out": str(self.out),
+            **fields,
+        }
+
+
+def run_workers_suite(request: WorkersRequest, progress: Callable[[str, int], None]) -> tuple[Suite, list[Finding]]:
+    """Run every probe that the target has. `progress(probe, cases)` is called as cases run."""
+    suite = Suite("workers")
+    findings: list[Finding] = []
+    started = time.monotonic()
+    skip: list[str] = []
+    while True:
+        remaining = max(0.0, request.seconds - (time.monotonic() - started))
+        probe, index = "", 0
+        try:
+            for message in ask(request.question("check", seconds=remaining, skip=skip), request.hang_seconds):
+                if message["event"] == "start":
+                    probe, index = message["probe"], 0
+                elif message["event"] == "case":
+                    index = message["index"]
+                    progress(probe, suite.cases + max(0, index))
+                elif message["event"] == "done":
+                    skip.append(probe)
+                    _take(suite, findings, message)
+                elif message["event"] == "end":
+                    suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
+                    suite.seconds = time.monotonic() - started
+                    return suite, findings
+        except ChildEnded as ended:
+            if not probe or probe in skip:
+                raise ended_early(request.target, ended) from None
+            skip.append(probe)
+            rule = "X2" if ended.hung else "X3"
+            question = request.question("failure", probe=probe, index=max(0, index), rule=rule, text=ended.text)
+            for message in ask(question, request.hang_seconds):
+                if message["event"] == "done":
+                    _take(suite, findings, message)
+
+
+def _take(suite: Suite, findings: list[Finding], message: Message) -> None:
+    suite.cases += message["cases"]
+    suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
+    if message["cases"]:
+        suite.judged.append(Judged(message["probe"], message["function"], message["where"], message["cases"]))
+    findings += [finding_from_json(finding) for finding in message["findings"]]
+
+
+def replay_case(request: WorkersRequest, replay: Path, hash_seed: str = "", ask: Ask = ask) -> Message:
+    """Run a replay file's case; the child's "replayed" message, or what ended the child as its `broken`."""
+    started = False
+    try:
+        for message in ask(request.question("replay", replay=str(replay)), request.hang_seconds, hash_seed):
+            started = started or message["event"] == "start"
+            if message["event"] == "replayed":
+                return message
+    except ChildEnded as ended:
+        if not started:
+            raise ended_early(request.target, ended) from None
+        rule = "X2" if ended.hung else "X3"
+        broken = {"rule": rule, "what": ended.text, "expected": "", "actual": ended.text, "details": []}
+        return {"same_case": True, "same_source": True, "where": "", "digest": "", "case": {}, "broken": [broken]}
+    raise no_answer(request.target)
+
+
+def replay_case_twice(request: WorkersRequest, replay: Path) -> Message:
+    """Run a replay file's case in two processes under two hash seeds. Raises NondeterministicError when they differ."""
+    one, two = (replay_case(request, replay, hash_seed) for hash_seed in HASH_SEEDS)
+    if one["digest"] != two["digest"]:
+        raise NondeterministicError(f"the digest was {one['digest']}, then {two['digest']}")
+    return two
+
+
+def shrink_case(request: WorkersRequest, replay: Path, attempts: int) -> Message:
+    """Make a replay file's case smaller; the message names the new file and the sizes before and after."""
+    try:
+        for message in ask(request.question("shrink", replay=str(replay), attempts=attempts), request.hang_seconds):
+            if message["event"] == "done alone":
+                return message
+    except ChildEnded as ended:
+        raise ended_early(request.target, ended) from None
+    raise no_answer(request.target)
