@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from specsim.kernels.launch import require_launchable
+from specsim.kernels.launch import operation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +23,7 @@ BLOCK_B = 256
 BLOCK_LOCS = 128
 
 
+@operation()
 def assign_req_to_token_pool(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
@@ -35,13 +36,6 @@ def assign_req_to_token_pool(
     Shapes and dtypes: specsim.reference.cache_locs.assign_req_to_token_pool. Columns beyond the row and slots
     beyond `num_locs` are skipped. Duplicate rows race.
     """
-    require_launchable(
-        req_pool_indices=req_pool_indices,
-        req_to_token=req_to_token,
-        start_offset=start_offset,
-        end_offset=end_offset,
-        out_cache_loc=out_cache_loc,
-    )
     bs = req_pool_indices.shape[0]
     if bs == 0:
         return
@@ -59,6 +53,7 @@ def assign_req_to_token_pool(
     )
 
 
+@operation()
 def assign_draft_cache_locs_contiguous(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
@@ -72,12 +67,6 @@ def assign_draft_cache_locs_contiguous(
     Shapes and dtypes: specsim.reference.cache_locs.assign_draft_cache_locs_contiguous. A column beyond the
     row reads as 0, the padding slot.
     """
-    require_launchable(
-        req_pool_indices=req_pool_indices,
-        req_to_token=req_to_token,
-        seq_lens=seq_lens,
-        out_cache_loc=out_cache_loc,
-    )
     num_draft_locs = out_cache_loc.shape[0]
     if num_draft_locs == 0:
         return
@@ -94,6 +83,7 @@ def assign_draft_cache_locs_contiguous(
     )
 
 
+@operation()
 def assign_extend_cache_locs(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
@@ -106,13 +96,6 @@ def assign_extend_cache_locs(
     Shapes and dtypes: specsim.reference.cache_locs.assign_extend_cache_locs. A column beyond the row reads as
     0, the padding slot; slots beyond `num_locs` are skipped.
     """
-    require_launchable(
-        req_pool_indices=req_pool_indices,
-        req_to_token=req_to_token,
-        start_offset=start_offset,
-        end_offset=end_offset,
-        out_cache_loc=out_cache_loc,
-    )
     bs = req_pool_indices.shape[0]
     if bs == 0:
         return

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import require_launchable
+from specsim.kernels.launch import operation
 from specsim.ops.tree import FULL_MASK, QLEN_ONLY
 
 BLOCK_B = 256
@@ -23,6 +23,7 @@ NUM_DRAFT_TOKENS_MAX = 256
 """Tiles are held in registers: 64 nodes fit well, 256 spill, more would not compile in reasonable time."""
 
 
+@operation()
 def build_tree(
     parent_list: Tensor,
     selected_index: Tensor,
@@ -47,16 +48,6 @@ def build_tree(
 
     Raises ValueError for more than 256 nodes a tree and for unknown mask modes.
     """
-    require_launchable(
-        parent_list=parent_list,
-        selected_index=selected_index,
-        verified_seq_len=verified_seq_len,
-        tree_mask=tree_mask,
-        positions=positions,
-        retrieve_index=retrieve_index,
-        retrieve_next_token=retrieve_next_token,
-        retrieve_next_sibling=retrieve_next_sibling,
-    )
     if num_draft_tokens > NUM_DRAFT_TOKENS_MAX:
         raise ValueError(f"num_draft_tokens is {num_draft_tokens}; allowed: at most {NUM_DRAFT_TOKENS_MAX}")
     if tree_mask_mode not in (FULL_MASK, QLEN_ONLY):
