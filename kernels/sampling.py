@@ -531,8 +531,8 @@ def _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N:
     while i_drawn < num_drawn:
         total_p = _lane(b_total_p, i_drawn, BLOCK_N)
         total_q = _lane(b_total_q, i_drawn, BLOCK_N)
-        b_p = tl.div_rn(_positive(b_p - b_q), total_p + b_p * 0.0)
-        b_q = tl.div_rn(tl.where(o_v == _lane(b_drawn, i_drawn, BLOCK_N), 0.0, b_q), total_q + b_q * 0.0)
+        b_p = tl.div_rn(_positive(b_p - b_q), total_p)
+        b_q = tl.div_rn(tl.where(o_v == _lane(b_drawn, i_drawn, BLOCK_N), 0.0, b_q), total_q)
         i_drawn += 1
     return b_p, b_q
 
