@@ -44,8 +44,8 @@ def verify_commit_outputs(
 ) -> None:
     """Write the new length of each request, and the bonus token that is not part of it yet.
 
-    Shapes and dtypes: specsim.reference.accepted.verify_commit_outputs. A request without a path (`accept_lens` 0, as in
-    padded rows of a graph's batch) keeps its length and gets token 0.
+    Shapes and dtypes: specsim.reference.accepted.verify_commit_outputs. A request without a path (`accept_lens` 0, as
+    in padded rows of a graph's batch) keeps its length and gets token 0.
     """
     bs, accept_width = accept_index.shape
     if bs == 0:

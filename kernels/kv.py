@@ -56,9 +56,7 @@ def alloc_extend(
 
 
 @operation()
-def alloc_decode(
-    seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, out_cache_loc: Tensor, page_size: int
-) -> None:
+def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, out_cache_loc: Tensor, page_size: int) -> None:
     """Write a slot for one more token of each request: the next one on its page, or the first of a free page.
 
     Shapes and dtypes: specsim.reference.kv.alloc_decode. Where pages run out, slot 0 is given. Raises ValueError for a
@@ -186,9 +184,7 @@ def draft_cache_locs_paged(
 
 
 @operation()
-def align_evict_mask_to_page_size(
-    seq_lens: Tensor, evict_mask: Tensor, page_size: int, num_draft_tokens: int
-) -> None:
+def align_evict_mask_to_page_size(seq_lens: Tensor, evict_mask: Tensor, page_size: int, num_draft_tokens: int) -> None:
     """Take out of `evict_mask`, in place, the nodes that share a page with the last token that is kept.
 
     Shapes and dtypes: specsim.reference.kv.align_evict_mask_to_page_size. Raises ValueError for a page size that is no
@@ -244,7 +240,7 @@ def compact_accepted_path(
     compacted_hidden_states: Tensor,
     num_draft_tokens: int,
 ) -> None:
-    """Write the moves that bring each accepted path to the front of its block, and tokens and hidden states in its order.
+    """Write the moves that bring each accepted path to the front of its block; tokens and hidden states in its order.
 
     Shapes and dtypes: specsim.reference.kv.compact_accepted_path; hidden states have any dtype.
 
@@ -291,8 +287,8 @@ def move_kv(buffer: Tensor, target: Tensor, source: Tensor) -> None:
     Shapes and dtypes: specsim.reference.kv.move_kv. Moves of a slot onto itself and slots outside the buffer are
     skipped.
 
-    Safe for overlapping ranges by construction: a program owns some columns of all rows that move, reads them all, meets
-    a barrier, and writes. More than `NUM_MOVES_MAX` rows, which do not fit a program, are gathered into a second
+    Safe for overlapping ranges by construction: a program owns some columns of all rows that move, reads them all,
+    meets a barrier, and writes. More than `NUM_MOVES_MAX` rows, which do not fit a program, are gathered into a second
     buffer first: two launches and an allocation of the moves' size.
     """
     num_moves = target.shape[0]
@@ -391,9 +387,7 @@ def _alloc_extend_kernel(
         m_page = m_loc & (o_page >= 0) & (i_page + o_page < num_free_pages)
         b_page = tl.load(p_free_pages + i_page + o_page, mask=m_page, other=0)
         b_fresh = b_page * PAGE_SIZE + o_position % PAGE_SIZE
-        tl.store(
-            p_out_cache_loc + i_segment + o_loc, tl.where(o_page >= 0, b_fresh, last_loc + 1 + o_loc), mask=m_loc
-        )
+        tl.store(p_out_cache_loc + i_segment + o_loc, tl.where(o_page >= 0, b_fresh, last_loc + 1 + o_loc), mask=m_loc)
         i_first += BLOCK_LOCS
 
 

@@ -40,7 +40,7 @@ def operation(**dtypes: Dtypes) -> Callable[[Callable[P, None]], Callable[P, Non
         def checked(*positional: P.args, **named: P.kwargs) -> None:
             arguments = signature.bind(*positional, **named).arguments
             require_contract(args, arguments, dtypes)
-            function(**arguments)
+            function(*positional, **named)
 
         return checked
 
@@ -84,7 +84,9 @@ def _require_shape(arg: TensorArg, tensor: torch.Tensor, sizes: dict[str, int]) 
         for dim, actual in zip(arg.shape, shape, strict=True)
     )
     if not fits:
-        allowed = ", ".join(str(dim) if sizes.get(str(dim)) is None else f"{dim}={sizes[str(dim)]}" for dim in arg.shape)
+        allowed = ", ".join(
+            str(dim) if sizes.get(str(dim)) is None else f"{dim}={sizes[str(dim)]}" for dim in arg.shape
+        )
         raise ValueError(f"{arg.name} has shape {list(shape)}; allowed: [{allowed}]")
 
 
@@ -93,7 +95,9 @@ def _require_equal_dtypes(tensors: Mapping[str, torch.Tensor], dtypes: Mapping[s
     for name, allowed in dtypes.items():
         first = alike.setdefault(allowed, name)
         if tensors[name].dtype != tensors[first].dtype and allowed != ANY:
-            raise ValueError(f"{name} has dtype {tensors[name].dtype}; allowed: {tensors[first].dtype}, that of {first}")
+            raise ValueError(
+                f"{name} has dtype {tensors[name].dtype}; allowed: {tensors[first].dtype}, that of {first}"
+            )
 
 
 def require_size(name: str, size: str, actual: int, allowed: int) -> None:
@@ -129,7 +133,7 @@ def require_launchable(**tensors: torch.Tensor) -> None:
 
 def block_of(count: int, most: int) -> int:
     """Lanes for `count` elements: the next power of two, at most `most`."""
-    return min(most, triton.next_power_of_2(max(1, count)))
+    return min(most, 1 << max(0, count - 1).bit_length())
 
 
 def as_words(rows: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,12 @@
 """From logits to laws: penalties, bias and grammar in place, the greedy token, softmax and what is kept of a law.
 
-What changes element by element (penalties, grammar) is shared out over programs by blocks of the vocabulary and bound by
-its bytes. What needs a whole row has one program a row, which reads it several times; after the first pass a row of
+What changes element by element (penalties, grammar) is shared out over programs by blocks of the vocabulary and bound
+by its bytes. What needs a whole row has one program a row, which reads it several times; after the first pass a row of
 half a megabyte comes from the L2 cache, and rows enough to fill the chip are bound by the first pass and the write.
 
-What is kept of a law is decided by a *pivot*: everything at least as probable is kept, ties included. The pivot of top-k
-and top-p is found digit by digit, four bits of the number's pattern a pass: of sixteen candidates the highest above
-which there still is enough. Counts and sums have a fixed order, so that results are the same from run to run.
+What is kept of a law is decided by a *pivot*: everything at least as probable is kept, ties included. The pivot of
+top-k and top-p is found digit by digit, four bits of the number's pattern a pass: of sixteen candidates the highest
+above which there still is enough. Counts and sums have a fixed order, so that results are the same from run to run.
 """
 # Triton's decorator has no types and kernels take no annotations but tl.constexpr; host functions are typed.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -33,8 +33,8 @@ def accumulate_penalties(
 ) -> None:
     """Count what a step put out, in place: all of it (EXACT), or its last token alone (RELAXED).
 
-    Shapes and dtypes: specsim.reference.logits.accumulate_penalties. Tokens outside the vocabulary and lengths beyond the
-    width are not counted. Raises ValueError for unknown laws.
+    Shapes and dtypes: specsim.reference.logits.accumulate_penalties. Tokens outside the vocabulary and lengths beyond
+    the width are not counted. Raises ValueError for unknown laws.
     """
     _require_law(law)
     bs, accept_width = accept_tokens.shape
@@ -70,8 +70,8 @@ def apply_penalties(
 ) -> None:
     """Penalties, the floor of `min_new_tokens` and the logit bias for every node, in place.
 
-    Shapes and dtypes: specsim.reference.logits.apply_penalties. Logits are float32, bfloat16 or float16, and everything is
-    computed in float32; penalties and bias are float32. Raises ValueError for unknown laws.
+    Shapes and dtypes: specsim.reference.logits.apply_penalties. Logits are float32, bfloat16 or float16, and everything
+    is computed in float32; penalties and bias are float32. Raises ValueError for unknown laws.
     """
     _require_law(law)
     bs, ndt = candidates.shape
@@ -322,9 +322,7 @@ def _apply_token_bitmask_kernel(
 
 
 @triton.jit
-def _row_argmax_kernel(
-    p_logits, p_ids, VOCAB: tl.constexpr, NAN_IS_HIGHEST: tl.constexpr, BLOCK_V: tl.constexpr
-):
+def _row_argmax_kernel(p_logits, p_ids, VOCAB: tl.constexpr, NAN_IS_HIGHEST: tl.constexpr, BLOCK_V: tl.constexpr):
     """One program a row. A lane keeps the best that it has seen and where; lanes are compared at the end."""
     i_row = tl.program_id(0).to(tl.int64)
     # [BLOCK_V]
@@ -381,7 +379,7 @@ def _pivot(p_row, limit, VOCAB: tl.constexpr, IS_MASS: tl.constexpr, BLOCK_D: tl
     """
     # [16]
     o_d = tl.arange(0, 16)
-    pivot = 0
+    pivot = tl.sum(o_d, axis=0) * 0
     for i_pass in tl.static_range(8):
         shift = 27 - 4 * i_pass if i_pass < 7 else 0
         b_candidate = pivot + (o_d << shift)

@@ -165,8 +165,8 @@ def stash_append_boundary_state(
 ) -> None:
     """Roll each request's stash forward over new certain rows, in place.
 
-    Shapes: specsim.reference.multi_layer.stash_append_boundary_state; hidden states have any dtype. Duplicate rows race.
-    Raises ValueError for a stash of more than 64 places.
+    Shapes: specsim.reference.multi_layer.stash_append_boundary_state; hidden states have any dtype. Duplicate rows
+    race. Raises ValueError for a stash of more than 64 places.
     """
     require_same_dtype("stash_hiddens", stash_hiddens, "src_hiddens", src_hiddens)
     bs = req_pool_indices.shape[0]
@@ -389,9 +389,7 @@ def _assign_new_state_kernel(
             o_new = i_first + tl.arange(0, BLOCK_R).to(tl.int64)
             m_moved = (o_new > i_start) & (o_new <= i_last) & (o_new < i_end) & (o_new - i_b - 1 < num_old)
             m_state = m_moved[:, None] & (o_h < HIDDEN)[None, :]
-            b_state = tl.load(
-                p_old_states + (o_new - i_b - 1)[:, None] * HIDDEN + o_h[None, :], mask=m_state, other=0
-            )
+            b_state = tl.load(p_old_states + (o_new - i_b - 1)[:, None] * HIDDEN + o_h[None, :], mask=m_state, other=0)
             b_state = tl.where((o_new == i_start)[:, None], b_remembered[None, :], b_state)
             m_new = (o_new < i_end)[:, None] & (o_h < HIDDEN)[None, :]
             tl.store(p_states + o_new[:, None] * HIDDEN + o_h[None, :], b_state, mask=m_new)

@@ -247,7 +247,7 @@ def _find_block(b_sums, coin, NUM_BLOCKS: tl.constexpr):
 
 @triton.jit
 def _find_token(b_weights, o_v, before, threshold, VOCAB: tl.constexpr):
-    """The first token with a weight at which the sum exceeds the threshold; else the last with a weight; else the last."""
+    """The first token with a weight whose sum exceeds the threshold; else the last with a weight; else the last."""
     m_weight = b_weights > 0
     b_cdf = before + tl.cumsum(b_weights, axis=0)
     i_above = tl.min(tl.where(m_weight & (b_cdf > threshold), o_v, VOCAB), axis=0)
@@ -278,7 +278,14 @@ def _store_path(
 
 @triton.jit
 def _without_children(
-    b_weights, o_v, p_candidates, p_retrieve_next_token, p_retrieve_next_sibling, i_first_node, i_node, NDT: tl.constexpr
+    b_weights,
+    o_v,
+    p_candidates,
+    p_retrieve_next_token,
+    p_retrieve_next_sibling,
+    i_first_node,
+    i_node,
+    NDT: tl.constexpr,
 ):
     """Weights of a block [BLOCK_V] with 0 at the tokens of the node's children."""
     i_child = tl.load(p_retrieve_next_token + i_first_node + i_node)
