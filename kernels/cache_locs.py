@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 
 from specsim.kernels.launch import operation
+from specsim.kernels.ragged import BLOCK_B, sum_of_differences_before
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK_B = 256
 BLOCK_LOCS = 128
 
 
@@ -113,22 +113,6 @@ def assign_extend_cache_locs(
     )
 
 
-@triton.jit
-def _locs_before(p_start_offset, p_end_offset, i_b, BLOCK_B: tl.constexpr):
-    """Where request `i_b`'s segment begins: the columns of all requests before it."""
-    b_sum = tl.zeros([BLOCK_B], dtype=tl.int64)
-    i_first = 0
-    while i_first < i_b:
-        # [BLOCK_B]
-        o_b = i_first + tl.arange(0, BLOCK_B)
-        m_b = o_b < i_b
-        b_start = tl.load(p_start_offset + o_b, mask=m_b, other=0)
-        b_end = tl.load(p_end_offset + o_b, mask=m_b, other=0)
-        b_sum += tl.maximum(b_end - b_start, 0)
-        i_first += BLOCK_B
-    return tl.sum(b_sum, axis=0)
-
-
 @triton.jit(do_not_specialize=["pool_len", "num_locs"])
 def _assign_req_to_token_pool_kernel(
     p_req_pool_indices,
@@ -146,7 +130,7 @@ def _assign_req_to_token_pool_kernel(
     i_row = tl.load(p_req_pool_indices + i_b).to(tl.int64)
     i_start = tl.load(p_start_offset + i_b)
     i_end = tl.load(p_end_offset + i_b)
-    i_segment = _locs_before(p_start_offset, p_end_offset, i_b, BLOCK_B)
+    i_segment = sum_of_differences_before(p_start_offset, p_end_offset, i_b, BLOCK_B)
     i_first = 0
     while i_first < i_end - i_start:
         # [BLOCK_LOCS]
@@ -198,7 +182,7 @@ def _assign_extend_cache_locs_kernel(
     i_row = tl.load(p_req_pool_indices + i_b).to(tl.int64)
     i_start = tl.load(p_start_offset + i_b)
     i_end = tl.load(p_end_offset + i_b)
-    i_segment = _locs_before(p_start_offset, p_end_offset, i_b, BLOCK_B)
+    i_segment = sum_of_differences_before(p_start_offset, p_end_offset, i_b, BLOCK_B)
     i_first = 0
     while i_first < i_end - i_start:
         # [BLOCK_LOCS]

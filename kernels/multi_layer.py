@@ -439,11 +439,11 @@ def _stash_append_kernel(
         # [BLOCK_F, BLOCK_H]
         o_h = (i_h * BLOCK_H + tl.arange(0, BLOCK_H))[None, :]
         m_h = o_h < HIDDEN
-        b_fresh = tl.load(p_source + o_source[:, None] * HIDDEN + o_h, mask=m_fresh[:, None] & m_h, other=0)
+        b_new_state = tl.load(p_source + o_source[:, None] * HIDDEN + o_h, mask=m_fresh[:, None] & m_h, other=0)
         o_kept = i_stash + o_f + num_taken
-        b_kept = tl.load(p_stash + o_kept[:, None] * HIDDEN + o_h, mask=m_kept[:, None] & m_h, other=0)
+        b_kept_state = tl.load(p_stash + o_kept[:, None] * HIDDEN + o_h, mask=m_kept[:, None] & m_h, other=0)
         tl.debug_barrier()
-        b_state = tl.where(m_kept[:, None], b_kept, b_fresh)
+        b_state = tl.where(m_kept[:, None], b_kept_state, b_new_state)
         tl.store(p_stash + (i_stash + o_f)[:, None] * HIDDEN + o_h, b_state, mask=m_f[:, None] & m_h)
 
 

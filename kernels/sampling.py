@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK_V = 8192
+BLOCK_V_OF_TWO_LAWS = 4096
+"""Where a row of the draft's law is read beside the target's: more would not fit the registers."""
 
 
 @operation()
@@ -76,7 +78,7 @@ def verify_tree_target_only(
         ACC_MIN=THRESHOLD_ACC_MIN,
         BLOCK_N=triton.next_power_of_2(num_draft_tokens),
         BLOCK_W=triton.next_power_of_2(num_steps + 1),
-        **_blocks(vocab_size),
+        **_blocks(vocab_size, BLOCK_V),
     )
 
 
@@ -168,7 +170,7 @@ def verify_tree_rejection(
         VOCAB=vocab_size,
         BLOCK_N=triton.next_power_of_2(num_draft_tokens),
         BLOCK_W=triton.next_power_of_2(num_steps + 1),
-        **_blocks(vocab_size),
+        **_blocks(vocab_size, BLOCK_V_OF_TWO_LAWS),
     )
 
 
@@ -203,7 +205,7 @@ def _verify_chain(
         VOCAB=vocab_size,
         BY_BLOCK=by_block,
         BLOCK_W=triton.next_power_of_2(num_steps + 1),
-        **_blocks(vocab_size),
+        **_blocks(vocab_size, BLOCK_V_OF_TWO_LAWS),
     )
 
 
@@ -212,11 +214,11 @@ def _require_result(predicts: Tensor, accept_index: Tensor, num_draft_tokens: in
     require_size("accept_index", "accept_width", accept_index.shape[1], num_steps + 1)
 
 
-def _blocks(vocab_size: int) -> dict[str, int]:
-    """How a row is cut, and warps for 16 tokens a thread, so that each has several wide loads under way."""
-    block_v = block_of(vocab_size, BLOCK_V)
+def _blocks(vocab_size: int, most: int) -> dict[str, int]:
+    """How a row is cut, and warps for 8 or 16 tokens a thread, so that each has several wide loads under way."""
+    block_v = block_of(vocab_size, most)
     num_blocks = triton.next_power_of_2(triton.cdiv(vocab_size, block_v))
-    return {"BLOCK_V": block_v, "NUM_BLOCKS": num_blocks, "num_warps": max(1, min(16, block_v // 512))}
+    return {"BLOCK_V": block_v, "NUM_BLOCKS": num_blocks, "num_warps": max(1, min(16, block_v // 256))}
 
 
 @triton.jit
