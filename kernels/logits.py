@@ -250,6 +250,7 @@ def _accumulate_penalties_kernel(
     p_count = p_output_counts + i_b * vocab_size + b_token
     tl.store(p_count, tl.load(p_count, mask=m_add, other=0) + b_times, mask=m_add)
     output_len = tl.load(p_output_lens + i_b)
+    tl.debug_barrier()  # every thread reads the length that one of them writes
     tl.store(p_output_lens + i_b, output_len + tl.sum(m_w.to(tl.int32), axis=0))
 
 
