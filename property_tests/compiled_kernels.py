@@ -2,9 +2,9 @@
 
     python property_tests/compiled_kernels.py OPERATION ...
 
-The host functions are called with tensors that have a shape and no memory, in production's sizes; what they would launch
-is compiled instead. For each launch: registers and bytes of spills as ptxas reports them, and the widest loads and stores
-of its PTX. Not under Triton's interpreter, which replaces what is compiled.
+The host functions are called with tensors that have a shape and no memory, in production's sizes; what they would
+launch is compiled instead. For each launch: registers and bytes of spills as ptxas reports them, and the widest loads
+and stores of its PTX. Not under Triton's interpreter, which replaces what is compiled.
 """
 
 from __future__ import annotations
@@ -38,21 +38,59 @@ HIDDEN += ("stash_hiddens", "src_hiddens", "old_hidden_states", "req_to_hidden_s
 def sizes(ndt: int = 8, topk: int = 4, num_steps: int = 5, bs: int = 64) -> dict[str, int]:
     """Every size that a contract names, as a server of a large model has them."""
     chosen = {
-        **{"bs": bs, "num_draft_tokens": ndt, "topk": topk, "num_steps": num_steps, "step": 2, "page_size": 64},
-        **{"vocab_size": 151936, "hidden_size": 4096, "row_width": 1024, "num_slots": 1 << 20, "pool_rows": 257},
-        **{"pool_len": 131072, "tree_mask_mode": 0, "law": 0, "nan_policy": 0, "set_valid": 0, "front": 4},
-        **{"pool_size": 4, "num_stop_tokens": 4, "num_indices": 64, "buffer_rows": 257, "num_free_pages": 4096},
+        "bs": bs,
+        "num_draft_tokens": ndt,
+        "topk": topk,
+        "num_steps": num_steps,
+        "step": 2,
+        "page_size": 64,
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "row_width": 1024,
+        "num_slots": 1 << 20,
+        "pool_rows": 257,
+        "pool_len": 131072,
+        "tree_mask_mode": 0,
+        "law": 0,
+        "nan_policy": 0,
+        "set_valid": 0,
+        "front": 4,
+        "pool_size": 4,
+        "num_stop_tokens": 4,
+        "num_indices": 64,
+        "buffer_rows": 257,
+        "num_free_pages": 4096,
     }
     nodes = bs * ndt
     derived = {
-        **{"num_nodes": nodes, "num_selected": ndt - 1, "accept_width": num_steps + 1, "num_draft_locs": bs * topk * num_steps},
-        **{"num_accept_entries": bs * (num_steps + 1), "num_moves": bs * (num_steps + 1), "num_rows": bs * topk},
-        **{"num_bounds": bs * topk + 1, "num_kv": 1 << 22, "num_copies": 512, "num_locs": nodes, "num_tokens": nodes},
-        **{"mask_numel": 1 << 24, "mask_bytes": nodes * (1 if ndt <= 8 else 2 if ndt <= 16 else 4)},
-        **{"packed_bytes": 1 if ndt <= 8 else 2 if ndt <= 16 else 4, "num_words": -(-151936 // 32)},
-        **{"num_candidates": topk * topk, "total": topk + (num_steps - 1) * topk**2, "num_targets": 256, "num_freed": 256},
-        **{"parent_width": topk * (num_steps - 1) + 1, "parent_list_width": topk * (num_steps - 1) + 1, "num_kept": 128},
-        **{"num_prefix": 4096, "num_old": nodes, "num_new": nodes + bs, "num_src_rows": nodes, "num_window": bs * (4 + ndt)},
+        "num_nodes": nodes,
+        "num_selected": ndt - 1,
+        "accept_width": num_steps + 1,
+        "num_draft_locs": bs * topk * num_steps,
+        "num_accept_entries": bs * (num_steps + 1),
+        "num_moves": bs * (num_steps + 1),
+        "num_rows": bs * topk,
+        "num_bounds": bs * topk + 1,
+        "num_kv": 1 << 22,
+        "num_copies": 512,
+        "num_locs": nodes,
+        "num_tokens": nodes,
+        "mask_numel": 1 << 24,
+        "mask_bytes": nodes * (1 if ndt <= 8 else 2 if ndt <= 16 else 4),
+        "packed_bytes": 1 if ndt <= 8 else 2 if ndt <= 16 else 4,
+        "num_words": -(-151936 // 32),
+        "num_candidates": topk * topk,
+        "total": topk + (num_steps - 1) * topk**2,
+        "num_targets": 256,
+        "num_freed": 256,
+        "parent_width": topk * (num_steps - 1) + 1,
+        "parent_list_width": topk * (num_steps - 1) + 1,
+        "num_kept": 128,
+        "num_prefix": 4096,
+        "num_old": nodes,
+        "num_new": nodes + bs,
+        "num_src_rows": nodes,
+        "num_window": bs * (4 + ndt),
     }
     return chosen | derived
 
@@ -101,7 +139,9 @@ def _compiled(fn: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, Any
             signature[param.name] = "i32"
     source = ASTSource(fn, signature, constants, attributes)
     compiled = triton.compile(source, target=TARGET, options=options)
-    specialized = [p.name for p in fn.params if not p.is_constexpr and not p.do_not_specialize and signature[p.name] == "i32"]
+    specialized = [
+        p.name for p in fn.params if not p.is_constexpr and not p.do_not_specialize and signature[p.name] == "i32"
+    ]
     return {"kernel": fn.__name__, "specialized": specialized, **_assembled(compiled.asm["ptx"])}
 
 

@@ -220,11 +220,7 @@ class _Plan:
     def unwritten(self, run: _Run) -> list[Flaw]:
         flaws = []
         for name in self.outputs:
-            written = run.written[name]
-            if written is None or not interpreted():  # nobody watched: what still is poison was not written
-                poison = poison_value(run.results[name].dtype, 0)
-                written = differing(run.results[name], torch.full_like(run.results[name], poison))
-            missing = (~written & self._mask(name, written)).nonzero()
+            missing = (~self._written(name, run) & self._mask(name, run.results[name])).nonzero()
             if missing.shape[0]:
                 at = [int(i) for i in missing[0]]
                 flaws.append(Flaw("unwritten", f"{name}{at} is never written"))
@@ -234,10 +230,20 @@ class _Plan:
         for name, result in first.results.items():
             if other.results[name].shape != result.shape:
                 return f"the shape of {name}"
-            changed = (differing(result, other.results[name]) & self._mask(name, result)).nonzero()
+            differs = differing(result, other.results[name]) & self._mask(name, result)
+            if name in self.outputs:
+                differs &= self._written(name, first)
+            changed = differs.nonzero()
             if changed.shape[0]:
                 return f"{name}{[int(i) for i in changed[0]]}"
         return ""
+
+    def _written(self, name: str, run: _Run) -> torch.Tensor:
+        written = run.written[name]
+        if written is None:  # nobody watched: what still is poison was not written
+            poison = poison_value(run.results[name].dtype, 0)
+            written = differing(run.results[name], torch.full_like(run.results[name], poison))
+        return written
 
     def _mask(self, name: str, like: torch.Tensor) -> torch.Tensor:
         mask = self.defined.get(name)

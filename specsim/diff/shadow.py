@@ -7,7 +7,8 @@ Accesses of one launch *race* when their order is not given and matters:
   programs that all write the same;
 * of two lanes of a program, one writes a byte that the other reads or writes otherwise, with no barrier between. Which
   lanes share a thread is the compiler's choice, so only the same lane of a block of the same shape counts as one, and a
-  scalar counts as read by all threads. A reduction is no barrier, though it often works like one.
+  scalar counts as read by all threads. A reduction is no barrier, though it often works like one; a scalar atomic
+  operation that acquires and releases is, for its result reaches the other threads through one.
 
 A program that has met another through an atomic operation counts as after all that the other did before, up to its own
 last release.
@@ -140,6 +141,8 @@ class Shadow:
                 there = self.released.setdefault(address, set())
                 mine |= there
                 there |= mine | {self.program}
+            if access.is_scalar:
+                self.epoch += 1
         return between
 
     def _foreign(self, programs: Any) -> Any:
