@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from specsim.kernels.launch import require_launchable
+from specsim.kernels.launch import operation
+from specsim.kernels.ragged import BLOCK_B, sum_of_differences_before
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK_B = 256
 BLOCK_LOCS = 128
 
 
+@operation()
 def assign_req_to_token_pool(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
@@ -35,13 +36,6 @@ def assign_req_to_token_pool(
     Shapes and dtypes: specsim.reference.cache_locs.assign_req_to_token_pool. Columns beyond the row and slots
     beyond `num_locs` are skipped. Duplicate rows race.
     """
-    require_launchable(
-        req_pool_indices=req_pool_indices,
-        req_to_token=req_to_token,
-        start_offset=start_offset,
-        end_offset=end_offset,
-        out_cache_loc=out_cache_loc,
-    )
     bs = req_pool_indices.shape[0]
     if bs == 0:
         return
@@ -59,6 +53,7 @@ def assign_req_to_token_pool(
     )
 
 
+@operation()
 def assign_draft_cache_locs_contiguous(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
@@ -72,12 +67,6 @@ def assign_draft_cache_locs_contiguous(
     Shapes and dtypes: specsim.reference.cache_locs.assign_draft_cache_locs_contiguous. A column beyond the
     row reads as 0, the padding slot.
     """
-    require_launchable(
-        req_pool_indices=req_pool_indices,
-        req_to_token=req_to_token,
-        seq_lens=seq_lens,
-        out_cache_loc=out_cache_loc,
-    )
     num_draft_locs = out_cache_loc.shape[0]
     if num_draft_locs == 0:
         return
@@ -94,6 +83,7 @@ def assign_draft_cache_locs_contiguous(
     )
 
 
+@operation()
 def assign_extend_cache_locs(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
@@ -106,13 +96,6 @@ def assign_extend_cache_locs(
     Shapes and dtypes: specsim.reference.cache_locs.assign_extend_cache_locs. A column beyond the row reads as
     0, the padding slot; slots beyond `num_locs` are skipped.
     """
-    require_launchable(
-        req_pool_indices=req_pool_indices,
-        req_to_token=req_to_token,
-        start_offset=start_offset,
-        end_offset=end_offset,
-        out_cache_loc=out_cache_loc,
-    )
     bs = req_pool_indices.shape[0]
     if bs == 0:
         return
@@ -128,22 +111,6 @@ def assign_extend_cache_locs(
         BLOCK_LOCS=BLOCK_LOCS,
         num_warps=4,
     )
-
-
-@triton.jit
-def _locs_before(p_start_offset, p_end_offset, i_b, BLOCK_B: tl.constexpr):
-    """Where request `i_b`'s segment begins: the columns of all requests before it."""
-    b_sum = tl.zeros([BLOCK_B], dtype=tl.int64)
-    i_first = 0
-    while i_first < i_b:
-        # [BLOCK_B]
-        o_b = i_first + tl.arange(0, BLOCK_B)
-        m_b = o_b < i_b
-        b_start = tl.load(p_start_offset + o_b, mask=m_b, other=0)
-        b_end = tl.load(p_end_offset + o_b, mask=m_b, other=0)
-        b_sum += tl.maximum(b_end - b_start, 0)
-        i_first += BLOCK_B
-    return tl.sum(b_sum, axis=0)
 
 
 @triton.jit(do_not_specialize=["pool_len", "num_locs"])
@@ -163,7 +130,7 @@ def _assign_req_to_token_pool_kernel(
     i_row = tl.load(p_req_pool_indices + i_b).to(tl.int64)
     i_start = tl.load(p_start_offset + i_b)
     i_end = tl.load(p_end_offset + i_b)
-    i_segment = _locs_before(p_start_offset, p_end_offset, i_b, BLOCK_B)
+    i_segment = sum_of_differences_before(p_start_offset, p_end_offset, i_b, BLOCK_B)
     i_first = 0
     while i_first < i_end - i_start:
         # [BLOCK_LOCS]
@@ -215,7 +182,7 @@ def _assign_extend_cache_locs_kernel(
     i_row = tl.load(p_req_pool_indices + i_b).to(tl.int64)
     i_start = tl.load(p_start_offset + i_b)
     i_end = tl.load(p_end_offset + i_b)
-    i_segment = _locs_before(p_start_offset, p_end_offset, i_b, BLOCK_B)
+    i_segment = sum_of_differences_before(p_start_offset, p_end_offset, i_b, BLOCK_B)
     i_first = 0
     while i_first < i_end - i_start:
         # [BLOCK_LOCS]

@@ -1,18 +1,118 @@
-"""What must hold of tensors before a kernel gets their addresses. No value is read, no device waited for."""
+"""What must hold of the arguments before a kernel gets their addresses. No value is read, no device waited for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec
 
+import torch
 import triton
 
 from specsim.errors import UsageError
+from specsim.ops.contract import ScalarArg, TensorArg
+from specsim.ops.registry import OPS
 
-if TYPE_CHECKING:
-    from torch import Tensor
+P = ParamSpec("P")
+
+ANY = "any dtype"
+"""For a tensor whose rows are moved and never read as numbers."""
+
+LOGITS = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes in which a model's head puts out logits."""
+
+Dtypes = str | tuple[torch.dtype, ...]
 
 
-def require_launchable(**tensors: Tensor) -> None:
+def operation(**dtypes: Dtypes) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Decorates a host function: its arguments are held against the contract of the operation of its name.
+
+    `dtypes` names what the kernel takes beyond the contract's dtypes: `ANY`, or a list. Arguments that are both given
+    the same list must have the same dtype.
+    """
+
+    def decorate(function: Callable[P, None]) -> Callable[P, None]:
+        signature = inspect.signature(function)
+        args = OPS[function.__name__].args
+
+        @functools.wraps(function)
+        def checked(*positional: P.args, **named: P.kwargs) -> None:
+            arguments = signature.bind(*positional, **named).arguments
+            require_contract(args, arguments, dtypes)
+            function(*positional, **named)
+
+        return checked
+
+    return decorate
+
+
+def require_contract(
+    args: tuple[TensorArg | ScalarArg, ...], arguments: Mapping[str, Any], dtypes: Mapping[str, Dtypes]
+) -> None:
+    """Every argument must have the contract's type, dtype and shape, and all tensors fit one another.
+
+    Raises ValueError, naming the argument, what it is and what is allowed.
+    """
+    sizes = {arg.name: arguments[arg.name] for arg in args if isinstance(arg, ScalarArg)}
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"{name} is {value!r}; allowed: an int, known on the host")
+    tensors: dict[str, torch.Tensor] = {}
+    for arg in args:
+        if isinstance(arg, TensorArg):
+            tensor = arguments[arg.name]
+            if not isinstance(tensor, torch.Tensor):
+                raise ValueError(f"{arg.name} is a {type(tensor).__name__}; allowed: a tensor")
+            tensors[arg.name] = tensor
+            _require_dtype(arg, tensor, dtypes.get(arg.name, (arg.dtype,)))
+            _require_shape(arg, tensor, sizes)
+    _require_equal_dtypes(tensors, dtypes)
+    require_launchable(**tensors)
+
+
+def _require_dtype(arg: TensorArg, tensor: torch.Tensor, allowed: Dtypes) -> None:
+    if allowed != ANY and tensor.dtype not in allowed:
+        names = ", ".join(str(dtype) for dtype in allowed)
+        raise ValueError(f"{arg.name} has dtype {tensor.dtype}; allowed: {names}")
+
+
+def _require_shape(arg: TensorArg, tensor: torch.Tensor, sizes: dict[str, int]) -> None:
+    shape = tuple(tensor.shape)
+    fits = len(shape) == len(arg.shape) and all(
+        actual == (sizes.setdefault(dim, actual) if isinstance(dim, str) else dim)
+        for dim, actual in zip(arg.shape, shape, strict=True)
+    )
+    if not fits:
+        allowed = ", ".join(
+            str(dim) if sizes.get(str(dim)) is None else f"{dim}={sizes[str(dim)]}" for dim in arg.shape
+        )
+        raise ValueError(f"{arg.name} has shape {list(shape)}; allowed: [{allowed}]")
+
+
+def _require_equal_dtypes(tensors: Mapping[str, torch.Tensor], dtypes: Mapping[str, Dtypes]) -> None:
+    alike: dict[Dtypes, str] = {}
+    for name, allowed in dtypes.items():
+        first = alike.setdefault(allowed, name)
+        if tensors[name].dtype != tensors[first].dtype and allowed != ANY:
+            raise ValueError(
+                f"{name} has dtype {tensors[name].dtype}; allowed: {tensors[first].dtype}, that of {first}"
+            )
+
+
+def require_size(name: str, size: str, actual: int, allowed: int) -> None:
+    """`actual`, the `size` of argument `name`, must be what the other arguments say."""
+    if actual != allowed:
+        raise ValueError(f"{name} has {size} {actual}; allowed: {allowed}, as the other arguments say")
+
+
+def require_same_dtype(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
+    """A tensor that receives rows of another must have its dtype."""
+    if tensor.dtype != other.dtype:
+        raise ValueError(f"{name} has dtype {tensor.dtype}; allowed: {other.dtype}, that of {other_name}")
+
+
+def require_launchable(**tensors: torch.Tensor) -> None:
     """All tensors must be contiguous and lie on one device that Triton can launch on.
 
     Raises ValueError for a tensor that is not contiguous or on another device than the first, UsageError for
@@ -29,3 +129,23 @@ def require_launchable(**tensors: Tensor) -> None:
             "the tensors are on the CPU, where Triton kernels run in its interpreter only",
             "set TRITON_INTERPRET=1 before triton is imported, or move the tensors to a GPU",
         )
+
+
+def block_of(count: int, most: int) -> int:
+    """Lanes for `count` elements: the next power of two, at most `most`."""
+    return min(most, 1 << max(0, count - 1).bit_length())
+
+
+def as_words(rows: torch.Tensor) -> torch.Tensor:
+    """The same memory as the widest integers that fit the rows' bytes and the tensor's address.
+
+    rows  [num_rows, ...] of any dtype, contiguous
+
+    Returns [num_rows, words].
+    """
+    flat = rows.view(rows.shape[0], -1) if rows.numel() else rows.reshape(rows.shape[0], 0)
+    row_bytes = flat.shape[1] * flat.element_size()
+    for word in (torch.int64, torch.int32, torch.int16):
+        if row_bytes % word.itemsize == 0 and flat.data_ptr() % word.itemsize == 0 and word.itemsize >= flat.itemsize:
+            return flat.view(word)
+    return flat if flat.dtype.itemsize > 1 else flat.view(torch.uint8)

@@ -1,9 +1,10 @@
-"""Building draft trees: mask, positions and links in one launch; a second one fills the mask in FULL_MASK.
+"""Building draft trees: mask, positions, links and, if wanted, the nodes' slots, in one launch.
 
-One program a request holds its whole tree in registers as relations between nodes, tiles of [nodes, nodes]:
-who is whose parent, ancestor, sibling. What bounds it: the launch, and the dependent chain of `num_steps + 1`
-reductions that walks all nodes to the root at once. In FULL_MASK the bytes of the mask: the columns before
-the tree are filled at memory speed.
+One program a request holds its tree in registers. Who is whose parent takes one comparison of every two nodes, in
+strips of 32 columns. Ancestors are sets of bits, 32 nodes a word, which all nodes double together: after round r a node
+knows its nearest 2^r ancestors, so a chain of 63 takes six rounds. What bounds it: the launch, and that chain of
+rounds; in FULL_MASK the bytes of the mask, whose columns before the tree are shared out over several programs a
+request.
 """
 # Triton's decorator has no types and kernels take no annotations but tl.constexpr; host functions are typed.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -15,14 +16,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import require_launchable
+from specsim.kernels.launch import operation, require_contract, require_size
+from specsim.kernels.masks import BLOCK_C, NUM_DRAFT_TOKENS_MAX, store_links
+from specsim.ops.contract import Role, TensorArg
+from specsim.ops.registry import OPS
 from specsim.ops.tree import FULL_MASK, QLEN_ONLY
+from specsim.reference.masks import packed_bytes
 
 BLOCK_B = 256
-NUM_DRAFT_TOKENS_MAX = 256
-"""Tiles are held in registers: 64 nodes fit well, 256 spill, more would not compile in reasonable time."""
+BLOCK_FILL = 1024
+FILL_BYTES = 256 * 1024
+"""Of the mask before the tree that one program fills; longer ones are shared out."""
+
+PACKED = 2
+
+_SLOTS = (
+    TensorArg("req_pool_indices", Role.IN, ("bs",), torch.int64, "rows that the requests hold"),
+    TensorArg("req_to_token", Role.IN, ("pool_rows", "pool_len"), torch.int32, "page table"),
+    TensorArg("out_cache_loc", Role.OUT, ("num_nodes",), torch.int64, "the slot of each node"),
+)
 
 
+@operation()
 def build_tree(
     parent_list: Tensor,
     selected_index: Tensor,
@@ -42,62 +57,152 @@ def build_tree(
     Shapes, dtypes and encodings: specsim.reference.tree.build_tree.
 
     An orphan (a selected node whose parent is not selected) is linked from nowhere, so that no walk can reach
-    it; it attends to itself and to those of its ancestors that are selected without a gap. A `tree_mask` that
-    is larger than the batch needs is filled with True beyond.
+    it; it attends to itself and to those of its ancestors that are selected without a gap. Of a `tree_mask` that
+    is larger than the batch needs the rest is not written.
 
     Raises ValueError for more than 256 nodes a tree and for unknown mask modes.
     """
-    require_launchable(
-        parent_list=parent_list,
-        selected_index=selected_index,
-        verified_seq_len=verified_seq_len,
-        tree_mask=tree_mask,
-        positions=positions,
-        retrieve_index=retrieve_index,
-        retrieve_next_token=retrieve_next_token,
-        retrieve_next_sibling=retrieve_next_sibling,
+    _build(
+        parent_list,
+        selected_index,
+        verified_seq_len,
+        tree_mask,
+        (positions, retrieve_index, retrieve_next_token, retrieve_next_sibling),
+        None,
+        topk,
+        num_draft_tokens,
+        tree_mask_mode,
     )
+
+
+@operation()
+def build_tree_packed(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    tree_mask: Tensor,
+    positions: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    topk: int,
+    num_steps: int,
+    num_draft_tokens: int,
+) -> None:
+    """`build_tree` with a mask of bits, whole bytes of which are written: its buffer needs no zeroing.
+
+    Shapes, dtypes and layout: specsim.reference.tree.build_tree_packed. Raises ValueError for more than 32 nodes a
+    tree.
+    """
+    width = packed_bytes(num_draft_tokens)
+    require_size("tree_mask", "mask_bytes", tree_mask.shape[0], selected_index.shape[0] * num_draft_tokens * width)
+    _build(
+        parent_list,
+        selected_index,
+        verified_seq_len,
+        tree_mask,
+        (positions, retrieve_index, retrieve_next_token, retrieve_next_sibling),
+        None,
+        topk,
+        num_draft_tokens,
+        PACKED,
+    )
+
+
+def build_tree_and_cache_locs(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    tree_mask: Tensor,
+    positions: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    out_cache_loc: Tensor,
+    topk: int,
+    num_steps: int,
+    num_draft_tokens: int,
+    tree_mask_mode: int,
+) -> None:
+    """`build_tree`, and in the same launch the slots of the nodes.
+
+    req_pool_indices  [bs] int64
+    req_to_token      [pool_rows, pool_len] int32
+    out_cache_loc     [bs * num_draft_tokens] int64, written: what `assign_extend_cache_locs` gives for the columns
+                      `[verified_seq_len, verified_seq_len + num_draft_tokens)`; 0 for a column beyond the row
+
+    Raises ValueError as `build_tree` does.
+    """
+    arguments = dict(locals())
+    require_contract((*OPS["build_tree"].args, *_SLOTS), arguments, {})
+    _build(
+        parent_list,
+        selected_index,
+        verified_seq_len,
+        tree_mask,
+        (positions, retrieve_index, retrieve_next_token, retrieve_next_sibling),
+        (req_pool_indices, req_to_token, out_cache_loc),
+        topk,
+        num_draft_tokens,
+        tree_mask_mode,
+    )
+
+
+def _build(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    tree_mask: Tensor,
+    links: tuple[Tensor, Tensor, Tensor, Tensor],
+    slots: tuple[Tensor, Tensor, Tensor] | None,
+    topk: int,
+    num_draft_tokens: int,
+    mode: int,
+) -> None:
     if num_draft_tokens > NUM_DRAFT_TOKENS_MAX:
         raise ValueError(f"num_draft_tokens is {num_draft_tokens}; allowed: at most {NUM_DRAFT_TOKENS_MAX}")
-    if tree_mask_mode not in (FULL_MASK, QLEN_ONLY):
-        raise ValueError(f"tree_mask_mode is {tree_mask_mode}; allowed: {FULL_MASK} (full) or {QLEN_ONLY} (tree only)")
+    if mode not in (FULL_MASK, QLEN_ONLY, PACKED):
+        raise ValueError(f"tree_mask_mode is {mode}; allowed: {FULL_MASK} (full) or {QLEN_ONLY} (tree only)")
     bs = selected_index.shape[0]
+    require_size("selected_index", "num_selected", selected_index.shape[1], num_draft_tokens - 1)
+    require_size("positions", "num_nodes", links[0].shape[0], bs * num_draft_tokens)
+    if mode == QLEN_ONLY and tree_mask.shape[0] < bs * num_draft_tokens**2:
+        raise ValueError(f"tree_mask has mask_numel {tree_mask.shape[0]}; allowed: {bs * num_draft_tokens**2} or more")
     if bs == 0:
         return
-    if tree_mask_mode == FULL_MASK:
-        tree_mask.fill_(True)
+    splits = 1
+    if mode == FULL_MASK:
+        splits = max(1, min(64, tree_mask.shape[0] // bs // FILL_BYTES))
+    # Without slots the page table's arguments are never used; any tensors of the right dtypes will do.
+    req_pool_indices, req_to_token, out_cache_loc = slots or (verified_seq_len, verified_seq_len, verified_seq_len)
     block_n = triton.next_power_of_2(num_draft_tokens)
-    _build_tree_kernel[(bs,)](
+    _build_tree_kernel[(bs, splits)](
         parent_list,
         selected_index,
         verified_seq_len,
         tree_mask.view(torch.uint8),
-        positions,
-        retrieve_index,
-        retrieve_next_token,
-        retrieve_next_sibling,
+        *links,
+        req_pool_indices,
+        req_to_token,
+        out_cache_loc,
         tree_mask.shape[0],
+        req_to_token.shape[-1],
         PARENT_WIDTH=parent_list.shape[1],
         TOPK=topk,
-        NUM_STEPS=num_steps,
         NDT=num_draft_tokens,
-        IS_FULL_MASK=tree_mask_mode == FULL_MASK,
+        MODE=mode,
+        HAS_SLOTS=slots is not None,
+        PACKED_BYTES=packed_bytes(num_draft_tokens) if mode == PACKED else 0,
+        ROUNDS=(num_draft_tokens - 1).bit_length(),
         BLOCK_B=BLOCK_B,
         BLOCK_N=block_n,
-        num_warps=_num_warps(block_n),
+        BLOCK_C=min(block_n, BLOCK_C),
+        WORDS=max(1, block_n // 32),
+        BLOCK_FILL=BLOCK_FILL,
+        num_warps=4 if block_n <= 32 else 8,
     )
-
-
-def _num_warps(block_n: int) -> int:
-    """Warps for a tile of [block_n, block_n]: what was fastest on an H200. Fewer spill, more wait for each other."""
-    return 4 if block_n <= 16 else {32: 8, 64: 16, 128: 16}.get(block_n, 32)
-
-
-@triton.jit
-def _first_column(m_matches, o_column, BLOCK_N: tl.constexpr):
-    """The first True column of each row of a [rows, columns] mask, -1 where there is none."""
-    b_first = tl.min(tl.where(m_matches, o_column, BLOCK_N), axis=1)
-    return tl.where(b_first < BLOCK_N, b_first, -1)
 
 
 @triton.jit
@@ -115,7 +220,83 @@ def _full_mask_before(p_verified_seq_len, i_b, NDT: tl.constexpr, BLOCK_B: tl.co
     return tl.sum(b_sum, axis=0)
 
 
-@triton.jit(do_not_specialize=["mask_numel"])
+@triton.jit
+def _fill_true(p_bytes, i_begin, i_end, i_split, num_splits, BLOCK_FILL: tl.constexpr):
+    """Bytes `[i_begin, i_end)` become 1: whole words of 8 bytes, shared out, and by the first program what is left."""
+    i_address = p_bytes.to(tl.int64) + i_begin
+    i_words = tl.minimum(i_begin + (8 - i_address % 8) % 8, i_end)
+    num_words = tl.maximum(i_end - i_words, 0) // 8
+    p_words = (p_bytes + i_words).to(tl.pointer_type(tl.int64))
+    i_first = i_split * BLOCK_FILL
+    while i_first < num_words:
+        # [BLOCK_FILL]
+        o_word = i_first + tl.arange(0, BLOCK_FILL)
+        tl.store(p_words + o_word, tl.full([BLOCK_FILL], 0x0101010101010101, tl.int64), mask=o_word < num_words)
+        i_first += num_splits * BLOCK_FILL
+    if i_split == 0:
+        # [8]
+        o_byte = tl.arange(0, 8)
+        b_true = tl.full([8], 1, tl.uint8)
+        tl.store(p_bytes + i_begin + o_byte, b_true, mask=i_begin + o_byte < i_words)
+        i_rest = i_words + num_words * 8
+        tl.store(p_bytes + i_rest + o_byte, b_true, mask=i_rest + o_byte < i_end)
+
+
+@triton.jit
+def _parents(
+    p_parent_list,
+    p_selected_index,
+    i_b,
+    PARENT_WIDTH: tl.constexpr,
+    TOPK: tl.constexpr,
+    NDT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """The parent node of each node [BLOCK_N]; -1 for the root and for orphans.
+
+    A parent comes before its child, so that walks to the root end whatever the ids are.
+    """
+    o_n = tl.arange(0, BLOCK_N)
+    p_selected = p_selected_index + i_b * (NDT - 1)
+    m_selected = (o_n >= 1) & (o_n < NDT)
+    b_flat_id = tl.load(p_selected + o_n - 1, mask=m_selected, other=-1)
+    b_group = b_flat_id // TOPK
+    m_inner = m_selected & (b_group > 0) & (b_group < PARENT_WIDTH)
+    b_parent_id = tl.load(p_parent_list + i_b * PARENT_WIDTH + b_group, mask=m_inner, other=-2)
+    b_parent = tl.full([BLOCK_N], BLOCK_N, tl.int32)
+    for i_first in range(0, NDT, BLOCK_C):
+        # [BLOCK_C]
+        o_c = i_first + tl.arange(0, BLOCK_C)
+        m_c = (o_c >= 1) & (o_c < NDT)
+        b_other_id = tl.load(p_selected + o_c - 1, mask=m_c, other=-1)
+        # [BLOCK_N, BLOCK_C]
+        m_parent = (b_parent_id[:, None] == b_other_id[None, :]) & m_c[None, :] & (o_c[None, :] < o_n[:, None])
+        b_parent = tl.minimum(b_parent, tl.min(tl.where(m_parent, o_c[None, :], BLOCK_N), axis=1))
+    m_top = m_selected & (b_flat_id >= 0) & (b_group == 0)
+    return tl.where(m_top, 0, tl.where(b_parent < BLOCK_N, b_parent, -1))
+
+
+@triton.jit
+def _ancestors(b_parent, ROUNDS: tl.constexpr, BLOCK_N: tl.constexpr, WORDS: tl.constexpr):
+    """Each node's set of ancestors and itself, 32 bits in each of WORDS int64 [BLOCK_N, WORDS], and its depth."""
+    o_n = tl.arange(0, BLOCK_N)
+    o_word = tl.arange(0, WORDS)
+    b_own = tl.full([BLOCK_N, WORDS], 1, tl.int64) << (o_n % 32)[:, None]
+    b_set = tl.where((o_n // 32)[:, None] == o_word[None, :], b_own, 0)
+    b_depth = (b_parent >= 0).to(tl.int32)
+    b_up = b_parent
+    for _ in tl.static_range(ROUNDS):
+        m_up = b_up >= 0
+        o_up = tl.maximum(b_up, 0)
+        b_theirs = tl.gather(b_set, tl.broadcast_to(o_up[:, None], [BLOCK_N, WORDS]), axis=0)
+        b_set = b_set | tl.where(m_up[:, None], b_theirs, 0)
+        b_depth += tl.where(m_up, tl.gather(b_depth, o_up, axis=0), 0)
+        b_up = tl.where(m_up, tl.gather(b_up, o_up, axis=0), -1)
+    return b_set, b_depth
+
+
+@triton.jit(do_not_specialize=["mask_numel", "pool_len"])
 def _build_tree_kernel(
     p_parent_list,
     p_selected_index,
@@ -125,58 +306,79 @@ def _build_tree_kernel(
     p_retrieve_index,
     p_retrieve_next_token,
     p_retrieve_next_sibling,
+    p_req_pool_indices,
+    p_req_to_token,
+    p_out_cache_loc,
     mask_numel,
+    pool_len,
     PARENT_WIDTH: tl.constexpr,
     TOPK: tl.constexpr,
-    NUM_STEPS: tl.constexpr,
     NDT: tl.constexpr,
-    IS_FULL_MASK: tl.constexpr,
+    MODE: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
+    PACKED_BYTES: tl.constexpr,
+    ROUNDS: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    WORDS: tl.constexpr,
+    BLOCK_FILL: tl.constexpr,
 ):
-    """One program a request. Tiles are [row, column] = [node, another node]; -1 is no node."""
+    """One program a request builds its tree; in FULL_MASK (0) several fill the columns before it."""
     i_b = tl.program_id(0).to(tl.int64)
+    i_split = tl.program_id(1)
     i_seq_len = tl.load(p_verified_seq_len + i_b)
     o_n = tl.arange(0, BLOCK_N)
-    o_row = o_n[:, None]
-    o_column = o_n[None, :]
     m_n = o_n < NDT
-
-    # [BLOCK_N]: flat id of each node, of node 0 and beyond the tree one that matches nothing
-    m_selected = (o_n >= 1) & m_n
-    b_flat_id = tl.load(p_selected_index + i_b * (NDT - 1) + o_n - 1, mask=m_selected, other=-1)
-    b_group = b_flat_id // TOPK
-    m_top = m_selected & (b_group == 0)
-    m_inner = m_selected & (b_group > 0) & (b_group < PARENT_WIDTH)
-    b_parent_id = tl.load(p_parent_list + i_b * PARENT_WIDTH + b_group, mask=m_inner, other=-2)
-
-    # [BLOCK_N]: parent node. A parent comes before its child, so walks to the root end whatever the ids are.
-    m_is_parent = (b_parent_id[:, None] == b_flat_id[None, :]) & (o_column < o_row)
-    b_parent = tl.where(m_top, 0, _first_column(m_is_parent & m_selected[None, :], o_column, BLOCK_N))
-
-    # [BLOCK_N, BLOCK_N]: all nodes walk to the root together
-    m_ancestor = o_row == o_column
-    b_current = b_parent
-    for _ in tl.static_range(NUM_STEPS):
-        m_current = b_current[:, None] == o_column
-        m_ancestor = m_ancestor | m_current
-        b_current = tl.sum(tl.where(m_current, b_parent[None, :] + 1, 0), axis=1) - 1
-    b_depth = tl.sum(m_ancestor.to(tl.int32), axis=1) - 1
-
-    m_same_parent = (b_parent[:, None] == b_parent[None, :]) & (b_parent[None, :] >= 0)
-    b_next_token = _first_column(b_parent[None, :] == o_row, o_column, BLOCK_N)
-    b_next_sibling = _first_column(m_same_parent & (o_column > o_row), o_column, BLOCK_N)
-
-    o_node = i_b * NDT + o_n
-    tl.store(p_positions + o_node, i_seq_len + b_depth, mask=m_n)
-    tl.store(p_retrieve_index + o_node, o_node, mask=m_n)
-    tl.store(p_retrieve_next_token + o_node, b_next_token.to(tl.int64), mask=m_n)
-    tl.store(p_retrieve_next_sibling + o_node, b_next_sibling.to(tl.int64), mask=m_n)
-
-    if IS_FULL_MASK:
-        i_request = _full_mask_before(p_verified_seq_len, i_b, NDT, BLOCK_B)
-        o_mask = i_request + o_row * (i_seq_len + NDT) + i_seq_len + o_column
-    else:
-        o_mask = i_b * NDT * NDT + o_row * NDT + o_column
-    m_mask = m_n[:, None] & m_n[None, :] & (o_mask < mask_numel)
-    tl.store(p_tree_mask + o_mask, m_ancestor.to(tl.uint8), mask=m_mask)
+    i_mask = i_b * (NDT * NDT)
+    len_row = i_seq_len * 0 + NDT
+    i_tree = i_seq_len * 0
+    if MODE == 0:
+        i_mask = _full_mask_before(p_verified_seq_len, i_b, NDT, BLOCK_B)
+        len_row = i_seq_len + NDT
+        i_tree = i_seq_len
+        for i_n in range(NDT):
+            i_begin = i_mask + i_n * len_row
+            i_end = tl.minimum(i_begin + i_seq_len, mask_numel)
+            _fill_true(p_tree_mask, i_begin, i_end, i_split, tl.num_programs(1), BLOCK_FILL)
+    if i_split == 0:
+        b_parent = _parents(p_parent_list, p_selected_index, i_b, PARENT_WIDTH, TOPK, NDT, BLOCK_N, BLOCK_C)
+        b_set, b_depth = _ancestors(b_parent, ROUNDS, BLOCK_N, WORDS)
+        store_links(
+            p_positions,
+            p_retrieve_index,
+            p_retrieve_next_token,
+            p_retrieve_next_sibling,
+            i_b,
+            i_seq_len,
+            b_depth,
+            b_parent,
+            NDT,
+            BLOCK_N,
+            BLOCK_C,
+        )
+        for i_word in tl.static_range(WORDS):
+            # [BLOCK_N]: the word of each node's set
+            b_word = tl.sum(tl.where((tl.arange(0, WORDS) == i_word)[None, :], b_set, 0), axis=1)
+            if MODE == 2:
+                # [BLOCK_N, 4]
+                o_byte = tl.arange(0, 4)
+                b_byte = (b_word[:, None] >> (8 * o_byte)[None, :]) & 0xFF
+                o_mask = (i_b * NDT + o_n[:, None]) * PACKED_BYTES + o_byte[None, :]
+                m_mask = m_n[:, None] & (o_byte < PACKED_BYTES)[None, :]
+                tl.store(p_tree_mask + o_mask, b_byte.to(tl.uint8), mask=m_mask)
+            else:
+                # [BLOCK_N, 32]
+                o_bit = tl.arange(0, 32)
+                b_bit = (b_word[:, None] >> o_bit[None, :]) & 1
+                o_column = i_word * 32 + o_bit
+                o_mask = i_mask + o_n[:, None] * len_row + i_tree + o_column[None, :]
+                m_mask = m_n[:, None] & (o_column < NDT)[None, :] & (o_mask < mask_numel)
+                tl.store(p_tree_mask + o_mask, b_bit.to(tl.uint8), mask=m_mask)
+        if HAS_SLOTS:
+            # [BLOCK_N]
+            i_row = tl.load(p_req_pool_indices + i_b)
+            o_slot = i_seq_len + o_n
+            m_slot = m_n & (o_slot >= 0) & (o_slot < pool_len)
+            b_slot = tl.load(p_req_to_token + i_row * pool_len + o_slot, mask=m_slot, other=0).to(tl.int64)
+            tl.store(p_out_cache_loc + i_b * NDT + o_n, b_slot, mask=m_n)

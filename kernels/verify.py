@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from specsim.kernels.launch import require_launchable
+from specsim.kernels.launch import operation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 BLOCK_B = 128
 
 
+@operation()
 def verify_tree_greedy(
     candidates: Tensor,
     retrieve_index: Tensor,
@@ -35,16 +36,6 @@ def verify_tree_greedy(
     Writes `accept_index` and `accept_token_num` whole, and `predicts` at the accepted path alone. A walk
     visits at most `num_draft_tokens` nodes and ends at a link that leaves the row, so it ends on any input.
     """
-    require_launchable(
-        candidates=candidates,
-        retrieve_index=retrieve_index,
-        retrieve_next_token=retrieve_next_token,
-        retrieve_next_sibling=retrieve_next_sibling,
-        target_predict=target_predict,
-        predicts=predicts,
-        accept_index=accept_index,
-        accept_token_num=accept_token_num,
-    )
     bs, num_draft_tokens = candidates.shape
     if bs == 0:
         return
@@ -65,6 +56,7 @@ def verify_tree_greedy(
     )
 
 
+@operation()
 def fill_bonus_tokens(predict: Tensor, accept_index: Tensor, accept_lens: Tensor, bonus_tokens: Tensor) -> None:
     """Write `predict[accept_index[b, accept_lens[b] - 1]]`, the last token of each accepted path.
 
@@ -72,7 +64,6 @@ def fill_bonus_tokens(predict: Tensor, accept_index: Tensor, accept_lens: Tensor
 
     A request without a path (`accept_lens` 0, as in padded rows of a graph's batch) gets token 0.
     """
-    require_launchable(predict=predict, accept_index=accept_index, accept_lens=accept_lens, bonus_tokens=bonus_tokens)
     bs, accept_width = accept_index.shape
     if bs == 0:
         return

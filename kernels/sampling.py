@@ -1,0 +1,656 @@
+"""Verification at a temperature: the walk and the draw of the token after it, in one launch.
+
+One program a request: a walk reads single probabilities of the nodes that it visits, each load dependent on the
+one before, and the draw reads one row of the target's law (and one of the draft's) once, and a block of it again. No
+row that the walk does not need is read, and nothing of the size of the vocabulary is written.
+
+Sums have a fixed order: each block of `BLOCK_V` tokens is reduced, the blocks' sums are added up one after the other,
+and the block in which the coin falls is added up token by token. Results are the same bit for bit from run to run; they
+can differ from the reference's where a coin lies within rounding of a threshold.
+
+What bounds them at small batches is the latency of the row that is drawn from; at large ones, its bytes.
+"""
+# Triton's decorator has no types and kernels take no annotations but tl.constexpr; host functions are typed.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from specsim.kernels.launch import block_of, operation, require_size
+from specsim.reference.sampling import THRESHOLD_ACC_MIN
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK_V = 8192
+BLOCK_V_OF_TWO_LAWS = 4096
+"""Where a row of the draft's law is read beside the target's: more would not fit the registers."""
+
+
+@operation()
+def verify_tree_target_only(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    target_probs: Tensor,
+    threshold_single: Tensor,
+    threshold_acc: Tensor,
+    num_steps: int,
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+) -> None:
+    """Walk each tree; the children of a node share out its coin by their probabilities under the target model.
+
+    Shapes and dtypes: specsim.reference.sampling.verify_tree_target_only; laws and coins are float32.
+
+    Writes `accept_index` and `accept_token_num` whole, and `predicts` at the accepted path alone. A walk visits at
+    most `num_draft_tokens` nodes and ends at a link that leaves the row, so it ends on any input.
+    """
+    bs, num_draft_tokens, vocab_size = target_probs.shape
+    _require_result(predicts, accept_index, num_draft_tokens, num_steps)
+    if bs == 0:
+        return
+    _verify_tree_target_only_kernel[(bs,)](
+        candidates,
+        retrieve_index,
+        retrieve_next_token,
+        retrieve_next_sibling,
+        uniform_samples,
+        uniform_final,
+        target_probs,
+        threshold_single,
+        threshold_acc,
+        predicts,
+        accept_index,
+        accept_token_num,
+        predicts.shape[0],
+        NUM_STEPS=num_steps,
+        NDT=num_draft_tokens,
+        VOCAB=vocab_size,
+        ACC_MIN=THRESHOLD_ACC_MIN,
+        BLOCK_N=triton.next_power_of_2(num_draft_tokens),
+        BLOCK_W=triton.next_power_of_2(num_steps + 1),
+        **_blocks(vocab_size, BLOCK_V),
+    )
+
+
+@operation()
+def verify_chain_rejection(
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+) -> None:
+    """Accept each chain's drafts one after the other, by the ratio of target to draft probability.
+
+    Shapes and dtypes: specsim.reference.sampling.verify_chain_rejection; laws and coins are float32.
+
+    Writes `accept_index` and `accept_token_num` whole, and `predicts` at the accepted path alone.
+    """
+    arguments = (candidates, draft_probs, target_probs, uniform_samples, uniform_final)
+    _verify_chain(*arguments, predicts, accept_index, accept_token_num, by_block=False)
+
+
+@operation()
+def verify_chain_block(
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+) -> None:
+    """Accept a prefix of each chain as a block: the longest whose coin is below its height.
+
+    Shapes and dtypes: specsim.reference.sampling.verify_chain_block; laws and coins are float32.
+
+    Prefixes are tried from the longest to the shortest, so that the rows after the accepted one are read and no other.
+    Writes `accept_index` and `accept_token_num` whole, and `predicts` at the accepted path alone.
+    """
+    arguments = (candidates, draft_probs, target_probs, uniform_samples, uniform_final)
+    _verify_chain(*arguments, predicts, accept_index, accept_token_num, by_block=True)
+
+
+@operation()
+def verify_tree_rejection(
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    num_steps: int,
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+) -> None:
+    """Walk each tree; every child has a coin of its own and is held against what its siblings have left over.
+
+    Shapes and dtypes: specsim.reference.sampling.verify_tree_rejection; laws and coins are float32.
+
+    What is left over is not stored: it is computed again from the two rows, with the totals of the rejections before,
+    which costs one pass over both rows for each rejected sibling. Writes `accept_index` and `accept_token_num` whole,
+    and `predicts` at the accepted path alone. A walk visits at most `num_draft_tokens` nodes.
+    """
+    bs, num_draft_tokens, vocab_size = target_probs.shape
+    _require_result(predicts, accept_index, num_draft_tokens, num_steps)
+    if bs == 0:
+        return
+    _verify_tree_rejection_kernel[(bs,)](
+        candidates,
+        retrieve_index,
+        retrieve_next_token,
+        retrieve_next_sibling,
+        uniform_samples,
+        uniform_final,
+        draft_probs,
+        target_probs,
+        predicts,
+        accept_index,
+        accept_token_num,
+        predicts.shape[0],
+        NUM_STEPS=num_steps,
+        NDT=num_draft_tokens,
+        VOCAB=vocab_size,
+        BLOCK_N=triton.next_power_of_2(num_draft_tokens),
+        BLOCK_W=triton.next_power_of_2(num_steps + 1),
+        **_blocks(vocab_size, BLOCK_V_OF_TWO_LAWS),
+    )
+
+
+def _verify_chain(
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    *,
+    by_block: bool,
+) -> None:
+    bs, num_draft_tokens, vocab_size = target_probs.shape
+    num_steps = draft_probs.shape[1]
+    require_size("draft_probs", "num_steps", num_steps, num_draft_tokens - 1)
+    _require_result(predicts, accept_index, num_draft_tokens, num_steps)
+    if bs == 0:
+        return
+    _verify_chain_kernel[(bs,)](
+        candidates,
+        draft_probs,
+        target_probs,
+        uniform_samples,
+        uniform_final,
+        predicts,
+        accept_index,
+        accept_token_num,
+        NUM_STEPS=num_steps,
+        VOCAB=vocab_size,
+        BY_BLOCK=by_block,
+        BLOCK_W=triton.next_power_of_2(num_steps + 1),
+        **_blocks(vocab_size, BLOCK_V_OF_TWO_LAWS),
+    )
+
+
+def _require_result(predicts: Tensor, accept_index: Tensor, num_draft_tokens: int, num_steps: int) -> None:
+    require_size("predicts", "num_nodes", predicts.shape[0], accept_index.shape[0] * num_draft_tokens)
+    require_size("accept_index", "accept_width", accept_index.shape[1], num_steps + 1)
+
+
+def _blocks(vocab_size: int, most: int) -> dict[str, int]:
+    """How a row is cut, and warps for 8 or 16 tokens a thread, so that each has several wide loads under way."""
+    block_v = block_of(vocab_size, most)
+    num_blocks = triton.next_power_of_2(triton.cdiv(vocab_size, block_v))
+    return {"BLOCK_V": block_v, "NUM_BLOCKS": num_blocks, "num_warps": max(1, min(16, block_v // 256))}
+
+
+@triton.jit
+def _lane(b_values, i_lane, LANES: tl.constexpr):
+    """One element of a vector, as a scalar."""
+    return tl.sum(tl.where(tl.arange(0, LANES) == i_lane, b_values, 0), axis=0)
+
+
+@triton.jit
+def _positive(b_difference):
+    return tl.where(b_difference > 0, b_difference, 0.0)
+
+
+@triton.jit
+def _find_block(b_sums, coin, NUM_BLOCKS: tl.constexpr):
+    """Of blocks with sums `b_sums` [NUM_BLOCKS]: the one in which `coin` falls, the sum before it and the threshold.
+
+    Where no block's end exceeds the threshold it is the last one that has any weight.
+    """
+    o_block = tl.arange(0, NUM_BLOCKS)
+    b_end = tl.cumsum(b_sums, axis=0)
+    threshold = coin * _lane(b_end, NUM_BLOCKS - 1, NUM_BLOCKS)
+    i_above = tl.min(tl.where(b_end > threshold, o_block, NUM_BLOCKS), axis=0)
+    i_last = tl.max(tl.where(b_sums > 0, o_block, 0), axis=0)
+    i_block = tl.where(i_above < NUM_BLOCKS, i_above, i_last)
+    return i_block, _lane(b_end, i_block - 1, NUM_BLOCKS), threshold
+
+
+@triton.jit
+def _find_token(b_weights, o_v, before, threshold, VOCAB: tl.constexpr):
+    """The first token with a weight whose sum exceeds the threshold; else the last with a weight; else the last."""
+    m_weight = b_weights > 0
+    b_cdf = before + tl.cumsum(b_weights, axis=0)
+    i_above = tl.min(tl.where(m_weight & (b_cdf > threshold), o_v, VOCAB), axis=0)
+    i_last = tl.max(tl.where(m_weight, o_v, -1), axis=0)
+    return tl.where(i_above < VOCAB, i_above, tl.where(i_last >= 0, i_last, VOCAB - 1))
+
+
+@triton.jit
+def _store_path(
+    p_predicts,
+    p_accept_index,
+    p_accept_token_num,
+    i_b,
+    b_path,
+    b_token,
+    i_accepted,
+    num_nodes,
+    NUM_STEPS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """Store a walk's path [BLOCK_W], -1 beyond it, and the token after each of its nodes."""
+    o_w = tl.arange(0, BLOCK_W)
+    m_node = (b_path >= 0) & (b_path < num_nodes)
+    tl.store(p_predicts + b_path, b_token.to(tl.int32), mask=m_node)
+    tl.store(p_accept_index + i_b * (NUM_STEPS + 1) + o_w, b_path.to(tl.int32), mask=o_w <= NUM_STEPS)
+    tl.store(p_accept_token_num + i_b, i_accepted)
+
+
+@triton.jit
+def _without_children(
+    b_weights,
+    o_v,
+    p_candidates,
+    p_retrieve_next_token,
+    p_retrieve_next_sibling,
+    i_first_node,
+    i_node,
+    NDT: tl.constexpr,
+):
+    """Weights of a block [BLOCK_V] with 0 at the tokens of the node's children."""
+    i_child = tl.load(p_retrieve_next_token + i_first_node + i_node)
+    i_hop = 1
+    while (i_hop < NDT) & (i_child >= 0) & (i_child < NDT):
+        i_token = tl.load(p_candidates + i_first_node + i_child)
+        b_weights = tl.where(o_v == i_token, 0.0, b_weights)
+        i_child = tl.load(p_retrieve_next_sibling + i_first_node + i_child)
+        i_hop += 1
+    return b_weights
+
+
+@triton.jit(do_not_specialize=["num_nodes"])
+def _verify_tree_target_only_kernel(
+    p_candidates,
+    p_retrieve_index,
+    p_retrieve_next_token,
+    p_retrieve_next_sibling,
+    p_uniform_samples,
+    p_uniform_final,
+    p_target_probs,
+    p_threshold_single,
+    p_threshold_acc,
+    p_predicts,
+    p_accept_index,
+    p_accept_token_num,
+    num_nodes,
+    NUM_STEPS: tl.constexpr,
+    NDT: tl.constexpr,
+    VOCAB: tl.constexpr,
+    ACC_MIN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+):
+    """One program a request. The rejected children of the node where the walk stands are kept as their tokens, by
+    child, so that the draw touches again only blocks of the vocabulary that hold one of them.
+    """
+    i_b = tl.program_id(0).to(tl.int64)
+    i_first_node = i_b * NDT
+    o_n = tl.arange(0, BLOCK_N)
+    o_w = tl.arange(0, BLOCK_W)
+    single = tl.load(p_threshold_single)
+    acc = tl.maximum(tl.load(p_threshold_acc), ACC_MIN)
+
+    i_node = i_b * 0
+    i_child = tl.load(p_retrieve_next_token + i_first_node)
+    coin = tl.load(p_uniform_samples + i_first_node)
+    mass = coin * 0.0
+    # [BLOCK_W]: accepted nodes, and the token after each
+    b_path = tl.where(o_w == 0, tl.load(p_retrieve_index + i_first_node), -1)
+    b_token = tl.full([BLOCK_W], 0, tl.int64)
+    # [BLOCK_N]: tokens of the children of `i_node` that were rejected
+    b_rejected = tl.full([BLOCK_N], -1, tl.int64)
+    i_accepted = 0
+    i_hop = 1
+    while (i_hop < NDT) & (i_child >= 0) & (i_child < NDT) & (i_accepted < NUM_STEPS):
+        o_child = i_first_node + i_child
+        i_token = tl.load(p_candidates + o_child)
+        i_number = tl.load(p_retrieve_index + o_child)
+        i_next_token = tl.load(p_retrieve_next_token + o_child)
+        i_next_sibling = tl.load(p_retrieve_next_sibling + o_child)
+        child_coin = tl.load(p_uniform_samples + o_child)
+        o_prob = (i_first_node + i_node) * VOCAB + i_token
+        prob = tl.load(p_target_probs + o_prob, mask=(i_token >= 0) & (i_token < VOCAB), other=0.0)
+        mass += prob
+        is_accepted = (prob > 0) & ((coin < tl.div_rn(mass, acc)) | (prob >= single))
+        b_rejected = tl.where(is_accepted, -1, tl.where(o_n == i_child, i_token, b_rejected))
+        i_new = tl.where(is_accepted, i_accepted, BLOCK_W)
+        b_token = tl.where(o_w == i_new, i_token, b_token)
+        b_path = tl.where(o_w == i_new + 1, i_number, b_path)
+        i_accepted += is_accepted.to(tl.int32)
+        coin = tl.where(is_accepted, child_coin, coin)
+        mass = tl.where(is_accepted, 0.0, mass)
+        i_node = tl.where(is_accepted, i_child, i_node)
+        i_child = tl.where(is_accepted, i_next_token, i_next_sibling)
+        i_hop += 1
+
+    p_row = p_target_probs + (i_first_node + i_node) * VOCAB
+    o_block = tl.arange(0, NUM_BLOCKS)
+    b_sums = tl.zeros([NUM_BLOCKS], dtype=tl.float32)
+    for i_block in range((VOCAB + BLOCK_V - 1) // BLOCK_V):
+        # [BLOCK_V]
+        o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
+        b_weights = tl.load(p_row + o_v, mask=o_v < VOCAB, other=0.0)
+        if tl.sum(((b_rejected >= 0) & (b_rejected // BLOCK_V == i_block)).to(tl.int32), axis=0) > 0:
+            b_weights = _without_children(
+                b_weights,
+                o_v,
+                p_candidates,
+                p_retrieve_next_token,
+                p_retrieve_next_sibling,
+                i_first_node,
+                i_node,
+                NDT,
+            )
+        b_sums = tl.where(o_block == i_block, tl.sum(b_weights, axis=0), b_sums)
+
+    i_block, before, threshold = _find_block(b_sums, tl.load(p_uniform_final + i_b), NUM_BLOCKS)
+    o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
+    b_weights = tl.load(p_row + o_v, mask=o_v < VOCAB, other=0.0)
+    if tl.sum((b_rejected >= 0).to(tl.int32), axis=0) > 0:
+        b_weights = _without_children(
+            b_weights, o_v, p_candidates, p_retrieve_next_token, p_retrieve_next_sibling, i_first_node, i_node, NDT
+        )
+    i_token = _find_token(b_weights, o_v, before, threshold, VOCAB)
+    b_token = tl.where(o_w == i_accepted, i_token, b_token)
+    _store_path(
+        p_predicts,
+        p_accept_index,
+        p_accept_token_num,
+        i_b,
+        b_path,
+        b_token,
+        i_accepted,
+        num_nodes,
+        NUM_STEPS,
+        BLOCK_W,
+    )
+
+
+@triton.jit
+def _residual(p_p, p_q, scale, len_q, o_v, VOCAB: tl.constexpr):
+    """The positive part of `scale * p - q` over a block [BLOCK_V]; `len_q` is VOCAB, or 0 where there is no q."""
+    b_p = tl.load(p_p + o_v, mask=o_v < VOCAB, other=0.0)
+    b_q = tl.load(p_q + o_v, mask=o_v < len_q, other=0.0)
+    return _positive(scale * b_p - b_q)
+
+
+@triton.jit
+def _accepted_by_token(p_drafted, p_p, p_q, p_coin, NUM_STEPS: tl.constexpr, VOCAB: tl.constexpr):
+    """How many drafts the token rule accepts: those before the first with `u q >= p`."""
+    i_accepted = 0
+    is_going = NUM_STEPS > 0
+    while is_going:
+        i_token = tl.load(p_drafted + i_accepted)
+        m_token = (i_token >= 0) & (i_token < VOCAB)
+        p = tl.load(p_p + i_accepted * VOCAB + i_token, mask=m_token, other=0.0)
+        q = tl.load(p_q + i_accepted * VOCAB + i_token, mask=m_token, other=0.0)
+        is_accepted = (tl.load(p_coin + i_accepted) * q < p) & (q > 0)
+        i_accepted += is_accepted.to(tl.int32)
+        is_going = is_accepted & (i_accepted < NUM_STEPS)
+    return i_accepted
+
+
+@triton.jit
+def _accepted_by_block(
+    p_drafted,
+    p_p,
+    p_q,
+    p_coin,
+    NUM_STEPS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """How many drafts the block rule accepts, and the reach r of that prefix."""
+    o_w = tl.arange(0, BLOCK_W)
+    b_reach = tl.full([BLOCK_W], 1.0, tl.float32)
+    reach = tl.sum(b_reach, axis=0) * 0.0 + 1.0
+    for i_step in range(NUM_STEPS):
+        i_token = tl.load(p_drafted + i_step)
+        m_token = (i_token >= 0) & (i_token < VOCAB)
+        p = tl.load(p_p + i_step * VOCAB + i_token, mask=m_token, other=0.0)
+        q = tl.load(p_q + i_step * VOCAB + i_token, mask=m_token, other=0.0)
+        reach = tl.where(q > 0, tl.minimum(tl.div_rn(reach * p, tl.where(q > 0, q, 1.0)), 1.0), 0.0)
+        b_reach = tl.where(o_w == i_step + 1, reach, b_reach)
+
+    i_accepted = NUM_STEPS
+    is_going = NUM_STEPS > 0
+    while is_going:
+        reach = _lane(b_reach, i_accepted, BLOCK_W)
+        height = reach
+        if (i_accepted < NUM_STEPS) & (reach > 0) & (reach < 1):
+            b_mass = tl.zeros([BLOCK_V], dtype=tl.float32)
+            for i_block in range((VOCAB + BLOCK_V - 1) // BLOCK_V):
+                o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
+                b_mass += _residual(p_p + i_accepted * VOCAB, p_q + i_accepted * VOCAB, reach, VOCAB, o_v, VOCAB)
+            mass = tl.sum(b_mass, axis=0)
+            height = tl.div_rn(mass, mass + 1 - reach)
+        is_accepted = tl.load(p_coin + i_accepted - 1) < height
+        i_accepted -= (~is_accepted).to(tl.int32)
+        is_going = (~is_accepted) & (i_accepted > 0)
+    return i_accepted, _lane(b_reach, i_accepted, BLOCK_W)
+
+
+@triton.jit
+def _verify_chain_kernel(
+    p_candidates,
+    p_draft_probs,
+    p_target_probs,
+    p_uniform_samples,
+    p_uniform_final,
+    p_predicts,
+    p_accept_index,
+    p_accept_token_num,
+    NUM_STEPS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    BY_BLOCK: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+):
+    """One program a request: how many drafts are accepted, and a token of what is left of the law after them."""
+    i_b = tl.program_id(0).to(tl.int64)
+    i_first_node = i_b * (NUM_STEPS + 1)
+    p_drafted = p_candidates + i_first_node + 1
+    p_p = p_target_probs + i_first_node * VOCAB
+    p_q = p_draft_probs + i_b * NUM_STEPS * VOCAB
+    p_coin = p_uniform_samples + i_b * NUM_STEPS
+    if BY_BLOCK:
+        i_accepted, scale = _accepted_by_block(p_drafted, p_p, p_q, p_coin, NUM_STEPS, VOCAB, BLOCK_W, BLOCK_V)
+        scale = tl.where(i_accepted < NUM_STEPS, scale, 1.0)
+    else:
+        i_accepted = _accepted_by_token(p_drafted, p_p, p_q, p_coin, NUM_STEPS, VOCAB)
+        scale = 1.0
+
+    len_q = tl.where(i_accepted < NUM_STEPS, VOCAB, 0)
+    o_block = tl.arange(0, NUM_BLOCKS)
+    o_row = i_accepted.to(tl.int64) * VOCAB
+    b_sums = tl.zeros([NUM_BLOCKS], dtype=tl.float32)
+    for i_block in range((VOCAB + BLOCK_V - 1) // BLOCK_V):
+        # [BLOCK_V]
+        o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
+        b_weights = _residual(p_p + o_row, p_q + o_row, scale, len_q, o_v, VOCAB)
+        b_sums = tl.where(o_block == i_block, tl.sum(b_weights, axis=0), b_sums)
+    i_block, before, threshold = _find_block(b_sums, tl.load(p_uniform_final + i_b), NUM_BLOCKS)
+    o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
+    b_weights = _residual(p_p + o_row, p_q + o_row, scale, len_q, o_v, VOCAB)
+    i_token = _find_token(b_weights, o_v, before, threshold, VOCAB)
+
+    o_w = tl.arange(0, BLOCK_W)
+    m_path = o_w <= i_accepted
+    b_drafted = tl.load(p_drafted + o_w, mask=o_w < i_accepted, other=0)
+    b_token = tl.where(o_w < i_accepted, b_drafted, i_token)
+    tl.store(p_predicts + i_first_node + o_w, b_token.to(tl.int32), mask=m_path)
+    b_path = tl.where(m_path, (i_first_node + o_w).to(tl.int32), -1)
+    tl.store(p_accept_index + i_first_node + o_w, b_path, mask=o_w <= NUM_STEPS)
+    tl.store(p_accept_token_num + i_b, i_accepted)
+
+
+@triton.jit
+def _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N: tl.constexpr):
+    """Laws p and q, a block or a scalar, after the children with tokens `b_drawn` [BLOCK_N] were rejected.
+
+    `b_total_p` and `b_total_q` [BLOCK_N] are the totals by which each rejection normalises what it leaves.
+    """
+    i_drawn = 0
+    while i_drawn < num_drawn:
+        total_p = _lane(b_total_p, i_drawn, BLOCK_N)
+        total_q = _lane(b_total_q, i_drawn, BLOCK_N)
+        b_p = tl.div_rn(_positive(b_p - b_q), total_p)
+        b_q = tl.div_rn(tl.where(o_v == _lane(b_drawn, i_drawn, BLOCK_N), 0.0, b_q), total_q)
+        i_drawn += 1
+    return b_p, b_q
+
+
+@triton.jit(do_not_specialize=["num_nodes"])
+def _verify_tree_rejection_kernel(
+    p_candidates,
+    p_retrieve_index,
+    p_retrieve_next_token,
+    p_retrieve_next_sibling,
+    p_uniform_samples,
+    p_uniform_final,
+    p_draft_probs,
+    p_target_probs,
+    p_predicts,
+    p_accept_index,
+    p_accept_token_num,
+    num_nodes,
+    NUM_STEPS: tl.constexpr,
+    NDT: tl.constexpr,
+    VOCAB: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+):
+    """One program a request."""
+    i_b = tl.program_id(0).to(tl.int64)
+    i_first_node = i_b * NDT
+    o_n = tl.arange(0, BLOCK_N)
+    o_w = tl.arange(0, BLOCK_W)
+
+    i_node = i_b * 0
+    i_child = tl.load(p_retrieve_next_token + i_first_node)
+    # [BLOCK_W]: accepted nodes, and the token after each
+    b_path = tl.where(o_w == 0, tl.load(p_retrieve_index + i_first_node), -1)
+    b_token = tl.full([BLOCK_W], 0, tl.int64)
+    # [BLOCK_N]: the rejections at `i_node` that changed its laws
+    b_drawn = tl.full([BLOCK_N], -1, tl.int64)
+    b_total_p = tl.full([BLOCK_N], 1.0, tl.float32)
+    b_total_q = tl.full([BLOCK_N], 1.0, tl.float32)
+    num_drawn = 0
+    i_accepted = 0
+    i_hop = 1
+    while (i_hop < NDT) & (i_child >= 0) & (i_child < NDT) & (i_accepted < NUM_STEPS):
+        o_child = i_first_node + i_child
+        i_token = tl.load(p_candidates + o_child)
+        i_number = tl.load(p_retrieve_index + o_child)
+        i_next_token = tl.load(p_retrieve_next_token + o_child)
+        i_next_sibling = tl.load(p_retrieve_next_sibling + o_child)
+        coin = tl.load(p_uniform_samples + o_child)
+        o_row = (i_first_node + i_node) * VOCAB
+        m_token = (i_token >= 0) & (i_token < VOCAB)
+        p = tl.load(p_target_probs + o_row + i_token, mask=m_token, other=0.0)
+        q = tl.load(p_draft_probs + o_row + i_token, mask=m_token, other=0.0)
+        p, q = _left_over(p, q, i_token, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
+        is_accepted = (coin * q < p) & (q > 0)
+        if (~is_accepted) & (q > 0):
+            b_sum_p = tl.zeros([BLOCK_V], dtype=tl.float32)
+            b_sum_q = tl.zeros([BLOCK_V], dtype=tl.float32)
+            for i_block in range((VOCAB + BLOCK_V - 1) // BLOCK_V):
+                # [BLOCK_V]
+                o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
+                b_p = tl.load(p_target_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
+                b_q = tl.load(p_draft_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
+                b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
+                b_sum_p += _positive(b_p - b_q)
+                b_sum_q += tl.where(o_v == i_token, 0.0, b_q)
+            total_p = tl.sum(b_sum_p, axis=0)
+            total_q = tl.sum(b_sum_q, axis=0)
+            b_drawn = tl.where(o_n == num_drawn, i_token, b_drawn)
+            b_total_p = tl.where(o_n == num_drawn, tl.where(total_p > 0, total_p, 1.0), b_total_p)
+            b_total_q = tl.where(o_n == num_drawn, tl.where(total_q > 0, total_q, 1.0), b_total_q)
+            num_drawn += 1
+        num_drawn = tl.where(is_accepted, 0, num_drawn)
+        i_new = tl.where(is_accepted, i_accepted, BLOCK_W)
+        b_token = tl.where(o_w == i_new, i_token, b_token)
+        b_path = tl.where(o_w == i_new + 1, i_number, b_path)
+        i_accepted += is_accepted.to(tl.int32)
+        i_node = tl.where(is_accepted, i_child, i_node)
+        i_child = tl.where(is_accepted, i_next_token, i_next_sibling)
+        i_hop += 1
+
+    o_row = (i_first_node + i_node) * VOCAB
+    len_q = tl.where(num_drawn > 0, VOCAB, 0)
+    o_block = tl.arange(0, NUM_BLOCKS)
+    b_sums = tl.zeros([NUM_BLOCKS], dtype=tl.float32)
+    for i_block in range((VOCAB + BLOCK_V - 1) // BLOCK_V):
+        # [BLOCK_V]
+        o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
+        b_p = tl.load(p_target_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
+        b_q = tl.load(p_draft_probs + o_row + o_v, mask=o_v < len_q, other=0.0)
+        b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
+        b_sums = tl.where(o_block == i_block, tl.sum(b_p, axis=0), b_sums)
+    i_block, before, threshold = _find_block(b_sums, tl.load(p_uniform_final + i_b), NUM_BLOCKS)
+    o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
+    b_p = tl.load(p_target_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
+    b_q = tl.load(p_draft_probs + o_row + o_v, mask=o_v < len_q, other=0.0)
+    b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
+    b_token = tl.where(o_w == i_accepted, _find_token(b_p, o_v, before, threshold, VOCAB), b_token)
+    _store_path(
+        p_predicts,
+        p_accept_index,
+        p_accept_token_num,
+        i_b,
+        b_path,
+        b_token,
+        i_accepted,
+        num_nodes,
+        NUM_STEPS,
+        BLOCK_W,
+    )
