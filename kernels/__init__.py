@@ -22,6 +22,7 @@ from specsim.kernels.cache_locs import (
 )
 from specsim.kernels.tree import build_tree
 from specsim.kernels.verify import fill_bonus_tokens, verify_tree_greedy
+from specsim.kernels.verify_logits import verify_logits_greedy
 from specsim.ops.provider import MappingProvider
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "build_tree",
     "fill_bonus_tokens",
     "provider",
+    "verify_logits_greedy",
     "verify_tree_greedy",
 ]
 
@@ -46,6 +48,7 @@ def provider() -> MappingProvider:
             "build_tree": build_tree,
             "verify_tree_greedy": verify_tree_greedy,
             "fill_bonus_tokens": fill_bonus_tokens,
+            "verify_logits_greedy": verify_logits_greedy,
         },
         reach="default",
     )
