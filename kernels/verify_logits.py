@@ -35,13 +35,14 @@ LAZY_REGISTERS = 64
 EAGER_PROGRAMS_PER_SM = 4
 LAZY_PROGRAMS_PER_SM = 8
 
-# A model of an H200 in microseconds and bytes a microsecond, measured in bench/results: good enough to choose by.
+# A model of an H200 in microseconds, and bytes or logits a microsecond, measured in bench/results: good enough to choose.
 _EAGER_RATE = 3.8e6
-_LAZY_RATE = {4: 3.75e6, 2: 2.8e6}
+_LAZY_RATE = {4: 3.75e6, 2: 3.3e6}
 _LEVEL = 2.0
 _LAUNCH = 2.5
 _LEVELS = 3  # what a walk takes when two drafts are accepted
-_PIPELINE = 20.0  # what the launches of an argmax, a walk and its follow-ups cost beside the reading
+_PIPELINE = 25.0  # a pipeline of launches: argmax, whose time is one of logits and not of bytes, walk and follow-ups
+_PIPELINE_RATE = 1.03e6
 
 
 class Plan(NamedTuple):
@@ -61,7 +62,8 @@ def plan_verify_logits_greedy(
     levels = min(num_steps + 1, num_draft_tokens)
     level = _LEVEL + bs * row_bytes / _LAZY_RATE.get(itemsize, _EAGER_RATE)
     eager = _LAUNCH + bs * num_draft_tokens * row_bytes / _EAGER_RATE
-    is_lazy = _LAUNCH + min(_LEVELS, levels) * level < eager and _LAUNCH + levels * level < eager + _PIPELINE
+    pipeline = _PIPELINE + bs * num_draft_tokens * vocab_size / _PIPELINE_RATE
+    is_lazy = _LAUNCH + min(_LEVELS, levels) * level < eager and _LAUNCH + levels * level < pipeline
     return variant_plan(is_lazy, bs, num_draft_tokens, num_sms)
 
 

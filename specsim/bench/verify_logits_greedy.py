@@ -20,7 +20,6 @@ from specsim.bench.sgl_kernel import sgl_kernel_operation
 from specsim.ops import counter
 from specsim.ops.contract import Case, Tensors
 from specsim.ops.registry import OPS
-from specsim.reference import unchecked
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
@@ -74,16 +73,6 @@ def make_case(shape: Shape, device: str) -> Case:
     return Case(
         sizes, {"logits": logits, **tensors, "seq_lens": seq_lens.to(device), "out_cache_loc": slots.to(device)}
     )
-
-
-def _prepare_reference(case: Case, tensors: Tensors) -> Callable[[], Tensors]:
-    arguments = {**{name: tensors[name] for name in case.tensors}, "num_steps": case.sizes["num_steps"]}
-
-    def call() -> Tensors:
-        with unchecked():
-            return OP.reference(**arguments)._asdict()  # type: ignore[no-any-return]
-
-    return call
 
 
 def _prepare_triton(variant: str, case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
@@ -149,7 +138,6 @@ BENCHMARK = Benchmark(
     shapes=SHAPES,
     make_case=make_case,
     peers=(
-        Peer("reference", Timing.EAGER, _prepare_reference),
         Peer("pipeline", Timing.GRAPH, partial(_prepare_pipeline, False)),
         Peer("pipeline, cast", Timing.GRAPH, partial(_prepare_pipeline, True)),
         Peer("triton", Timing.GRAPH, partial(_prepare_triton, "picked")),
