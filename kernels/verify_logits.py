@@ -35,10 +35,10 @@ LAZY_REGISTERS = 64
 EAGER_PROGRAMS_PER_SM = 4
 LAZY_PROGRAMS_PER_SM = 8
 
-# A model of an H200 in microseconds, and bytes or logits a microsecond, measured in bench/results: good enough to choose.
+# A model of an H200, in microseconds and bytes or logits a microsecond, after bench/results: good enough to choose by.
 _EAGER_RATE = 3.8e6
-_LAZY_RATE = {4: 3.75e6, 2: 3.3e6}
-_LEVEL = 2.0
+_LAZY_RATE = {4: 4.2e6, 2: 3.6e6}
+_LEVEL = 1.5
 _LAUNCH = 2.5
 _LEVELS = 3  # what a walk takes when two drafts are accepted
 _PIPELINE = 25.0  # a pipeline of launches: argmax, whose time is one of logits and not of bytes, walk and follow-ups
