@@ -83,6 +83,9 @@ from specsim.kernels.verify import (
     fill_bonus_tokens,
     verify_tree_greedy,
 )
+from specsim.kernels.verify_logits import (
+    verify_logits_greedy,
+)
 from specsim.ops.contract import Implementation
 from specsim.ops.provider import MappingProvider
 
@@ -133,6 +136,7 @@ KERNELS: tuple[Implementation, ...] = (
     assign_new_state,
     stash_append_boundary_state,
     fill_widened_draft_extend_inputs,
+    verify_logits_greedy,
 )
 
 __all__ = [
@@ -181,6 +185,7 @@ __all__ = [
     "verify_chain_block",
     "verify_chain_rejection",
     "verify_commit_outputs",
+    "verify_logits_greedy",
     "verify_tree_greedy",
     "verify_tree_rejection",
     "verify_tree_target_only",

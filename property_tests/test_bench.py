@@ -66,10 +66,21 @@ def test_a_wrong_result_has_no_time() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_shape_says_how_many_drafts_are_accepted(device: str) -> None:
-    for benchmark in OPERATIONS.values():
-        for shape in benchmark.shapes[device]:
-            case = benchmark.make_case(shape)
-            assert benchmark.op.expected(case)["accept_token_num"].tolist() == [shape["accepted"]] * shape["bs"]
+    for shape in BENCHMARK.shapes[device]:
+        case = BENCHMARK.make_case(shape, "cpu")
+        assert BENCHMARK.op.expected(case)["accept_token_num"].tolist() == [shape["accepted"]] * shape["bs"]
+
+
+def test_a_shape_of_logits_says_how_many_drafts_are_accepted_and_minus_one_is_a_law() -> None:
+    benchmark = OPERATIONS["verify_logits_greedy"]
+
+    def accepted(number: int) -> list[int]:
+        shape = {"bs": 3, "num_draft_tokens": 12, "accepted": number, "logit_bits": 16}
+        return [n - 1 for n in benchmark.op.expected(benchmark.make_case(shape, "cpu"))["accept_lens"].tolist()]
+
+    assert accepted(2) == [2, 2, 2]
+    assert accepted(8) == [8, 8, 8]
+    assert len(set(accepted(-1))) > 1
 
 
 def test_the_environment_says_what_else_must_be_equal() -> None:

@@ -13,7 +13,7 @@ from triton import knobs
 
 from specsim import kernels
 from specsim.explore.chooser import seeded
-from specsim.ops.contract import Case, Op, Role, Tensors
+from specsim.ops.contract import Case, Op, Role, Tensors, differing
 from specsim.ops.registry import OPS
 from specsim.ops.strategies import cases
 from specsim.reference import FULL_MASK, QLEN_ONLY
@@ -56,7 +56,7 @@ class Guarded:
 
     def changed(self) -> set[str]:
         """Arguments whose tensor is not what it was."""
-        return {name for name, view in self.tensors.items() if not torch.equal(view, self.before(name))}
+        return {name for name, view in self.tensors.items() if differing(view, self.before(name)).any()}
 
     def before(self, name: str) -> torch.Tensor:
         view = self.tensors[name]

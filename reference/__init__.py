@@ -12,6 +12,7 @@ Read it in this order:
 * `accepted`     what follows the walk: emitted tokens, new lengths, positions, slots to keep and to free
 * `cache_locs`   which KV slots a step enters into the page table, and which ones it reads
 * `kv`           slots over pages, where the drafts of a tree go, what they attend to, and the move of an accepted path
+* `verify_logits` all of a greedy verification at once, from the logits to what the next step begins with
 * `multi_layer`  drafts by several layers, each with KV and attention metadata of its own
 * `grammar`      which tokens a constrained request may emit next: a protocol, and a small automaton
 * `sequential`   decoding token by token, without any of the above: what every schedule must equal
@@ -140,6 +141,7 @@ from specsim.reference.verify import (
     fill_bonus_tokens,
     verify_tree_greedy,
 )
+from specsim.reference.verify_logits import GreedyStep, verify_logits_greedy
 
 __all__ = [
     "EXACT",
@@ -161,6 +163,7 @@ __all__ = [
     "Finish",
     "GatheredRows",
     "Grammar",
+    "GreedyStep",
     "MultiLayerDraft",
     "NewState",
     "Output",
@@ -225,6 +228,7 @@ __all__ = [
     "verify_chain_block",
     "verify_chain_rejection",
     "verify_commit_outputs",
+    "verify_logits_greedy",
     "verify_tree_greedy",
     "verify_tree_rejection",
     "verify_tree_target_only",

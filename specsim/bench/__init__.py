@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from specsim.bench import simulator, verify_tree_greedy
+from specsim.bench import simulator, verify_logits_greedy, verify_tree_greedy
 from specsim.bench.environment import environment
 from specsim.bench.measure import Benchmark, Peer, Timing, run_shape
 from specsim.errors import UsageError
@@ -27,7 +27,9 @@ __all__ = ["BENCHMARKS", "FORMAT", "OPERATIONS", "Benchmark", "Peer", "Timing", 
 
 FORMAT = "specsim.bench/1"
 
-OPERATIONS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in (verify_tree_greedy.BENCHMARK,)}
+OPERATIONS: dict[str, Benchmark] = {
+    benchmark.name: benchmark for benchmark in (verify_tree_greedy.BENCHMARK, verify_logits_greedy.BENCHMARK)
+}
 
 
 def _run_operation(benchmark: Benchmark, device: str, rounds: int | None, _full: bool) -> list[dict[str, Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specsim.bench.measure import Benchmark, Peer, Shape, Timing
+from specsim.bench.sgl_kernel import sgl_kernel_operation
 from specsim.ops.contract import Case, Implementation, Tensors
 from specsim.ops.registry import OPS
 from specsim.reference import unchecked
@@ -42,7 +42,7 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 }
 
 
-def make_case(shape: Shape) -> Case:
+def make_case(shape: Shape, device: str = "cpu") -> Case:
     """The same tree for every request: a path as deep as it may be, whose nodes 1, 2, ... are each the first
     child of the one before; the other nodes hang from the path's nodes in turn. The target model agrees with
     `accepted` nodes of the path.
@@ -72,7 +72,7 @@ def make_case(shape: Shape) -> Case:
         "accept_width": num_steps + 1,
         "num_nodes": bs * ndt,
     }
-    return Case(sizes, tensors)
+    return Case(sizes, {name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 def _inputs(case: Case, tensors: Tensors) -> dict[str, Any]:
@@ -118,13 +118,9 @@ def _prepare_triton(case: Case, tensors: Tensors) -> Callable[[], Tensors] | Not
 
 
 def _prepare_sgl_kernel(case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
-    if tensors["candidates"].device.type == "cpu":
-        return NotRun("sgl_kernel", "needs a CUDA device")
-    try:
-        importlib.import_module("sgl_kernel")  # registers torch.ops.sgl_kernel
-        operation: Any = torch.ops.sgl_kernel.verify_tree_greedy.default
-    except Exception as error:  # a package of binaries fails in its own ways: ImportError, OSError, RuntimeError
-        return NotRun("sgl_kernel", f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    operation = sgl_kernel_operation("verify_tree_greedy", tensors["candidates"].device)
+    if isinstance(operation, NotRun):
+        return operation
     arguments = [tensors[name] for name in (*OUTPUTS, *case.tensors)]
 
     def call() -> Tensors:

@@ -189,8 +189,11 @@ class Op:
         return {arg.name: tensors[arg.name] for arg in self.outputs}
 
     def expected(self, case: Case) -> Tensors:
-        """The reference's outputs for a case; the case itself is left as it was."""
-        tensors = {**case.clone().tensors, **self.allocate_outputs(case)}
+        """The reference's outputs for a case, on the device of its tensors; the case itself is left as it was."""
+        changed = {arg.name for arg in self.outputs}
+        inputs = {name: tensor.clone() if name in changed else tensor for name, tensor in case.tensors.items()}
+        device = next(iter(inputs.values())).device if inputs else "cpu"
+        tensors = {**inputs, **self.allocate_outputs(case, device)}
         return self.call(self.reference, case.sizes, tensors)
 
 

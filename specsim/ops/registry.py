@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from specsim.ops import accepted, cache_locs, drafting, kv, logits, multi_layer, sampling, tree, verify
+from specsim.ops import accepted, cache_locs, drafting, kv, logits, multi_layer, sampling, tree, verify, verify_logits
 from specsim.ops.contract import Implementation, Op
 
-_FAMILIES = (cache_locs, tree, verify, accepted, drafting, logits, sampling, kv, multi_layer)
+_FAMILIES = (cache_locs, tree, verify, accepted, drafting, logits, sampling, kv, multi_layer, verify_logits)
 OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 
 # The reference and its slow twins as providers: `specsim check specsim.ops.registry:REFERENCE`.
