@@ -16,6 +16,7 @@ from specsim.check.order import (
     _first_run,
     _in_one_go,
     _Orders,
+    _overlapped,
     _Ran,
     decisive_pair,
 )
@@ -71,6 +72,17 @@ def test_every_other_order_is_one_that_the_sound_model_can_have(first: _Ran) -> 
         other = again(first, orders).run
         assert other.violations == ()
         assert other.log[: one.start] == first.run.log[: one.start]
+
+
+@few
+@given(schedules)
+def test_the_result_that_overlaps_a_launch_is_of_a_launch_before_it(first: _Ran) -> None:
+    """Also where a pause takes all results, that of the newest launch too."""
+    for one, two in _overlapped(first.engine.steps) if first.scenario.config.overlap else ():
+        launched = [event.who for event in first.run.log[one.start : one.end] if event.event == "launch"]
+        if launched and two is not None:
+            resolved = [e.who for e in first.run.log[two.start : two.end] if e.event == "resolve"]
+            assert all(int(who[1:]) < int(launched[0][1:]) for who in resolved)
 
 
 def neighbours_changed_places(first: _Ran) -> int:

@@ -165,8 +165,8 @@ def decisive_pair(target: AccountingTarget, tape: Tape, signature: str, larger: 
     """
     ran = _first_run(target, tape, signature)
     run, steps = ran.run, ran.engine.steps
-    overlapped = list(_overlapped(steps))
-    if any(_breaks(target, other, signature, _NO_OVERLAP) for other in larger):
+    overlapped = list(_overlapped(steps)) if ran.scenario.config.overlap else []
+    if overlapped and any(_breaks(target, other, signature, _NO_OVERLAP) for other in larger):
         overlapped = []
     swaps = _between_agents(steps)
     swaps += _around_launches(steps, ran.engine.late)
@@ -232,7 +232,7 @@ def _overlapped(steps: Sequence[_Step]) -> Iterator[tuple[_Step, _Step | None]]:
     for index, step in enumerate(steps):
         if step.kind != "schedule" or step.start == step.end:
             continue
-        later = [s for s in steps[index + 1 :] if s.kind in ("schedule", "resolve")]
+        later = [s for s in steps[index + 1 :] if s.kind in ("schedule", "pause", "resolve")]
         yield step, later[0] if later and later[0].kind == "resolve" else None
 
 
