@@ -291,6 +291,7 @@ def _fork_checker(checker: Any, memory: Memory, ledger: SlotLedger, accounting: 
     new._ledger = ledger
     new._accounting = accounting
     new._released = set(checker._released)
+    new._left_at = dict(checker._left_at)
     new.violations = checker.violations[:]
     return new  # type: ignore[no-any-return]
 
@@ -326,7 +327,7 @@ def value(engine: Any) -> tuple[Any, ...]:
         [row.relay_out for row in engine._merging_rows],
         [_row_value(row, index) for row in engine._prepared] if engine._phase == "launch" else [],
         index[engine._chunked] if engine._chunked else None,
-        engine._futures.indices,
+        (engine._futures.indices, [checker._left_at.get(request.key) for request in engine._running]),
         sorted(engine._resumed),
         engine._open_sessions,
         sorted(engine._histories.items()),
