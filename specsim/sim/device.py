@@ -291,7 +291,6 @@ class Device:
         prints: list[list[int]] = []
         # Ranks meet in collectives, so those without a request run batches of zero.
         self.collectives.append("draft")
-        self._written = {}
         self.longest = max((len(self.sequences[row.key].chain) for row in rows), default=0)
         for row in rows:
             sequence = self.sequences[row.key]
@@ -339,6 +338,7 @@ class Device:
             for extend in extended:
                 self._expect(extend.sequence, extend.start, extend.tokens)
         result.next_token_ids = self._output.copy()
+        self._written.clear()
         return result
 
     def _replay_graph(

@@ -304,7 +304,7 @@ def _fork_device(device: Any, launches: dict[int, Launch], output: list[int]) ->
     new.ring = ring = object.__new__(Ring)
     ring.__dict__.update(device.ring.__dict__)
     ring.entries = device.ring.entries[:]
-    new._output, new._locations = output, {}
+    new._output, new._locations, new._written = output, {}, {}
     new.stream = deque([launches[id(launch)] for launch in device.stream])
     new.sequences = {key: Sequence(s.chain[:], s.root, s.state) for key, s in device.sequences.items()}
     return new  # type: ignore[no-any-return]
