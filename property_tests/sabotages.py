@@ -68,6 +68,7 @@ from specsim.memory.radix import RadixCache
 from specsim.memory.window_tree import TreeWindow
 from specsim.sim import device as device_module
 from specsim.sim import engine as engine_module
+from specsim.sim import model
 from specsim.sim.accounting import DecodeResult, Memory, ModelAccounting
 from specsim.sim.device import Device, Launch, LaunchRow
 from specsim.sim.draft import Drafter, ExtendRow, Relayed, expected_tags
@@ -76,8 +77,8 @@ from specsim.sim.grammar import Matcher
 from specsim.sim.graph import write_pad_rows
 from specsim.sim.lifecycle import State
 from specsim.sim.logprobs import take_rows
-from specsim.sim.model import EOS
-from specsim.sim.relay import Ring
+from specsim.sim.model import EOS, VOCABULARY
+from specsim.sim.relay import Futures, Ring
 from specsim.sim.request import Request, Turn
 from specsim.sim.tree import Tree, build_tree
 from specsim.sim.verify import Verified, verify_tree_greedy
@@ -118,14 +119,15 @@ class ResolvesNothing(Engine):
 
 
 class LaunchesARequestTwice(Engine):
-    def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
-        return super()._launch(kind, [*rows, rows[0]])
+    def _launch(self, kind: str, rows: list[LaunchRow], beside: list[LaunchRow] | None = None) -> Launch:
+        return super()._launch(kind, [*rows, rows[0]], beside)
 
 
 class LaunchesTheFinished(Engine):
-    def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
-        finished = [request for request in self._requests if request.state is State.FINISHED]
-        return super()._launch(kind, rows + [LaunchRow(request, request.key, []) for request in finished])
+    def _launch(self, kind: str, rows: list[LaunchRow], beside: list[LaunchRow] | None = None) -> Launch:
+        may = self._config.late_results  # then somebody may finish before the launch
+        finished = [request for request in self._requests if request.state is State.FINISHED and not may]
+        return super()._launch(kind, rows + [LaunchRow(request, request.key, []) for request in finished], beside)
 
 
 class WaitsForTheNewest(Engine):
@@ -317,6 +319,38 @@ def keeps_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Memory, "make_room", and_of_the_window)
 
 
+def writes_the_nodes_of_a_tree_in_another_order(run_target: Any) -> Any:
+    """The first two nodes of a tree change places in memory."""
+
+    def swapped(device: Device, row: LaunchRow, sequence: Any) -> Any:
+        start = len(sequence.chain)
+        slots = row.slots
+        row.slots = [*slots[:start], *slots[start : start + 2][::-1], *slots[start + 2 :]]
+        try:
+            return run_target(device, row, sequence)
+        finally:
+            row.slots = slots
+
+    return swapped
+
+
+def forgets_who_stays(filter_futures: Any) -> Any:
+    """The first entries of a batch stay, whoever leaves it."""
+    return lambda futures, kept: filter_futures(futures, range(len(kept)))
+
+
+def counts_what_it_finds(match: Any) -> Any:
+    def counting(tree: RadixCache, *arguments: Any) -> Any:
+        tree.total += 1
+        return match(tree, *arguments)
+
+    return counting
+
+
+def says_tokens_beyond_the_vocabulary(next_token_after: Any) -> Any:
+    return lambda *arguments: next_token_after(*arguments) + VOCABULARY
+
+
 SABOTAGES: dict[str, list[Sabotage]] = {
     "I01": [Sabotage(ClaimsBeyondItsSlots), Sabotage(SavesMoreThanItHolds)],
     "I02": [Sabotage(KeepsAClaimWhenRetracted)],
@@ -374,6 +408,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
         )
     ],
     "I43": [Sabotage(patch=replacing(Device, "_accept", moves_nothing))],
+    "I45": [Sabotage(patch=replacing(Device, "_run_target", writes_the_nodes_of_a_tree_in_another_order))],
     "I46": [Sabotage(patch=replacing(Device, "_accept", loses_an_accepted_token))],
     "I47": [Sabotage(patch=replacing(Drafter, "_extend", seeds_from_the_first_row))],
     "I48": [Sabotage(patch=replacing(Drafter, "_extend", writes_the_first_pool))],
@@ -382,9 +417,11 @@ SABOTAGES: dict[str, list[Sabotage]] = {
         Sabotage(patch=replacing(Drafter, "_extend", relays_nothing)),
         Sabotage(patch=replacing(Drafter, "_extend", relays_by_the_place_in_the_batch)),
     ],
+    "I52": [Sabotage(patch=replacing(Futures, "filter", forgets_who_stays))],
     "I53": [Sabotage(SavesTheHonestLength), Sabotage(SavesTheOvershoot), Sabotage(SavesNoSession)],
     "I54": [Sabotage(ForgetsASessionsTail)],
     "I55": [Sabotage(SavesNoLock)],
+    "I56": [Sabotage(patch=replacing(RadixCache, "match", counts_what_it_finds))],
     "I57": [Sabotage(SavesAnAbortedTurn)],
     "I58": [
         Sabotage(patch=replacing(Device, "_accept", counts_nothing_that_is_accepted)),
@@ -400,6 +437,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "I63": [Sabotage(patch=keeps_no_window)],
     "D1": [Sabotage(patch=replacing(Drafter, "_extend", lambda _: extends_nothing))],
     "K3": [Sabotage(patch=replacing(device_module, "write_pad_rows", lambda _: writes_slot_1))],
+    "K4": [Sabotage(patch=replacing(model, "next_token_after", says_tokens_beyond_the_vocabulary))],
     "M1": [Sabotage(patch=replacing(device_module, "build_tree", lambda _: lets_a_node_read_its_siblings))],
     "T6": [
         Sabotage(patch=replacing(engine_module, "take_rows", lambda _: takes_the_rows_before)),

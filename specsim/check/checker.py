@@ -24,7 +24,7 @@ from specsim.sim.accounting import Accounting, DecodeResult, Memory, Observed
 from specsim.sim.config import EngineConfig
 from specsim.sim.device import Device, Launch
 from specsim.sim.lifecycle import State
-from specsim.sim.model import extend
+from specsim.sim.model import VOCABULARY, extend
 from specsim.sim.request import Request
 from specsim.verdict import Rule
 
@@ -79,6 +79,7 @@ class Checker:
         self._released: set[tuple[str, int]] = set()
         self._locks = 0
         self._account: Account | None = Account(memory, ledger)
+        self._left_at: dict[tuple[str, int], int] = {}  # the relay entry that a request's last launch leaves
         self._laws = Laws(config) if has_laws else None
         self.violations: list[Violation] = []
         self.events = 0
@@ -175,13 +176,21 @@ class Checker:
         self._locks = sum(self._ledger.locks.values())
 
     def prefix_matched(self, request: Request, reused: int) -> None:
-        """What a request finds in the tree is of its own namespace."""
+        """What a request finds in the tree is of its own namespace, and is found again."""
         self._locks_changed(request, 1, "I25", "prefix match")
         now = self._accounting.observe(request)
         assert now.row is not None
         namespaces = {self._ledger.tree_slots.get(slot) for slot in self._memory.rows.read(now.row, 0, reused)}
         own = request.turn.extra_key
         self.hold(namespaces <= {own}, "I28", "prefix match", request.rid, f"slots of {own!r}", namespaces)
+        tree, tokens = self._memory.tree, (request.prompt + request.outputs)[:-1]
+        assert tree is not None
+        seen = []
+        for _ in range(2):
+            found = len(tree.match(tokens, request.turn.extra_key).slots)
+            seen.append((found, tree.total, tree.evictable, tree.protected))
+        right = f"(found, total, evictable, locked) {seen[0]}"
+        self.hold(seen[0] == seen[1], "I56", "prefix match", request.rid, right, seen[1])
 
     def inserted(self, request: Request, claim: int, part: str, locks: int, rule_id: str) -> None:
         """The tree holds whole pages of the first `claim` tokens of a request, and its locks changed as they may."""
@@ -250,6 +259,13 @@ class Checker:
         for row in () if self._config.late_results else rows:
             if row.request.state is State.FINISHED:
                 self.broken("I36", "schedule", row.request.rid, "a live request", row.request.state.value)
+        for row in launch.verifies.rows if launch.verifies else ():
+            if row.request.state is State.FINISHED:  # its entry was given up
+                continue
+            left = self._left_at.get(row.key)
+            if row.relay_in != left:
+                self.broken("I52", "relay", row.request.rid, f"relay entry {left}", row.relay_in)
+        self._left_at.update((row.key, row.relay_out) for row in rows)
         self.hold(unresolved <= 2, "I35", "schedule", launch.name, "at most two unresolved launches", unresolved)
 
     def waits(self, awaited: Launch | None, oldest: Launch | None) -> None:
@@ -307,6 +323,11 @@ class Checker:
                 for token in step.tokens[:-1]:
                     fingerprint = extend(fingerprint, token)
                 self.hold(chain[-1] == fingerprint, "M1", "tree", who, "what the path's tokens make", "something else")
+            said = 0 <= min(step.tokens) <= max(step.tokens) < VOCABULARY
+            self.hold(said, "K4", "verify", who, f"tokens below {VOCABULARY}", step.tokens)
+            right_slots = step.slots[step.start : step.start + len(step.parents)]
+            written = step.written[: len(step.parents)]
+            self.hold(written == right_slots, "I45", "verify", who, f"writes of slots {right_slots}", written)
             for offset in range(len(step.path)):
                 position = step.start + offset
                 held = device.content[step.slots[position]] if position < len(step.slots) else None

@@ -124,7 +124,7 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a decode step did to one request, for the rules: device length before, the root's token, nodes of the
-    accepted path, tokens.
+    accepted path, tokens, and the slots that its nodes were written to.
     """
 
     key: tuple[str, int]
@@ -136,6 +136,7 @@ class Step:
     bonus: int
     slots: list[int]
     root: int
+    written: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,7 @@ class Device:
         self.longest = 0
         self.law_states: list[LawState] = []
         self._unread: list[Launch] = []
+        self._written: dict[tuple[str, int], list[int]] = {}  # by the trees of the launch
         self._locations: dict[tuple[str, int], list[int]] = {}  # of the trees of a mixed chunk
 
     @property
@@ -336,6 +338,7 @@ class Device:
             for extend in extended:
                 self._expect(extend.sequence, extend.start, extend.tokens)
         result.next_token_ids = self._output.copy()
+        self._written.clear()
         return result
 
     def _replay_graph(
@@ -385,6 +388,7 @@ class Device:
         out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]
         if self._locations:
             out_cache_loc = self._locations[row.key]
+        self._written[row.key] = out_cache_loc
         for slot, fingerprint in zip(out_cache_loc, node_prints, strict=False):
             self.content[slot] = fingerprint
         for slot, fingerprint in zip(row.swa_slots[start:], node_prints, strict=False):
@@ -430,4 +434,6 @@ class Device:
             for token in emitted:
                 sequence.counts[token] = sequence.counts.get(token, 0) + 1
         assert row.plan is not None
-        self.steps.append(Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots, root))
+        self.steps.append(
+            Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots, root, self._written[row.key])
+        )

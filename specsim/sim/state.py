@@ -284,6 +284,7 @@ def _fork_checker(checker: Checker, memory: Memory, ledger: SlotLedger, accounti
     new._accounting = accounting
     new._account = None  # small scopes are looked at as a whole
     new._released = set(checker._released)
+    new._left_at = dict(checker._left_at)
     new.violations = checker.violations[:]
     return new
 
@@ -294,7 +295,7 @@ def _fork_device(device: Device, launches: dict[int, Launch], output: list[int])
     new.content = device.content[:]
     new.ring = shallow(device.ring)
     new.ring.entries = device.ring.entries[:]
-    new._output, new._locations = output, {}
+    new._output, new._locations, new._written = output, {}, {}
     new.stream = deque([launches[id(launch)] for launch in device.stream])
     new.sequences = {key: Sequence(s.chain[:], s.root, s.state) for key, s in device.sequences.items()}
     return new
@@ -318,7 +319,7 @@ def value(engine: Engine) -> tuple[Any, ...]:
         [row.relay_out for row in engine._merging_rows],
         [_row_value(row, index) for row in engine._prepared] if engine._phase == "launch" else [],
         index[engine._chunked] if engine._chunked else None,
-        engine._futures.indices,
+        (engine._futures.indices, [checker._left_at.get(request.key) for request in engine._running]),
         sorted(engine._resumed),
         engine._open_sessions,
         sorted(engine._histories.items()),
