@@ -7,14 +7,14 @@ anew from what that finds.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from specsim.check.ledger import Owner, SlotLedger, is_sound, rows_match
 from specsim.sim.accounting import Memory
 
 
 class Account:
-    """Of the pages that owners hold: whose each is. Slots that the ledger saw change hands, and rows whose entries
+    """The pages that owners hold, each of one of them. Slots that the ledger saw change hands, and rows whose entries
     differ from those of the last check, are looked at; all others were sound then and are what they were.
     """
 
@@ -23,7 +23,7 @@ class Account:
         self._ledger = ledger
         self._page_size = ledger.page_size
         self._entries: dict[str, array[int]] = {}
-        self._owner_of: dict[int, str] = {}
+        self._owned: set[int] = set()
 
     def is_sound(self, owners: Sequence[Owner]) -> bool:
         """As `specsim.check.ledger.is_sound`."""
@@ -31,7 +31,7 @@ class Account:
         if touched is not None and self._agrees(touched) and rows_match(self._memory.rows, owners):
             self._ledger.changed.clear()
             return True
-        self._entries, self._owner_of = {}, {}
+        self._entries, self._owned = {}, set()
         if not is_sound(self._memory, self._ledger, owners):
             self._ledger.changed.update(self._ledger.tree_slots)  # nothing is known to be sound
             return False
@@ -60,46 +60,49 @@ class Account:
         for name in [*gone, *[name for name, kept in differ if not kept and name in known]]:
             left = {slot // self._page_size for slot in known[name]}
             pages |= left
-            for page in left:
-                self._owner_of.pop(page, None)
+            self._owned -= left
         self._entries = entries
         for name, kept in differ:
-            if not self._takes(name, entries[name], kept, pages):
+            taken = self._taken(entries[name], kept)
+            if taken is None or not self._owned.isdisjoint(taken):
                 return None
+            self._owned |= taken
+            pages |= taken
         return pages
 
-    def _takes(self, name: str, entries: array[int], kept: int, pages: set[int]) -> bool:
-        """Give the pages of all but the first `kept` entries to an owner. A page's slots have to be in order: whether
-        they are distinct otherwise is not looked at here.
+    def _taken(self, entries: array[int], kept: int) -> set[int] | None:
+        """The pages of all but the first `kept` entries, without the one that those end in. None when a slot may be
+        there twice: the slots of a page have to be in order, whether they are distinct otherwise is not looked at here.
         """
-        page_size, owner_of = self._page_size, self._owner_of
+        slots, page_size = entries[kept:].tolist(), self._page_size
+        if page_size == 1:
+            taken = set(slots)
+            return taken if len(taken) == len(slots) else None
+        pages: set[int] = set()
         before = entries[kept - 1] if kept else -1
-        for slot in entries[kept:]:
+        for slot in slots:
             page = slot // page_size
-            if page in owner_of:
-                if slot != before + 1 or before // page_size != page or owner_of[page] != name:
-                    return False
-            else:
-                owner_of[page] = name
+            if slot != before + 1 or before // page_size != page:
+                if page in pages:
+                    return None
                 pages.add(page)
             before = slot
-        return True
+        return pages
 
-    def _agrees(self, pages: Iterable[int]) -> bool:
+    def _agrees(self, pages: set[int]) -> bool:
         """Whether the ledger says the same of these pages and of those whose slots changed hands."""
-        ledger, page_size, owner_of = self._ledger, self._page_size, self._owner_of
+        ledger, page_size, owned = self._ledger, self._page_size, self._owned
         used, in_tree = ledger.used, ledger.tree_slots
-        if len(used) != len(owner_of) * page_size + len(in_tree):
+        if len(used) != len(owned) * page_size + len(in_tree):
             return False
         if page_size == 1:
-            for slot in ledger.changed.union(pages):
-                if (slot in used) != (slot in owner_of or slot in in_tree) or (slot in owner_of and slot in in_tree):
-                    return False
-            return True
-        for page in {slot // page_size for slot in ledger.changed}.union(pages):
+            touched = ledger.changed | pages
+            of_tree = {slot for slot in touched if slot in in_tree} if in_tree else set()
+            of_owners = touched & owned
+            return of_owners.isdisjoint(of_tree) and touched & used == of_owners | of_tree
+        for page in {slot // page_size for slot in ledger.changed} | pages:
             slots = range(page * page_size, (page + 1) * page_size)
-            of_tree = sum([slot in in_tree for slot in slots])
-            holders = (page in owner_of) + (of_tree > 0)
+            holders = (page in owned) + any(slot in in_tree for slot in slots)
             if holders > 1 or sum([slot in used for slot in slots]) != holders * page_size:
                 return False
         return True
