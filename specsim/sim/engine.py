@@ -38,6 +38,7 @@ from specsim.sim.plan import draw_plan
 from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
 from specsim.sim.sampling import cumulate
+from specsim.sim.streams import Streams
 from specsim.sim.workload import Scenario
 
 ITERATIONS_MAX = 600
@@ -93,6 +94,7 @@ class Engine(Admission):
             has_laws=self._has_laws,
         )
         self._device = Device(self._config, has_laws=self._has_laws)
+        self._streams = Streams(self._memory, self._device) if self._config.streams else None
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._arriving: deque[Turn] = deque(self._workload.turns)
@@ -138,7 +140,7 @@ class Engine(Admission):
 
     @property
     def device_can_go(self) -> bool:
-        return bool(self._device.stream)
+        return bool(self._device.stream) if self._streams is None else self._streams.can_go
 
     def run(self) -> Run:
         """Run to the end, or to a broken rule that the run cannot go on from."""
@@ -448,6 +450,9 @@ class Engine(Admission):
         self._unresolved.append(launch)
         self._record("host", "launch", launch.name, " ".join(row.request.rid for row in rows))
         self._checker.at_launch(launch, len(self._unresolved))
+        if self._streams is not None:
+            self._streams.launch(launch)
+            self._checker.in_order(self._streams.race)
         return launch
 
     def _retract(self, batch: list[Request], why: str) -> list[Request]:
@@ -487,17 +492,25 @@ class Engine(Admission):
     # The device
 
     def _execute(self) -> None:
+        agent, launch = "device", None
         try:
-            launch = self._device.execute_next()
+            if self._streams is None:
+                launch = self._device.execute_next()
+            else:
+                operation, launch = self._streams.run_next(self._chooser)
+                agent = operation.agent
+                if launch is None:
+                    self._record(agent, operation.name, operation.of, "")
+                    return
         except (IndexError, ValueError) as error:
             self._checker.broken("X6", "device", "", "no exception", error)
             raise RunStopped from error
         starts = {row.key: row.request.extend_len for row in launch.rows}
         if launch.result is None:
-            self._record("device", "prefill", launch.name, " ".join(row.request.rid for row in launch.rows))
+            self._record(agent, "prefill", launch.name, " ".join(row.request.rid for row in launch.rows))
         else:
             accepted = zip(launch.rows, launch.result.accept_lens, strict=False)
-            self._record("device", "verify", launch.name, " ".join(f"{row.request.rid}:{a}" for row, a in accepted))
+            self._record(agent, "verify", launch.name, " ".join(f"{row.request.rid}:{a}" for row, a in accepted))
         for step in self._device.steps:
             starts[step.key] = self._device_lens.get(step.key, starts[step.key])
             self._device_lens[step.key] = starts[step.key] + len(step.path)
@@ -508,10 +521,18 @@ class Engine(Admission):
     def _resolve(self, launch: Launch) -> None:
         self._checker.resolves(launch, self._unresolved[0] if self._unresolved else None)
         self._unresolved.popleft()
+        if self._streams is not None:
+            self._streams.take(launch)
+            self._checker.in_order(self._streams.race)
+        if self._has_laws and launch.grammar_advanced and any(row.request.matcher for row in launch.rows):
+            self._marks.add("R16")
         if launch.result is None:
             self._resolve_prefill(launch)
         else:
             self._resolve_decode(launch)
+        if self._streams is not None:
+            self._streams.write_tables("result")
+            self._checker.in_order(self._streams.race)
 
     def _resolve_prefill(self, launch: Launch) -> None:
         if self._has_laws:

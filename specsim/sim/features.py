@@ -25,6 +25,7 @@ SCHEDULER_FEATURES = frozenset(
         "radix cache",
         "session faults",
         "sliding window",
+        "streams",
         "tight pool",
         "timeouts",
     }

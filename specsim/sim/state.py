@@ -48,6 +48,7 @@ def require_forkable(scenario: Scenario) -> None:
         "draft_layers": config.draft_layers,
         "graph_sizes": config.graph_sizes,
         "relaxed_penalties": config.relaxed_penalties,
+        "streams": config.streams,
         "sampling or return_logprob of a request": scenario.workload.has_laws,
     }
     on = [name for name, is_on in parts.items() if is_on]
@@ -228,6 +229,7 @@ class _Rows:
             new.relay_out = row.relay_out
             new.counts = row.counts
             new.swa_slots = row.swa_slots
+            new.planned_len = row.planned_len
         return new
 
 
@@ -269,6 +271,7 @@ def _fork_memory(memory: Memory, ledger: SlotLedger) -> Memory:
     rows.width = old_rows.width
     rows.buffer = old_rows.buffer[:]
     rows.free_rows = old_rows.free_rows[:]
+    rows.writes = None  # of streams
     allocator: Any = object.__new__(Allocator)
     allocator.__dict__.update(old_allocator.__dict__)
     allocator._watcher = ledger
