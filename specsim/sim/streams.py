@@ -139,17 +139,17 @@ class Streams:
         """Queue what the host has written to its tables since: the device's copies get it. `cause` is "launch" or
         "result".
         """
+        barrier = (self._reads_done,)
         if self._mapped:
             mapped = self._mapped[:]
             self._mapped.clear()
-            writes = self._queue(SCHEDULE, "map", cause, partial(self._map, mapped), (self._reads_done,))
+            writes = self._queue(SCHEDULE, "map", cause, partial(self._map, mapped), barrier)
             for slot in dict(mapped):
                 self._clocks.write(("window slot", slot), writes.step)
             self._written = writes
         if self._rows:
             rows = self._rows[:]
             self._rows.clear()
-            barrier = (self._reads_done,)
             writes = self._queue(SCHEDULE, "write", cause, partial(self._write, rows), barrier)
             for row, start, slots in rows:
                 self._clocks.write_row(row, start, start + len(slots), writes.step)
@@ -157,10 +157,13 @@ class Streams:
 
     def launch(self, launch: Launch) -> None:
         """Queue the operations of a launch."""
+        counts = {row.row: row.counts for row in launch.rows if row.counts is not None}
+        if counts:
+            penalties = partial(self._penalties.update, counts)
+            self._written = self._queue(SCHEDULE, "penalize", launch, penalties, (self._reads_done,))
+            for batch_row in counts:
+                self._clocks.write(("penalties", batch_row), self._written.step)
         self.write_tables("launch")
-        for row in launch.rows:
-            if row.request.state is State.FINISHED:  # it has given back its window, and nobody reads its result
-                row.swa_slots = []
         computed = self._prefill_of(launch) if launch.kind == "prefill" else self._decode_of(launch)
         copied = self._queue(COPY, "copy", launch, partial(self._copy, launch), (computed,))
         self._clocks.read(_OUTPUT, copied.step)
@@ -177,13 +180,8 @@ class Streams:
         return prefill
 
     def _decode_of(self, launch: Launch) -> Operation:
-        counts = {row.row: row.counts for row in launch.rows if row.counts is not None}
-        if counts:
-            penalties = partial(self._penalties.update, counts)
-            self._written = self._queue(SCHEDULE, "penalize", launch, penalties, (self._reads_done,))
-            for row in counts:
-                self._clocks.write(("penalties", row), self._written.step)
-        plan = self._queue(PLAN, "plan", launch, partial(self._make_plan, launch), (self._written, self._published))
+        make_plan = partial(self._make_plan, launch)
+        plan = self._queue(PLAN, "plan", launch, make_plan, (self._written, self._published))
         self._reads_rows(plan, launch)
         for each in launch.rows:
             self._clocks.read(("relay", each.relay_in), plan.step)
@@ -192,12 +190,16 @@ class Streams:
         if before is not None and not before.grammar_advanced and any(row.request.matcher for row in launch.rows):
             mask = self._queue(FORWARD, "mask", launch, partial(self._read_grammars, before), (self._copied,))
             self._clocks.read(_host_buffer(before), mask.step)
-        verify = self._queue(FORWARD, "verify", launch, partial(self._verify, launch), (plan, self._copied))
+        # Who has finished since the preparation has given back its window slots: what was looked up then stays.
+        ended = frozenset(row.key for row in launch.rows if row.request.state is State.FINISHED)
+        compute = partial(self._verify, launch, ended)
+        verify = self._queue(FORWARD, "verify", launch, compute, (plan, self._copied))
         self._clocks.read(_PLAN, verify.step)
         for each in launch.rows:
             self._clocks.read(("relay", each.relay_in), verify.step)
-        for row in counts:
-            self._clocks.read(("penalties", row), verify.step)
+        for each in launch.rows:
+            if each.counts is not None:
+                self._clocks.read(("penalties", each.row), verify.step)
         self._reads_rows(verify, launch)
         self._writes_results(verify, launch)
         extend = self._queue(FORWARD, "extend", launch, partial(self._extend, launch), ())
@@ -269,9 +271,9 @@ class Streams:
             self._give_slots(row, self._slots_of(row))
         return self._compute(launch)
 
-    def _verify(self, launch: Launch) -> Launch:
+    def _verify(self, launch: Launch, ended: frozenset[tuple[str, int]]) -> Launch:
         for row, (slots, length) in zip(launch.rows, self._plan, strict=False):
-            self._give_slots(row, slots)
+            self._give_slots(row, slots, is_mapped=row.key not in ended)
             row.planned_len = length
             if row.counts is not None:
                 row.counts = self._penalties[row.row]
@@ -301,9 +303,9 @@ class Streams:
         base = row.row * self._memory.rows.width
         return self._table[base : base + len(row.slots)].tolist()
 
-    def _give_slots(self, row: LaunchRow, slots: list[int]) -> None:
+    def _give_slots(self, row: LaunchRow, slots: list[int], *, is_mapped: bool = True) -> None:
         row.slots = slots
-        if row.swa_slots:
+        if row.swa_slots and is_mapped:
             row.swa_slots = [self._mapping[slot] for slot in slots]
 
     def _read_host_buffer(self, launch: Launch) -> None:
