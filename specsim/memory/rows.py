@@ -40,7 +40,7 @@ class Rows:
         """Write `slots` from column `start` on. A write past the row's end runs into the next row, as it does in a
         kernel; past the table's end it hits nothing that this model has.
         """
-        if self.writes is not None:
+        if self.writes is not None and slots:
             self.writes.append((row, start, list(slots)))
         base = row * self.width + start
         for at, slot in zip(range(base, len(self.buffer)), slots, strict=False):

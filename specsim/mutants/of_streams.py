@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a verification does not wait for its plan",
         references=_B04,
         module=_STREAMS,
-        line='verify = self._queue(FORWARD, "verify", launch, compute, (plan, self._copied))',
+        line='verify = self._queue(FORWARD, "verify", launch, compute, (ready, self._copied))',
         becomes='verify = self._queue(FORWARD, "verify", launch, compute, (self._copied,))',
     ),
     Mutant(
@@ -100,8 +100,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "a verification writes its tokens before those of the launch before are copied",
         references=_B08,
         module=_STREAMS,
-        line='verify = self._queue(FORWARD, "verify", launch, compute, (plan, self._copied))',
-        becomes='verify = self._queue(FORWARD, "verify", launch, compute, (plan,))',
+        line='verify = self._queue(FORWARD, "verify", launch, compute, (ready, self._copied))',
+        becomes='verify = self._queue(FORWARD, "verify", launch, compute, (ready,))',
     ),
     Mutant(
         "B08-early",
@@ -116,7 +116,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "a mask is made before the tokens of the launch before have reached the host",
         references=("sgl-project/sglang#28986",),
         module=_STREAMS,
-        line='mask = self._queue(FORWARD, "mask", launch, partial(self._read_grammars, before), (self._copied,))',
-        becomes='mask = self._queue(FORWARD, "mask", launch, partial(self._read_grammars, before), ())',
+        line='mask = self._queue(PLAN, "mask", launch, partial(self._read_grammars, before), (self._copied,))',
+        becomes='mask = self._queue(PLAN, "mask", launch, partial(self._read_grammars, before), ())',
+    ),
+    Mutant(
+        "I04-mask",
+        "a verification does not wait for the mask of its grammars",
+        references=("sgl-project/sglang#28986",),
+        module=_STREAMS,
+        line="ready = mask",
+        becomes="ready = plan",
     ),
 )

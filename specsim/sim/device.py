@@ -174,7 +174,7 @@ class Device:
         self.pad_writes, self.collectives, self.law_states = [], [], []
         for earlier in self._unread:
             advance_grammar(earlier)
-        self._unread = [launch] if self._has_laws else []
+        self._unread = [launch] if self._has_laws and not self._config.streams else []
         if launch.kind == "prefill":
             chains = [self._read_prefix(row) for row in launch.rows]
             launch.first_tokens = [self._prefill(row, chain) for row, chain in zip(launch.rows, chains, strict=True)]

@@ -1,8 +1,8 @@
 """Streams of the device: the host queues operations, events order them, and the chooser picks whose head runs next.
 
     schedule   writes the device's copies of `req_to_token`, of the window's mapping and of penalties
-    plan       makes the attention metadata of the next verification: slots and lengths
-    forward    prefills; for a decode step: the mask of a grammar, the verification, the draft extend
+    plan       makes the attention metadata of the next verification, slots and lengths, and the mask of its grammars
+    forward    prefills; for a decode step the verification, then the draft extend
     copy       copies tokens and accept lengths to a host buffer
 
 An operation runs when those before it on its stream and those that it waits for have run, and reads what is there then.
@@ -11,7 +11,7 @@ What a right engine waits for, and why:
 - the schedule stream for the last read of the launch that was queued before (write after read: of what launches write
   sgl-project/sglang#26380, of what results write #31687);
 - a plan for the rows of its launch, and for the lengths of the launch before, whose verification has used the plan;
-- a prefill for its rows, a verification for its plan, the copy of either for its tokens;
+- a prefill for its rows, a verification for its plan and its mask, the copy of either for its tokens;
 - a forward for the copy of the launch before, before it writes the tokens to the same buffer;
 - a mask for the tokens that the launch before has given its grammar;
 - the host for the copy of the result that it takes. Host buffers are used in turn.
@@ -187,14 +187,18 @@ class Streams:
             self._clocks.read(("relay", each.relay_in), plan.step)
         self._clocks.write(_PLAN, plan.step)
         before = self._before
+        ready = plan
         if before is not None and not before.grammar_advanced and any(row.request.matcher for row in launch.rows):
-            mask = self._queue(FORWARD, "mask", launch, partial(self._read_grammars, before), (self._copied,))
+            mask = self._queue(PLAN, "mask", launch, partial(self._read_grammars, before), (self._copied,))
             self._clocks.read(_host_buffer(before), mask.step)
+            self._clocks.write(_MASK, mask.step)
+            ready = mask
         # Who has finished since the preparation has given back its window slots: what was looked up then stays.
         ended = frozenset(row.key for row in launch.rows if row.request.state is State.FINISHED)
         compute = partial(self._verify, launch, ended)
-        verify = self._queue(FORWARD, "verify", launch, compute, (plan, self._copied))
+        verify = self._queue(FORWARD, "verify", launch, compute, (ready, self._copied))
         self._clocks.read(_PLAN, verify.step)
+        self._clocks.read(_MASK, verify.step)
         for each in launch.rows:
             self._clocks.read(("relay", each.relay_in), verify.step)
         for each in launch.rows:
