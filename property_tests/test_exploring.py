@@ -351,6 +351,7 @@ def test_a_fork_shares_nothing_that_changes(name: str) -> None:
         {"draft_layers": 1},
         {"graph_sizes": (2,)},
         {"relaxed_penalties": True},
+        {"streams": True},
     ],
     ids=lambda options: next(iter(options)),
 )

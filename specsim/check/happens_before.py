@@ -50,7 +50,9 @@ class Race(NamedTuple):
 
 @dataclass(slots=True)
 class _Columns:
-    """The accesses of a row: steps with the columns `[start, end)` that they touch, by agent, the latest last."""
+    """The accesses of a row: steps with the columns `[start, end)` that they touch, by agent, the latest last. One
+    agent writes rows.
+    """
 
     written: dict[int, list[tuple[Step, int, int]]] = field(default_factory=dict)
     read: dict[int, list[tuple[Step, int, int]]] = field(default_factory=dict)
@@ -115,7 +117,7 @@ class HappensBefore:
     def _look(self, row: int, touched: list[tuple[Step, int, int]], start: int, end: int, step: Step) -> None:
         if not touched or touched[-1][0].comes_before(step):
             return  # an agent's steps follow one another
-        for other, low, high in touched:
+        for other, low, high in reversed(touched):
             if low < end and start < high and not other.comes_before(step):
                 self._races("row", f"{row}, columns {max(low, start)} to {min(high, end) - 1}", other, step)
 

@@ -36,8 +36,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "the window's mapping is written while the launch before still reads it",
         references=_B02,
         module=_STREAMS,
-        line='writes = self._queue(SCHEDULE, "map", cause, partial(self._map, mapped), barrier)',
-        becomes='writes = self._queue(SCHEDULE, "map", cause, partial(self._map, mapped), ())',
+        line='writes = self._queue(SCHEDULE, "map", of, partial(self._map, mapped), barrier)',
+        becomes='writes = self._queue(SCHEDULE, "map", of, partial(self._map, mapped), ())',
     ),
     Mutant(
         "B02-penalties",
@@ -53,7 +53,7 @@ MUTANTS: tuple[Mutant, ...] = (
         references=_B02,
         module=_STREAMS,
         line="barrier = (self._reads_done,)",
-        becomes='barrier = (self._reads_done,) if cause == "launch" else ()',
+        becomes='barrier = () if of.startswith("result") else (self._reads_done,)',
     ),
     Mutant(
         "B04-lengths",

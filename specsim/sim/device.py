@@ -12,6 +12,7 @@ a request with a law says is `specsim.sim.sampling`.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from specsim.sim import model
@@ -157,7 +158,7 @@ class Device:
         self.longest = 0
         self.law_states: list[LawState] = []
         self._unread: list[Launch] = []
-        self._to_extend: tuple[list[ExtendRow], int] = ([], 0)
+        self._to_extend: tuple[tuple[ExtendRow, ...], int] = ((), 0)
 
     @property
     def broken(self) -> list[tuple[str, str, str, object, object]]:
@@ -303,7 +304,7 @@ class Device:
             self._accept(row, path, prints[b], bonus[b], run)
         self.collectives.append("draft extend")
         if config.streams:
-            self._to_extend = (extended, ndt)
+            self._to_extend = (tuple(extended), ndt)
         else:
             self._draft_extend(extended, ndt)
         result.next_token_ids = self._output.copy()
@@ -313,9 +314,9 @@ class Device:
         """Run the drafter over what the last verification accepted: streams do it as an operation of its own."""
         self._draft_extend(*self._to_extend)
 
-    def _draft_extend(self, extended: list[ExtendRow], stride: int) -> None:
+    def _draft_extend(self, extended: Iterable[ExtendRow], stride: int) -> None:
         if self._drafter:
-            self._drafter.extend(extended, stride)
+            self._drafter.extend(list(extended), stride)
             for extend in extended:
                 self._expect(extend.sequence, extend.start, extend.tokens)
 

@@ -531,7 +531,7 @@ class Engine(Admission):
         else:
             self._resolve_decode(launch)
         if self._streams is not None:
-            self._streams.write_tables("result")
+            self._streams.write_tables(f"result {launch.name}")
             self._checker.in_order(self._streams.race)
 
     def _resolve_prefill(self, launch: Launch) -> None:

@@ -135,22 +135,22 @@ class Streams:
 
     # What the host queues
 
-    def write_tables(self, cause: str) -> None:
-        """Queue what the host has written to its tables since: the device's copies get it. `cause` is "launch" or
-        "result".
+    def write_tables(self, of: str) -> None:
+        """Queue what the host has written to its tables since: the device's copies get it. `of` is the launch that it
+        is for, or "result" and the launch that it came of.
         """
         barrier = (self._reads_done,)
         if self._mapped:
             mapped = self._mapped[:]
             self._mapped.clear()
-            writes = self._queue(SCHEDULE, "map", cause, partial(self._map, mapped), barrier)
+            writes = self._queue(SCHEDULE, "map", of, partial(self._map, mapped), barrier)
             for slot in dict(mapped):
                 self._clocks.write(("window slot", slot), writes.step)
             self._written = writes
         if self._rows:
             rows = self._rows[:]
             self._rows.clear()
-            writes = self._queue(SCHEDULE, "write", cause, partial(self._write, rows), barrier)
+            writes = self._queue(SCHEDULE, "write", of, partial(self._write, rows), barrier)
             for row, start, slots in rows:
                 self._clocks.write_row(row, start, start + len(slots), writes.step)
             self._written = writes
@@ -163,7 +163,7 @@ class Streams:
             self._written = self._queue(SCHEDULE, "penalize", launch, penalties, (self._reads_done,))
             for batch_row in counts:
                 self._clocks.write(("penalties", batch_row), self._written.step)
-        self.write_tables("launch")
+        self.write_tables(launch.name)
         computed = self._prefill_of(launch) if launch.kind == "prefill" else self._decode_of(launch)
         copied = self._queue(COPY, "copy", launch, partial(self._copy, launch), (computed,))
         self._clocks.read(_OUTPUT, copied.step)
