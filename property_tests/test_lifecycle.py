@@ -80,5 +80,5 @@ def test_schedules_use_every_transition_but_a_seldom_one(monkeypatch: pytest.Mon
     for index in range(600):
         chooser = seeded(0, "life", index)
         Engine(draw_scenario(chooser), chooser).run()
-    seldom = {(State.PREFILLING, Event.DROP)}
+    seldom = {(State.PREFILLING, Event.DROP), (State.CHUNKED, Event.RETRACT)}
     assert used | seldom == set(TRANSITIONS)

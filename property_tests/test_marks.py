@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine
 from specsim.sim.grammar import LAW_TOKENS, Automaton
 from specsim.sim.log import Run
-from specsim.sim.marks import INTERLEAVINGS, NOT_EXPRESSED, note
+from specsim.sim.marks import CROSSED, INTERLEAVINGS, NOT_EXPRESSED, note
 from specsim.sim.model import EOS
 from specsim.sim.request import Turn
 from specsim.sim.sampling import SamplingParams
@@ -117,6 +118,18 @@ LEAST = dict.fromkeys(INTERLEAVINGS, 10) | {"R1": 4000, "R7": 2000, "R4": 1500, 
 def test_random_schedules_reach_every_interleaving() -> None:
     found = shares(ModelTarget(), seed=3, schedules=2500)
     assert {mark: share for mark, share in found.items() if 10_000 * share < LEAST.get(mark, 0)} == {}
+
+
+def test_random_schedules_reach_every_pair_of_crossed_features() -> None:
+    found = shares(ModelTarget(), seed=3, schedules=2500)
+    pairs = [" & ".join(sorted(pair)) for pair in combinations(CROSSED, 2)]
+    assert [pair for pair in pairs if not found.get(pair)] == []
+
+
+def test_every_page_size_is_drawn() -> None:
+    found = shares(ModelTarget(), seed=4, schedules=1000)
+    assert all(found[f"pages of {size}"] > 0.1 for size in (2, 4, 16))
+    assert all(0.01 < found[f"pages of {size}"] < 0.06 for size in (64, 256))
 
 
 def test_every_number_of_the_catalogue_is_a_mark_or_says_why_not() -> None:

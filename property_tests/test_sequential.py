@@ -19,6 +19,7 @@ from specsim.reference.grammar import Automaton
 from specsim.reference.sequential import SamplingParams, draw, generate, next_token_law
 from specsim.sim import model
 from specsim.sim.request import Turn, make_request
+from specsim.sim.text import text_of as text_of_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -378,7 +379,8 @@ def turns(draw: st.DrawFn) -> Turn:
     max_new_tokens = draw(st.integers(0, 12))
     special_at = draw(st.dictionaries(st.integers(0, 12), st.sampled_from([model.EOS, model.STOP]), max_size=3))
     tokens = tuple(draw(st.lists(st.integers(3, 2000), min_size=1, max_size=6)))
-    return Turn("r", tokens, max_new_tokens, special_at, draw(st.booleans()))
+    stop = tuple(draw(st.lists(st.text("abc", min_size=1, max_size=4), max_size=2)))
+    return Turn("r", tokens, max_new_tokens, special_at, draw(st.booleans()), stop=stop)
 
 
 @given(turn=turns(), history=st.lists(st.integers(3, 2000), max_size=4))
@@ -395,9 +397,14 @@ def test_the_oracle_of_the_simulator_says_the_same(turn: Turn, history: list[int
         eos_token_ids=(model.EOS,),
         stop_token_ids=(model.STOP,),
         ignore_eos=turn.ignore_eos,
+        stop=turn.stop,
     )
+
+    def detokenize(outputs: Sequence[int]) -> str:
+        return "".join(map(text_of_one, outputs))
+
     with mock.patch.object(model, "VOCABULARY", 200):  # rows of a million logits say no more
-        assert list(generate(next_logits, request.prompt, params).tokens) == outputs_of(request)
+        assert list(generate(next_logits, request.prompt, params, detokenize=detokenize).tokens) == outputs_of(request)
 
 
 # What is refused

@@ -241,9 +241,10 @@ class Checker:
             )
 
     def at_launch(self, launch: Launch, unresolved: int) -> None:
-        keys = [row.key for row in launch.rows]
+        rows = [row for part in launch.parts for row in part.rows]
+        keys = [row.key for row in rows]
         self.hold(len(set(keys)) == len(keys), "I36", "schedule", launch.name, "each request once", keys)
-        for row in () if self._config.late_results else launch.rows:
+        for row in () if self._config.late_results else rows:
             state = row.request.state
             self.hold(state is not State.FINISHED, "I36", "schedule", row.request.rid, "a live request", state.value)
         self.hold(unresolved <= 2, "I35", "schedule", launch.name, "at most two unresolved launches", unresolved)
@@ -270,9 +271,10 @@ class Checker:
                 self.broken(*problem)
         if device.pad_writes and any(device.pad_writes):
             self.broken("K3", "padding", launch.name, "writes of slot 0", f"slot {max(device.pad_writes)} is written")
-        if launch.result is not None:
-            counts = (len(launch.result.accept_lens), len(launch.result.next_token_ids))
-            own = (len(launch.rows), len(launch.rows) * launch.result.stride)
+        verifies = launch.verifies
+        if verifies is not None and verifies.result is not None:
+            counts = (len(verifies.result.accept_lens), len(verifies.result.next_token_ids))
+            own = (len(verifies.rows), len(verifies.rows) * verifies.result.stride)
             self.hold(counts == own, "K3", "padding", launch.name, f"(requests, tokens) {own}", counts)
         for error in device.content_errors:
             self.broken(
@@ -282,7 +284,7 @@ class Checker:
                 f"the KV of position {error.position}",
                 f"slot {error.slot} holds something else",
             )
-        if launch.kind == "decode":
+        if verifies is not None:
             meets = ["draft", "verify", "draft extend"]
             self.hold(device.collectives == meets, "S8", "verify", launch.name, meets, device.collectives)
         for key, left in device.relayed:
@@ -290,7 +292,7 @@ class Checker:
             is_own = left is not None and left.key == key
             self.hold(is_own, "I49", "relay", key[0], f"the entry of {key[0]}, incarnation {key[1]}", whose)
         for key, have, need in device.short_rows:
-            part = "extend" if launch.kind == "prefill" else "prepare"
+            part = "prepare" if verifies and key in [row.key for row in verifies.rows] else "extend"
             self.broken("I07", part, key[0], f"{need} positions allocated", have)
         for step in device.steps:
             who = step.key[0]

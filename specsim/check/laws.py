@@ -26,15 +26,17 @@ class Laws:
 
     def after_device(self, launch: Launch, device: Device) -> Iterator[Broken]:
         """What the launch knew of the outputs before it."""
-        if launch.kind == "prefill":
-            for row in launch.rows:
-                self._outputs[row.key] = row.tokens[len(row.request.prompt) :]
+        prefilled = launch.rows if launch.kind == "prefill" else []
+        for row in prefilled:
+            self._outputs[row.key] = row.tokens[len(row.request.prompt) :]
+        new = {row.key for row in prefilled}
         for state in device.law_states:
             outputs = self._outputs[state.key]
-            yield from self._penalties(state, outputs, launch.kind == "prefill")
+            yield from self._penalties(state, outputs, state.key in new)
             yield from self._grammar(state, outputs)
-        for i, row in enumerate(launch.rows):
-            self._outputs[row.key] += launch.run(i)
+        for part in launch.parts:
+            for i, row in enumerate(part.rows):
+                self._outputs[row.key] += part.run(i)
 
     def _penalties(self, state: LawState, outputs: list[int], is_prefill: bool) -> Iterator[Broken]:
         who = state.key[0]

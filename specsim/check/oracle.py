@@ -5,6 +5,7 @@ from __future__ import annotations
 from specsim.sim import model
 from specsim.sim.request import Request
 from specsim.sim.sampling import bincount, coin_of, make_matcher, next_token
+from specsim.sim.text import text_of
 
 
 def outputs_of(request: Request) -> list[int]:
@@ -15,10 +16,12 @@ def outputs_of(request: Request) -> list[int]:
     fingerprint = model.fingerprints(request.prompt)[-1]
     length = len(request.prompt)
     outputs: list[int] = []
+    text = ""
     while len(outputs) < turn.max_new_tokens:
         token = model.next_token_after(fingerprint, length, request.specials)
         outputs.append(token)
-        if token == model.STOP or (token == model.EOS and not turn.ignore_eos):
+        text += text_of(token) if turn.stop else ""
+        if token == model.STOP or (token == model.EOS and not turn.ignore_eos) or _says_one(text, turn.stop):
             break
         fingerprint = model.extend(fingerprint, token)
         length += 1
@@ -54,7 +57,12 @@ def _drawn(request: Request, count: int, *, ends: bool) -> list[int]:
         tokens.append(token)
         if matcher is not None:
             matcher.read([token])
-        grammar_ends = matcher is not None and matcher.is_terminated()
-        if ends and (token == model.STOP or (token == model.EOS and not request.turn.ignore_eos) or grammar_ends):
+        has_ended = matcher is not None and matcher.is_terminated()
+        has_ended = has_ended or _says_one("".join(map(text_of, [*outputs, token])), request.turn.stop)
+        if ends and (token == model.STOP or (token == model.EOS and not request.turn.ignore_eos) or has_ended):
             break
     return tokens[len(request.prompt) :]
+
+
+def _says_one(text: str, stop: tuple[str, ...]) -> bool:
+    return any(string in text for string in stop)

@@ -43,5 +43,5 @@ class Rows:
         if self.writes is not None and slots:
             self.writes.append((row, start, list(slots)))
         base = row * self.width + start
-        for at, slot in zip(range(base, len(self.buffer)), slots, strict=False):
-            self.buffer[at] = slot
+        fitting = array("i", slots[: max(len(self.buffer) - base, 0)])
+        self.buffer[base : base + len(fitting)] = fitting

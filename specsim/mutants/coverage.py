@@ -375,7 +375,6 @@ ENTRIES: tuple[Entry, ...] = (
         "F05",
         "a mixed batch reuses cache locations of several tokens for rows of one",
         references=("sgl-project/sglang#26201",),
-        why_not="no batch of the model mixes chunks of prefills with decode rows",
     ),
     Entry(
         "F06", "chained draft layers all read the first layer's hidden states", references=("vllm-project/vllm#36531",)

@@ -11,6 +11,8 @@ _RELAY = "specsim.sim.relay"
 _DRAFT = "specsim.sim.draft"
 _GRAMMAR = "specsim.sim.grammar"
 _GRAPH = "specsim.sim.graph"
+_TEXT = "specsim.sim.text"
+_MIXED = "specsim.sim.mixed"
 _LOGPROBS = "specsim.sim.logprobs"
 _SAMPLING = "specsim.sim.sampling"
 
@@ -86,6 +88,14 @@ MUTANTS: tuple[Mutant, ...] = (
         module=_DRAFT,
         line="tokens = [*row.tokens[start + 1 :], sequence.root]",
         becomes="tokens = row.tokens[start:]",
+    ),
+    Mutant(
+        "F05",
+        "a mixed batch counts one cache location for each row of the prefill, however many tokens it has",
+        references=("sgl-project/sglang#26201",),
+        module=_MIXED,
+        line="first = sum(extend_lens)",
+        becomes="first = len(extend_lens)",
     ),
     Mutant(
         "F06",
@@ -223,12 +233,28 @@ MUTANTS: tuple[Mutant, ...] = (
         becomes="for length in range(len(request.outputs), len(request.outputs) + 1):",
     ),
     Mutant(
+        "H02-string",
+        "a stop string is looked for in the newest accepted run alone",
+        references=("sgl-project/sglang#11819",),
+        module=_TEXT,
+        line="text = text[max(len(text) + 1 - max(map(len, stop)), 0) :]",
+        becomes='text = ""',
+    ),
+    Mutant(
         "H04",
         "the tokens that were accepted after the end stay in the answer",
         references=("ggml-org/llama.cpp#28049",),
         module=_ACCOUNTING,
         line="held.finished_len = length",
         becomes="held.finished_len = min(len(request.outputs), turn.max_new_tokens)",
+    ),
+    Mutant(
+        "H04-string",
+        "a stop string that ends inside an accepted run ends the answer with the run",
+        references=("ggml-org/llama.cpp#28049",),
+        module=_TEXT,
+        line="return length",
+        becomes="return len(outputs)",
     ),
     Mutant(
         "H06",

@@ -29,7 +29,7 @@ MUTANTS: tuple[Mutant, ...] = (
         references=_B01,
         module=_STREAMS,
         line="self._reads_done = extend",
-        becomes="self._reads_done = verify",
+        becomes="self._reads_done = computed",
     ),
     Mutant(
         "B02",
@@ -68,8 +68,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "a verification does not wait for its plan",
         references=_B04,
         module=_STREAMS,
-        line='verify = self._queue(FORWARD, "verify", launch, compute, (ready, self._copied))',
-        becomes='verify = self._queue(FORWARD, "verify", launch, compute, (self._copied,))',
+        line="computed = self._queue(FORWARD, name, launch, compute, (ready, self._copied))",
+        becomes="computed = self._queue(FORWARD, name, launch, compute, (self._written, self._copied))",
     ),
     Mutant(
         "B04-rows",
@@ -100,8 +100,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "a verification writes its tokens before those of the launch before are copied",
         references=_B08,
         module=_STREAMS,
-        line='verify = self._queue(FORWARD, "verify", launch, compute, (ready, self._copied))',
-        becomes='verify = self._queue(FORWARD, "verify", launch, compute, (ready,))',
+        line="computed = self._queue(FORWARD, name, launch, compute, (ready, self._copied))",
+        becomes="computed = self._queue(FORWARD, name, launch, compute, (ready,))",
     ),
     Mutant(
         "B08-early",
@@ -124,7 +124,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a verification does not wait for the mask of its grammars",
         references=("sgl-project/sglang#28986",),
         module=_STREAMS,
-        line="ready = mask",
-        becomes="ready = plan",
+        line="return mask",
+        becomes="return plan",
     ),
 )

@@ -18,6 +18,7 @@ from specsim.memory.swa import SwaAllocator
 from specsim.sim.config import EngineConfig
 from specsim.sim.model import EOS, STOP
 from specsim.sim.request import Request
+from specsim.sim.text import stop_string_end
 
 
 @dataclass(slots=True)
@@ -305,11 +306,12 @@ class ModelAccounting:
             held.finished = True
             return
         turn = request.turn
+        string_end = stop_string_end(request.outputs, new_tokens, turn.stop) if turn.stop else None
         for length in range(len(request.outputs) - new_tokens + 1, len(request.outputs) + 1):
             token = request.outputs[length - 1]
             stops = token == STOP or (token == EOS and not turn.ignore_eos)
             grammar_ends = request.matcher is not None and length == request.matcher.end
-            if stops or grammar_ends or length >= turn.max_new_tokens:
+            if stops or grammar_ends or length == string_end or length >= turn.max_new_tokens:
                 held.finished = True
                 held.finished_len = length
                 return

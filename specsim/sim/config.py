@@ -23,6 +23,7 @@ class EngineConfig:
     `radix`             finished and prefilled requests leave their KV in a radix cache
     `bigram`            its keys are pairs of tokens, as EAGLE's are
     `chunk_size`        tokens of a prefill launch at most, whole pages; 0 for no bound
+    `mixed_chunk`       a launch with a part of a prefill takes the decode rows along
     `late_results`      the host may take a result between the preparation of a step and its launch, as for a grammar
     `adaptive`          each decode step is as long as is chosen at its launch, `num_steps` at most; chains only
     `window`            positions before its own that a layer of a sliding window reads; 0 for no such layers
@@ -45,6 +46,7 @@ class EngineConfig:
     radix: bool = False
     bigram: bool = False
     chunk_size: int = 0
+    mixed_chunk: bool = False
     late_results: bool = False
     adaptive: bool = False
     window: int = 0
@@ -103,6 +105,7 @@ def require_runnable(config: EngineConfig) -> None:
     _require(config.num_draft_tokens <= most, f"num_draft_tokens={config.num_draft_tokens}", reason)
     whole = config.chunk_size >= 0 and config.chunk_size % config.page_size == 0
     _require(whole, f"chunk_size={config.chunk_size}", f"a chunk is whole pages of {config.page_size}")
+    _require(not config.mixed_chunk or config.chunk_size > 0, "mixed_chunk=True", "there are no chunks to mix with")
     _require(not config.adaptive or config.topk == 1, "adaptive=True", "only chains change their length")
     _require(
         not (config.graph_sizes and config.adaptive), "graph_sizes with adaptive=True", "graphs are of one tree size"

@@ -22,6 +22,7 @@ from specsim.sim.draft import Drafter, ExtendRow, expected_tags, extend_start
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.graph import GraphBuffers, write_pad_rows
 from specsim.sim.logprobs import write_rows
+from specsim.sim.mixed import cache_locations
 from specsim.sim.relay import Left, Ring
 from specsim.sim.request import Request
 from specsim.sim.sampling import Counts, LawState, TreeLaw, bincount, coin_of, next_token
@@ -77,6 +78,17 @@ class Launch:
     first_hidden_states: tuple[int, ...] = ()
     result: DecodeResult | None = None
     grammar_advanced: bool = False
+    beside: Launch | None = None  # the decode rows of a mixed chunk; the prefill's are in `rows`
+
+    @property
+    def parts(self) -> list[Launch]:
+        """The launch, and what is mixed into it: each has rows of one kind."""
+        return [self] if self.beside is None else [self, self.beside]
+
+    @property
+    def verifies(self) -> Launch | None:
+        """The part that verifies trees, if there is one."""
+        return self if self.kind == "decode" else self.beside
 
     @property
     def name(self) -> str:
@@ -159,6 +171,7 @@ class Device:
         self.law_states: list[LawState] = []
         self._unread: list[Launch] = []
         self._to_extend: tuple[tuple[ExtendRow, ...], int] = ((), 0)
+        self._locations: dict[tuple[str, int], list[int]] = {}  # of the trees of a mixed chunk
 
     @property
     def broken(self) -> list[tuple[str, str, str, object, object]]:
@@ -175,15 +188,28 @@ class Device:
         self.pad_writes, self.collectives, self.law_states = [], [], []
         for earlier in self._unread:
             advance_grammar(earlier)
-        self._unread = [launch] if self._has_laws and not self._config.streams else []
+        self._unread = launch.parts if self._has_laws and not self._config.streams else []
         if launch.kind == "prefill":
             chains = [self._read_prefix(row) for row in launch.rows]
             launch.first_tokens = [self._prefill(row, chain) for row, chain in zip(launch.rows, chains, strict=True)]
             launch.first_hidden_states = tuple(self.sequences[row.key].chain[-1] for row in launch.rows)
+            if launch.beside is not None:
+                self._decode_beside(launch.rows, launch.beside)
         else:
             launch.result = self._decode(launch.rows, launch.num_steps, launch.num_draft_tokens)
         launch.done = True
         return launch
+
+    def _decode_beside(self, prefilled: list[LaunchRow], beside: Launch) -> None:
+        """Verify the decode rows of a mixed chunk."""
+        ndt = beside.num_draft_tokens
+        starts = [len(self.sequences[row.key].chain) for row in beside.rows]
+        trees = [row.slots[start : start + ndt] for row, start in zip(beside.rows, starts, strict=True)]
+        locations = cache_locations([row.slots[row.prefix_len : len(row.tokens)] for row in prefilled], trees)
+        self._locations = {row.key: own for row, own in zip(beside.rows, locations, strict=True)}
+        beside.result = self._decode(beside.rows, beside.num_steps, ndt)
+        beside.done = True
+        self._locations.clear()
 
     def _read_prefix(self, row: LaunchRow) -> list[int]:
         """Read what a prefill reuses: no row of a launch sees what another row of it writes."""
@@ -279,7 +305,7 @@ class Device:
             prints.append(node_prints)
             assert row.plan is not None
             trees.append(row.plan.parents)
-        if self._graph:
+        if self._graph and not self._locations:  # there is no graph of a mixed chunk
             self._replay_graph(rows, candidates, trees, targets)
         self.collectives.append("verify")
         verified = verify_tree_greedy(candidates, trees, targets, num_steps)
@@ -366,6 +392,8 @@ class Device:
         if law is not None:
             self._note_law(row, law.nodes)
         out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]
+        if self._locations:
+            out_cache_loc = self._locations[row.key]
         for slot, fingerprint in zip(out_cache_loc, node_prints, strict=False):
             self.content[slot] = fingerprint
         for slot, fingerprint in zip(row.swa_slots[start:], node_prints, strict=False):

@@ -353,7 +353,8 @@ class Engine(Admission):
         self._merging, self._merging_rows = [], []
         admitted = self._admit()
         if admitted:
-            self._launched(self._launch_prefill(admitted))
+            beside = self._prepare_beside() if self._config.mixed_chunk else []
+            self._launched(self._launch_prefill(admitted, beside))
             return
         self._prepared = self._prepare_decode()
         if not self._prepared:
@@ -374,7 +375,7 @@ class Engine(Admission):
         """With overlap, all results but the newest launch's are due; without, all."""
         self._await_results(len(self._unresolved) - (1 if launch and self._config.overlap else 0), "resolve")
 
-    def _launch_prefill(self, admitted: list[Request]) -> Launch:
+    def _launch_prefill(self, admitted: list[Request], beside: list[LaunchRow]) -> Launch:
         if self._memory.tree is not None:
             self._checker.ownership("extend", self._requests, self._open_sessions)
         rows = []
@@ -386,17 +387,30 @@ class Engine(Admission):
         self._note_window(rows)
         self._merging = [request for request in admitted if request.state is not State.CHUNKED]
         self._merging_rows = [row for row in rows if not row.is_middle]
-        return self._launch("prefill", rows)
+        return self._launch("prefill", rows, beside)
+
+    def _prepare_beside(self) -> list[LaunchRow]:
+        """The decode rows that a prefill takes along: everybody who runs, if there is memory for their next step."""
+        if not self._running:
+            return []
+        self._choose_steps()
+        if self._accounting.decode_need(self._running) > self._memory.available:
+            return []
+        self._marks.add("mixed chunk")
+        return self._prepare(self._running)
+
+    def _choose_steps(self) -> None:
+        if self._config.adaptive:
+            before_last = self._steps
+            self._steps = self._config.num_steps - self._chooser.choose(self._config.num_steps, "fewer steps")
+            self._memory.steps = max(before_last, self._steps)
 
     def _prepare_decode(self) -> list[LaunchRow]:
         """The rows of the next decode step, none when nobody runs."""
         batch = self._running
         if not batch:
             return []
-        if self._config.adaptive:
-            before_last = self._steps
-            self._steps = self._config.num_steps - self._chooser.choose(self._config.num_steps, "fewer steps")
-            self._memory.steps = max(before_last, self._steps)
+        self._choose_steps()
         on_demand = bool(
             self._retractions_left and len(batch) > 1 and self._chooser.choose(4, "retract on demand") == 1
         )
@@ -405,6 +419,9 @@ class Engine(Admission):
             batch = self._retract(batch, "on demand" if on_demand else "out of memory")
             if not batch:
                 return []
+        return self._prepare(batch)
+
+    def _prepare(self, batch: list[Request]) -> list[LaunchRow]:
         before = [self._accounting.observe(request) for request in batch]
         self._checker.before_prepare(batch)
         with memory_errors_of("prepare"):
@@ -436,19 +453,23 @@ class Engine(Admission):
     def _growth(self, request: Request, before: Observed) -> str:
         return f"{request.rid}:{before.allocated}>{self._accounting.observe(request).allocated}"
 
-    def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
+    def _launch(self, kind: str, rows: list[LaunchRow], beside: list[LaunchRow] | None = None) -> Launch:
         config = self._config
         tree_size = self._steps + 1 if config.topk == 1 else config.num_draft_tokens
         launch = Launch(self._launches, kind, rows, self._steps, tree_size)
-        for row, index in zip(rows, self._device.ring.take(len(rows)), strict=True):
+        if beside:
+            launch.beside = Launch(self._launches, "decode", beside, self._steps, tree_size)
+        everybody = [*rows, *(beside or ())]
+        for row, index in zip(everybody, self._device.ring.take(len(everybody)), strict=True):
             row.relay_out = index
-        if kind == "decode":
-            self._futures.indices = [row.relay_out for row in rows]
-        self._marks |= reused_memory(self._unresolved, rows)
+        if launch.verifies is not None:
+            self._futures.indices = [row.relay_out for row in launch.verifies.rows]
+        self._marks |= reused_memory(self._unresolved, everybody)
         self._launches += 1
         self._device.launch(launch)
         self._unresolved.append(launch)
-        self._record("host", "launch", launch.name, " ".join(row.request.rid for row in rows))
+        for part in launch.parts:
+            self._record("host", "launch", part.name, " ".join(row.request.rid for row in part.rows))
         self._checker.at_launch(launch, len(self._unresolved))
         if self._streams is not None:
             self._streams.launch(launch)
@@ -505,12 +526,13 @@ class Engine(Admission):
         except (IndexError, ValueError) as error:
             self._checker.broken("X6", "device", "", "no exception", error)
             raise RunStopped from error
-        starts = {row.key: row.request.extend_len for row in launch.rows}
-        if launch.result is None:
-            self._record(agent, "prefill", launch.name, " ".join(row.request.rid for row in launch.rows))
-        else:
-            accepted = zip(launch.rows, launch.result.accept_lens, strict=False)
-            self._record(agent, "verify", launch.name, " ".join(f"{row.request.rid}:{a}" for row, a in accepted))
+        starts = {row.key: row.request.extend_len for part in launch.parts for row in part.rows}
+        for part in launch.parts:
+            if part.result is None:
+                self._record(agent, "prefill", part.name, " ".join(row.request.rid for row in part.rows))
+            else:
+                accepted = zip(part.rows, part.result.accept_lens, strict=False)
+                self._record(agent, "verify", part.name, " ".join(f"{row.request.rid}:{a}" for row, a in accepted))
         for step in self._device.steps:
             starts[step.key] = self._device_lens.get(step.key, starts[step.key])
             self._device_lens[step.key] = starts[step.key] + len(step.path)
@@ -524,12 +546,13 @@ class Engine(Admission):
         if self._streams is not None:
             self._streams.take(launch)
             self._checker.in_order(self._streams.race)
-        if self._has_laws and launch.grammar_advanced and any(row.request.matcher for row in launch.rows):
-            self._marks.add("R16")
-        if launch.result is None:
-            self._resolve_prefill(launch)
-        else:
-            self._resolve_decode(launch)
+        for part in launch.parts:
+            if self._has_laws and part.grammar_advanced and any(row.request.matcher for row in part.rows):
+                self._marks.add("R16")
+            if part.result is None:
+                self._resolve_prefill(part)
+            else:
+                self._resolve_decode(part)
         if self._streams is not None:
             self._streams.write_tables(f"result {launch.name}")
             self._checker.in_order(self._streams.race)
@@ -564,7 +587,7 @@ class Engine(Admission):
             return
         live = [self._is_live(row) for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
-        if any(later.kind == "decode" and later.num_steps != launch.num_steps for later in self._unresolved):
+        if any(later.verifies and later.num_steps != launch.num_steps for later in self._unresolved):
             self._marks.add("R15")
         if self._has_laws:
             advance_grammar(launch)

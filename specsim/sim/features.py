@@ -19,12 +19,14 @@ SCHEDULER_FEATURES = frozenset(
         "adaptive steps",
         "chunked prefill",
         "late results",
+        "mixed chunk",
         "no limit",
         "paged trees",
         "pauses",
         "radix cache",
         "session faults",
         "sliding window",
+        "stop strings",
         "streams",
         "tight pool",
         "timeouts",
@@ -70,6 +72,8 @@ def _with_a_law(chooser: Chooser, turn: Turn) -> Turn:
 
 def turn_without(lacking: frozenset[str], turn: Turn) -> Turn:
     """The turn without the features of `lacking`."""
+    if "stop strings" in lacking and turn.stop:
+        turn = replace(turn, stop=())
     params = turn.sampling
     if params is not None:
         if "sampling" in lacking:

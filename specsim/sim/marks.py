@@ -35,6 +35,17 @@ INTERLEAVINGS: dict[str, str] = {
     "R18": "a session's turn is aborted or retracted with memory of its session in its hands",
     "R20": "a prefill's result comes when its request was retracted",
 }
+# Features each of which meets each other in some schedules.
+CROSSED = (
+    "sliding window",
+    "session resumed",
+    "retract",
+    "mixed chunk",
+    "abort",
+    "large pages",
+    "tree",
+    "synchronous",
+)
 # Numbers of the catalogue that no schedule can reach, and why.
 NOT_EXPRESSED: dict[str, str] = {
     "R19": "the catalogue has no such interleaving",
@@ -45,7 +56,9 @@ def features_of(config: EngineConfig) -> set[str]:
     """The options of a configuration that are on, as marks."""
     marks = {"overlap" if config.overlap else "synchronous", "tree" if config.topk > 1 else "chain"}
     if config.page_size > 1:
-        marks.add("pages")
+        marks |= {"pages", f"pages of {config.page_size}"}
+    if config.page_size >= 64:
+        marks.add("large pages")
     if config.radix:
         marks.add("bigram keys" if config.bigram else "radix cache")
     if config.window:
@@ -60,7 +73,7 @@ def reused_memory(unresolved: Iterable[Launch], rows: list[LaunchRow]) -> set[st
     """What of a launch's memory belonged to a launch that still runs, as marks."""
     marks = set()
     for launch in unresolved:
-        for old in () if launch.done else launch.rows:
+        for old in () if launch.done else [row for part in launch.parts for row in part.rows]:
             request = old.request
             if request.key == old.key and request.state not in (State.FINISHED, State.WAITING):
                 continue

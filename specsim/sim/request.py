@@ -22,6 +22,7 @@ class Turn:
     `logprob_start`  first position of the prompt whose logprob the client asks for, -1 for none
     `sampling`    the law of its tokens, None for greedy decoding of the whole vocabulary
     `return_logprob`  the answer has a logprob and a hidden state for each token
+    `stop`        strings that end the answer (`specsim.sim.text`)
     """
 
     rid: str
@@ -35,6 +36,7 @@ class Turn:
     logprob_start: int = -1
     sampling: SamplingParams | None = None
     return_logprob: bool = False
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -46,6 +46,7 @@ def require_forkable(scenario: Scenario) -> None:
         "radix": config.radix,
         "window": config.window,
         "draft_layers": config.draft_layers,
+        "mixed_chunk": config.mixed_chunk,
         "graph_sizes": config.graph_sizes,
         "relaxed_penalties": config.relaxed_penalties,
         "streams": config.streams,
@@ -244,6 +245,7 @@ def _fork_launch(launch: Launch, rows: _Rows) -> Launch:
     new.first_tokens = launch.first_tokens
     new.first_hidden_states = launch.first_hidden_states
     new.grammar_advanced = launch.grammar_advanced
+    new.beside = None  # of mixed chunks
     result = launch.result
     new.result = result and DecodeResult(
         result.next_token_ids,
@@ -304,7 +306,7 @@ def _fork_device(device: Any, launches: dict[int, Launch], output: list[int]) ->
     new.ring = ring = object.__new__(Ring)
     ring.__dict__.update(device.ring.__dict__)
     ring.entries = device.ring.entries[:]
-    new._output = output
+    new._output, new._locations = output, {}
     new.stream = deque([launches[id(launch)] for launch in device.stream])
     new.sequences = {key: Sequence(s.chain[:], s.root, s.state) for key, s in device.sequences.items()}
     return new  # type: ignore[no-any-return]

@@ -108,8 +108,8 @@ class Streams:
             self._mapping = array("i", memory.swa.swa_slots)
         self._penalties: dict[int, Counts] = {}
         self._plan: list[tuple[list[int], int]] = []
-        self._output = _Tokens()
-        self._host_buffers = [_Tokens()] * HOST_BUFFERS
+        self._output: list[_Tokens] = []
+        self._host_buffers: list[list[_Tokens]] = [[]] * HOST_BUFFERS
 
     @property
     def race(self) -> Race | None:
@@ -157,14 +157,37 @@ class Streams:
 
     def launch(self, launch: Launch) -> None:
         """Queue the operations of a launch."""
-        counts = {row.row: row.counts for row in launch.rows if row.counts is not None}
+        counts = {row.row: row.counts for part in launch.parts for row in part.rows if row.counts is not None}
         if counts:
             penalties = partial(self._penalties.update, counts)
             self._written = self._queue(SCHEDULE, "penalize", launch, penalties, (self._reads_done,))
-            for batch_row in counts:
-                self._clocks.write(("penalties", batch_row), self._written.step)
+            for of_row in counts:
+                self._clocks.write(("penalties", of_row), self._written.step)
         self.write_tables(launch.name)
-        computed = self._prefill_of(launch) if launch.kind == "prefill" else self._decode_of(launch)
+        verifies = launch.verifies
+        ready = self._written if verifies is None else self._plan_of(launch, verifies)
+        # Who has finished since the preparation has given back its window slots: what was looked up then stays.
+        rows = [row for part in launch.parts for row in part.rows]
+        ended = frozenset(row.key for row in rows if row.request.state is State.FINISHED)
+        name = "verify" if launch.kind == "decode" else "prefill"
+        compute = partial(self._compute, launch, ended)
+        computed = self._queue(FORWARD, name, launch, compute, (ready, self._copied))
+        if verifies is not None:
+            self._clocks.read(_PLAN, computed.step)
+            self._clocks.read(_MASK, computed.step)
+            for row in verifies.rows:
+                self._clocks.read(("relay", row.relay_in), computed.step)
+                if row.counts is not None:
+                    self._clocks.read(("penalties", row.row), computed.step)
+        self._reads_rows(computed, rows)
+        for row in rows:
+            self._clocks.write(("relay", row.relay_out), computed.step)
+        self._clocks.write(_OUTPUT, computed.step)
+        self._published = self._reads_done = computed
+        if verifies is not None:
+            extend = self._queue(FORWARD, "extend", launch, partial(self._extend, verifies), ())
+            self._reads_rows(extend, verifies.rows)
+            self._reads_done = extend
         copied = self._queue(COPY, "copy", launch, partial(self._copy, launch), (computed,))
         self._clocks.read(_OUTPUT, copied.step)
         self._clocks.write(_host_buffer(launch), copied.step)
@@ -172,45 +195,22 @@ class Streams:
         self._copied = copied
         self._before = launch
 
-    def _prefill_of(self, launch: Launch) -> Operation:
-        prefill = self._queue(FORWARD, "prefill", launch, partial(self._prefill, launch), (self._written, self._copied))
-        self._reads_rows(prefill, launch)
-        self._writes_results(prefill, launch)
-        self._published = self._reads_done = prefill
-        return prefill
-
-    def _decode_of(self, launch: Launch) -> Operation:
-        make_plan = partial(self._make_plan, launch)
+    def _plan_of(self, launch: Launch, verifies: Launch) -> Operation:
+        """The operation that a verification waits for: its plan, or the mask behind it."""
+        make_plan = partial(self._make_plan, verifies)
         plan = self._queue(PLAN, "plan", launch, make_plan, (self._written, self._published))
-        self._reads_rows(plan, launch)
-        for each in launch.rows:
-            self._clocks.read(("relay", each.relay_in), plan.step)
+        self._reads_rows(plan, verifies.rows)
+        for row in verifies.rows:
+            self._clocks.read(("relay", row.relay_in), plan.step)
         self._clocks.write(_PLAN, plan.step)
         before = self._before
-        ready = plan
-        if before is not None and not before.grammar_advanced and any(row.request.matcher for row in launch.rows):
-            mask = self._queue(PLAN, "mask", launch, partial(self._read_grammars, before), (self._copied,))
-            self._clocks.read(_host_buffer(before), mask.step)
-            self._clocks.write(_MASK, mask.step)
-            ready = mask
-        # Who has finished since the preparation has given back its window slots: what was looked up then stays.
-        ended = frozenset(row.key for row in launch.rows if row.request.state is State.FINISHED)
-        compute = partial(self._verify, launch, ended)
-        verify = self._queue(FORWARD, "verify", launch, compute, (ready, self._copied))
-        self._clocks.read(_PLAN, verify.step)
-        self._clocks.read(_MASK, verify.step)
-        for each in launch.rows:
-            self._clocks.read(("relay", each.relay_in), verify.step)
-        for each in launch.rows:
-            if each.counts is not None:
-                self._clocks.read(("penalties", each.row), verify.step)
-        self._reads_rows(verify, launch)
-        self._writes_results(verify, launch)
-        extend = self._queue(FORWARD, "extend", launch, partial(self._extend, launch), ())
-        self._reads_rows(extend, launch)
-        self._published = verify
-        self._reads_done = extend
-        return verify
+        unread = before is not None and not all(part.grammar_advanced for part in before.parts)
+        if before is None or not unread or not any(row.request.matcher for row in verifies.rows):
+            return plan
+        mask = self._queue(PLAN, "mask", launch, partial(self._read_grammars, before), (self._copied,))
+        self._clocks.read(_host_buffer(before), mask.step)
+        self._clocks.write(_MASK, mask.step)
+        return mask
 
     def take(self, launch: Launch) -> None:
         """The host takes the result of a launch, which it has waited for."""
@@ -234,18 +234,13 @@ class Streams:
         self._queues[stream].append(operation)
         return operation
 
-    def _reads_rows(self, operation: Operation, launch: Launch) -> None:
-        """It reads all that its launch has been given, and where the window's layers have it."""
-        for row in launch.rows:
+    def _reads_rows(self, operation: Operation, rows: list[LaunchRow]) -> None:
+        """It reads all that these rows have been given, and where the window's layers have it."""
+        for row in rows:
             self._clocks.read_row(row.row, 0, len(row.slots), operation.step)
             if row.swa_slots:
                 for slot in row.slots:
                     self._clocks.read(("window slot", slot), operation.step)
-
-    def _writes_results(self, operation: Operation, launch: Launch) -> None:
-        for row in launch.rows:
-            self._clocks.write(("relay", row.relay_out), operation.step)
-        self._clocks.write(_OUTPUT, operation.step)
 
     # What streams do
 
@@ -260,42 +255,33 @@ class Streams:
             for at, slot in zip(range(base, len(self._table)), slots, strict=False):
                 self._table[at] = slot
 
-    def _make_plan(self, launch: Launch) -> None:
+    def _make_plan(self, verifies: Launch) -> None:
         sequences = self._device.sequences
         self._plan = [
-            (self._slots_of(row), len(sequences[row.key].chain) if row.key in sequences else 0) for row in launch.rows
+            (self._slots_of(row), len(sequences[row.key].chain) if row.key in sequences else 0) for row in verifies.rows
         ]
 
     def _read_grammars(self, before: Launch) -> None:
         self._read_host_buffer(before)
-        advance_grammar(before)
+        for part in before.parts:
+            advance_grammar(part)
 
-    def _prefill(self, launch: Launch) -> Launch:
-        for row in launch.rows:
-            self._give_slots(row, self._slots_of(row))
-        return self._compute(launch)
-
-    def _verify(self, launch: Launch, ended: frozenset[tuple[str, int]]) -> Launch:
-        for row, (slots, length) in zip(launch.rows, self._plan, strict=False):
-            self._give_slots(row, slots, is_mapped=row.key not in ended)
+    def _compute(self, launch: Launch, ended: frozenset[tuple[str, int]]) -> Launch:
+        for row in launch.rows if launch.kind == "prefill" else ():
+            self._give_slots(row, self._slots_of(row), ended)
+        verifies = launch.verifies
+        for row, (slots, length) in zip(verifies.rows if verifies else (), self._plan, strict=False):
+            self._give_slots(row, slots, ended)
             row.planned_len = length
             if row.counts is not None:
                 row.counts = self._penalties[row.row]
-        return self._compute(launch)
-
-    def _compute(self, launch: Launch) -> Launch:
         self._device.execute_next()
         launch.done = False  # not for the host yet
-        result = launch.result
-        if result is None:
-            self._output = _Tokens(tuple(launch.first_tokens), (), launch.first_hidden_states)
-        else:
-            tokens, accept_lens = tuple(result.next_token_ids), tuple(result.accept_lens)
-            self._output = _Tokens(tokens, accept_lens, result.hidden_states, result.logprobs)
+        self._output = [_tokens_of(part) for part in launch.parts]
         return launch
 
-    def _extend(self, launch: Launch) -> None:
-        for row in launch.rows:
+    def _extend(self, verifies: Launch) -> None:
+        for row in verifies.rows:
             row.slots = self._slots_of(row)
         self._device.draft_extend()
 
@@ -307,25 +293,36 @@ class Streams:
         base = row.row * self._memory.rows.width
         return self._table[base : base + len(row.slots)].tolist()
 
-    def _give_slots(self, row: LaunchRow, slots: list[int], *, is_mapped: bool = True) -> None:
+    def _give_slots(self, row: LaunchRow, slots: list[int], ended: frozenset[tuple[str, int]]) -> None:
         row.slots = slots
-        if row.swa_slots and is_mapped:
+        if row.swa_slots and row.key not in ended:
             row.swa_slots = [self._mapping[slot] for slot in slots]
 
     def _read_host_buffer(self, launch: Launch) -> None:
         """Give a launch what its host buffer holds, which is another's when nobody has waited."""
         held = self._host_buffers[_host_buffer(launch)[1]]
-        count = len(launch.rows)
-        old = launch.result
-        if old is None:
-            launch.first_tokens = _resized(held.tokens, count, 0)
-            launch.first_hidden_states = tuple(_resized(held.hidden_states, count, 0))
-        else:
-            tokens = _resized(held.tokens, count * old.stride, 0)
-            accept_lens = _resized(held.accept_lens, count, 1)
-            launch.result = DecodeResult(
-                tokens, accept_lens, old.stride, hidden_states=held.hidden_states, logprobs=held.logprobs
-            )
+        for part, of_part in zip(launch.parts, [*held, _Tokens(), _Tokens()], strict=False):
+            count = len(part.rows)
+            old = part.result
+            if old is None:
+                part.first_tokens = _resized(of_part.tokens, count, 0)
+                part.first_hidden_states = tuple(_resized(of_part.hidden_states, count, 0))
+            else:
+                part.result = DecodeResult(
+                    _resized(of_part.tokens, count * old.stride, 0),
+                    _resized(of_part.accept_lens, count, 1),
+                    old.stride,
+                    hidden_states=of_part.hidden_states,
+                    logprobs=of_part.logprobs,
+                )
+
+
+def _tokens_of(part: Launch) -> _Tokens:
+    result = part.result
+    if result is None:
+        return _Tokens(tuple(part.first_tokens), (), part.first_hidden_states)
+    tokens, accept_lens = tuple(result.next_token_ids), tuple(result.accept_lens)
+    return _Tokens(tokens, accept_lens, result.hidden_states, result.logprobs)
 
 
 def _host_buffer(launch: Launch) -> tuple[str, int]:

@@ -12,7 +12,10 @@ from specsim.sim.config import EngineConfig
 from specsim.sim.features import FEATURES, draw_features, turn_without
 from specsim.sim.model import EOS, FIRST_ORDINARY_TOKEN, STOP
 from specsim.sim.request import Turn
+from specsim.sim.text import draw_stop
 
+# Large pages in a small share: their pools are large too, and a schedule with them is slow.
+_PAGE_SIZES = (*((1, 4, 2, 16) * 8), 64, 256)
 _COMMON_TOKENS = FIRST_ORDINARY_TOKEN + 900_000
 
 
@@ -48,7 +51,7 @@ def draw_scenario(chooser: Chooser, features: frozenset[str] = FEATURES) -> Scen
     """
     num_steps = pick(chooser, (3, 1, 2, 5), "num_steps")
     topk = pick(chooser, (1, 1, 2, 4), "topk")
-    page_size = pick(chooser, (1, 4, 2, 16), "page_size")
+    page_size = pick(chooser, _PAGE_SIZES, "page_size")
     most = 1 + topk + (num_steps - 1) * topk**2
     num_draft_tokens = num_steps + 1 if topk == 1 else between(chooser, 2, min(most, 12), "num_draft_tokens")
     sessions = chooser.choose(3, "sessions") if chooser.choose(4, "has sessions") == 1 else 0
@@ -88,7 +91,8 @@ def _with_features(chooser: Chooser, scenario: Scenario) -> Scenario:
         workload = replace(workload, turns=tuple(_sharing(chooser, turn) for turn in workload.turns))
     if chooser.choose(4, "chunked prefill") == 1:
         pages = between(chooser, 1, max(1, 8 // config.page_size), "pages of a chunk")
-        config = replace(config, chunk_size=config.page_size * pages)
+        mixed = chooser.choose(2, "mixed chunk") == 1
+        config = replace(config, chunk_size=config.page_size * pages, mixed_chunk=mixed)
     if chooser.choose(4, "late results") == 1:
         config = replace(config, late_results=True)
     if chooser.choose(4, "no limit") == 1:
@@ -132,7 +136,9 @@ def _without(lacking: frozenset[str], scenario: Scenario, plain: Scenario) -> Sc
     if "no limit" in lacking:
         workload = replace(workload, turns=tuple(replace(turn, open_ended=False) for turn in workload.turns))
     if "chunked prefill" in lacking:
-        config = replace(config, chunk_size=0)
+        config = replace(config, chunk_size=0, mixed_chunk=False)
+    if "mixed chunk" in lacking:
+        config = replace(config, mixed_chunk=False)
     if "late results" in lacking:
         config = replace(config, late_results=False)
     if "adaptive steps" in lacking:
@@ -180,14 +186,15 @@ def _draw_turn(chooser: Chooser, rid: str, session: str) -> Turn:
     prompt_len = between(chooser, 1, 12, "prompt length")
     max_new_tokens = between(chooser, 1, 24, "max_new_tokens")
     special_at: dict[int, int] = {}
-    kind = pick(chooser, ("none", "eos", "stop"), "special token")
-    if kind != "none":
+    kind = pick(chooser, ("none", "eos", "stop", "string"), "special token")
+    stop = draw_stop(chooser) if kind == "string" else ()
+    if kind in ("eos", "stop"):
         special_at[chooser.choose(max_new_tokens, "special token at")] = EOS if kind == "eos" else STOP
     ignore_eos = kind == "eos" and chooser.choose(4, "ignore_eos") == 1
     # Prompts differ from request to request, so that a slot of the wrong one is seen.
     number = sum(map(ord, rid)) * 1000
     tokens = tuple(FIRST_ORDINARY_TOKEN + number + i for i in range(prompt_len))
-    return Turn(rid, tokens, max_new_tokens, special_at, ignore_eos, session)
+    return Turn(rid, tokens, max_new_tokens, special_at, ignore_eos, session, stop=stop)
 
 
 def _context_lens(turns: tuple[Turn, ...]) -> list[int]:
