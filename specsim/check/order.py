@@ -29,6 +29,7 @@ from specsim.sim.workload import Scenario, draw_scenario
 
 UNLOGGED = -1  # number of an event that the log does not have: it would come after the broken rule, or is not logged
 _WHO_GOES_NEXT = "device goes first"
+_WHICH_STREAM = "stream"
 # What a step of the host is named by: the first of these that it has, else its first event.
 _TELLING = ("retract", "launch", "resolve", "admit")
 
@@ -157,8 +158,8 @@ def _breaks(target: AccountingTarget, tape: Tape, signature: str, orders: _Order
 
 
 def _run(target: AccountingTarget, tape: Tape, signature: str, orders: _Orders) -> tuple[Run, list[_Step]]:
-    """Run a tape in other orders. Which step comes next is chosen apart from everything else, so that the other choices
-    stay what they were.
+    """Run a tape in other orders. Which step comes next, and of which stream, is chosen apart from everything else, so
+    that the other choices stay what they were.
     """
     dealt = _deal(target, tape, signature) if orders != _Orders() else None
     source = replayed(tape)
@@ -168,28 +169,26 @@ def _run(target: AccountingTarget, tape: Tape, signature: str, orders: _Orders) 
     def choose(bound: int, label: str) -> int:
         if dealt is None:
             return source.choose(bound, label)
-        next_steps, others = dealt
         if label == _WHO_GOES_NEXT:
-            return engine.wants_device(next(next_steps, 0))
-        return next(others, 0)
+            return engine.wants_device(next(dealt[label], 0))
+        return next(dealt[label if label == _WHICH_STREAM else ""], 0)
 
     engine = _SteppedEngine(scenario, RecordingChooser(choose), target.make, signature, orders)
     return engine.run(), engine.steps
 
 
-def _deal(target: AccountingTarget, tape: Tape, signature: str) -> tuple[Iterator[int], Iterator[int]]:
-    """The choices of a run after its scenario: those of whose step is next, and the others."""
+def _deal(target: AccountingTarget, tape: Tape, signature: str) -> dict[str, Iterator[int]]:
+    """The choices of a run after its scenario: those of whose step is next, those of which stream's, and the others."""
     source = replayed(tape)
-    next_steps: list[int] = []
-    others: list[int] = []
+    dealt: dict[str, list[int]] = {_WHO_GOES_NEXT: [], _WHICH_STREAM: [], "": []}
 
     def choose(bound: int, label: str) -> int:
         value = source.choose(bound, label)
-        (next_steps if label == _WHO_GOES_NEXT else others).append(value)
+        dealt[label if label in dealt else ""].append(value)
         return value
 
     Engine(draw_scenario(source, target.features), RecordingChooser(choose), target.make, signature).run()
-    return iter(next_steps), iter(others)
+    return {label: iter(values) for label, values in dealt.items()}
 
 
 def _overlapped(steps: Sequence[_Step]) -> Iterator[tuple[_Step, _Step | None]]:
