@@ -215,7 +215,7 @@ def test_a_race_names_both_steps_and_what_they_touch(monkeypatch: pytest.MonkeyP
     replacing(Streams, "_queue", waits_for_nothing("write"))(monkeypatch)
     (violation,) = play("R10").violations
     assert violation.rule.id == "S2"
-    assert violation.expected == "an order of forward: extend V2 and schedule: write P3"
+    assert violation.expected == "an order of forward: extend V3 and schedule: write P4"
     assert violation.actual == "none on row 1, columns 0 to 2"
 
 

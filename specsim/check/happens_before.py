@@ -73,10 +73,12 @@ class HappensBefore:
     def step(self, agent: int, name: str, after: Iterable[Step]) -> Step:
         """The next step of an agent: behind its own before, what the host has done by now, and `after`."""
         clock = self._now[agent]
-        if agent != HOST:
-            clock = tuple(map(max, clock, self._now[HOST]))
+        host = self._now[HOST]
+        if host[HOST] > clock[HOST]:
+            clock = tuple(map(max, clock, host))
         for other in after:
-            clock = tuple(map(max, clock, other.clock))
+            if other.clock[other.agent] > clock[other.agent]:  # else all that comes before it is known, too
+                clock = tuple(map(max, clock, other.clock))
         clock = (*clock[:agent], clock[agent] + 1, *clock[agent + 1 :])
         self._now[agent] = clock
         return Step(agent, clock, name)

@@ -69,7 +69,10 @@ class Operation:
     @property
     def is_ready(self) -> bool:
         """Whether what it waits for has run. It must be the first of its stream, too."""
-        return all(other.done for other in self.waits)
+        for other in self.waits:  # noqa: SIM110 - of one or two, and asked at every step
+            if not other.done:
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,10 @@ class Streams:
 
     @property
     def can_go(self) -> bool:
-        return any(queue and queue[0].is_ready for queue in self._queues)
+        for queue in self._queues:  # noqa: SIM110 - asked at every step
+            if queue and queue[0].is_ready:
+                return True
+        return False
 
     def run_next(self, chooser: Chooser) -> tuple[Operation, Launch | None]:
         """Run the head of a stream, the one that was queued first if nothing else is chosen; returns it, and the launch
