@@ -8,17 +8,11 @@ from specsim.mutants.mutant import Mutant
 
 _STREAMS = "specsim.sim.streams"
 
-_B01 = ("sgl-project/sglang#18744", "sgl-project/sglang#18746")
-_B02 = ("sgl-project/sglang#26380",)
-_B04 = ("sgl-project/sglang#28034", "sgl-project/sglang#22113", "sgl-project/sglang#21942")
-_B06 = ("sgl-project/sglang#31072",)
-_B08 = ("sgl-project/sglang#19761",)
-
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "B01",
         "the schedule stream writes rows and does not wait for the launch that reads them",
-        references=_B01,
+        references=("sgl-project/sglang#18744", "sgl-project/sglang#18746"),
         module=_STREAMS,
         line="barrier = (self._reads_done,)",
         becomes="barrier = ()",
@@ -26,7 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "B01-early",
         "the event that frees the rows is recorded before the draft extend has read them",
-        references=_B01,
+        references=("sgl-project/sglang#18744", "sgl-project/sglang#18746"),
         module=_STREAMS,
         line="self._reads_done = extend",
         becomes="self._reads_done = computed",
@@ -34,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "B02",
         "the window's mapping is written while the launch before still reads it",
-        references=_B02,
+        references=("sgl-project/sglang#26380",),
         module=_STREAMS,
         line='writes = self._queue(SCHEDULE, "map", of, partial(self._map, mapped), barrier)',
         becomes='writes = self._queue(SCHEDULE, "map", of, partial(self._map, mapped), ())',
@@ -42,7 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "B02-penalties",
         "penalties are cumulated while the launch before still reads them",
-        references=_B02,
+        references=("sgl-project/sglang#26380",),
         module=_STREAMS,
         line='self._written = self._queue(SCHEDULE, "penalize", launch, penalties, (self._reads_done,))',
         becomes='self._written = self._queue(SCHEDULE, "penalize", launch, penalties, ())',
@@ -50,7 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "B02-results",
         "the barrier stands before the next launch, so what a result writes is not behind it",
-        references=_B02,
+        references=("sgl-project/sglang#26380",),
         module=_STREAMS,
         line="barrier = (self._reads_done,)",
         becomes='barrier = () if of.startswith("result") else (self._reads_done,)',
@@ -58,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "B04-lengths",
         "the plan stream does not wait for the lengths of the launch before",
-        references=_B04,
+        references=("sgl-project/sglang#28034", "sgl-project/sglang#22113", "sgl-project/sglang#21942"),
         module=_STREAMS,
         line='plan = self._queue(PLAN, "plan", launch, make_plan, (self._written, self._published))',
         becomes='plan = self._queue(PLAN, "plan", launch, make_plan, (self._written,))',
@@ -66,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "B04-plan",
         "a verification does not wait for its plan",
-        references=_B04,
+        references=("sgl-project/sglang#28034", "sgl-project/sglang#22113", "sgl-project/sglang#21942"),
         module=_STREAMS,
         line="computed = self._queue(FORWARD, name, launch, compute, (ready, self._copied))",
         becomes="computed = self._queue(FORWARD, name, launch, compute, (self._written, self._copied))",
@@ -74,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "B04-rows",
         "the plan stream does not wait for the rows of its launch",
-        references=_B04,
+        references=("sgl-project/sglang#28034", "sgl-project/sglang#22113", "sgl-project/sglang#21942"),
         module=_STREAMS,
         line='plan = self._queue(PLAN, "plan", launch, make_plan, (self._written, self._published))',
         becomes='plan = self._queue(PLAN, "plan", launch, make_plan, (self._published,))',
@@ -82,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "B06-host",
         "the event that the host waits for is the computation's, not the copy's",
-        references=_B06,
+        references=("sgl-project/sglang#31072",),
         module=_STREAMS,
         line="self._results[launch.number] = copied",
         becomes="self._results[launch.number] = computed",
@@ -90,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "B08-buffer",
         "all launches copy their tokens to one host buffer",
-        references=_B08,
+        references=("sgl-project/sglang#19761",),
         module=_STREAMS,
         line="HOST_BUFFERS = 2  # as many as launches whose results the host has not taken",
         becomes="HOST_BUFFERS = 1",
@@ -98,7 +92,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "B08-copy",
         "a verification writes its tokens before those of the launch before are copied",
-        references=_B08,
+        references=("sgl-project/sglang#19761",),
         module=_STREAMS,
         line="computed = self._queue(FORWARD, name, launch, compute, (ready, self._copied))",
         becomes="computed = self._queue(FORWARD, name, launch, compute, (ready,))",
@@ -106,7 +100,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "B08-early",
         "tokens are copied before they are computed",
-        references=_B08,
+        references=("sgl-project/sglang#19761",),
         module=_STREAMS,
         line='copied = self._queue(COPY, "copy", launch, partial(self._copy, launch), (computed,))',
         becomes='copied = self._queue(COPY, "copy", launch, partial(self._copy, launch), ())',
