@@ -211,6 +211,20 @@ def test_slots_that_go_to_another_request_need_no_barrier(monkeypatch: pytest.Mo
     assert all(run.violations == () for run in in_many_orders("R9"))
 
 
+@pytest.mark.parametrize("session", ["", "s"], ids=["alone", "session"])
+def test_who_finishes_between_preparation_and_launch_reads_its_window_as_it_was(session: str) -> None:
+    """Its result gives back window slots that the launch, prepared before, still looks up; a session may keep what the
+    launch writes.
+    """
+    turns = tuple(turn(name, 3, 7, session=session) for name in "ab")
+    for number in range(ORDERS):
+        script = SomeOrder(Script(result_before_launch=[1] * 9, drafts_that_disagree=[2, 1, 0] * 3), number)
+        config = EngineConfig(streams=True, late_results=True, window=4)
+        run = Engine(Scenario(config, Workload(turns)), script).run()
+        assert "R13" in run.marks
+        assert run.violations == ()
+
+
 def test_a_race_names_both_steps_and_what_they_touch(monkeypatch: pytest.MonkeyPatch) -> None:
     replacing(Streams, "_queue", waits_for_nothing("write"))(monkeypatch)
     (violation,) = play("R10").violations
