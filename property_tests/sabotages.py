@@ -80,6 +80,7 @@ from specsim.sim.logprobs import take_rows
 from specsim.sim.model import EOS, VOCABULARY
 from specsim.sim.relay import Futures, Ring
 from specsim.sim.request import Request, Turn
+from specsim.sim.streams import Operation, Streams
 from specsim.sim.tree import Tree, build_tree
 from specsim.sim.verify import Verified, verify_tree_greedy
 
@@ -146,6 +147,24 @@ class ReleasesTwice(Engine):
     def _finish(self, request: Request) -> None:
         super()._finish(request)
         super()._finish(request)
+
+
+# Streams that wait for nothing
+
+# Operations that must wait for one of another stream.
+WAITING = ("write", "map", "penalize", "plan", "mask", "prefill", "verify", "copy")
+
+
+def waits_for_nothing(name: str) -> Callable[[Any], Any]:
+    """The operations of that name run as soon as their stream gets to them."""
+
+    def make(queue: Callable[..., Operation]) -> Callable[..., Operation]:
+        def racy(streams: Streams, stream: int, called: str, of: Any, run: Any, waits: Any) -> Operation:
+            return queue(streams, stream, called, of, run, () if called == name else waits)
+
+        return racy
+
+    return make
 
 
 # Devices that go wrong
@@ -444,6 +463,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
         Sabotage(patch=replacing(engine_module, "take_first_row", lambda _: lambda *row: None)),
     ],
     "S1": [Sabotage(engine=AdmitsNobody)],
+    "S2": [Sabotage(patch=replacing(Streams, "_queue", waits_for_nothing(name))) for name in WAITING],
     "S3": [Sabotage(CountsStaleDrafts)],
     "S4": [Sabotage(ReusesLessThanWasKept)],
     "S5": [Sabotage(AllocatesForFourSteps)],

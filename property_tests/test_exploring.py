@@ -353,6 +353,7 @@ def test_a_fork_shares_nothing_that_changes(name: str) -> None:
         {"graph_sizes": (2,)},
         {"mixed_chunk": True, "chunk_size": 4},
         {"relaxed_penalties": True},
+        {"streams": True},
     ],
     ids=lambda options: next(iter(options)),
 )

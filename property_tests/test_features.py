@@ -70,6 +70,7 @@ def test_every_feature_is_on_in_some_schedules_and_off_in_most() -> None:
         on["several draft layers"] += config.draft_layers > 1
         on["graph padding"] += bool(config.graph_sizes)
         on["idle batches"] += config.idle_batches
+        on["streams"] += config.streams
         on["relaxed penalties"] += config.relaxed_penalties
         on["sampling"] += any(law.temperature for law in laws)
         on["penalties"] += any(law.is_penalized for law in laws)
@@ -77,6 +78,7 @@ def test_every_feature_is_on_in_some_schedules_and_off_in_most() -> None:
         on["logprobs"] += any(t.return_logprob for t in scenario.workload.turns)
     assert on.keys() >= DEVICE_FEATURES
     assert all(SCHEDULES // 100 < count < SCHEDULES // 3 for count in on.values()), on
+    assert on["streams"] > SCHEDULES // 6
 
 
 @given(raw=fractions, supported=st.sets(st.sampled_from(sorted(FEATURES))).map(frozenset))
@@ -96,6 +98,7 @@ def test_what_is_not_supported_is_left_out_and_the_choices_stay(raw: bytes, supp
     assert "radix cache" in supported or not config.radix
     assert "chunked prefill" in supported or not config.chunk_size
     assert "sliding window" in supported or not config.window
+    assert "streams" in supported or not config.streams
     assert "adaptive steps" in supported or not config.adaptive
     require_runnable(config)
     if supported == FEATURES:

@@ -13,10 +13,12 @@ from specsim.check.suite import shares
 from specsim.check.sweep import crossed
 from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine
+from specsim.sim.grammar import LAW_TOKENS, Automaton
 from specsim.sim.log import Run
 from specsim.sim.marks import CROSSED, INTERLEAVINGS, LIFE, NOT_EXPRESSED, OPTIONS, note
 from specsim.sim.model import EOS
 from specsim.sim.request import Turn
+from specsim.sim.sampling import SamplingParams
 from specsim.sim.target import ModelTarget
 from specsim.sim.workload import Scenario, Workload
 
@@ -47,6 +49,7 @@ def played(turns: list[Turn], script: Script, faults: dict[str, int] | None = No
 RETRACT = {"retractions_max": 1}
 ABORT = {"aborts_max": 1}
 SAME = tuple(range(10, 16))
+GRAMMAR = Automaton({0: dict.fromkeys(LAW_TOKENS[:3], 0)}, final=(1,))
 
 
 def scripted(mark: str) -> Run:
@@ -84,6 +87,9 @@ def scripted(mark: str) -> Run:
             return played([turn("a", answer=1), two], Script(arrives_later=[0, 1]))
         case "R15":
             return played([turn("a", answer=20)], Script(fewer_steps=[0, 1, 0, 1]), adaptive=True)
+        case "R16":
+            grammar = turn("a", 3, 16, sampling=SamplingParams(grammar=GRAMMAR))
+            return played([grammar], Script(device_goes_first=[1] * 50))
         case "R17":
             return played([one], Script(pause=[0, 0, 1]), {"pauses_max": 1})
         case "R18":

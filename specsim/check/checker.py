@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
+from specsim.check.happens_before import Race
 from specsim.check.laws import Laws, after_append
 from specsim.check.ledger import Owner, SlotLedger, is_sound, ownership_problem, window_problem
 from specsim.check.oracle import outputs_of, unending_outputs_of
@@ -267,6 +268,13 @@ class Checker:
                 self.broken("I52", "relay", row.request.rid, f"relay entry {left}", row.relay_in)
         self._left_at.update((row.key, row.relay_out) for row in rows)
         self.hold(unresolved <= 2, "I35", "schedule", launch.name, "at most two unresolved launches", unresolved)
+
+    def in_order(self, race: Race | None) -> None:
+        """What streams share is touched in an order that their waits fix."""
+        if race is not None:
+            kind, which, one, two = race
+            expected = f"an order of {one} and {two}"
+            self.broken("S2", "streams", two.name, expected, f"none on {kind} {which}", aspect=kind)
 
     def waits(self, awaited: Launch | None, oldest: Launch | None) -> None:
         name = awaited.name if awaited else ""

@@ -8,6 +8,7 @@ from specsim.sim.log import Run
 # Who goes when a choice does not say "the host goes on": the device, a client, the scheduler, an operator.
 CONTESTS = {
     "device goes first": Contest("device", 1, 0),
+    "stream": Contest("a stream out of turn", 1, 0),
     "arrives later": Contest("client", 0, 1),
     "admit later": Contest("admission", 0, 1),
     "abort": Contest("aborting client", 1, 0),

@@ -82,6 +82,7 @@ RULES: tuple[Rule, ...] = (
     Rule("M1", "a node of the tree reads the prefix and its own path, and stands where the path ends", _WRONG),
     Rule("T6", "logprobs and hidden states have a row for each output, and it is that output's", _WRONG),
     Rule("S1", "every request ends", _WRONG),
+    Rule("S2", "of two accesses of what streams share, one of them a write, events and waits fix the order", _WRONG),
     Rule("S3", "the batch's counter of accepted drafts counts live requests only", _METRIC),
     Rule("S4", "a turn reuses all that its session kept", _METRIC),
     Rule("S5", "a launch allocates no further than two steps beyond the known length", _METRIC),

@@ -12,7 +12,8 @@ class RowsExhaustedError(Exception):
 class Rows:
     """`count` rows of `width` int32 entries. Row 0 belongs to nobody: padded batch entries point there.
 
-    `buffer` is the whole table, rows 0 to `count`, one after the other.
+    `buffer` is the whole table, rows 0 to `count`, one after the other. `writes`, where it is a list, gets what is
+    written: row, first column, slots.
     """
 
     def __init__(self, count: int, width: int) -> None:
@@ -20,6 +21,7 @@ class Rows:
         self.width = width
         self.buffer = array("i", bytes(4 * (count + 1) * width))
         self.free_rows = list(range(1, count + 1))
+        self.writes: list[tuple[int, int, list[int]]] | None = None
 
     def alloc(self) -> int:
         if not self.free_rows:
@@ -38,6 +40,8 @@ class Rows:
         """Write `slots` from column `start` on. A write past the row's end runs into the next row, as it does in a
         kernel; past the table's end it hits nothing that this model has.
         """
+        if self.writes is not None and slots:
+            self.writes.append((row, start, list(slots)))
         base = row * self.width + start
         fitting = array("i", slots[: max(len(self.buffer) - base, 0)])
         self.buffer[base : base + len(fitting)] = fitting

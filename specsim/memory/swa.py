@@ -32,6 +32,7 @@ class SwaAllocator:
     `full`       the pool of the layers that see everything
     `swa`        the pool of the layers that see the window
     `swa_slots`  int32 [size + page_size]: by full slot, the slot in `swa`, or 0 for none
+    `mapped`     where it is a list, gets what is written to `swa_slots`: full slot, swa slot
 
     A page of one pool goes with a page of the other. Slots are those of the full pool unless they are called swa.
     Source: SGLang's SWA allocator; both laws sgl-project/sglang#22900, #40681.
@@ -43,6 +44,7 @@ class SwaAllocator:
         self.full = Allocator(size, page_size, watcher)
         self.swa = Allocator(swa_size, page_size, swa_watcher)
         self.swa_slots = array("i", bytes(4 * (size + page_size)))
+        self.mapped: list[tuple[int, int]] | None = None
 
     @property
     def size(self) -> int:
@@ -82,7 +84,7 @@ class SwaAllocator:
         if wanted:
             whole = self._pages_from(slots[aligned - start :: page_size])
             for slot, swa_slot in zip(whole, self.swa.extend(0, wanted, 0), strict=True):
-                self.swa_slots[slot] = swa_slot
+                self._map(slot, swa_slot)
         return slots
 
     def free(self, slots: Iterable[int]) -> None:
@@ -99,7 +101,7 @@ class SwaAllocator:
         if whole:
             self.swa.free([swa_slots[slot] for slot in whole])
             for slot in whole:
-                swa_slots[slot] = 0
+                self._map(slot, 0)
 
     def hand_over(self, slots: Sequence[int], to: Sequence[int]) -> None:
         """Let the slots `to`, which have none, have the swa slots of `slots`; both are whole pages."""
@@ -124,6 +126,11 @@ class SwaAllocator:
     def free_group_end(self) -> None:
         self.full.free_group_end()
         self.swa.free_group_end()
+
+    def _map(self, slot: int, swa_slot: int) -> None:
+        self.swa_slots[slot] = swa_slot
+        if self.mapped is not None:
+            self.mapped.append((slot, swa_slot))
 
     def _pages_from(self, firsts: list[int]) -> list[int]:
         """Every slot of the pages that start at `firsts`."""

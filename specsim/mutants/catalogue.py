@@ -7,9 +7,11 @@ variants of a bug. References are "repository#number" of issues and pull request
 
 from __future__ import annotations
 
-from specsim.mutants import of_device, of_host
+from specsim.mutants import of_device, of_host, of_streams
 from specsim.mutants.mutant import Mutant
 
 __all__ = ["CATALOGUE", "Mutant"]
 
-CATALOGUE: tuple[Mutant, ...] = of_host.MUTANTS + of_device.MUTANTS
+CATALOGUE: tuple[Mutant, ...] = tuple(
+    sorted(of_host.MUTANTS + of_streams.MUTANTS + of_device.MUTANTS, key=lambda mutant: mutant.id)
+)

@@ -173,7 +173,6 @@ ENTRIES: tuple[Entry, ...] = (
         "B02",
         "the host writes tables that the step in flight still reads",
         references=("sgl-project/sglang#26380",),
-        why_not="a launch has a copy of the window's mapping, which no write of the host reaches; for rows it is B01",
     ),
     Entry(
         "B04",

@@ -1,4 +1,4 @@
-"""The mutants of memory, streams, caches and trees (classes A to D). What they are: `specsim.mutants.catalogue`."""
+"""The mutants of memory, launches, caches and trees (classes A to D). What they are: `specsim.mutants.catalogue`."""
 
 from __future__ import annotations
 
@@ -183,21 +183,12 @@ MUTANTS: tuple[Mutant, ...] = (
         becomes="keys = max(num_tokens, 0)",
     ),
     Mutant(
-        "B01",
-        "a verification looks its row up when it runs, and not as it was at its launch",
-        references=("sgl-project/sglang#18744", "sgl-project/sglang#18746"),
-        module=_ADMISSION,
-        line="return seen.row, self._memory.rows.read(seen.row, 0, seen.allocated)",
-        becomes="return seen.row, memoryview(self._memory.rows.buffer)[seen.row * self._memory.rows.width :]"
-        "[: seen.allocated]",
-    ),
-    Mutant(
         "B04",
         "the plan of a verification is made from the length that the host knows",
         references=("sgl-project/sglang#28034", "sgl-project/sglang#22113", "sgl-project/sglang#21942"),
         module=_DEVICE,
-        line="tree = build_tree(parents, start)",
-        becomes="tree = build_tree(parents, min(start, row.request.honest_len))",
+        line="tree = build_tree(parents, planned_len)",
+        becomes="tree = build_tree(parents, min(planned_len, row.request.honest_len))",
     ),
     Mutant(
         "B06",

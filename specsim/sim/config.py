@@ -33,6 +33,7 @@ class EngineConfig:
     `graph_sizes`       batch sizes of captured CUDA graphs; smaller batches are padded; none: no graphs
     `idle_batches`      ranks without a request run batches of zero
     `relaxed_penalties` penalties are cumulated on the host, one token a launch, and are the same for all nodes
+    `streams`           the device has streams of its own for schedule, plan, forward and copy (`specsim.sim.streams`)
     """
 
     page_size: int = 1
@@ -56,6 +57,7 @@ class EngineConfig:
     graph_sizes: tuple[int, ...] = ()
     idle_batches: bool = False
     relaxed_penalties: bool = False
+    streams: bool = False
 
     @property
     def alloc_len(self) -> int:

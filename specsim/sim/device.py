@@ -2,7 +2,8 @@
 
 A launch sees the rows as they were when it was launched: engines order later writes of a row behind the reads of
 earlier launches (the write-after-read barrier), and so does this model. Launches run in order, each at a time that the
-chooser picks, at the latest when the host waits for its result.
+chooser picks, at the latest when the host waits for its result. With `specsim.sim.streams` a launch is several
+operations that read what is there when they run, and the barrier is one of the waits between them.
 
 The drafter's KV is `specsim.sim.draft`, padding is `specsim.sim.graph`; both run when the configuration has them. What
 a request with a law says is `specsim.sim.sampling`.
@@ -11,7 +12,7 @@ a request with a law says is `specsim.sim.sampling`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from specsim.sim import model
@@ -62,6 +63,7 @@ class LaunchRow:
     relay_out: int = -1
     counts: Counts | None = None
     swa_slots: list[int] = field(default_factory=list)  # those of a sliding window, 0 for none; as long as `slots`
+    planned_len: int = -1  # the length that a plan stream took for its tree, -1 without one
 
 
 @dataclass(slots=True)
@@ -175,6 +177,7 @@ class Device:
         self.law_states: list[LawState] = []
         self._unread: list[Launch] = []
         self._written: dict[tuple[str, int], list[int]] = {}  # by the trees of the launch
+        self._to_extend: tuple[tuple[ExtendRow, ...], int] = ((), 0)
         self._locations: dict[tuple[str, int], list[int]] = {}  # of the trees of a mixed chunk
 
     @property
@@ -192,7 +195,7 @@ class Device:
         self.pad_writes, self.collectives, self.law_states = [], [], []
         for earlier in self._unread:
             advance_grammar(earlier)
-        self._unread = launch.parts if self._has_laws else []
+        self._unread = launch.parts if self._has_laws and not self._config.streams else []
         if launch.kind == "prefill":
             chains = [self._read_prefix(row) for row in launch.rows]
             launch.first_tokens = [self._prefill(row, chain) for row, chain in zip(launch.rows, chains, strict=True)]
@@ -333,13 +336,23 @@ class Device:
                 extended.append(ExtendRow(row, sequence, len(sequence.chain), hidden, run))
             self._accept(row, path, prints[b], bonus[b], run)
         self.collectives.append("draft extend")
-        if self._drafter:
-            self._drafter.extend(extended, ndt)
-            for extend in extended:
-                self._expect(extend.sequence, extend.start, extend.tokens)
+        if config.streams:
+            self._to_extend = (tuple(extended), ndt)
+        else:
+            self._draft_extend(extended, ndt)
         result.next_token_ids = self._output.copy()
         self._written.clear()
         return result
+
+    def draft_extend(self) -> None:
+        """Run the drafter over what the last verification accepted: streams do it as an operation of its own."""
+        self._draft_extend(*self._to_extend)
+
+    def _draft_extend(self, extended: Iterable[ExtendRow], stride: int) -> None:
+        if self._drafter:
+            self._drafter.extend(list(extended), stride)
+            for extend in extended:
+                self._expect(extend.sequence, extend.start, extend.tokens)
 
     def _replay_graph(
         self, rows: list[LaunchRow], candidates: list[list[int]], trees: list[list[int]], targets: list[list[int]]
@@ -361,7 +374,8 @@ class Device:
         assert row.plan is not None
         start = len(sequence.chain)
         parents = row.plan.parents
-        tree = build_tree(parents, start)
+        planned_len = start if row.planned_len < 0 else row.planned_len
+        tree = build_tree(parents, planned_len)
         run_node = Attention(sequence.chain, sequence.state).node
         specials = row.request.specials
         law = self._law_of(row, sequence) if row.request.turn.sampling else None

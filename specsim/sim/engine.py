@@ -40,6 +40,7 @@ from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
 from specsim.sim.results import Results
 from specsim.sim.sampling import cumulate
+from specsim.sim.streams import Streams
 from specsim.sim.workload import Scenario
 
 ITERATIONS_MAX = 600
@@ -98,6 +99,7 @@ class Engine(Admission, Results):
             has_laws=self._has_laws,
         )
         self._device = Device(self._config, has_laws=self._has_laws, move=move)
+        self._streams = Streams(self._memory, self._device) if self._config.streams else None
         self.is_quiet = False  # nothing is logged
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
@@ -144,7 +146,7 @@ class Engine(Admission, Results):
 
     @property
     def device_can_go(self) -> bool:
-        return bool(self._device.stream)
+        return bool(self._device.stream) if self._streams is None else self._streams.can_go
 
     def run(self) -> Run:
         """Run to the end, or to a broken rule that the run cannot go on from."""
@@ -470,6 +472,9 @@ class Engine(Admission, Results):
         for part in launch.parts:
             self._record("host", "launch", part.name, " ".join(row.request.rid for row in part.rows))
         self._checker.at_launch(launch, len(self._unresolved))
+        if self._streams is not None:
+            self._streams.launch(launch)
+            self._checker.in_order(self._streams.race)
         return launch
 
     def _retract(self, batch: list[Request], why: str) -> list[Request]:
@@ -509,18 +514,26 @@ class Engine(Admission, Results):
     # The device
 
     def _execute(self) -> None:
+        agent, launch = "device", None
         try:
-            launch = self._device.execute_next()
+            if self._streams is None:
+                launch = self._device.execute_next()
+            else:
+                operation, launch = self._streams.run_next(self._chooser)
+                agent = operation.agent
+                if launch is None:
+                    self._record(agent, operation.name, operation.of, "")
+                    return
         except (IndexError, ValueError) as error:
             self._checker.broken("X6", "device", "", "no exception", error)
             raise RunStopped from error
         starts = {row.key: row.request.extend_len for part in launch.parts for row in part.rows}
         for part in launch.parts:
             if part.result is None:
-                self._record("device", "prefill", part.name, " ".join(row.request.rid for row in part.rows))
+                self._record(agent, "prefill", part.name, " ".join(row.request.rid for row in part.rows))
             else:
                 accepted = zip(part.rows, part.result.accept_lens, strict=False)
-                self._record("device", "verify", part.name, " ".join(f"{row.request.rid}:{a}" for row, a in accepted))
+                self._record(agent, "verify", part.name, " ".join(f"{row.request.rid}:{a}" for row, a in accepted))
         for step in self._device.steps:
             starts[step.key] = self._device_lens.get(step.key, starts[step.key])
             self._device_lens[step.key] = starts[step.key] + len(step.path)
@@ -531,11 +544,19 @@ class Engine(Admission, Results):
     def _resolve(self, launch: Launch) -> None:
         self._checker.resolves(launch, self._unresolved[0] if self._unresolved else None)
         self._unresolved.popleft()
+        if self._streams is not None:
+            self._streams.take(launch)
+            self._checker.in_order(self._streams.race)
         for part in launch.parts:
+            if self._has_laws and part.grammar_advanced and any(row.request.matcher for row in part.rows):
+                self._marks.add("R16")
             if part.result is None:
                 self._resolve_prefill(part)
             else:
                 self._resolve_decode(part)
+        if self._streams is not None:
+            self._streams.write_tables(f"result {launch.name}")
+            self._checker.in_order(self._streams.race)
 
     def _resolve_prefill(self, launch: Launch) -> None:
         if self._has_laws:

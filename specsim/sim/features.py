@@ -27,6 +27,7 @@ SCHEDULER_FEATURES = frozenset(
         "session faults",
         "sliding window",
         "stop strings",
+        "streams",
         "tight pool",
         "timeouts",
     }

@@ -33,6 +33,7 @@ INTERLEAVINGS: dict[str, str] = {
     "R13": "a request finishes between the preparation of a step of it and the launch",
     "R14": "a batch loses finished requests and gains prefilled ones at once",
     "R15": "a result is resolved whose stride is not that of the launch after it",
+    "R16": "the mask of a step needs a result that the host has not taken: the device's step reads it first",
     "R17": "a pause retracts requests when no result is left",
     "R18": "a session's turn is aborted or retracted with memory of its session in its hands",
     "R20": "a prefill's result comes when its request was retracted",
@@ -81,7 +82,6 @@ CROSSED = (
 )
 # Numbers of the catalogue that no schedule can reach, and why.
 NOT_EXPRESSED: dict[str, str] = {
-    "R16": "the device waits for a grammar's state before the bitmask of the next step, so no schedule reaches it",
     "R19": "the catalogue has no such interleaving",
 }
 
@@ -116,7 +116,7 @@ def features_of(config: EngineConfig) -> set[str]:
         marks.add("bigram keys" if config.bigram else "radix cache")
     if config.window:
         marks.add("sliding window")
-    for name in ("adaptive", "late_results", "tight_pool"):
+    for name in ("adaptive", "late_results", "tight_pool", "streams"):
         if getattr(config, name):
             marks.add(name.replace("_", " "))
     return marks

@@ -49,6 +49,7 @@ def require_forkable(scenario: Scenario) -> None:
         "mixed_chunk": config.mixed_chunk,
         "graph_sizes": config.graph_sizes,
         "relaxed_penalties": config.relaxed_penalties,
+        "streams": config.streams,
         "sampling or return_logprob of a request": scenario.workload.has_laws,
     }
     on = [name for name, is_on in parts.items() if is_on]
@@ -265,6 +266,7 @@ def _fork_memory(memory: Memory, ledger: SlotLedger) -> Memory:
     rows = shallow(memory.rows)
     rows.buffer = memory.rows.buffer[:]
     rows.free_rows = memory.rows.free_rows[:]
+    rows.writes = None  # of streams
     allocator = shallow(old_allocator)
     allocator._watcher = ledger
     allocator._free_pages = old_allocator._free_pages[:]

@@ -124,6 +124,8 @@ def _with_features(chooser: Chooser, scenario: Scenario) -> Scenario:
         workload = replace(workload, timeouts_max=1)
     if chooser.choose(4, "pauses") == 1:
         workload = replace(workload, pauses_max=1)
+    if chooser.choose(4, "streams") == 1:
+        config = replace(config, streams=True)
     return Scenario(config, workload)
 
 
@@ -147,6 +149,8 @@ def _without(lacking: frozenset[str], scenario: Scenario, plain: Scenario) -> Sc
         config = replace(config, adaptive=False)
     if "sliding window" in lacking:
         config = replace(config, window=0, swa_pool_slots=0)
+    if "streams" in lacking:
+        config = replace(config, streams=False)
     if "tight pool" in lacking:
         config = replace(config, tight_pool=False, pool_slots=plain.config.pool_slots, swa_pool_slots=0)
     if "timeouts" in lacking:
