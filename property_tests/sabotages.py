@@ -65,9 +65,11 @@ from property_tests.wrong_accountings import (
 )
 from specsim.memory.allocator import Allocator
 from specsim.memory.radix import RadixCache
+from specsim.memory.window_tree import TreeWindow
 from specsim.sim import device as device_module
 from specsim.sim import engine as engine_module
-from specsim.sim.accounting import DecodeResult, ModelAccounting
+from specsim.sim import model
+from specsim.sim.accounting import DecodeResult, Memory, ModelAccounting
 from specsim.sim.device import Device, Launch, LaunchRow
 from specsim.sim.draft import Drafter, ExtendRow, Relayed, expected_tags
 from specsim.sim.engine import Engine
@@ -75,8 +77,8 @@ from specsim.sim.grammar import Matcher
 from specsim.sim.graph import write_pad_rows
 from specsim.sim.lifecycle import State
 from specsim.sim.logprobs import take_rows
-from specsim.sim.model import EOS
-from specsim.sim.relay import Ring
+from specsim.sim.model import EOS, VOCABULARY
+from specsim.sim.relay import Futures, Ring
 from specsim.sim.request import Request, Turn
 from specsim.sim.streams import Operation, Streams
 from specsim.sim.tree import Tree, build_tree
@@ -118,14 +120,15 @@ class ResolvesNothing(Engine):
 
 
 class LaunchesARequestTwice(Engine):
-    def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
-        return super()._launch(kind, [*rows, rows[0]])
+    def _launch(self, kind: str, rows: list[LaunchRow], beside: list[LaunchRow] | None = None) -> Launch:
+        return super()._launch(kind, [*rows, rows[0]], beside)
 
 
 class LaunchesTheFinished(Engine):
-    def _launch(self, kind: str, rows: list[LaunchRow]) -> Launch:
-        finished = [request for request in self._requests if request.state is State.FINISHED]
-        return super()._launch(kind, rows + [LaunchRow(request, request.key, []) for request in finished])
+    def _launch(self, kind: str, rows: list[LaunchRow], beside: list[LaunchRow] | None = None) -> Launch:
+        may = self._config.late_results  # then somebody may finish before the launch
+        finished = [request for request in self._requests if request.state is State.FINISHED and not may]
+        return super()._launch(kind, rows + [LaunchRow(request, request.key, []) for request in finished], beside)
 
 
 class WaitsForTheNewest(Engine):
@@ -321,6 +324,52 @@ def keeps_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RadixCache, "unlock", lambda tree, node: tree._watcher.unlocked(node))
 
 
+def keeps_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks that keep a path and not the window behind its end, in a pool that is always short."""
+    monkeypatch.setattr(TreeWindow, "lock", lambda window, node, split: None)
+    monkeypatch.setattr(TreeWindow, "unlock", lambda window, node: None)
+    make_room = Memory.make_room
+
+    def and_of_the_window(memory: Memory, slots: int) -> None:
+        make_room(memory, slots)
+        if memory.tree is not None and memory.tree.window is not None:
+            memory.tree.evict_window(memory.tree.total)
+
+    monkeypatch.setattr(Memory, "make_room", and_of_the_window)
+
+
+def writes_the_nodes_of_a_tree_in_another_order(run_target: Any) -> Any:
+    """The first two nodes of a tree change places in memory."""
+
+    def swapped(device: Device, row: LaunchRow, sequence: Any) -> Any:
+        start = len(sequence.chain)
+        slots = row.slots
+        row.slots = [*slots[:start], *slots[start : start + 2][::-1], *slots[start + 2 :]]
+        try:
+            return run_target(device, row, sequence)
+        finally:
+            row.slots = slots
+
+    return swapped
+
+
+def forgets_who_stays(filter_futures: Any) -> Any:
+    """The first entries of a batch stay, whoever leaves it."""
+    return lambda futures, kept: filter_futures(futures, range(len(kept)))
+
+
+def counts_what_it_finds(match: Any) -> Any:
+    def counting(tree: RadixCache, *arguments: Any) -> Any:
+        tree.total += 1
+        return match(tree, *arguments)
+
+    return counting
+
+
+def says_tokens_beyond_the_vocabulary(next_token_after: Any) -> Any:
+    return lambda *arguments: next_token_after(*arguments) + VOCABULARY
+
+
 SABOTAGES: dict[str, list[Sabotage]] = {
     "I01": [Sabotage(ClaimsBeyondItsSlots), Sabotage(SavesMoreThanItHolds)],
     "I02": [Sabotage(KeepsAClaimWhenRetracted)],
@@ -378,6 +427,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
         )
     ],
     "I43": [Sabotage(patch=replacing(Device, "_accept", moves_nothing))],
+    "I45": [Sabotage(patch=replacing(Device, "_run_target", writes_the_nodes_of_a_tree_in_another_order))],
     "I46": [Sabotage(patch=replacing(Device, "_accept", loses_an_accepted_token))],
     "I47": [Sabotage(patch=replacing(Drafter, "_extend", seeds_from_the_first_row))],
     "I48": [Sabotage(patch=replacing(Drafter, "_extend", writes_the_first_pool))],
@@ -386,9 +436,11 @@ SABOTAGES: dict[str, list[Sabotage]] = {
         Sabotage(patch=replacing(Drafter, "_extend", relays_nothing)),
         Sabotage(patch=replacing(Drafter, "_extend", relays_by_the_place_in_the_batch)),
     ],
+    "I52": [Sabotage(patch=replacing(Futures, "filter", forgets_who_stays))],
     "I53": [Sabotage(SavesTheHonestLength), Sabotage(SavesTheOvershoot), Sabotage(SavesNoSession)],
     "I54": [Sabotage(ForgetsASessionsTail)],
     "I55": [Sabotage(SavesNoLock)],
+    "I56": [Sabotage(patch=replacing(RadixCache, "match", counts_what_it_finds))],
     "I57": [Sabotage(SavesAnAbortedTurn)],
     "I58": [
         Sabotage(patch=replacing(Device, "_accept", counts_nothing_that_is_accepted)),
@@ -401,8 +453,10 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     ],
     "I61": [Sabotage(patch=replacing(Matcher, "allowed_after", lambda _: lambda matcher, path: None))],
     "I62": [Sabotage(GivesBackAPartOfAPage)],
+    "I63": [Sabotage(patch=keeps_no_window)],
     "D1": [Sabotage(patch=replacing(Drafter, "_extend", lambda _: extends_nothing))],
     "K3": [Sabotage(patch=replacing(device_module, "write_pad_rows", lambda _: writes_slot_1))],
+    "K4": [Sabotage(patch=replacing(model, "next_token_after", says_tokens_beyond_the_vocabulary))],
     "M1": [Sabotage(patch=replacing(device_module, "build_tree", lambda _: lets_a_node_read_its_siblings))],
     "T6": [
         Sabotage(patch=replacing(engine_module, "take_rows", lambda _: takes_the_rows_before)),

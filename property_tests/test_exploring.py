@@ -350,6 +350,7 @@ def test_a_fork_shares_nothing_that_changes(name: str) -> None:
         {"window": 4},
         {"draft_layers": 1},
         {"graph_sizes": (2,)},
+        {"mixed_chunk": True, "chunk_size": 4},
         {"relaxed_penalties": True},
         {"streams": True},
     ],

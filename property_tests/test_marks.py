@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +15,7 @@ from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine
 from specsim.sim.grammar import LAW_TOKENS, Automaton
 from specsim.sim.log import Run
-from specsim.sim.marks import CROSSED, INTERLEAVINGS, NOT_EXPRESSED, note
+from specsim.sim.marks import CROSSED, INTERLEAVINGS, LIFE, NOT_EXPRESSED, note
 from specsim.sim.model import EOS
 from specsim.sim.request import Turn
 from specsim.sim.sampling import SamplingParams
@@ -104,6 +105,11 @@ def test_a_schedule_reaches_it_on_purpose(mark: str) -> None:
     assert mark in scripted(mark).marks
 
 
+def test_a_pause_retracts_a_request_between_parts_of_its_prefill() -> None:
+    run = played([turn("a", 20)], Script(pause=[0, 1], iterations_paused=[2]), {"pauses_max": 1}, chunk_size=4)
+    assert run.marks >= {"retract: chunk", "retract: pause", "pause", "resume", "readmission"}
+
+
 def test_the_dullest_answer_of_several_steps_reaches_the_stale_result_alone() -> None:
     run = played([turn("a", 1, 4, special_at={3: EOS})], Script())
     assert run.marks & INTERLEAVINGS.keys() == {"R1"}
@@ -115,19 +121,29 @@ def test_the_dullest_answer_of_several_steps_reaches_the_stale_result_alone() ->
 LEAST = dict.fromkeys(INTERLEAVINGS, 10) | {"R1": 4000, "R7": 2000, "R4": 1500, "R14": 700, "R8": 700, "R13": 600}
 
 
+@cache
+def swarm() -> dict[str, float]:
+    return shares(ModelTarget(), seed=3, schedules=3000)
+
+
 def test_random_schedules_reach_every_interleaving() -> None:
-    found = shares(ModelTarget(), seed=3, schedules=2500)
+    found = swarm()
     assert {mark: share for mark, share in found.items() if 10_000 * share < LEAST.get(mark, 0)} == {}
 
 
+def test_random_schedules_reach_every_step_of_a_life() -> None:
+    found = swarm()
+    assert [step for step in LIFE if not found[step]] == []
+
+
 def test_random_schedules_reach_every_pair_of_crossed_features() -> None:
-    found = shares(ModelTarget(), seed=3, schedules=2500)
+    found = swarm()
     pairs = [" & ".join(sorted(pair)) for pair in combinations(CROSSED, 2)]
     assert [pair for pair in pairs if not found.get(pair)] == []
 
 
 def test_every_page_size_is_drawn() -> None:
-    found = shares(ModelTarget(), seed=4, schedules=1000)
+    found = swarm()
     assert all(found[f"pages of {size}"] > 0.1 for size in (2, 4, 16))
     assert all(0.01 < found[f"pages of {size}"] < 0.06 for size in (64, 256))
 
@@ -139,7 +155,7 @@ def test_every_number_of_the_catalogue_is_a_mark_or_says_why_not() -> None:
 
 def test_pairs_of_features_are_counted_with_each_other_and_with_interleavings() -> None:
     counts = shares(ModelTarget(), seed=0, schedules=0)
-    assert counts == dict.fromkeys(INTERLEAVINGS, 0.0)
+    assert counts == dict.fromkeys([*INTERLEAVINGS, *LIFE], 0.0)
     noted: Counter[str] = Counter()
     note(noted, {"R1", "R2", "tree", "overlap"})
     assert set(noted) == {

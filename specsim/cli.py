@@ -72,6 +72,9 @@ def check(
     cases: Annotated[int, typer.Option(min=1, help="Cases per implementation, as far as time goes.")] = DEFAULT_CASES,
     schedules: Annotated[int, typer.Option(min=1, help="Schedules, as far as time goes.")] = DEFAULT_SCHEDULES,
     mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
+    kernels: Annotated[
+        str, typer.Option(metavar="PROVIDER", help="Move accepted KV in the model by reference, triton or a TARGET's.")
+    ] = "",
     canary: Annotated[
         bool, typer.Option("--canary", help="Put historic bugs into the model, one by one: each must be found.")
     ] = False,
@@ -100,6 +103,8 @@ def check(
     seed_number = parse_seed(seed)
     if mutant:
         _require_mutant(mutant, parsed.text)
+    if kernels and parsed.text != "model":
+        raise UsageError(f"--kernels {kernels} with {parsed.text}", "the model uses them: check model --kernels")
     _require_folder("--out", out)
     if json_file is not None:
         _require_folder("--json", json_file.parent)
@@ -132,6 +137,7 @@ def check(
                 hang_seconds=hang_seconds,
                 out=out,
                 mutant=mutant,
+                kernels=kernels,
             )
             _add(verdict, *run_accounting_suite(accounting, progress))
     if json_file is not None:
@@ -281,6 +287,7 @@ def _schedule_request(
         hang_seconds=hang_seconds,
         out=out,
         mutant=stored.mutant if target == stored.target else "",
+        kernels=stored.kernels if target == stored.target else "",
     )
 
 

@@ -68,6 +68,7 @@ class ScheduleReplay:
     `digest`       of the events
     `order`        the two events in whose other order the rule holds, empty for none
     `events`       the lines of the event log up to the broken rule, empty in files of older versions
+    `kernels`      the provider whose kernels the model used, "" for none
     """
 
     target: str
@@ -86,6 +87,7 @@ class ScheduleReplay:
     digest: str
     order: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
+    kernels: str = ""
 
 
 Replay = OpReplay | ScheduleReplay

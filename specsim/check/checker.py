@@ -16,14 +16,14 @@ from specsim.check.laws import Laws, after_append
 from specsim.check.ledger import Owner, SlotLedger, ownership_problem, window_problem
 from specsim.check.oracle import outputs_of, unending_outputs_of
 from specsim.check.rules import BY_ID
-from specsim.check.tree import tree_problem, tree_problem_at_idle
+from specsim.check.tree import tree_problem, tree_problem_at_idle, tree_window_problem, window_problem_at_idle
 from specsim.memory.allocator import ceil_to
 from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import Accounting, DecodeResult, Memory, Observed
 from specsim.sim.config import EngineConfig
 from specsim.sim.device import Device, Launch
 from specsim.sim.lifecycle import State
-from specsim.sim.model import extend
+from specsim.sim.model import VOCABULARY, extend
 from specsim.sim.request import Request
 from specsim.verdict import Rule
 
@@ -75,6 +75,7 @@ class Checker:
         self._table = array("i", memory.rows.buffer)
         self._released: set[tuple[str, int]] = set()
         self._locks = 0
+        self._left_at: dict[tuple[str, int], int] = {}  # the relay entry that a request's last launch leaves
         self._laws = Laws(config) if has_laws else None
         self.violations: list[Violation] = []
         self.events = 0
@@ -122,11 +123,13 @@ class Checker:
                 self.broken("I54", part, "", expected, actual, aspect="leak")
             self.broken(rule_id, part, "", expected, actual)
         if self._memory.swa is not None:
-            problem = window_problem(self._memory, self._swa_ledger.used, owners)
+            problem = window_problem(self._memory, self._swa_ledger.used, owners, self._ledger.tree_slots)
             if problem is not None:
                 self.broken(problem[0], part, "", *problem[1:])
         if self._memory.tree is not None:
             broken = tree_problem(self._memory.tree, self._memory.rows, self._ledger, owners)
+            if broken is None and self._memory.swa is not None:
+                broken = tree_window_problem(self._memory.tree, self._memory.swa, self._ledger)
             if broken is not None:
                 self.broken(broken[0], part, *broken[1:])
 
@@ -167,13 +170,21 @@ class Checker:
         self._locks = sum(self._ledger.locks.values())
 
     def prefix_matched(self, request: Request, reused: int) -> None:
-        """What a request finds in the tree is of its own namespace."""
+        """What a request finds in the tree is of its own namespace, and is found again."""
         self._locks_changed(request, 1, "I25", "prefix match")
         now = self._accounting.observe(request)
         assert now.row is not None
         namespaces = {self._ledger.tree_slots.get(slot) for slot in self._memory.rows.read(now.row, 0, reused)}
         own = request.turn.extra_key
         self.hold(namespaces <= {own}, "I28", "prefix match", request.rid, f"slots of {own!r}", namespaces)
+        tree, tokens = self._memory.tree, (request.prompt + request.outputs)[:-1]
+        assert tree is not None
+        seen = []
+        for _ in range(2):
+            found = len(tree.match(tokens, request.turn.extra_key).slots)
+            seen.append((found, tree.total, tree.evictable, tree.protected))
+        right = f"(found, total, evictable, locked) {seen[0]}"
+        self.hold(seen[0] == seen[1], "I56", "prefix match", request.rid, right, seen[1])
 
     def inserted(self, request: Request, claim: int, part: str, locks: int, rule_id: str) -> None:
         """The tree holds whole pages of the first `claim` tokens of a request, and its locks changed as they may."""
@@ -247,6 +258,12 @@ class Checker:
         for row in () if self._config.late_results else rows:
             state = row.request.state
             self.hold(state is not State.FINISHED, "I36", "schedule", row.request.rid, "a live request", state.value)
+        for row in launch.verifies.rows if launch.verifies else ():
+            if row.request.state is State.FINISHED:  # its entry was given up
+                continue
+            left = self._left_at.get(row.key)
+            self.hold(row.relay_in == left, "I52", "relay", row.request.rid, f"relay entry {left}", row.relay_in)
+        self._left_at.update((row.key, row.relay_out) for row in rows)
         self.hold(unresolved <= 2, "I35", "schedule", launch.name, "at most two unresolved launches", unresolved)
 
     def in_order(self, race: Race | None) -> None:
@@ -309,6 +326,11 @@ class Checker:
                 for token in step.tokens[:-1]:
                     fingerprint = extend(fingerprint, token)
                 self.hold(chain[-1] == fingerprint, "M1", "tree", who, "what the path's tokens make", "something else")
+            said = 0 <= min(step.tokens) <= max(step.tokens) < VOCABULARY
+            self.hold(said, "K4", "verify", who, f"tokens below {VOCABULARY}", step.tokens)
+            right_slots = step.slots[step.start : step.start + len(step.parents)]
+            written = step.written[: len(step.parents)]
+            self.hold(written == right_slots, "I45", "verify", who, f"writes of slots {right_slots}", written)
             for offset in range(len(step.path)):
                 position = step.start + offset
                 held = device.content[step.slots[position]] if position < len(step.slots) else None
@@ -499,18 +521,21 @@ class Checker:
         if reused < right:  # what is not reused is computed again
             self.broken("S4", "session match", request.rid, expected, reused, go_on=True)
 
-    def at_idle(self, content: Sequence[int] = ()) -> None:
-        """Nothing runs and no session is open. `content` is the device's."""
-        tree = self._memory.tree
+    def at_idle(self, content: Sequence[int] = (), swa_content: Sequence[int] = ()) -> None:
+        """Nothing runs and no session is open. `content` and `swa_content` are the device's."""
+        tree, swa = self._memory.tree, self._memory.swa
+        lost = len(self._swa_ledger.used)
         if tree is not None:
             broken = tree_problem_at_idle(tree, self._ledger, content)
+            if swa is not None and broken is None:
+                broken = window_problem_at_idle(tree, swa, swa_content)
+                lost -= sum(bool(swa.swa_slots[slot]) for slot in self._ledger.tree_slots)
             if broken is not None:
                 self.broken(broken[0], "tree insert", *broken[1:])
         used = sorted(self._ledger.used - self._ledger.tree_slots.keys())
         self.hold(
             not used, "I24", "release", "", "no slot in anybody's hands", f"{len(used)} slots, the first {used[:1]}"
         )
-        lost = len(self._swa_ledger.used)
         self.hold(not lost, "I15", "release", "", "no window slot in anybody's hands", f"{lost} slots")
         rows = self._memory.rows
         held = rows.count - len(rows.free_rows)

@@ -142,8 +142,12 @@ def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Iterable[Owner
     return None
 
 
-def window_problem(memory: Memory, used: set[int], owners: Iterable[Owner]) -> tuple[str, str, str] | None:
-    """The first broken rule of the pool of a sliding window, whose slots in somebody's hands are `used`."""
+def window_problem(
+    memory: Memory, used: set[int], owners: Iterable[Owner], in_tree: Iterable[int]
+) -> tuple[str, str, str] | None:
+    """The first broken rule of the pool of a sliding window, whose slots in somebody's hands are `used`; `in_tree` are
+    the full slots of the radix cache.
+    """
     swa, page_size = memory.swa, memory.allocator.page_size
     assert swa is not None
     owned: set[int] = set()
@@ -151,16 +155,17 @@ def window_problem(memory: Memory, used: set[int], owners: Iterable[Owner]) -> t
         if owner.evicted % page_size or not 0 <= owner.evicted <= owner.committed:
             return ("I62", f"{owner.name}: whole pages of at most {owner.committed} positions", f"{owner.evicted}")
         slots = [swa.swa_slots[slot] for slot in memory.rows.read(owner.row, 0, owner.allocated)]
-        if any(slots[: owner.evicted]) or not all(slots[owner.evicted :]):
-            return (
-                "I15",
-                f"{owner.name}: window slots from position {owner.evicted} on",
-                "another position has one or none",
-            )
-        pages = {slot // page_size for slot in slots[owner.evicted :]}
+        first = max(owner.evicted, owner.protected)
+        if any(slots[owner.protected : first]) or not all(slots[first:]):
+            return ("I15", f"{owner.name}: window slots from position {first} on", "another position has one or none")
+        pages = {slot // page_size for slot in slots[first:]}
         if not owned.isdisjoint(pages):
             return ("I15", "one owner", f"a window page of {owner.name} is another's too")
         owned |= pages
+    pages = {swa.swa_slots[slot] // page_size for slot in in_tree if swa.swa_slots[slot]}
+    if not owned.isdisjoint(pages):
+        return ("I15", "one owner", "a window page of the tree is another's too")
+    owned |= pages
     in_use = {slot // page_size for slot in used}
     if owned != in_use:
         return ("I15", "an owner for every window page that is not free", f"{len(owned)} owned, {len(in_use)} not free")

@@ -20,11 +20,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from specsim.explore.chooser import RecordingChooser, Tape, replayed
-from specsim.sim.accounting import Accounting, Memory
 from specsim.sim.device import Launch
 from specsim.sim.engine import ITERATIONS_MAX, Engine
 from specsim.sim.log import LoggedEvent, Run
-from specsim.sim.target import AccountingTarget
+from specsim.sim.target import AccountingTarget, move_of
 from specsim.sim.workload import Scenario, draw_scenario
 
 UNLOGGED = -1  # number of an event that the log does not have: it would come after the broken rule, or is not logged
@@ -69,11 +68,11 @@ class _SteppedEngine(Engine):
         self,
         scenario: Scenario,
         chooser: RecordingChooser,
-        accounting: Callable[[Memory], Accounting],
+        target: AccountingTarget,
         stop_at: str,
         orders: _Orders,
     ) -> None:
-        super().__init__(scenario, chooser, accounting, stop_at)
+        super().__init__(scenario, chooser, target.make, stop_at, move_of(target))
         self.steps: list[_Step] = []
         self.resumed = 0
         self._orders = orders
@@ -173,7 +172,7 @@ def _run(target: AccountingTarget, tape: Tape, signature: str, orders: _Orders) 
             return engine.wants_device(next(dealt[label], 0))
         return next(dealt[label if label == _WHICH_STREAM else ""], 0)
 
-    engine = _SteppedEngine(scenario, RecordingChooser(choose), target.make, signature, orders)
+    engine = _SteppedEngine(scenario, RecordingChooser(choose), target, signature, orders)
     return engine.run(), engine.steps
 
 
@@ -187,7 +186,8 @@ def _deal(target: AccountingTarget, tape: Tape, signature: str) -> dict[str, Ite
         dealt[label if label in dealt else ""].append(value)
         return value
 
-    Engine(draw_scenario(source, target.features), RecordingChooser(choose), target.make, signature).run()
+    scenario = draw_scenario(source, target.features)
+    Engine(scenario, RecordingChooser(choose), target.make, signature, move_of(target)).run()
     return {label: iter(values) for label, values in dealt.items()}
 
 

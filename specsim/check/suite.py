@@ -26,8 +26,8 @@ from specsim.explore.strategies import STRATEGIES, CoverageGuided, ExtensionErro
 from specsim.sim.accounting import HostFunctionError
 from specsim.sim.engine import Engine, UnjudgeableError
 from specsim.sim.log import Run
-from specsim.sim.marks import INTERLEAVINGS, note
-from specsim.sim.target import AccountingTarget
+from specsim.sim.marks import INTERLEAVINGS, LIFE, note
+from specsim.sim.target import AccountingTarget, move_of
 from specsim.sim.workload import Scenario, draw_scenario
 
 Size = tuple[int, int, int, tuple[int, Tape]]
@@ -115,7 +115,7 @@ def run_schedule(
     extended = target.extended(chooser) if isinstance(target, ExtensionTarget) else chooser
     try:
         scenario = draw_scenario(extended, target.features)
-        run = Engine(scenario, extended, target.make, stop_at).run()
+        run = Engine(scenario, extended, target.make, stop_at, move_of(target)).run()
     except HostFunctionError as error:  # before the first event: an extension's chooser, or making its accounting
         violation = Violation(BY_ID[error.rule], "", error.part, "", "no exception", error.text, 0)
         digest = hashlib.blake2b(str(error).encode(), digest_size=16).hexdigest()
@@ -203,10 +203,10 @@ def simulate(
 
 
 def shares(target: AccountingTarget, *, seed: int, schedules: int) -> dict[str, float]:
-    """The share of schedules that reach each mark and each pair of marks, by falling share; 0 for an interleaving that
-    none reaches.
+    """The share of schedules that reach each mark and each pair of marks, by falling share; 0 for an interleaving and
+    for a step of a life that none reaches.
     """
-    counts = Counter(dict.fromkeys(INTERLEAVINGS, 0))
+    counts = Counter(dict.fromkeys([*INTERLEAVINGS, *LIFE], 0))
     run = 0
     for index in range(schedules):
         schedule = run_schedule(target, chooser_of(seed, index))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from specsim.check.ledger import Owner, SlotLedger
 from specsim.memory.radix import RadixCache
 from specsim.memory.rows import Rows
+from specsim.memory.swa import SwaAllocator
 from specsim.sim import model
 
 Problem = tuple[str, str, str, str]  # rule id, who, expected, actual
@@ -38,6 +39,21 @@ def tree_problem(tree: RadixCache, rows: Rows, ledger: SlotLedger, owners: Seque
     return None
 
 
+def tree_window_problem(tree: RadixCache, swa: SwaAllocator, ledger: SlotLedger) -> Problem | None:
+    """The first broken rule of the tree's window slots, or None."""
+    assert tree.window is not None
+    with_window = sum(bool(swa.swa_slots[slot]) for slot in ledger.tree_slots)
+    counted = tree.window.evictable + tree.window.protected
+    if counted != with_window:
+        return ("I26", "", f"{with_window} slots of the tree with window slots", f"{counted} by locks")
+    for node in ledger.locks:
+        slots = tree.path_slots(node)[-tree.window.window :]
+        gone = [slot for slot in slots if not swa.swa_slots[slot]]
+        if gone:
+            return ("I63", "", "the window behind a locked prefix stays", f"slot {gone[0]} has lost its window slot")
+    return None
+
+
 def tree_problem_at_idle(tree: RadixCache, ledger: SlotLedger, content: Sequence[int]) -> Problem | None:
     """What the tree holds when nothing runs and no session is open: no locks, and the KV of its keys."""
     found: dict[int, str | None] = {}
@@ -52,4 +68,21 @@ def tree_problem_at_idle(tree: RadixCache, ledger: SlotLedger, content: Sequence
             return ("I27", "", "the KV of the tokens that lead to it", f"slot {wrong[0]} holds something else")
     if found != ledger.tree_slots:
         return ("I26", "", f"{len(ledger.tree_slots)} slots in the tree", f"{len(found)}, or in other namespaces")
+    return None
+
+
+def window_problem_at_idle(tree: RadixCache, swa: SwaAllocator, swa_content: Sequence[int]) -> Problem | None:
+    """What the window slots of the tree hold when nothing runs, and that no leaf is without them."""
+    for entry in tree.entries():
+        node = entry.node
+        swa_slots = [swa.swa_slots[slot] for slot in node.slots]
+        if any(swa_slots) != node.has_window or all(swa_slots) != node.has_window:
+            return ("I26", "", "window slots of whole nodes", f"a node of {len(swa_slots)} has some, or is miscounted")
+        if not node.has_window:
+            if not node.children:
+                return ("I63", "", "a leaf has its window", "a leaf without one")
+            continue
+        right = model.fingerprints(list(entry.tokens))[entry.start : entry.start + len(node.slots)]
+        if [swa_content[slot] for slot in swa_slots] != right:
+            return ("I27", "", "the KV of the tokens that lead to it", "a window slot holds something else")
     return None

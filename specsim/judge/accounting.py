@@ -20,7 +20,9 @@ class NondeterministicError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AccountingRequest:
-    """What to simulate. `seconds` is the time budget, `hang_seconds` the limit of one schedule."""
+    """What to simulate. `seconds` is the time budget, `hang_seconds` the limit of one schedule. `kernels`
+    names the provider whose kernels the model uses, "" for none.
+    """
 
     target: str
     cache: Path
@@ -30,6 +32,7 @@ class AccountingRequest:
     hang_seconds: float
     out: Path
     mutant: str = ""
+    kernels: str = ""
 
     def question(self, mode: str, **fields: Any) -> dict[str, Any]:
         return {
@@ -41,6 +44,7 @@ class AccountingRequest:
             "seconds": self.seconds,
             "out": str(self.out),
             "mutant": self.mutant,
+            "kernels": self.kernels,
             **fields,
         }
 

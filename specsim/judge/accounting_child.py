@@ -39,7 +39,17 @@ def _target(request: Request) -> Any:
     from specsim.targets.load import load_accounting
     from specsim.targets.spec import parse_target
 
-    return load_accounting(parse_target(request["target"]), Cache(Path(request["cache"])))
+    target = load_accounting(parse_target(request["target"]), Cache(Path(request["cache"])))
+    if request["kernels"]:
+        from specsim.judge.kernels import mover
+        from specsim.sim.target import ModelTarget
+
+        if not isinstance(target, ModelTarget):
+            raise UsageError(
+                f"--kernels {request['kernels']} with {request['target']}", "the model uses them: check model"
+            )
+        target.move = mover(request["kernels"], Path(request["cache"]))
+    return target
 
 
 def _announce(request: Request, messages: Messages) -> None:
@@ -113,6 +123,7 @@ def failure(request: Request, messages: Messages) -> None:
         title=title,
         model_hash=model_hash(),
         digest="",
+        kernels=request["kernels"],
     )
     path = _save(replay, Path(request["out"]))
     finding = Finding(
@@ -259,6 +270,7 @@ def _write_finding(target: Any, found: Any, request: Request) -> Finding:
             digest=schedule.run.digest,
             order=list(order),
             events=[str(event) for event in log],
+            kernels=request["kernels"],
         ),
         Path(request["out"]),
     )
@@ -285,7 +297,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _save(replay: ScheduleReplay, out: Path) -> Path:
-    name = "-".join([replay.target, *([replay.mutant] if replay.mutant else []), replay.signature])
+    name = "-".join([replay.target, *filter(None, [replay.mutant, replay.kernels]), replay.signature])
     path = out / f"{replay_file.file_name(name)}.json"
     replay_file.save(path, replay, specsim.__version__)
     return path
@@ -296,6 +308,7 @@ def _plain(scenario: Any) -> dict[str, Any]:
     data: dict[str, Any] = asdict(scenario)
     for turn in data["workload"]["turns"]:
         turn["tokens"] = list(turn["tokens"])
+        turn["stop"] = list(turn["stop"])
         turn["special_at"] = {str(at): token for at, token in turn["special_at"].items()}
     data["workload"]["turns"] = list(data["workload"]["turns"])
     return data

@@ -44,8 +44,8 @@ def replay_pinned(file: Path, target: str, hang_seconds: float = HANG_SECONDS) -
             return Pinned(False, False, f"{text} does not accept the configuration of the case")
         titles = [violation["title"] for violation in answer["violations"] if violation["rule"] == stored.rule]
         return Pinned(True, bool(titles), titles[0] if titles else f"{stored.rule} holds")
-    mutant = stored.mutant if text == stored.target else ""
-    accounting = AccountingRequest(text, cache, stored.seed, 1, hang_seconds, hang_seconds, Path(), mutant)
+    mutant, kernels = (stored.mutant, stored.kernels) if text == stored.target else ("", "")
+    accounting = AccountingRequest(text, cache, stored.seed, 1, hang_seconds, hang_seconds, Path(), mutant, kernels)
     answer = replay_schedule(accounting, file)
     if not answer["judged"]:
         return Pinned(False, False, f"{text} does not run the scenario")

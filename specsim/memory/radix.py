@@ -9,7 +9,7 @@ locked nodes above it; what is least recently used goes first. Time is an order 
 are equally old.
 
 It does not know whose slots it is given: a slot that is in two places, or a page that does not lie in one piece, is for
-a ledger to find. Nor does it know whether a slot still has one in a sliding-window pool.
+a ledger to find. What a sliding window changes is `specsim.memory.window_tree`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+from specsim.memory.window_tree import TreeWindow
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +30,7 @@ class TreeNode:
     `slots`     a slot for each key
     `children`  by the tokens of the child's first page
     `lock_ref`  how many locks are held on this node or below it
+    `has_window`, `window_lock_ref`  whether its slots have slots in a window's pool, and how many locks keep those
     """
 
     number: int
@@ -36,6 +39,8 @@ class TreeNode:
     slots: list[int]
     lock_ref: int = 0
     children: dict[tuple[int, ...], TreeNode] = field(default_factory=dict)
+    has_window: bool = True
+    window_lock_ref: int = 0
 
 
 class Match(NamedTuple):
@@ -87,12 +92,19 @@ class RadixCache:
     """
 
     def __init__(
-        self, page_size: int, allocator: FreesSlots, *, bigram: bool = False, watcher: TreeWatcher | None = None
+        self,
+        page_size: int,
+        allocator: FreesSlots,
+        *,
+        bigram: bool = False,
+        watcher: TreeWatcher | None = None,
+        window: TreeWindow | None = None,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size={page_size}; a page has at least 1 key")
         self.page_size = page_size
         self.bigram = bigram
+        self.window = window
         self.total = self.evictable = self.protected = 0
         self._allocator = allocator
         self._watcher = watcher
@@ -110,11 +122,14 @@ class RadixCache:
 
     def match(self, key: Sequence[int], extra_key: str | None = None) -> Match:
         """The longest prefix of the tokens `key` that the tree of `extra_key` holds, in whole pages; it counts as used.
+        With a sliding window, the longest behind whose end the window is whole.
 
         The node ends where the match ends: one that reaches further is split. A second match changes nothing.
         """
         tokens = tuple(key)
         path = self._walk(tokens, self.key_len(len(tokens)), extra_key)
+        if self.window is not None:
+            path = self.window.reusable(path)
         self._use(path)
         slots: list[int] = []
         for node in path:
@@ -134,22 +149,49 @@ class RadixCache:
             raise ValueError(f"{len(slots)} slots for {len(tokens)} tokens; the tree takes {end} of them")
         path = self._walk(tokens, end, extra_key)
         held = sum([len(node.slots) for node in path])
+        if self.window is not None:
+            self._revive(self.window, path, slots)
         if held < end:
-            parent = path[-1]
             taken = list(slots[held:end])
-            leaf = self._made_node(parent, tokens[held : end + self._beyond], taken, 0)
-            parent.children[self._first_page(leaf.tokens)] = leaf
-            self.total += len(taken)
-            self.evictable += len(taken)
+            behind = held + (self.window.without(taken) if self.window is not None else 0)
+            leaf = path[-1]
+            for start, stop in ((held, behind), (behind, end)):
+                if start < stop:
+                    leaf = self._add(leaf, tokens[start : stop + self._beyond], list(slots[start:stop]))
             if self._watcher:
                 self._watcher.inserted(extra_key, tokens[: end + self._beyond], held, taken)
         self._use(path)
         return held
 
+    def _add(self, parent: TreeNode, tokens: tuple[int, ...], taken: list[int]) -> TreeNode:
+        leaf = self._made_node(parent, tokens, taken, 0)
+        parent.children[self._first_page(leaf.tokens)] = leaf
+        self.total += len(taken)
+        self.evictable += len(taken)
+        if self.window is not None:
+            self.window.take(leaf)
+        return leaf
+
+    def _revive(self, window: TreeWindow, path: list[TreeNode], slots: Sequence[int]) -> None:
+        """Give the tombstones of a path, which grows by what is split, the window slots that `slots` still have."""
+        at = 0
+        for node in list(path):
+            start, at = at, at + len(node.slots)
+            if node.has_window:
+                continue
+            behind = window.without(slots[start:at])
+            if behind == len(node.slots):
+                continue
+            if behind:
+                path.insert(path.index(node), self._split(node, behind))
+            window.revive(node, slots[start + behind : at])
+
     def lock(self, node: TreeNode) -> None:
         """Keep the path from the root to `node` until `unlock`. A lock brings no evicted node back."""
         if self._watcher:
             self._watcher.locked(node)
+        if self.window is not None:
+            self.window.lock(node, self._split)
         at: TreeNode | None = node
         while at is not None:
             at.lock_ref += 1
@@ -162,6 +204,8 @@ class RadixCache:
         """Take back one lock. One too many leaves a count below 0, and the next lock protects nothing."""
         if self._watcher:
             self._watcher.unlocked(node)
+        if self.window is not None:
+            self.window.unlock(node)
         at: TreeNode | None = node
         while at is not None:
             at.lock_ref -= 1
@@ -175,26 +219,65 @@ class RadixCache:
 
         Leaves go whole, the least recently used first; a parent that lost its last child is a leaf.
         """
-        gone: list[TreeNode] = []
-        freed: list[int] = []
+        gone: dict[int, TreeNode] = {}
+        freed = 0
         for node in self._by_use.values():
-            if len(freed) >= num_tokens:
+            if freed >= num_tokens:
                 break
-            if node.lock_ref <= 0 and not node.children:
-                assert node.parent is not None
-                del node.parent.children[self._first_page(node.tokens)]
-                gone.append(node)
-                freed += node.slots
+            if node.lock_ref <= 0 and not node.children and node.number not in gone:
+                freed += self._cut(node, gone)
+        self._free(gone)
+        return freed
+
+    def evict_window(self, num_tokens: int) -> int:
+        """Give up at least `num_tokens` window slots, or all that no lock keeps; returns how many. Inner nodes become
+        tombstones, leaves go with their full slots; the least recently used first.
+        """
+        assert self.window is not None
+        gone: dict[int, TreeNode] = {}
+        given_up = 0
+        for node in self._by_use.values():
+            if given_up >= num_tokens:
+                break
+            if not node.has_window or node.window_lock_ref > 0 or node.number in gone:
+                continue
+            if node.children:
+                self.window.bury(node)
+            elif node.lock_ref <= 0:
+                self._cut(node, gone)
+            else:
+                continue
+            given_up += len(node.slots)
+        self._free(gone)
+        return given_up
+
+    def _cut(self, node: TreeNode, gone: dict[int, TreeNode]) -> int:
+        """Take a leaf out of the tree, and the tombstones above it that end nothing any more; returns how many slots
+        that frees.
+        """
+        freed = 0
+        while True:
+            assert node.parent is not None
+            del node.parent.children[self._first_page(node.tokens)]
+            gone[node.number] = node
+            freed += len(node.slots)
+            node = node.parent
+            if node.has_window or node.children or node.lock_ref > 0:  # a root counts as having its window
+                return freed
+
+    def _free(self, gone: dict[int, TreeNode]) -> None:
         if not gone:
-            return 0
-        for node in gone:
+            return
+        freed = [slot for node in gone.values() for slot in node.slots]
+        for node in gone.values():
             del self._by_use[node.number]
+            if self.window is not None:
+                self.window.forget(node)
         self.total -= len(freed)
         self.evictable -= len(freed)
         if self._watcher:
             self._watcher.evicted(freed)
         self._allocator.free(freed)
-        return len(freed)
 
     def path_slots(self, node: TreeNode) -> list[int]:
         """The slots on the path from the root to `node`, in key order."""
@@ -258,6 +341,7 @@ class RadixCache:
         """
         assert node.parent is not None
         upper = self._made_node(node.parent, node.tokens[: length + self._beyond], node.slots[:length], node.lock_ref)
+        upper.has_window, upper.window_lock_ref = node.has_window, node.window_lock_ref
         node.parent.children[self._first_page(upper.tokens)] = upper
         node.parent, node.tokens, node.slots = upper, node.tokens[length:], node.slots[length:]
         upper.children[self._first_page(node.tokens)] = node

@@ -231,14 +231,12 @@ ENTRIES: tuple[Entry, ...] = (
             "sgl-project/sglang#34870",
             "sgl-project/sglang#34823",
         ),
-        why_not="the model's radix cache has no window slots, so no frontier of the window lies in its leaves",
     ),
     Entry("C07", "the draft pool is smaller than the target's", references=("sgl-project/sglang#17630",)),
     Entry(
         "C10",
         "eviction asks for full slots although window slots are short",
         references=("sgl-project/sglang#29662",),
-        why_not="the model's radix cache has no window slots, so evicting from it gives none back",
     ),
     Entry(
         "C11",

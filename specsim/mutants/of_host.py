@@ -223,12 +223,28 @@ MUTANTS: tuple[Mutant, ...] = (
         becomes="own_pool[slot] = 0 if row.row.is_middle else tag",
     ),
     Mutant(
+        "C05",
+        "the window moves on with the tokens, although a leaf of whole pages of keys ends earlier",
+        references=("sgl-project/sglang#34870", "sgl-project/sglang#34823"),
+        module=_ACCOUNTING,
+        line="seq_len = min(held.honest, taken)",
+        becomes="seq_len = held.honest",
+    ),
+    Mutant(
         "C07",
         "the draft pool has half as many slots as the target's",
         references=("sgl-project/sglang#17630",),
         module=_DEVICE,
         line="self._drafter = Drafter(config, len(self.content)) if config.draft_layers else None",
         becomes="self._drafter = Drafter(config, len(self.content) // 2) if config.draft_layers else None",
+    ),
+    Mutant(
+        "C10",
+        "the tree is asked for full slots where window slots are short",
+        references=("sgl-project/sglang#29662",),
+        module=_ACCOUNTING,
+        line="self.tree.evict_window(slots - self.swa.swa.available)",
+        becomes="self.tree.evict(slots - full)",
     ),
     Mutant(
         "C11",

@@ -41,12 +41,22 @@ class Memory:
     @property
     def available(self) -> int:
         """Slots that can be had: the free ones, and those that the tree gives up."""
-        return self.allocator.available + (self.tree.evictable if self.tree else 0)
+        if self.tree is None:
+            return self.allocator.available
+        if self.swa is None or self.tree.window is None:
+            return self.allocator.available + self.tree.evictable
+        in_window = self.swa.swa.available + self.tree.window.evictable
+        return min(self.swa.full.available + self.tree.evictable, in_window)
 
     def make_room(self, slots: int) -> None:
         """Let the tree give up what is missing of so many free slots."""
-        if self.tree is not None and slots > self.allocator.available:
-            self.tree.evict(slots - self.allocator.available)
+        if self.tree is None:
+            return
+        full = self.allocator.available if self.swa is None else self.swa.full.available
+        if slots > full:
+            self.tree.evict(slots - full)
+        if self.swa is not None and slots > self.swa.swa.available:
+            self.tree.evict_window(slots - self.swa.swa.available)
 
 
 @dataclass(slots=True)
@@ -441,7 +451,13 @@ class ModelAccounting:
         """
         assert held.row is not None
         slots = self._memory.rows.read(held.row, 0, held.honest)
-        held.evicted = swa.evict_window(slots, held.evicted, held.honest, self._memory.config.window)
+        seq_len = held.honest
+        if self._memory.tree is not None:
+            # The tree may take no more than this, and must find the window behind its end.
+            taken = self._memory.tree.key_len(held.honest + 1)
+            seq_len = min(held.honest, taken)
+        start = max(held.evicted, held.protected)
+        held.evicted = swa.evict_window(slots, start, seq_len, self._memory.config.window)
 
     def _free(self, held: Held, start: int) -> None:
         """Free the slots of positions `[start, allocated)`."""

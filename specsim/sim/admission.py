@@ -136,6 +136,8 @@ class Admission:
         self._checker.after_memory_calls("extend")
         if request.state is State.WAITING:
             request.incarnation += 1
+            if request.incarnation > 1:
+                self._marks.add("readmission")
             request.cumulated = {}
             if self._retracted_in.pop(request.rid, self._iterations) == self._iterations - 1:
                 self._marks.add("R3")

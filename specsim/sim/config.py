@@ -27,6 +27,7 @@ class EngineConfig:
     `late_results`      the host may take a result between the preparation of a step and its launch, as for a grammar
     `adaptive`          each decode step is as long as is chosen at its launch, `num_steps` at most; chains only
     `window`            positions before its own that a layer of a sliding window reads; 0 for no such layers
+    `swa_pool_slots`    slots of the window's pool; 0 for as many as `pool_slots`
     `tight_pool`        a request may outgrow the pool, and is then dropped
     `draft_layers`      layers of the drafter whose KV is simulated, a pool each; 0 for none, more than one for chains
     `graph_sizes`       batch sizes of captured CUDA graphs; smaller batches are padded; none: no graphs
@@ -50,6 +51,7 @@ class EngineConfig:
     late_results: bool = False
     adaptive: bool = False
     window: int = 0
+    swa_pool_slots: int = 0
     tight_pool: bool = False
     draft_layers: int = 0
     graph_sizes: tuple[int, ...] = ()
@@ -113,11 +115,12 @@ def require_runnable(config: EngineConfig) -> None:
     _require(not config.bigram or config.radix, "bigram=True", "there is no radix cache to have keys")
     if config.draft_layers > 1:
         _require(config.topk == 1, f"topk={config.topk}", "drafters of several layers draft chains")
-    if config.draft_layers:
-        reason = "draft pools are simulated without a sliding window"
-        _require(not config.window, f"draft_layers={config.draft_layers}", reason)
     _require(config.window >= 0, f"window={config.window}", "a window has positions")
-    _require(not (config.window and config.radix), "window with radix", "the radix cache has no window slots")
+    if config.swa_pool_slots:
+        _require(config.window > 0, f"swa_pool_slots={config.swa_pool_slots}", "there is no window to have slots")
+        least, most = config.request_slots_max, config.pool_slots
+        reason = f"one request needs {least} of them, and the full pool has {most}"
+        _require(least <= config.swa_pool_slots <= most, f"swa_pool_slots={config.swa_pool_slots}", reason)
     _require(
         config.tight_pool or config.pool_slots >= config.request_slots_max,
         f"pool_slots={config.pool_slots}",

@@ -12,7 +12,7 @@ a request with a law says is `specsim.sim.sampling`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from specsim.sim import model
@@ -28,6 +28,8 @@ from specsim.sim.request import Request
 from specsim.sim.sampling import Counts, LawState, TreeLaw, bincount, coin_of, next_token
 from specsim.sim.tree import Attention, build_tree
 from specsim.sim.verify import fill_bonus_tokens, verify_tree_greedy
+
+Move = Callable[[list[int], list[int], list[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a decode step did to one request, for the rules: device length before, the root's token, nodes of the
-    accepted path, tokens.
+    accepted path, tokens, and the slots that its nodes were written to.
     """
 
     key: tuple[str, int]
@@ -136,6 +138,7 @@ class Step:
     bonus: int
     slots: list[int]
     root: int
+    written: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +151,13 @@ class ContentError:
 
 
 class Device:
-    """KV content by slot, and the stream of launches. `has_laws`: some requests have a law, or want logprobs."""
+    """KV content by slot, and the stream of launches. `has_laws`: some requests have a law, or want logprobs.
+    `move(content, target, source)` moves the KV of accepted paths in place of this model's own move.
+    """
 
-    def __init__(self, config: EngineConfig, *, has_laws: bool = False) -> None:
+    def __init__(self, config: EngineConfig, *, has_laws: bool = False, move: Move | None = None) -> None:
         self._config = config
+        self._move = move
         self._has_laws = has_laws
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
         self.swa_content = [0] * (len(self.content) if config.window else 0)
@@ -171,6 +177,7 @@ class Device:
         self.law_states: list[LawState] = []
         self._unread: list[Launch] = []
         self._to_extend: tuple[tuple[ExtendRow, ...], int] = ((), 0)
+        self._written: dict[tuple[str, int], list[int]] = {}  # by the trees of the launch
         self._locations: dict[tuple[str, int], list[int]] = {}  # of the trees of a mixed chunk
 
     @property
@@ -334,6 +341,7 @@ class Device:
         else:
             self._draft_extend(extended, ndt)
         result.next_token_ids = self._output.copy()
+        self._written.clear()
         return result
 
     def draft_extend(self) -> None:
@@ -394,6 +402,7 @@ class Device:
         out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]
         if self._locations:
             out_cache_loc = self._locations[row.key]
+        self._written[row.key] = out_cache_loc
         for slot, fingerprint in zip(out_cache_loc, node_prints, strict=False):
             self.content[slot] = fingerprint
         for slot, fingerprint in zip(row.swa_slots[start:], node_prints, strict=False):
@@ -406,17 +415,28 @@ class Device:
         counts = sequence.counts if row.counts is None else row.counts
         return TreeLaw(row.request, row.plan.parents, counts, relaxed)
 
+    def _left_by_kernel(self, move: Move, row: LaunchRow, path: list[int]) -> list[int]:
+        """Move the KV of the accepted path by a kernel; no node is left to be moved."""
+        start = len(self.sequences[row.key].chain)
+        source = [start + node for node in path if start + node < len(row.slots)]
+        target = range(start, start + len(source))
+        for content, slots in ((self.content, row.slots), (self.swa_content, row.swa_slots)):
+            if slots:
+                move(content, [slots[at] for at in target], [slots[at] for at in source])
+        return []
+
     def _accept(self, row: LaunchRow, path: list[int], node_prints: list[int], bonus: int, run: list[int]) -> None:
         """Move the KV of the accepted path to the front of the block, and let the sequence go on from the bonus
         token.
         """
         sequence = self.sequences[row.key]
         start = len(sequence.chain)
-        moved = [self.content[row.slots[start + node]] for node in path if start + node < len(row.slots)]
+        nodes = path if self._move is None else self._left_by_kernel(self._move, row, path)
+        moved = [self.content[row.slots[start + node]] for node in nodes if start + node < len(row.slots)]
         for offset, fingerprint in enumerate(moved):
             self.content[row.slots[start + offset]] = fingerprint
         if row.swa_slots:
-            reach = [start + node for node in path if start + node < len(row.slots)]
+            reach = [start + node for node in nodes if start + node < len(row.slots)]
             for offset, fingerprint in enumerate([self.swa_content[row.swa_slots[at]] for at in reach]):
                 self.swa_content[row.swa_slots[start + offset]] = fingerprint
         sequence.chain += [node_prints[node] for node in path]
@@ -428,4 +448,6 @@ class Device:
             for token in emitted:
                 sequence.counts[token] = sequence.counts.get(token, 0) + 1
         assert row.plan is not None
-        self.steps.append(Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots, root))
+        self.steps.append(
+            Step(row.key, start, path, run, row.plan.parents, run, bonus, row.slots, root, self._written[row.key])
+        )

@@ -25,15 +25,16 @@ from specsim.memory.radix import RadixCache
 from specsim.memory.rows import Rows
 from specsim.memory.sessions import Sessions
 from specsim.memory.swa import SwaAllocator
+from specsim.memory.window_tree import TreeWindow
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.admission import Admission, memory_errors_of
 from specsim.sim.config import require_runnable
-from specsim.sim.device import Device, Launch, LaunchRow
+from specsim.sim.device import Device, Launch, LaunchRow, Move
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.lifecycle import Event, State
 from specsim.sim.log import LoggedEvent, Run
 from specsim.sim.logprobs import take_first_row, take_rows
-from specsim.sim.marks import features_of, reused_memory
+from specsim.sim.marks import abort_marks, features_of, finish_mark, retract_marks, reused_memory
 from specsim.sim.plan import draw_plan
 from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
@@ -52,7 +53,7 @@ class UnjudgeableError(Exception):
 
 class Engine(Admission):
     """One run of a scenario. `accounting` makes the accounting that is tested from the memory it calls back. The run
-    ends at a violation with the signature `stop_at`, or at one that it cannot go on from.
+    ends at a violation with the signature `stop_at`, or at one that it cannot go on from. `move` is the device's.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Engine(Admission):
         chooser: Chooser,
         accounting: Callable[[Memory], Accounting] = ModelAccounting,
         stop_at: str = "",
+        move: Move | None = None,
     ) -> None:
         require_runnable(scenario.config)
         self._config = scenario.config
@@ -72,11 +74,13 @@ class Engine(Admission):
         swa_ledger = SlotLedger(page_size)
         swa = None
         if self._config.window:
-            swa = SwaAllocator(pool_slots, pool_slots, page_size, self._ledger, swa_ledger)
+            swa_slots = self._config.swa_pool_slots or pool_slots
+            swa = SwaAllocator(pool_slots, swa_slots, page_size, self._ledger, swa_ledger)
         allocator = swa or Allocator(pool_slots, page_size, self._ledger)
         tree = None
         if self._config.radix:
-            tree = RadixCache(page_size, allocator, bigram=self._config.bigram, watcher=self._ledger)
+            window = TreeWindow(swa, self._config.window) if swa else None
+            tree = RadixCache(page_size, allocator, bigram=self._config.bigram, watcher=self._ledger, window=window)
         rows = Rows(self._config.rows, self._config.row_width)
         self._memory = Memory(self._config, rows, allocator, Sessions(), tree, swa)
         self._accounting = accounting(self._memory)
@@ -93,7 +97,7 @@ class Engine(Admission):
             stop_at,
             has_laws=self._has_laws,
         )
-        self._device = Device(self._config, has_laws=self._has_laws)
+        self._device = Device(self._config, has_laws=self._has_laws, move=move)
         self._streams = Streams(self._memory, self._device) if self._config.streams else None
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
@@ -199,7 +203,7 @@ class Engine(Admission):
 
     def _next_iteration(self) -> None:
         if not self._is_busy():
-            self._checker.at_idle(self._device.content)
+            self._checker.at_idle(self._device.content, self._device.swa_content)
             self._phase = "ended"
             return
         self._iterations += 1
@@ -216,6 +220,8 @@ class Engine(Admission):
     def _schedule_unless_paused(self) -> None:
         if self._paused:
             self._paused -= 1
+            if not self._paused:
+                self._marks.add("resume")
             self._next_iteration()
         else:
             self._schedule()
@@ -237,13 +243,11 @@ class Engine(Admission):
         self._futures, self._merging_rows, self._batch_is_full = Futures(), [], False
         if batch:
             self._marks.add("R17")
-            for request in batch:
-                self._mark_session(request)
             self._checker.before_tree_calls()
             self._accounting.retract_all(batch)
             self._checker.after_memory_calls("retract")
             for request in batch:
-                self._retracted(request, "paused")
+                self._retracted(request, "pause")
             self._checker.ownership("retract", self._requests, self._open_sessions)
 
     def _is_busy(self) -> bool:
@@ -289,7 +293,9 @@ class Engine(Admission):
             return False
         request = candidates[self._chooser.choose(len(candidates), f"{why} whom")]
         request.abort_wanted = True
-        self._mark_abort(request)
+        self._marks |= abort_marks(request)
+        if why == "timeout":
+            self._marks.add("timeout")
         self._record("host", why, request.rid, request.state.value)
         if request.state is State.WAITING:
             session = request.turn.session
@@ -302,19 +308,6 @@ class Engine(Admission):
         else:
             self._accounting.abort(request)
         return True
-
-    def _mark_abort(self, request: Request) -> None:
-        self._marks.add("abort")
-        if request.state is not State.WAITING:
-            self._mark_session(request)
-            if request.pending or request.state is State.PREFILLING:
-                self._marks.add("R4")
-        elif request.incarnation:
-            self._marks.add("R5")
-
-    def _mark_session(self, request: Request) -> None:
-        if request.turn.session:
-            self._marks.add("R18")
 
     def _drop_aborted_chunk(self) -> None:
         """A request that is aborted between parts of its prefill is answered when the next one would be launched."""
@@ -359,6 +352,8 @@ class Engine(Admission):
         self._prepared = self._prepare_decode()
         if not self._prepared:
             idles = self._config.idle_batches and not self._running and self._chooser.choose(2, "idle batch") == 1
+            if idles:
+                self._marks.add("idle batch")
             self._launched(self._launch("decode", []) if idles else None)
         elif self._config.late_results and self._unresolved and self._chooser.choose(2, "result before launch") == 1:
             self._await_results(1, "launch")
@@ -416,7 +411,7 @@ class Engine(Admission):
         )
         if on_demand or self._accounting.decode_need(batch) > self._memory.available:
             self._retractions_left -= on_demand
-            batch = self._retract(batch, "on demand" if on_demand else "out of memory")
+            batch = self._retract(batch, "on demand" if on_demand else "pressure")
             if not batch:
                 return []
         return self._prepare(batch)
@@ -481,13 +476,12 @@ class Engine(Admission):
         outcome = self._accounting.retract(batch)
         self._checker.after_memory_calls("retract")
         for request in outcome.retracted:
-            self._mark_session(request)
-            self._marks.add("retract")
             if request.state is State.PREFILLING:
                 self._marks.add("R20")
             self._retracted(request, why)
         for request in outcome.aborted:
             self._record("host", "drop", request.rid, "not even one request fits")
+            self._marks.add("retract: last request")
             if request.pending or request.state is State.PREFILLING:
                 self._marks.add("R6")
             self._checker.before_release(request)
@@ -503,6 +497,7 @@ class Engine(Admission):
 
     def _retracted(self, request: Request, why: str) -> None:
         self._record("host", "retract", request.rid, why)
+        self._marks |= retract_marks(request, why)
         self._retracted_in[request.rid] = self._iterations
         self._checker.before_release(request)
         request.happens(Event.RETRACT)
@@ -640,6 +635,7 @@ class Engine(Admission):
         visible = len(request.outputs) if seen.finished_len is None else seen.finished_len
         self._record("host", "finish", request.rid, f"{visible} of {len(request.outputs)} outputs")
         self._batch_is_full = False  # somebody leaves
+        self._marks.add(finish_mark(request, seen.finished_len))
         self._checker.visible_outputs(request)
         self._checker.before_release(request)
         session, tree = request.turn.session, self._memory.tree

@@ -12,6 +12,9 @@ from itertools import combinations
 from specsim.sim.config import EngineConfig
 from specsim.sim.device import Launch, LaunchRow
 from specsim.sim.lifecycle import State
+from specsim.sim.model import EOS, STOP
+from specsim.sim.request import Request
+from specsim.sim.text import stop_string_end
 
 # In flight: launched, and not resolved.
 INTERLEAVINGS: dict[str, str] = {
@@ -34,6 +37,36 @@ INTERLEAVINGS: dict[str, str] = {
     "R17": "a pause retracts requests when no result is left",
     "R18": "a session's turn is aborted or retracted with memory of its session in its hands",
     "R20": "a prefill's result comes when its request was retracted",
+}
+# Steps in the life of a request or an engine.
+LIFE: dict[str, str] = {
+    "finish: EOS": "the model says EOS",
+    "finish: stop token": "the model says a stop token",
+    "finish: stop string": "what was said contains a stop string",
+    "finish: length cap": "the answer has max_new_tokens",
+    "finish: context limit": "the answer of a request without a limit fills the context",
+    "finish: grammar end": "the grammar has ended",
+    "finish: abort": "a running request finishes by an abort",
+    "abort: waiting": "a request is aborted before it was admitted",
+    "abort: chunked": "a request is aborted between parts of its prefill",
+    "abort: running": "a request is aborted when no launch of it is in flight",
+    "abort: in flight": "a request is aborted when a launch of it is in flight",
+    "abort: retracted": "a request is aborted that waits to be admitted again",
+    "timeout": "a request is aborted by the clock, between receiving and scheduling",
+    "retract: pressure": "a request is retracted because the next decode step does not fit",
+    "retract: on demand": "a request is retracted although the next decode step fits",
+    "retract: pause": "a request is retracted by a pause",
+    "retract: chunk": "a request is retracted between parts of its prefill",
+    "retract: last request": "not even one request fits, and it is dropped",
+    "readmission": "a retracted request is admitted again",
+    "pause": "the engine pauses",
+    "resume": "the engine goes on after a pause of some iterations",
+    "chunked": "a prefill is launched in parts",
+    "mixed chunk": "a launch has a part of a prefill and decode rows",
+    "prefix hit": "a request reuses what the radix cache has",
+    "session resumed": "a turn reuses what its session has",
+    "window slots given back": "a launch has positions that the window has passed",
+    "idle batch": "a rank without a request launches a batch of zero",
 }
 # Features each of which meets each other in some schedules.
 CROSSED = (
@@ -66,6 +99,41 @@ def features_of(config: EngineConfig) -> set[str]:
     for name in ("adaptive", "late_results", "tight_pool", "streams"):
         if getattr(config, name):
             marks.add(name.replace("_", " "))
+    return marks
+
+
+def finish_mark(request: Request, visible: int | None) -> str:
+    """Why a request has finished whose first `visible` outputs are the client's, None after an abort."""
+    turn = request.turn
+    if visible is None or not visible:
+        return "finish: abort"
+    last = request.outputs[visible - 1]
+    if last == STOP:
+        return "finish: stop token"
+    if last == EOS and not turn.ignore_eos:
+        return "finish: EOS"
+    if request.matcher is not None and request.matcher.end == visible:
+        return "finish: grammar end"
+    if turn.stop and stop_string_end(request.outputs[:visible], 1, turn.stop):
+        return "finish: stop string"
+    return "finish: context limit" if turn.open_ended else "finish: length cap"
+
+
+def abort_marks(request: Request) -> set[str]:
+    """When a request is aborted."""
+    if request.state is State.WAITING:
+        return {"abort", "R5", "abort: retracted"} if request.incarnation else {"abort", "abort: waiting"}
+    marks = {"abort", "R18"} if request.turn.session else {"abort"}
+    if request.pending or request.state is State.PREFILLING:
+        return marks | {"R4", "abort: in flight"}
+    return marks | {"abort: chunked" if request.state is State.CHUNKED else "abort: running"}
+
+
+def retract_marks(request: Request, why: str) -> set[str]:
+    """How a request is retracted."""
+    marks = {"retract", f"retract: {why}"} | ({"R18"} if request.turn.session else set())
+    if request.state is State.CHUNKED:
+        marks.add("retract: chunk")
     return marks
 
 

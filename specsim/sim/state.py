@@ -294,6 +294,7 @@ def _fork_checker(checker: Any, memory: Memory, ledger: SlotLedger, accounting: 
     new._ledger = ledger
     new._accounting = accounting
     new._released = set(checker._released)
+    new._left_at = dict(checker._left_at)
     new.violations = checker.violations[:]
     return new  # type: ignore[no-any-return]
 
@@ -306,7 +307,7 @@ def _fork_device(device: Any, launches: dict[int, Launch], output: list[int]) ->
     new.ring = ring = object.__new__(Ring)
     ring.__dict__.update(device.ring.__dict__)
     ring.entries = device.ring.entries[:]
-    new._output, new._locations = output, {}
+    new._output, new._locations, new._written = output, {}, {}
     new.stream = deque([launches[id(launch)] for launch in device.stream])
     new.sequences = {key: Sequence(s.chain[:], s.root, s.state) for key, s in device.sequences.items()}
     return new  # type: ignore[no-any-return]
@@ -329,7 +330,7 @@ def value(engine: Any) -> tuple[Any, ...]:
         [row.relay_out for row in engine._merging_rows],
         [_row_value(row, index) for row in engine._prepared] if engine._phase == "launch" else [],
         index[engine._chunked] if engine._chunked else None,
-        engine._futures.indices,
+        (engine._futures.indices, [checker._left_at.get(request.key) for request in engine._running]),
         sorted(engine._resumed),
         engine._open_sessions,
         sorted(engine._histories.items()),

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from specsim.sim.accounting import Accounting, Memory, ModelAccounting
 from specsim.sim.config import EngineConfig
+from specsim.sim.device import Move
 from specsim.sim.features import FEATURES
 
 # The functions of the accounting seam, in the order in which a request meets them. `Violation.part` and the verdict
@@ -64,16 +65,22 @@ class AccountingTarget(Protocol):
 
 
 class ModelTarget:
-    """The model's own accounting."""
+    """The model's own accounting. `move` as in `specsim.sim.device.Device`."""
 
     name = "model"
     features = FEATURES
 
     def __init__(self) -> None:
         self.parts = [SeamPart(name, "model") for name in (*PARTS, *TREE_PARTS)]
+        self.move: Move | None = None
 
     def make(self, memory: Memory) -> Accounting:
         return ModelAccounting(memory)
 
     def reach(self, config: EngineConfig, part: str) -> str:
         return "default"
+
+
+def move_of(target: AccountingTarget) -> Move | None:
+    """What moves the KV of accepted paths, None for the simulator itself. Only the model's target may have it."""
+    return target.move if isinstance(target, ModelTarget) else None

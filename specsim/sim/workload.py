@@ -75,7 +75,7 @@ def draw_scenario(chooser: Chooser, features: frozenset[str] = FEATURES) -> Scen
     if topk > 1 and "paged trees" not in features:
         config = _with_pool(replace(config, page_size=1), spare, pages)
         tight = drawn.config.pool_slots if drawn.config.tight_pool else config.pool_slots
-        drawn = replace(drawn, config=replace(drawn.config, page_size=1, pool_slots=tight))
+        drawn = replace(drawn, config=replace(drawn.config, page_size=1, pool_slots=tight, swa_pool_slots=0))
     return drawn if features >= FEATURES else _without(FEATURES - features, drawn, Scenario(config, Workload(turns)))
 
 
@@ -108,14 +108,18 @@ def _with_features(chooser: Chooser, scenario: Scenario) -> Scenario:
     workload = replace(workload, turns=turns)
     if config.topk == 1 and not config.graph_sizes and chooser.choose(4, "adaptive steps") == 1:
         config = replace(config, adaptive=True)
-    if not config.radix and not config.draft_layers and chooser.choose(4, "sliding window") == 1:
-        config = replace(config, window=between(chooser, 1, 12, "window"))
     has_sessions = any(turn.session for turn in workload.turns)
+    if chooser.choose(4, "sliding window") == 1:
+        config = replace(config, window=between(chooser, 1, 12, "window"))
+        # A session keeps its window between turns, whatever waits for it.
+        pages = (config.pool_slots - config.request_slots_max) // config.page_size if not has_sessions else 0
+        fewer = chooser.choose(1 + pages, "fewer pages in the window's pool")
+        config = replace(config, swa_pool_slots=config.pool_slots - fewer * config.page_size)
     if not has_sessions and chooser.choose(6, "tight pool") == 1:
         first_need = max(len(turn.tokens) for turn in workload.turns) + config.reserve
         least = -(-first_need // config.page_size) * config.page_size
         spare = chooser.choose(1 + (config.request_slots_max - least) // config.page_size, "pages of the tight pool")
-        config = replace(config, tight_pool=True, pool_slots=least + spare * config.page_size)
+        config = replace(config, tight_pool=True, pool_slots=least + spare * config.page_size, swa_pool_slots=0)
     if chooser.choose(4, "timeouts") == 1:
         workload = replace(workload, timeouts_max=1)
     if chooser.choose(4, "pauses") == 1:
@@ -144,11 +148,11 @@ def _without(lacking: frozenset[str], scenario: Scenario, plain: Scenario) -> Sc
     if "adaptive steps" in lacking:
         config = replace(config, adaptive=False)
     if "sliding window" in lacking:
-        config = replace(config, window=0)
+        config = replace(config, window=0, swa_pool_slots=0)
     if "streams" in lacking:
         config = replace(config, streams=False)
     if "tight pool" in lacking:
-        config = replace(config, tight_pool=False, pool_slots=plain.config.pool_slots)
+        config = replace(config, tight_pool=False, pool_slots=plain.config.pool_slots, swa_pool_slots=0)
     if "timeouts" in lacking:
         workload = replace(workload, timeouts_max=0)
     if "pauses" in lacking:
