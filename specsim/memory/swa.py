@@ -106,7 +106,8 @@ class SwaAllocator:
     def hand_over(self, slots: Sequence[int], to: Sequence[int]) -> None:
         """Let the slots `to`, which have none, have the swa slots of `slots`; both are whole pages."""
         for slot, other in zip(slots, to, strict=True):
-            self.swa_slots[other], self.swa_slots[slot] = self.swa_slots[slot], 0
+            self._map(other, self.swa_slots[slot])
+            self._map(slot, 0)
 
     def evict_window(self, slots: Sequence[int], cursor: int, seq_len: int, window: int) -> int:
         """Take back the swa slots that have fallen behind the window; returns the new cursor.
