@@ -21,7 +21,7 @@ from specsim.compiled.sources import modules, rewritten
 from specsim.errors import UsageError
 from specsim.targets.cache import Cache
 
-OPT_LEVEL = "2"
+OPT_LEVEL = "1"
 
 _SETUP = """
 from setuptools import setup
