@@ -133,6 +133,12 @@ def test_a_schedule_run_twice_is_the_same_schedule(
         assert one == two
 
 
+def test_a_release_says_that_its_rehearsal_goes_on(release: Release, wheel_cache: Cache) -> None:
+    calls = []
+    SglangHostTarget(release(next(iter(EXPECTED))), wheel_cache, lambda: calls.append(1))
+    assert len(calls) > 10
+
+
 @pytest.mark.parametrize("version", list(EXPECTED))
 def test_without_overlap_a_release_that_has_other_workers_then_is_not_judged(version: str, target: Targets) -> None:
     scenario = Scenario(EngineConfig(overlap=False), Workload((Turn("r", (3, 4), 4),)))

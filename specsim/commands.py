@@ -54,7 +54,8 @@ def check_many(
     if pin_to is not None:
         pin_missing(matrix, pin_to, fixtures_in(pin_to), at_once, typer.echo)
     if write is not None:
-        command = f"specsim check {' '.join(texts)} --pin {FIXTURES} --write {write}"
+        pinned = f" --pin {pin_to}" if pin_to is not None else ""
+        command = f"specsim check {' '.join(texts)}{pinned} --write {write}"
         write.write_text(page(data, command, fixtures_in(fixtures), write), encoding="utf-8")
     print_matrix(data)
     return matrix.exit_code
