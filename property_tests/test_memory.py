@@ -276,6 +276,14 @@ def test_rows_are_one_table_in_which_a_long_write_runs_on(
         assert rows.read(row, 0, width) == table[row * width : (row + 1) * width]
 
 
+def test_a_row_that_a_tensor_looks_at_takes_writes_of_any_length() -> None:
+    rows = Rows(2, 4)
+    with memoryview(rows.buffer) as seen:
+        for slots in ([], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9]):
+            rows.write(1, 0, slots)
+        assert seen.tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_row_0_is_nobodys_and_rows_run_out() -> None:
     rows = Rows(2, 4)
     assert [rows.alloc(), rows.alloc()] == [1, 2]

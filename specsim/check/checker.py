@@ -333,8 +333,8 @@ class Checker:
                 self.hold(chain[-1] == fingerprint, "M1", "tree", who, "what the path's tokens make", "something else")
             said = 0 <= min(step.tokens) <= max(step.tokens) < VOCABULARY
             self.hold(said, "K4", "verify", who, f"tokens below {VOCABULARY}", step.tokens)
-            right_slots = step.slots[step.start : step.start + len(step.parents)]
-            written = step.written[: len(step.parents)]
+            right_slots = list(step.slots[step.start : step.start + len(step.parents)])
+            written = list(step.written[: len(step.parents)])
             self.hold(written == right_slots, "I45", "verify", who, f"writes of slots {right_slots}", written)
             for offset in range(len(step.path)):
                 position = step.start + offset

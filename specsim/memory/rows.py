@@ -44,4 +44,5 @@ class Rows:
             self.writes.append((row, start, list(slots)))
         base = row * self.width + start
         fitting = array("i", slots[: max(len(self.buffer) - base, 0)])
-        self.buffer[base : base + len(fitting)] = fitting
+        if fitting:  # an empty slice of an array that a tensor looks at cannot be written
+            self.buffer[base : base + len(fitting)] = fitting
