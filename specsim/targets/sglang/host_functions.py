@@ -305,6 +305,7 @@ class _Lifting:
             "is_npu": lambda: False,
             "_is_npu": False,
             "_alloc_paged_token_slots_extend_npu": objects.NotUsed,
+            "mamba_extra_buffer_lazy_enabled": lambda: False,
             "BaseSpecWorker": objects.NotUsed,
             "AbortReq": objects.NotUsed,
             # Of requests that search with beams, of which there are none.
@@ -440,7 +441,7 @@ class _Lifting:
     def _process(self) -> None:
         owner = self._result.processor_type
         path, name = self._place(names.PROCESS)
-        if owner is None or self._place(names.RESOLVE)[0] != path:
+        if self._place(names.RESOLVE)[0] != path or owner is None:
             raise DriftError(f"{name} is not where {names.RESOLVE.part} is")
         class_name, _, method = name.partition(".")
         self._put(owner, path, class_name, method, names.PROCESS.part)
