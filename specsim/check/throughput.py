@@ -2,8 +2,8 @@
 
 The fixed workload: 8 requests with prompts of 8 to 48 tokens and 8 to 24 outputs, 3 steps, topk 1 or 2 with 4 or 8
 draft tokens, pages of 1 or 4 tokens, and in a third of the schedules one abort and one retraction on demand. A point of
-the curve: so many requests with so many tokens each, a twentieth of them outputs, that all run at once. An event is one
-line of the event log: a step of the host or the device, of all requests of its batch.
+the curve: so many requests with so many tokens each that arrive at once; when their prefills are done, all decode. An
+event is one line of the event log: a step of the host or the device, of all requests of its batch.
 
 Run as a module, this is a child process: it reads a question from standard input and prints JSON. A process has either
 the compiled simulator or the one in Python, and imports nothing but the simulator.
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specsim.check.exploration import explore
-from specsim.explore.chooser import Chooser, RecordingChooser, between, seeded
+from specsim.explore.chooser import Chooser, RecordingChooser, between, seeded, stream
 from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine
 from specsim.sim.model import FIRST_ORDINARY_TOKEN
@@ -64,7 +64,7 @@ def draw_scenario(chooser: Chooser, shape: dict[str, int], with_faults: bool) ->
 
 def scenario_of(requests: int, tokens: int) -> Scenario:
     """A point of the curve: chains of 4 draft tokens, pages of 1 token."""
-    outputs = max(1, tokens // 20)
+    outputs = max(5, tokens // 100)
     turns = tuple(
         Turn(
             f"r{number}",
@@ -99,10 +99,14 @@ def _round(shape: dict[str, int], number: int, schedules: int) -> tuple[float, f
 
 
 def point_of(requests: int, tokens: int) -> dict[str, float]:
-    """One schedule of a point of the curve: events and output tokens a second, and the peak of memory so far."""
+    """One schedule of a point of the curve: events and output tokens a second, and the peak of memory."""
     scenario = scenario_of(requests, tokens)
+    drawn = stream(0, "bench curve", requests, tokens)
+    chooser = RecordingChooser(
+        lambda bound, label: 0 if label in ("arrives later", "admit later") else drawn(bound, label)
+    )
     started = time.process_time()
-    run = Engine(scenario, seeded(0, "bench curve", requests, tokens)).run()
+    run = Engine(scenario, chooser).run()
     elapsed = time.process_time() - started
     if run.violations:
         raise RuntimeError(f"{requests} requests of {tokens} tokens: {run.violations[0].signature}")
