@@ -110,6 +110,7 @@ def test_the_verdict_has_the_documented_form(folder: Path) -> None:
         "count",
         "details",
         "order",
+        "triage",
     }
     assert finding["severity"] == "wrong-result"
     assert finding["reach"] == "unknown"

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from property_tests.made_up_sources import MadeUpSource, cache_in
 from property_tests.test_check import specsim
 from specsim.explore.chooser import replayed
+from specsim.judge.pinned import replay_pinned
 from specsim.judge.probing import NoStandInError, ProbeResult, chooser_of, digest_of, judge_probe, run_probe
 from specsim.targets.cache import Cache
 from specsim.targets.lift import Lifter, find_function, parse_module
@@ -219,6 +220,31 @@ def test_a_function_that_hangs_or_dies_is_a_finding_and_the_others_are_judged(re
     assert f"workers:{VERIFICATION}:W2" in found
     ended = specsim(tmp_path, "replay", found[f"workers:{DECODE}:X3"]["replay"])
     assert (ended.returncode, "SIGABRT" in ended.stdout) == (1, True), ended.stdout + ended.stderr
+
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "replays" / "no-penalties-at-verification.json"
+
+
+def test_a_replay_file_is_pinned_replayed_and_shrunk(release: Release, tmp_path: Path) -> None:
+    release(OLDEST)
+    release(AFTER_THE_PATCH)
+    assert replay_pinned(FIXTURE, f"sglang=={OLDEST}").shown
+    assert not replay_pinned(FIXTURE, f"sglang=={AFTER_THE_PATCH}").shown
+    ended = specsim(tmp_path, "replay", str(FIXTURE), "--verify")
+    assert (ended.returncode, "bit for bit" in ended.stdout) == (1, True), ended.stdout + ended.stderr
+    ended = specsim(tmp_path, "shrink", str(FIXTURE))
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_replay_file_whose_tape_means_another_case_no_longer_applies(release: Release, tmp_path: Path) -> None:
+    release(OLDEST)
+    stored = json.loads(FIXTURE.read_text())
+    (tmp_path / "other.json").write_text(json.dumps({**stored, "tape": []}))
+    ended = specsim(tmp_path, "replay", "other.json")
+    assert (ended.returncode, "no longer applies" in ended.stdout) == (2, True), ended.stdout + ended.stderr
+    (tmp_path / "broken.json").write_text(json.dumps({**stored, "case": "none"}))
+    ended = specsim(tmp_path, "replay", "broken.json")
+    assert (ended.returncode, "field 'case'" in ended.stderr) == (2, True)
 
 
 def test_the_rules_of_the_tier_are_its_own_or_those_of_schedules() -> None:

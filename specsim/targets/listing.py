@@ -13,7 +13,7 @@ from specsim.targets.cache import Cache
 from specsim.targets.fetch import cached_releases
 
 FORMAT = "specsim.targets/1"
-LATER_TIERS = {"scheduler": f"specsim {specsim.__version__} has the tiers ops and accounting"}
+LATER_TIERS = {"scheduler": f"specsim {specsim.__version__} has the tiers ops, accounting and workers"}
 
 
 def list_targets(cache: Cache) -> dict[str, Any]:
@@ -33,21 +33,27 @@ def list_targets(cache: Cache) -> dict[str, Any]:
     targets.append(
         {"target": "model", "tiers": tiers or ["accounting"], "note": "the built-in engine with specsim's own kernels"}
     )
+    of_engine = [*tiers, "workers"] if tiers else []
     targets += [
-        {"target": f"sglang=={version}", "tiers": tiers, "note": "in the cache"} for version in cached_releases(cache)
+        {"target": f"sglang=={version}", "tiers": of_engine, "note": "in the cache"}
+        for version in cached_releases(cache)
     ]
     installed = _installed("sglang")
     if installed:
         path, version = installed
-        targets.append({"target": f"sglang@{path}", "tiers": tiers, "note": f"installed, version {version}"})
+        targets.append({"target": f"sglang@{path}", "tiers": of_engine, "note": f"installed, version {version}"})
     targets += [
         {
             "target": "sglang==VERSION",
-            "tiers": tiers,
+            "tiers": of_engine,
             "note": "any release; fetched once, as a wheel, when it is checked",
         },
-        {"target": "sglang@PATH", "tiers": tiers, "note": "a checkout or an unpacked wheel"},
-        {"target": "sglang@PATH#REV", "tiers": tiers, "note": "a git revision of a checkout, read without touching it"},
+        {"target": "sglang@PATH", "tiers": of_engine, "note": "a checkout or an unpacked wheel"},
+        {
+            "target": "sglang@PATH#REV",
+            "tiers": of_engine,
+            "note": "a git revision of a checkout, read without touching it",
+        },
         {"target": "module:object", "tiers": tiers[:1], "note": "your own: a mapping of operations to functions"},
     ]
     return {
