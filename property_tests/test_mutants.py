@@ -28,7 +28,7 @@ from specsim.mutants.blind import BLIND
 from specsim.mutants.canary import SEED_BUGS
 from specsim.mutants.catalogue import CATALOGUE, Mutant
 from specsim.mutants.coverage import ENTRIES, entry_of
-from specsim.mutants.hunt import EXCEPTION, Hunt, Hunted, Smallest, hunt_in_child, joined
+from specsim.mutants.hunt import EXCEPTION, Hunt, Hunted, Smallest, hunt_in_child, joined, smallest_in_child
 from specsim.mutants.load import apply, changed_source, find
 from specsim.mutants.page import blind_cells, page
 from specsim.mutants.table import CONTENT_ORACLE, Effort, Efforts, build, table_to_json
@@ -226,6 +226,12 @@ def test_the_table_is_the_same_whatever_the_number_of_processes(monkeypatch: pyt
     assert page(tables[0]) == page(tables[1])
     assert [hunt.seed for hunt in tables[1].hunted[0].hunts] == list(range(6))
     assert one["without"]["S3"]["survivors"] == one["without"]["S3"]["found"]
+
+
+def test_a_mutant_whose_model_raises_in_some_schedules_is_shrunk_in_the_others() -> None:
+    smallest = smallest_in_child(find("I04"), schedules=12)
+    assert smallest is not None
+    assert smallest.requests == 1
 
 
 def test_the_hunts_of_several_children_are_those_of_one() -> None:
