@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from specsim.kernels.launch import ANY, as_words, block_of, operation, require_same_dtype, require_size
+from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype, require_size
 from specsim.kernels.ragged import BLOCK_B, sum_before, sum_of_differences_before
 
 if TYPE_CHECKING:
@@ -203,9 +203,7 @@ def gather_rows(
     bs, topk = topk_p.shape
     if bs == 0:
         return
-    states_buf, states = as_words(hidden_states_buf), as_words(hidden_states)
-    if states_buf.dtype != states.dtype:  # one of the two has a narrower alignment
-        states_buf, states = hidden_states_buf, hidden_states
+    states_buf, states = as_equal_words(hidden_states_buf, hidden_states)
     hidden_size = states.shape[1]
     block_h = block_of(hidden_size, BLOCK_H)
     _gather_rows_kernel[(bs, max(1, triton.cdiv(hidden_size, block_h)))](

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import ANY, as_words, block_of, operation, require_same_dtype, require_size
+from specsim.kernels.launch import ANY, as_equal_words, as_words, block_of, operation, require_same_dtype, require_size
 
 BLOCK_B = 256
 BLOCK_LOCS = 256
@@ -254,9 +254,7 @@ def compact_accepted_path(
     require_same_dtype("compacted_hidden_states", compacted_hidden_states, "hidden_states", hidden_states)
     if bs == 0:
         return
-    states, compacted = as_words(hidden_states), as_words(compacted_hidden_states)
-    if states.dtype != compacted.dtype:  # one of the two has a narrower alignment
-        states, compacted = hidden_states, compacted_hidden_states
+    states, compacted = as_equal_words(hidden_states, compacted_hidden_states)
     hidden_size = states.shape[1]
     block_h = block_of(hidden_size, BLOCK_H)
     _compact_accepted_path_kernel[(bs, max(1, triton.cdiv(hidden_size, block_h)))](

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
@@ -21,6 +22,8 @@ ANY = "any dtype"
 
 LOGITS = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes in which a model's head puts out logits."""
+
+WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 Dtypes = str | tuple[torch.dtype, ...]
 
@@ -137,15 +140,20 @@ def block_of(count: int, most: int) -> int:
 
 
 def as_words(rows: torch.Tensor) -> torch.Tensor:
-    """The same memory as the widest integers that fit the rows' bytes and the tensor's address.
+    """The same memory as the widest integers that fit the rows' bytes and the tensor's address, [num_rows, words].
 
     rows  [num_rows, ...] of any dtype, contiguous
-
-    Returns [num_rows, words].
     """
-    flat = rows.view(rows.shape[0], -1) if rows.numel() else rows.reshape(rows.shape[0], 0)
-    row_bytes = flat.shape[1] * flat.element_size()
-    for word in (torch.int64, torch.int32, torch.int16):
-        if row_bytes % word.itemsize == 0 and flat.data_ptr() % word.itemsize == 0 and word.itemsize >= flat.itemsize:
-            return flat.view(word)
-    return flat if flat.dtype.itemsize > 1 else flat.view(torch.uint8)
+    return as_equal_words(rows)[0]
+
+
+def as_equal_words(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """`as_words` of tensors whose rows are equally long, with words that fit all of them."""
+    row_bytes = math.prod(tensors[0].shape[1:]) * tensors[0].itemsize
+    word = next(
+        word
+        for word in WORDS
+        if row_bytes % word.itemsize == 0 and all(tensor.data_ptr() % word.itemsize == 0 for tensor in tensors)
+    )
+    words = row_bytes // word.itemsize
+    return [tensor.view(-1).view(word).view(tensor.shape[0], words) for tensor in tensors]

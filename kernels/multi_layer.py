@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import ANY, as_words, block_of, operation, require_same_dtype, require_size
+from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype, require_size
 
 BLOCK_T = 1024
 BLOCK_H = 1024
@@ -60,7 +60,7 @@ def assign_hidden_states_pool(
     pool_rows, pool_size, hidden_size = req_to_hidden_states_pool.shape
     if bs == 0 or pool_size == 0:
         return
-    states, pool = _as_equal_words(hidden_states, req_to_hidden_states_pool.view(pool_rows * pool_size, hidden_size))
+    states, pool = as_equal_words(hidden_states, req_to_hidden_states_pool.view(pool_rows * pool_size, hidden_size))
     hidden_words = states.shape[1]
     block_h = block_of(hidden_words, BLOCK_H)
     _assign_hidden_states_pool_kernel[(bs, max(1, triton.cdiv(hidden_words, block_h)))](
@@ -116,7 +116,7 @@ def assign_new_state(
     if bs == 0:
         return
     pool = req_to_hidden_states_pool.view(pool_rows * pool_size, hidden_size)
-    old_states, states, pool = _as_equal_words(old_hidden_states, hidden_states, pool)
+    old_states, states, pool = as_equal_words(old_hidden_states, hidden_states, pool)
     hidden_words = states.shape[1]
     block_h = block_of(hidden_words, 256)
     _assign_new_state_kernel[(bs, 1 + triton.cdiv(hidden_words, block_h))](
@@ -177,7 +177,7 @@ def stash_append_boundary_state(
         raise ValueError(f"set_valid is {set_valid}; allowed: 0 or 1")
     if bs == 0:
         return
-    source, stash = _as_equal_words(src_hiddens, stash_hiddens.view(pool_rows * front, hidden_size))
+    source, stash = as_equal_words(src_hiddens, stash_hiddens.view(pool_rows * front, hidden_size))
     hidden_words = source.shape[1]
     block_f = triton.next_power_of_2(max(1, front))
     block_h = block_of(hidden_words, max(64, 1024 // block_f))
@@ -227,7 +227,7 @@ def fill_widened_draft_extend_inputs(
     if bs == 0:
         return
     stash = stash_hiddens.view(pool_rows * front, hidden_size)
-    verified, stash, states = _as_equal_words(verify_hiddens, stash, hidden_states)
+    verified, stash, states = as_equal_words(verify_hiddens, stash, hidden_states)
     hidden_words = states.shape[1]
     block_h = block_of(hidden_words, BLOCK_H)
     _fill_widened_kernel[(bs * width, max(1, triton.cdiv(hidden_words, block_h)))](
@@ -246,12 +246,6 @@ def fill_widened_draft_extend_inputs(
         BLOCK_H=block_h,
         num_warps=4,
     )
-
-
-def _as_equal_words(*tensors: Tensor) -> list[Tensor]:
-    """The tensors as the widest words that fit all of them."""
-    words = [as_words(tensor) for tensor in tensors]
-    return words if len({tensor.dtype for tensor in words}) == 1 else list(tensors)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

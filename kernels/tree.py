@@ -62,6 +62,7 @@ def build_tree(
 
     Raises ValueError for more than 256 nodes a tree and for unknown mask modes.
     """
+    _require_mode(tree_mask_mode)
     _build(
         parent_list,
         selected_index,
@@ -137,6 +138,7 @@ def build_tree_and_cache_locs(
     """
     arguments = dict(locals())
     require_contract((*OPS["build_tree"].args, *_SLOTS), arguments, {})
+    _require_mode(tree_mask_mode)
     _build(
         parent_list,
         selected_index,
@@ -148,6 +150,11 @@ def build_tree_and_cache_locs(
         num_draft_tokens,
         tree_mask_mode,
     )
+
+
+def _require_mode(mode: int) -> None:
+    if mode not in (FULL_MASK, QLEN_ONLY):
+        raise ValueError(f"tree_mask_mode is {mode}; allowed: {FULL_MASK} (full) or {QLEN_ONLY} (tree only)")
 
 
 def _build(
@@ -163,8 +170,6 @@ def _build(
 ) -> None:
     if num_draft_tokens > NUM_DRAFT_TOKENS_MAX:
         raise ValueError(f"num_draft_tokens is {num_draft_tokens}; allowed: at most {NUM_DRAFT_TOKENS_MAX}")
-    if mode not in (FULL_MASK, QLEN_ONLY, PACKED):
-        raise ValueError(f"tree_mask_mode is {mode}; allowed: {FULL_MASK} (full) or {QLEN_ONLY} (tree only)")
     bs = selected_index.shape[0]
     require_size("selected_index", "num_selected", selected_index.shape[1], num_draft_tokens - 1)
     require_size("positions", "num_nodes", links[0].shape[0], bs * num_draft_tokens)

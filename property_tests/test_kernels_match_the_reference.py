@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from triton import knobs
 
 from specsim import kernels
 from specsim.explore.chooser import seeded
-from specsim.ops.contract import Case, Op, Role, Tensors, differing
+from specsim.kernels import accepted, cache_locs, drafting, kv, logits, masks, multi_layer, sampling, tree, verify
+from specsim.ops.contract import Case, Op, Role, TensorArg, Tensors, differing
 from specsim.ops.registry import OPS
 from specsim.ops.strategies import cases
 from specsim.reference import FULL_MASK, QLEN_ONLY
@@ -45,7 +46,7 @@ class Guarded:
         for arg in op.tensor_args:
             shape = arg.resolve_shape(case.sizes)
             numel = torch.Size(shape).numel()
-            value = poison % 2 == 0 if arg.dtype == torch.bool else poison
+            value = {torch.bool: poison % 2 == 0, torch.uint8: poison % 251}.get(arg.dtype, poison)
             buffer = torch.full((numel + 2 * GUARD,), value, dtype=arg.dtype, device=DEVICE)
             view = buffer[GUARD : GUARD + numel].view(shape)
             if arg.role is not Role.OUT:
@@ -56,7 +57,7 @@ class Guarded:
 
     def changed(self) -> set[str]:
         """Arguments whose tensor is not what it was."""
-        return {name for name, view in self.tensors.items() if differing(view, self.before(name)).any()}
+        return {name for name, view in self.tensors.items() if bool(differing(view, self.before(name)).any())}
 
     def before(self, name: str) -> torch.Tensor:
         view = self.tensors[name]
@@ -67,29 +68,74 @@ class Guarded:
         return {
             name
             for name, buffer in self._buffers.items()
-            if not torch.equal(buffer[:GUARD], self._before[name][:GUARD])
-            or not torch.equal(buffer[-GUARD:], self._before[name][-GUARD:])
+            if bool(differing(buffer, self._before[name])[:GUARD].any())
+            or bool(differing(buffer, self._before[name])[-GUARD:].any())
         }
 
 
+def assert_equals_the_reference(op: Op, case: Case, poison: int) -> None:
+    """Every defined element equals the reference's, and nothing else that a kernel could touch has changed."""
+    expected = op.expected(case)
+    defined = op.defined(case, expected)
+    guarded = Guarded(op, case, poison)
+    op.call(kernel(op), case.sizes, guarded.tensors)
+    for name, mask in defined.items():
+        result = guarded.tensors[name].cpu()
+        torch.testing.assert_close(
+            result[mask], expected[name][mask], rtol=0, atol=op.tolerance.get(name, 0), equal_nan=True, msg=name
+        )
+        left = differing(result, guarded.before(name).cpu())[~mask]
+        assert not bool(left.any()), f"undefined part of {name}"
+    assert guarded.overrun() == set()
+    assert guarded.changed() <= {arg.name for arg in op.outputs}
+
+
+ROWS_OF_A_CASE_MAX = 16
+EXAMPLES = {"logits": 3, "sampling": 6}  # a program of these takes the interpreter long
+ignore_nan_warnings = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # inf * 0
+
+
+def is_quick(case: Case) -> bool:
+    """Whether the interpreter, which runs one program after the other, takes less than seconds for it."""
+    return DEVICE == "cuda" or case.sizes.get("num_nodes", 0) <= ROWS_OF_A_CASE_MAX
+
+
+@ignore_nan_warnings
 @every_op
 def test_a_kernel_gives_the_references_result_whatever_its_buffers_held(op: Op) -> None:
-    @given(case=cases(op), poison=st.sampled_from(POISONS))
-    @settings(max_examples=30)
+    @given(case=cases(op).filter(is_quick), poison=st.sampled_from(POISONS))
+    @settings(max_examples=EXAMPLES.get(op.family, 12), suppress_health_check=list(HealthCheck))
     def holds(case: Case, poison: int) -> None:
-        expected = op.expected(case)
-        defined = op.defined(case, expected)
-        guarded = Guarded(op, case, poison)
-        op.call(kernel(op), case.sizes, guarded.tensors)
-        for name, mask in defined.items():
-            result = guarded.tensors[name].cpu()
-            assert torch.equal(result[mask], expected[name][mask]), name
-            if op.name != "assign_req_to_token_pool":
-                assert torch.equal(result[~mask], guarded.before(name).cpu()[~mask]), f"undefined part of {name}"
-        assert guarded.overrun() == set()
-        assert guarded.changed() <= {arg.name for arg in op.outputs}
+        assert_equals_the_reference(op, case, poison)
 
     holds()
+
+
+SMALL_BLOCKS: dict[Any, dict[str, int]] = {
+    accepted: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2},
+    cache_locs: {"BLOCK_B": 2, "BLOCK_LOCS": 2},
+    drafting: {"BLOCK_J": 2},
+    kv: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2, "TILE_BYTES": 64, "NUM_MOVES_MAX": 6},
+    logits: {"BLOCK_V": 16, "BLOCK_ROW": 16, "BLOCK_DIGITS": 16},
+    masks: {"BLOCK_C": 2},
+    multi_layer: {"BLOCK_T": 2, "BLOCK_H": 2},
+    sampling: {"BLOCK_V": 2, "BLOCK_V_OF_TWO_LAWS": 2},
+    tree: {"BLOCK_B": 2, "BLOCK_C": 2, "BLOCK_FILL": 2, "FILL_BYTES": 64},
+    verify: {"BLOCK_B": 2},
+}
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="blocks that small are for the interpreter alone")
+@ignore_nan_warnings
+@every_op
+def test_a_kernel_that_needs_many_blocks_gives_the_same(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, blocks in SMALL_BLOCKS.items():
+        for name, size in blocks.items():
+            monkeypatch.setattr(module, name, size)
+    made = (op.generate(seeded(4, op.name, index)) for index in range(300))
+    several = (case for case in made if is_quick(case) and case.sizes["bs"] >= 3)
+    case = next(case for case in several if case.sizes.get("vocab_size", 0) < 70)
+    assert_equals_the_reference(op, case, POISONS[0])
 
 
 @every_op
@@ -97,20 +143,23 @@ def test_a_kernel_has_the_contracts_signature_with_its_outputs(op: Op) -> None:
     assert list(inspect.signature(kernel(op)).parameters) == [arg.name for arg in op.args]
 
 
-def test_the_provider_has_the_operations_of_a_decode_step_and_names_the_rest() -> None:
+def test_the_provider_has_every_operation() -> None:
     subjects, missing = kernels.provider().subjects()
-    decode_step = [name for name in OPS if OPS[name].family in ("cache_locs", "tree", "verify")]
-    assert [subject.op for subject in subjects] == [name for name in decode_step if name != "build_tree_packed"]
-    assert [entry.what for entry in missing] == ["build_tree_packed", *list(OPS)[len(decode_step) :]]
+    assert [subject.op for subject in subjects] == list(OPS)
+    assert missing == []
     assert all(subject.where and subject.role == "kernel" for subject in subjects)
     assert {subject.reach({}) for subject in subjects} == {"default"}
+
+
+BATCH_SIZES = ("bs", "num_nodes", "num_locs", "num_draft_locs", "mask_numel", "mask_bytes", "num_tokens", "num_targets")
+BATCH_SIZES += ("num_freed", "num_kept", "num_prefix", "num_rows", "num_copies", "num_accept_entries", "num_moves")
+BATCH_SIZES += ("num_old", "num_new", "num_src_rows", "num_window", "num_indices")
 
 
 @every_op
 def test_an_empty_batch_launches_nothing(op: Op) -> None:
     case = op.generate(seeded(0, "empty"))
-    none = dict.fromkeys(("bs", "num_nodes", "num_locs", "num_draft_locs", "mask_numel"), 0)
-    sizes = case.sizes | none
+    sizes = case.sizes | dict.fromkeys(BATCH_SIZES, 0) | {"num_bounds": 1}
     tensors = {
         arg.name: torch.zeros(arg.resolve_shape(sizes), dtype=arg.dtype, device=DEVICE) for arg in op.tensor_args
     }
@@ -119,12 +168,52 @@ def test_an_empty_batch_launches_nothing(op: Op) -> None:
 
 @every_op
 def test_a_tensor_that_is_not_contiguous_is_refused(op: Op) -> None:
-    case = op.generate(seeded(0, "strided"))
-    name, tensor = next((name, tensor) for name, tensor in case.tensors.items() if tensor.numel() >= 1)
+    made = (op.generate(seeded(0, "strided", index)) for index in range(100))
+    several = (case for case in made if case.sizes["bs"] >= 2)
+    case, name, tensor = next((c, n, t) for c in several for n, t in c.tensors.items() if t.numel() >= 2 <= t.shape[0])
     spread = torch.stack([tensor, tensor], dim=-1)[..., 0]
     tensors = {**case.tensors, **op.allocate_outputs(case), name: torch.cat([spread, spread])[::2]}
     with pytest.raises(ValueError, match=f"{name} has strides .*; allowed: contiguous tensors"):
         op.call(kernel(op), case.sizes, tensors)
+
+
+@every_op
+def test_what_does_not_fit_the_contract_is_refused_by_name_before_any_launch(op: Op) -> None:
+    case = op.generate(seeded(0, "refused"))
+    right = {**case.tensors, **op.allocate_outputs(case)}
+    for arg in op.args:
+        if not isinstance(arg, TensorArg):
+            with pytest.raises(ValueError, match=f"^{arg.name} is 2.5; allowed: an int"):
+                op.call(kernel(op), {**case.sizes, arg.name: 2.5}, dict(right))  # type: ignore[dict-item]
+            continue
+        wrong = {"dtype": right[arg.name].to(torch.complex64), "shape": right[arg.name][None]}
+        for what, tensor in wrong.items():
+            if what == "dtype" and arg.name in MOVED_WHATEVER_THEY_ARE:
+                continue
+            with pytest.raises(ValueError, match=f"^{arg.name} has {what} .*; allowed: "):
+                op.call(kernel(op), case.sizes, {**right, arg.name: tensor})
+
+
+MOVED_WHATEVER_THEY_ARE = {"buffer", "topk_p_buf", "hidden_states_buf", "hidden_states", "verify_hiddens"}
+MOVED_WHATEVER_THEY_ARE |= {"compacted_hidden_states", "req_to_hidden_states_pool", "old_hidden_states", "src_hiddens"}
+MOVED_WHATEVER_THEY_ARE |= {"stash_hiddens", "topk_p"}
+
+
+def test_tensors_that_do_not_fit_one_another_are_refused_by_name() -> None:
+    op = OPS["verify_chain_rejection"]
+    case = op.generate(seeded(0, "refused"))
+    tensors = {**case.tensors, **op.allocate_outputs(case)}
+    shorter = {**tensors, "uniform_samples": tensors["uniform_samples"][:, 1:]}
+    with pytest.raises(ValueError, match=r"^uniform_samples has shape .*; allowed: \[bs=\d, num_steps=\d\]"):
+        op.call(kernel(op), case.sizes, shorter)
+    with pytest.raises(ValueError, match=r"^predicts has num_nodes \d+; allowed: \d+, as the other arguments say"):
+        op.call(kernel(op), case.sizes, {**tensors, "predicts": tensors["predicts"][1:]})
+    compaction = OPS["compact_accepted_path"]
+    case = compaction.generate(seeded(0, "refused"))
+    tensors = {**case.tensors, **compaction.allocate_outputs(case)}
+    tensors["hidden_states"] = tensors["hidden_states"].to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"compacted_hidden_states has dtype torch.float32; allowed: torch.bfloat16"):
+        compaction.call(kernel(compaction), case.sizes, tensors)
 
 
 def test_a_batch_of_more_than_one_block_of_requests_finds_its_segments() -> None:
@@ -195,30 +284,87 @@ def case_of_second(case: Case) -> Case:
     return Case(sizes, {name: tensor[1:] for name, tensor in case.tensors.items()})
 
 
-@pytest.mark.parametrize(
-    ("links", "target"),
-    [
-        ({"retrieve_next_sibling": [-1, 2, 1, -1]}, 99),  # siblings in a circle, none accepted
-        ({"retrieve_next_token": [1, 1, -1, -1]}, 11),  # a node that is its own child, always accepted
-        ({"retrieve_next_token": [4, -1, -1, -1]}, 99),  # a child beyond the row
-        ({"retrieve_next_token": [-7, -1, -1, -1]}, 99),
-    ],
-)
-def test_a_walk_over_broken_links_ends(links: dict[str, list[int]], target: int) -> None:
-    op = OPS["verify_tree_greedy"]
+BROKEN_LINKS = [
+    ({"retrieve_next_sibling": [-1, 2, 1, -1]}, 99),  # siblings in a circle, none accepted
+    ({"retrieve_next_token": [1, 1, -1, -1]}, 11),  # a node that is its own child, always accepted
+    ({"retrieve_next_token": [4, -1, -1, -1]}, 99),  # a child beyond the row
+    ({"retrieve_next_token": [-7, -1, -1, -1]}, 99),
+]
+
+
+@pytest.mark.parametrize("name", ["verify_tree_greedy", "verify_tree_target_only", "verify_tree_rejection"])
+@pytest.mark.parametrize(("links", "target"), BROKEN_LINKS)
+def test_a_walk_over_broken_links_ends(name: str, links: dict[str, list[int]], target: int) -> None:
+    op = OPS[name]
     tree = {"retrieve_next_token": [1, 3, -1, -1], "retrieve_next_sibling": [-1, 2, -1, -1]} | links
-    tensors = {
+    law = torch.nn.functional.one_hot(torch.tensor(target), 100).to(torch.float32)
+    available = {
         "candidates": torch.tensor([[10, 11, 12, 13]]),
         "retrieve_index": torch.arange(4)[None],
         **{name: torch.tensor([link]) for name, link in tree.items()},
         "target_predict": torch.full((1, 4), target),
+        "target_probs": law.expand(1, 4, 100).contiguous(),
+        "draft_probs": torch.full((1, 4, 100), 0.01),
+        "uniform_samples": torch.full((1, 4), 0.5),
+        "uniform_final": torch.full((1,), 0.5),
+        "threshold_single": torch.ones(1),
+        "threshold_acc": torch.ones(1),
     }
-    sizes = {"bs": 1, "num_draft_tokens": 4, "num_steps": 9, "accept_width": 10, "num_nodes": 4}
+    tensors = {arg.name: available[arg.name] for arg in op.tensor_args if arg.role is Role.IN}
+    sizes = {"bs": 1, "num_draft_tokens": 4, "num_steps": 9, "accept_width": 10, "num_nodes": 4, "vocab_size": 100}
     guarded = Guarded(op, Case(sizes, tensors), POISONS[0])
     op.call(kernel(op), sizes, guarded.tensors)
     assert guarded.overrun() == set()
     assert guarded.tensors["accept_index"][0, 0] == 0
     assert 0 <= int(guarded.tensors["accept_token_num"][0]) < 4
+
+
+@ignore_nan_warnings
+@pytest.mark.parametrize("name", ["verify_tree_target_only", "verify_chain_rejection", "verify_tree_rejection"])
+def test_a_law_of_nan_accepts_nothing_and_emits_a_token_of_the_vocabulary(name: str) -> None:
+    op = OPS[name]
+    case = op.generate(seeded(0, "nan"))
+    case.tensors["target_probs"].fill_(float("nan"))
+    guarded = Guarded(op, case, POISONS[1])
+    op.call(kernel(op), case.sizes, guarded.tensors)
+    assert guarded.tensors["accept_token_num"].tolist() == [0] * case.sizes["bs"]
+    root = guarded.tensors["accept_index"][:, 0].long()
+    assert guarded.tensors["predicts"][root].tolist() == [case.sizes["vocab_size"] - 1] * case.sizes["bs"]
+
+
+@pytest.mark.parametrize("mask_mode", [FULL_MASK, QLEN_ONLY])
+def test_a_tree_and_its_slots_in_one_launch_are_what_two_operations_give(mask_mode: int) -> None:
+    op, slots = OPS["build_tree"], OPS["assign_extend_cache_locs"]
+    case = next(
+        case
+        for case in (op.generate(seeded(1, "slots", index)) for index in range(200))
+        if case.sizes["tree_mask_mode"] == mask_mode and case.sizes["bs"] >= 2 and is_quick(case)
+    )
+    bs, ndt = case.sizes["bs"], case.sizes["num_draft_tokens"]
+    seq_lens = case.tensors["verified_seq_len"]
+    pool_len = int(seq_lens.max()) + ndt
+    table = torch.arange(1, 1 + (bs + 1) * pool_len, dtype=torch.int32).view(bs + 1, pool_len)
+    rows = torch.arange(bs, 0, -1)
+    lookup = {"req_pool_indices": rows, "req_to_token": table, "start_offset": seq_lens, "end_offset": seq_lens + ndt}
+    expected = op.expected(case) | slots.expected(Case({"num_locs": bs * ndt}, lookup))
+    guarded = Guarded(op, case, POISONS[0]).tensors
+    locs = torch.full((bs * ndt,), POISONS[0], device=DEVICE)
+    on_device = {"req_pool_indices": rows.to(DEVICE), "req_to_token": table.to(DEVICE), "out_cache_loc": locs}
+    scalars = {arg.name: case.sizes[arg.name] for arg in op.args if not isinstance(arg, TensorArg)}
+    kernels.build_tree_and_cache_locs(**guarded, **on_device, **scalars)
+    for name, result in {**guarded, "out_cache_loc": locs}.items():
+        if name in expected:
+            assert torch.equal(result.cpu(), expected[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int8])
+@pytest.mark.parametrize("row_width", [3, 8])
+def test_rows_of_any_dtype_and_width_move(dtype: torch.dtype, row_width: int) -> None:
+    buffer = torch.arange(6 * row_width, device=DEVICE).view(6, row_width).to(dtype)
+    expected = buffer[torch.tensor([0, 2, 3, 3, 4, 5])].cpu()
+    target, source = torch.tensor([0, 1, 2], device=DEVICE), torch.tensor([0, 2, 3], device=DEVICE)
+    kernels.move_kv(buffer, target, source)
+    assert torch.equal(buffer.cpu(), expected)
 
 
 def test_columns_beyond_the_row_are_padding_and_never_the_next_row() -> None:
@@ -247,8 +393,11 @@ def test_too_many_nodes_and_unknown_mask_modes_are_refused() -> None:
     tensors = {name: t.to(DEVICE) for name, t in {**case.tensors, **op.allocate_outputs(case)}.items()}
     with pytest.raises(ValueError, match=r"tree_mask_mode is 2; allowed: 0 .* or 1"):
         op.call(kernel(op), case.sizes | {"tree_mask_mode": 2}, tensors)
+    sizes = case.sizes | {"bs": 1, "num_draft_tokens": 257, "num_selected": 256, "num_nodes": 257}
+    sizes |= {"tree_mask_mode": QLEN_ONLY, "mask_numel": 257 * 257}
+    tensors = {arg.name: torch.zeros(arg.resolve_shape(sizes), dtype=arg.dtype) for arg in op.tensor_args}
     with pytest.raises(ValueError, match="num_draft_tokens is 257; allowed: at most 256"):
-        op.call(kernel(op), case.sizes | {"num_draft_tokens": 257}, tensors)
+        op.call(kernel(op), sizes, {name: tensor.to(DEVICE) for name, tensor in tensors.items()})
 
 
 @pytest.mark.gpu
@@ -294,13 +443,14 @@ def test_a_new_batch_size_compiles_nothing() -> None:
 
 
 def launch_every_kernel(bs: int) -> None:
-    """Every operation on `bs` requests of one engine configuration: topk 3, 1 step, 4 draft tokens."""
+    """The operations of a decode step on `bs` requests of one engine configuration: topk 3, 1 step, 4 draft tokens."""
     sizes = {"bs": bs, "topk": 3, "num_steps": 1, "num_draft_tokens": 4, "accept_width": 2, "num_nodes": 4 * bs}
     sizes |= {"num_selected": 3, "parent_width": 0, "num_locs": 4 * bs, "num_draft_locs": 3 * bs}
     sizes |= {"pool_rows": bs + 1, "pool_len": 8 + bs}
     for mask_mode in (FULL_MASK, QLEN_ONLY):
         sizes |= {"tree_mask_mode": mask_mode, "mask_numel": 16 * bs}
-        for op in KERNEL_OPS.values():
+        for op in (op for op in KERNEL_OPS.values() if op.family in ("cache_locs", "tree", "verify")):
+            sizes["mask_bytes"] = 4 * bs
             tensors = {
                 arg.name: torch.zeros(arg.resolve_shape(sizes), dtype=arg.dtype, device=DEVICE)
                 for arg in op.tensor_args

@@ -1,0 +1,5 @@
+"""Implementations against the reference: cases, red zones, comparison; and a sanitizer for any Triton kernel."""
+
+from specsim.diff.sanitizer import Flaw, Report, corners, sanitize
+
+__all__ = ["Flaw", "Report", "corners", "sanitize"]
