@@ -50,7 +50,7 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "reference": layer(foreign="torch"),
     "grammar": layer("reference", "torch"),
     "ops": layer("errors verdict explore reference", "torch"),
-    "kernels": layer("errors ops", "torch triton"),
+    "kernels": layer("errors reference ops", "torch triton"),
     "targets": layer("errors verdict explore memory sim ops", "torch triton"),
     "diff": layer("errors verdict replay_file explore reference ops kernels targets", "torch triton numpy"),
     "compiled": layer("errors targets"),
@@ -67,6 +67,7 @@ TOP = {"cli", "commands", "__main__", "pytest_plugin"}  # may import everything
 STRATEGIES = {"specsim.explore.hypothesis_lane", "specsim.ops.strategies", "specsim.check.strategies"}
 PUBLIC = {
     "specsim.ops.strategies",
+    "specsim.diff.sanitize",
     "specsim.ops.losslessness",
     "specsim.ops.statistics",
     "specsim.check.strategies",

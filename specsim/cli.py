@@ -5,7 +5,6 @@ at once.
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import specsim
-from specsim.commands import require_folder
+from specsim.commands import history, model
+from specsim.commands.options import CacheOption, DeviceOption, HangOption, one_of, require_folder, say
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
 
@@ -45,16 +45,10 @@ DEFAULT_SCHEDULES = 400
 SHRINK_ATTEMPTS = 5000
 GIT_SKIPS, GIT_STOPS = 125, 128  # what `git bisect run` makes of these exit codes
 
-CacheOption = Annotated[
-    Path | None,
-    typer.Option("--cache-dir", help="Folder for fetched wheels. Default: $SPECSIM_CACHE_DIR, else ~/.cache/specsim."),
-]
-DeviceOption = Annotated[str, typer.Option(help="cpu (Triton's interpreter), cuda, or auto.")]
 BisectRunOption = Annotated[
     bool,
     typer.Option("--bisect-run", help="For `git bisect run`: exit 125 (skip) when the target cannot be judged."),
 ]
-HangOption = Annotated[float, typer.Option(min=1.0, help="Seconds after which a call or schedule counts as hung.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -90,7 +84,7 @@ def _exit_codes(bisect_run: bool, of_errors: int) -> Iterator[None]:
     except (UsageError, NondeterministicError) as error:
         if not bisect_run:
             raise
-        _say(error) if isinstance(error, UsageError) else typer.echo(f"specsim: nondeterministic: {error}", err=True)
+        say(error) if isinstance(error, UsageError) else typer.echo(f"specsim: nondeterministic: {error}", err=True)
         raise typer.Exit(of_errors) from None
 
 
@@ -162,9 +156,9 @@ def check(
     from specsim.verdict import Verdict, write_json
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
-        _one_of("--only", only, TIERS)
-        _one_of("--device", device, ("auto", "cpu", "cuda"))
-        _one_of("--strategy", strategy, tuple(STRATEGIES))
+        one_of("--only", only, TIERS)
+        one_of("--device", device, ("auto", "cpu", "cuda"))
+        one_of("--strategy", strategy, tuple(STRATEGIES))
         chosen = expand_targets(target or ["model"], RELEASES)
         if len(chosen) > 1 or write is not None or pin_to is not None:
             options = {"--seed": seed, "--cases": cases, "--schedules": schedules, "--device": device}
@@ -173,7 +167,7 @@ def check(
             for option, value in (("--mutant", mutant), ("--canary", canary), ("--kernels", kernels)):
                 if value:
                     raise UsageError(f"{option} with several targets", f"it is of the model: check model {option}")
-            from specsim.commands import check_many
+            from specsim.commands.many import check_many
 
             raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, target or []))
         (parsed,) = chosen
@@ -300,7 +294,7 @@ def replay(
     from specsim.targets.spec import parse_target
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
-        _one_of("--device", device, ("auto", "cpu", "cuda"))
+        one_of("--device", device, ("auto", "cpu", "cuda"))
         stored = replay_file.load(file)
         text = parse_target(target or stored.target).text
     if isinstance(stored, replay_file.OpReplay):
@@ -438,7 +432,7 @@ def targets(
     drifted, and what a maintainer has to add; exit code 1 when something has to be added.
     """
     if target:
-        from specsim.commands import survey
+        from specsim.commands.many import survey
 
         raise typer.Exit(survey(target, json_file, write, cache_dir))
     if write is not None:
@@ -465,208 +459,6 @@ def targets(
 
 
 @app.command()
-def mutants(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Mutants; all when left out.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds, from 0 on.")] = 20,
-    schedules: Annotated[int, typer.Option(min=1, help="Schedules of a seed, at most.")] = 20000,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time. Default: one a core.")] = None,
-    without: Annotated[list[str] | None, typer.Option(metavar="RULE", help="Switch a rule off.")] = None,
-    only_oracle: Annotated[bool, typer.Option("--only-oracle", help="Switch off all but the content oracle.")] = False,
-    strategy: Annotated[
-        str, typer.Option(help="How schedules are made: swarm, pct, delays, coverage, portfolio.")
-    ] = "swarm",
-    blind: Annotated[
-        bool, typer.Option("--blind", help="Those written by someone who has not read the rules; none need be found.")
-    ] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file.")] = None,
-    write: Annotated[
-        Path | None, typer.Option(help="Write the page: every strategy, each rule off, smallest schedules.")
-    ] = None,
-) -> None:
-    """Put each historic bug back into the model, and see how soon it is found. Exit code 1 when one is not."""
-    from specsim.explore.strategies import STRATEGIES
-    from specsim.mutants import table
-    from specsim.mutants.blind import BLIND
-    from specsim.mutants.catalogue import CATALOGUE
-    from specsim.mutants.load import find
-    from specsim.mutants.page import page
-    from specsim.report.terminal import live_count, print_mutants
-    from specsim.verdict import write_json
-
-    for option, file in (("--json", json_file), ("--write", write)):
-        if file is not None:
-            require_folder(option, file.parent)
-    if blind and ids:
-        raise UsageError("--blind with the ids of mutants", "give one of them")
-    if write is not None and (ids or without or only_oracle or blind or strategy != "swarm"):
-        raise UsageError(
-            "--write with a selection of mutants, rules or strategies", "the page is of all: give --write alone"
-        )
-    _one_of("--strategy", strategy, tuple(STRATEGIES))
-    chosen = list(BLIND) if blind else [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
-    at_once = jobs or os.cpu_count() or 1
-    if write is not None:
-        efforts = table.efforts_with(seeds, schedules)
-        with live_count("hunts") as count:
-            whole = table.build(chosen, BLIND, jobs=at_once, efforts=efforts, on_done=count)
-        write.write_text(page(whole), encoding="utf-8")
-        hunted, data = whole.hunted, table.table_to_json(whole)
-    else:
-        off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
-        hunted = table.hunt_all(
-            chosen, seeds=seeds, schedules_max=schedules, jobs=at_once, without=off, only=only, strategy=strategy
-        )
-        data = {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]}
-    print_mutants(table.COLUMNS, [table.row(each) for each in hunted], table.seen_by_nobody(hunted))
-    if json_file is not None:
-        write_json(json_file, data)
-    raise typer.Exit(0 if blind or all(each.found == seeds for each in hunted) else 1)
-
-
-@app.command()
-def explore(
-    scope: Annotated[str | None, typer.Argument(help="A small scope by name; all of them when left out.")] = None,
-    strategy: Annotated[
-        str, typer.Option(help="visited: each state once; reduced: one order of steps that commute; stateless.")
-    ] = "visited",
-    states: Annotated[int, typer.Option(min=1, help="States (stateless: schedules) after which to stop.")] = 2_000_000,
-    mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the counts to this file.")] = None,
-) -> None:
-    """Run every schedule of small scopes of the model; print exact counts of schedules and distinct states."""
-    from specsim.mutants.load import apply, find
-
-    if mutant:  # before the modules of the simulator are loaded
-        apply(find(mutant))
-    from specsim.check.exploration import explore as explore_scope
-    from specsim.check.exploration import log_of
-    from specsim.explore.exhaustive import METHODS
-    from specsim.sim.scopes import SCOPES, scope_named
-    from specsim.verdict import write_json
-
-    method = next((method for method in METHODS if method == strategy), None)
-    if method is None:
-        raise UsageError(f"--strategy {strategy!r} is unknown", f"allowed: {', '.join(METHODS)}")
-    if json_file is not None:
-        require_folder("--json", json_file.parent)
-    chosen = [scope_named(scope)] if scope is not None else list(SCOPES)
-    typer.echo(f"{'scope':15}{'schedules':>22}{'states':>10}{'ends':>7}{'states/s':>10}{'MiB':>6}  {strategy}")
-    results, found = [], False
-    for one in chosen:
-        result = explore_scope(one, method, states)
-        results.append(result.to_json())
-        explored = result.explored
-        shown = str(explored.states) if explored.states else "-"
-        rate = f"{result.states_per_second:.0f}" if explored.states else "-"
-        typer.echo(
-            f"{one.name:15}{explored.schedules:>22}{shown:>10}{len(explored.ends):>7}{rate:>10}"
-            f"{result.memory_mib:>6.0f}  {'complete' if explored.complete else f'stopped at {states}'}"
-        )
-        for signature, tape in sorted(explored.broken.items()):
-            found = True
-            typer.echo(f"  broken: {signature}, with the choices {' '.join(map(str, tape))}")
-            for event in log_of(one, tape):
-                typer.echo(f"    {event}")
-    if json_file is not None:
-        write_json(json_file, {"scopes": results})
-    raise typer.Exit(1 if found else 0)
-
-
-@app.command(name="compile")
-def compile_simulator() -> None:
-    """Compile the simulator's step loop into the cache: the same digests, several times as fast. SPECSIM_COMPILED=0
-    turns it off.
-    """
-    from specsim.compiled.build import build, find_build
-    from specsim.targets.cache import open_cache
-
-    cache = open_cache()
-    found = find_build(cache)
-    if found is None:
-        typer.echo("specsim: compiling takes a minute or two.", err=True)
-    typer.echo(f"{'compiled into' if found is None else 'compiled before, in'} {found or build(cache)}")
-
-
-@app.command()
-def bisect(
-    file: Annotated[Path | None, typer.Argument(help="A replay file: which revision shows its finding?")] = None,
-    good: Annotated[str, typer.Option(metavar="R1", help="A release or, with --repo, a revision that is right.")] = "",
-    bad: Annotated[str, typer.Option(metavar="R2", help="One that is wrong; older or newer than the good one.")] = "",
-    repo: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Search the history of this git repository, untouched.")
-    ] = None,
-    rule: Annotated[
-        str | None, typer.Option(metavar="ID", help="Ask for a rule of the simulator, in schedules of one seed.")
-    ] = None,
-    only: Annotated[str | None, typer.Option(metavar="ops:NAME", help="Ask for one operation, on cases.")] = None,
-    seed: Annotated[str, typer.Option(help="A number or a commit hash; for --rule and --only.")] = "0",
-    schedules: Annotated[int, typer.Option(min=1, help="Schedules of a revision, for --rule.")] = 200,
-    cases: Annotated[int, typer.Option(min=1, help="Cases of an implementation, for --only.")] = 50,
-    out: Annotated[Path, typer.Option(help="Folder for the replay file of --rule and --only.")] = Path(
-        "specsim-findings"
-    ),
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
-    hang_seconds: HangOption = 20.0,
-    cache_dir: CacheOption = None,
-) -> None:
-    """Find the first bad, or first fixed, release or commit. Exit code 0 when it was found; 125 when revisions that
-    cannot be judged hide it, or an end cannot be judged.
-    """
-    from specsim.bisect import command
-    from specsim.bisect.verdicts import Limits
-    from specsim.targets.cache import open_cache
-
-    for option, value in (("--good", good), ("--bad", bad)):
-        if not value:
-            raise UsageError(f"there is no {option}", "give --good and --bad, two releases or two revisions of --repo")
-    for option, folder in (("--out", out), ("--json", json_file.parent if json_file else out)):
-        require_folder(option, folder)
-    cache = open_cache(cache_dir)
-    question = command.question_of(
-        file, rule, only, Limits(cache.folder, out, parse_seed(seed), schedules, cases, hang_seconds)
-    )
-    history = command.history_of(good, bad, repo)
-    try:
-        raise typer.Exit(command.run(history, question, cache, repo, json_file, typer.echo))
-    except command.EndError as error:
-        _say(error)
-        raise typer.Exit(command.NOT_JUDGED) from None
-
-
-@app.command()
-def sweep(
-    schedules: Annotated[int, typer.Option(min=1, help="Schedules of the default swarm, from 0 on.")] = 1_000_000,
-    seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one a core.")] = None,
-    write: Annotated[Path | None, typer.Option(help="Write the counts to this file, every half minute too.")] = None,
-) -> None:
-    """Count many schedules of the model: events, findings, and how often each interleaving and feature was reached. An
-    interrupt keeps and prints what was counted. Exit code 1 when a rule broke, 130 when it was interrupted.
-    """
-    seed_number = parse_seed(seed)
-    if write is not None:
-        require_folder("--write", write.parent)
-    from specsim.bench.environment import environment
-    from specsim.judge.sweep import Swept, run
-    from specsim.report.terminal import print_sweep
-    from specsim.verdict import write_json
-
-    processes = jobs or os.cpu_count() or 1
-    where = environment()
-
-    def keep(swept: Swept) -> None:
-        typer.echo(f"{swept.counts.schedules} of {schedules} schedules, {swept.seconds:.0f} s", err=True)
-        if write is not None:
-            ran = {"environment": where, "processes": processes, "seconds": round(swept.seconds, 1)}
-            write_json(write, {**swept.to_json(), **ran})
-
-    swept = run(seed_number, schedules, processes, keep)
-    keep(swept)
-    print_sweep(swept.to_json())
-    raise typer.Exit(1 if swept.counts.broken else 130 if swept.ended else 0)
-
-
-@app.command()
 def bench(
     name: Annotated[str | None, typer.Argument(help="One benchmark; all when left out.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
@@ -679,21 +471,17 @@ def bench(
     from specsim.report.terminal import print_bench
     from specsim.verdict import write_json
 
-    _one_of("--device", device, ("auto", "cpu", "cuda"))
-    _one_of("NAME", name, tuple(BENCHMARKS))
+    one_of("--device", device, ("auto", "cpu", "cuda"))
+    one_of("NAME", name, tuple(BENCHMARKS))
     results = run([name] if name else list(BENCHMARKS), choose_device(device), full=full)
     if json_file is not None:
         write_json(json_file, results)
     print_bench(results)
 
 
-def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    if value is not None and value not in allowed:
-        raise UsageError(f"{option} {value!r} is unknown", f"allowed: {', '.join(allowed)}")
-
-
-def _say(error: UsageError) -> None:
-    print(f"specsim: {error.problem}.\n         {error.remedy[:1].upper()}{error.remedy[1:]}.", file=sys.stderr)
+for command in (model.explore, model.mutants, model.sweep, history.bisect):
+    app.command()(command)
+app.command(name="compile")(model.compile_simulator)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -703,7 +491,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=arguments, prog_name="specsim")
     except UsageError as error:
-        _say(error)
+        say(error)
         raise SystemExit(2) from None
     except NondeterministicError as error:
         print(f"specsim: nondeterministic: two runs of one schedule differ ({error}).", file=sys.stderr)

@@ -157,7 +157,7 @@ def _values(path: Path, data: Mapping[str, Any], kind: _Kind) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for known in fields(kind):
         name = known.name
-        if name not in data and known.default_factory is not MISSING:
+        if name not in data and (known.default_factory is not MISSING or known.default is not MISSING):
             continue  # a field that files of older versions lack
         wanted = _TYPES[str(known.type).split("[")[0]]
         value = data.get(name)

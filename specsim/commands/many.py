@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from specsim.commands.options import require_folder
 from specsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,10 +94,3 @@ def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_d
     if write is not None:
         write_json(write, known.known_to_json(surveys))
     return 1 if any(entry["to_add"] for entry in listed) else 0
-
-
-def require_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that cannot take files before the work begins rather than after."""
-    parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UsageError(f"{option} {folder}: {parent} is not a folder that can be written", "name another folder")

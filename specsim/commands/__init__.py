@@ -1,0 +1,1 @@
+"""The commands that `specsim.cli` does not hold itself, and what commands share."""

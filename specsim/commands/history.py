@@ -1,0 +1,57 @@
+"""`specsim bisect`: what its arguments ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specsim.commands.options import CacheOption, HangOption, require_folder, say
+from specsim.errors import UsageError
+from specsim.explore.seeds import parse_seed
+
+
+def bisect(
+    file: Annotated[Path | None, typer.Argument(help="A replay file: which revision shows its finding?")] = None,
+    good: Annotated[str, typer.Option(metavar="R1", help="A release or, with --repo, a revision that is right.")] = "",
+    bad: Annotated[str, typer.Option(metavar="R2", help="One that is wrong; older or newer than the good one.")] = "",
+    repo: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Search the history of this git repository, untouched.")
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option(metavar="ID", help="Ask for a rule of the simulator, in schedules of one seed.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="ops:NAME", help="Ask for one operation, on cases.")] = None,
+    seed: Annotated[str, typer.Option(help="A number or a commit hash; for --rule and --only.")] = "0",
+    schedules: Annotated[int, typer.Option(min=1, help="Schedules of a revision, for --rule.")] = 200,
+    cases: Annotated[int, typer.Option(min=1, help="Cases of an implementation, for --only.")] = 50,
+    out: Annotated[Path, typer.Option(help="Folder for the replay file of --rule and --only.")] = Path(
+        "specsim-findings"
+    ),
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
+    hang_seconds: HangOption = 20.0,
+    cache_dir: CacheOption = None,
+) -> None:
+    """Find the first bad, or first fixed, release or commit. Exit code 0 when it was found; 125 when revisions that
+    cannot be judged hide it, or an end cannot be judged.
+    """
+    from specsim.bisect import command
+    from specsim.bisect.verdicts import Limits
+    from specsim.targets.cache import open_cache
+
+    for option, value in (("--good", good), ("--bad", bad)):
+        if not value:
+            raise UsageError(f"there is no {option}", "give --good and --bad, two releases or two revisions of --repo")
+    for option, folder in (("--out", out), ("--json", json_file.parent if json_file else out)):
+        require_folder(option, folder)
+    cache = open_cache(cache_dir)
+    question = command.question_of(
+        file, rule, only, Limits(cache.folder, out, parse_seed(seed), schedules, cases, hang_seconds)
+    )
+    history = command.history_of(good, bad, repo)
+    try:
+        raise typer.Exit(command.run(history, question, cache, repo, json_file, typer.echo))
+    except command.EndError as error:
+        say(error)
+        raise typer.Exit(command.NOT_JUDGED) from None

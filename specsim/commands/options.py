@@ -1,0 +1,37 @@
+"""Options that several commands have, and what is asked of their values."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specsim.errors import UsageError
+
+CacheOption = Annotated[
+    Path | None,
+    typer.Option("--cache-dir", help="Folder for fetched wheels. Default: $SPECSIM_CACHE_DIR, else ~/.cache/specsim."),
+]
+DeviceOption = Annotated[str, typer.Option(help="cpu (Triton's interpreter), cuda, or auto.")]
+HangOption = Annotated[float, typer.Option(min=1.0, help="Seconds after which a call or schedule counts as hung.")]
+
+
+def one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    """Refuse a value that is not among the allowed ones."""
+    if value is not None and value not in allowed:
+        raise UsageError(f"{option} {value!r} is unknown", f"allowed: {', '.join(allowed)}")
+
+
+def say(error: UsageError) -> None:
+    """Print an error for the reader."""
+    print(f"specsim: {error.problem}.\n         {error.remedy[:1].upper()}{error.remedy[1:]}.", file=sys.stderr)
+
+
+def require_folder(option: str, folder: Path) -> None:
+    """Refuse a folder that cannot take files before the work begins rather than after."""
+    parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UsageError(f"{option} {folder}: {parent} is not a folder that can be written", "name another folder")
