@@ -26,10 +26,10 @@ READY := .venv/.ready
 TORCH_PIN := $(shell grep '^torch==' constraints.txt)
 RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
 
-.PHONY: help setup run test nightly lint clean
+.PHONY: help setup run test test-compile nightly lint clean
 
 help: ## what can be made
-	@sed -n -e 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n -e 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
 setup: $(READY) ## the virtual environment alone
 
@@ -40,6 +40,9 @@ test: $(READY) ## every test; fetches the releases of fixtures/releases.txt once
 	@$(BIN)/specsim targets $(foreach version,$(RELEASES),--fetch sglang==$(version)) \
 		|| echo 'make test: not every release is there (see above); the tests that need them are skipped' >&2
 	$(BIN)/python -m pytest -n auto
+
+test-compile: $(READY) ## every kernel compiled for sm_90, without a GPU: spills and vector widths
+	SPECSIM_COMPILE=all $(BIN)/python -m pytest property_tests/test_compiled_kernels.py
 
 nightly: $(READY) ## every test with fifty times the examples: hours
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n auto
