@@ -27,7 +27,7 @@ TORCH_PIN := $(shell grep '^torch==' constraints.txt)
 RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
 ALL_RELEASES := $(shell sed -e 's/#.*//' fixtures/all_releases.txt)
 
-.PHONY: help setup run test test-releases compiled nightly lint clean
+.PHONY: help setup run test test-releases test-compiled test-sm90 nightly lint clean
 
 help: ## what can be made
 	@sed -n -e 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -47,8 +47,11 @@ test-releases: $(READY) ## the tests of every release of fixtures/all_releases.t
 		|| echo 'make test-releases: not every release is there (see above); its tests are skipped' >&2
 	$(BIN)/python -m pytest -n auto --all-releases property_tests/test_release_accounting.py
 
-compiled: $(READY) ## the tests that compile the simulator: minutes
+test-compiled: $(READY) ## the tests that compile the simulator: minutes
 	SPECSIM_TEST_COMPILED=1 $(BIN)/python -m pytest property_tests/test_compiled.py
+
+test-sm90: $(READY) ## every kernel compiled for sm_90, without a GPU: spills and vector widths
+	SPECSIM_COMPILE=all $(BIN)/python -m pytest property_tests/test_compiled_kernels.py
 
 nightly: $(READY) ## every test with fifty times the examples: hours
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n auto

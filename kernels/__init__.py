@@ -25,6 +25,11 @@ from specsim.kernels.accepted import (
     verify_commit_outputs,
     write_req_to_token_pool,
 )
+from specsim.kernels.alloc import (
+    alloc_decode,
+    alloc_extend,
+    get_last_loc,
+)
 from specsim.kernels.cache_locs import (
     assign_draft_cache_locs_contiguous,
     assign_extend_cache_locs,
@@ -37,13 +42,10 @@ from specsim.kernels.drafting import (
 )
 from specsim.kernels.kv import (
     align_evict_mask_to_page_size,
-    alloc_decode,
-    alloc_extend,
     compact_accepted_path,
     draft_cache_locs_paged,
     fill_accept_out_cache_loc,
     generate_draft_decode_kv_indices,
-    get_last_loc,
     move_kv,
 )
 from specsim.kernels.logits import (

@@ -1,6 +1,6 @@
 """Run as a program: compile kernels for sm_90 on a machine without a GPU, and say what came of it, as JSON.
 
-    python property_tests/compiled_kernels.py OPERATION ...
+    python property_tests/compiled_kernels.py OPERATION[@NODES] ...
 
 The host functions are called with tensors that have a shape and no memory, in production's sizes; what they would
 launch is compiled instead. For each launch: registers and bytes of spills as ptxas reports them, and the widest loads
@@ -95,15 +95,14 @@ def sizes(ndt: int = 8, topk: int = 4, num_steps: int = 5, bs: int = 64) -> dict
     return chosen | derived
 
 
-def overrides(op: str) -> dict[str, int]:
-    """Sizes that an operation relates otherwise than the others do."""
-    if op.startswith("verify_chain"):
-        return sizes(ndt=6, num_steps=5)
-    if op == "build_chain_tree":
+def sizes_of(op: str, ndt: int) -> dict[str, int]:
+    """The sizes of a case of an operation, some of which relate them otherwise than the others do."""
+    if op.startswith("verify_chain") or op == "build_chain_tree":
         return sizes(ndt=6, num_steps=5) | {"mask_numel": 64 * 36}
+    case = sizes(ndt=ndt) if ndt <= 8 else sizes(ndt=ndt, topk=8, num_steps=8)
     if op == "organize_draft_results":
-        return sizes() | {"parent_width": 4 * 5 + 1}
-    return sizes()
+        case["parent_width"] = case["topk"] * case["num_steps"] + 1
+    return case
 
 
 @contextmanager
@@ -173,8 +172,8 @@ def _widest(pattern: str, ptx: str) -> int:
     return max((int(count or 1) * int(bits) // 8 for count, bits in re.findall(pattern, ptx)), default=0)
 
 
-def compile_operation(name: str) -> list[dict[str, Any]]:
-    op, case = OPS[name], overrides(name)
+def compile_operation(name: str, ndt: int = 8) -> list[dict[str, Any]]:
+    op, case = OPS[name], sizes_of(name, ndt)
     arguments: dict[str, Any] = {}
     for arg in op.args:
         if isinstance(arg, ScalarArg):
@@ -188,4 +187,5 @@ def compile_operation(name: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: compile_operation(name) for name in sys.argv[1:]}))
+    asked = [(argument, *argument.partition("@")[::2]) for argument in sys.argv[1:]]
+    print(json.dumps({key: compile_operation(name, int(ndt or 8)) for key, name, ndt in asked}))

@@ -1,6 +1,6 @@
 """The compiled simulator is the simulator in Python, with the same digests, for those who built it and nobody else.
 
-Building takes minutes, so what needs a build runs when SPECSIM_TEST_COMPILED is set, as `make compiled` does.
+Building takes minutes, so what needs a build runs when SPECSIM_TEST_COMPILED is set, as `make test-compiled` does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specsim.errors import UsageError
 from specsim.targets.cache import Cache
 
 needs_build = pytest.mark.skipif(
-    not os.environ.get("SPECSIM_TEST_COMPILED"), reason="compiling takes minutes: `make compiled` does it"
+    not os.environ.get("SPECSIM_TEST_COMPILED"), reason="compiling takes minutes: `make test-compiled` does it"
 )
 
 # What a process prints: how its simulator runs, digests of schedules of the model, of an extension and of another order

@@ -194,8 +194,8 @@ def test_the_own_kernels_have_no_finding(op: str) -> None:
     assert {s.op for s in subjects} | {entry.what for entry in not_run} == set(OPS)
     (subject,) = [s for s in subjects if s.op == op]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    result = judge(OPS[op], subject, seed=3, cases=40, device=device, deadline=math.inf, on_case=lambda _i: None)
-    assert (result.cases, result.failures) == (40, [])
+    result = judge(OPS[op], subject, seed=3, cases=4, device=device, deadline=math.inf, on_case=lambda _i: None)
+    assert (result.cases, result.failures) == (4, [])
 
 
 def test_a_mapping_says_what_it_does_not_provide() -> None:
