@@ -7,6 +7,7 @@ from specsim.mutants.mutant import Mutant
 _ACCOUNTING = "specsim.sim.accounting"
 _DEVICE = "specsim.sim.device"
 _ENGINE = "specsim.sim.engine"
+_RESULTS = "specsim.sim.results"
 _RELAY = "specsim.sim.relay"
 _DRAFT = "specsim.sim.draft"
 _GRAMMAR = "specsim.sim.grammar"
@@ -260,7 +261,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "H06",
         "a full batch stays marked as full when a request ends with its prefill",
         references=("sgl-project/sglang#4185",),
-        module=_ENGINE,
+        module=_RESULTS,
         line="self._batch_is_full = False  # somebody leaves",
         becomes="self._batch_is_full &= not request.resolved",
     ),

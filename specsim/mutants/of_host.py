@@ -9,6 +9,7 @@ _CONFIG = "specsim.sim.config"
 _DEVICE = "specsim.sim.device"
 _ADMISSION = "specsim.sim.admission"
 _ENGINE = "specsim.sim.engine"
+_RESULTS = "specsim.sim.results"
 _RELAY = "specsim.sim.relay"
 _DRAFT = "specsim.sim.draft"
 _TREE = "specsim.sim.tree"
@@ -157,7 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "A22",
         "the late result of a retracted request is taken as a fresh one",
         references=("vllm-project/vllm#49620", "vllm-project/vllm#41190"),
-        module=_ENGINE,
+        module=_RESULTS,
         line="return row.request.state is State.RUNNING and row.request.key == row.key",
         becomes="return row.request.state is not State.FINISHED and row.request.key == row.key",
     ),
