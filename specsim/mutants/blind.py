@@ -11,4 +11,85 @@ from __future__ import annotations
 
 from specsim.mutants.mutant import Mutant
 
-BLIND: tuple[Mutant, ...] = ()
+BLIND: tuple[Mutant, ...] = (
+    Mutant(
+        "Z01",
+        "admission does not count the outputs of a request that was retracted and waits again",
+        (),
+        "specsim.sim.admission",
+        "need = ceil_to(fill_len + self._config.reserve, page_size)",
+        "need = ceil_to(len(request.prompt) + self._config.reserve, page_size)",
+    ),
+    Mutant(
+        "Z02",
+        "a pause retracts everybody and leaves the batch marked as full",
+        (),
+        "specsim.sim.engine",
+        "self._futures, self._merging_rows, self._batch_is_full = Futures(), [], False",
+        "self._futures, self._merging_rows = Futures(), []",
+    ),
+    Mutant(
+        "Z03",
+        "a use makes a node younger than its parent, so one pass of an eviction misses parents that become leaves",
+        (),
+        "specsim.memory.radix",
+        "for node in path[:0:-1]:  # the root has no age",
+        "for node in path[1:]:  # the root has no age",
+    ),
+    Mutant(
+        "Z04",
+        "a session's turn keeps the page of its first new position, for which it then gets another",
+        (),
+        "specsim.sim.accounting",
+        "self._free(held, ceil_to(prefix_len, self._memory.config.page_size))",
+        "self._free(held, ceil_to(prefix_len + 1, self._memory.config.page_size))",
+    ),
+    Mutant(
+        "Z05",
+        "a lock in a radix cache keeps the window rounded down to whole pages",
+        (),
+        "specsim.memory.window_tree",
+        "self._kept = ceil_to(window, swa.page_size)  # a lock keeps whole pages",
+        "self._kept = window // swa.page_size * swa.page_size  # a lock keeps whole pages",
+    ),
+    Mutant(
+        "Z06",
+        "the relay's ring has room for one launch of each other row, although a prefill in chunks is several",
+        (),
+        "specsim.sim.relay",
+        "launches = -(-config.context_len // config.chunk_size) if config.chunk_size else 1",
+        "launches = 1",
+    ),
+    Mutant(
+        "Z07",
+        "each further layer of the drafter goes on from the first layer's draft, not from that of the layer before",
+        (),
+        "specsim.sim.draft",
+        "ids = rotate_input_ids(ids, accept_lens, stride, [draft_token_of(of_row[-1]) for of_row in seeds])",
+        "ids = rotate_input_ids(ids, accept_lens, stride, [draft_token_of(of_row[0]) for of_row in seeds])",
+    ),
+    Mutant(
+        "Z08",
+        "behind a mixed chunk, the mask's grammars read the tokens of the prefill's rows only",
+        (),
+        "specsim.sim.streams",
+        "for part in before.parts:",
+        "for part in (before,):",
+    ),
+    Mutant(
+        "Z09",
+        "logprob rows are written for the requests that want them only, and read at the place in the whole batch",
+        (),
+        "specsim.sim.device",
+        "if returns_rows:",
+        "if row.request.turn.return_logprob:",
+    ),
+    Mutant(
+        "Z10",
+        "of the text before a run, one letter too few is searched for a stop string that ends in the run",
+        (),
+        "specsim.sim.text",
+        "text = text[max(len(text) + 1 - max(map(len, stop)), 0) :]",
+        "text = text[max(len(text) + 2 - max(map(len, stop)), 0) :]",
+    ),
+)
