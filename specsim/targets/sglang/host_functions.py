@@ -126,7 +126,8 @@ class HostFunctions:
         for name, part in self.parts.items():
             lines = self.lines_of_parts.get(name, {})
             part.lines = sum(map(len, lines.values())) if part.kind == "real" else 0
-            part.lines_run = sum(len(of_file & self.lines_run[path]) for path, of_file in lines.items() if part.lines)
+            ran = (of_file & self.lines_run.get(path, set()) for path, of_file in lines.items())
+            part.lines_run = sum(map(len, ran)) if part.lines else 0
         return list(self.parts.values())
 
     def forget(self) -> None:
