@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -126,7 +126,8 @@ class HostFunctions:
         for name, part in self.parts.items():
             lines = self.lines_of_parts.get(name, {})
             part.lines = sum(map(len, lines.values())) if part.kind == "real" else 0
-            part.lines_run = sum(len(of_file & self.lines_run[path]) for path, of_file in lines.items() if part.lines)
+            ran = (of_file & self.lines_run.get(path, set()) for path, of_file in lines.items())
+            part.lines_run = sum(map(len, ran)) if part.lines else 0
         return list(self.parts.values())
 
     def forget(self) -> None:
@@ -224,7 +225,7 @@ class _Lifting:
         lifted: LiftedFunction | None = None
         for path, name in function.places:
             if self._defines(path, name):
-                lifted = self._lifter.lift_method(path, name, _Anything(self._given))
+                lifted = self._lifter.look(path, name)
                 break
         if lifted is None and function.optional:
             return
@@ -549,25 +550,6 @@ class _Lifting:
         if class_name:
             return class_functions(module, class_name)[method][-1]
         return next(s for s in module.definitions[name] if isinstance(s, ast.FunctionDef))
-
-
-class _Anything(Mapping[str, Any]):
-    """What is given, and None for every other name: a look at a function before what it needs is lifted."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = given
-
-    def __contains__(self, _name: object) -> bool:
-        return True
-
-    def __getitem__(self, name: str) -> Any:
-        return self._given.get(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._given)
-
-    def __len__(self) -> int:
-        return len(self._given)
 
 
 def _do_nothing(*_arguments: Any, **_named: Any) -> None:
