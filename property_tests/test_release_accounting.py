@@ -220,6 +220,28 @@ REAL = [part for part in PARTS if part not in EXPECTED[NEWEST]["ours"]]
 SESSION = ("session match", "session save", "session close")
 
 
+def test_a_release_that_takes_the_result_of_a_request_that_has_ended_is_found(
+    release: Release, target: Targets, wheel_cache: Cache
+) -> None:
+    source = release(NEWEST)
+    path, _ = place_of(target(NEWEST), "result handling", source)
+    skips = "(self.enable_overlap or self.enable_overlap_mlx) and ("
+    edited = MadeUpSource({path: source.read(path).replace(skips, "False and (")}, base=source)
+    new = findings(SglangHostTarget(edited, wheel_cache), 60).keys() - EXPECTED[NEWEST]["findings"].keys()
+    assert {"accounting:I31:result handling", "accounting:I32:result handling"} <= new
+
+
+@pytest.mark.parametrize("version", list(EXPECTED))
+def test_the_lines_of_a_function_that_ran_are_counted(version: str, target: Targets) -> None:
+    lifted = target(version)
+    for index in range(30):
+        run(lifted, index)
+    parts = {part.name: part for part in lifted.parts if part.kind == "real"}
+    assert all(part.lines_run <= part.lines for part in parts.values())
+    for name in ("row width", "alloc length", "prepare", "resolve", "result handling", "finish check", "release"):
+        assert parts[name].lines / 3 < parts[name].lines_run
+
+
 @pytest.mark.parametrize("body", ["pass", "...", '"""Nothing is left."""'])
 @pytest.mark.parametrize("part", ["prepare", "resolve"])
 def test_a_deleted_body_is_not_run_and_does_not_pass(
@@ -248,6 +270,10 @@ def test_a_part_that_is_gone_is_not_run_and_nothing_is_simulated_without_it(
         assert set(not_run) == set(SESSION)
         assert edited.missing == []
         assert run(edited, 0, QUIET_SESSION) is None
+    elif part == "result handling":  # the engine calls what it would have called
+        assert set(not_run) == {part}
+        assert edited.missing == []
+        assert findings(edited, 30) == findings(target(NEWEST), 30)
     else:
         assert len(edited.missing) == 1
 

@@ -62,6 +62,7 @@ def check(request: Request, messages: Messages) -> None:
         messages.send("end", schedules=0, events=0, findings=[], seam=[], not_run=[asdict(target)], nondeterministic="")
         return
     from specsim.check.suite import simulate
+    from specsim.sim.features import FEATURES
 
     messages.send("schedule", index=0, features=sorted(target.features))
     result = simulate(
@@ -74,6 +75,9 @@ def check(request: Request, messages: Messages) -> None:
     findings = [asdict(write_finding(target, found, request)) for found in result.findings]
     not_run = [NotRun(part.name, part.why) for part in target.parts if part.kind == "not run"]
     not_run += [NotRun(f"{count} schedules", why) for why, count in sorted(result.refused.items())]
+    lacking = sorted(FEATURES - target.features)
+    if lacking:
+        not_run.append(NotRun(f"schedules with {', '.join(lacking)}", "the adapter of this target does not run them"))
     if result.cut_short:
         not_run.append(NotRun("the other schedules", "the time budget was spent; give a larger --budget-seconds"))
     messages.send(

@@ -83,7 +83,7 @@ def parse_module(source: SourceTree, path: str) -> ParsedModule:
     return module
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def _parse(text: str) -> ast.Module:
     """The tree of a file, shared by all who read it: nobody changes it. Ops, host functions and guards read the same
     large files, and a release and an edited copy of it share most.
@@ -242,6 +242,14 @@ class Lifter:
             parameters=parameter_names(definition),
             body_hash=body_hash(definition),
         )
+
+    def look(self, path: str, name: str) -> LiftedFunction:
+        """What `lift_method` says of a function or method, without its value."""
+        nodes = find_definitions(self.module(path), name)
+        if not isinstance(nodes[0], ast.FunctionDef):
+            raise DriftError(f"not found: {name} in {path} is no function")
+        where = f"{path}:{nodes[0].lineno}"
+        return LiftedFunction(name, None, where, parameter_names(nodes[0]), body_hash(nodes[-1]))
 
     def lift_method(self, path: str, name: str, given: Mapping[str, Any]) -> LiftedFunction:
         """Lift the host function, method (`Class.method`) or class `name`; `given` as for `lift_together`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -224,7 +224,7 @@ class _Lifting:
         lifted: LiftedFunction | None = None
         for path, name in function.places:
             if self._defines(path, name):
-                lifted = self._lifter.lift_method(path, name, _Anything(self._given))
+                lifted = self._lifter.look(path, name)
                 break
         if lifted is None and function.optional:
             return
@@ -305,6 +305,7 @@ class _Lifting:
             "is_npu": lambda: False,
             "_is_npu": False,
             "_alloc_paged_token_slots_extend_npu": objects.NotUsed,
+            "mamba_extra_buffer_lazy_enabled": lambda: False,
             "BaseSpecWorker": objects.NotUsed,
             "AbortReq": objects.NotUsed,
             # Of requests that search with beams, of which there are none.
@@ -440,7 +441,7 @@ class _Lifting:
     def _process(self) -> None:
         owner = self._result.processor_type
         path, name = self._place(names.PROCESS)
-        if owner is None or self._place(names.RESOLVE)[0] != path:
+        if self._place(names.RESOLVE)[0] != path or owner is None:
             raise DriftError(f"{name} is not where {names.RESOLVE.part} is")
         class_name, _, method = name.partition(".")
         self._put(owner, path, class_name, method, names.PROCESS.part)
@@ -548,25 +549,6 @@ class _Lifting:
         if class_name:
             return class_functions(module, class_name)[method][-1]
         return next(s for s in module.definitions[name] if isinstance(s, ast.FunctionDef))
-
-
-class _Anything(Mapping[str, Any]):
-    """What is given, and None for every other name: a look at a function before what it needs is lifted."""
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = given
-
-    def __contains__(self, _name: object) -> bool:
-        return True
-
-    def __getitem__(self, name: str) -> Any:
-        return self._given.get(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._given)
-
-    def __len__(self) -> int:
-        return len(self._given)
 
 
 def _do_nothing(*_arguments: Any, **_named: Any) -> None:
