@@ -32,7 +32,7 @@ def pin_missing(
             _expect(path, dict.fromkeys(shown, True))
             lacking = [target for target in lacking if target not in shown]
         while lacking:
-            first, *others = lacking
+            *others, first = lacking  # the newest: its neighbours have most in common with it
             path = _free(folder, replay_file.file_name(row.signature), first)
             data = json.loads(Path(row.cells[first].replay).read_text(encoding="utf-8"))
             write_json(path, {**data, "expect": {}})
