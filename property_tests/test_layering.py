@@ -50,7 +50,7 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "reference": layer(foreign="torch"),
     "grammar": layer("reference", "torch"),
     "ops": layer("errors verdict explore reference", "torch"),
-    "kernels": layer("errors ops", "torch triton"),
+    "kernels": layer("errors ops reference", "torch triton"),
     "targets": layer("errors verdict explore memory sim ops", "torch triton"),
     "diff": layer("errors verdict replay_file explore reference ops kernels targets", "torch triton numpy"),
     "mutants": layer("errors verdict explore memory sim"),
