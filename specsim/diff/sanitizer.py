@@ -7,8 +7,8 @@ lane by lane (`hooks`, `shadow`), and what it leaves is compared between runs th
     out-of-bounds      a lane outside the tensors of its launch, wherever it lands; it is given poison and has no effect
     uninitialised      a load from an output that nobody has written
     unwritten          an element of an output that is never written
-    masked-lanes       a result that depends on what masked-off lanes of a load without `other` hold
-    undefined-memory   a result that depends on what red zones and unwritten outputs hold, whoever read them
+    masked-lanes       a result, or another flaw, that depends on what masked-off lanes of a load without `other` hold
+    undefined-memory   one that depends on what red zones and unwritten outputs hold, whoever read them
     race-between       two programs of a launch, unordered, one of which writes (`shadow` says when it counts)
     race-within        two lanes of a program without a barrier between, one of which writes
     program-order      a result that depends on the order in which programs run
@@ -135,10 +135,15 @@ def sanitize(
             ),
         ]
     for kind, what, run in variants:
-        flaws += [flaw for flaw in run.flaws if flaw not in flaws]
+        seen = {(flaw.kind, flaw.where) for flaw in first.flaws}
+        fresh = [flaw for flaw in run.flaws if (flaw.kind, flaw.where) not in seen]
         changed = plan.first_difference(first, run)
-        if changed:
+        if fresh and kind != "program-order":
+            flaws.append(Flaw(kind, f"{fresh[0].text}, depending on {what}", fresh[0].where))
+        elif changed:
             flaws.append(Flaw(kind, f"{changed} changes with {what}"))
+        else:
+            flaws += fresh
     kept = {(flaw.kind, flaw.where or flaw.text): flaw for flaw in reversed(flaws)}
     ordered = tuple(flaw for flaw in flaws if kept[flaw.kind, flaw.where or flaw.text] is flaw)
     return Report(ordered, first.results, first.launches, tuple(sorted(first.without_other)))
@@ -318,9 +323,11 @@ class _Watch:
         self.flag("int32-overflow", f"{self.kernel}: {message}", where)
 
     def undefined_lanes(self, values: Any, lanes: Any, where: str, *, stray: bool) -> None:
-        values[lanes] = _poison_of(values.dtype, self.memory if stray else self.lanes)
-        if not stray:
-            self.without_other.add(where)
+        if stray:
+            values[lanes] = _poison_of(values.dtype, self.memory)
+            return
+        values[lanes] = _poison_of(values.dtype, 0) if self.lanes else 0  # 0 is what most hardware leaves there
+        self.without_other.add(where)
 
     def read(self, access: Access) -> Any:
         access = self._inside(access, "reads")
