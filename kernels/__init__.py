@@ -16,6 +16,8 @@ in the environment before triton is imported, the same functions run on CPU tens
 Kernels name their variables `i_` index, `p_` pointer, `o_` offsets, `m_` mask, `b_` block of values.
 """
 
+from triton import knobs
+
 from specsim.kernels.accepted import (
     create_extend_after_decode,
     filter_finished_cache_loc,
@@ -46,8 +48,8 @@ from specsim.kernels.kv import (
     draft_cache_locs_paged,
     fill_accept_out_cache_loc,
     generate_draft_decode_kv_indices,
-    move_kv,
 )
+from specsim.kernels.kv_move import move_kv
 from specsim.kernels.logits import (
     accumulate_penalties,
     apply_penalties,
@@ -88,8 +90,9 @@ from specsim.kernels.verify import (
 from specsim.kernels.verify_logits import (
     verify_logits_greedy,
 )
-from specsim.ops.contract import Implementation
+from specsim.ops.contract import Implementation, Sizes
 from specsim.ops.provider import MappingProvider
+from specsim.ops.registry import OPS
 
 KERNELS: tuple[Implementation, ...] = (
     assign_req_to_token_pool,
@@ -195,6 +198,19 @@ __all__ = [
 ]
 
 
+ROWS_INTERPRETED_MAX = 48
+"""Programs that Triton's interpreter, which runs them one after the other, gets through in good time."""
+
+
 def provider() -> MappingProvider:
-    """The provider "triton": a kernel for each operation of the registry, in its order."""
-    return MappingProvider("triton", {kernel.__name__: kernel for kernel in KERNELS}, reach="default")
+    """The provider "triton": a kernel for each operation of the registry, in its order.
+
+    In the interpreter, cases of operations on whole rows of logits have at most `ROWS_INTERPRETED_MAX` rows.
+    """
+    named = {kernel.__name__: kernel for kernel in KERNELS}
+    accepts = {name: _is_quick for name in named if OPS[name].family in ("logits", "sampling")}
+    return MappingProvider("triton", named, reach="default", accepts=accepts if knobs.runtime.interpret else {})
+
+
+def _is_quick(sizes: Sizes) -> bool:
+    return sizes["num_nodes"] <= ROWS_INTERPRETED_MAX

@@ -13,7 +13,19 @@ from triton import knobs
 
 from specsim import kernels
 from specsim.explore.chooser import seeded
-from specsim.kernels import accepted, cache_locs, drafting, kv, logits, masks, multi_layer, sampling, tree, verify
+from specsim.kernels import (
+    accepted,
+    cache_locs,
+    drafting,
+    kv,
+    kv_move,
+    logits,
+    masks,
+    multi_layer,
+    sampling,
+    tree,
+    verify,
+)
 from specsim.ops.contract import Case, Op, Role, TensorArg, Tensors, differing
 from specsim.ops.registry import OPS
 from specsim.ops.strategies import cases
@@ -115,7 +127,8 @@ SMALL_BLOCKS: dict[Any, dict[str, int]] = {
     accepted: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2},
     cache_locs: {"BLOCK_B": 2, "BLOCK_LOCS": 2},
     drafting: {"BLOCK_J": 2},
-    kv: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2, "TILE_BYTES": 64, "NUM_MOVES_MAX": 6},
+    kv: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2},
+    kv_move: {"TILE_BYTES": 64, "NUM_MOVES_MAX": 6},
     logits: {"BLOCK_V": 16, "BLOCK_ROW": 16, "BLOCK_DIGITS": 16},
     masks: {"BLOCK_C": 2},
     multi_layer: {"BLOCK_T": 2, "BLOCK_H": 2},

@@ -95,7 +95,7 @@ def _run_once(
         except WrongResultError as error:
             return [Violation(rules.FITS_CONTRACT, str(error), "outputs as the contract says", str(error))], None
         except Exception as error:
-            text = _one_line(error)
+            text = one_line(error)
             return [Violation(rules.DOES_NOT_RAISE, f"raises {text}", "no exception", text)], None
     results = {name: tensor.detach().to("cpu", copy=True) for name, tensor in results.items()}
     found = _out_of_bounds(log, guarded)
@@ -108,7 +108,7 @@ def _run_once(
     return found, results
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """The error that the implementation raised, without the interpreter's wrapping, on one line."""
     while error.__cause__ is not None and type(error).__name__ == "InterpreterError":
         error = error.__cause__

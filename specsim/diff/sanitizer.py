@@ -7,8 +7,8 @@ lane by lane (`hooks`, `shadow`), and what it leaves is compared between runs th
     out-of-bounds      a lane outside the tensors of its launch, wherever it lands; it is given poison and has no effect
     uninitialised      a load from an output that nobody has written
     unwritten          an element of an output that is never written
-    masked-lanes       a result that depends on what masked-off lanes of a load without `other` hold
-    undefined-memory   a result that depends on what red zones and unwritten outputs hold, whoever read them
+    masked-lanes       a result, or another flaw, that depends on what masked-off lanes of a load without `other` hold
+    undefined-memory   one that depends on what red zones and unwritten outputs hold, whoever read them
     race-between       two programs of a launch, unordered, one of which writes (`shadow` says when it counts)
     race-within        two lanes of a program without a barrier between, one of which writes
     program-order      a result that depends on the order in which programs run
@@ -33,7 +33,7 @@ import torch
 
 from specsim.diff.hooks import Access, Order, Program, watching
 from specsim.diff.memory import RED_ZONE, poison_value
-from specsim.diff.run import interpreted
+from specsim.diff.run import interpreted, one_line
 from specsim.diff.shadow import Race, Shadow
 from specsim.errors import UsageError
 from specsim.ops.contract import differing
@@ -122,23 +122,12 @@ def sanitize(
     if programs is tuple:
         flaws += plan.unwritten(first)
     shuffle = random.Random(seed)
-    variants: list[tuple[Kind, str, _Run]] = [
-        ("undefined-memory", "the content of red zones and unwritten outputs", plan.run(memory=1)),
-    ]
+    flaws += plan.variant(first, "undefined-memory", "the content of red zones and unwritten outputs", memory=1)
     if interpreted():
-        variants += [
-            ("masked-lanes", "what masked-off lanes of a load without `other` hold", plan.run(lanes=1)),
-            (
-                "program-order",
-                "the order of programs",
-                plan.run(order=lambda chosen: shuffle.sample(list(chosen), len(chosen))),
-            ),
-        ]
-    for kind, what, run in variants:
-        flaws += [flaw for flaw in run.flaws if flaw not in flaws]
-        changed = plan.first_difference(first, run)
-        if changed:
-            flaws.append(Flaw(kind, f"{changed} changes with {what}"))
+        flaws += plan.variant(first, "masked-lanes", "what masked-off lanes of a load without `other` hold", lanes=1)
+        flaws += plan.variant(
+            first, "program-order", "the order of programs", order=lambda some: shuffle.sample(list(some), len(some))
+        )
     kept = {(flaw.kind, flaw.where or flaw.text): flaw for flaw in reversed(flaws)}
     ordered = tuple(flaw for flaw in flaws if kept[flaw.kind, flaw.where or flaw.text] is flaw)
     return Report(ordered, first.results, first.launches, tuple(sorted(first.without_other)))
@@ -216,6 +205,21 @@ class _Plan:
             if isinstance(value, torch.Tensor):
                 results[f"returned[{i}]"] = value.detach().to("cpu", copy=True)
         return _Run(watch.flaws, results, watch.launches, watch.without_other, watch.written())
+
+    def variant(
+        self, first: _Run, kind: Kind, what: str, *, memory: int = 0, lanes: int = 0, order: Order = tuple
+    ) -> list[Flaw]:
+        """What another run shows that differs from the first in `what` alone."""
+        try:
+            run = self.run(memory=memory, lanes=lanes, order=order)
+        except Exception as error:  # the first run had none, so it is what differs that raises it
+            return [Flaw(kind, f"raises {one_line(error)}, depending on {what}")]
+        seen = {(flaw.kind, flaw.where) for flaw in first.flaws}
+        fresh = [flaw for flaw in run.flaws if (flaw.kind, flaw.where) not in seen]
+        changed = self.first_difference(first, run)
+        if fresh and kind != "program-order":
+            return [Flaw(kind, f"{fresh[0].text}, depending on {what}", fresh[0].where)]
+        return [Flaw(kind, f"{changed} changes with {what}")] if changed else fresh
 
     def unwritten(self, run: _Run) -> list[Flaw]:
         flaws = []
@@ -318,9 +322,11 @@ class _Watch:
         self.flag("int32-overflow", f"{self.kernel}: {message}", where)
 
     def undefined_lanes(self, values: Any, lanes: Any, where: str, *, stray: bool) -> None:
-        values[lanes] = _poison_of(values.dtype, self.memory if stray else self.lanes)
-        if not stray:
-            self.without_other.add(where)
+        if stray:
+            values[lanes] = _poison_of(values.dtype, self.memory)
+            return
+        values[lanes] = _poison_of(values.dtype, 0) if self.lanes else 0  # 0 is what most hardware leaves there
+        self.without_other.add(where)
 
     def read(self, access: Access) -> Any:
         access = self._inside(access, "reads")

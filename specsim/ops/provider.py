@@ -62,12 +62,21 @@ class Provider(Protocol):
 
 
 class MappingProvider:
-    """A provider made from a mapping of operation names to callables."""
+    """A provider made from a mapping of operation names to callables. `accepts` says of single operations for which
+    sizes they are judged; the others are for all.
+    """
 
-    def __init__(self, name: str, mapping: Mapping[str, Implementation], reach: Reach = "unknown") -> None:
+    def __init__(
+        self,
+        name: str,
+        mapping: Mapping[str, Implementation],
+        reach: Reach = "unknown",
+        accepts: Mapping[str, Callable[[Sizes], bool]] | None = None,
+    ) -> None:
         self.name = name
         self._mapping = dict(mapping)
         self._reach = reach
+        self._accepts = dict(accepts or {})
 
     def subjects(self) -> tuple[list[Subject], list[NotRun]]:
         from specsim.ops.registry import OPS
@@ -88,6 +97,7 @@ class MappingProvider:
                         f"kernel:{op}",
                         partial(OPS[op].call, call),
                         where=_where(call),
+                        accepts=self._accepts.get(op, lambda _sizes: True),
                         reach=lambda _sizes: self._reach,
                     )
                 )
