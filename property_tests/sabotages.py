@@ -69,6 +69,7 @@ from specsim.memory.window_tree import TreeWindow
 from specsim.sim import device as device_module
 from specsim.sim import engine as engine_module
 from specsim.sim import model
+from specsim.sim import results as results_module
 from specsim.sim.accounting import DecodeResult, Memory, ModelAccounting
 from specsim.sim.device import Device, Launch, LaunchRow
 from specsim.sim.draft import Drafter, ExtendRow, Relayed, expected_tags
@@ -459,7 +460,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "K4": [Sabotage(patch=replacing(model, "next_token_after", says_tokens_beyond_the_vocabulary))],
     "M1": [Sabotage(patch=replacing(device_module, "build_tree", lambda _: lets_a_node_read_its_siblings))],
     "T6": [
-        Sabotage(patch=replacing(engine_module, "take_rows", lambda _: takes_the_rows_before)),
+        Sabotage(patch=replacing(results_module, "take_rows", lambda _: takes_the_rows_before)),
         Sabotage(patch=replacing(engine_module, "take_first_row", lambda _: lambda *row: None)),
     ],
     "S1": [Sabotage(engine=AdmitsNobody)],

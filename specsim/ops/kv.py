@@ -8,8 +8,6 @@ nothing.
 
 from __future__ import annotations
 
-from math import gcd
-
 import torch
 
 from specsim.explore.chooser import Chooser, between, pick, sample
@@ -41,7 +39,15 @@ from specsim.ops.loops.kv import (
     get_last_loc_loops,
     move_kv_loops,
 )
-from specsim.ops.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_paged_shape, draw_seq_lens, draw_shape
+from specsim.ops.tree import (
+    PAGE_SIZES,
+    Shape,
+    draw_batch_shape,
+    draw_paged_shape,
+    draw_seq_lens,
+    draw_shape,
+    shuffled,
+)
 from specsim.reference.kv import (
     align_evict_mask_to_page_size,
     alloc_decode,
@@ -63,13 +69,6 @@ ROW_WIDTH_MAX = 9
 PREDICT_START = 1_000
 
 
-def _shuffled(chooser: Chooser, count: int, label: str) -> list[int]:
-    """The numbers of `range(count)` in an order that takes two choices; all-zero choices give 0, 1, 2, ..."""
-    strides = [stride for stride in range(1, count + 1) if gcd(stride, count) == 1]
-    stride, offset = pick(chooser, strides, f"stride of {label}"), chooser.choose(count, f"first {label}")
-    return [(offset + k * stride) % count for k in range(count)]
-
-
 def _draw_padding(chooser: Chooser, bs: int) -> int:
     """The number of live requests; the others, at the end of the batch, are padding."""
     return bs - chooser.choose(bs, "padding requests")
@@ -83,7 +82,7 @@ def _draw_pool(chooser: Chooser, bs: int, live: int, columns: int, page_size: in
     pool_len = columns + between(chooser, 0, SPARE_COLUMNS_MAX, "spare columns")
     rows = [1 + row for row in sample(chooser, pool_rows - 1, live, "row")] + [0] * (bs - live)
     row_pages = (pool_len + page_size - 1) // page_size
-    pages = 1 + torch.tensor(_shuffled(chooser, pool_rows * row_pages, "page"), dtype=torch.int32)
+    pages = 1 + torch.tensor(shuffled(chooser, pool_rows * row_pages, "page"), dtype=torch.int32)
     slots = pages.view(pool_rows, row_pages, 1) * page_size + torch.arange(page_size, dtype=torch.int32)
     table = slots.view(pool_rows, row_pages * page_size)[:, :pool_len].contiguous()
     return torch.tensor(rows, dtype=torch.int64), table
@@ -108,7 +107,7 @@ def _draw_pages(
         for before, after in zip(prefix_lens, seq_lens, strict=True)
     )
     spare = between(chooser, 0, SPARE_PAGES_MAX, "spare pages")
-    pages = [1 + page for page in _shuffled(chooser, bs + needed + spare, "page")]
+    pages = [1 + page for page in shuffled(chooser, bs + needed + spare, "page")]
     last_loc = [
         page * page_size + (prefix_len - 1) % page_size if prefix_len else -1
         for page, prefix_len in zip(pages[:bs], prefix_lens, strict=True)
@@ -254,7 +253,7 @@ def _draw_paths(chooser: Chooser, shape: Shape) -> tuple[list[list[int]], list[i
 
 def _draw_node_slots(chooser: Chooser, shape: Shape) -> torch.Tensor:
     """A slot of its own for each node, out of order; slot 0 is the padding sink."""
-    return 1 + torch.tensor(_shuffled(chooser, shape.num_nodes, "slot of a node"), dtype=torch.int64)
+    return 1 + torch.tensor(shuffled(chooser, shape.num_nodes, "slot of a node"), dtype=torch.int64)
 
 
 def _generate_fill_accept_out_cache_loc(chooser: Chooser) -> Case:

@@ -193,6 +193,12 @@ def _coprimes(modulus: int) -> tuple[int, ...]:
     return tuple(stride for stride in range(1, modulus + 1) if gcd(stride, modulus) == 1)
 
 
+def shuffled(chooser: Chooser, count: int, label: str) -> list[int]:
+    """The numbers of `range(count)` in an order that takes two choices; all-zero choices give 0, 1, 2, ..."""
+    stride, offset = pick(chooser, _coprimes(count), f"stride of {label}"), chooser.choose(count, f"first {label}")
+    return [(offset + k * stride) % count for k in range(count)]
+
+
 def _draw_path(chooser: Chooser, parent_list: list[int], topk: int, depth_max: int) -> list[int]:
     """The flat ids of a path from a child of the root to a candidate of a chosen depth."""
     depth = pick(chooser, (depth_max, depth_max, *range(depth_max)), "depth of the first path")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specsim.explore.chooser import Chooser, between, pick, sample
+from specsim.explore.chooser import Chooser, between, pick
 from specsim.ops import bulk, counter
 from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
 from specsim.ops.loops.verify_logits import verify_logits_greedy_loops
-from specsim.ops.tree import draw_batch_shape
+from specsim.ops.tree import draw_batch_shape, shuffled
 from specsim.ops.verify import OPS as VERIFY_OPS
 from specsim.reference.verify_logits import verify_logits_greedy
 
@@ -31,20 +31,17 @@ def _generate(chooser: Chooser) -> Case:
     candidates, target_predict = walk.tensors["candidates"].tolist(), walk.tensors["target_predict"].tolist()
     vocab_size = 2 * bs * ndt + between(chooser, 1, SPARE_TOKENS_MAX, "spare tokens")
     known = sorted({token for rows in (candidates, target_predict) for row in rows for token in row})
-    number_of = dict(zip(known, sample(chooser, vocab_size, len(known), "token's number"), strict=True))
+    number_of = dict(zip(known, shuffled(chooser, vocab_size, "token's number"), strict=False))
     top = pick(chooser, _TOPS, "top of a row")
-    rows = []
-    for row in target_predict:
-        for token in row:
-            at = number_of[token]
-            later = between(chooser, at, vocab_size - 1, "tied token") if top in ("tie", "zeros") else at
-            rows.append(_row_of(vocab_size, at, later, top))
+    behind = chooser.choose(vocab_size, "tied token behind") if top in ("tie", "zeros") else 0
+    tops = [number_of[token] for row in target_predict for token in row]
+    rows = [_row_of(vocab_size, at, min(at + behind, vocab_size - 1), top) for at in tops]
     tensors = {
         "logits": torch.tensor(rows, dtype=torch.float32),
         "candidates": torch.tensor([[number_of[token] for token in row] for row in candidates]),
         **{name: walk.tensors[name] for name in _LINKS},
         "seq_lens": torch.tensor([between(chooser, 0, 9, "seq_lens") for _ in range(bs)]),
-        "out_cache_loc": torch.tensor([1 + slot for slot in sample(chooser, 2 * bs * ndt, bs * ndt, "slot")]),
+        "out_cache_loc": torch.tensor([1 + slot for slot in shuffled(chooser, 2 * bs * ndt, "slot")[: bs * ndt]]),
     }
     return Case({**walk.sizes, "vocab_size": vocab_size}, tensors)
 

@@ -100,6 +100,7 @@ OPTIONS = (
     "adaptive",
     "late results",
     "tight pool",
+    "streams",
     "abort",
     "retract",
 )
