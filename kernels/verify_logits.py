@@ -153,8 +153,8 @@ def launch_verify_logits_greedy(plan: Plan, logits: Tensor, candidates: Tensor, 
         candidates,
         *tensors,
         _scratch(logits.device, bs * (words * splits + 1)),
-        vocab_size,
         bs * num_draft_tokens,
+        VOCAB_SIZE=vocab_size,
         NUM_STEPS=num_steps,
         NDT=num_draft_tokens,
         SPLITS=splits,
@@ -201,42 +201,42 @@ def num_sms_of(device: torch.device) -> int:
 
 
 @triton.jit
-def _load_block(p_row, i_first, i_block, vocab_size, CHUNK: tl.constexpr, BLOCK_V: tl.constexpr):
+def _load_block(p_row, i_first, i_block, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_V: tl.constexpr):
     """Block `i_block` of a chunk, -inf beyond the chunk and beyond the row."""
     o_column = i_first + i_block * BLOCK_V + tl.arange(0, BLOCK_V)
-    m_inside = (o_column < vocab_size) & (i_block < CHUNK // BLOCK_V)
+    m_inside = (o_column < VOCAB_SIZE) & (i_block < CHUNK // BLOCK_V)
     return tl.load(p_row + o_column, mask=m_inside, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit(noinline=True)
-def _first_nan_of_chunk(p_row, i_first, vocab_size, CHUNK: tl.constexpr, BLOCK_V: tl.constexpr):
+def _first_nan_of_chunk(p_row, i_first, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_V: tl.constexpr):
     o_v = tl.arange(0, BLOCK_V)
     b_at = tl.full([BLOCK_V], 0x7FFFFFFF, dtype=tl.int32)
     for i in range(CHUNK // BLOCK_V):
-        b_logit = _load_block(p_row, i_first, i, vocab_size, CHUNK, BLOCK_V)
+        b_logit = _load_block(p_row, i_first, i, VOCAB_SIZE, CHUNK, BLOCK_V)
         b_at = tl.minimum(b_at, tl.where(b_logit != b_logit, i_first + i * BLOCK_V + o_v, 0x7FFFFFFF))
     return tl.min(b_at, axis=0)
 
 
 @triton.jit
-def _best_of_chunk(p_row, i_first, vocab_size, CHUNK: tl.constexpr, BLOCK_V: tl.constexpr):
+def _best_of_chunk(p_row, i_first, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_V: tl.constexpr):
     """The largest logit of `[i_first, i_first + CHUNK)` of a row and its first index, as one word above 0: words
     compare as (logit, earlier index). A NaN is above everything, as in `torch.argmax`.
     """
     o_v = tl.arange(0, BLOCK_V)
     # [BLOCK_V]: each lane's best so far and where it was. A lane that has met a NaN keeps it. Each block is asked for
     # before the one ahead of it is used, so that the memory is never idle.
-    b_best = _load_block(p_row, i_first, 0, vocab_size, CHUNK, BLOCK_V)
+    b_best = _load_block(p_row, i_first, 0, VOCAB_SIZE, CHUNK, BLOCK_V)
     b_at = i_first + o_v
-    b_next = _load_block(p_row, i_first, 1, vocab_size, CHUNK, BLOCK_V)
+    b_next = _load_block(p_row, i_first, 1, VOCAB_SIZE, CHUNK, BLOCK_V)
     for i in range(1, CHUNK // BLOCK_V):
         b_logit = b_next
-        b_next = _load_block(p_row, i_first, i + 1, vocab_size, CHUNK, BLOCK_V)
+        b_next = _load_block(p_row, i_first, i + 1, VOCAB_SIZE, CHUNK, BLOCK_V)
         b_at = tl.where(b_logit > b_best, i_first + i * BLOCK_V + o_v, b_at)
         b_best = tl.maximum(b_best, b_logit, propagate_nan=tl.PropagateNan.ALL)
     i_nan = tl.full([], -1, dtype=tl.int32)
     if tl.max((b_best != b_best).to(tl.int32), axis=0) > 0:
-        i_nan = _first_nan_of_chunk(p_row, i_first, vocab_size, CHUNK, BLOCK_V)
+        i_nan = _first_nan_of_chunk(p_row, i_first, VOCAB_SIZE, CHUNK, BLOCK_V)
     # As integers that compare as the floats do: zeros of both signs are one.
     b_bits = tl.where(b_best == 0, 0.0, b_best).to(tl.int32, bitcast=True)
     b_key = (b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2**31
@@ -342,8 +342,8 @@ def _eager_kernel(
     p_target,
     p_source,
     p_scratch,
-    vocab_size,
     num_nodes,
+    VOCAB_SIZE: tl.constexpr,
     NUM_STEPS: tl.constexpr,
     NDT: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -361,7 +361,7 @@ def _eager_kernel(
     p_count = p_words + NDT * SPLITS
 
     i_row = i_first_node + i_part // SPLITS
-    i_word = _best_of_chunk(p_logits + i_row * vocab_size, (i_part % SPLITS) * CHUNK, vocab_size, CHUNK, BLOCK_V)
+    i_word = _best_of_chunk(p_logits + i_row * VOCAB_SIZE, (i_part % SPLITS) * CHUNK, VOCAB_SIZE, CHUNK, BLOCK_V)
     tl.atomic_xchg(p_words + i_part, i_word, sem="relaxed")
     i_before = tl.atomic_add(p_count, 1, sem="acq_rel")
     if i_before == NDT * SPLITS - 1:
@@ -429,8 +429,8 @@ def _lazy_kernel(
     p_target,
     p_source,
     p_scratch,
-    vocab_size,
     num_nodes,
+    VOCAB_SIZE: tl.constexpr,
     NUM_STEPS: tl.constexpr,
     NDT: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -456,7 +456,7 @@ def _lazy_kernel(
     i_level = 0
     while (i_node >= 0) & (i_level <= NUM_STEPS):
         i_number = tl.load(p_retrieve_index + i_first_node + i_node)
-        i_word = _best_of_chunk(p_logits + i_number * vocab_size, i_split * CHUNK, vocab_size, CHUNK, BLOCK_V)
+        i_word = _best_of_chunk(p_logits + i_number * VOCAB_SIZE, i_split * CHUNK, VOCAB_SIZE, CHUNK, BLOCK_V)
         if SPLITS > 1:
             p_level = p_words + i_level * SPLITS
             tl.atomic_xchg(p_level + i_split, i_word, sem="relaxed")
