@@ -234,7 +234,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "H06",
         "a full batch stays marked as full when a request ends with its prefill",
         references=("sgl-project/sglang#4185",),
-        module=_ENGINE,
+        module="specsim.sim.results",
         line="self._batch_is_full = False  # somebody leaves",
         becomes="self._batch_is_full &= not request.resolved",
     ),

@@ -157,7 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "A22",
         "the late result of a retracted request is taken as a fresh one",
         references=("vllm-project/vllm#49620", "vllm-project/vllm#41190"),
-        module=_ENGINE,
+        module="specsim.sim.results",
         line="return row.request.state is State.RUNNING and row.request.key == row.key",
         becomes="return row.request.state is not State.FINISHED and row.request.key == row.key",
     ),
