@@ -145,9 +145,9 @@ class AsksForMoreThanTheContext(Engine):
 
 
 class ReleasesTwice(Engine):
-    def _finish(self, request: Request) -> None:
-        super()._finish(request)
-        super()._finish(request)
+    def _releasing(self, request: Request) -> None:
+        super()._releasing(request)
+        super()._releasing(request)
 
 
 # Streams that wait for nothing
