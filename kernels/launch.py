@@ -36,13 +36,14 @@ def operation(**dtypes: Dtypes) -> Callable[[Callable[P, None]], Callable[P, Non
     """
 
     def decorate(function: Callable[P, None]) -> Callable[P, None]:
-        signature = inspect.signature(function)
+        names = list(inspect.signature(function).parameters)
         args = OPS[function.__name__].args
 
         @functools.wraps(function)
         def checked(*positional: P.args, **named: P.kwargs) -> None:
-            arguments = signature.bind(*positional, **named).arguments
-            require_contract(args, arguments, dtypes)
+            arguments = dict(zip(names, positional, strict=False)) | named
+            if arguments.keys() == set(names):  # otherwise calling it says what is missing
+                require_contract(args, arguments, dtypes)
             function(*positional, **named)
 
         return checked

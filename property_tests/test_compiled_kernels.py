@@ -26,7 +26,8 @@ HOT = (
     *("build_tree", "verify_tree_target_only", "verify_chain_rejection", "verify_tree_rejection"),
     *("top_k_renorm_probs", "apply_penalties", "row_argmax", "move_kv", "compact_accepted_path"),
 )
-OPERATIONS = tuple(OPS) if EVERYTHING else HOT
+LARGE = ("build_tree", "reconstruct_tree", "organize_draft_results", "verify_tree_target_only", "verify_tree_rejection")
+OPERATIONS = (*OPS, *(f"{op}@64" for op in LARGE)) if EVERYTHING else HOT
 
 # What a launch reads and writes most of, where that is rows of logits, laws, KV or hidden states.
 READS_ROWS = {

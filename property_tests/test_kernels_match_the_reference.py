@@ -215,7 +215,7 @@ MOVED_WHATEVER_THEY_ARE |= {"stash_hiddens", "topk_p"}
 def test_tensors_that_do_not_fit_one_another_are_refused_by_name() -> None:
     op = OPS["verify_chain_rejection"]
     case = op.generate(seeded(0, "refused"))
-    tensors = {**case.tensors, **op.allocate_outputs(case)}
+    tensors = {name: t.to(DEVICE) for name, t in {**case.tensors, **op.allocate_outputs(case)}.items()}
     shorter = {**tensors, "uniform_samples": tensors["uniform_samples"][:, 1:]}
     with pytest.raises(ValueError, match=r"^uniform_samples has shape .*; allowed: \[bs=\d, num_steps=\d\]"):
         op.call(kernel(op), case.sizes, shorter)
@@ -223,7 +223,7 @@ def test_tensors_that_do_not_fit_one_another_are_refused_by_name() -> None:
         op.call(kernel(op), case.sizes, {**tensors, "predicts": tensors["predicts"][1:]})
     compaction = OPS["compact_accepted_path"]
     case = compaction.generate(seeded(0, "refused"))
-    tensors = {**case.tensors, **compaction.allocate_outputs(case)}
+    tensors = {name: t.to(DEVICE) for name, t in {**case.tensors, **compaction.allocate_outputs(case)}.items()}
     tensors["hidden_states"] = tensors["hidden_states"].to(torch.bfloat16)
     with pytest.raises(ValueError, match=r"compacted_hidden_states has dtype torch.float32; allowed: torch.bfloat16"):
         compaction.call(kernel(compaction), case.sizes, tensors)
