@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import require_launchable
+from specsim.kernels.launch import operation
 
 SPLITS_MAX = 32
 # What was fastest on an H200 of blocks of 1024 to 4096 logits, by 4 or 8 warps. Registers are capped where programs
@@ -79,6 +79,10 @@ def _splits(programs: int) -> int:
     return min(SPLITS_MAX, 1 << max(0, programs.bit_length() - 1))
 
 
+LOGITS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@operation(logits=LOGITS)
 def verify_logits_greedy(
     logits: Tensor,
     candidates: Tensor,
@@ -134,9 +138,6 @@ def launch_verify_logits_greedy(plan: Plan, logits: Tensor, candidates: Tensor, 
     none may wait for another: there the lazy variant takes one program a request.
     """
     *tensors, num_steps = rest
-    require_launchable(logits=logits, candidates=candidates, **dict(zip(_ARGUMENTS[2:], tensors, strict=True)))
-    if logits.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"logits is {logits.dtype}; allowed: float32, bfloat16, float16")
     bs, num_draft_tokens = candidates.shape
     if bs == 0:
         return
@@ -164,24 +165,6 @@ def launch_verify_logits_greedy(plan: Plan, logits: Tensor, candidates: Tensor, 
         **tuned,
     )
 
-
-_ARGUMENTS = (
-    "logits",
-    "candidates",
-    "retrieve_index",
-    "retrieve_next_token",
-    "retrieve_next_sibling",
-    "seq_lens",
-    "out_cache_loc",
-    "predicts",
-    "accept_index",
-    "accept_lens",
-    "bonus_tokens",
-    "new_seq_lens",
-    "accept_tokens",
-    "target",
-    "source",
-)
 
 # By device and stream: zeroed words through which the programs of a launch talk, and which they zero again.
 _SCRATCH: dict[tuple[torch.device, int], Tensor] = {}

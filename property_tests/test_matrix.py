@@ -131,10 +131,10 @@ def test_a_target_that_cannot_be_judged_costs_its_own_column(tmp_path: Path) -> 
     ("arguments", "words"),
     [
         (["check", f"sglang=={RELEASES[1]}..{RELEASES[0]}"], "runs from newer to older"),
-        (["check", "sglang@."], "sglang@.: "),
-        (["check", "model", "mine:p", "--mutant", "A01"], "--mutant and --canary with several targets"),
+        (["check", "sglang@."], "sglang@. is not SGLang"),
+        (["check", "model", "mine:p", "--mutant", "A01"], "--mutant with several targets"),
         (["targets", "model"], "nothing to lift from"),
-        (["targets", "sglang@."], "sglang@.: "),
+        (["targets", "sglang@."], "sglang@. is not SGLang"),
         (["targets", "--write", "x.json"], "--write without releases"),
     ],
 )

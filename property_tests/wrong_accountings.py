@@ -349,7 +349,8 @@ class LocksTwice(ModelAccounting):
 class InsertsSwappedSlots(ModelAccounting):
     def release(self, request: Request) -> None:
         held, rows = held_of(request), self._memory.rows
-        if self._memory.tree is not None and held.protected + 2 <= held.honest and not request.turn.session:
+        is_plain = not request.turn.session and not self._memory.config.streams  # those write the rows a launch reads
+        if self._memory.tree is not None and held.protected + 2 <= held.honest and is_plain:
             assert held.row is not None
             rows.write(held.row, held.protected, rows.read(held.row, held.protected, held.protected + 2)[::-1])
         super().release(request)

@@ -275,7 +275,7 @@ def _fork_memory(memory: Memory, ledger: SlotLedger) -> Memory:
         sessions.slots[name] = SessionSlot(
             slot.row, slot.claim, slot.allocated, slot.protected, slot.node, slot.evicted
         )
-    return Memory(memory.config, rows, allocator, sessions, steps=memory.steps)
+    return Memory(memory.config, rows, allocator, sessions, steps=memory.steps, next_steps=memory.next_steps)
 
 
 def _fork_checker(checker: Checker, memory: Memory, ledger: SlotLedger, accounting: Accounting) -> Checker:
@@ -313,7 +313,7 @@ def value(engine: Engine) -> tuple[Any, ...]:
     return (
         (engine._phase, engine._to_resolve, engine._awaited is not None),
         (engine._aborts_left, engine._retractions_left, engine._timeouts_left, engine._pauses_left),
-        (engine._paused, engine._steps, memory.steps, engine._batch_is_full, len(engine._arriving)),
+        (engine._paused, engine._steps, memory.steps, memory.next_steps, engine._batch_is_full, len(engine._arriving)),
         [_request_value(request) for request in engine._requests],
         [index[r] for r in engine._waiting],
         [index[r] for r in engine._running],

@@ -529,7 +529,7 @@ class _Lifting:
         while grown:
             grown = False
             for duck in self._ducks:
-                functions = class_functions(self._lifter.module(duck.path), duck.name)
+                functions = self._functions_of(duck)
                 for name in sorted(self._lifter.attributes & functions.keys() - duck.seen):
                     duck.seen.add(name)
                     if hasattr(duck.ours, name) or name in vars(duck.made):
@@ -537,6 +537,13 @@ class _Lifting:
                     with contextlib.suppress(DriftError):
                         setattr(duck.made, name, self._method_of(duck, name, functions[name][-1]))
                         grown = True
+
+    def _functions_of(self, duck: _Duck) -> dict[str, list[ast.FunctionDef]]:
+        """The methods of a duck's class, none where the source lacks its file: what that means is said elsewhere."""
+        try:
+            return class_functions(self._lifter.module(duck.path), duck.name)
+        except DriftError:
+            return {}
 
     def _method_of(self, duck: _Duck, name: str, definition: ast.FunctionDef) -> Any:
         if is_emptied(definition) and not definition.decorator_list:
