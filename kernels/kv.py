@@ -282,14 +282,6 @@ def _draft_cache_locs_paged_kernel(
 ):
     """One program a request: the slots of its branches, then the copies into its holes."""
     i_b = tl.program_id(0).to(tl.int64)
-    b_tails = tl.zeros([BLOCK_B], dtype=tl.int64)
-    i_first = 0
-    while i_first < i_b:
-        # [BLOCK_B]
-        o_b = i_first + tl.arange(0, BLOCK_B)
-        b_tails += tl.load(p_seq_lens + o_b, mask=o_b < i_b, other=0) % PAGE_SIZE
-        i_first += BLOCK_B
-    i_copies = tl.sum(b_tails, axis=0) * (TOPK - 1)
     seq_len = tl.load(p_seq_lens + i_b)
     p_row = p_req_to_token + tl.load(p_req_pool_indices + i_b) * pool_len
     width = _branch_width(seq_len, NUM_STEPS, PAGE_SIZE)
@@ -301,19 +293,29 @@ def _draft_cache_locs_paged_kernel(
         b_slot = tl.load(p_row + o_column, mask=m_loc & (o_column < pool_len), other=0)
         tl.store(p_out_cache_loc + i_b * (TOPK * NUM_STEPS) + o_loc, b_slot.to(tl.int64), mask=m_loc)
 
-    tail = seq_len % PAGE_SIZE
-    i_copy = i_copies * 0
-    while i_copy < tail * (TOPK - 1):
-        # [BLOCK_LOCS]
-        o_copy = i_copy + tl.arange(0, BLOCK_LOCS)
-        m_copy = (o_copy < tail * (TOPK - 1)) & (i_copies + o_copy < num_copies)
-        o_source = seq_len - tail + o_copy % tl.maximum(tail, 1)
-        o_target = o_source + (1 + o_copy // tl.maximum(tail, 1)) * width
-        b_target = tl.load(p_row + o_target, mask=m_copy & (o_target < pool_len), other=0)
-        b_source = tl.load(p_row + o_source, mask=m_copy & (o_source < pool_len), other=0)
-        tl.store(p_target + i_copies + o_copy, b_target.to(tl.int64), mask=m_copy)
-        tl.store(p_source + i_copies + o_copy, b_source.to(tl.int64), mask=m_copy)
-        i_copy += BLOCK_LOCS
+    # A chain has no other branches, and pages of one token no holes.
+    if TOPK > 1 and PAGE_SIZE > 1:
+        b_tails = tl.zeros([BLOCK_B], dtype=tl.int64)
+        i_first = 0
+        while i_first < i_b:
+            # [BLOCK_B]
+            o_b = i_first + tl.arange(0, BLOCK_B)
+            b_tails += tl.load(p_seq_lens + o_b, mask=o_b < i_b, other=0) % PAGE_SIZE
+            i_first += BLOCK_B
+        i_copies = tl.sum(b_tails, axis=0) * (TOPK - 1)
+        tail = seq_len % PAGE_SIZE
+        i_copy = i_copies * 0
+        while i_copy < tail * (TOPK - 1):
+            # [BLOCK_LOCS]
+            o_copy = i_copy + tl.arange(0, BLOCK_LOCS)
+            m_copy = (o_copy < tail * (TOPK - 1)) & (i_copies + o_copy < num_copies)
+            o_source = seq_len - tail + o_copy % tl.maximum(tail, 1)
+            o_target = o_source + (1 + o_copy // tl.maximum(tail, 1)) * width
+            b_target = tl.load(p_row + o_target, mask=m_copy & (o_target < pool_len), other=0)
+            b_source = tl.load(p_row + o_source, mask=m_copy & (o_source < pool_len), other=0)
+            tl.store(p_target + i_copies + o_copy, b_target.to(tl.int64), mask=m_copy)
+            tl.store(p_source + i_copies + o_copy, b_source.to(tl.int64), mask=m_copy)
+            i_copy += BLOCK_LOCS
 
 
 @triton.jit

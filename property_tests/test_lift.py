@@ -94,7 +94,8 @@ def test_line_numbers_are_those_of_the_source(lifter: Lifter) -> None:
 
 def test_a_kernel_runs_and_its_unknown_annotations_do_not_matter(lifter: Lifter) -> None:
     lifted = lifter.lift("srt/ops.py", "add_one")
-    assert lifted.value(torch.zeros(4)).tolist() == [1.0] * 4
+    on = "cuda" if torch.cuda.is_available() else "cpu"
+    assert lifted.value(torch.zeros(4, device=on)).tolist() == [1.0] * 4
     assert lifted.parameters == ("x",)
 
 
