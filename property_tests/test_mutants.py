@@ -20,7 +20,7 @@ import typer
 
 from property_tests.test_check import specsim
 from property_tests.test_smallest import EVENTS_MAX, REQUESTS_MAX, is_seed_bug
-from specsim import cli
+from specsim.commands import model as commands
 from specsim.check.rules import BY_ID
 from specsim.errors import UsageError
 from specsim.explore.strategies import STRATEGIES
@@ -164,7 +164,7 @@ def test_a_blind_mutant_that_is_not_found_is_said_to_be_and_fails_nothing(
     monkeypatch.setattr("specsim.mutants.blind.BLIND", tuple(made_up))
     monkeypatch.setattr("specsim.mutants.table.hunt_all", lambda *_arguments, **_options: hunted)
     with pytest.raises(typer.Exit) as ended:
-        cli.mutants(None, 1, 9, 1, None, False, "swarm", True, None, None)
+        commands.mutants(None, 1, 9, 1, None, False, "swarm", True, None, None)
     assert ended.value.exit_code == 0
     assert "not found: Z02" in capsys.readouterr().out
 
