@@ -217,7 +217,7 @@ def _best_of_chunk(p_row, i_first, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr
         b_next = _load_block(p_row, i_first, i + 1, VOCAB_SIZE, CHUNK, BLOCK_V)
         b_at = tl.where(b_logit > b_best, i_first + i * BLOCK_V + o_v, b_at)
         b_best = tl.maximum(b_best, b_logit, propagate_nan=tl.PropagateNan.ALL)
-    i_nan = tl.full([], -1, dtype=tl.int32)
+    i_nan = tl.full([], 0x7FFFFFFF, dtype=tl.int32)
     if tl.max((b_best != b_best).to(tl.int32), axis=0) > 0:
         i_nan = _first_nan_of_chunk(p_row, i_first, VOCAB_SIZE, CHUNK, BLOCK_V)
     # As integers that compare as the floats do: zeros of both signs are one.
@@ -225,7 +225,7 @@ def _best_of_chunk(p_row, i_first, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr
     b_key = (b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2**31
     i_word = tl.max((b_key << 31) | (0x7FFFFFFF - b_at).to(tl.int64), axis=0)
     i_nan_word = (tl.full([], 0xFFFFFFFF, dtype=tl.int64) << 31) | (0x7FFFFFFF - i_nan).to(tl.int64)
-    return tl.where(i_nan >= 0, i_nan_word, i_word)
+    return tl.where(i_nan < 0x7FFFFFFF, i_nan_word, i_word)
 
 
 @triton.jit
@@ -391,7 +391,7 @@ def _eager_kernel(
             BLOCK_W,
         )
         tl.store(p_words + o_word, tl.zeros([BLOCK_N, SPLITS], dtype=tl.int64), mask=m_word)
-        tl.store(p_count, 0)
+        tl.atomic_xchg(p_count, 0, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["num_nodes"])

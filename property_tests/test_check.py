@@ -74,7 +74,7 @@ def verdict_of(folder: Path, *arguments: str, **environment: str) -> dict[str, A
 
 
 def test_the_model_has_no_finding(folder: Path) -> None:
-    ended = specsim(folder, "check", "--cases", "15", "--device", "cpu")
+    ended = specsim(folder, "check", "--cases", "5", "--schedules", "100", "--device", "cpu")
     assert ended.returncode == 0, ended.stderr
     assert "pass: no findings" in ended.stdout
     assert not (folder / "specsim-findings").exists()

@@ -24,7 +24,7 @@ from specsim.sim.request import Turn, make_request
 from specsim.sim.sampling import SamplingParams, bincount, draw_token, score_of
 from specsim.sim.workload import Scenario, Workload, draw_scenario
 
-SCHEDULES = 1500
+SCHEDULES = 1000
 A, B, C, *_ = LAW_TOKENS
 
 

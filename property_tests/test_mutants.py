@@ -20,8 +20,8 @@ import typer
 
 from property_tests.test_check import specsim
 from property_tests.test_smallest import EVENTS_MAX, REQUESTS_MAX, is_seed_bug
-from specsim.commands import model as commands
 from specsim.check.rules import BY_ID
+from specsim.commands import model as commands
 from specsim.errors import UsageError
 from specsim.explore.strategies import STRATEGIES
 from specsim.mutants.blind import BLIND

@@ -48,7 +48,7 @@ def wide_case(vocab_size: int, seed: int = 0) -> Case:
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_plan_gives_the_references_result(plan: Plan) -> None:
     @given(case=cases(OP))
-    @settings(max_examples=5)
+    @settings(max_examples=3)
     def holds(case: Case) -> None:
         assert_right(case, run(plan, case))
 
