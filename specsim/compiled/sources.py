@@ -18,7 +18,7 @@ from specsim.compiled.finder import package_sources
 # The modules of these, and every module of the packages of the key that they import.
 ROOTS = ("sim", "memory", "explore.exhaustive")
 # Compiled classes that others of them derive from.
-PLAIN_BASES = frozenset({"Admission"})
+PLAIN_BASES = frozenset({"Admission", "Results"})
 
 
 def modules(package: Path) -> dict[str, Path]:

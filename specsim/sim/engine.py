@@ -27,7 +27,7 @@ from specsim.memory.sessions import Sessions
 from specsim.memory.swa import SwaAllocator
 from specsim.memory.window_tree import TreeWindow
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting
-from specsim.sim.admission import Admission, out_of_memory
+from specsim.sim.admission import out_of_memory
 from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, Launch, LaunchRow, Move
 from specsim.sim.grammar import advance_grammar
@@ -52,7 +52,7 @@ class UnjudgeableError(Exception):
     """The accounting does not run this scenario; the schedule is not judged."""
 
 
-class Engine(Admission, Results):
+class Engine(Results):
     """One run of a scenario. `accounting` makes the accounting that is tested from the memory it calls back. The run
     ends at a violation with the signature `stop_at`, or at one that it cannot go on from. `move` is the device's.
     """

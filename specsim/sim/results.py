@@ -7,6 +7,7 @@ from collections import deque
 from specsim.check.checker import Checker
 from specsim.check.ledger import SlotLedger
 from specsim.sim.accounting import Accounting, DecodeResult, Memory, Observed, ResultSteps
+from specsim.sim.admission import Admission
 from specsim.sim.config import EngineConfig
 from specsim.sim.device import Launch, LaunchRow
 from specsim.sim.grammar import advance_grammar
@@ -16,8 +17,10 @@ from specsim.sim.marks import finish_mark
 from specsim.sim.request import Request
 
 
-class Results:
-    """The part of the engine that takes results. The engine makes what it works on."""
+class Results(Admission):
+    """The part of the engine that takes results, beside the one that admits: one chain of bases, which compiles. The
+    engine makes what it works on.
+    """
 
     _config: EngineConfig
     _memory: Memory
@@ -33,9 +36,6 @@ class Results:
     _batch_is_full: bool
     _stale_finished: int
     _stale_retracted: int
-
-    def _record(self, agent: str, event: str, who: str, details: str) -> None:
-        raise NotImplementedError
 
     def _resolve_decode(self, launch: Launch) -> None:
         result = launch.result
