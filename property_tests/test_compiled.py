@@ -32,7 +32,7 @@ PROGRAM = """
 import json
 from specsim.check.exploration import explore
 from specsim.check.extension import Extension, ExtensionTarget
-from specsim.check.order import _Orders, _run
+from specsim.check.order import _again, _first_run, _Orders
 from specsim.check.suite import chooser_of, run_schedule, simulate
 from specsim.compiled.finder import in_use
 from specsim.sim import engine
@@ -59,8 +59,9 @@ for target in targets:
         schedule = run_schedule(target, chooser_of(3, index))
         signatures = [violation.signature for violation in schedule.run.violations]
         digests.append([schedule.run.digest, *signatures, *sorted(schedule.run.marks)])
-run, steps = _run(targets[0], chooser_of(3, 1).tape, "", _Orders(results_first=frozenset([2])))
-digests.append([run.digest, len(steps)])
+tape = run_schedule(targets[0], chooser_of(3, 1)).tape
+ran = _again(targets[0], _first_run(targets[0], tape, ""), "", _Orders(results_first=frozenset([2])))
+digests.append([ran.run.digest, len(ran.engine.steps)])
 found = simulate(targets[1], seed=0, schedules=20, deadline=float("inf"), on_schedule=lambda _index: None).findings
 digests.append([(finding.signature, finding.schedule.tape, finding.count, str(finding.order)) for finding in found])
 scopes = [explore(scope, "visited", 3000).explored for scope in SCOPES]
