@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 READY := .venv/.ready
 TORCH_PIN := $(shell grep '^torch==' constraints.txt)
 RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
-ALL_RELEASES := $(shell sed -e 's/#.*//' fixtures/all_releases.txt)
+ALL_RELEASES := $(shell sed -n -e 's/^ *"\(.*\)",$$/\1/p' specsim/targets/sglang/releases.py)
 
 .PHONY: help setup run test test-releases test-compiled test-sm90 nightly lint clean
 
@@ -42,7 +42,7 @@ test: $(READY) ## every test; fetches the releases of fixtures/releases.txt once
 		|| echo 'make test: not every release is there (see above); the tests that need them are skipped' >&2
 	$(BIN)/python -m pytest -n auto
 
-test-releases: $(READY) ## the tests of every release of fixtures/all_releases.txt; fetches them once
+test-releases: $(READY) ## the tests of every known release; fetches them once
 	@$(BIN)/specsim targets $(foreach version,$(ALL_RELEASES),--fetch sglang==$(version)) \
 		|| echo 'make test-releases: not every release is there (see above); its tests are skipped' >&2
 	$(BIN)/python -m pytest -n auto --all-releases property_tests/test_release_accounting.py

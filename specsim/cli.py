@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specsim.judge.accounting import AccountingRequest
     from specsim.judge.ops import OpsRequest
     from specsim.judge.workers import WorkersRequest
-    from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
+    from specsim.replay_file import OpReplay, Replay, ScheduleReplay, WorkerReplay
     from specsim.verdict import Finding, Suite, Verdict
 
 app = typer.Typer(
@@ -358,21 +358,24 @@ def shrink(
     typer.echo(f"specsim replay {answer['replay']}")
 
 
+def _of_one(stored: Replay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path) -> dict[str, Any]:
+    """What a request for the case or schedule of one replay file has, of any tier."""
+    from specsim.targets.cache import open_cache
+
+    cache = open_cache(cache_dir).folder
+    limits = {"seconds": hang_seconds, "hang_seconds": hang_seconds}
+    return {"target": target, "cache": cache, "seed": stored.seed, "out": out, **limits}
+
+
 def _ops_request(
     stored: OpReplay, target: str, device: str | None, hang_seconds: float, cache_dir: Path | None, out: Path
 ) -> OpsRequest:
     from specsim.judge.ops import OpsRequest
-    from specsim.targets.cache import open_cache
 
     return OpsRequest(
-        target=target,
-        cache=open_cache(cache_dir).folder,
-        seed=stored.seed,
+        **_of_one(stored, target, hang_seconds, cache_dir, out),
         cases=1,
-        seconds=hang_seconds,
-        hang_seconds=hang_seconds,
         device=device or stored.device,
-        out=out,
     )
 
 
@@ -380,16 +383,10 @@ def _schedule_request(
     stored: ScheduleReplay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path
 ) -> AccountingRequest:
     from specsim.judge.accounting import AccountingRequest
-    from specsim.targets.cache import open_cache
 
     return AccountingRequest(
-        target=target,
-        cache=open_cache(cache_dir).folder,
-        seed=stored.seed,
+        **_of_one(stored, target, hang_seconds, cache_dir, out),
         schedules=1,
-        seconds=hang_seconds,
-        hang_seconds=hang_seconds,
-        out=out,
         mutant=stored.mutant if target == stored.target else "",
         kernels=stored.kernels if target == stored.target else "",
     )
@@ -399,16 +396,10 @@ def _workers_request(
     stored: WorkerReplay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path
 ) -> WorkersRequest:
     from specsim.judge.workers import WorkersRequest
-    from specsim.targets.cache import open_cache
 
     return WorkersRequest(
-        target=target,
-        cache=open_cache(cache_dir).folder,
-        seed=stored.seed,
+        **_of_one(stored, target, hang_seconds, cache_dir, out),
         cases=1,
-        seconds=hang_seconds,
-        hang_seconds=hang_seconds,
-        out=out,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer
+from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer, shrunk
 from specsim.verdict import Finding, NotRun, Suite, finding_from_json
 
 HASH_SEEDS = ("0", "1")
@@ -146,10 +146,4 @@ def _flat(event: dict[str, Any]) -> str:
 
 def shrink_schedule(request: AccountingRequest, replay: Path, attempts: int) -> Message:
     """Make a replay file's schedule smaller; the message names the new file and the sizes before and after."""
-    try:
-        for message in ask(request.question("shrink", replay=str(replay), attempts=attempts), request.hang_seconds):
-            if message["event"] == "done alone":
-                return message
-    except ChildEnded as ended:
-        raise ended_early(request.target, ended) from None
-    raise no_answer(request.target)
+    return shrunk(request.question("shrink", replay=str(replay), attempts=attempts), request.hang_seconds)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.judge.accounting import HASH_SEEDS, NondeterministicError
-from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer
+from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer, shrunk
 from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
 
 
@@ -156,10 +156,4 @@ def replay_ops(request: OpsRequest, replay: Path, hash_seed: str = "", ask: Ask 
 def shrink_ops(request: OpsRequest, replay: Path, attempts: int) -> Message:
     """Make a replay file's case smaller; the message names the new file and the sizes before and after."""
     question = {**request.to_json(), "mode": "ops.shrink", "replay": str(replay), "attempts": attempts}
-    try:
-        for message in ask(question, request.hang_seconds):
-            if message["event"] == "done alone":
-                return message
-    except ChildEnded as ended:
-        raise ended_early(request.target, ended) from None
-    raise no_answer(request.target)
+    return shrunk(question, request.hang_seconds)

@@ -49,6 +49,19 @@ def no_answer(target: str) -> UsageError:
     return UsageError(f"the process that runs {target} gave no answer", "report this as a defect of specsim")
 
 
+def shrunk(question: dict[str, Any], hang_seconds: float) -> Message:
+    """What a child that was asked to make a replay file smaller says of it: the new file, and the sizes before and
+    after.
+    """
+    try:
+        for message in ask(question, hang_seconds):
+            if message["event"] == "done alone":
+                return message
+    except ChildEnded as ended:
+        raise ended_early(question["target"], ended) from None
+    raise no_answer(question["target"])
+
+
 def ask(question: dict[str, Any], hang_seconds: float, hash_seed: str = "") -> Iterator[Message]:
     """Start a child, give it the question, and yield its messages. Raises ChildEnded when it dies or hangs, UsageError
     when it says so. `hash_seed` is the child's PYTHONHASHSEED, "" for this process' own.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.judge.accounting import HASH_SEEDS, NondeterministicError
-from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer
+from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer, shrunk
 from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
 
 
@@ -110,10 +110,4 @@ def replay_case_twice(request: WorkersRequest, replay: Path) -> Message:
 
 def shrink_case(request: WorkersRequest, replay: Path, attempts: int) -> Message:
     """Make a replay file's case smaller; the message names the new file and the sizes before and after."""
-    try:
-        for message in ask(request.question("shrink", replay=str(replay), attempts=attempts), request.hang_seconds):
-            if message["event"] == "done alone":
-                return message
-    except ChildEnded as ended:
-        raise ended_early(request.target, ended) from None
-    raise no_answer(request.target)
+    return shrunk(request.question("shrink", replay=str(replay), attempts=attempts), request.hang_seconds)

@@ -249,21 +249,38 @@ def print_replay(stored: OpReplay, target: str, answer: dict[str, Any], verified
     return _replay_verdict(console, stored, target, answer)
 
 
+def _reproduced(
+    console: Console, stored: replay_file.Replay, target: str, digest: str, same_code: bool, differing: str
+) -> int:
+    """Say how a finding that shows again does so; returns the exit code. `differing` are the digests, for when they do
+    and nothing explains it.
+    """
+    if target != stored.target:
+        console.print(f"[bold red]reproduced[/] on {escape(target)}")
+        return 1
+    if digest == stored.digest:
+        console.print("[bold red]reproduced[/], bit for bit")
+        return 1
+    if not same_code:
+        console.print("[bold red]reproduced[/]; the code has changed since it was found, so the digest is another")
+        return 1
+    console.print(f"[bold yellow]nondeterministic[/]: {differing}")
+    return 3
+
+
 def _replay_verdict(console: Console, stored: OpReplay, target: str, answer: dict[str, Any]) -> int:
     if not any(violation["rule"] == stored.rule for violation in answer["violations"]):
         console.print(f"[bold green]not reproduced[/] on {escape(target)}")
         return 0
-    if target != stored.target:
-        console.print(f"[bold red]reproduced[/] on {escape(target)}")
-        return 1
-    if answer["digest"] == stored.digest:
-        console.print("[bold red]reproduced[/], bit for bit")
-        return 1
-    if not answer["same_source"]:
-        console.print("[bold red]reproduced[/]; the code has changed since it was found, so the digest is another")
-        return 1
-    console.print(f"[bold yellow]nondeterministic[/]: digest {answer['digest'][:16]}, was {stored.digest[:16]}")
-    return 3
+    same_code = answer["same_source"]
+    return _reproduced(
+        console,
+        stored,
+        target,
+        answer["digest"],
+        same_code,
+        f"digest {answer['digest'][:16]}, was {stored.digest[:16]}",
+    )
 
 
 def print_worker_replay(stored: WorkerReplay, target: str, answer: dict[str, Any], verified: bool = False) -> int:
@@ -289,17 +306,10 @@ def print_worker_replay(stored: WorkerReplay, target: str, answer: dict[str, Any
     if not shown:
         console.print(f"[bold green]not reproduced[/] on {escape(target)}")
         return 0
-    if target != stored.target:
-        console.print(f"[bold red]reproduced[/] on {escape(target)}")
-        return 1
-    if answer["digest"] == stored.digest:
-        console.print("[bold red]reproduced[/], bit for bit")
-        return 1
-    if not (answer["same_source"] and answer["same_case"]):
-        console.print("[bold red]reproduced[/]; the code has changed since it was found, so the digest is another")
-        return 1
-    console.print(f"[bold yellow]nondeterministic[/]: digest {answer['digest']}, was {stored.digest}")
-    return 3
+    same_code = answer["same_source"] and answer["same_case"]
+    return _reproduced(
+        console, stored, target, answer["digest"], same_code, f"digest {answer['digest']}, was {stored.digest}"
+    )
 
 
 def print_schedule_replay(stored: ScheduleReplay, target: str, answer: dict[str, Any], verified: bool = False) -> int:
@@ -355,17 +365,8 @@ def _schedule_verdict(console: Console, stored: ScheduleReplay, target: str, ans
         verdict = "[bold green]not reproduced[/] on" if applies else "[bold yellow]no longer applies[/] to"
         console.print(f"{verdict} {escape(target)}: {escape(reason)}", soft_wrap=True)
         return 0 if applies else NO_LONGER_APPLIES
-    if target != stored.target:
-        console.print(f"[bold red]reproduced[/] on {escape(target)}")
-        return 1
-    if answer["digest"] == stored.digest:
-        console.print("[bold red]reproduced[/], bit for bit")
-        return 1
-    if not (answer["same_source"] and answer["same_model"]):
-        console.print("[bold red]reproduced[/]; the code has changed since it was found, so the digest is another")
-        return 1
-    console.print(f"[bold yellow]nondeterministic[/]: digest was {stored.digest}")
-    return 3
+    same_code = answer["same_source"] and answer["same_model"]
+    return _reproduced(console, stored, target, answer["digest"], same_code, f"digest was {stored.digest}")
 
 
 def _tensor_text(tensor: dict[str, Any]) -> str:

@@ -151,8 +151,9 @@ class Results(Admission):
         return finished
 
     def _releasing(self, request: Request) -> None:
-        visible = self._visible_len(request)
-        self._marks.add(finish_mark(request, self._accounting.observe(request).finished_len))
+        finished_len = self._accounting.observe(request).finished_len
+        visible = _visible_len(request, finished_len)
+        self._marks.add(finish_mark(request, finished_len))
         self._record("host", "finish", request.rid, f"{visible} of {len(request.outputs)} outputs")
         self._batch_is_full = False  # somebody leaves
         self._checker.visible_outputs(request)
@@ -160,7 +161,8 @@ class Results(Admission):
         self._checker.before_tree_calls()
 
     def _released(self, request: Request) -> None:
-        session, tree, visible = request.turn.session, self._memory.tree, self._visible_len(request)
+        session, tree = request.turn.session, self._memory.tree
+        visible = _visible_len(request, self._accounting.observe(request).finished_len)
         self._checker.after_memory_calls("release")
         request.happens(Event.FINISH)
         if tree is not None and not session:
@@ -174,11 +176,6 @@ class Results(Admission):
             self._histories[request.turn.session] = request.prompt + request.outputs[:visible]
             self._checker.session_saved(request, request.kv_ready)
 
-    def _visible_len(self, request: Request) -> int:
-        """How many of its outputs the client sees."""
-        finished_len = self._accounting.observe(request).finished_len
-        return len(request.outputs) if finished_len is None else finished_len
-
     def _begin_frees(self) -> None:
         self._memory.allocator.free_group_begin()
         self._ledger.free_group_begin()
@@ -187,3 +184,8 @@ class Results(Admission):
         self._memory.allocator.free_group_end()
         self._ledger.free_group_end()
         self._checker.ownership("release", self._requests, self._open_sessions)
+
+
+def _visible_len(request: Request, finished_len: int | None) -> int:
+    """How many of its outputs the client sees: all of them when nothing cut the answer."""
+    return len(request.outputs) if finished_len is None else finished_len
