@@ -99,9 +99,9 @@ def write_text(file: Path, text: str) -> None:
         temporary.replace(file)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise UsageError(f"cannot write {file} ({error.strerror})", "name a file in a folder that can be written") from (
-            error
-        )
+        raise UsageError(
+            f"cannot write {file} ({error.strerror})", "name a file in a folder that can be written"
+        ) from (error)
 
 
 def report(
@@ -142,9 +142,7 @@ def report(
     typer.echo(f"{html / 'index.html'}: {len(entries)} findings")
 
 
-def replayed(
-    stored: Replay, file: Path, hang_seconds: float, cache_dir: Path | None
-) -> tuple[Mapping[str, Any], int]:
+def replayed(stored: Replay, file: Path, hang_seconds: float, cache_dir: Path | None) -> tuple[Mapping[str, Any], int]:
     """A replay of a file on its own target, recorded: the answer and the exit code that `specsim replay` would have."""
     from specsim import cli
     from specsim.judge.accounting import replay_schedule

@@ -14,7 +14,7 @@ from specsim.errors import UsageError
 if TYPE_CHECKING:
     from specsim.targets.cache import Cache
 
-LINES_MAX = 60
+LINES_MAX = 40
 BEFORE = 14  # lines that are shown before the one of a function that is too long
 
 
@@ -30,7 +30,9 @@ def source_of(target: str, mutant: str, where: str, cache: Cache) -> dict[str, A
         text = _read(target, path, cache)
     except (UsageError, OSError, ValueError):
         return None
-    return text and _shown(where, text, line, "Read from the target on this machine when the page was made.")
+    if text is None:
+        return None
+    return _shown(where, text, line, "Read from the target on this machine when the page was made.")
 
 
 def _of_mutant(mutant_id: str) -> dict[str, Any] | None:
@@ -64,7 +66,7 @@ def _shown(where: str, text: str, line: int, note: str) -> dict[str, Any] | None
     first, last = _function(text, line) or (max(1, line - BEFORE), line + BEFORE)
     if last - first >= LINES_MAX:
         first = max(first, line - BEFORE)
-        last = first + LINES_MAX - 1
+        last = min(last, first + LINES_MAX - 1)
     shown = [each.expandtabs(4) for each in lines[first - 1 : last]]
     indent = min((len(each) - len(each.lstrip()) for each in shown if each.strip()), default=0)
     return {

@@ -173,9 +173,7 @@ def _first_difference(
     )
 
 
-def _differing(
-    op: Op, name: str, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor
-) -> torch.Tensor:
+def _differing(op: Op, name: str, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
     tolerance = op.tolerance.get(name, 0.0)
     if tolerance:
         return ~torch.isclose(actual, expected, rtol=0.0, atol=tolerance, equal_nan=True) & defined

@@ -191,8 +191,10 @@ def replay(request: Request, messages: Messages) -> None:
             return Engine(*arguments)
         from specsim.judge.recording import RecordingEngine
 
-        engines.append(RecordingEngine(*arguments))
-        return engines[0]
+        engine = RecordingEngine(*arguments)
+        engine.on_events = lambda: messages.send("schedule", index=0)
+        engines.append(engine)
+        return engine
 
     schedule = run_schedule(target, replayed(stored.tape), stop_at=stored.signature, engine=make)
     if schedule is None:

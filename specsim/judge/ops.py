@@ -117,9 +117,7 @@ def replay_ops_twice(request: OpsRequest, replay: Path) -> Message:
     return two
 
 
-def replay_ops(
-    request: OpsRequest, replay: Path, hash_seed: str = "", ask: Ask = ask, record: bool = False
-) -> Message:
+def replay_ops(request: OpsRequest, replay: Path, hash_seed: str = "", ask: Ask = ask, record: bool = False) -> Message:
     """Run a replay file's case on the request's target; returns the worker's "replayed" message, or one with
     `violations` of the rule that a dying or hanging child breaks. With `record` it has the outputs.
     """

@@ -2,7 +2,8 @@
 
 A state is sections of plain values, and what an event changed of it is all that is kept:
 
-    slots          slot -> [owner, position, what it holds, what it should hold]; a slot that nobody ever had is left out
+    slots          slot -> [owner, position, what it holds, what it should hold]; not one that nobody ever had. The
+                   position is -1 behind the last of a page; "" is nothing, or for the last nothing yet
     cells          "row,column" of `req_to_token` -> slot
     owners         name -> [row, committed, allocated, protected, KVready]: who owns a row
     lists          free slots and rows, who waits and runs, launches whose results the host has not taken
@@ -36,9 +37,10 @@ Sections = dict[str, dict[str, Any]]
 
 # Events that are logged when they begin, and the calls that are the beginning of another one.
 _BEGINS = frozenset({"abort", "timeout", "drop", "finish", "resolve", "retract"})
-_OTHERS = frozenset({"extend_alloc", "match_prefix", "session_match", "prepare", "retract", "retract_all"})
+_OTHERS = frozenset({"arrive", "extend_alloc", "match_prefix", "session_match", "prepare", "retract", "retract_all"})
 _OBSERVED = ("committed", "allocated", "protected", "evicted", "launches", "verify_count", "accepted_drafts")
 _NOTHING: list[int] = []
+_BEAT = 100
 
 
 class RecordingEngine(Engine):
@@ -59,6 +61,7 @@ class RecordingEngine(Engine):
         self._before: Sections = {}
         self._now: Sections = {}
         self._begins = False
+        self.on_events: Callable[[], None] = lambda: None  # called now and then: noting takes time
         self._run_target = self._device._run_target
         self._device._run_target = self._watch_target  # type: ignore[method-assign]
 
@@ -96,6 +99,8 @@ class RecordingEngine(Engine):
             self._changes.append(changed(self._before, self._now))
             self._before = self._now
         super()._record(agent, event, who, details)
+        if len(self._log) % _BEAT == 0:
+            self.on_events()
         if event == "launch":
             for part in self._unresolved[-1].parts:
                 self._launch_names[part.name] = {"kind": part.kind, "requests": [row.request.rid for row in part.rows]}
@@ -115,11 +120,11 @@ class RecordingEngine(Engine):
                 nodes.append((mask, position))
                 return super().node(token, mask, position)
 
-        device_module.Attention = Watched  # type: ignore[misc]
+        vars(device_module)["Attention"] = Watched
         try:
             tokens, prints, targets = self._run_target(row, sequence)
         finally:
-            device_module.Attention = Attention  # type: ignore[misc]
+            vars(device_module)["Attention"] = Attention
         start, plan = len(sequence.chain), row.plan
         assert plan is not None
         self._drafted[row.key] = {
@@ -196,11 +201,14 @@ class RecordingEngine(Engine):
                 chain = model.fingerprints(self._histories.get(session, []))[: held.claim]
                 lengths = [held.claim, held.allocated, held.protected, held.claim]
                 self._take(found, slots, f"session {session}", held.row, lengths, chain)
+        page_size = memory.allocator.page_size
+        pages = {slot // page_size: leaf[0] for slot, leaf in slots.items()} if page_size > 1 else {}
         for slot in ledger.used | ledger.in_group:
             if slot not in slots:
-                slots[slot] = self._slot("freed" if slot in ledger.in_group else "leaked", slot)
-        for slot, held in enumerate(self._device.content[1:], 1):
-            if held and slot not in slots:
+                owner = "freed" if slot in ledger.in_group else pages.get(slot // page_size, "leaked")
+                slots[slot] = self._slot(owner, slot)
+        for slot, content in enumerate(self._device.content[1:], 1):
+            if content and slot not in slots:
                 slots[slot] = self._slot("", slot)
         found["slots"] = {str(slot): slots[slot] for slot in sorted(slots)}
         width = memory.rows.width
@@ -227,8 +235,8 @@ class RecordingEngine(Engine):
         content = self._device.content
         holds = content[slot] if 0 <= slot < len(content) else 0
         right = chain[position] if 0 <= position < len(chain) else 0
-        name = self._name(right) if right else ""
-        return [owner, position, name if holds == right else self._name(holds), name]
+        name = self._named.get(right, "")  # KV that no launch has computed yet is not due
+        return [owner, position, name if name and holds == right else self._name(holds), name]
 
     def _name(self, fingerprint: int) -> str:
         if not fingerprint:

@@ -48,9 +48,9 @@ def _findings(entries: Sequence[Entry]) -> str:
         rows.append(
             f'<tr><th scope="row" class="rule">{escape(finding["rule"])}</th>'
             f'<td><a href="{escape(entry.page, quote=True)}">{title}</a>'
-            f'<br><small>{escape(finding["sentence"])}</small></td><td>{escape(finding["target"])}</td>'
+            f"<br><small>{escape(finding['sentence'])}</small></td><td>{escape(finding['target'])}</td>"
             f'<td><span class="severity {escape(finding["severity"])}">{escape(finding["severity"])}</span></td>'
-            f'<td>{escape(finding["verdict"])}</td></tr>'
+            f"<td>{escape(finding['verdict'])}</td></tr>"
         )
     head = "".join(f'<th scope="col">{name}</th>' for name in ("rule", "what", "target", "severity", "replayed"))
     return f"""<section class="panel"><h2>Findings</h2><div class="scroll" tabindex="0" role="region"

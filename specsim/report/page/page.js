@@ -90,7 +90,8 @@
       case "freed": return `slot ${slot}: freed in the open free group, holds ${held}`;
       case "differs": return `slot ${slot}: ${owner}, position ${position}: holds ${held}, should hold ${should}`;
       case "owned": return `slot ${slot}: ${owner}, position ${position}: holds ${held}, as it should`;
-      default: return `slot ${slot}: allocated to ${owner}, position ${position}; holds ${held}`;
+      default: return position < 0 ? `slot ${slot}: the rest of a page of ${owner}, holds ${held}`
+        : `slot ${slot}: allocated to ${owner}, position ${position}; holds ${held}`;
     }
   }
   const sameLeaf = (one, two) => JSON.stringify(one) === JSON.stringify(two);
@@ -121,21 +122,23 @@
   const play = h("button", { type: "button", class: "play", text: "Play", onclick: () => setPlaying(!timer) });
   const speed = h("select", { "aria-label": "Events a second", onchange: () => timer && setPlaying(true) },
     ...[["1", "1/s"], ["3", "3/s"], ["10", "10/s"]].map(([value, text]) => h("option", { value, text })));
-  const button = (text, label, action, kind) =>
-    h("button", { type: "button", class: kind || null, "aria-label": label, title: label, text, onclick: action });
+  const icon = (path, label, action) =>
+    h("button", { type: "button", "aria-label": label, title: label, onclick: action },
+      s("svg", { width: 14, height: 14, viewBox: "0 0 14 14", "aria-hidden": "true" }, s("path", { d: path })));
   const count = h("span", { class: "count" });
   const line = h("code", { id: "line" });
   const nowline = h("div", { class: "nowline" }, count, line);
   const live = h("div", { class: "quiet", role: "status", "aria-live": "polite" });
   const transport = h("div", { class: "transport", id: "transport", role: "group", "aria-label": "Go through the events" },
     h("div", { class: "keys" },
-      button("\u23ee\ufe0e", "First event", () => select(0)),
-      button("\u25c0\ufe0e", "Event before", () => select(now - 1)),
+      icon("M1 1h2v12H1zM13 1v12L4 7z", "First event", () => select(0)),
+      icon("M11 1v12L3 7z", "Event before", () => select(now - 1)),
       play,
-      button("\u25b6\ufe0e", "Next event", () => select(now + 1)),
-      button("\u23ed\ufe0e", "Last event", () => select(last)),
+      icon("M3 1v12l8-6z", "Next event", () => select(now + 1)),
+      icon("M11 1h2v12h-2zM1 1v12l9-6z", "Last event", () => select(last)),
       slider, speed,
-      goal ? button(P.finding.rule, "To the broken rule", () => select(goal.event), "broken") : null),
+      goal ? h("button", { type: "button", class: "broken", title: "To the broken rule", "aria-label": `To the broken rule ${P.finding.rule}`,
+        text: P.finding.rule, onclick: () => select(goal.event) }) : null),
     nowline, live);
 
   const panel = (title, kind, ...children) =>
@@ -151,7 +154,7 @@
   const rulers = h("div");
   const fields = h("table", { class: "fields" });
   const trees = h("div", { class: "trees" });
-  const treePanel = panel("Draft trees", "treepanel", trees);
+  const treePanel = panel("Draft trees", "wide", trees);
   const lists = h("dl", { class: "pairs" });
   const changePanel = panel("What this event changed", "changepanel", brokenHere, changes);
   const player = byId("player");
@@ -161,12 +164,12 @@
       h("div", { class: "left" },
         changePanel,
         panel(`Events, ${P.events.length}`, "late", eventList,
-          h("p", { class: "keyhelp" }, ...keyHelp())),
-        panel("Queues and free lists", "late", lists)),
+          h("p", { class: "keyhelp" }, ...keyHelp()))),
       h("div", { class: "right" },
-        panel("KV slots", "", legend(), slotGrid, slotSaid, slotNote),
-        panel("Rows of req_to_token", "", rulers),
+        panel("KV slots", "wide", legend(), slotGrid, slotSaid, slotNote),
+        panel("Rows of req_to_token", "wide", rulers),
         panel("Requests", "", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Request fields" }, fields)),
+        panel("Queues and free lists", "", lists),
         treePanel)));
   player.hidden = false;
 
@@ -445,14 +448,19 @@
       ...lanes.map((name, i) => h("li", { class: i < P.agents.length ? "agent" : colour(name), title: name, text: name })));
     const svg = s("svg", { "aria-hidden": "true" });
     const track = h("div", { class: "track" }, svg);
-    const COL = P.events.length > 400 ? 26 : 84, LANE = 34, TOP = 40, HALF = COL / 2;
-    const height = TOP + lanes.length * LANE + 6;
+    const AGENT = 50, LANE = 34, TOP = 40, agents = P.agents.length;
+    const height = TOP + agents * AGENT + P.requests.length * LANE + 6;
     const extent = h("div", { class: "extent" });
-    extent.style.setProperty("width", `${P.events.length * COL}px`);
     extent.style.setProperty("height", `${height}px`);
     track.append(extent);
+    let COL = 84, HALF = 42;
+    function measure() {
+      COL = P.events.length > 400 ? 26 : Math.max(84, Math.min(130, Math.floor(track.clientWidth / P.events.length)));
+      HALF = COL / 2;
+      extent.style.setProperty("width", `${P.events.length * COL}px`);
+    }
     const x = (n) => n * COL + HALF;
-    const y = (lane) => TOP + lane * LANE + LANE / 2;
+    const y = (lane) => TOP + (lane < agents ? lane * AGENT + AGENT / 2 : agents * AGENT + (lane - agents) * LANE + LANE / 2);
     const laneOf = (event) => Math.max(0, P.agents.indexOf(event.agent));
     const lives = P.requests.map((rid) => {
       const found = [];
@@ -474,6 +482,7 @@
     }
 
     function draw() {
+      measure();
       const from = track.scrollLeft, width = track.clientWidth;
       const first = Math.max(0, Math.floor(from / COL)), end = Math.min(last, Math.ceil((from + width) / COL));
       svg.style.setProperty("left", `${from}px`);
@@ -498,7 +507,7 @@
         for (const rid of event.touches)
           parts.push(s("circle", { class: `dot ${colour(rid)}`, cx: x(n) - from, cy: y(P.agents.length + P.requests.indexOf(rid)), r: COL > 40 ? 6 : 4 }));
         const kind = broken.has(n) ? "violation" : paired.has(n) ? "paired" : "";
-        const label = COL > 40 ? short(`${event.event} ${event.who}`.trim(), 13) : event.event.slice(0, 2);
+        const label = COL > 40 ? short(`${event.event} ${event.who}`.trim(), Math.floor(COL / 6.5)) : event.event.slice(0, 2);
         parts.push(s("rect", { class: `pill ${kind}${n === now ? " now" : ""}`, x: n * COL + 2 - from, y: y(lane) - 12, width: COL - 4, height: 24, rx: 6 }),
           s("text", { "text-anchor": "middle", x: x(n) - from, y: y(lane) + 4, text: label }));
       }
@@ -517,6 +526,7 @@
     addEventListener("resize", soon);
     svg.addEventListener("click", (event) => select(Math.floor((event.clientX - svg.getBoundingClientRect().left + track.scrollLeft) / COL)));
     drawTimeline = () => {
+      measure();
       const left = now * COL;
       if (left < track.scrollLeft + COL || left + 2 * COL > track.scrollLeft + track.clientWidth)
         track.scrollLeft = left - track.clientWidth / 2 + HALF;
@@ -538,7 +548,7 @@
     slider.value = now;
     slider.setAttribute("aria-valuetext", P.events[now].line.trim());
     count.textContent = `${now} of ${last}`;
-    line.textContent = P.events[now].line.trim().replace(/^\d+ +/, "");
+    line.textContent = P.events[now].line.trim().replace(/^\d+ +/, "").replace(/ {3,}/g, "  ");
     nowline.className = "nowline" + (broken.has(now) ? " bad" : "");
     live.textContent = `event ${now}: ${line.textContent}` + (broken.has(now) ? `. Breaks ${broken.get(now).map((v) => v.rule).join(", ")}` : "");
     if (old >= 0) eventList.children[old].firstChild.removeAttribute("aria-current");

@@ -110,8 +110,8 @@ def _scenario_tables(stored: ScheduleReplay, answer: Mapping[str, Any]) -> dict[
     workload = dict(scenario.get("workload", {}))
     turns = workload.pop("turns", [])
     return {
-        "Configuration": _rows(scenario.get("config", {})),
-        "Workload": [[turn["rid"], _turn_text(turn)] for turn in turns] + _rows(workload),
+        "Configuration": _rows_and_off(scenario.get("config", {})),
+        "Workload": [[turn["rid"], _turn_text(turn)] for turn in turns] + _rows_and_off(workload),
         "Replay": [
             ["digest", answer["digest"]],
             ["digest when found", stored.digest],
@@ -125,8 +125,14 @@ def _scenario_tables(stored: ScheduleReplay, answer: Mapping[str, Any]) -> dict[
 def _turn_text(turn: Mapping[str, Any]) -> str:
     """A turn without what it does not have."""
     dull = {"session": "", "extra_key": "", "logprob_start": -1}
-    has = {name: value for name, value in turn.items() if name != "rid" and value != dull.get(name, None) and value}
+    has = {name: value for name, value in turn.items() if name != "rid" and value != dull.get(name) and value}
     return ", ".join(f"{name}={value}" for name, value in has.items())
+
+
+def _rows_and_off(values: Mapping[str, Any]) -> list[list[str]]:
+    """The values that are on, a row each, and in one row those that are not."""
+    off = ", ".join(name for name, value in values.items() if not value)
+    return _rows({name: value for name, value in values.items() if value}) + ([["off or 0", off]] if off else [])
 
 
 def _rows(values: Mapping[str, Any]) -> list[list[str]]:
@@ -164,9 +170,8 @@ def links_of(
             links.append({"from": at.pop(name), "to": number, "kind": "stale" if stale else "result"})
         now = change.get("lists", {}).get("in flight")
         if now is not None:
-            for gone in sorted(in_flight - set(now)):
-                if gone in at and launches[gone]["kind"] == "prefill":
-                    links.append({"from": at.pop(gone), "to": number, "kind": "silent"})
+            gone = [n for n in sorted(in_flight - set(now)) if n in at and launches[n]["kind"] == "prefill"]
+            links += [{"from": at.pop(name), "to": number, "kind": "silent"} for name in gone]
             in_flight = set(now)
     return links
 

@@ -54,7 +54,7 @@ def _hash_of(text: str) -> str:
 
 def body_of(payload: Mapping[str, Any]) -> str:
     kind = payload["kind"]
-    middle = {"schedule": _schedule, "case": _case, "probe": lambda _: ""}[kind](payload)
+    middle = _schedule(payload) if kind == "schedule" else _case(payload) if kind == "case" else ""
     return "\n".join(
         [
             f'<a class="skip" href="#{"transport" if kind == "schedule" else "about"}">Skip the summary</a>',
@@ -96,10 +96,10 @@ def _order(payload: Mapping[str, Any]) -> str:
     pair = payload.get("order")
     if not pair:
         return ""
-    items = "".join(
-        f'<li>{_event_link(item["event"], item["text"])}</li>' for item in pair
+    items = "".join(f"<li>{_event_link(item['event'], item['text'])}</li>" for item in pair)
+    return (
+        f'<div class="order"><p>The order that matters; the other way round the rule holds:</p><ol>{items}</ol></div>'
     )
-    return f'<div class="order"><p>The order that matters; the other way round the rule holds:</p><ol>{items}</ol></div>'
 
 
 def _event_link(number: int | None, text: str) -> str:
