@@ -291,7 +291,7 @@ def replay(
     3 when it is reproduced but not bit for bit.
     """
     from specsim import replay_file
-    from specsim.commands.pages import require_file, write_pages
+    from specsim.commands.pages import replayed, require_file, write_pages
     from specsim.judge.accounting import replay_schedule, replay_schedule_twice
     from specsim.judge.ops import replay_ops, replay_ops_twice
     from specsim.judge.workers import replay_case, replay_case_twice
@@ -319,7 +319,8 @@ def replay(
         answer = replay_schedule_twice(schedule, file) if verify else replay_schedule(schedule, file, record=record)
         exit_code = print_schedule_replay(stored, text, answer, verified=verify)
     if record and answer.get("judged", True):
-        write_pages(stored, file, answer, exit_code, text, cache_dir, html, perfetto)
+        noted = replayed(stored, file, text, device, hang_seconds, cache_dir) if verify else answer
+        write_pages(stored, file, noted, exit_code, text, cache_dir, html, perfetto)
     raise typer.Exit(exit_code)
 
 

@@ -129,8 +129,10 @@ def report(
     for file in files:
         try:
             stored = replay_file.load(file)
-            answer, exit_code = replayed(stored, file, hang_seconds, cache_dir)
-            payload = payload_of(stored, file, answer, exit_code, stored.target, cache_dir)
+            answer = replayed(stored, file, stored.target, None, hang_seconds, cache_dir)
+            if not answer.get("judged", True):
+                raise UsageError(f"{stored.target} does not run it", "replay it on another target")
+            payload = payload_of(stored, file, answer, _exit_code(stored, answer), stored.target, cache_dir)
         except UsageError as error:
             entries.append(Entry(file.name, "", {}, f"{error.problem}; {error.remedy}"))
             continue
@@ -142,27 +144,30 @@ def report(
     typer.echo(f"{html / 'index.html'}: {len(entries)} findings")
 
 
-def replayed(stored: Replay, file: Path, hang_seconds: float, cache_dir: Path | None) -> tuple[Mapping[str, Any], int]:
-    """A replay of a file on its own target, recorded: the answer and the exit code that `specsim replay` would have."""
+def replayed(
+    stored: Replay, file: Path, target: str, device: str | None, hang_seconds: float, cache_dir: Path | None
+) -> Mapping[str, Any]:
+    """A replay of a file, with the states or outputs noted."""
     from specsim import cli
     from specsim.judge.accounting import replay_schedule
     from specsim.judge.ops import replay_ops
     from specsim.judge.workers import replay_case
-    from specsim.replay_file import OpReplay, WorkerReplay, is_shown
+    from specsim.replay_file import OpReplay, WorkerReplay
 
-    answer: Mapping[str, Any]
     if isinstance(stored, OpReplay):
-        request = cli._ops_request(stored, stored.target, None, hang_seconds, cache_dir, Path())
-        answer = replay_ops(request, file, record=True)
-        shown = any(violation["rule"] == stored.rule for violation in answer.get("violations", ()))
-    elif isinstance(stored, WorkerReplay):
-        workers = cli._workers_request(stored, stored.target, hang_seconds, cache_dir, Path())
-        answer = replay_case(workers, file)
-        shown = any(broken["rule"] == stored.rule for broken in answer["broken"])
-    else:
-        schedule = cli._schedule_request(stored, stored.target, hang_seconds, cache_dir, Path())
-        answer = replay_schedule(schedule, file, record=True)
-        if not answer["judged"]:
-            raise UsageError(f"{stored.target} does not run the scenario", "replay it on the target it was found on")
-        shown = any(is_shown(stored, violation) for violation in answer["violations"])
-    return answer, REPRODUCED if shown else GONE
+        ops = cli._ops_request(stored, target, device, hang_seconds, cache_dir, Path())
+        return replay_ops(ops, file, record=True)
+    if isinstance(stored, WorkerReplay):
+        return replay_case(cli._workers_request(stored, target, hang_seconds, cache_dir, Path()), file)
+    schedule = cli._schedule_request(stored, target, hang_seconds, cache_dir, Path())
+    return replay_schedule(schedule, file, record=True)
+
+
+def _exit_code(stored: Replay, answer: Mapping[str, Any]) -> int:
+    """Whether an answer shows the finding."""
+    from specsim.replay_file import ScheduleReplay, is_shown
+
+    broken = answer.get("violations", answer.get("broken", ()))
+    if isinstance(stored, ScheduleReplay):
+        return REPRODUCED if any(is_shown(stored, violation) for violation in broken) else GONE
+    return REPRODUCED if any(violation["rule"] == stored.rule for violation in broken) else GONE

@@ -71,6 +71,7 @@
     for (const name of Object.keys(changes.owners || {})) if (!owners.includes(name)) owners.push(name);
   const colour = (name) => "owner " + (owners.includes(name) ? "o" + (owners.indexOf(name) % 7) : "o7");
   const FREE = ["", -1, "", ""];
+  const hasTree = P.changes.some((changes) => "slots of the tree" in (changes.lists || {}));
 
   function kindOf([owner, , holds, should]) {
     if (owner === "") return "free";
@@ -168,8 +169,8 @@
       h("div", { class: "right" },
         panel("KV slots", "wide", legend(), slotGrid, slotSaid, slotNote),
         panel("Rows of req_to_token", "wide", rulers),
-        panel("Requests", "", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Request fields" }, fields)),
-        panel("Queues and free lists", "", lists),
+        panel("Requests", P.requests.length > 3 ? "wide" : "", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Request fields" }, fields)),
+        panel("Queues and free lists", P.requests.length > 3 ? "wide" : "", lists),
         treePanel)));
   player.hidden = false;
 
@@ -182,6 +183,7 @@
     const item = (kind, text, owner) => h("span", null, h("i", { class: `swatch ${kind} ${owner || ""}` }), text);
     return h("div", { class: "legend" },
       ...owners.slice(0, 12).map((name) => item("owned", short(name, 24), colour(name))),
+      hasTree ? item("owned", "radix cache", "owner") : null,
       item("reserved", "allocated, no KV due", "owner"), item("differs", "\u2260 wrong content"),
       item("leaked", "! leaked or shared"), item("free", "free"), item("changed", "changed here"));
   }
@@ -346,22 +348,23 @@
     const end = tree.path[tree.path.length - 1];
     const at = (node) => [20 + depth[node] * X, 20 + y[node] * Y];
     const width = 20 + (Math.max(...depth, depth[end] + 1) + 1) * X - 40;
+    const bonusRow = children[end].length ? row++ : y[end]; // where no draft stands
     const height = Math.max(row * Y, nodes * 11 + 24);
     const parts = [];
     const edge = (x1, y1, x2, y2, kind) =>
       parts.push(s("path", { class: `edge ${kind}`, d: `M${x1 + 13} ${y1}C${x1 + 50} ${y1} ${x2 - 50} ${y2} ${x2 - 13} ${y2}` }));
     tree.parents.forEach((parent, node) => parent >= 0 && edge(...at(parent), ...at(node), taken.has(node) ? "taken" : ""));
     const [ex, ey] = at(end);
-    const bonusClear = children[end].some((child) => y[child] === y[end]) ? ey + 23 : ey;
-    edge(ex, ey, ex + X, bonusClear, "taken");
+    const bonusY = 20 + bonusRow * Y;
+    edge(ex, ey, ex + X, bonusY, "taken");
     for (let node = 0; node < nodes; node++) {
       const [x, yy] = at(node);
       parts.push(s("circle", { class: `node ${taken.has(node) ? "taken" : ""}`, cx: x, cy: yy, r: 13 }),
         s("text", { class: "inside", x, y: yy + 4, text: node }),
         s("text", { class: "soft", x: x - 13, y: yy + 25, text: short(String(tree.tokens[node]), 9) }));
     }
-    parts.push(s("circle", { class: "node bonus", cx: ex + X, cy: bonusClear, r: 13 }), s("text", { class: "inside", x: ex + X, y: bonusClear + 4, text: "+" }),
-      s("text", { class: "soft", x: ex + X - 13, y: bonusClear + 25, text: short(String(tree.bonus), 9) }));
+    parts.push(s("circle", { class: "node bonus", cx: ex + X, cy: bonusY, r: 13 }), s("text", { class: "inside", x: ex + X, y: bonusY + 4, text: "+" }),
+      s("text", { class: "soft", x: ex + X - 13, y: bonusY + 25, text: short(String(tree.bonus), 9) }));
     const left = width + 36;
     parts.push(s("text", { class: "soft", x: left, y: 12, text: "mask" }));
     tree.masks.forEach((mask, node) => {
@@ -408,6 +411,7 @@
       const leaf = value || FREE, past = old.get(slot) || FREE, kind = kindOf(leaf);
       let text;
       if (leaf[0] !== past[0]) text = `${past[0] || "free"} \u2192 ${leaf[0] || "free"}`;
+      else if (leaf[1] !== past[1]) text = `${leaf[0]}: at another position`;
       else if (kind === "differs") text = `${leaf[0]}: wrong content`;
       else if (kind === "owned") text = `${leaf[0]}: written, as due`;
       else text = `${leaf[0] || "free"}: written`;

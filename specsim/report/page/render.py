@@ -77,6 +77,7 @@ def _header(payload: Mapping[str, Any]) -> str:
     badge = f'<span class="severity {escape(severity)}">{escape(severity.replace("-", " "))}</span>' if severity else ""
     where = [finding["part"], finding["who"] and f"of {finding['who']}", finding["where"] and f"at {finding['where']}"]
     facts = [("expected", finding["expected"]), ("actual", finding["actual"])]
+    facts = facts if finding["expected"] or finding["actual"] else []
     notes = "".join(f"<p>{escape(note)}</p>" for note in payload["notes"])
     order = _order(payload)
     return f"""<header class="finding">
