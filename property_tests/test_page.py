@@ -20,6 +20,7 @@ from property_tests.test_check import specsim
 from specsim import replay_file
 from specsim.check.suite import chooser_of, run_schedule
 from specsim.cli import main
+from specsim.commands.source_lines import LINES_MAX, source_of
 from specsim.errors import UsageError
 from specsim.judge.recording import RecordingEngine, changed, ranges
 from specsim.replay_file import OpReplay, WorkerReplay
@@ -29,6 +30,7 @@ from specsim.report.page.render import html_of
 from specsim.report.page.tensors import COLUMNS_MAX, ROWS_MAX, tensors_of
 from specsim.report.perfetto import trace_of
 from specsim.sim.target import ModelTarget
+from specsim.targets.cache import Cache
 
 HERE = Shown("model", "specsim replay x.json", "Reproduced, bit for bit.")
 BYTES_MAX = 2_000_000
@@ -194,6 +196,23 @@ def test_the_source_is_that_of_this_machine_and_not_of_the_file(made: Made) -> N
     assert "lines" not in json.loads(FIXTURE.read_text())
 
 
+def test_a_checkouts_lines_are_read_where_it_lies(tmp_path: Path) -> None:
+    body = [f"    x = {number}" for number in range(100)]
+    (tmp_path / "srt").mkdir()
+    (tmp_path / "srt" / "a.py").write_text("\n".join(["def before():", "    pass", "", "def f():", *body, "", "y = 1"]))
+    cache = Cache(tmp_path / "cache")
+
+    def lines(where: str) -> list[str] | None:
+        source = source_of(f"sglang@{tmp_path}", "", where, cache)
+        return source and source["lines"]
+
+    assert lines("srt/a.py:2") == ["def before():", "    pass"]
+    assert lines("srt/a.py:104") == [line.strip() for line in body[-15:]]
+    assert len(lines("srt/a.py:4") or ()) == LINES_MAX
+    for gone in ("srt/a.py:900", "srt/b.py:1", "../a.py:1", "srt/a.py", "", "/etc/passwd:1"):
+        assert lines(gone) is None
+
+
 # The file
 
 
@@ -253,6 +272,21 @@ def test_integers_that_a_browser_would_round_are_texts() -> None:
         "nan",
         True,
     ]
+
+
+def test_a_hostile_replay_file_makes_no_element_either(made: Made) -> None:
+    stored = replay_file.load(FIXTURE)
+    assert isinstance(stored, replay_file.ScheduleReplay)
+    bad = "".join(HOSTILE)
+    event = {"number": 0, "agent": bad, "event": bad, "who": bad, "details": bad}
+    violation = dict.fromkeys(("rule", "sentence", "part", "where", "who", "expected", "actual", "signature"), bad)
+    answer = {"judged": True, "same_model": False, "digest": bad, "events": [event], "scenario": {"config": {bad: bad}}}
+    stored = dataclasses.replace(stored, title=bad, rule=bad, signature=bad, target=bad, order=[bad, "event 0: " + bad])
+    shown = Shown(bad, bad, bad, bad, {"where": bad, "first": 1, "line": 1, "lines": [bad], "note": bad})
+    html = html_of(payload_of(stored, {**answer, "violations": [{**violation, "event": 0}]}, shown))
+    assert {tag for tag, _ in Outline(html).elements} <= {tag for tag, _ in Outline(made.html).elements}
+    assert all(link.startswith(("#", "data:,")) for link in Outline(html).links)
+    assert len(html) < BYTES_MAX
 
 
 def test_hostile_text_makes_no_element_and_no_attribute(made: Made) -> None:

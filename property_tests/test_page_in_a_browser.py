@@ -293,6 +293,16 @@ def test_thousands_of_events_stay_usable(opened: Open, payload: dict[str, Any], 
     assert page.locator(".track svg rect.pill").count() < 80  # only what is in view is drawn
 
 
+def test_a_schedule_that_ended_its_process_has_a_page_without_events(
+    opened: Open, payload: dict[str, Any], tmp_path: Path
+) -> None:
+    ended = {**payload, "events": [], "changes": [], "links": [], "order": [], "trees": {}}
+    (tmp_path / "ended.html").write_text(html_of(ended), encoding="utf-8")
+    page = opened(tmp_path / "ended.html")
+    assert page.is_visible("#copy")
+    assert not page.is_visible("#player")
+
+
 def test_a_case_is_shown_as_heat_maps(opened: Open, tmp_path: Path) -> None:
     from property_tests.test_page import HERE, op_answer, op_replay
     from specsim.report.page.payload import payload_of

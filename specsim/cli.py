@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import specsim
-from specsim.commands import history, model, pages
+from specsim.commands import history, model
 from specsim.commands.options import CacheOption, DeviceOption, HangOption, one_of, require_folder, say
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
@@ -291,7 +291,7 @@ def replay(
     3 when it is reproduced but not bit for bit.
     """
     from specsim import replay_file
-    from specsim.commands.pages import replayed, require_file, write_pages
+    from specsim.commands.pages import require_file, write_pages
     from specsim.judge.accounting import replay_schedule, replay_schedule_twice
     from specsim.judge.ops import replay_ops, replay_ops_twice
     from specsim.judge.workers import replay_case, replay_case_twice
@@ -319,9 +319,46 @@ def replay(
         answer = replay_schedule_twice(schedule, file) if verify else replay_schedule(schedule, file, record=record)
         exit_code = print_schedule_replay(stored, text, answer, verified=verify)
     if record and answer.get("judged", True):
-        noted = replayed(stored, file, text, device, hang_seconds, cache_dir) if verify else answer
+        noted = _noted(stored, file, text, device, hang_seconds, cache_dir) if verify else answer
         write_pages(stored, file, noted, exit_code, text, cache_dir, html, perfetto)
     raise typer.Exit(exit_code)
+
+
+def _noted(
+    stored: Replay, file: Path, target: str, device: str | None, hang_seconds: float, cache_dir: Path | None
+) -> dict[str, Any]:
+    """A replay with the engine's states noted, or the outputs of a case."""
+    from specsim import replay_file
+    from specsim.judge.accounting import replay_schedule
+    from specsim.judge.ops import replay_ops
+    from specsim.judge.workers import replay_case
+
+    if isinstance(stored, replay_file.OpReplay):
+        return replay_ops(_ops_request(stored, target, device, hang_seconds, cache_dir, Path()), file, record=True)
+    if isinstance(stored, replay_file.WorkerReplay):
+        return replay_case(_workers_request(stored, target, hang_seconds, cache_dir, Path()), file)
+    return replay_schedule(_schedule_request(stored, target, hang_seconds, cache_dir, Path()), file, record=True)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of replay files of a run.")],
+    html: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the index and the pages go.")] = Path(
+        "specsim-report"
+    ),
+    data: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="A checkout of specsim: its release matrix, mutants and speed.")
+    ] = Path(),
+    hang_seconds: HangOption = 20.0,
+    cache_dir: CacheOption = None,
+) -> None:
+    """Write a static index of a run's findings, with a page for each. Replays each on the target it was found on."""
+    from specsim.commands.pages import write_report
+
+    def noted(stored: Replay, file: Path) -> dict[str, Any]:
+        return _noted(stored, file, stored.target, None, hang_seconds, cache_dir)
+
+    write_report(folder, html, data, noted, cache_dir)
 
 
 @app.command()
@@ -484,7 +521,7 @@ def bench(
     print_bench(results)
 
 
-for command in (model.explore, model.mutants, model.sweep, history.bisect, pages.report):
+for command in (model.explore, model.mutants, model.sweep, history.bisect):
     app.command()(command)
 app.command(name="compile")(model.compile_simulator)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from specsim.commands.options import CacheOption, HangOption, require_folder
+from specsim.commands.options import require_folder
 from specsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,18 +104,12 @@ def write_text(file: Path, text: str) -> None:
         ) from (error)
 
 
-def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of replay files of a run.")],
-    html: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the index and the pages go.")] = Path(
-        "specsim-report"
-    ),
-    data: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="A checkout of specsim: its release matrix, mutants and speed.")
-    ] = Path(),
-    hang_seconds: HangOption = 20.0,
-    cache_dir: CacheOption = None,
+def write_report(
+    folder: Path, html: Path, data: Path, noted: Callable[[Replay, Path], Mapping[str, Any]], cache_dir: Path | None
 ) -> None:
-    """Write a static index of a run's findings, with a page for each. Replays each on the target it was found on."""
+    """The index of the replay files of a folder, with a page for each. `noted` replays a file, states or outputs noted;
+    `data` is a checkout of specsim, or has none of its data.
+    """
     from specsim import replay_file
     from specsim.report.page.index import Entry, index_of
     from specsim.report.page.render import html_of
@@ -123,13 +117,12 @@ def report(
 
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "give the folder that `specsim check --out DIR` filled")
-    files = sorted(folder.glob("*.json"))
     require_folder("--html", html)
     entries: list[Entry] = []
-    for file in files:
+    for file in sorted(folder.glob("*.json")):
         try:
             stored = replay_file.load(file)
-            answer = replayed(stored, file, stored.target, None, hang_seconds, cache_dir)
+            answer = noted(stored, file)
             if not answer.get("judged", True):
                 raise UsageError(f"{stored.target} does not run it", "replay it on another target")
             payload = payload_of(stored, file, answer, _exit_code(stored, answer), stored.target, cache_dir)
@@ -141,26 +134,7 @@ def report(
         entries.append(Entry(file.name, page, payload["finding"], ""))
         typer.echo(f"{html / page}: {payload['finding']['signature']}")
     write_text(html / "index.html", index_of(str(folder), entries, tables_of(data)))
-    typer.echo(f"{html / 'index.html'}: {len(entries)} findings")
-
-
-def replayed(
-    stored: Replay, file: Path, target: str, device: str | None, hang_seconds: float, cache_dir: Path | None
-) -> Mapping[str, Any]:
-    """A replay of a file, with the states or outputs noted."""
-    from specsim import cli
-    from specsim.judge.accounting import replay_schedule
-    from specsim.judge.ops import replay_ops
-    from specsim.judge.workers import replay_case
-    from specsim.replay_file import OpReplay, WorkerReplay
-
-    if isinstance(stored, OpReplay):
-        ops = cli._ops_request(stored, target, device, hang_seconds, cache_dir, Path())
-        return replay_ops(ops, file, record=True)
-    if isinstance(stored, WorkerReplay):
-        return replay_case(cli._workers_request(stored, target, hang_seconds, cache_dir, Path()), file)
-    schedule = cli._schedule_request(stored, target, hang_seconds, cache_dir, Path())
-    return replay_schedule(schedule, file, record=True)
+    typer.echo(f"{html / 'index.html'}: {sum(bool(entry.page) for entry in entries)} findings")
 
 
 def _exit_code(stored: Replay, answer: Mapping[str, Any]) -> int:

@@ -41,21 +41,17 @@ def index_of(folder: str, entries: Sequence[Entry], tables: Sequence[Table]) -> 
 def _findings(entries: Sequence[Entry]) -> str:
     if not entries:
         return '<section class="panel"><h2>Findings</h2><p class="note">There are none.</p></section>'
-    rows = []
+    items = []
     for entry in entries:
-        finding = entry.finding
-        title = escape(finding["title"] or finding["signature"])
-        rows.append(
-            f'<tr><th scope="row" class="rule">{escape(finding["rule"])}</th>'
-            f'<td><a href="{escape(entry.page, quote=True)}">{title}</a>'
-            f"<br><small>{escape(finding['sentence'])}</small></td><td>{escape(finding['target'])}</td>"
-            f'<td><span class="severity {escape(finding["severity"])}">{escape(finding["severity"])}</span></td>'
-            f"<td>{escape(finding['verdict'])}</td></tr>"
+        finding = {name: escape(text) for name, text in entry.finding.items()}
+        items.append(
+            f'<li><span class="rule">{finding["rule"]}</span>'
+            f'<span class="what"><a href="{escape(entry.page, quote=True)}">'
+            f"{finding['title'] or finding['signature']}</a><small>{finding['sentence']}</small></span>"
+            f'<span>{finding["target"]}</span><span><span class="severity {finding["severity"]}">'
+            f"{finding['severity'].replace('-', ' ')}</span></span><small>{finding['verdict']}</small></li>"
         )
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("rule", "what", "target", "severity", "replayed"))
-    return f"""<section class="panel"><h2>Findings</h2><div class="scroll" tabindex="0" role="region"
-aria-label="Findings"><table class="index"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>
-</section>"""
+    return f'<section class="panel"><h2>Findings</h2><ul class="cards">{"".join(items)}</ul></section>'
 
 
 def _left_out(entries: Sequence[Entry]) -> str:
