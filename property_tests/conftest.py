@@ -85,6 +85,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         ("is not in the cache", "a release in the cache"),
         ("CUDA", "a GPU"),
         ("specsim[grammar]", "a grammar library (pip install 'specsim[grammar]')"),
+        ("specsim[browser]", "a browser (pip install 'specsim[browser]', apt-get install chromium)"),
     ):
         count = sum(word in reason for reason in skipped)
         if count:

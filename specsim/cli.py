@@ -279,6 +279,10 @@ def replay(
     verify: Annotated[
         bool, typer.Option("--verify", help="Run it twice, under two hash seeds; exit 3 at the first difference.")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Write a page that goes through the events: one file.")
+    ] = None,
+    perfetto: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a trace that Perfetto opens.")] = None,
     bisect_run: BisectRunOption = False,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
@@ -287,6 +291,7 @@ def replay(
     3 when it is reproduced but not bit for bit.
     """
     from specsim import replay_file
+    from specsim.commands.pages import require_file, write_pages
     from specsim.judge.accounting import replay_schedule, replay_schedule_twice
     from specsim.judge.ops import replay_ops, replay_ops_twice
     from specsim.judge.workers import replay_case, replay_case_twice
@@ -297,17 +302,63 @@ def replay(
         one_of("--device", device, ("auto", "cpu", "cuda"))
         stored = replay_file.load(file)
         text = parse_target(target or stored.target).text
+        require_file("--html", html)
+        require_file("--perfetto", perfetto)
+    record = html is not None or perfetto is not None
+    answer: dict[str, Any]
     if isinstance(stored, replay_file.OpReplay):
         request = _ops_request(stored, text, device, hang_seconds, cache_dir, Path())
-        case = replay_ops_twice(request, file) if verify else replay_ops(request, file)
-        raise typer.Exit(print_replay(stored, text, case, verified=verify))
-    if isinstance(stored, replay_file.WorkerReplay):
+        answer = replay_ops_twice(request, file) if verify else replay_ops(request, file, record=record)
+        exit_code = print_replay(stored, text, answer, verified=verify)
+    elif isinstance(stored, replay_file.WorkerReplay):
         workers = _workers_request(stored, text, hang_seconds, cache_dir, Path())
-        seen = replay_case_twice(workers, file) if verify else replay_case(workers, file)
-        raise typer.Exit(print_worker_replay(stored, text, seen, verified=verify))
-    schedule = _schedule_request(stored, text, hang_seconds, cache_dir, Path())
-    answer = replay_schedule_twice(schedule, file) if verify else replay_schedule(schedule, file)
-    raise typer.Exit(print_schedule_replay(stored, text, answer, verified=verify))
+        answer = replay_case_twice(workers, file) if verify else replay_case(workers, file)
+        exit_code = print_worker_replay(stored, text, answer, verified=verify)
+    else:
+        schedule = _schedule_request(stored, text, hang_seconds, cache_dir, Path())
+        answer = replay_schedule_twice(schedule, file) if verify else replay_schedule(schedule, file, record=record)
+        exit_code = print_schedule_replay(stored, text, answer, verified=verify)
+    if record and answer.get("judged", True):
+        noted = _noted(stored, file, text, device, hang_seconds, cache_dir) if verify else answer
+        write_pages(stored, file, noted, exit_code, text, cache_dir, html, perfetto)
+    raise typer.Exit(exit_code)
+
+
+def _noted(
+    stored: Replay, file: Path, target: str, device: str | None, hang_seconds: float, cache_dir: Path | None
+) -> dict[str, Any]:
+    """A replay with the engine's states noted, or the outputs of a case."""
+    from specsim import replay_file
+    from specsim.judge.accounting import replay_schedule
+    from specsim.judge.ops import replay_ops
+    from specsim.judge.workers import replay_case
+
+    if isinstance(stored, replay_file.OpReplay):
+        return replay_ops(_ops_request(stored, target, device, hang_seconds, cache_dir, Path()), file, record=True)
+    if isinstance(stored, replay_file.WorkerReplay):
+        return replay_case(_workers_request(stored, target, hang_seconds, cache_dir, Path()), file)
+    return replay_schedule(_schedule_request(stored, target, hang_seconds, cache_dir, Path()), file, record=True)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of replay files of a run.")],
+    html: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the index and the pages go.")] = Path(
+        "specsim-report"
+    ),
+    data: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="A checkout of specsim: its release matrix, mutants and speed.")
+    ] = Path(),
+    hang_seconds: HangOption = 20.0,
+    cache_dir: CacheOption = None,
+) -> None:
+    """Write a static index of a run's findings, with a page for each. Replays each on the target it was found on."""
+    from specsim.commands.pages import write_report
+
+    def noted(stored: Replay, file: Path) -> dict[str, Any]:
+        return _noted(stored, file, stored.target, None, hang_seconds, cache_dir)
+
+    write_report(folder, html, data, noted, cache_dir)
 
 
 @app.command()

@@ -107,15 +107,19 @@ class SimulationResult:
 
 
 def run_schedule(
-    target: AccountingTarget, chooser: RecordingChooser, refused: dict[str, int] | None = None, stop_at: str = ""
+    target: AccountingTarget,
+    chooser: RecordingChooser,
+    refused: dict[str, int] | None = None,
+    stop_at: str = "",
+    engine: Callable[..., Engine] = Engine,
 ) -> Schedule | None:
     """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`. It
-    ends at a violation with the signature `stop_at`.
+    ends at a violation with the signature `stop_at`. `engine` makes what runs it.
     """
     extended = target.extended(chooser) if isinstance(target, ExtensionTarget) else chooser
     try:
         scenario = draw_scenario(extended, target.features)
-        run = Engine(scenario, extended, target.make, stop_at, move_of(target)).run()
+        run = engine(scenario, extended, target.make, stop_at, move_of(target)).run()
     except HostFunctionError as error:  # before the first event: an extension's chooser, or making its accounting
         violation = Violation(BY_ID[error.rule], "", error.part, "", "no exception", error.text, 0)
         digest = hashlib.blake2b(str(error).encode(), digest_size=16).hexdigest()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -40,6 +41,15 @@ class Outcome:
 
     def of(self, rule: Rule) -> Violation | None:
         return next((v for v in self.violations if v.rule is rule), None)
+
+
+class Compared(NamedTuple):
+    """An output: the reference's, the implementation's, which elements are defined, and which differ."""
+
+    expected: torch.Tensor
+    actual: torch.Tensor
+    defined: torch.Tensor
+    differs: torch.Tensor
 
 
 def interpreted() -> bool:
@@ -150,12 +160,7 @@ def _first_difference(
     op: Op, name: str, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor
 ) -> Violation | None:
     """The first defined element, in memory order, that differs from the reference."""
-    tolerance = op.tolerance.get(name, 0.0)
-    if tolerance:
-        differs = ~torch.isclose(actual, expected, rtol=0.0, atol=tolerance, equal_nan=True)
-    else:
-        differs = differing(actual, expected)
-    differs &= defined
+    differs = _differing(op, name, expected, actual, defined)
     if not differs.any():
         return None
     at = tuple(int(i) for i in differs.nonzero()[0])
@@ -166,6 +171,26 @@ def _first_difference(
         f"{place} = {expected[at].item()}",
         f"{place} = {actual[at].item()}",
     )
+
+
+def _differing(op: Op, name: str, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
+    tolerance = op.tolerance.get(name, 0.0)
+    if tolerance:
+        return ~torch.isclose(actual, expected, rtol=0.0, atol=tolerance, equal_nan=True) & defined
+    return differing(actual, expected) & defined
+
+
+def compared(op: Op, subject: Subject, case: Case, device: torch.device | str = "cpu") -> dict[str, Compared]:
+    """The outputs of one run by name, beside the reference's; none when it raised."""
+    expected = op.expected(case)
+    defined = op.defined(case, expected)
+    _, results = _run_once(op, subject, case, 0, device, expected, defined)
+    return {
+        name: Compared(
+            expected[name], actual, defined[name], _differing(op, name, expected[name], actual, defined[name])
+        )
+        for name, actual in (results or {}).items()
+    }
 
 
 def _poison_dependence(results: list[Tensors]) -> list[Violation]:

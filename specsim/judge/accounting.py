@@ -90,11 +90,16 @@ def run_accounting_suite(
     return suite, findings
 
 
-def replay_schedule(request: AccountingRequest, replay: Path, hash_seed: str = "", ask: Ask = ask) -> Message:
-    """Run a replay file's schedule; the child's "replayed" message, or what ended the child as `violations` of it."""
+def replay_schedule(
+    request: AccountingRequest, replay: Path, hash_seed: str = "", ask: Ask = ask, record: bool = False
+) -> Message:
+    """Run a replay file's schedule; the child's "replayed" message, or what ended the child as `violations` of it. With
+    `record` it has a `recording` of the engine's states (`specsim.judge.recording`).
+    """
     started = False
+    question = request.question("replay", replay=str(replay), record=record)
     try:
-        for message in ask(request.question("replay", replay=str(replay)), request.hang_seconds, hash_seed):
+        for message in ask(question, request.hang_seconds, hash_seed):
             started = started or message["event"] == "schedule"
             if message["event"] == "replayed":
                 return message

@@ -172,14 +172,31 @@ def _strategy_before(request: Request, messages: Messages) -> Strategy:
 
 
 def replay(request: Request, messages: Messages) -> None:
-    """Run the schedule of a replay file once more."""
+    """Run the schedule of a replay file once more. With `record`, note the engine's state at each event."""
     stored = _stored(request)
+    if request.get("record"):
+        from specsim.compiled.finder import uninstall
+
+        uninstall()  # what is noted of trees is taken from within the device
     announce(request, messages)
     target = _simulated(request)
     from specsim.check.suite import run_schedule
     from specsim.explore.chooser import replayed
+    from specsim.sim.engine import Engine
 
-    schedule = run_schedule(target, replayed(stored.tape), stop_at=stored.signature)
+    engines: list[Any] = []
+
+    def make(*arguments: Any) -> Engine:
+        if not request.get("record"):
+            return Engine(*arguments)
+        from specsim.judge.recording import RecordingEngine
+
+        engine = RecordingEngine(*arguments)
+        engine.on_events = lambda: messages.send("schedule", index=0)
+        engines.append(engine)
+        return engine
+
+    schedule = run_schedule(target, replayed(stored.tape), stop_at=stored.signature, engine=make)
     if schedule is None:
         messages.send("replayed", judged=False)
         return
@@ -207,6 +224,7 @@ def replay(request: Request, messages: Messages) -> None:
             }
             for v in schedule.run.violations
         ],
+        **({"recording": engines[0].recording()} if engines else {}),
     )
 
 

@@ -117,11 +117,11 @@ def replay_ops_twice(request: OpsRequest, replay: Path) -> Message:
     return two
 
 
-def replay_ops(request: OpsRequest, replay: Path, hash_seed: str = "", ask: Ask = ask) -> Message:
+def replay_ops(request: OpsRequest, replay: Path, hash_seed: str = "", ask: Ask = ask, record: bool = False) -> Message:
     """Run a replay file's case on the request's target; returns the worker's "replayed" message, or one with
-    `violations` of the rule that a dying or hanging child breaks.
+    `violations` of the rule that a dying or hanging child breaks. With `record` it has the outputs.
     """
-    question = {**request.to_json(), "mode": "ops.replay", "replay": str(replay)}
+    question = {**request.to_json(), "mode": "ops.replay", "replay": str(replay), "record": record}
     subject = ""
     try:
         for message in ask(question, request.hang_seconds, hash_seed):

@@ -134,11 +134,13 @@ def failure(request: Request, messages: Messages) -> None:
 
 
 def replay(request: Request, messages: Messages) -> None:
-    """Run the case of a replay file once more, on the subject it was found on."""
+    """Run the case of a replay file once more, on the subject it was found on. With `record`, the answer has the
+    outputs too.
+    """
     device = choose_device(request["device"])
     from specsim import replay_file
     from specsim.diff.finding import case_of, tensor_to_json
-    from specsim.diff.run import run_case
+    from specsim.diff.run import compared, run_case
     from specsim.ops.registry import OPS
 
     path = Path(request["replay"])
@@ -167,6 +169,7 @@ def replay(request: Request, messages: Messages) -> None:
     messages.send("case", index=0)
     outcome = run_case(op, subject, case, device)
     expected = op.expected(case)
+    outputs = compared(op, subject, case, device) if request.get("record") and outcome.judged else {}
     messages.send(
         "replayed",
         subject=subject.name,
@@ -188,6 +191,14 @@ def replay(request: Request, messages: Messages) -> None:
         explanation=subject.explain() if outcome.violations else "",
         inputs={name: tensor_to_json(tensor) for name, tensor in case.tensors.items()},
         expected={name: tensor_to_json(tensor) for name, tensor in expected.items()},
+        outputs={
+            name: {
+                "actual": tensor_to_json(output.actual),
+                "defined": output.defined.flatten().tolist(),
+                "differs": output.differs.flatten().tolist(),
+            }
+            for name, output in outputs.items()
+        },
     )
 
 

@@ -1,0 +1,147 @@
+"""Pages of findings: what `specsim replay --html` and `--perfetto` write, and `specsim report`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from specsim.commands.options import require_folder
+from specsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from specsim.replay_file import Replay
+
+REPRODUCED, GONE, NO_LONGER_APPLIES = 1, 0, 2
+
+
+def require_file(option: str, file: Path | None) -> None:
+    """Refuse an output that cannot be written before the work begins."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise UsageError(f"{option} {file} is a folder", "name a file")
+    require_folder(option, file.parent)
+
+
+def write_pages(
+    stored: Replay,
+    file: Path,
+    answer: Mapping[str, Any],
+    exit_code: int,
+    target: str,
+    cache_dir: Path | None,
+    html: Path | None,
+    perfetto: Path | None,
+) -> None:
+    """Write the page and the trace of a replay; says where."""
+    from specsim.report.page.render import html_of
+    from specsim.report.perfetto import trace_of
+
+    payload = payload_of(stored, file, answer, exit_code, target, cache_dir)
+    if html is not None:
+        write_text(html, html_of(payload))
+        typer.echo(f"page: {html}")
+    if perfetto is not None:
+        write_text(perfetto, json.dumps(trace_of(payload)) + "\n")
+        typer.echo(f"trace: {perfetto}, for https://ui.perfetto.dev")
+
+
+def payload_of(
+    stored: Replay, file: Path, answer: Mapping[str, Any], exit_code: int, target: str, cache_dir: Path | None
+) -> dict[str, Any]:
+    """What a page of this replay shows."""
+    from specsim.check.rules import RULES
+    from specsim.commands.source_lines import source_of
+    from specsim.diff.rules import RULES as OPS_RULES
+    from specsim.replay_file import ScheduleReplay
+    from specsim.report.page.payload import Shown
+    from specsim.report.page.payload import payload_of as made
+    from specsim.targets.cache import open_cache
+    from specsim.targets.probe import WORKER_RULES
+
+    severities = {rule.id: str(rule.severity) for rule in (*RULES, *OPS_RULES, *WORKER_RULES)}
+    mutant = stored.mutant if isinstance(stored, ScheduleReplay) and target == stored.target else ""
+    elsewhere = f" --target {shlex.quote(target)}" if target != stored.target else ""
+    where = answer.get("where") or (stored.where if target == stored.target else "")
+    shown = Shown(
+        target=f"{target} with mutant {mutant}" if mutant else target,
+        command=f"specsim replay {shlex.quote(str(file))}{elsewhere}",
+        verdict=_verdict(stored, answer, exit_code, target),
+        severity=severities.get(stored.rule, ""),
+        source=source_of(target, mutant, where, open_cache(cache_dir)),
+    )
+    return made(stored, answer, shown)
+
+
+def _verdict(stored: Replay, answer: Mapping[str, Any], exit_code: int, target: str) -> str:
+    if exit_code == GONE:
+        return f"Not reproduced on {target}."
+    if exit_code == NO_LONGER_APPLIES:
+        return "The file no longer applies."
+    if target != stored.target:
+        return f"Found on {stored.target}, reproduced on {target}."
+    if answer.get("digest") == stored.digest:
+        return "Reproduced, bit for bit."
+    return "Reproduced; the code has changed since it was found."
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file, whole or not at all. UsageError where that cannot be."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.replace(file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(
+            f"cannot write {file} ({error.strerror})", "name a file in a folder that can be written"
+        ) from (error)
+
+
+def write_report(
+    folder: Path, html: Path, data: Path, noted: Callable[[Replay, Path], Mapping[str, Any]], cache_dir: Path | None
+) -> None:
+    """The index of the replay files of a folder, with a page for each. `noted` replays a file, states or outputs noted;
+    `data` is a checkout of specsim, or has none of its data.
+    """
+    from specsim import replay_file
+    from specsim.report.page.index import Entry, index_of
+    from specsim.report.page.render import html_of
+    from specsim.report.page.tables import tables_of
+
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder", "give the folder that `specsim check --out DIR` filled")
+    require_folder("--html", html)
+    entries: list[Entry] = []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            stored = replay_file.load(file)
+            answer = noted(stored, file)
+            if not answer.get("judged", True):
+                raise UsageError(f"{stored.target} does not run it", "replay it on another target")
+            payload = payload_of(stored, file, answer, _exit_code(stored, answer), stored.target, cache_dir)
+        except UsageError as error:
+            entries.append(Entry(file.name, "", {}, f"{error.problem}; {error.remedy}"))
+            continue
+        page = f"{replay_file.file_name(file.stem)}.html"
+        write_text(html / page, html_of(payload))
+        entries.append(Entry(file.name, page, payload["finding"], ""))
+        typer.echo(f"{html / page}: {payload['finding']['signature']}")
+    write_text(html / "index.html", index_of(str(folder), entries, tables_of(data)))
+    typer.echo(f"{html / 'index.html'}: {sum(bool(entry.page) for entry in entries)} findings")
+
+
+def _exit_code(stored: Replay, answer: Mapping[str, Any]) -> int:
+    """Whether an answer shows the finding."""
+    from specsim.replay_file import ScheduleReplay, is_shown
+
+    broken = answer.get("violations", answer.get("broken", ()))
+    if isinstance(stored, ScheduleReplay):
+        return REPRODUCED if any(is_shown(stored, violation) for violation in broken) else GONE
+    return REPRODUCED if any(violation["rule"] == stored.rule for violation in broken) else GONE

@@ -1,0 +1,32 @@
+"""Pages: a finding as one HTML file that needs nothing else, and an index of a run's findings.
+
+What a page shows lies in it as JSON, `<script type="application/json" id="payload">`, format specsim.page/1:
+
+    format, kind         "specsim.page/1"; "schedule", "case" (of an operation) or "probe" (of a worker's function)
+    finding              rule, sentence, severity, title, target, found_on, signature, where, part, who, expected,
+                         actual, verdict: texts, "" for none
+    command              what replays it
+    notes                sentences
+    tables               title -> [[name, value], ...]: configuration, workload, digests
+    source               {where, first, line, lines, note}, or null: the target's lines, the one of the finding being
+                         `line`; added on the machine that has the target
+    violations           [{event, rule, sentence, part, where, who, expected, actual}, ...]
+
+A schedule also has
+
+    agents, requests     names, in the order of their lanes
+    events               [{number, agent, event, who, details, line, touches, launch}, ...]; `line` is that of the trace
+    links                [{from, to, kind}, ...] between events: "run" from a launch to its work, "result" from the work
+                         to where the host takes it, "stale" where it comes too late, "silent" where no event says so
+    order                [{event, text}, ...], the pair whose order matters; event null for one that the log lacks
+    changes              for each event what it changed of the state (`specsim.judge.recording`)
+    trees                event -> draft trees of that verification
+    launches             name -> {kind, requests}
+    pool_slots, page_size, row_width, rows
+
+and a case has `tensors`, [{name, role, shape, first, width, values, expected, defined, differs, note}, ...]: rows and
+columns of a window that holds the first difference.
+
+Texts are as a reader may see them: control characters, invisible ones and halves of surrogate pairs are spelled out,
+integers that JavaScript would round and floats that JSON lacks are texts.
+"""

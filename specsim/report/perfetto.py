@@ -1,0 +1,136 @@
+"""A schedule as a trace that Perfetto opens (https://ui.perfetto.dev): Chrome's trace event JSON.
+
+Time is the number of an event, a millisecond each: the simulator has no clock. Host and streams are threads of the
+process "engine", requests of "requests", where a slice is a state of the request's life. Arrows lead from a launch to
+its work and on to where its result is taken, and between the two events whose order matters. Counters: slots by owner,
+free slots, launches in flight. A broken rule is an instant over everything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from specsim.errors import UsageError
+
+STEP_US, SLICE_US = 1000, 900
+_ENGINE, _REQUESTS = 1, 2
+
+Event = dict[str, Any]
+
+
+def trace_of(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """The trace of a schedule's payload (`specsim.report.page`). UsageError for a finding that has no events."""
+    if payload["kind"] != "schedule" or not payload["events"]:
+        raise UsageError(
+            f"--perfetto of a finding without events ({payload['finding']['signature']})",
+            "it shows schedules of the accounting tier; --html shows any finding",
+        )
+    events = [
+        *_names(payload),
+        *_slices(payload),
+        *_lives(payload),
+        *_arrows(payload),
+        *_counters(payload["changes"]),
+        *_instants(payload["violations"]),
+    ]
+    about = {**payload["finding"], "command": payload["command"], "specsim": payload["specsim"]}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def _names(payload: Mapping[str, Any]) -> Iterator[Event]:
+    for pid, process, threads in ((_ENGINE, "engine", payload["agents"]), (_REQUESTS, "requests", payload["requests"])):
+        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": process}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+        for tid, name in enumerate(threads, 1):
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+            yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+
+
+def _thread(payload: Mapping[str, Any], number: int) -> dict[str, int]:
+    """Where the slice of an event is."""
+    agents: Sequence[str] = payload["agents"]
+    return {"pid": _ENGINE, "tid": 1 + agents.index(payload["events"][number]["agent"])}
+
+
+def _slices(payload: Mapping[str, Any]) -> Iterator[Event]:
+    for event in payload["events"]:
+        yield {
+            "ph": "X",
+            "name": f"{event['event']} {event['who']}".strip(),
+            "cat": event["agent"],
+            "ts": event["number"] * STEP_US,
+            "dur": SLICE_US,
+            **_thread(payload, event["number"]),
+            "args": {"event": event["number"], "details": event["details"], "requests": " ".join(event["touches"])},
+        }
+
+
+def _lives(payload: Mapping[str, Any]) -> Iterator[Event]:
+    for tid, rid in enumerate(payload["requests"], 1):
+        states: list[tuple[int, str]] = []
+        for number, change in enumerate(payload["changes"]):
+            state = change.get(f"request {rid}", {}).get("state")
+            if state is not None:
+                states.append((number, state))
+        ends = [start for start, _ in states[1:]] + [len(payload["events"])]
+        for (start, state), end in zip(states, ends, strict=True):
+            at = {"ts": start * STEP_US, "dur": max(end - start, 1) * STEP_US, "pid": _REQUESTS, "tid": tid}
+            yield {"ph": "X", "name": state, "cat": "life", **at, "args": {}}
+
+
+def _arrows(payload: Mapping[str, Any]) -> Iterator[Event]:
+    chains: list[list[int]] = []
+    for link in payload["links"]:
+        if link["kind"] == "silent":
+            continue
+        chain = next((chain for chain in chains if chain[-1] == link["from"]), None)
+        if chain is None:
+            chains.append([link["from"], link["to"]])
+        else:
+            chain.append(link["to"])
+    named = [("launch", payload["events"][chain[0]]["launch"], chain) for chain in chains]
+    order = [item["event"] for item in payload["order"] if item["event"] is not None]
+    if len(order) == 2:
+        named.append(("order", "order matters", order))
+    for number, (category, name, chain) in enumerate(named, 1):
+        for place, event in enumerate(chain):
+            phase = "s" if place == 0 else "f" if place == len(chain) - 1 else "t"
+            yield {
+                "ph": phase,
+                "id": number,
+                "name": name,
+                "cat": category,
+                "ts": event * STEP_US + SLICE_US // 2,
+                **_thread(payload, event),
+                **({"bp": "e"} if phase == "f" else {}),
+            }
+
+
+def _counters(changes: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
+    owners: dict[str, str] = {}
+    ever: dict[str, int] = {}
+    for number, change in enumerate(changes):
+        slots, lists = change.get("slots", {}), change.get("lists", {})
+        for slot, leaf in slots.items():
+            owners[slot] = leaf[0] if leaf else ""
+        counts = Counter(owner for owner in owners.values() if owner)
+        ever = {**dict.fromkeys([*ever, *counts], 0), **counts}
+        if slots and ever:
+            yield _counter(number, "slots of", ever)
+        if "free slots" in lists:
+            yield _counter(number, "free slots", {"slots": lists["free slots"]})
+        if "in flight" in lists:
+            yield _counter(number, "launches in flight", {"launches": len(lists["in flight"])})
+
+
+def _counter(number: int, name: str, values: Mapping[str, int]) -> Event:
+    return {"ph": "C", "name": name, "ts": number * STEP_US, "pid": _ENGINE, "tid": 0, "args": dict(values)}
+
+
+def _instants(violations: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
+    for violation in violations:
+        texts = {name: violation[name] for name in ("sentence", "part", "who", "expected", "actual")}
+        at = {"ts": violation["event"] * STEP_US + SLICE_US // 2, "pid": _ENGINE, "tid": 1, "s": "g"}
+        yield {"ph": "i", "name": violation["rule"], "cat": "rule", **at, "args": texts}
