@@ -47,8 +47,21 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+class DeviceLostError(Exception):
+    """What ran has left a device that does no more work: its process is of no use any longer."""
+
+
+def raise_if_lost(device: torch.device | str, error: BaseException) -> None:
+    """Raise DeviceLostError, from `error`, if the device does no more work."""
+    if torch.device(device).type == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as lost:
+            raise DeviceLostError(one_line(lost)) from error
+
+
 @contextmanager
-def _watched(which: int) -> Iterator[MemoryLog]:
+def watched(which: int) -> Iterator[MemoryLog]:
     if interpreted():
         with memcheck(which) as log:
             yield log
@@ -87,7 +100,7 @@ def _run_once(
 ) -> tuple[list[Violation], Tensors | None]:
     """The violations of one run, and its outputs on the CPU (None when it raised)."""
     guarded = guarded_arguments(op, case, which, device)
-    with _watched(which) as log:
+    with watched(which) as log:
         try:
             results = subject.run(case.sizes, views(guarded))
         except NotCalledError:
@@ -95,9 +108,14 @@ def _run_once(
         except WrongResultError as error:
             return [Violation(rules.FITS_CONTRACT, str(error), "outputs as the contract says", str(error))], None
         except Exception as error:
+            raise_if_lost(device, error)
             text = one_line(error)
             return [Violation(rules.DOES_NOT_RAISE, f"raises {text}", "no exception", text)], None
-    results = {name: tensor.detach().to("cpu", copy=True) for name, tensor in results.items()}
+    try:
+        results = {name: tensor.detach().to("cpu", copy=True) for name, tensor in results.items()}
+    except RuntimeError as error:
+        raise_if_lost(device, error)
+        raise
     found = _out_of_bounds(log, guarded)
     found += _changed_inputs(op, case, guarded)
     for arg in op.outputs:

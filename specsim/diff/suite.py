@@ -94,13 +94,14 @@ def judge(
             continue
         result.cases += 1
         if outcome.violations:
-            result.failures.append(Failure(index, chooser.tape, _worst(outcome), subject.reach(case.sizes)))
+            result.failures.append(Failure(index, chooser.tape, worst(outcome), subject.reach(case.sizes)))
     if result.failures:
         result.counterexample = _shrink(op, subject, result.failures, device, on_case)
     return result
 
 
-def _worst(outcome: Outcome) -> Rule:
+def worst(outcome: Outcome) -> Rule:
+    """The worst rule that it breaks."""
     return next(rule for rule in RULES if outcome.of(rule))
 
 
