@@ -29,8 +29,8 @@ SECONDS = 2.0
 
 
 class Spent(NamedTuple):
-    """Seconds of `cases` cases in `launches`; the fewest and the most requests of a launch. `parts`: seconds a case, each
-    part waited for.
+    """Seconds of `cases` cases in `launches`; the fewest and the most requests of a launch. `parts`: seconds a case, of
+    each part, waited for.
     """
 
     cases: int
