@@ -13,6 +13,7 @@ import torch
 from specsim.diff import rules
 from specsim.diff.memcheck import MemoryLog, memcheck
 from specsim.diff.memory import GuardedTensor, guarded_arguments, views
+from specsim.diff.relations import broken_relation
 from specsim.ops.contract import Case, Op, Role, Tensors, WrongResultError, differing
 from specsim.ops.provider import NotCalledError, Subject
 from specsim.verdict import Rule
@@ -69,8 +70,12 @@ def watched(which: int) -> Iterator[MemoryLog]:
         yield MemoryLog()
 
 
-def run_case(op: Op, subject: Subject, case: Case, device: torch.device | str = "cpu") -> Outcome:
-    """Judge `subject` on `case`, under both poisons."""
+def run_case(
+    op: Op, subject: Subject, case: Case, device: torch.device | str = "cpu", *, related: bool = False
+) -> Outcome:
+    """Judge `subject` on `case`, under both poisons; with `related` also on the cases that must have results according
+    to it, if it is right on this one.
+    """
     expected = op.expected(case)
     defined = op.defined(case, expected)
     violations: list[Violation] = []
@@ -86,6 +91,8 @@ def run_case(op: Op, subject: Subject, case: Case, device: torch.device | str = 
         return Outcome((), "", judged=False)
     if len(defined_results) == 2:
         violations += _poison_dependence(defined_results)
+    if related and not violations:
+        violations += _broken_relation(op, subject, case, device)
     return Outcome(tuple(violations), _digest(op, case, defined_results, violations))
 
 
@@ -196,6 +203,19 @@ def _poison_dependence(results: list[Tensors]) -> list[Violation]:
             title = f"a defined element of {name} changes with the content of undefined memory"
             return [Violation(rules.IGNORES_UNDEFINED, title, "the same under both poisons", values)]
     return []
+
+
+def _broken_relation(op: Op, subject: Subject, case: Case, device: torch.device | str) -> list[Violation]:
+    try:
+        with watched(0):
+            found = broken_relation(op, subject, case, device)
+    except Exception as error:
+        raise_if_lost(device, error)
+        return [Violation(rules.KEEPS_RELATIONS, f"a related case raises {one_line(error)}", "no exception", "")]
+    if found is None:
+        return []
+    title = f"{found.place} is another with {found.what}"
+    return [Violation(rules.KEEPS_RELATIONS, title, found.expected, found.actual)]
 
 
 def _digest(op: Op, case: Case, results: list[Tensors], violations: list[Violation]) -> str:

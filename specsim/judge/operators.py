@@ -123,8 +123,8 @@ def page(judged: Sequence[Judged]) -> str:
         "Mistakes that shipped code has made, each put as one line into specsim's own kernels and reference:",
         f"{found} of {len(judged)} are found by each of {seeds} seeds. A kernel is judged against the reference, on"
         " generated cases",
-        "under two poisons (rules O1 to O6: [verdict.md](verdict.md)); the reference, changed, is what its slow twins are",
-        "judged against; a race, a lane without a value and an overflow of an offset are found by the sanitizer.",
+        "under two poisons (rules O1 to O6: [verdict.md](verdict.md)); the reference, changed, is what its slow twins",
+        "are judged against; a race, a lane without a value and an overflow of an offset are found by the sanitizer.",
         "",
         "`cases`: how many it takes, in the median/at most. Written by `specsim mutants --only ops --write"
         " docs/operator-mutants.md`.",

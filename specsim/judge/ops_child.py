@@ -138,6 +138,7 @@ def replay(request: Request, messages: Messages) -> None:
     device = choose_device(request["device"])
     from specsim import replay_file
     from specsim.diff.finding import case_of, tensor_to_json
+    from specsim.diff.rules import KEEPS_RELATIONS
     from specsim.diff.run import run_case
     from specsim.ops.registry import OPS
 
@@ -165,7 +166,7 @@ def replay(request: Request, messages: Messages) -> None:
         return
     messages.send("start", subject=subject.name)
     messages.send("case", index=0)
-    outcome = run_case(op, subject, case, device)
+    outcome = run_case(op, subject, case, device, related=replay.rule == KEEPS_RELATIONS.id)
     expected = op.expected(case)
     messages.send(
         "replayed",
@@ -197,7 +198,7 @@ def shrink(request: Request, messages: Messages) -> None:
     from specsim import replay_file
     from specsim.diff.bulk import with_bulk_cases
     from specsim.diff.finding import write_counterexample
-    from specsim.diff.rules import BY_ID
+    from specsim.diff.rules import BY_ID, KEEPS_RELATIONS
     from specsim.diff.run import run_case
     from specsim.diff.suite import Failure
     from specsim.diff.suite import shrink as shrink_case
@@ -215,7 +216,8 @@ def shrink(request: Request, messages: Messages) -> None:
     op = with_bulk_cases(op) if stored.generator == "bulk" else op
     messages.send("case", index=0)
     case = op.generate(replayed(stored.tape))
-    if not subject.accepts(case.sizes) or run_case(op, subject, case, device).of(rule) is None:
+    related = rule is KEEPS_RELATIONS
+    if not subject.accepts(case.sizes) or run_case(op, subject, case, device, related=related).of(rule) is None:
         raise UsageError(problem, "replay it to see what it shows")
     chosen = Failure(0, tuple(stored.tape), rule, subject.reach(case.sizes))
     found = shrink_case(
