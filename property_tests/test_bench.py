@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch import Tensor
 
-from specsim.bench import OPERATIONS, Peer, Timing, environment, run, simulator
+from specsim.bench import OPERATIONS, Peer, Timing, differential, environment, run, simulator
 from specsim.bench.measure import run_shape
 from specsim.check import throughput
+from specsim.diff.bulk import Place
 from specsim.errors import UsageError
+from specsim.ops.provider import MappingProvider
+from specsim.ops.registry import OPS, REFERENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,3 +115,20 @@ def test_python_and_compiled_are_timed_side_by_side(tmp_path: Path, monkeypatch:
     in_python, compiled = entry["peers"]
     assert in_python["median"] > 0
     assert compiled["not_run"] == "nothing is compiled: run specsim compile"
+
+
+def test_judging_in_bulk_is_timed_whole_and_by_parts() -> None:
+    subject = MappingProvider("reference", REFERENCE).subjects()[0][0]
+    spent = differential.measure(OPS[subject.op], subject, Place("cpu", "interpreter"), rounds=1)
+    assert list(spent.parts) == list(differential.PARTS)
+    assert spent.cases >= spent.launches * spent.packed_min > 0
+    assert sum(spent.parts.values()) < 5 * spent.seconds / spent.cases
+
+
+def test_a_provider_that_is_wrong_in_bulk_has_no_time() -> None:
+    def wrong(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> Tensor:
+        return predict[accept_index[:, 0].long()]
+
+    (subject,) = MappingProvider("mine", {"fill_bonus_tokens": wrong}).subjects()[0]
+    with pytest.raises(RuntimeError, match="fill_bonus_tokens is wrong"):
+        differential.measure(OPS[subject.op], subject, Place("cpu", "interpreter"), rounds=1)

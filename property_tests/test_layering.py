@@ -56,7 +56,7 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "compiled": layer("errors targets"),
     "mutants": layer("errors verdict explore memory sim compiled"),
     "judge": layer("errors verdict replay_file explore memory sim ops diff targets compiled mutants", "torch"),
-    "bench": layer("errors verdict explore memory sim reference ops kernels targets compiled", "torch triton"),
+    "bench": layer("errors verdict explore memory sim reference ops kernels targets diff compiled", "torch triton"),
     "bisect": layer("errors verdict replay_file explore memory sim ops targets judge"),
     "report": layer("errors verdict replay_file", "rich"),
 }

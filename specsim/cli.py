@@ -116,6 +116,9 @@ def check(
     budget_seconds: Annotated[float, typer.Option(min=1.0, help="Time budget of the whole check.")] = 60.0,
     seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
     cases: Annotated[int, typer.Option(min=1, help="Cases per implementation, as far as time goes.")] = DEFAULT_CASES,
+    bulk: Annotated[
+        bool, typer.Option("--bulk", help="With --only ops: thousands of cases a launch, compared on the device.")
+    ] = False,
     schedules: Annotated[int, typer.Option(min=1, help="Schedules, as far as time goes.")] = DEFAULT_SCHEDULES,
     strategy: Annotated[
         str, typer.Option(help="How schedules are made: swarm, pct, delays, coverage, portfolio.")
@@ -145,6 +148,7 @@ def check(
     """
     from specsim.explore.strategies import STRATEGIES
     from specsim.judge.accounting import AccountingRequest, run_accounting_suite
+    from specsim.judge.bulk import run_bulk_suite
     from specsim.judge.ops import OpsRequest, run_ops_suite
     from specsim.judge.workers import WorkersRequest, run_workers_suite
     from specsim.report.terminal import live_progress, print_verdict
@@ -159,11 +163,15 @@ def check(
         one_of("--only", only, TIERS)
         one_of("--device", device, ("auto", "cpu", "cuda"))
         one_of("--strategy", strategy, tuple(STRATEGIES))
+        if bulk and only != "ops":
+            raise UsageError("--bulk without --only ops", "bulk cases are of operations: add --only ops")
         chosen = expand_targets(target or ["model"], RELEASES)
         if len(chosen) > 1 or write is not None or pin_to is not None:
             options = {"--seed": seed, "--cases": cases, "--schedules": schedules, "--device": device}
             options |= {"--budget-seconds": budget_seconds, "--hang-seconds": hang_seconds, "--strategy": strategy}
             options |= {name: value for name, value in (("--only", only), ("--cache-dir", cache_dir)) if value}
+            if bulk:
+                raise UsageError("--bulk with several targets", "give one target at a time")
             for option, value in (("--mutant", mutant), ("--canary", canary), ("--kernels", kernels)):
                 if value:
                     raise UsageError(f"{option} with several targets", f"it is of the model: check model {option}")
@@ -202,7 +210,7 @@ def check(
                 device=device,
                 out=out,
             )
-            _add(verdict, *run_ops_suite(ops, progress))
+            _add(verdict, *(run_bulk_suite if bulk else run_ops_suite)(ops, progress))
         if only == "workers" or (only is None and isinstance(parsed, ReleaseTarget | CheckoutTarget)):
             workers = WorkersRequest(
                 target=parsed.text,

@@ -37,6 +37,7 @@ class OpReplay:
     `seed`         the seed of the run that found it
     `rule`, `signature`, `title`  of the finding
     `digest`       of inputs, defined outputs and violations: equal when it is reproduced bit for bit
+    `generator`    "bulk" when the tape is one of bulk cases, "" for a tape of single ones
     """
 
     target: str
@@ -54,6 +55,7 @@ class OpReplay:
     signature: str
     title: str
     digest: str
+    generator: str = ""
 
 
 @dataclass(frozen=True, slots=True)

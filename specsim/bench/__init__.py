@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from specsim.bench import simulator, verify_logits_greedy, verify_tree_greedy
+from specsim.bench import differential, simulator, verify_logits_greedy, verify_tree_greedy
 from specsim.bench.environment import environment
 from specsim.bench.measure import Benchmark, Peer, Timing, run_shape
 from specsim.errors import UsageError
@@ -49,6 +49,7 @@ def _run_operation(benchmark: Benchmark, device: str, rounds: int | None, _full:
 BENCHMARKS: dict[str, Callable[[str, int | None, bool], list[dict[str, Any]]]] = {
     **{name: partial(_run_operation, benchmark) for name, benchmark in OPERATIONS.items()},
     simulator.NAME: simulator.run,
+    differential.NAME: differential.run,
 }
 
 

@@ -30,8 +30,16 @@ def mutants(
     write: Annotated[
         Path | None, typer.Option(help="Write the page: every strategy, each rule off, smallest schedules.")
     ] = None,
+    tier: Annotated[
+        str | None, typer.Option("--only", metavar="TIER", help="ops: mistakes in specsim's own kernels and reference.")
+    ] = None,
 ) -> None:
     """Put each historic bug back into the model, and see how soon it is found. Exit code 1 when one is not."""
+    one_of("--only", tier, ("ops", "accounting"))
+    if tier == "ops":
+        if without or only_oracle or blind or strategy != "swarm":
+            raise UsageError("--only ops with options of schedules", "give --seeds, --jobs, --json or --write alone")
+        raise typer.Exit(_operator_mutants(ids or [], seeds, jobs or os.cpu_count() or 1, json_file, write))
     from specsim.explore.strategies import STRATEGIES
     from specsim.mutants import table
     from specsim.mutants.blind import BLIND
@@ -69,6 +77,30 @@ def mutants(
     if json_file is not None:
         write_json(json_file, data)
     raise typer.Exit(0 if blind or all(each.found == seeds for each in hunted) else 1)
+
+
+def _operator_mutants(ids: list[str], seeds: int, jobs: int, json_file: Path | None, write: Path | None) -> int:
+    """The mutants of operations: their table, and 1 when a seed does not find one."""
+    from specsim.judge import operators
+    from specsim.mutants.operators import MUTANTS, find
+    from specsim.report.terminal import live_count, print_mutants
+    from specsim.verdict import write_json
+
+    for option, file in (("--json", json_file), ("--write", write)):
+        if file is not None:
+            require_folder(option, file.parent)
+    if write is not None and ids:
+        raise UsageError("--write with a selection of mutants", "the page is of all: give --write alone")
+    chosen = [find(mutant_id) for mutant_id in ids] or list(MUTANTS)
+    with live_count("mutants") as count:
+        judged = operators.judge_all(chosen, seeds=seeds, jobs=jobs, on_done=count)
+    if write is not None:
+        write.write_text(operators.page(judged), encoding="utf-8")
+    if json_file is not None:
+        write_json(json_file, operators.to_json(judged))
+    missed = [each.mutant.id for each in judged if each.found < len(each.kills)]
+    print_mutants(operators.COLUMNS, [operators.row(each) for each in judged], missed)
+    return 1 if missed else 0
 
 
 def explore(

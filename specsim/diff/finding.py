@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,18 @@ def signature_of(subject: Subject) -> str:
 
 
 def write_counterexample(
-    op: Op, subject: Subject, found: Counterexample, *, target: str, seed: int, device: str, out: Path
+    op: Op,
+    subject: Subject,
+    found: Counterexample,
+    *,
+    target: str,
+    seed: int,
+    device: str,
+    out: Path,
+    generator: str = "",
 ) -> Finding:
     """Write the replay file and return the finding. A guarded or optional caller keeps its severity: `reach` says who
-    is hit.
+    is hit. `generator` is "bulk" for a tape of bulk cases.
     """
     violation = found.outcome.of(found.rule)
     assert violation is not None
@@ -48,11 +57,23 @@ def write_counterexample(
         actual=violation.actual,
         count=found.failing,
         details=_details(found.case, found),
+        generator=generator,
     )
 
 
 def write_process_failure(
-    op: Op, subject: Subject, case: Case, rule: Rule, text: str, *, target: str, seed: int, device: str, out: Path
+    op: Op,
+    subject: Subject,
+    case: Case,
+    rule: Rule,
+    text: str,
+    *,
+    target: str,
+    seed: int,
+    device: str,
+    out: Path,
+    tape: Sequence[int] = (),
+    generator: str = "",
 ) -> Finding:
     """The finding of a call that hung or took its process with it; its case is not shrunk."""
     return _write(
@@ -61,7 +82,7 @@ def write_process_failure(
         case,
         rule,
         title=f"{_what(subject)}: {text}",
-        tape=[],
+        tape=list(tape),
         digest="",
         target=target,
         seed=seed,
@@ -72,6 +93,7 @@ def write_process_failure(
         actual=text,
         count=1,
         details=(_sizes_line(case),),
+        generator=generator,
     )
 
 
@@ -112,6 +134,7 @@ def _write(
     actual: str,
     count: int,
     details: tuple[str, ...],
+    generator: str,
 ) -> Finding:
     signature = signature_of(subject)
     path = out / f"{replay_file.file_name(f'{target}-{signature}')}.json"
@@ -131,6 +154,7 @@ def _write(
         signature=signature,
         title=title,
         digest=digest,
+        generator=generator,
     )
     replay_file.save(path, replay, specsim.__version__)
     return Finding(

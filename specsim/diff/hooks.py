@@ -205,8 +205,11 @@ class _Running:
         def flat(arguments: Any) -> tuple[int]:
             dims = tuple(int(extent) for extent in (grid(arguments) if callable(grid) else grid))
             x, y, z = (*dims, 1, 1)[:3]
-            self.dims = (x, y, z)
             self.programs = self.order(list(itertools.product(range(x), range(y), range(z))))
+            # A program beyond the grid, whose offsets alone are looked at, makes the grid as large.
+            for i, j, k in self.programs:
+                x, y, z = max(x, i + 1), max(y, j + 1), max(z, k + 1)
+            self.dims = (x, y, z)
             return (len(self.programs),)
 
         return flat

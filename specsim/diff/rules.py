@@ -12,6 +12,9 @@ FITS_CONTRACT = Rule("O5", "outputs have the contract's count, shape and dtype",
 DOES_NOT_RAISE = Rule("O6", "a valid input raises no exception", Severity.WRONG_RESULT)
 ENDS = Rule("O7", "a call ends within the time limit", Severity.WRONG_RESULT)
 SURVIVES = Rule("O8", "a call leaves its process alive", Severity.UNDEFINED_BEHAVIOUR)
+KEEPS_RELATIONS = Rule(
+    "O9", "another order, part or naming of the requests gives that of the results", Severity.WRONG_RESULT
+)
 
 # Worst first: when one defect breaks several rules, its finding is named after the first of them.
 RULES: tuple[Rule, ...] = (
@@ -21,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     FITS_CONTRACT,
     EQUALS_REFERENCE,
     LEAVES_INPUTS,
+    KEEPS_RELATIONS,
     IGNORES_UNDEFINED,
     STAYS_IN_BOUNDS,
 )

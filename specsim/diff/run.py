@@ -14,6 +14,7 @@ import torch
 from specsim.diff import rules
 from specsim.diff.memcheck import MemoryLog, memcheck
 from specsim.diff.memory import GuardedTensor, guarded_arguments, views
+from specsim.diff.relations import broken_relation
 from specsim.ops.contract import Case, Op, Role, Tensors, WrongResultError, differing
 from specsim.ops.provider import NotCalledError, Subject
 from specsim.verdict import Rule
@@ -57,8 +58,21 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+class DeviceLostError(Exception):
+    """What ran has left a device that does no more work: its process is of no use any longer."""
+
+
+def raise_if_lost(device: torch.device | str, error: BaseException) -> None:
+    """Raise DeviceLostError, from `error`, if the device does no more work."""
+    if torch.device(device).type == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as lost:
+            raise DeviceLostError(one_line(lost)) from error
+
+
 @contextmanager
-def _watched(which: int) -> Iterator[MemoryLog]:
+def watched(which: int) -> Iterator[MemoryLog]:
     if interpreted():
         with memcheck(which) as log:
             yield log
@@ -66,8 +80,12 @@ def _watched(which: int) -> Iterator[MemoryLog]:
         yield MemoryLog()
 
 
-def run_case(op: Op, subject: Subject, case: Case, device: torch.device | str = "cpu") -> Outcome:
-    """Judge `subject` on `case`, under both poisons."""
+def run_case(
+    op: Op, subject: Subject, case: Case, device: torch.device | str = "cpu", *, related: bool = False
+) -> Outcome:
+    """Judge `subject` on `case`, under both poisons; with `related` also on the cases that must have results according
+    to it, if it is right on this one.
+    """
     expected = op.expected(case)
     defined = op.defined(case, expected)
     violations: list[Violation] = []
@@ -83,6 +101,8 @@ def run_case(op: Op, subject: Subject, case: Case, device: torch.device | str = 
         return Outcome((), "", judged=False)
     if len(defined_results) == 2:
         violations += _poison_dependence(defined_results)
+    if related and not violations:
+        violations += _broken_relation(op, subject, case, device)
     return Outcome(tuple(violations), _digest(op, case, defined_results, violations))
 
 
@@ -97,7 +117,7 @@ def _run_once(
 ) -> tuple[list[Violation], Tensors | None]:
     """The violations of one run, and its outputs on the CPU (None when it raised)."""
     guarded = guarded_arguments(op, case, which, device)
-    with _watched(which) as log:
+    with watched(which) as log:
         try:
             results = subject.run(case.sizes, views(guarded))
         except NotCalledError:
@@ -105,9 +125,14 @@ def _run_once(
         except WrongResultError as error:
             return [Violation(rules.FITS_CONTRACT, str(error), "outputs as the contract says", str(error))], None
         except Exception as error:
+            raise_if_lost(device, error)
             text = one_line(error)
             return [Violation(rules.DOES_NOT_RAISE, f"raises {text}", "no exception", text)], None
-    results = {name: tensor.detach().to("cpu", copy=True) for name, tensor in results.items()}
+    try:
+        results = {name: tensor.detach().to("cpu", copy=True) for name, tensor in results.items()}
+    except RuntimeError as error:
+        raise_if_lost(device, error)
+        raise
     found = _out_of_bounds(log, guarded)
     found += _changed_inputs(op, case, guarded)
     for arg in op.outputs:
@@ -203,6 +228,19 @@ def _poison_dependence(results: list[Tensors]) -> list[Violation]:
             title = f"a defined element of {name} changes with the content of undefined memory"
             return [Violation(rules.IGNORES_UNDEFINED, title, "the same under both poisons", values)]
     return []
+
+
+def _broken_relation(op: Op, subject: Subject, case: Case, device: torch.device | str) -> list[Violation]:
+    try:
+        with watched(0):
+            found = broken_relation(op, subject, case, device)
+    except Exception as error:
+        raise_if_lost(device, error)
+        return [Violation(rules.KEEPS_RELATIONS, f"a related case raises {one_line(error)}", "no exception", "")]
+    if found is None:
+        return []
+    title = f"{found.place} is another with {found.what}"
+    return [Violation(rules.KEEPS_RELATIONS, title, found.expected, found.actual)]
 
 
 def _digest(op: Op, case: Case, results: list[Tensors], violations: list[Violation]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from specsim.diff.rules import RULES
+from specsim.diff.rules import KEEPS_RELATIONS, RULES
 from specsim.diff.run import Outcome, run_case
 from specsim.explore.chooser import RecordingChooser, Tape, replayed, seeded
 from specsim.explore.shrink import Shrinker
@@ -22,6 +22,8 @@ from specsim.verdict import Rule
 
 SHRINK_ATTEMPTS_MAX = 600
 DRAWS_PER_CASE_MAX = 10
+RELATED_EVERY, RELATED_AT = 32, 16
+"""Of so many cases that one is also judged with its related cases, which takes a few runs more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +91,19 @@ def judge(
         case = op.generate(chooser)
         if not subject.accepts(case.sizes):
             continue
-        outcome = run_case(op, subject, case, device)
+        outcome = run_case(op, subject, case, device, related=index % RELATED_EVERY == RELATED_AT)
         if not outcome.judged:
             continue
         result.cases += 1
         if outcome.violations:
-            result.failures.append(Failure(index, chooser.tape, _worst(outcome), subject.reach(case.sizes)))
+            result.failures.append(Failure(index, chooser.tape, worst(outcome), subject.reach(case.sizes)))
     if result.failures:
         result.counterexample = _shrink(op, subject, result.failures, device, on_case)
     return result
 
 
-def _worst(outcome: Outcome) -> Rule:
+def worst(outcome: Outcome) -> Rule:
+    """The worst rule that it breaks."""
     return next(rule for rule in RULES if outcome.of(rule))
 
 
@@ -125,6 +128,7 @@ def shrink(
     failing: int,
 ) -> Counterexample:
     """The smallest case that breaks the same rule for the same users."""
+    related = chosen.rule is KEEPS_RELATIONS
 
     def attempt(tape: Tape) -> Tape | None:
         on_case(-1)
@@ -132,10 +136,10 @@ def shrink(
         case = op.generate(chooser)
         if not subject.accepts(case.sizes) or subject.reach(case.sizes) != chosen.reach:
             return None
-        return chooser.tape if run_case(op, subject, case, device).of(chosen.rule) else None
+        return chooser.tape if run_case(op, subject, case, device, related=related).of(chosen.rule) else None
 
     tape = Shrinker(chosen.tape, attempt, attempts_max).run()
     on_case(-1)
     case = op.generate(replayed(tape))
-    outcome = run_case(op, subject, case, device)
+    outcome = run_case(op, subject, case, device, related=related)
     return Counterexample(case, tape, outcome, chosen.rule, chosen.reach, failing, subject.explain())

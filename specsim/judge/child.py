@@ -31,6 +31,8 @@ MODES = {
     "workers.failure": ("specsim.judge.workers_child", "failure"),
     "workers.replay": ("specsim.judge.workers_child", "replay"),
     "workers.shrink": ("specsim.judge.workers_child", "shrink"),
+    "bulk.check": ("specsim.judge.bulk_child", "check"),
+    "bulk.failure": ("specsim.judge.bulk_child", "failure"),
     "ops.search": ("specsim.judge.search_child", "search_op"),
     "accounting.search": ("specsim.judge.search_child", "search_rule"),
 }

@@ -61,7 +61,7 @@ def run_ops_suite(request: OpsRequest, progress: Callable[[str, int], None]) -> 
                     progress(subject, suite.cases + max(0, index))
                 elif message["event"] == "done":
                     skip.append(subject)
-                    _take(suite, findings, failed, message)
+                    take(suite, findings, failed, message)
                 elif message["event"] == "end":
                     suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
                     suite.seconds = time.monotonic() - started
@@ -73,7 +73,8 @@ def run_ops_suite(request: OpsRequest, progress: Callable[[str, int], None]) -> 
             _take_failure(suite, findings, failed, request, subject, index, ended)
 
 
-def _take(suite: Suite, findings: list[Finding], failed: list[str], message: Message) -> None:
+def take(suite: Suite, findings: list[Finding], failed: list[str], message: Message) -> None:
+    """Note what a child's "done" says of a subject."""
     suite.cases += message["cases"]
     suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
     if message["cases"]:
@@ -103,7 +104,7 @@ def _take_failure(
     }
     for message in ask(question, request.hang_seconds):
         if message["event"] == "done":
-            _take(suite, findings, failed, message)
+            take(suite, findings, failed, message)
 
 
 def replay_ops_twice(request: OpsRequest, replay: Path) -> Message:

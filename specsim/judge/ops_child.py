@@ -66,7 +66,7 @@ def check(request: Request, messages: Messages) -> None:
         elif now >= end:
             reason = "the time budget was spent; give a larger --budget-seconds"
         if reason:
-            _send_done(messages, subject, 0, None, _listed(subject, reason))
+            send_done(messages, subject, 0, None, listed(subject, reason))
             continue
         result = judge(
             OPS[subject.op],
@@ -91,12 +91,12 @@ def check(request: Request, messages: Messages) -> None:
                     out=Path(request["out"]),
                 )
             )
-        unjudged = [] if result.cases else _listed(subject, "no generated case was one that it accepts")
-        _send_done(messages, subject, result.cases, finding, unjudged)
+        unjudged = [] if result.cases else listed(subject, "no generated case was one that it accepts")
+        send_done(messages, subject, result.cases, finding, unjudged)
     messages.send("end", not_run=[asdict(entry) for entry in not_run])
 
 
-def _send_done(
+def send_done(
     messages: Messages, subject: Any, cases: int, finding: dict[str, Any] | None, not_run: list[dict[str, str]]
 ) -> None:
     messages.send(
@@ -104,7 +104,7 @@ def _send_done(
     )
 
 
-def _listed(subject: Any, why: str) -> list[dict[str, str]]:
+def listed(subject: Any, why: str) -> list[dict[str, str]]:
     return [asdict(NotRun(f"{subject.op}, {subject.name}", why))]
 
 
@@ -130,7 +130,7 @@ def failure(request: Request, messages: Messages) -> None:
         device=device,
         out=Path(request["out"]),
     )
-    _send_done(messages, subject, max(1, request["index"]), asdict(finding), [])
+    send_done(messages, subject, max(1, request["index"]), asdict(finding), [])
 
 
 def replay(request: Request, messages: Messages) -> None:
@@ -140,6 +140,7 @@ def replay(request: Request, messages: Messages) -> None:
     device = choose_device(request["device"])
     from specsim import replay_file
     from specsim.diff.finding import case_of, tensor_to_json
+    from specsim.diff.rules import KEEPS_RELATIONS
     from specsim.diff.run import compared, run_case
     from specsim.ops.registry import OPS
 
@@ -167,7 +168,7 @@ def replay(request: Request, messages: Messages) -> None:
         return
     messages.send("start", subject=subject.name)
     messages.send("case", index=0)
-    outcome = run_case(op, subject, case, device)
+    outcome = run_case(op, subject, case, device, related=replay.rule == KEEPS_RELATIONS.id)
     expected = op.expected(case)
     outputs = compared(op, subject, case, device) if request.get("record") and outcome.judged else {}
     messages.send(
@@ -206,8 +207,9 @@ def shrink(request: Request, messages: Messages) -> None:
     """Make the case of a replay file smaller, with more attempts than `check` takes."""
     device = choose_device(request["device"])
     from specsim import replay_file
+    from specsim.diff.bulk import with_bulk_cases
     from specsim.diff.finding import write_counterexample
-    from specsim.diff.rules import BY_ID
+    from specsim.diff.rules import BY_ID, KEEPS_RELATIONS
     from specsim.diff.run import run_case
     from specsim.diff.suite import Failure
     from specsim.diff.suite import shrink as shrink_case
@@ -222,16 +224,25 @@ def shrink(request: Request, messages: Messages) -> None:
     if stored.op not in OPS or subject is None or not stored.tape:
         raise UsageError(problem, "shrink it on the target that it was found on")
     op, rule = OPS[stored.op], BY_ID[stored.rule]
+    op = with_bulk_cases(op) if stored.generator == "bulk" else op
     messages.send("case", index=0)
     case = op.generate(replayed(stored.tape))
-    if not subject.accepts(case.sizes) or run_case(op, subject, case, device).of(rule) is None:
+    related = rule is KEEPS_RELATIONS
+    if not subject.accepts(case.sizes) or run_case(op, subject, case, device, related=related).of(rule) is None:
         raise UsageError(problem, "replay it to see what it shows")
     chosen = Failure(0, tuple(stored.tape), rule, subject.reach(case.sizes))
     found = shrink_case(
         op, subject, chosen, device, lambda index: messages.send("case", index=index), request["attempts"], 1
     )
     finding = write_counterexample(
-        op, subject, found, target=request["target"], seed=stored.seed, device=device, out=Path(request["out"])
+        op,
+        subject,
+        found,
+        target=request["target"],
+        seed=stored.seed,
+        device=device,
+        out=Path(request["out"]),
+        generator=stored.generator,
     )
     before, after = (sum(t.numel() for t in c.tensors.values()) for c in (case, found.case))
     messages.send(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import linecache
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -49,18 +50,38 @@ def changed_source(mutant: Mutant, source: str) -> str:
 
 def apply(mutant: Mutant) -> None:
     """Make this process import the changed module. UsageError when it is imported already, or the line is not there."""
-    if mutant.module in sys.modules:
+    apply_change(mutant.id, mutant.module, lambda source: changed_source(mutant, source))
+
+
+def apply_change(mutant_id: str, module: str, change: Callable[[str], str]) -> None:
+    """Make this process import `module` as `change` makes it. UsageError when it is imported already."""
+    if module in sys.modules:
         raise UsageError(
-            f"mutant {mutant.id} comes too late: {mutant.module} is already imported",
+            f"mutant {mutant_id} comes too late: {module} is already imported",
             "apply it first thing in a process of its own",
         )
     uninstall()  # a changed module is Python, and so are those that it works with
-    spec = importlib.util.find_spec(mutant.module)
+    spec = _spec_of(module)
     if spec is None or spec.origin is None:
-        raise UsageError(f"mutant {mutant.id} changes {mutant.module}, which is not there", "install specsim anew")
-    source = changed_source(mutant, Path(spec.origin).read_text(encoding="utf-8"))
-    spec.loader = _ChangedSource(mutant.module, spec.origin, source)
+        raise UsageError(f"mutant {mutant_id} changes {module}, which is not there", "install specsim anew")
+    source = change(Path(spec.origin).read_text(encoding="utf-8"))
+    spec.loader = _ChangedSource(module, spec.origin, source)
+    # Triton compiles what `inspect` finds; an entry without a time is not read again from the file.
+    linecache.cache[spec.origin] = (len(source), None, source.splitlines(keepends=True), spec.origin)
     sys.meta_path.insert(0, _Finder(spec))
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    """Where a module is. Unlike `importlib.util.find_spec` it imports no package on the way, which might import the
+    module.
+    """
+    top, *parts = module.split(".")
+    spec = importlib.util.find_spec(top)
+    for part in parts:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", list(spec.submodule_search_locations))
+    return spec
 
 
 class _ChangedSource(SourceFileLoader):

@@ -20,6 +20,9 @@ TOKENS_START = 2**17
 
 FULL_PAGES_MAX = 2
 
+NEWEST_OPEN = 2
+"""Of so many of the newest nodes that can have children, a node of a deep tree is the child of one."""
+
 
 def seq_lens(ids: Tensor, what: str, page_size: int) -> Tensor:
     """Lengths [n] at, one before and one after the start of a page, among them 0 and 1."""
@@ -46,42 +49,39 @@ class BulkTrees(NamedTuple):
 def trees(ids: Tensor, shape: Sizes) -> BulkTrees:
     """Trees of `num_draft_tokens` nodes, none deeper than `num_steps`, none with more than `topk` children.
 
-    Every node takes one of the open places under the nodes before it: half the requests mostly the newest (deep
-    trees), the others any (bushes).
+    Every node becomes the child of a node before it that is open: neither too deep nor full. Half the requests take one
+    of the two newest (deep trees), the others any (bushes). All four tensors are views of [ndt, n], in which memory
+    what a node is given lies together.
     """
     topk, num_steps, ndt = shape["topk"], shape["num_steps"], shape["num_draft_tokens"]
     n, device = ids.shape[0], ids.device
-    request = torch.arange(n, device=device)  # [n]
-    draws = counter.words(ids, "place of a node", ndt)  # [n, ndt]
-    grows_deep = counter.below(ids, "deep tree", 2) == 1  # [n]
-    parents = torch.full((n, ndt), -1, dtype=torch.int64, device=device)
-    depths = torch.zeros((n, ndt), dtype=torch.int64, device=device)
-    places = torch.zeros((n, ndt * topk + topk), dtype=torch.int64, device=device)  # whose child a node would be
-    num_places = torch.full_like(request, topk)  # the root's, at the front
-    newest = torch.arange(topk, device=device)
+    draws = counter.words_by_column(ids, "place of a node", ndt) >> 32  # [ndt, n], below 2^31
+    newest = torch.where(counter.below(ids, "deep tree", 2) == 1, NEWEST_OPEN, ndt)  # [n]
+    parents = torch.full((ndt, n), -1, dtype=torch.int64, device=device)
+    depths = torch.zeros((ndt, n), dtype=torch.int64, device=device)
+    room = torch.full((ndt, n), topk, dtype=torch.int64, device=device)  # children that each node may still get
+    open_nodes = torch.zeros((ndt, n), dtype=torch.int64, device=device)  # the root, at the front
+    num_open = torch.ones((1, n), dtype=torch.int64, device=device)
     for node in range(1, ndt):
-        back = torch.where(grows_deep, num_places.clamp(max=topk), num_places)
-        place = num_places - 1 - draws[:, node] % back  # [n]
-        parent = places[request, place]
-        num_places -= 1
-        places[request, place] = places[request, num_places]
-        parents[:, node] = parent
-        depth = depths[request, parent] + 1
-        depths[:, node] = depth
-        places[request[:, None], num_places[:, None] + newest] = node
-        num_places += torch.where(depth < num_steps, topk, 0)
-    return BulkTrees(parents, depths, *_links(parents))
-
-
-def _links(parents: Tensor) -> tuple[Tensor, Tensor]:
-    """`first_child` and `next_sibling`, siblings in ascending order."""
-    request = torch.arange(parents.shape[0], device=parents.device)
+        last = num_open - 1
+        place = last - ((draws[node] * torch.minimum(num_open, newest)) >> 31)  # [1, n]
+        parent = parents[node : node + 1]
+        torch.gather(open_nodes, 0, place, out=parent)
+        left = room.gather(0, parent) - 1
+        room.scatter_(0, parent, left)
+        is_full = left == 0
+        open_nodes.scatter_(0, place, torch.where(is_full, open_nodes.gather(0, last), parent))
+        depth = depths[node : node + 1]
+        torch.add(depths.gather(0, parent), 1, out=depth)
+        num_open = torch.where(is_full, last, num_open)
+        open_nodes.scatter_(0, num_open, node)
+        num_open = torch.where(depth < num_steps, num_open + 1, num_open)
     first_child, next_sibling = torch.full_like(parents, -1), torch.full_like(parents, -1)
-    for node in range(parents.shape[1] - 1, 0, -1):
-        parent = parents[:, node]
-        next_sibling[:, node] = first_child[request, parent]
-        first_child[request, parent] = node
-    return first_child, next_sibling
+    for node in range(ndt - 1, 0, -1):  # siblings in ascending order
+        parent = parents[node : node + 1]
+        torch.gather(first_child, 0, parent, out=next_sibling[node : node + 1])
+        first_child.scatter_(0, parent, node)
+    return BulkTrees(parents.t(), depths.t(), first_child.t(), next_sibling.t())
 
 
 def last_accepted(ids: Tensor, depths: Tensor) -> Tensor:

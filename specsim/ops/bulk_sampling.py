@@ -141,7 +141,7 @@ class _Plan(NamedTuple):
 
 def _plan(ids: Tensor, shape: Sizes) -> _Plan:
     """Walks lead to the root, the deepest node, or any; off their path every other node wants its first child."""
-    trees = bulk.trees(ids, shape)
+    trees = bulk.BulkTrees(*(tensor.contiguous() for tensor in bulk.trees(ids, shape)))
     request = torch.arange(ids.shape[0], device=ids.device)  # [n]
     rank, num_children = torch.zeros_like(trees.parents), torch.zeros_like(trees.parents)
     for node in range(1, trees.parents.shape[1]):

@@ -19,13 +19,17 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 def _shifted(words: Tensor, count: int) -> Tensor:
     """A logical shift to the right; torch's is arithmetic."""
-    return (words >> count) & ((1 << (64 - count)) - 1)
+    return (words >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
 def _mixed(words: Tensor) -> Tensor:
-    words = (words ^ _shifted(words, 30)) * _MIX_1
-    words = (words ^ _shifted(words, 27)) * _MIX_2
-    return words ^ _shifted(words, 31)
+    words = _shifted(words, 30).bitwise_xor_(words).mul_(_MIX_1)
+    words.bitwise_xor_(_shifted(words, 27)).mul_(_MIX_2)
+    return words.bitwise_xor_(_shifted(words, 31))
+
+
+def _state(ids: Tensor, what: str) -> Tensor:
+    return _mixed(ids * _GOLDEN + zlib.crc32(what.encode()))
 
 
 def words(ids: Tensor, what: str, columns: int | None = None) -> Tensor:
@@ -34,11 +38,17 @@ def words(ids: Tensor, what: str, columns: int | None = None) -> Tensor:
     ids   [n] int64: the case numbers
     what  names what is drawn; different names give independent numbers
     """
-    stream = zlib.crc32(what.encode())
+    state = _state(ids, what)
     if columns is None:
-        return _mixed(_mixed(ids * _GOLDEN + stream) + _GOLDEN) & (2**63 - 1)
+        return _mixed(state + _GOLDEN).bitwise_and_(2**63 - 1)
     column = torch.arange(1, columns + 1, dtype=torch.int64, device=ids.device) * _GOLDEN  # [columns]
-    return _mixed(_mixed(ids * _GOLDEN + stream)[:, None] + column) & (2**63 - 1)
+    return _mixed(state[:, None] + column).bitwise_and_(2**63 - 1)
+
+
+def words_by_column(ids: Tensor, what: str, columns: int) -> Tensor:
+    """The numbers of `words`, with all of a column together in memory [columns, n]."""
+    column = torch.arange(1, columns + 1, dtype=torch.int64, device=ids.device) * _GOLDEN  # [columns]
+    return _mixed(_state(ids, what) + column[:, None]).bitwise_and_(2**63 - 1)
 
 
 def below(ids: Tensor, what: str, bound: Tensor | int, columns: int | None = None) -> Tensor:

@@ -17,7 +17,15 @@ from specsim.ops.loops.verify import (
     fill_bonus_tokens_loops,
     verify_tree_greedy_loops,
 )
-from specsim.ops.tree import DraftTree, Shape, draw_batch_shape, draw_shape, draw_tree
+from specsim.ops.tree import (
+    NUM_DRAFT_TOKENS_MAX,
+    TOPK_MAX,
+    DraftTree,
+    Shape,
+    draw_batch_shape,
+    draw_shape,
+    draw_tree,
+)
 from specsim.reference.verify import (
     fill_bonus_tokens,
     verify_tree_greedy,
@@ -27,6 +35,9 @@ __all__ = ["OPS"]
 
 CANDIDATES_START = 1_000
 REJECTIONS_START = 500_000
+
+BULK_NODES_MIN, BULK_STEPS_MAX = 4, 9
+"""Of the trees that are verified by the thousand."""
 
 
 def _draw_candidates(chooser: Chooser, tree: DraftTree, first_number: int) -> list[int]:
@@ -118,39 +129,62 @@ def _generate_fill_bonus_tokens(chooser: Chooser) -> Case:
     return Case(_verify_sizes(shape), tensors)
 
 
+def _draw_verification_shape(chooser: Chooser) -> dict[str, int]:
+    """4 to 64 nodes, topk 1 to 8, 2 to 9 steps; fewer, as many and more nodes than an accepted path is wide."""
+    topk = between(chooser, 1, TOPK_MAX, "topk")
+    num_steps = between(chooser, 3 if topk == 1 else 2, BULK_STEPS_MAX, "num_steps")
+    width = num_steps + 1
+    if topk == 1:
+        return {"topk": topk, "num_steps": num_steps, "num_draft_tokens": width}
+    most = min(NUM_DRAFT_TOKENS_MAX, 1 + topk + (num_steps - 1) * topk**2)
+    kind = pick(chooser, ("any", "any", "fewer", "width", "one more", "most"), "num_draft_tokens against accept_width")
+    if kind == "any":
+        num_draft_tokens = between(chooser, BULK_NODES_MIN, most, "num_draft_tokens")
+    elif kind == "fewer":
+        num_draft_tokens = between(chooser, BULK_NODES_MIN, max(BULK_NODES_MIN, width - 1), "num_draft_tokens")
+    else:
+        num_draft_tokens = max(BULK_NODES_MIN, {"width": width, "one more": width + 1, "most": most}[kind])
+    return {"topk": topk, "num_steps": num_steps, "num_draft_tokens": num_draft_tokens}
+
+
 def _make_verify_tree_greedy(ids: torch.Tensor, shape: Sizes) -> Case:
     """Each node's token names the node, but for a sibling that is made equal to the one before it in a quarter of the
     cases. The target leads the walk to a chosen node; off that path it is right, wrong or a neighbour's.
+
+    Computed with the nodes along the first dimension, and turned at the end.
     """
     n, ndt = ids.shape[0], shape["num_draft_tokens"]
     trees = bulk.trees(ids, shape)
-    request = torch.arange(n, device=ids.device)  # [n]
-    node = torch.arange(ndt, device=ids.device)  # [ndt]
-    first_token = bulk.TOKENS_START + counter.below(ids, "first token", 2**20) * ndt
-    tokens = first_token[:, None] + node  # [n, ndt]
-    older = counter.below(ids, "older of two equal siblings", 4 * ndt).clamp(max=ndt - 1)  # mostly the last node
-    younger = trees.next_sibling[request, older]
-    tokens[request, younger] = torch.where(younger >= 0, tokens[request, older], tokens[request, younger])
+    parents, first_child, next_sibling = trees.parents.t(), trees.first_child.t(), trees.next_sibling.t()  # [ndt, n]
+    node = torch.arange(ndt, device=ids.device)[:, None]  # [ndt, 1]
+    first_token = bulk.TOKENS_START + counter.below(ids, "first token", 2**20) * ndt  # [n]
+    tokens = first_token + node  # [ndt, n]
+    older = counter.below(ids, "older of two equal siblings", 4 * ndt).clamp(max=ndt - 1)[None]  # mostly the last node
+    younger = next_sibling.gather(0, older)  # [1, n]
+    tokens.scatter_(0, torch.where(younger >= 0, younger, older), tokens.gather(0, older))
 
-    reject = tokens + 2**30  # the token of no node
-    child = trees.first_child.clamp(min=0)
-    target = torch.where(trees.first_child >= 0, tokens.gather(1, child), reject)
-    off_path = counter.below(ids, "target off the path", 4)[:, None]  # [n, 1]
-    target = torch.where(off_path == 0, reject, target)
-    target = torch.where(off_path == 1, tokens, target)
-    target = torch.where(off_path == 2, tokens.roll(-1, dims=1), target)
-    end = bulk.last_accepted(ids, trees.depths)  # [n]
-    target[request, end] = reject[request, end]
+    reject = first_token + 2**30  # and the node's number: the token of no node
+    # Where the target leads off the path: to no node, to the node itself, to its neighbour, to its first child.
+    off_path = counter.below(ids, "target off the path", 4)  # [n]
+    start = torch.where(off_path == 0, ndt, torch.where(off_path == 2, 1, 0))  # [n]: of a node's own target
+    goal = torch.where(off_path == 3, first_child, (node + start).clamp_(max=ndt))  # [ndt, n]: ndt for none
+    goal = torch.where((off_path == 2) & (node == ndt - 1), 0, goal)
+    end = bulk.last_accepted(ids, trees.depths)[None]  # [1, n]
+    goal.scatter_(0, end, -1)
     for _ in range(shape["num_steps"]):
-        parent = trees.parents[request, end].clamp(min=0)
-        target[request, parent] = torch.where(end > 0, tokens[request, end], target[request, parent])
-        end = parent
+        parent = parents.gather(0, end)
+        # A walk that is at the root stays there, and what the root leads to as it is.
+        at = parent.clamp(min=0)
+        goal.scatter_(0, at, torch.where(parent >= 0, end, goal.gather(0, at)))
+        end = at
+    is_node = (goal >= 0) & (goal < ndt)
+    target = torch.where(is_node, tokens.gather(0, torch.where(is_node, goal, 0)), reject + node)
     tensors = {
-        "candidates": tokens,
+        "candidates": tokens.t().contiguous(),
         "retrieve_index": torch.arange(n * ndt, device=ids.device).view(n, ndt),
-        "retrieve_next_token": trees.first_child,
-        "retrieve_next_sibling": trees.next_sibling,
-        "target_predict": target,
+        "retrieve_next_token": trees.first_child.contiguous(),
+        "retrieve_next_sibling": trees.next_sibling.contiguous(),
+        "target_predict": target.t().contiguous(),
     }
     return Case(_batch_sizes(shape, n), tensors)
 
@@ -248,7 +282,7 @@ OPS: tuple[Op, ...] = (
         reference=verify_tree_greedy,
         loops=verify_tree_greedy_loops,
         generate=_generate_verify_tree_greedy,
-        bulk=Bulk(draw_batch_shape, _make_verify_tree_greedy),
+        bulk=Bulk(_draw_verification_shape, _make_verify_tree_greedy),
         defined=_defined_by_verify,
         source="the verification phase of EAGLE (arXiv 2401.15077), at temperature 0",
     ),

@@ -418,7 +418,12 @@ def print_bench(results: dict[str, Any]) -> None:
         console.print(f"   {name:<12} {escape(str(value))}", soft_wrap=True)
     for benchmark in results["benchmarks"]:
         shape = ", ".join(f"{name}={value}" for name, value in benchmark["shape"].items())
-        table = _table(f"{benchmark['name']}: {shape}", "peer", f"median {benchmark['unit']}", "times the reference")
+        table = _table(
+            f"{benchmark['name']}: {shape}",
+            "peer",
+            f"median {benchmark['unit']}",
+            benchmark.get("ratio", "times the reference"),
+        )
         for peer in benchmark["peers"]:
             if peer.get("not_run"):
                 table.add_row(peer["name"], "not run", escape(peer["not_run"]))

@@ -1,0 +1,264 @@
+"""Judging by the thousand: one wrong request is found, made again alone, shrunk, and replayed; one that ends its
+process costs one case.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from specsim.cli import app
+from specsim.diff import bulk
+from specsim.diff.run import run_case
+from specsim.explore.chooser import replayed
+from specsim.judge.apart import Ended, blame, run_apart
+from specsim.judge.bulk import run_bulk_suite
+from specsim.judge.ops import OpsRequest, replay_ops
+from specsim.ops.contract import Implementation, Tensors
+from specsim.ops.provider import MappingProvider, Subject
+from specsim.ops.registry import OPS, REFERENCE
+from specsim.reference import verify_tree_greedy
+from specsim.verdict import Finding, Suite
+
+OP = OPS["verify_tree_greedy"]
+CASES = 9_000
+
+
+def subject_of(call: Implementation, op: str = "verify_tree_greedy") -> Subject:
+    (subject,) = MappingProvider("mine", {op: call}).subjects()[0]
+    return subject
+
+
+def judge(call: Implementation, op: str = "verify_tree_greedy", cases: int = CASES, seed: int = 0) -> bulk.BulkResult:
+    return bulk.judge_in_bulk(
+        OPS[op],
+        subject_of(call, op),
+        seed=seed,
+        cases=cases,
+        device="cpu",
+        deadline=time.monotonic() + 60,
+        on_launch=lambda _cases, _launch: None,
+        on_attempt=lambda: None,
+    )
+
+
+def wrong_at(root: int, change: Callable[[Tensors], None]) -> Implementation:
+    """The reference, but for requests whose root is this token."""
+
+    def call(**arguments: Any) -> Any:
+        results = verify_tree_greedy(**arguments)
+        rows = arguments["candidates"][:, 0] == root
+        if bool(rows.any()):
+            change({"rows": rows, **arguments, **results._asdict()})
+        return results
+
+    return call
+
+
+def a_root(launch_at: int = 1, place: int = 1234) -> int:
+    """The root token of one request of the default run, which few others of it have."""
+    subject = subject_of(REFERENCE["verify_tree_greedy"])
+    chosen = list(bulk.launches(OP, subject, bulk.Place("cpu", "cpu"), 0, CASES))[launch_at]
+    case = bulk.bulk_of(OP).make(chosen.numbers("cpu"), chosen.shape)
+    return int(case.tensors["candidates"][place, 0])
+
+
+def adds_one(to: str) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        if to == "predicts":  # of the root, which every path has
+            tensors[to].view(tensors["candidates"].shape)[tensors["rows"], 0] += 1
+        else:
+            tensors[to][tensors["rows"]] += 1
+
+    return change
+
+
+@pytest.mark.parametrize("name", list(OPS))
+def test_the_reference_is_right_in_bulk(name: str) -> None:
+    result = judge(REFERENCE[name], name, cases=500)
+    assert result.counterexample is None
+    assert result.cases == 500
+
+
+@pytest.mark.parametrize("what", ["accept_token_num", "predicts", "accept_index", "candidates"])
+def test_one_wrong_request_of_tens_of_thousands_is_found_and_made_again_alone(what: str) -> None:
+    """In every output, and when it is an input that is changed."""
+    call = wrong_at(a_root(), adds_one(what))
+    result = judge(call)
+    found = result.counterexample
+    assert found is not None
+    assert found.case.sizes["bs"] == 1
+    assert found.rule.id == ("O3" if what == "candidates" else "O1")
+    alone = bulk.with_bulk_cases(OP).generate(replayed(found.tape))
+    assert all(torch.equal(alone.tensors[name], tensor) for name, tensor in found.case.tensors.items())
+    assert run_case(OP, subject_of(call), alone).of(found.rule) is not None
+    assert "in a launch of 4096 requests" in found.explanation
+
+
+def test_a_defect_that_takes_two_requests_keeps_two() -> None:
+    def of_the_request_before(predict: Any, accept_index: Any, accept_lens: Any) -> Any:
+        at = accept_index.gather(1, (accept_lens.roll(1) - 1).long()[:, None])
+        return predict[at[:, 0].long()]
+
+    found = judge(of_the_request_before, "fill_bonus_tokens").counterexample
+    assert found is not None
+    assert found.case.sizes["bs"] == 2
+    assert found.rule.id == "O1"
+
+
+def test_a_result_that_is_wrong_only_once_is_said_to_be() -> None:
+    calls = iter(range(10**9))
+
+    def now_and_then(**arguments: Any) -> Any:
+        results = verify_tree_greedy(**arguments)
+        if next(calls) == 2:
+            results.accept_token_num[0] += 1
+        return results
+
+    found = judge(now_and_then).counterexample
+    assert found is not None
+    assert "once, and not again" in found.outcome.violations[0].title
+
+
+def test_launches_are_a_function_of_seed_and_cases_alone_and_numbers_never_repeat() -> None:
+    subject = subject_of(REFERENCE["verify_tree_greedy"])
+    place = bulk.Place("cpu", "cpu")
+    some = list(bulk.launches(OP, subject, place, 3, CASES))
+    assert some == list(bulk.launches(OP, subject, place, 3, CASES))
+    assert sum(launch.count for launch in some) == CASES
+    for earlier, later in itertools.pairwise(some):
+        assert earlier.first + earlier.count == later.first
+    others = list(bulk.launches(OP, subject, place, 4, CASES))
+    assert others[0].first > some[-1].first + some[-1].count
+
+
+def test_the_law_of_verifications_is_wide() -> None:
+    subject = subject_of(REFERENCE["verify_tree_greedy"])
+    accepted, nodes, cases, seen = 0, 0, 0, []
+    for launch in bulk.launches(OP, subject, bulk.Place("cpu", "cpu"), 0, 100_000):
+        shape = launch.shape
+        assert 4 <= shape["num_draft_tokens"] <= 64
+        assert 1 <= shape["topk"] <= 8
+        assert 2 <= shape["num_steps"] <= 9
+        case = bulk.bulk_of(OP).make(launch.numbers("cpu"), shape)
+        assert int(case.tensors["candidates"].min()) >= 2**17
+        accepted += int((OP.expected(case)["accept_token_num"] >= 2).sum())
+        cases, nodes = cases + launch.count, nodes + launch.count * shape["num_draft_tokens"]
+        columns = torch.cat([case.tensors[name] for name in ("candidates", "target_predict")], dim=1).double()
+        seen.append((columns * torch.linspace(1.0, 2.0, columns.shape[1], dtype=torch.float64)).sum(dim=1))
+    assert accepted >= 0.3 * cases
+    assert 20 <= nodes / cases <= 44
+    assert torch.cat(seen).unique().shape[0] > 0.999 * cases
+
+
+MISBEHAVING = """
+    import os
+
+    import torch
+    from specsim.reference import verify_tree_greedy as right
+
+    ROOT = {root}
+
+    def _at(candidates):
+        return bool((candidates[:, 0] == ROOT).any())
+
+    def wrong(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps):
+        results = right(
+            candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps
+        )
+        results.accept_token_num[candidates[:, 0] == ROOT] += 1
+        return results
+
+    def dies(candidates, **others):
+        if _at(candidates):
+            os.abort()
+        return right(candidates, **others)
+
+    def bonus(predict, accept_index, accept_lens):
+        return predict[accept_index.gather(1, (accept_lens - 1).long()[:, None])[:, 0].long()]
+
+    wrongly = {{"verify_tree_greedy": wrong}}
+    dying = {{"verify_tree_greedy": dies, "fill_bonus_tokens": bonus}}
+"""
+
+
+@pytest.fixture
+def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], OpsRequest]:
+    (tmp_path / "bulky.py").write_text(textwrap.dedent(MISBEHAVING).format(root=a_root(1, 77)))
+    monkeypatch.syspath_prepend(tmp_path)
+    return lambda name: OpsRequest(
+        target=f"bulky:{name}",
+        cache=tmp_path,
+        seed=0,
+        cases=9_000,
+        seconds=60.0,
+        hang_seconds=5.0,
+        device="cpu",
+        out=tmp_path / "found",
+    )
+
+
+def run(request: OpsRequest) -> tuple[Suite, list[Finding]]:
+    return run_bulk_suite(request, lambda _subject, _cases: None)
+
+
+def test_the_finding_of_a_bulk_case_replays_alone(request_of: Callable[[str], OpsRequest]) -> None:
+    request = request_of("wrongly")
+    _suite, (finding,) = run(request)
+    stored = json.loads(Path(finding.replay).read_text())
+    assert stored["sizes"]["bs"] == 1
+    assert stored["generator"] == "bulk"
+    assert replay_ops(request, Path(finding.replay))["violations"][0]["rule"] == "O1"
+
+
+def test_a_launch_that_ends_its_process_costs_one_case(request_of: Callable[[str], OpsRequest]) -> None:
+    request = request_of("dying")
+    suite, (finding,) = run(request)
+    assert finding.rule == "O8"
+    stored = json.loads(Path(finding.replay).read_text())
+    assert stored["tensors"]["candidates"]["shape"][0] == 1
+    assert stored["tensors"]["candidates"]["data"][0] == a_root(1, 77)
+    assert {judged.op: judged.cases for judged in suite.judged}["fill_bonus_tokens"] == request.cases
+
+
+def hangs_on(wanted: int, first: int, count: int) -> None:
+    while first <= wanted < first + count:
+        time.sleep(0.01)
+
+
+def dies_on(wanted: int, first: int, count: int) -> None:
+    if first <= wanted < first + count:
+        os._exit(7)
+
+
+@pytest.mark.parametrize(("what", "hung", "text"), [(hangs_on, True, "0.3 s"), (dies_on, False, "exit code 7")])
+def test_the_part_that_ends_a_process_is_found(what: Callable[..., None], hung: bool, text: str) -> None:
+    found = blame(lambda first, count: run_apart(lambda: what(1007, first, count), 0.3), 1000, 11)
+    assert found[:2] == (1007, 1)
+    assert found[2] is not None
+    assert found[2].hung == hung
+    assert text in found[2].text
+
+
+def test_what_ends_a_process_in_company_alone_is_blamed_whole() -> None:
+    first, count, ended = blame(lambda _first, count: Ended(False, "dies") if count == 8 else None, 0, 8)
+    assert (first, count, ended) == (0, 8, Ended(False, "dies"))
+
+
+def test_an_exception_ends_no_process() -> None:
+    assert run_apart(lambda: 1 / 0, 5.0) is None
+
+
+def test_bulk_is_of_operations_alone() -> None:
+    ended = CliRunner().invoke(app, ["check", "model", "--bulk"])
+    assert "--bulk without --only ops" in str(ended.exception)

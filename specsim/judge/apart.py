@@ -1,0 +1,69 @@
+"""Run something in a fork of this process, and say how that ended; find what part of it is to blame.
+
+A fork costs milliseconds where a new child costs seconds. On a GPU the process that forks must not have used the
+device, which its forks start for themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+POLL_SECONDS = 0.002
+LOST = 3  # exit code of a fork whose device is lost
+
+
+class Ended(NamedTuple):
+    """How a fork ended that did not come to its end. `hung` says that it had to be ended."""
+
+    hung: bool
+    text: str
+
+
+def run_apart(function: Callable[[], object], seconds_max: float) -> Ended | None:
+    """Call `function` in a fork; None when it comes to its end, be it by an exception."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function()
+        except SystemExit as asked:
+            os._exit(asked.code if isinstance(asked.code, int) else 1)
+        except BaseException:  # what is looked for is what takes a process with it
+            os._exit(0)
+        os._exit(0)
+    deadline = time.monotonic() + seconds_max
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return _ended(os.waitstatus_to_exitcode(status))
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return Ended(True, f"does not end within {seconds_max:g} s")
+        time.sleep(POLL_SECONDS)
+
+
+def _ended(code: int) -> Ended | None:
+    if code == 0:
+        return None
+    if code == LOST:
+        return Ended(False, "leaves a device that does no more work")
+    return Ended(False, f"ends its process ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})")
+
+
+def blame(ends: Callable[[int, int], Ended | None], first: int, count: int) -> tuple[int, int, Ended | None]:
+    """The one of `first`, `first` + 1, ... on which `ends(first, 1)` says that a process ends; all `count` of them, and
+    what `ends` says of them, when it takes several. `ends` is asked of halves.
+    """
+    start, size = first, count
+    while size > 1:
+        half = size // 2
+        if ends(start, half):
+            size = half
+        else:
+            start, size = start + half, size - half
+    ended = ends(start, 1)
+    return (start, 1, ended) if ended else (first, count, ends(first, count))

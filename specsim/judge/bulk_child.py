@@ -1,0 +1,155 @@
+"""The ops tier in bulk, in the child. Messages beside those of `ops_child`:
+
+{"event": "case", "index", "tape", "first", "count"}  a launch comes next: its sizes' choices, its numbers; index counts
+                                                      cases; without the others while a wrong launch is made smaller
+{"event": "lost", "text"}                             the device does no more work, and the process ends
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specsim.judge.child import Messages, Request
+from specsim.judge.ops_child import choose_device, listed, load_subjects, send_done
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from specsim.ops.contract import Op, Sizes
+    from specsim.ops.provider import Subject
+
+DEVICE_START_SECONDS = 60.0  # a fork starts the device and compiles kernels
+
+
+def check(request: Request, messages: Messages) -> None:
+    """Judge every subject that the request does not skip, in launches of thousands of cases."""
+    device = choose_device(request["device"])
+    from specsim.diff.bulk import judge_in_bulk
+    from specsim.diff.finding import write_counterexample
+    from specsim.ops.registry import OPS
+
+    subjects, not_run = load_subjects(request)
+    failed: set[str] = set(request["failed"])
+    todo = [s for s in subjects if s.name not in request["skip"]]
+    end = time.monotonic() + request["seconds"]
+    for position, subject in enumerate(todo):
+        messages.send("start", subject=subject.name, device=device)
+        now = time.monotonic()
+        reason = _reason(subject, OPS[subject.op], failed, now >= end)
+        if reason:
+            send_done(messages, subject, 0, None, listed(subject, reason))
+            continue
+        with _until_lost(messages):
+            result = judge_in_bulk(
+                OPS[subject.op],
+                subject,
+                seed=request["seed"],
+                cases=request["cases"],
+                device=device,
+                deadline=now + (end - now) / (len(todo) - position),
+                on_launch=lambda index, launch: messages.send(
+                    "case", index=index, tape=launch.tape, first=launch.first, count=launch.count
+                ),
+                on_attempt=lambda: messages.send("case", index=-1),
+            )
+            finding = None
+            if result.counterexample:
+                failed.add(subject.name)
+                finding = asdict(
+                    write_counterexample(
+                        OPS[subject.op],
+                        subject,
+                        result.counterexample,
+                        target=request["target"],
+                        seed=request["seed"],
+                        device=device,
+                        out=Path(request["out"]),
+                        generator="bulk",
+                    )
+                )
+        unjudged = [] if result.cases else listed(subject, "no bulk case is one that it accepts")
+        send_done(messages, subject, result.cases, finding, unjudged)
+    messages.send("end", not_run=[asdict(entry) for entry in not_run])
+
+
+def _reason(subject: Any, op: Op, failed: set[str], is_late: bool) -> str:
+    """Why a subject is not judged, "" if it is."""
+    if subject.needs in failed:
+        return f"it calls {subject.op}, which is itself wrong"
+    if op.bulk is None:
+        return "its operation has no bulk generator: check it without --bulk"
+    return "the time budget was spent; give a larger --budget-seconds" if is_late else ""
+
+
+@contextmanager
+def _until_lost(messages: Messages) -> Iterator[None]:
+    """End the process when the device does no more work."""
+    from specsim.diff.run import DeviceLostError
+
+    try:
+        yield
+    except DeviceLostError as error:
+        messages.send("lost", text=f"leaves a device that does no more work ({error})")
+        os._exit(1)
+
+
+def failure(request: Request, messages: Messages) -> None:
+    """Find which request of a launch ended its process, each part in a fork of its own, and make the finding of it."""
+    device = request["on"]
+    os.environ["TRITON_INTERPRET"] = "1"
+    if device == "cuda":  # which this process does not touch
+        os.environ.pop("TRITON_INTERPRET")
+    from specsim.diff.bulk import Launch, bulk_of, tape_of, with_bulk_cases
+    from specsim.diff.finding import write_process_failure
+    from specsim.diff.rules import BY_ID
+    from specsim.explore.chooser import replayed
+    from specsim.judge.apart import Ended, blame, run_apart
+    from specsim.ops.registry import OPS
+
+    subjects, _not_run = load_subjects(request)
+    (subject,) = [s for s in subjects if s.name == request["subject"]]
+    op = OPS[subject.op]
+    shape = bulk_of(op).draw_shape(replayed(request["tape"]))
+    limit = request["hang_seconds"] + (DEVICE_START_SECONDS if device == "cuda" else 0.0)
+
+    def ends(first: int, count: int) -> Ended | None:
+        messages.send("case", index=-1)
+        return run_apart(lambda: _run(op, subject, shape, first, count, device), limit)
+
+    first, count, ended = blame(ends, request["first"], request["count"])
+    whole = Ended(request["hung"], f"{request['text']} in a launch of {request['count']} requests")
+    hung, text = (ended or whole._replace(text=f"{whole.text}, and not again")) if count == 1 or not ended else whole
+    tape = tape_of(op, Launch(shape, tuple(request["tape"]), first, count), range(first, first + count))
+    finding = write_process_failure(
+        op,
+        subject,
+        with_bulk_cases(op).generate(replayed(tape)),
+        BY_ID["O7" if hung else "O8"],
+        text,
+        target=request["target"],
+        seed=request["seed"],
+        device=device,
+        out=Path(request["out"]),
+        tape=tape,
+        generator="bulk",
+    )
+    send_done(messages, subject, request["index"] + count, asdict(finding), [])
+
+
+def _run(op: Op, subject: Subject, shape: Sizes, first: int, count: int, device: str) -> None:
+    import torch
+
+    from specsim.diff.bulk import is_wrong_now
+    from specsim.diff.run import DeviceLostError
+    from specsim.judge.apart import LOST
+
+    torch.set_num_threads(1)
+    try:
+        is_wrong_now(op, subject, shape, torch.arange(first, first + count, dtype=torch.int64, device=device), 0)
+    except DeviceLostError:
+        raise SystemExit(LOST) from None
