@@ -125,11 +125,12 @@ class ResultSteps(NamedTuple):
 
 
 class HostFunctionError(Exception):
-    """A host function of the accounting raised. `part` is the seam function, `rule` what that breaks."""
+    """A host function of the accounting raised: `part` of the seam, which breaks `rule`; `expected` was right."""
 
-    def __init__(self, part: str, text: str, rule: str = "X1") -> None:
+    def __init__(self, part: str, text: str, rule: str = "X1", expected: str = "no exception") -> None:
         super().__init__(f"{part}: {text}")
         self.rule = rule
+        self.expected = expected
         self.part = part
         self.text = text
 

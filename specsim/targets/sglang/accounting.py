@@ -13,6 +13,7 @@ from typing import Any
 
 from specsim.check.checker import RunStopped
 from specsim.explore.chooser import seeded
+from specsim.memory.allocator import Allocator, OutOfSlotsError
 from specsim.memory.rows import Rows
 from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, ResultSteps, Retracted
@@ -28,6 +29,7 @@ from specsim.targets.sglang import host_objects as objects
 from specsim.targets.sglang.drift import is_of_ours
 from specsim.targets.sglang.guards import read_guards
 from specsim.targets.sglang.host_functions import PART_OF_ERROR, SESSION_PARTS, HostFunctions, lift_host_functions
+from specsim.targets.sglang.memory_classes import ReleaseSlots, make_slots
 from specsim.targets.source import SourceTree
 
 _REHEARSALS = 60
@@ -115,7 +117,7 @@ class SglangAccounting:
         beyond_context = self._call("row width", functions.row_width, self._server_args)
         memory.rows = Rows(config.rows, config.context_len + names.CONTEXT_UNUSED + beyond_context)
         self._pool = objects.RowPool(memory.rows, functions.row)
-        self._slots = functions.allocator_type(memory.allocator)
+        self._slots = self._make_slots(memory)
         self._memory_fields = {
             "req_to_token_pool": self._pool,
             "token_to_kv_pool_allocator": self._slots,
@@ -136,6 +138,17 @@ class SglangAccounting:
             "tree_cache": self._tree,
             "row_field": functions.row,
         }
+
+    def _make_slots(self, memory: Memory) -> Any:
+        """The release's allocator, which is the engine's then too; or what stands in for it over the engine's."""
+        part = "token allocator" if memory.config.page_size == 1 else "paged allocator"
+        released = self._functions.slot_types.get(part)
+        if released is None or not isinstance(memory.allocator, Allocator):
+            return self._functions.allocator_type(memory.allocator)
+        watcher = memory.allocator.watcher
+        slots = self._call(part, make_slots, released, part, memory.config, watcher)
+        memory.allocator = ReleaseSlots(slots, watcher, self._call)
+        return slots
 
     def refuses(self, config: EngineConfig) -> str:
         """Why the release does not run these functions in the configuration."""
@@ -335,13 +348,14 @@ class SglangAccounting:
         if steps:
             args.speculative_num_steps, args.speculative_num_draft_tokens = steps, steps + 1
         current.server_args, current.rows, current.steps_max = args, self._memory.rows, self._memory.config.num_steps
+        current.config = self._memory.config
 
     def _call(self, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call into the release. What it raises is reported with the seam function and the line of the source."""
         self._enter()
         try:
             return function(*arguments)
-        except RunStopped:
+        except (RunStopped, HostFunctionError, OutOfSlotsError):
             raise
         except Exception as error:
             inner: str = getattr(error, PART_OF_ERROR, part)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specsim.sim.config import EngineConfig
-from specsim.sim.target import PARTS, SeamPart
+from specsim.sim.target import MEMORY_PARTS, PARTS, SeamPart
 from specsim.targets.lift import (
     DriftError,
     LiftedFunction,
@@ -26,6 +26,7 @@ from specsim.targets.lift import (
 from specsim.targets.lines import assignments, lines_of
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
+from specsim.targets.sglang import memory_classes as memory
 from specsim.targets.sglang.drift import attribute_is_declared
 from specsim.targets.sglang.host_names import HostFunction
 from specsim.targets.sglang.host_objects import Field
@@ -47,6 +48,7 @@ class CurrentRun:
 
     server_args: Any = None
     rows: Any = None
+    config: Any = None
     steps_max: int = 0
     steps: Any = None  # what the loop does while the release handles a result, by the release's own objects
 
@@ -57,7 +59,8 @@ class HostFunctions:
 
     `parts`           by name; a part that is real counts its calls
     `request_type`    `Req` with the release's methods, `request_fields` what its `__init__` sets
-    `batch_type`      `ScheduleBatch`, `processor_type` the owner of `resolve`, `allocator_type` of the slots
+    `batch_type`      `ScheduleBatch`, `processor_type` the owner of `resolve`
+    `slot_types`      by part of the memory, the release's allocator; `allocator_type` stands in for one that is not run
     `make_tree`       the cache without a tree, of the memory; `session_type` wraps it, or is owned by it where
                       `tree_has_sessions`, None when it is not run
     `record_type`     the KV record of a request, None where there is none
@@ -82,6 +85,7 @@ class HostFunctions:
     batch_type: Any = None
     processor_type: Any = None
     allocator_type: Any = None
+    slot_types: dict[str, Any] = field(default_factory=dict)
     make_tree: Any = None
     tree_has_sessions: bool = False
     session_type: Any = None
@@ -143,6 +147,9 @@ class HostFunctions:
         if part in PARTS_TO_DO_WITHOUT:
             self.process = ""
             return
+        if part in MEMORY_PARTS:
+            self.slot_types.pop(part, None)
+            return
         if part not in SESSION_PARTS:
             self.missing.append(f"{part} ({why})")
             return
@@ -177,7 +184,7 @@ class _Lifting:
 
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self._lifter = Lifter(source, store, {})
-        self._result = HostFunctions({name: SeamPart(name, "model") for name in PARTS})
+        self._result = HostFunctions({name: SeamPart(name, "model") for name in (*PARTS, *MEMORY_PARTS)})
         self._result.lines_run = self._lifter.lines_run
         signs = names.FEATURE_SIGNS.items()
         self._result.has_signs_of = frozenset(name for name, place in signs if self._defines(*place))
@@ -189,7 +196,7 @@ class _Lifting:
 
     def run(self) -> HostFunctions:
         result = self._result
-        for part in (part for part in PARTS if part not in MODEL_PARTS):
+        for part in (part for part in (*PARTS, *MEMORY_PARTS) if part not in MODEL_PARTS):
             result.parts[part].kind = "real"
         for function in names.HOST_FUNCTIONS:
             self._guard(function.part, partial(self._find, function))
@@ -200,6 +207,8 @@ class _Lifting:
         self._guard("release", self._release)
         self._guard("prepare", self._prepare)
         self._guard("release", self._memory)
+        for name in MEMORY_PARTS:
+            self._guard(name, partial(self._slots, name))
         self._guard("session save", self._sessions)
         self._guard("resolve", self._resolve)
         self._guard(names.PROCESS.part, self._process)
@@ -304,6 +313,11 @@ class _Lifting:
             "NewTokenRatioTracker": SimpleNamespace(estimate_new_token_ratio_after_retract=lambda _reqs: 1.0),
             "page_interleave_shard_size": lambda _allocator: 1,
             "is_npu": lambda: False,
+            "is_hip": lambda: False,
+            "get_bool_env_var": lambda _name, _default="false": False,
+            # A machine without Triton; a release that does not ask launches its kernel.
+            "alloc_decode_kernel": objects.NotUsed,  # of decoding without drafts
+            "current_platform": SimpleNamespace(capabilities=SimpleNamespace(supports_triton=False)),
             "_is_npu": False,
             "_alloc_paged_token_slots_extend_npu": objects.NotUsed,
             "mamba_extra_buffer_lazy_enabled": lambda: False,
@@ -413,6 +427,32 @@ class _Lifting:
         for name in names.CACHE_WITH_SESSIONS:
             setattr(tree, name, methods(cache.path, f"{cache.name}.{name}", self._given).value)
         self._result.make_tree = partial(tree, no_match=no_match)
+
+    def _slots(self, part: str) -> None:
+        """An allocator. What it launches to extend requests is chosen by the configuration of a run."""
+        places = names.SLOT_ALLOCATORS[part]
+        found = [place for place in places if self._defines(*place)]
+        if not found:
+            raise DriftError(f"not found: {' or '.join(f'{name} in {path}' for path, name in places)}")
+        path, name = found[0]
+        if part == "paged allocator":
+            self._given["alloc_extend_kernel"] = memory.ExtendLaunch(self._extend(path))
+        lifted = self._lifter.lift_method(path, name, self._given)
+        self._note(part, path, lifted, find_definitions(self._lifter.module(path), name)[-1])
+        self._result.slot_types[part] = memory.watched(lifted.value, partial(self._counted, part))
+
+    def _extend(self, path: str) -> Callable[[], memory.Extend]:
+        """What an allocator's launches run: the function in PyTorch beside it, or the kernel where that can run."""
+        in_torch = self._lifter.lift_method(path, names.EXTEND_IN_TORCH, self._given)
+        if in_torch.parameters != names.EXTEND_IN_TORCH_PARAMETERS:
+            raise DriftError(f"signature changed: {in_torch.where} {in_torch.name}({', '.join(in_torch.parameters)})")
+        on_cpu, current = memory.extending(None, in_torch.value), self._result.current
+        kernels = [place for place in names.EXTEND_KERNELS if self._defines(*place)]
+        kernel = self._lifter.lift(*kernels[0]).value if kernels else None
+        if type(kernel).__name__ != "InterpretedFunction":
+            return lambda: on_cpu
+        by_kernel = memory.extending(kernel, in_torch.value)
+        return lambda: by_kernel if memory.runs_kernel(current.config) else on_cpu
 
     def _sessions(self) -> None:
         for function in (names.NEXT_ROUND, names.SESSION_SAVE, names.SESSION_CLOSE):

@@ -54,6 +54,40 @@ ALLOCATOR_BASES = (
     ("srt/mem_cache/allocator.py", "BaseTokenToKVPoolAllocator"),
 )
 
+# The allocators of slots: for pages of one token, and for larger ones; newest place first.
+SLOT_ALLOCATORS = {
+    "token allocator": (
+        ("srt/mem_cache/allocator/token.py", "TokenToKVPoolAllocator"),
+        ("srt/mem_cache/allocator.py", "TokenToKVPoolAllocator"),
+    ),
+    "paged allocator": (
+        ("srt/mem_cache/allocator/paged.py", "PagedTokenToKVPoolAllocator"),
+        ("srt/mem_cache/allocator.py", "PagedTokenToKVPoolAllocator"),
+    ),
+}
+# What the paged allocator launches to extend requests, and the same in PyTorch beside it, with its parameters.
+EXTEND_KERNELS = (
+    ("kernels/ops/memory/allocator.py", "alloc_extend_kernel"),
+    ("srt/mem_cache/triton_ops/allocator.py", "alloc_extend_kernel"),
+    ("srt/mem_cache/allocator.py", "alloc_extend_kernel"),
+)
+EXTEND_IN_TORCH = "alloc_extend_naive"
+EXTEND_IN_TORCH_PARAMETERS = (
+    "prefix_lens",
+    "seq_lens",
+    "last_loc",
+    "free_pages",
+    "out_indices",
+    "page_size",
+    "device",
+)
+# Where an allocator keeps what is free: a tensor of slots or pages, or a list of such.
+FREE_LISTS = ("free_pages", "release_pages", "staged_pages")
+# Methods of an allocator that hand slots out, and that take slots, or pages by their numbers, back.
+HANDS_OUT = ("alloc", "alloc_extend", "alloc_decode")
+TAKES_BACK = ("free", "free_segment")
+TAKES_BACK_PAGES = ("free_page_ids",)
+
 
 @dataclass(frozen=True, slots=True)
 class CacheClass:
