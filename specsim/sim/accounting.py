@@ -187,7 +187,9 @@ class Accounting(Protocol):
         ...
 
     def release(self, request: Request) -> None:
-        """Give back the memory of a finished request, or hand it to its session."""
+        """Give back the memory of a finished request, or hand it to its session. A tree gets the visible positions that
+        are claimed; of an accounting with `tree_gets_the_claim` all that are, which is KV of the outputs too.
+        """
         ...
 
     def decode_need(self, batch: list[Request]) -> int:

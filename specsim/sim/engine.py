@@ -116,6 +116,7 @@ class Engine(Results):
         self._futures = Futures()
         self._merging_rows: list[LaunchRow] = []
         self._batch_is_full = False
+        self._claimed = 0
         self._histories: dict[str, list[int]] = {}
         self._open_sessions: list[str] = []
         self._prefix_lens: dict[tuple[str, int], int] = {}

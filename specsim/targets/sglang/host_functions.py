@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specsim.sim.config import EngineConfig
-from specsim.sim.target import MEMORY_PARTS, PARTS, SeamPart
+from specsim.sim.target import MEMORY_PARTS, PARTS, TREE_PARTS, SeamPart
 from specsim.targets.lift import (
     DriftError,
     LiftedFunction,
@@ -30,11 +30,14 @@ from specsim.targets.sglang import memory_classes as memory
 from specsim.targets.sglang.drift import attribute_is_declared
 from specsim.targets.sglang.host_names import HostFunction
 from specsim.targets.sglang.host_objects import Field
+from specsim.targets.sglang.radix_classes import RadixClasses, VirtualClock, calls, lift_radix
 from specsim.targets.source import SourceTree
 
 # Parts that are the simulator's own for every release.
 MODEL_PARTS = ("extend", "abort")
 SESSION_PARTS = tuple(names.SESSION_ENTRIES)
+_ALL_PARTS = (*PARTS, *TREE_PARTS, *MEMORY_PARTS)
+RADIX_PARTS = (*TREE_PARTS, "radix cache")
 # Without the function that handles results the engine calls what it calls, one after the other.
 PARTS_TO_DO_WITHOUT = (names.PROCESS.part,)
 
@@ -61,6 +64,8 @@ class HostFunctions:
     `request_type`    `Req` with the release's methods, `request_fields` what its `__init__` sets
     `batch_type`      `ScheduleBatch`, `processor_type` the owner of `resolve`
     `slot_types`      by part of the memory, the release's allocator; `allocator_type` stands in for one that is not run
+    `groups_prefills` whether the frees of a prefill's result are a group
+    `radix`           the radix cache, None when it is not run
     `make_tree`       the cache without a tree, of the memory; `session_type` wraps it, or is owned by it where
                       `tree_has_sessions`, None when it is not run
     `record_type`     the KV record of a request, None where there is none
@@ -86,6 +91,8 @@ class HostFunctions:
     processor_type: Any = None
     allocator_type: Any = None
     slot_types: dict[str, Any] = field(default_factory=dict)
+    groups_prefills: bool = False
+    radix: RadixClasses | None = None
     make_tree: Any = None
     tree_has_sessions: bool = False
     session_type: Any = None
@@ -115,15 +122,16 @@ class HostFunctions:
         a release without them says so when it is asked for the length.
         """
         config = EngineConfig(page_size=4, topk=2, num_steps=2)
+        found = self.has_signs_of | ({"radix cache"} if self.radix is not None else set())
         self.current.server_args = objects.server_args(config, self.server_defaults)
         try:
             if self.alloc_len is not None:
                 self.alloc_len()
         except NotImplementedError:
-            return self.has_signs_of
+            return found
         except Exception:  # a finding, or what our objects lack, when schedules run
-            return self.has_signs_of | {"paged trees"}
-        return self.has_signs_of | {"paged trees"}
+            return found | {"paged trees"}
+        return found | {"paged trees"}
 
     def seam(self) -> list[SeamPart]:
         """The parts as they are now, with the lines that ran."""
@@ -146,6 +154,10 @@ class HostFunctions:
         self.parts[part] = SeamPart(part, "not run", why=why)
         if part in PARTS_TO_DO_WITHOUT:
             self.process = ""
+            return
+        if part in RADIX_PARTS:
+            self.radix = None
+            self.parts |= {other: SeamPart(other, "not run", why=why) for other in RADIX_PARTS}
             return
         if part in MEMORY_PARTS:
             self.slot_types.pop(part, None)
@@ -184,7 +196,7 @@ class _Lifting:
 
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self._lifter = Lifter(source, store, {})
-        self._result = HostFunctions({name: SeamPart(name, "model") for name in (*PARTS, *MEMORY_PARTS)})
+        self._result = HostFunctions({name: SeamPart(name, "model") for name in _ALL_PARTS})
         self._result.lines_run = self._lifter.lines_run
         signs = names.FEATURE_SIGNS.items()
         self._result.has_signs_of = frozenset(name for name, place in signs if self._defines(*place))
@@ -193,10 +205,12 @@ class _Lifting:
         self._parameters: dict[HostFunction, tuple[str, ...]] = {}
         self._ducks: list[_Duck] = []
         self._given = self._supplied()
+        if self._defines(*names.RADIX_KEY):
+            self._given[names.RADIX_KEY[1]] = self._lifter.lift_method(*names.RADIX_KEY, self._given).value
 
     def run(self) -> HostFunctions:
         result = self._result
-        for part in (part for part in (*PARTS, *MEMORY_PARTS) if part not in MODEL_PARTS):
+        for part in (part for part in _ALL_PARTS if part not in MODEL_PARTS):
             result.parts[part].kind = "real"
         for function in names.HOST_FUNCTIONS:
             self._guard(function.part, partial(self._find, function))
@@ -207,8 +221,9 @@ class _Lifting:
         self._guard("release", self._release)
         self._guard("prepare", self._prepare)
         self._guard("release", self._memory)
-        for name in MEMORY_PARTS:
+        for name in names.SLOT_ALLOCATORS:
             self._guard(name, partial(self._slots, name))
+        self._guard("radix cache", self._radix)
         self._guard("session save", self._sessions)
         self._guard("resolve", self._resolve)
         self._guard(names.PROCESS.part, self._process)
@@ -294,6 +309,9 @@ class _Lifting:
             for name in self._lifter.module(path).definitions
             if name.startswith("get_")
         ]
+        has_events = self._lifter.source.exists(names.EVENTS_FILE)
+        defined = self._lifter.module(names.EVENTS_FILE).definitions if has_events else ()
+        events = [name for name in defined if name[0].isupper()]
         return {
             **dict.fromkeys([names.CONFIGURATION_BEFORE, *getters], lambda: current.server_args),
             "envs": objects.Environment(),
@@ -305,7 +323,8 @@ class _Lifting:
             "SpeculativeAlgorithm": objects.Eagle(),
             # The numbers of steps that a server with adaptive steps may take; the maximum is what matters.
             "resolve_candidate_steps_from_config": lambda **_named: (current.steps_max,),
-            "RadixKey": objects.RadixKeyFields,
+            "time": VirtualClock(),
+            **dict.fromkeys(events, objects.NotUsed),
             "HybridReqToTokenPool": objects.NotUsed,
             "SWATokenToKVPoolAllocator": objects.NotUsed,
             "DeepSeekV4HiSparseTokenToKVPoolAllocator": objects.NotUsed,
@@ -441,6 +460,16 @@ class _Lifting:
         self._note(part, path, lifted, find_definitions(self._lifter.module(path), name)[-1])
         self._result.slot_types[part] = memory.watched(lifted.value, partial(self._counted, part))
 
+    def _radix(self) -> None:
+        path, class_name = names.RADIX_CACHE
+        radix = lift_radix(self._lifter, self._given, self._counted)
+        module = self._lifter.module(path)
+        self._note("radix cache", path, radix.lifted, find_definitions(module, class_name)[-1])
+        for part, method in names.TREE_ENTRIES.items():
+            name = f"{class_name}.{method}"
+            self._note(part, path, self._lifter.look(path, name), find_definitions(module, name)[-1])
+        self._result.radix = radix
+
     def _extend(self, path: str) -> Callable[[], memory.Extend]:
         """What an allocator's launches run: the function in PyTorch beside it, or the kernel where that can run."""
         in_torch = self._lifter.lift_method(path, names.EXTEND_IN_TORCH, self._given)
@@ -487,6 +516,9 @@ class _Lifting:
         class_name, _, method = name.partition(".")
         self._put(owner, path, class_name, method, names.PROCESS.part)
         self._result.process = method
+        self._result.groups_prefills = any(
+            calls(self._lifter, place, names.FREE_GROUP) for place in names.PREFILL_RESULT if self._defines(*place)
+        )
 
     def _with_steps(self, function: Callable[..., Any], before: str = "", after: str = "") -> Callable[..., Any]:
         """The function, told to the loop before and after while the release handles a result."""

@@ -83,6 +83,23 @@ EXTEND_IN_TORCH_PARAMETERS = (
 )
 # Where an allocator keeps what is free: a tensor of slots or pages, or a list of such.
 FREE_LISTS = ("free_pages", "release_pages", "staged_pages")
+# The radix cache, and the functions that make a server's caches: one that makes no other runs none of it.
+RADIX_CACHE = ("srt/mem_cache/radix_cache.py", "RadixCache")
+RADIX_KEY = ("srt/mem_cache/radix_cache.py", "RadixKey")
+TREE_MAKERS = (
+    ("srt/mem_cache/registry.py", "default_radix_cache_factory"),
+    ("srt/managers/scheduler.py", "Scheduler.init_cache_with_memory_pool"),
+)
+CACHE_PARAMS = ("srt/mem_cache/cache_init_params.py", "CacheInitParams")
+MATCH_PARAMS = (_BASE_CACHE, "MatchPrefixParams")
+# Its methods that change the tree, the one that takes a lock and the one that gives it back.
+TREE_CALLS = ("match_prefix", "insert", "cache_finished_req", "cache_unfinished_req", "evict", "evict_for_alloc")
+TREE_LOCK, TREE_UNLOCK = "inc_lock_ref", "dec_lock_ref"
+TREE_ENTRIES = {"prefix match": "match_prefix", "tree insert": "cache_unfinished_req"}
+# What makes room before a prefill is given slots.
+EVICT = (_COMMON, "evict_from_tree_cache")
+# Events of the cache, which nobody reads here.
+EVENTS_FILE = "srt/disaggregation/kv_events.py"
 # Methods of an allocator that hand slots out, and that take slots, or pages by their numbers, back.
 HANDS_OUT = ("alloc", "alloc_extend", "alloc_decode")
 TAKES_BACK = ("free", "free_segment")
@@ -188,6 +205,9 @@ PROCESS = HostFunction(
     ),
     (("self", "batch", "result"),),
 )
+# Frees in a group, in the releases in which this calls `FREE_GROUP`.
+PREFILL_RESULT = tuple((path, f"{name.split('.')[0]}.process_batch_result_prefill") for path, name in PROCESS.places)
+FREE_GROUP = "free_group_begin"
 FINISH_CHECK = HostFunction(
     "finish check",
     ((_BATCH, "Req.update_finish_state"), (_BATCH, "Req.check_finished")),

@@ -125,6 +125,8 @@ class RequestFields:
             eos_token_ids={EOS},
             vocab_size=VOCABULARY,
             prefix_indices=NO_SLOTS,
+            extra_key=turn.extra_key or None,
+            cache_salt=None,
             skip_radix_cache_insert=False,
             dllm_config=None,
             beam_group=None,
@@ -405,6 +407,8 @@ class SlotAllocator:
 
 class PrefixCacheFields:
     """`BasePrefixCache`: there is no tree, no sliding window and no recurrent state."""
+
+    metrics_collector = None
 
     def __getattr__(self, name: str) -> Any:
         raise StandInError("BasePrefixCache", name)

@@ -23,7 +23,7 @@ from specsim.targets.sglang.host_objects import StandInError
 
 # One configuration in so many has its pages handed out by the release's kernel, in Triton's interpreter, which takes
 # a thousand times as long as what the release has in PyTorch for machines without Triton.
-KERNEL_SHARE = 32
+KERNEL_SHARE = 128
 
 Extend = Callable[..., None]
 
@@ -257,11 +257,13 @@ def _by_the_loop(name: str) -> Callable[[Any], None]:
 
 class ReleaseSlots(Allocator):
     """A watched allocator as the engine sees it; an `Allocator`, which the compiled engine asks for. `call` calls into
-    the release.
+    the release, which frees in groups while it handles a result of a decode step, and with `groups_prefills` of a
+    prefill too.
     """
 
-    def __init__(self, slots: Any, watcher: SlotWatcher, call: Callable[..., Any]) -> None:
+    def __init__(self, slots: Any, watcher: SlotWatcher, call: Callable[..., Any], groups_prefills: bool) -> None:
         super().__init__(slots.size, slots.page_size, watcher)
+        self._groups_prefills = groups_prefills
         self._slots = slots
         self._call = partial(call, slots.watch.part)
 
@@ -295,10 +297,16 @@ class ReleaseSlots(Allocator):
         self._call(self._slots.free, torch.tensor(list(slots), dtype=torch.int64))
 
     def free_group_begin(self) -> None:
-        self._call(self._slots.free_group_begin_now)
+        if self._has_group:
+            self._call(self._slots.free_group_begin_now)
 
     def free_group_end(self) -> None:
-        self._call(self._slots.free_group_end_now)
+        if self._has_group:
+            self._call(self._slots.free_group_end_now)
+
+    @property
+    def _has_group(self) -> bool:
+        return self._groups_prefills or self._slots.steps is not None
 
 
 def make_slots(released: Any, part: str, config: EngineConfig, watcher: SlotWatcher) -> Any:
