@@ -5,6 +5,7 @@ one that does not lift is not run.
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang.accounting import SglangHostTarget
 from specsim.targets.sglang.memory_classes import KERNEL_SHARE, Watch, runs_kernel
 
+IS_NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 TOKEN, PAGED = "token allocator", "paged allocator"
 
 
@@ -42,7 +44,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("planted", list(PLANTED))
+@pytest.mark.parametrize("planted", list(PLANTED) if IS_NIGHTLY else list(PLANTED)[:1])
 def test_a_defect_of_an_allocator_is_found_there(planted: str, release: Release, wheel_cache: Cache) -> None:
     edits = dict(zip((TOKEN, PAGED), PLANTED[planted], strict=True))
     texts: dict[str, str] = {}
@@ -66,6 +68,39 @@ def test_an_allocator_that_is_gone_is_not_run_and_the_model_has_its_place(releas
     assert (parts[PAGED].kind, parts[TOKEN].kind, target.missing) == ("not run", "real", [])
     assert "alloc_extend_naive" in parts[PAGED].why
     assert findings(target, 25).keys() <= EXPECTED[NEWEST]["findings"].keys()
+
+
+# What is put into the radix cache, by method: text of it, what becomes of it, and a rule that it breaks.
+IN_THE_TREE = {
+    "a lock stays": ("cache_finished_req", "self.dec_lock_ref(req.last_node)", "pass", "I30"),
+    "a locked leaf is evicted": (
+        "_update_leaf_status",
+        "if node.evicted or node.lock_ref > 0:",
+        "if node.evicted:",
+        "I26",
+    ),
+    "what the tree had is not freed": (
+        "cache_finished_req",
+        "free(\n                kv_indices[",
+        "free(\n                kv_indices[:0][",
+        "I13",
+    ),
+    "a page in part is inserted": ("cache_finished_req", ".page_aligned(self.page_size)", "", "I14"),
+    "one size is not counted": ("_insert_helper", "self.evictable_size_ += len(key)", "pass", "I26"),
+}
+
+
+@pytest.mark.parametrize("planted", list(IN_THE_TREE) if IS_NIGHTLY else list(IN_THE_TREE)[:1])
+def test_a_defect_of_the_radix_cache_is_found(planted: str, release: Release, wheel_cache: Cache) -> None:
+    method, was, becomes, rule = IN_THE_TREE[planted]
+    path, _ = names.RADIX_CACHE
+    before, text = release(NEWEST).read(path).split(f"    def {method}(", 1)
+    body, end, after = text.partition("\n    def ")
+    assert was in body
+    edited = f"{before}    def {method}({body.replace(was, becomes)}{end}{after}"
+    target = SglangHostTarget(MadeUpSource({path: edited}, base=release(NEWEST)), wheel_cache)
+    found = findings(target, 400 if IS_NIGHTLY else 30).keys() - EXPECTED[NEWEST]["findings"].keys()
+    assert rule in {signature.split(":")[1] for signature in found}
 
 
 class Pool:
