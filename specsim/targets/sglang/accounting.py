@@ -8,6 +8,7 @@ for an abort, are ours.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ from specsim.sim.workload import draw_scenario
 from specsim.targets.lift import TextStore
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
+from specsim.targets.sglang import session_classes
 from specsim.targets.sglang.drift import is_of_ours
 from specsim.targets.sglang.guards import read_guards
 from specsim.targets.sglang.host_functions import PART_OF_ERROR, SESSION_PARTS, HostFunctions, lift_host_functions
@@ -119,7 +121,7 @@ class SglangAccounting:
         self._memory = memory
         config = memory.config
         self._server_args = objects.server_args(config, functions.server_defaults)
-        self._handles: dict[str, objects.StreamingHandle] = {}
+        self._handles: dict[str, Any] = {}
         beyond_context = self._call("row width", functions.row_width, self._server_args)
         memory.rows = Rows(config.rows, config.context_len + names.CONTEXT_UNUSED + beyond_context)
         self._pool = objects.RowPool(memory.rows, functions.row)
@@ -219,7 +221,11 @@ class SglangAccounting:
             self._open_session(session)
         handle = self._handles[session] if session else None
         functions = self._functions
-        req = functions.request_type(request, functions.request_fields, handle)
+        make = partial(functions.request_type, request, functions.request_fields)
+        if handle is not None and functions.sessions is not None:
+            req = self._call(session_classes.PART, session_classes.next_turn, functions.sessions, handle, request, make)
+        else:
+            req = make(handle)
         if isinstance(getattr(req, "kv", None), objects.Unknown):
             req.kv = functions.record_type()
         request.state_of_accounting = req
@@ -388,7 +394,9 @@ class SglangAccounting:
         if self._sessions is None:
             self._tree = self._sessions = self._call("session save", self._functions.session_type, self._tree)
             self._shared["tree_cache"] = self._processor.tree_cache = self._tree
-        self._handles[session] = objects.StreamingHandle(session)
+        sessions = self._functions.sessions
+        handle = objects.StreamingHandle(session)
+        self._handles[session] = self._call(session_classes.PART, sessions.opened, session) if sessions else handle
 
     def _enter(self) -> None:
         """Give the lifted functions this run's configuration and rows. The worker sets the options of the next step

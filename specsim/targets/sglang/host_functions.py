@@ -27,10 +27,12 @@ from specsim.targets.lines import assignments, lines_of
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
 from specsim.targets.sglang import memory_classes as memory
+from specsim.targets.sglang import session_classes, stand_ins
 from specsim.targets.sglang.drift import attribute_is_declared
 from specsim.targets.sglang.host_names import HostFunction
 from specsim.targets.sglang.host_objects import Field
 from specsim.targets.sglang.radix_classes import RadixClasses, VirtualClock, calls, lift_radix
+from specsim.targets.sglang.session_classes import lift_session
 from specsim.targets.source import SourceTree
 
 # Parts that are the simulator's own for every release.
@@ -65,6 +67,7 @@ class HostFunctions:
     `batch_type`      `ScheduleBatch`, `processor_type` the owner of `resolve`
     `slot_types`      by part of the memory, the release's allocator; `allocator_type` stands in for one that is not run
     `groups_prefills` whether the frees of a prefill's result are a group
+    `sessions`        those of the controller, None when they are not run
     `radix`           the radix cache, None when it is not run
     `make_tree`       the cache without a tree, of the memory; `session_type` wraps it, or is owned by it where
                       `tree_has_sessions`, None when it is not run
@@ -92,6 +95,7 @@ class HostFunctions:
     allocator_type: Any = None
     slot_types: dict[str, Any] = field(default_factory=dict)
     groups_prefills: bool = False
+    sessions: session_classes.SessionClass | None = None
     radix: RadixClasses | None = None
     make_tree: Any = None
     tree_has_sessions: bool = False
@@ -161,6 +165,7 @@ class HostFunctions:
             return
         if part in MEMORY_PARTS:
             self.slot_types.pop(part, None)
+            self.sessions = None if part == session_classes.PART else self.sessions
             return
         if part not in SESSION_PARTS:
             self.missing.append(f"{part} ({why})")
@@ -229,6 +234,7 @@ class _Lifting:
         self._guard(names.PROCESS.part, self._process)
         self._guard("finish check", self._request)
         self._guard("decode need", self._batch)
+        self._guard(session_classes.PART, self._controller)
         self._methods_of_ducks()
         return result
 
@@ -316,6 +322,7 @@ class _Lifting:
             **dict.fromkeys([names.CONFIGURATION_BEFORE, *getters], lambda: current.server_args),
             "envs": objects.Environment(),
             "logger": objects.SILENT,
+            "log_info_on_rank0": stand_ins.nothing,
             "get_last_loc": objects.last_locations,
             "assign_req_to_token_pool_func": lambda rows, _table, starts, ends, slots, _bs: objects.write_rows(
                 current.rows, rows, starts, ends, slots
@@ -459,6 +466,12 @@ class _Lifting:
         lifted = self._lifter.lift_method(path, name, self._given)
         self._note(part, path, lifted, find_definitions(self._lifter.module(path), name)[-1])
         self._result.slot_types[part] = memory.watched(lifted.value, partial(self._counted, part))
+
+    def _controller(self) -> None:
+        sessions = lift_session(self._lifter, self._given, partial(self._counted, session_classes.PART))
+        node = find_definitions(self._lifter.module(sessions.path), sessions.lifted.name)[-1]
+        self._note(session_classes.PART, sessions.path, sessions.lifted, node)
+        self._result.sessions = sessions
 
     def _radix(self) -> None:
         path, class_name = names.RADIX_CACHE

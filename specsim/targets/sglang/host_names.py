@@ -100,6 +100,12 @@ TREE_ENTRIES = {"prefix match": "match_prefix", "tree insert": "cache_unfinished
 EVICT = (_COMMON, "evict_from_tree_cache")
 # Events of the cache, which nobody reads here.
 EVENTS_FILE = "srt/disaggregation/kv_events.py"
+# The sessions of the controller, and what is called of one.
+SESSION_CLASSES = (
+    ("srt/session/session_controller.py", "Session"),
+    ("srt/managers/session_controller.py", "Session"),
+)
+SESSION_CALLS = ("create_req", "finish_req", "abort_req")
 # Methods of an allocator that hand slots out, and that take slots, or pages by their numbers, back.
 HANDS_OUT = ("alloc", "alloc_extend", "alloc_decode")
 TAKES_BACK = ("free", "free_segment")

@@ -96,6 +96,7 @@ class RequestFields:
     """`Req`: one request. `seen_by_loop` is the engine's own request, `initial` what the release's `__init__` sets."""
 
     seen_by_loop: Request
+    refusal = ""
 
     def __init__(self, request: Request, initial: dict[str, Any], session: StreamingHandle | None) -> None:
         turn = request.turn
@@ -138,6 +139,10 @@ class RequestFields:
 
     def is_dllm(self) -> bool:
         return False
+
+    def set_finish_with_abort(self, error_msg: str) -> None:
+        """The session takes no turn."""
+        self.refusal = error_msg
 
     def release_mm_inputs_on_abort(self) -> None:
         """There are no images."""
