@@ -142,8 +142,10 @@ class Accounting(Protocol):
         """Why this accounting cannot run the configuration, "" when it can."""
         ...
 
-    def arrive(self, request: Request) -> None:
-        """Make the accounting's own state of a new request."""
+    def arrive(self, request: Request) -> tuple[str, str] | None:
+        """Make the accounting's own state of a new request; returns, where a session would have made another prompt of
+        the turn, what was expected and what it made.
+        """
         ...
 
     def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
@@ -264,8 +266,9 @@ class ModelAccounting:
     def refuses(self, config: EngineConfig) -> str:
         return ""
 
-    def arrive(self, request: Request) -> None:
+    def arrive(self, request: Request) -> tuple[str, str] | None:
         request.state_of_accounting = Held()
+        return None
 
     def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
         held: Held = request.state_of_accounting

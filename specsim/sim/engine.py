@@ -268,7 +268,9 @@ class Engine(Results):
         while self._arriving and self._can_arrive(self._arriving[0]) and not self._chooser.choose(3, "arrives later"):
             turn = self._capped(self._arriving.popleft())
             request = make_request(turn, self._histories.get(turn.session, []) if turn.session else [])
-            self._accounting.arrive(request)
+            other = self._accounting.arrive(request)
+            if other is not None:
+                self._checker.broken("I53", "session controller", request.rid, *other, go_on=True)
             self._requests.append(request)
             self._waiting.append(request)
             if turn.session and turn.session not in self._open_sessions:

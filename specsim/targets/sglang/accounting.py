@@ -79,7 +79,7 @@ class SglangHostTarget:
     def reach(self, config: EngineConfig, part: str) -> str:
         """Who reaches a defect of the seam function `part` in this configuration."""
         sizes = {"topk": config.topk}
-        if part in SESSION_PARTS:
+        if part in SESSION_PARTS or part == session_classes.PART:
             return self._guards.reach_of_sessions(sizes)
         return self._guards.reach_of_overlap_worker(sizes)
 
@@ -215,20 +215,23 @@ class SglangAccounting:
             hisparse_coordinator=None,
         )
 
-    def arrive(self, request: Request) -> None:
+    def arrive(self, request: Request) -> tuple[str, str] | None:
         session = request.turn.session
         if session and session not in self._handles:
             self._open_session(session)
         handle = self._handles[session] if session else None
         functions = self._functions
         make = partial(functions.request_type, request, functions.request_fields)
+        other: tuple[str, str] | None = None
         if handle is not None and functions.sessions is not None:
-            req = self._call(session_classes.PART, session_classes.next_turn, functions.sessions, handle, request, make)
+            next_turn = partial(session_classes.next_turn, functions.sessions, handle)
+            req, other = self._call(session_classes.PART, next_turn, request, make)
         else:
             req = make(handle)
         if isinstance(getattr(req, "kv", None), objects.Unknown):
             req.kv = functions.record_type()
         request.state_of_accounting = req
+        return other
 
     def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
         """As `prepare_for_extend` and what it calls do for one request."""

@@ -55,9 +55,11 @@ def lift_session(
     return found[0]
 
 
-def next_turn(sessions: SessionClass, session: Any, request: Request, make: Maker) -> Any:
-    """The request that a session makes of a turn. Raises HostFunctionError when it takes none, or makes another prompt
-    of it than what the client saw and sent.
+def next_turn(
+    sessions: SessionClass, session: Any, request: Request, make: Maker
+) -> tuple[Any, tuple[str, str] | None]:
+    """The request that a session makes of a turn, whose prompt is what the client saw and sent; and, where the session
+    made another one, what was expected and what it made. Raises HostFunctionError when it takes no turn.
     """
     turn = request.turn
     sessions.make = partial(_made, make)
@@ -69,11 +71,13 @@ def next_turn(sessions: SessionClass, session: Any, request: Request, make: Make
     )
     req = session.create_req(arrived, None, VOCABULARY)
     if req.refusal:
-        raise HostFunctionError(PART, req.refusal, "S1", f"a turn of session {turn.session}")
-    if list(req.origin_input_ids) != request.prompt:
-        expected = f"{len(request.prompt)} tokens: what the client of {turn.rid} saw and sent"
-        raise HostFunctionError(PART, f"{len(req.origin_input_ids)} tokens, or others", "I53", expected)
-    return req
+        raise HostFunctionError(PART, req.refusal, "S1", f"a turn of session {turn.session} is taken")
+    made = list(req.origin_input_ids)
+    if made == request.prompt:
+        return req, None
+    req.origin_input_ids = req.origin_input_ids_unpadded = list(request.prompt)
+    other = f"{len(made)} tokens" if len(made) != len(request.prompt) else "other tokens"
+    return req, (f"the {len(request.prompt)} tokens that the client saw and sent", other)
 
 
 def _made(make: Maker, **fields: Any) -> Any:
