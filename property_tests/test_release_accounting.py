@@ -24,7 +24,7 @@ from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine, UnjudgeableError
 from specsim.sim.log import Run
 from specsim.sim.request import Turn
-from specsim.sim.target import PARTS
+from specsim.sim.target import MEMORY_PARTS, PARTS, TREE_PARTS
 from specsim.sim.workload import Scenario, Workload, draw_scenario
 from specsim.targets.cache import Cache
 from specsim.targets.lift import DriftError, Lifter, find_function, parse_module
@@ -91,15 +91,16 @@ def test_a_release_has_the_defects_that_it_is_known_for_and_no_other(version: st
 @pytest.mark.parametrize("version", list(EXPECTED))
 def test_every_part_is_the_releases_own_or_said_to_be_ours(version: str, target: Targets, release: Release) -> None:
     parts = {part.name: part for part in target(version).parts}
-    assert list(parts) == list(PARTS)
+    assert list(parts) == [*PARTS, *TREE_PARTS, *MEMORY_PARTS]
     assert target(version).missing == []
-    assert {name for name, part in parts.items() if part.kind == "model"} == set(EXPECTED[version]["ours"])
+    for kind, of_it in (("model", "ours"), ("not run", "not_run")):
+        assert {name for name, part in parts.items() if part.kind == kind} == set(EXPECTED[version][of_it])
     for part in parts.values():
-        assert part.kind in ("real", "model")
         if part.kind == "real":
             path, line = part.where.split(":")
             text = release(version).read(path).splitlines()[int(line) - 1].lstrip()
-            assert text.startswith("extra_max_context_len =" if part.name in EXPECTED[version]["inline"] else "def ")
+            inline = part.name in EXPECTED[version]["inline"]
+            assert text.startswith("extra_max_context_len =" if inline else ("def ", "class "))
             assert len(part.source_hash) == 16
 
 

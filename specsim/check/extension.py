@@ -21,7 +21,7 @@ from specsim.memory.rows import RowsExhaustedError
 from specsim.sim.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
 from specsim.sim.config import EngineConfig
 from specsim.sim.features import FEATURES
-from specsim.sim.target import PARTS, TREE_PARTS, SeamPart
+from specsim.sim.target import MEMORY_PARTS, PARTS, TREE_PARTS, SeamPart
 
 # `rule(call, memory, requests)` after every call of the accounting that changes something: "" when it holds, else what
 # is wrong. `requests` are the observables by request id.
@@ -66,7 +66,7 @@ class ExtensionTarget:
     def __init__(self, name: str, extension: Extension) -> None:
         self.name = name
         self.features = extension.features
-        self.parts = [SeamPart(part, "model") for part in (*PARTS, *TREE_PARTS)]
+        self.parts = [SeamPart(part, "model") for part in (*PARTS, *TREE_PARTS, *MEMORY_PARTS)]
         self._extension = extension
 
     def make(self, memory: Memory) -> Any:
@@ -150,7 +150,7 @@ class _Watched:
             except Exception as error:
                 raise _raised("X4", f"rule {name}", error) from error
             if problem:
-                raise HostFunctionError(f"rule {name}", str(problem), "X5")
+                raise HostFunctionError(f"rule {name}", str(problem), "X5", "nothing to say")
 
 
 def _raised(rule: str, part: str, error: Exception) -> HostFunctionError:

@@ -42,6 +42,10 @@ class Allocator:
         self._group: list[int] | None = None
 
     @property
+    def watcher(self) -> SlotWatcher:
+        return self._watcher
+
+    @property
     def free_slots(self) -> list[int]:
         """Every slot that could be handed out now."""
         return [slot for page in self._free_pages for slot in self._slots_of(page)]

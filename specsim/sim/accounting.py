@@ -125,11 +125,12 @@ class ResultSteps(NamedTuple):
 
 
 class HostFunctionError(Exception):
-    """A host function of the accounting raised. `part` is the seam function, `rule` what that breaks."""
+    """A host function of the accounting raised: `part` of the seam, which breaks `rule`; `expected` was right."""
 
-    def __init__(self, part: str, text: str, rule: str = "X1") -> None:
+    def __init__(self, part: str, text: str, rule: str = "X1", expected: str = "no exception") -> None:
         super().__init__(f"{part}: {text}")
         self.rule = rule
+        self.expected = expected
         self.part = part
         self.text = text
 
@@ -141,8 +142,10 @@ class Accounting(Protocol):
         """Why this accounting cannot run the configuration, "" when it can."""
         ...
 
-    def arrive(self, request: Request) -> None:
-        """Make the accounting's own state of a new request."""
+    def arrive(self, request: Request) -> tuple[str, str] | None:
+        """Make the accounting's own state of a new request; returns, where a session would have made another prompt of
+        the turn, what was expected and what it made.
+        """
         ...
 
     def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
@@ -186,7 +189,9 @@ class Accounting(Protocol):
         ...
 
     def release(self, request: Request) -> None:
-        """Give back the memory of a finished request, or hand it to its session."""
+        """Give back the memory of a finished request, or hand it to its session. A tree gets the visible positions that
+        are claimed; of an accounting with `tree_gets_the_claim` all that are, which is KV of the outputs too.
+        """
         ...
 
     def decode_need(self, batch: list[Request]) -> int:
@@ -261,8 +266,9 @@ class ModelAccounting:
     def refuses(self, config: EngineConfig) -> str:
         return ""
 
-    def arrive(self, request: Request) -> None:
+    def arrive(self, request: Request) -> tuple[str, str] | None:
         request.state_of_accounting = Held()
+        return None
 
     def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
         held: Held = request.state_of_accounting

@@ -116,6 +116,7 @@ class Engine(Results):
         self._futures = Futures()
         self._merging_rows: list[LaunchRow] = []
         self._batch_is_full = False
+        self._claimed = 0
         self._histories: dict[str, list[int]] = {}
         self._open_sessions: list[str] = []
         self._prefix_lens: dict[tuple[str, int], int] = {}
@@ -174,8 +175,7 @@ class Engine(Results):
         except HostFunctionError as error:
             self._phase = "ended"
             with contextlib.suppress(RunStopped):
-                expected = "no exception" if error.rule != "X5" else "nothing to say"
-                self._checker.broken(error.rule, error.part, "", expected, error.text)
+                self._checker.broken(error.rule, error.part, "", error.expected, error.text)
 
     # The host
 
@@ -268,7 +268,9 @@ class Engine(Results):
         while self._arriving and self._can_arrive(self._arriving[0]) and not self._chooser.choose(3, "arrives later"):
             turn = self._capped(self._arriving.popleft())
             request = make_request(turn, self._histories.get(turn.session, []) if turn.session else [])
-            self._accounting.arrive(request)
+            other = self._accounting.arrive(request)
+            if other is not None:
+                self._checker.broken("I53", "session controller", request.rid, *other, go_on=True)
             self._requests.append(request)
             self._waiting.append(request)
             if turn.session and turn.session not in self._open_sessions:

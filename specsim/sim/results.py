@@ -34,6 +34,7 @@ class Results(Admission):
     _histories: dict[str, list[int]]
     _has_laws: bool
     _batch_is_full: bool
+    _claimed: int
     _stale_finished: int
     _stale_retracted: int
 
@@ -151,7 +152,8 @@ class Results(Admission):
         return finished
 
     def _releasing(self, request: Request) -> None:
-        finished_len = self._accounting.observe(request).finished_len
+        seen = self._accounting.observe(request)
+        finished_len, self._claimed = seen.finished_len, seen.committed
         visible = _visible_len(request, finished_len)
         self._marks.add(finish_mark(request, finished_len))
         self._record("host", "finish", request.rid, f"{visible} of {len(request.outputs)} outputs")
@@ -167,6 +169,8 @@ class Results(Admission):
         request.happens(Event.FINISH)
         if tree is not None and not session:
             claim = min(len(request.prompt) + visible, request.kv_ready)
+            if getattr(self._accounting, "tree_gets_the_claim", False):
+                claim = self._claimed
             if tree.key_len(claim) > request.honest_len:
                 self._marks.add("R12")
             self._checker.inserted(request, claim, "release", -1, "I30")

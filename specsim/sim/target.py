@@ -31,6 +31,8 @@ PARTS = (
 )
 # Those of an accounting with a radix cache.
 TREE_PARTS = ("prefix match", "tree insert")
+# The classes of the memory that those functions call back.
+MEMORY_PARTS = ("token allocator", "paged allocator", "radix cache", "session controller")
 
 
 @dataclass(slots=True)
@@ -78,7 +80,7 @@ class ModelTarget:
     features = FEATURES
 
     def __init__(self) -> None:
-        self.parts = [SeamPart(name, "model") for name in (*PARTS, *TREE_PARTS)]
+        self.parts = [SeamPart(name, "model") for name in (*PARTS, *TREE_PARTS, *MEMORY_PARTS)]
         self.move: Move | None = None
 
     def make(self, memory: Memory) -> Accounting:

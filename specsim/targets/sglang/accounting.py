@@ -8,26 +8,33 @@ for an abort, are ours.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from specsim.check.checker import RunStopped
 from specsim.explore.chooser import seeded
+from specsim.memory.allocator import Allocator, OutOfSlotsError
+from specsim.memory.radix import TreeNode
 from specsim.memory.rows import Rows
 from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, ResultSteps, Retracted
 from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine, UnjudgeableError
 from specsim.sim.features import DEVICE_FEATURES
+from specsim.sim.lifecycle import State
 from specsim.sim.request import Request
 from specsim.sim.target import SeamPart
 from specsim.sim.workload import draw_scenario
 from specsim.targets.lift import TextStore
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
+from specsim.targets.sglang import session_classes
 from specsim.targets.sglang.drift import is_of_ours
 from specsim.targets.sglang.guards import read_guards
 from specsim.targets.sglang.host_functions import PART_OF_ERROR, SESSION_PARTS, HostFunctions, lift_host_functions
+from specsim.targets.sglang.memory_classes import ReleaseSlots, make_slots
+from specsim.targets.sglang.radix_classes import ReleaseTree
 from specsim.targets.source import SourceTree
 
 _REHEARSALS = 60
@@ -72,7 +79,7 @@ class SglangHostTarget:
     def reach(self, config: EngineConfig, part: str) -> str:
         """Who reaches a defect of the seam function `part` in this configuration."""
         sizes = {"topk": config.topk}
-        if part in SESSION_PARTS:
+        if part in SESSION_PARTS or part == session_classes.PART:
             return self._guards.reach_of_sessions(sizes)
         return self._guards.reach_of_overlap_worker(sizes)
 
@@ -87,6 +94,7 @@ class SglangHostTarget:
                 Engine(draw_scenario(chooser, self.features), chooser, self.make).run()
             except AdapterError as error:
                 self._functions.give_up(error.part, error.text)
+                self.features = FEATURES_OF_RELEASES | self._functions.features()
             except (UnjudgeableError, HostFunctionError):
                 continue
             if self._functions.missing:
@@ -106,22 +114,30 @@ class AdapterError(UnjudgeableError):
 class SglangAccounting:
     """One run on the host functions of a release. `state_of_accounting` of a request is the release's `Req`."""
 
+    tree_gets_the_claim = True
+
     def __init__(self, functions: HostFunctions, memory: Memory) -> None:
         self._functions = functions
         self._memory = memory
         config = memory.config
         self._server_args = objects.server_args(config, functions.server_defaults)
-        self._handles: dict[str, objects.StreamingHandle] = {}
+        self._handles: dict[str, Any] = {}
         beyond_context = self._call("row width", functions.row_width, self._server_args)
         memory.rows = Rows(config.rows, config.context_len + names.CONTEXT_UNUSED + beyond_context)
         self._pool = objects.RowPool(memory.rows, functions.row)
-        self._slots = functions.allocator_type(memory.allocator)
+        self._slots = self._make_slots(memory)
         self._memory_fields = {
             "req_to_token_pool": self._pool,
             "token_to_kv_pool_allocator": self._slots,
             "page_size": config.page_size,
         }
-        self._tree = self._call("release", functions.make_tree, SimpleNamespace(**self._memory_fields))
+        self._mirror: ReleaseTree | None = None
+        if config.radix and functions.radix is not None:
+            ledger: Any = memory.allocator.watcher if isinstance(memory.allocator, Allocator) else None
+            self._mirror = ReleaseTree(functions.radix, config, self._memory_fields, ledger, self._call)
+            memory.tree, self._tree = self._mirror, self._mirror.cache
+        else:
+            self._tree = self._call("release", functions.make_tree, SimpleNamespace(**self._memory_fields))
         self._processor = functions.processor_type(
             config, {**self._memory_fields, "tree_cache": self._tree}, self._server_args
         )
@@ -137,22 +153,49 @@ class SglangAccounting:
             "row_field": functions.row,
         }
 
+    def _make_slots(self, memory: Memory) -> Any:
+        """The release's allocator, which is the engine's then too; or what stands in for it over the engine's."""
+        part = "token allocator" if memory.config.page_size == 1 else "paged allocator"
+        released = self._functions.slot_types.get(part)
+        if released is None or not isinstance(memory.allocator, Allocator):
+            return self._functions.allocator_type(memory.allocator)
+        watcher = memory.allocator.watcher
+        slots = self._call(part, make_slots, released, part, memory.config, watcher)
+        memory.allocator = ReleaseSlots(slots, watcher, self._call, self._functions.groups_prefills)
+        return slots
+
     def refuses(self, config: EngineConfig) -> str:
         """Why the release does not run these functions in the configuration."""
         batch = self._batch([])
         if not self._call("decode need", lambda: getattr(batch, "is_spec_v2", True)):
             return "without overlap the release uses other workers, whose host functions are not simulated"
-        if config.radix:
-            return "the radix cache of releases is not simulated"
+        if config.radix and self._mirror is None:
+            return f"radix cache is not run: {self._functions.parts['radix cache'].why}"
         if config.window:
             return "sliding windows of releases are not simulated"
         return ""
 
     def match_prefix(self, request: Request, key_len: int) -> int:
-        raise UnjudgeableError("the radix cache of releases is not simulated")
+        """As the scheduler does when it admits a request: match, lock, and the row with what was found."""
+        req, functions = request.state_of_accounting, self._functions
+        self._call("prefix match", req.init_next_round_input, self._tree)
+        self._call("prefix match", self._tree.inc_lock_ref, req.last_node)
+        found: list[int] = req.prefix_indices.tolist()
+        if functions.record_type is not None and req.kv is None:
+            req.kv = functions.record_type()
+        row = self._memory.rows.alloc()
+        self._memory.rows.write(row, 0, found)
+        functions.row.write(req, row)
+        functions.committed.write(req, len(found))
+        functions.allocated.write(req, len(found))
+        return len(found)
 
     def cache_unfinished(self, request: Request) -> None:
-        raise UnjudgeableError("the radix cache of releases is not simulated")
+        req, is_part = request.state_of_accounting, request.state is State.CHUNKED
+        if is_part and request.turn.session:
+            raise UnjudgeableError("a part of the first prefill of a session is not handed to the tree, by design")
+        named = {"chunked": True} if is_part else {}
+        self._call("tree insert", lambda: self._tree.cache_unfinished_req(req, **named))
 
     def drop(self, request: Request) -> None:
         req = request.state_of_accounting
@@ -172,16 +215,23 @@ class SglangAccounting:
             hisparse_coordinator=None,
         )
 
-    def arrive(self, request: Request) -> None:
+    def arrive(self, request: Request) -> tuple[str, str] | None:
         session = request.turn.session
         if session and session not in self._handles:
             self._open_session(session)
         handle = self._handles[session] if session else None
         functions = self._functions
-        req = functions.request_type(request, functions.request_fields, handle)
+        make = partial(functions.request_type, request, functions.request_fields)
+        other: tuple[str, str] | None = None
+        if handle is not None and functions.sessions is not None:
+            next_turn = partial(session_classes.next_turn, functions.sessions, handle)
+            req, other = self._call(session_classes.PART, next_turn, request, make)
+        else:
+            req = make(handle)
         if isinstance(getattr(req, "kv", None), objects.Unknown):
             req.kv = functions.record_type()
         request.state_of_accounting = req
+        return other
 
     def extend_alloc(self, request: Request, prefix_len: int, fill_len: int) -> None:
         """As `prepare_for_extend` and what it calls do for one request."""
@@ -194,11 +244,16 @@ class SglangAccounting:
             row = rows.alloc()
             functions.row.write(req, row)
         last_slot = rows.read(row, prefix_len - 1, prefix_len)[0] if prefix_len else 0
+        if self._mirror is not None and functions.radix is not None:
+            page_size = self._memory.config.page_size
+            room = fill_len - prefix_len + (page_size if page_size > 1 else 0)
+            self._call("extend", functions.radix.evict, self._tree, room)
         rows.write(row, prefix_len, self._memory.allocator.extend(prefix_len, fill_len, last_slot))
         functions.committed.write(req, fill_len)
         functions.allocated.write(req, fill_len)
         req.extend_batch_idx += 1
         req.already_computed = req.fill_len = req.extend_end = fill_len
+        req.extend_range = objects.Fields("Range", start=prefix_len, end=fill_len, length=fill_len - prefix_len)
         for name in functions.fill_ids:
             setattr(req, name, req.origin_input_ids + req.output_ids)
         req.is_retracted = False
@@ -288,13 +343,19 @@ class SglangAccounting:
         row = functions.row.read(slot) if slot is not None else None
         if row is None:
             return None
-        return SessionSlot(row, functions.committed.read(slot), functions.allocated.read(slot))
+        claim, allocated = functions.committed.read(slot), functions.allocated.read(slot)
+        if self._mirror is None:
+            return SessionSlot(row, claim, allocated)
+        node = self._mirror.node_of(slot.last_node) if slot.last_node is not None else None
+        return SessionSlot(row, claim, allocated, slot.cache_protected_len, node)
 
     def observe(self, request: Request) -> Observed:
         """The one place where the fields of a release are read."""
         req, functions = request.state_of_accounting, self._functions
+        row = functions.row.read(req)
+        protected, node = (0, None) if self._mirror is None or row is None else self._locked(self._mirror, req)
         return Observed(
-            functions.row.read(req),
+            row,
             functions.committed.read(req) or 0,
             functions.allocated.read(req) or 0,
             len(req.output_ids),
@@ -304,7 +365,18 @@ class SglangAccounting:
             getattr(req, functions.accepted_drafts),
             tuple(getattr(req, functions.histogram)),
             req.decode_batch_idx,
+            protected,
+            node,
         )
+
+    def _locked(self, mirror: ReleaseTree, req: Any) -> tuple[int, TreeNode | None]:
+        """How many positions of a request are the tree's, and where its lock is. Of a turn that goes on with what its
+        session has, the lock is the session's.
+        """
+        node = req.last_node
+        if req.session is not None and node is not None and not hasattr(node, "lock_ref"):
+            node = self._sessions.slots[req.session.session_id].last_node
+        return req.cache_protected_len, mirror.node_of(node) if node is not None else None
 
     def restore(self, request: Request, observed: Observed) -> None:
         req, functions = request.state_of_accounting, self._functions
@@ -325,7 +397,9 @@ class SglangAccounting:
         if self._sessions is None:
             self._tree = self._sessions = self._call("session save", self._functions.session_type, self._tree)
             self._shared["tree_cache"] = self._processor.tree_cache = self._tree
-        self._handles[session] = objects.StreamingHandle(session)
+        sessions = self._functions.sessions
+        handle = objects.StreamingHandle(session)
+        self._handles[session] = self._call(session_classes.PART, sessions.opened, session) if sessions else handle
 
     def _enter(self) -> None:
         """Give the lifted functions this run's configuration and rows. The worker sets the options of the next step
@@ -335,13 +409,14 @@ class SglangAccounting:
         if steps:
             args.speculative_num_steps, args.speculative_num_draft_tokens = steps, steps + 1
         current.server_args, current.rows, current.steps_max = args, self._memory.rows, self._memory.config.num_steps
+        current.config = self._memory.config
 
     def _call(self, part: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call into the release. What it raises is reported with the seam function and the line of the source."""
         self._enter()
         try:
             return function(*arguments)
-        except RunStopped:
+        except (RunStopped, HostFunctionError, OutOfSlotsError):
             raise
         except Exception as error:
             inner: str = getattr(error, PART_OF_ERROR, part)

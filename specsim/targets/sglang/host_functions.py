@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specsim.sim.config import EngineConfig
-from specsim.sim.target import PARTS, SeamPart
+from specsim.sim.target import MEMORY_PARTS, PARTS, TREE_PARTS, SeamPart
 from specsim.targets.lift import (
     DriftError,
     LiftedFunction,
@@ -26,14 +26,20 @@ from specsim.targets.lift import (
 from specsim.targets.lines import assignments, lines_of
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
+from specsim.targets.sglang import memory_classes as memory
+from specsim.targets.sglang import session_classes, stand_ins
 from specsim.targets.sglang.drift import attribute_is_declared
 from specsim.targets.sglang.host_names import HostFunction
 from specsim.targets.sglang.host_objects import Field
+from specsim.targets.sglang.radix_classes import RadixClasses, VirtualClock, calls, lift_radix
+from specsim.targets.sglang.session_classes import lift_session
 from specsim.targets.source import SourceTree
 
 # Parts that are the simulator's own for every release.
 MODEL_PARTS = ("extend", "abort")
 SESSION_PARTS = tuple(names.SESSION_ENTRIES)
+_ALL_PARTS = (*PARTS, *TREE_PARTS, *MEMORY_PARTS)
+RADIX_PARTS = (*TREE_PARTS, "radix cache")
 # Without the function that handles results the engine calls what it calls, one after the other.
 PARTS_TO_DO_WITHOUT = (names.PROCESS.part,)
 
@@ -47,6 +53,7 @@ class CurrentRun:
 
     server_args: Any = None
     rows: Any = None
+    config: Any = None
     steps_max: int = 0
     steps: Any = None  # what the loop does while the release handles a result, by the release's own objects
 
@@ -57,7 +64,11 @@ class HostFunctions:
 
     `parts`           by name; a part that is real counts its calls
     `request_type`    `Req` with the release's methods, `request_fields` what its `__init__` sets
-    `batch_type`      `ScheduleBatch`, `processor_type` the owner of `resolve`, `allocator_type` of the slots
+    `batch_type`      `ScheduleBatch`, `processor_type` the owner of `resolve`
+    `slot_types`      by part of the memory, the release's allocator; `allocator_type` stands in for one that is not run
+    `groups_prefills` whether the frees of a prefill's result are a group
+    `sessions`        those of the controller, None when they are not run
+    `radix`           the radix cache, None when it is not run
     `make_tree`       the cache without a tree, of the memory; `session_type` wraps it, or is owned by it where
                       `tree_has_sessions`, None when it is not run
     `record_type`     the KV record of a request, None where there is none
@@ -82,6 +93,10 @@ class HostFunctions:
     batch_type: Any = None
     processor_type: Any = None
     allocator_type: Any = None
+    slot_types: dict[str, Any] = field(default_factory=dict)
+    groups_prefills: bool = False
+    sessions: session_classes.SessionClass | None = None
+    radix: RadixClasses | None = None
     make_tree: Any = None
     tree_has_sessions: bool = False
     session_type: Any = None
@@ -111,15 +126,16 @@ class HostFunctions:
         a release without them says so when it is asked for the length.
         """
         config = EngineConfig(page_size=4, topk=2, num_steps=2)
+        found = self.has_signs_of | ({"radix cache"} if self.radix is not None else set())
         self.current.server_args = objects.server_args(config, self.server_defaults)
         try:
             if self.alloc_len is not None:
                 self.alloc_len()
         except NotImplementedError:
-            return self.has_signs_of
+            return found
         except Exception:  # a finding, or what our objects lack, when schedules run
-            return self.has_signs_of | {"paged trees"}
-        return self.has_signs_of | {"paged trees"}
+            return found | {"paged trees"}
+        return found | {"paged trees"}
 
     def seam(self) -> list[SeamPart]:
         """The parts as they are now, with the lines that ran."""
@@ -142,6 +158,14 @@ class HostFunctions:
         self.parts[part] = SeamPart(part, "not run", why=why)
         if part in PARTS_TO_DO_WITHOUT:
             self.process = ""
+            return
+        if part in RADIX_PARTS:
+            self.radix = None
+            self.parts |= {other: SeamPart(other, "not run", why=why) for other in RADIX_PARTS}
+            return
+        if part in MEMORY_PARTS:
+            self.slot_types.pop(part, None)
+            self.sessions = None if part == session_classes.PART else self.sessions
             return
         if part not in SESSION_PARTS:
             self.missing.append(f"{part} ({why})")
@@ -177,7 +201,7 @@ class _Lifting:
 
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self._lifter = Lifter(source, store, {})
-        self._result = HostFunctions({name: SeamPart(name, "model") for name in PARTS})
+        self._result = HostFunctions({name: SeamPart(name, "model") for name in _ALL_PARTS})
         self._result.lines_run = self._lifter.lines_run
         signs = names.FEATURE_SIGNS.items()
         self._result.has_signs_of = frozenset(name for name, place in signs if self._defines(*place))
@@ -186,10 +210,12 @@ class _Lifting:
         self._parameters: dict[HostFunction, tuple[str, ...]] = {}
         self._ducks: list[_Duck] = []
         self._given = self._supplied()
+        if self._defines(*names.RADIX_KEY):
+            self._given[names.RADIX_KEY[1]] = self._lifter.lift_method(*names.RADIX_KEY, self._given).value
 
     def run(self) -> HostFunctions:
         result = self._result
-        for part in (part for part in PARTS if part not in MODEL_PARTS):
+        for part in (part for part in _ALL_PARTS if part not in MODEL_PARTS):
             result.parts[part].kind = "real"
         for function in names.HOST_FUNCTIONS:
             self._guard(function.part, partial(self._find, function))
@@ -200,11 +226,15 @@ class _Lifting:
         self._guard("release", self._release)
         self._guard("prepare", self._prepare)
         self._guard("release", self._memory)
+        for name in names.SLOT_ALLOCATORS:
+            self._guard(name, partial(self._slots, name))
+        self._guard("radix cache", self._radix)
         self._guard("session save", self._sessions)
         self._guard("resolve", self._resolve)
         self._guard(names.PROCESS.part, self._process)
         self._guard("finish check", self._request)
         self._guard("decode need", self._batch)
+        self._guard(session_classes.PART, self._controller)
         self._methods_of_ducks()
         return result
 
@@ -285,10 +315,14 @@ class _Lifting:
             for name in self._lifter.module(path).definitions
             if name.startswith("get_")
         ]
+        has_events = self._lifter.source.exists(names.EVENTS_FILE)
+        defined = self._lifter.module(names.EVENTS_FILE).definitions if has_events else ()
+        events = [name for name in defined if name[0].isupper()]
         return {
             **dict.fromkeys([names.CONFIGURATION_BEFORE, *getters], lambda: current.server_args),
             "envs": objects.Environment(),
             "logger": objects.SILENT,
+            "log_info_on_rank0": stand_ins.nothing,
             "get_last_loc": objects.last_locations,
             "assign_req_to_token_pool_func": lambda rows, _table, starts, ends, slots, _bs: objects.write_rows(
                 current.rows, rows, starts, ends, slots
@@ -296,7 +330,8 @@ class _Lifting:
             "SpeculativeAlgorithm": objects.Eagle(),
             # The numbers of steps that a server with adaptive steps may take; the maximum is what matters.
             "resolve_candidate_steps_from_config": lambda **_named: (current.steps_max,),
-            "RadixKey": objects.RadixKeyFields,
+            "time": VirtualClock(),
+            **dict.fromkeys(events, objects.NotUsed),
             "HybridReqToTokenPool": objects.NotUsed,
             "SWATokenToKVPoolAllocator": objects.NotUsed,
             "DeepSeekV4HiSparseTokenToKVPoolAllocator": objects.NotUsed,
@@ -304,6 +339,11 @@ class _Lifting:
             "NewTokenRatioTracker": SimpleNamespace(estimate_new_token_ratio_after_retract=lambda _reqs: 1.0),
             "page_interleave_shard_size": lambda _allocator: 1,
             "is_npu": lambda: False,
+            "is_hip": lambda: False,
+            "get_bool_env_var": lambda _name, _default="false": False,
+            # A machine without Triton; a release that does not ask launches its kernel.
+            "alloc_decode_kernel": objects.NotUsed,  # of decoding without drafts
+            "current_platform": SimpleNamespace(capabilities=SimpleNamespace(supports_triton=False)),
             "_is_npu": False,
             "_alloc_paged_token_slots_extend_npu": objects.NotUsed,
             "mamba_extra_buffer_lazy_enabled": lambda: False,
@@ -414,6 +454,48 @@ class _Lifting:
             setattr(tree, name, methods(cache.path, f"{cache.name}.{name}", self._given).value)
         self._result.make_tree = partial(tree, no_match=no_match)
 
+    def _slots(self, part: str) -> None:
+        """An allocator. What it launches to extend requests is chosen by the configuration of a run."""
+        places = names.SLOT_ALLOCATORS[part]
+        found = [place for place in places if self._defines(*place)]
+        if not found:
+            raise DriftError(f"not found: {' or '.join(f'{name} in {path}' for path, name in places)}")
+        path, name = found[0]
+        if part == "paged allocator":
+            self._given["alloc_extend_kernel"] = memory.ExtendLaunch(self._extend(path))
+        lifted = self._lifter.lift_method(path, name, self._given)
+        self._note(part, path, lifted, find_definitions(self._lifter.module(path), name)[-1])
+        self._result.slot_types[part] = memory.watched(lifted.value, partial(self._counted, part))
+
+    def _controller(self) -> None:
+        sessions = lift_session(self._lifter, self._given, partial(self._counted, session_classes.PART))
+        node = find_definitions(self._lifter.module(sessions.path), sessions.lifted.name)[-1]
+        self._note(session_classes.PART, sessions.path, sessions.lifted, node)
+        self._result.sessions = sessions
+
+    def _radix(self) -> None:
+        path, class_name = names.RADIX_CACHE
+        radix = lift_radix(self._lifter, self._given, self._counted)
+        module = self._lifter.module(path)
+        self._note("radix cache", path, radix.lifted, find_definitions(module, class_name)[-1])
+        for part, method in names.TREE_ENTRIES.items():
+            name = f"{class_name}.{method}"
+            self._note(part, path, self._lifter.look(path, name), find_definitions(module, name)[-1])
+        self._result.radix = radix
+
+    def _extend(self, path: str) -> Callable[[], memory.Extend]:
+        """What an allocator's launches run: the function in PyTorch beside it, or the kernel where that can run."""
+        in_torch = self._lifter.lift_method(path, names.EXTEND_IN_TORCH, self._given)
+        if in_torch.parameters != names.EXTEND_IN_TORCH_PARAMETERS:
+            raise DriftError(f"signature changed: {in_torch.where} {in_torch.name}({', '.join(in_torch.parameters)})")
+        on_cpu, current = memory.extending(None, in_torch.value), self._result.current
+        kernels = [place for place in names.EXTEND_KERNELS if self._defines(*place)]
+        kernel = self._lifter.lift(*kernels[0]).value if kernels else None
+        if type(kernel).__name__ != "InterpretedFunction":
+            return lambda: on_cpu
+        by_kernel = memory.extending(kernel, in_torch.value)
+        return lambda: by_kernel if memory.runs_kernel(current.config) else on_cpu
+
     def _sessions(self) -> None:
         for function in (names.NEXT_ROUND, names.SESSION_SAVE, names.SESSION_CLOSE):
             self._place(function)
@@ -447,6 +529,9 @@ class _Lifting:
         class_name, _, method = name.partition(".")
         self._put(owner, path, class_name, method, names.PROCESS.part)
         self._result.process = method
+        self._result.groups_prefills = any(
+            calls(self._lifter, place, names.FREE_GROUP) for place in names.PREFILL_RESULT if self._defines(*place)
+        )
 
     def _with_steps(self, function: Callable[..., Any], before: str = "", after: str = "") -> Callable[..., Any]:
         """The function, told to the loop before and after while the release handles a result."""

@@ -54,6 +54,63 @@ ALLOCATOR_BASES = (
     ("srt/mem_cache/allocator.py", "BaseTokenToKVPoolAllocator"),
 )
 
+# The allocators of slots: for pages of one token, and for larger ones; newest place first.
+SLOT_ALLOCATORS = {
+    "token allocator": (
+        ("srt/mem_cache/allocator/token.py", "TokenToKVPoolAllocator"),
+        ("srt/mem_cache/allocator.py", "TokenToKVPoolAllocator"),
+    ),
+    "paged allocator": (
+        ("srt/mem_cache/allocator/paged.py", "PagedTokenToKVPoolAllocator"),
+        ("srt/mem_cache/allocator.py", "PagedTokenToKVPoolAllocator"),
+    ),
+}
+# What the paged allocator launches to extend requests, and the same in PyTorch beside it, with its parameters.
+EXTEND_KERNELS = (
+    ("kernels/ops/memory/allocator.py", "alloc_extend_kernel"),
+    ("srt/mem_cache/triton_ops/allocator.py", "alloc_extend_kernel"),
+    ("srt/mem_cache/allocator.py", "alloc_extend_kernel"),
+)
+EXTEND_IN_TORCH = "alloc_extend_naive"
+EXTEND_IN_TORCH_PARAMETERS = (
+    "prefix_lens",
+    "seq_lens",
+    "last_loc",
+    "free_pages",
+    "out_indices",
+    "page_size",
+    "device",
+)
+# Where an allocator keeps what is free: a tensor of slots or pages, or a list of such.
+FREE_LISTS = ("free_pages", "release_pages", "staged_pages")
+# The radix cache, and the functions that make a server's caches: one that makes no other runs none of it.
+RADIX_CACHE = ("srt/mem_cache/radix_cache.py", "RadixCache")
+RADIX_KEY = ("srt/mem_cache/radix_cache.py", "RadixKey")
+TREE_MAKERS = (
+    ("srt/mem_cache/registry.py", "default_radix_cache_factory"),
+    ("srt/managers/scheduler.py", "Scheduler.init_cache_with_memory_pool"),
+)
+CACHE_PARAMS = ("srt/mem_cache/cache_init_params.py", "CacheInitParams")
+MATCH_PARAMS = (_BASE_CACHE, "MatchPrefixParams")
+# Its methods that change the tree, the one that takes a lock and the one that gives it back.
+TREE_CALLS = ("match_prefix", "insert", "cache_finished_req", "cache_unfinished_req", "evict", "evict_for_alloc")
+TREE_LOCK, TREE_UNLOCK = "inc_lock_ref", "dec_lock_ref"
+TREE_ENTRIES = {"prefix match": "match_prefix", "tree insert": "cache_unfinished_req"}
+# What makes room before a prefill is given slots.
+EVICT = (_COMMON, "evict_from_tree_cache")
+# Events of the cache, which nobody reads here.
+EVENTS_FILE = "srt/disaggregation/kv_events.py"
+# The sessions of the controller, and what is called of one.
+SESSION_CLASSES = (
+    ("srt/session/session_controller.py", "Session"),
+    ("srt/managers/session_controller.py", "Session"),
+)
+SESSION_CALLS = ("create_req", "finish_req", "abort_req")
+# Methods of an allocator that hand slots out, and that take slots, or pages by their numbers, back.
+HANDS_OUT = ("alloc", "alloc_extend", "alloc_decode")
+TAKES_BACK = ("free", "free_segment")
+TAKES_BACK_PAGES = ("free_page_ids",)
+
 
 @dataclass(frozen=True, slots=True)
 class CacheClass:
@@ -154,6 +211,9 @@ PROCESS = HostFunction(
     ),
     (("self", "batch", "result"),),
 )
+# Frees in a group, in the releases in which this calls `FREE_GROUP`.
+PREFILL_RESULT = tuple((path, f"{name.split('.')[0]}.process_batch_result_prefill") for path, name in PROCESS.places)
+FREE_GROUP = "free_group_begin"
 FINISH_CHECK = HostFunction(
     "finish check",
     ((_BATCH, "Req.update_finish_state"), (_BATCH, "Req.check_finished")),

@@ -96,6 +96,7 @@ class RequestFields:
     """`Req`: one request. `seen_by_loop` is the engine's own request, `initial` what the release's `__init__` sets."""
 
     seen_by_loop: Request
+    refusal = ""
 
     def __init__(self, request: Request, initial: dict[str, Any], session: StreamingHandle | None) -> None:
         turn = request.turn
@@ -125,6 +126,8 @@ class RequestFields:
             eos_token_ids={EOS},
             vocab_size=VOCABULARY,
             prefix_indices=NO_SLOTS,
+            extra_key=turn.extra_key or None,
+            cache_salt=None,
             skip_radix_cache_insert=False,
             dllm_config=None,
             beam_group=None,
@@ -136,6 +139,10 @@ class RequestFields:
 
     def is_dllm(self) -> bool:
         return False
+
+    def set_finish_with_abort(self, error_msg: str) -> None:
+        """The session takes no turn."""
+        self.refusal = error_msg
 
     def release_mm_inputs_on_abort(self) -> None:
         """There are no images."""
@@ -405,6 +412,8 @@ class SlotAllocator:
 
 class PrefixCacheFields:
     """`BasePrefixCache`: there is no tree, no sliding window and no recurrent state."""
+
+    metrics_collector = None
 
     def __getattr__(self, name: str) -> Any:
         raise StandInError("BasePrefixCache", name)

@@ -141,6 +141,16 @@ TRIAGE: tuple[Triage, ...] = (
         upstream="session-claims-the-last-token",
     ),
     Triage(
+        "accounting:I53:session controller",
+        "known",
+        Severity.WRONG_RESULT,
+        _reaches("guarded"),
+        "0.5.10.post1",
+        "0.5.10.post1",
+        "the next turn's prompt has the tokens that a turn's last run has beyond its end, which the client never saw",
+        references=("PR #22897",),
+    ),
+    Triage(
         "accounting:I54:leak:session match",
         "known",
         Severity.LEAK,

@@ -1,0 +1,144 @@
+"""The releases' own classes of the memory under the simulated engine: a defect that is put into one is found there, and
+one that does not lift is not run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import torch
+
+from property_tests.made_up_sources import MadeUpSource
+from property_tests.test_release_accounting import EXPECTED, NEWEST, Release, findings
+from specsim.check.ledger import SlotLedger
+from specsim.sim.accounting import HostFunctionError
+from specsim.sim.config import EngineConfig
+from specsim.sim.target import MEMORY_PARTS
+from specsim.targets.cache import Cache
+from specsim.targets.sglang import host_names as names
+from specsim.targets.sglang.accounting import SglangHostTarget
+from specsim.targets.sglang.memory_classes import KERNEL_SHARE, Watch, runs_kernel
+
+IS_NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+TOKEN, PAGED = "token allocator", "paged allocator"
+
+
+def place_of(release: Release, part: str) -> tuple[str, str]:
+    """The file and the class of an allocator."""
+    source = release(NEWEST)
+    return next(place for place in names.SLOT_ALLOCATORS[part] if source.exists(place[0]))
+
+
+# What is put into the two allocators: text of their classes, what becomes of it, and the rule that it breaks.
+PLANTED = {
+    "what is handed out stays free": (
+        ("self.free_pages[need_size:]", "self.free_pages[need_size - 1 :]", "I16"),
+        ("self.free_pages[num_new_pages:]", "self.free_pages[num_new_pages // 2 :]", "I16"),
+    ),
+    "what is given back is lost, or free twice": (
+        ("torch.cat((self.free_pages, free_index))", "torch.cat((self.free_pages, free_index[1:]))", "I13"),
+        ("torch.unique(free_index // self.page_size)", "free_index // self.page_size", "I16"),
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", list(PLANTED) if IS_NIGHTLY else list(PLANTED)[:1])
+def test_a_defect_of_an_allocator_is_found_there(planted: str, release: Release, wheel_cache: Cache) -> None:
+    edits = dict(zip((TOKEN, PAGED), PLANTED[planted], strict=True))
+    texts: dict[str, str] = {}
+    for part, (was, becomes, _) in edits.items():
+        path, name = place_of(release, part)
+        before, text = texts.get(path, release(NEWEST).read(path)).split(f"class {name}(")
+        assert was in text
+        texts[path] = f"{before}class {name}({text.replace(was, becomes)}"
+    target = SglangHostTarget(MadeUpSource(texts, base=release(NEWEST)), wheel_cache)
+    found = findings(target, 25).keys() - EXPECTED[NEWEST]["findings"].keys()
+    assert found == {f"accounting:{rule}:{part}" for part, (_, _, rule) in edits.items()}
+
+
+def test_an_allocator_that_is_gone_is_not_run_and_the_model_has_its_place(release: Release, wheel_cache: Cache) -> None:
+    path, _ = place_of(release, PAGED)
+    source = MadeUpSource(
+        {path: release(NEWEST).read(path).replace("def alloc_extend_naive", "def gone")}, base=release(NEWEST)
+    )
+    target = SglangHostTarget(source, wheel_cache)
+    parts = {part.name: part for part in target.parts}
+    assert (parts[PAGED].kind, parts[TOKEN].kind, target.missing) == ("not run", "real", [])
+    assert "alloc_extend_naive" in parts[PAGED].why
+    assert findings(target, 25).keys() <= EXPECTED[NEWEST]["findings"].keys()
+
+
+# What is put into the radix cache, by method: text of it, what becomes of it, and a rule that it breaks.
+IN_THE_TREE = {
+    "a lock stays": ("cache_finished_req", "self.dec_lock_ref(req.last_node)", "pass", "I30"),
+    "a locked leaf is evicted": (
+        "_update_leaf_status",
+        "if node.evicted or node.lock_ref > 0:",
+        "if node.evicted:",
+        "I26",
+    ),
+    "what the tree had is not freed": (
+        "cache_finished_req",
+        "free(\n                kv_indices[",
+        "free(\n                kv_indices[:0][",
+        "I13",
+    ),
+    "a page in part is inserted": ("cache_finished_req", ".page_aligned(self.page_size)", "", "I14"),
+    "one size is not counted": ("_insert_helper", "self.evictable_size_ += len(key)", "pass", "I26"),
+}
+
+
+@pytest.mark.parametrize("planted", list(IN_THE_TREE) if IS_NIGHTLY else list(IN_THE_TREE)[:1])
+def test_a_defect_of_the_radix_cache_is_found(planted: str, release: Release, wheel_cache: Cache) -> None:
+    method, was, becomes, rule = IN_THE_TREE[planted]
+    path, _ = names.RADIX_CACHE
+    before, text = release(NEWEST).read(path).split(f"    def {method}(", 1)
+    body, end, after = text.partition("\n    def ")
+    assert was in body
+    edited = f"{before}    def {method}({body.replace(was, becomes)}{end}{after}"
+    target = SglangHostTarget(MadeUpSource({path: edited}, base=release(NEWEST)), wheel_cache)
+    found = findings(target, 400 if IS_NIGHTLY else 30).keys() - EXPECTED[NEWEST]["findings"].keys()
+    assert rule in {signature.split(":")[1] for signature in found}
+
+
+class Pool:
+    """An allocator whose free list is what a test says."""
+
+    def __init__(self, *pages: int) -> None:
+        self.free_pages = torch.tensor(pages)
+
+    def alloc(self, count: int) -> torch.Tensor:
+        taken, self.free_pages = self.free_pages[:count], self.free_pages[count:]
+        return taken
+
+    def free(self, slots: torch.Tensor) -> None:
+        self.free_pages = torch.cat((self.free_pages, slots))
+
+
+def test_what_a_caller_frees_twice_is_the_callers_and_not_the_allocators() -> None:
+    pool, ledger = Pool(1, 2, 3), SlotLedger()
+    watch = Watch(TOKEN, 1, 3, ledger)
+    slots = watch.call(pool, Pool.alloc, "handed_out", 2)
+    watch.call(pool, Pool.free, "taken_back", slots)
+    assert not ledger.broken
+    watch.call(pool, Pool.free, "taken_back", slots)
+    assert [rule for rule, _, _ in ledger.broken] == ["I23", "I23"]
+
+
+def test_a_slot_of_an_open_group_is_not_free_yet() -> None:
+    pool = Pool(1, 2, 3)
+    watch = Watch(TOKEN, 1, 3, SlotLedger())
+    slots = watch.call(pool, Pool.alloc, "handed_out", 2)
+    watch.call(pool, lambda _pool: None, "group_begun")
+    with pytest.raises(HostFunctionError, match="slot") as raised:
+        watch.call(pool, Pool.free, "taken_back", slots)
+    assert raised.value.rule == "I22"
+
+
+def test_the_kernel_runs_in_a_fixed_share_of_configurations() -> None:
+    sizes = itertools.product((2, 4, 8), range(1, 17), range(60))
+    chosen = [runs_kernel(EngineConfig(page_size=p, rows=r, pool_slots=256 + n)) for p, r, n in sizes]
+    assert len(chosen) / KERNEL_SHARE / 2 < sum(chosen) < len(chosen) / KERNEL_SHARE * 2
+    assert set(names.SLOT_ALLOCATORS) <= set(MEMORY_PARTS)
