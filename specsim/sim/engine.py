@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +33,7 @@ from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, Launch, LaunchRow, Move
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.lifecycle import Event, State
+from specsim.sim.locations import Locations
 from specsim.sim.log import LoggedEvent, Run
 from specsim.sim.logprobs import take_first_row
 from specsim.sim.marks import abort_marks, features_of, retract_marks, reused_memory
@@ -98,7 +100,9 @@ class Engine(Results):
             stop_at,
             has_laws=self._has_laws,
         )
-        self._device = Device(self._config, has_laws=self._has_laws, move=move)
+        locations: Locations | None = getattr(self._accounting, "locations", None)
+        self._device = Device(self._config, has_laws=self._has_laws, move=move, locations=locations)
+        self._needs_table = locations is not None
         self._streams = Streams(self._memory, self._device) if self._config.streams else None
         self.is_quiet = False  # nothing is logged
         self._log: list[LoggedEvent] = []
@@ -465,6 +469,8 @@ class Engine(Results):
             row.relay_out = index
         if launch.verifies is not None:
             self._futures.indices = [row.relay_out for row in launch.verifies.rows]
+        if self._needs_table:
+            launch.table = array("i", self._memory.rows.buffer)
         self._marks |= reused_memory(self._unresolved, everybody)
         self._launches += 1
         self._device.launch(launch)

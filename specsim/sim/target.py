@@ -18,6 +18,8 @@ PARTS = (
     "session match",
     "extend",
     "prepare",
+    "draft locations",
+    "verify locations",
     "resolve",
     "result handling",
     "finish check",

@@ -8,6 +8,7 @@ for an abort, are ours.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Obse
 from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine, UnjudgeableError
 from specsim.sim.features import DEVICE_FEATURES
+from specsim.sim.locations import Locations
 from specsim.sim.request import Request
 from specsim.sim.target import SeamPart
 from specsim.sim.workload import draw_scenario
@@ -28,6 +30,7 @@ from specsim.targets.sglang import host_objects as objects
 from specsim.targets.sglang.drift import is_of_ours
 from specsim.targets.sglang.guards import read_guards
 from specsim.targets.sglang.host_functions import PART_OF_ERROR, SESSION_PARTS, HostFunctions, lift_host_functions
+from specsim.targets.sglang.locations import HostLocations
 from specsim.targets.source import SourceTree
 
 _REHEARSALS = 60
@@ -127,6 +130,7 @@ class SglangAccounting:
         )
         if functions.process:
             self.take_decode_result = self._take_decode_result
+        self.locations = self._own_locations()
         self._sessions: Any = None
         if functions.tree_has_sessions and functions.session_type is not None:
             self._tree.session = self._sessions = functions.session_type(self._tree)
@@ -136,6 +140,14 @@ class SglangAccounting:
             "tree_cache": self._tree,
             "row_field": functions.row,
         }
+
+    def _own_locations(self) -> Locations | None:
+        functions, own = self._functions, HostLocations(self._memory.config, self._slots)
+        draft = functions.draft_locations and partial(self._call, "draft locations", own.draft, *functions.draft_locations)
+        verify = functions.verify_locations and partial(
+            self._call, "verify locations", own.verify, *functions.verify_locations
+        )
+        return Locations(draft or None, verify or None) if draft or verify else None
 
     def refuses(self, config: EngineConfig) -> str:
         """Why the release does not run these functions in the configuration."""

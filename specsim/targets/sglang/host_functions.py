@@ -26,6 +26,7 @@ from specsim.targets.lift import (
 from specsim.targets.lines import assignments, lines_of
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
+from specsim.targets.sglang import locations
 from specsim.targets.sglang.drift import attribute_is_declared
 from specsim.targets.sglang.host_names import HostFunction
 from specsim.targets.sglang.host_objects import Field
@@ -34,8 +35,13 @@ from specsim.targets.source import SourceTree
 # Parts that are the simulator's own for every release.
 MODEL_PARTS = ("extend", "abort")
 SESSION_PARTS = tuple(names.SESSION_ENTRIES)
-# Without the function that handles results the engine calls what it calls, one after the other.
-PARTS_TO_DO_WITHOUT = (names.PROCESS.part,)
+# Parts that the engine does without, and the attribute of `HostFunctions` that is then empty. Without the function that
+# handles results it calls what that calls, one after the other; without locations the device reads the rows itself.
+PARTS_TO_DO_WITHOUT = {
+    names.PROCESS.part: "process",
+    names.DRAFT_LOCATIONS.part: "draft_locations",
+    names.VERIFY_LOCATIONS.part: "verify_locations",
+}
 
 # The attribute of an exception that names the part that raised it.
 PART_OF_ERROR = "specsim_part"
@@ -64,6 +70,7 @@ class HostFunctions:
     `row`, `committed`, `allocated`  where these are kept
     `row_width`       what a row has beyond the context, `alloc_len` of one step, both of the server's options
     `lines_of_parts`  by part and file, the lines of its functions; `lines_run` those of all files that ran
+    `draft_locations`, `verify_locations`  the function and its parameters, empty when it is not run
     `missing`         parts without which nothing can be simulated, with the reasons
     `has_signs_of`    the features of which the release has the sign
     `declares`        whether anything of the release defines an attribute of that name
@@ -94,6 +101,8 @@ class HostFunctions:
     row_width: Any = None
     alloc_len: Any = None
     prepare: Any = None
+    draft_locations: Any = None
+    verify_locations: Any = None
     release: Any = None
     drop: Any = None
     retract_all: Any = None
@@ -141,7 +150,7 @@ class HostFunctions:
         """Do not run a part; sessions need all of theirs, and the rest is needed by everybody."""
         self.parts[part] = SeamPart(part, "not run", why=why)
         if part in PARTS_TO_DO_WITHOUT:
-            self.process = ""
+            setattr(self, PARTS_TO_DO_WITHOUT[part], "")
             return
         if part not in SESSION_PARTS:
             self.missing.append(f"{part} ({why})")
@@ -206,6 +215,8 @@ class _Lifting:
         self._guard("finish check", self._request)
         self._guard("decode need", self._batch)
         self._methods_of_ducks()
+        self._guard(names.DRAFT_LOCATIONS.part, partial(self._locations, names.DRAFT_LOCATIONS))
+        self._guard(names.VERIFY_LOCATIONS.part, partial(self._locations, names.VERIFY_LOCATIONS))
         return result
 
     # Finding
@@ -461,6 +472,12 @@ class _Lifting:
             return answer
 
         return told
+
+    def _locations(self, function: HostFunction) -> None:
+        exists, module = self._lifter.source.exists, self._lifter.module
+        self._given.update(locations.supplied(lambda path: module(path) if exists(path) else None))
+        value = self._counted(function.part, self._lift(function))
+        setattr(self._result, PARTS_TO_DO_WITHOUT[function.part], (value, self._parameters[function]))
 
     def _request(self) -> None:
         result = self._result
