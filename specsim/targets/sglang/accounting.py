@@ -130,7 +130,8 @@ class SglangAccounting:
         )
         if functions.process:
             self.take_decode_result = self._take_decode_result
-        self.locations = self._own_locations()
+        if functions.draft_locations or functions.verify_locations:
+            self.locations = self._own_locations()
         self._sessions: Any = None
         if functions.tree_has_sessions and functions.session_type is not None:
             self._tree.session = self._sessions = functions.session_type(self._tree)
@@ -141,13 +142,14 @@ class SglangAccounting:
             "row_field": functions.row,
         }
 
-    def _own_locations(self) -> Locations | None:
-        functions, own = self._functions, HostLocations(self._memory.config, self._slots)
-        draft = functions.draft_locations and partial(self._call, "draft locations", own.draft, *functions.draft_locations)
-        verify = functions.verify_locations and partial(
-            self._call, "verify locations", own.verify, *functions.verify_locations
+    def _own_locations(self) -> Locations:
+        """The release's own functions for the slots of a step."""
+        own = HostLocations(self._memory.config, self._slots)
+        draft, verify = self._functions.draft_locations, self._functions.verify_locations
+        return Locations(
+            partial(self._call, names.DRAFT_LOCATIONS.part, own.draft, *draft) if draft else None,
+            partial(self._call, names.VERIFY_LOCATIONS.part, own.verify, *verify) if verify else None,
         )
-        return Locations(draft or None, verify or None) if draft or verify else None
 
     def refuses(self, config: EngineConfig) -> str:
         """Why the release does not run these functions in the configuration."""

@@ -293,10 +293,7 @@ HOST_FUNCTIONS = (
     DRAFT_LOCATIONS,
     HostFunction(
         "draft locations",
-        tuple(
-            (path, "duplicate_prefix_tail_to_draft_branches")
-            for path in (_WORKER, _BASE_WORKER, _DRAFT_INPUT)
-        ),
+        tuple((path, "duplicate_prefix_tail_to_draft_branches") for path in (_WORKER, _BASE_WORKER, _DRAFT_INPUT)),
         optional=True,
     ),
     HostFunction(

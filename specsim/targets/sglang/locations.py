@@ -36,16 +36,22 @@ class KernelStandIn:
         given = dict(zip(self._parameters, arguments, strict=False)) | named
         starts = given.get("start_offset", given.get("seq_lens"))
         if "end_offset" in given:
-            widths = given["end_offset"] - starts
+            widths = (given["end_offset"] - starts).tolist()
         elif "topk" in given:
-            widths = torch.full_like(starts, given["topk"] * given["speculative_num_steps"])
+            widths = [given["topk"] * given["speculative_num_steps"]] * len(starts)
         else:
-            widths = torch.full_like(starts, given["draft_token_num"])
+            widths = [given["draft_token_num"]] * len(starts)
         table = given["req_to_token"].reshape(-1)
-        bases = (given["req_pool_indices"] * given["pool_len"] + starts).tolist()
-        spans = [range(base, base + width) for base, width in zip(bases, widths.tolist(), strict=True)]
-        slots = table[[at for span in spans for at in span]]
-        given["out_cache_loc"][: len(slots)] = slots
+        bases = given["req_pool_indices"] * given["pool_len"] + starts
+        if len(set(widths)) == 1:
+            slots = table.take(bases.unsqueeze(1) + torch.arange(widths[0])).reshape(-1)
+        else:
+            spans = zip(bases.tolist(), widths, strict=True)
+            slots = table[[at for base, width in spans for at in range(base, base + width)]]
+        out_cache_loc = given["out_cache_loc"]
+        if len(slots) > len(out_cache_loc):
+            raise IndexError(f"{len(slots)} slots are written to a tensor of {len(out_cache_loc)}")
+        out_cache_loc[: len(slots)] = slots
 
 
 class _ForwardBatch:
@@ -106,23 +112,28 @@ class HostLocations:
         self._config = config
         self._allocator = allocator
         self._window: torch.Tensor | None = None
+        self._of_launch: tuple[RowsAtLaunch, Any] | None = None
+        self._pool = _MovesOfPool()
+        self._runner = _runner(self._pool)
+        self._translator = objects.Fields(
+            "KVIndexTranslator", plan=lambda **named: objects.Fields("KVLocPlan", **named)
+        )
 
     def draft(self, function: Callable[..., Any], parameters: tuple[str, ...], at: RowsAtLaunch, steps: int) -> Drafted:
         """Slots of the drafts, and the copies of a sequence's last page."""
         config = self._config
-        pool = _MovesOfPool()
         batch = self._batch(at)
-        translator = objects.Fields("KVIndexTranslator", plan=lambda **named: objects.Fields("KVLocPlan", **named))
+        self._pool.moves = []
         known = {
             "self": objects.Fields("EagleDraftInput"),
             "draft_input": objects.Fields("EagleDraftInput"),
             "req_to_token_pool": batch.req_to_token_pool,
             "batch": batch,
             "cuda_graph_runner": None,
-            "draft_model_runner": _runner(pool),
+            "draft_model_runner": self._runner,
             "topk": config.topk,
             "num_steps": steps,
-            "target_translator": translator,
+            "target_translator": self._translator,
             "num_draft_tokens": steps + 1 if config.topk == 1 else config.num_draft_tokens,
         }
         answer = function(**{name: known[name] for name in parameters})
@@ -132,7 +143,7 @@ class HostLocations:
         stride = len(slots) // len(at.rows)
         of_each = [slots[i : i + stride] for i in range(0, len(slots), stride)]
         width = config.topk * steps
-        return Drafted([own[:width] if plan is not None else own for own in of_each], pool.moves)
+        return Drafted([own[:width] if plan is not None else own for own in of_each], self._pool.moves)
 
     def verify(
         self, function: Callable[..., Any], parameters: tuple[str, ...], at: RowsAtLaunch, nodes: int
@@ -154,19 +165,23 @@ class HostLocations:
             "verify_input": verify_input,
             "req_to_token_pool": batch.req_to_token_pool,
             "batch": batch,
-            "target_worker": objects.Fields("TpModelWorker", model_runner=_runner(None)),
+            "target_worker": objects.Fields("TpModelWorker", model_runner=self._runner),
         }
         function(**{name: known[name] for name in parameters})
         slots = batch.out_cache_loc.tolist()
         return [slots[i * nodes : (i + 1) * nodes] for i in range(len(at.rows))]
 
     def _batch(self, at: RowsAtLaunch) -> Any:
-        """`ScheduleBatch`, or what a worker had of it, on the device: its lengths are the true ones."""
+        """`ScheduleBatch`, or what a worker had of it, on the device: its lengths are the true ones. The draft and the
+        verification of a launch have the same one.
+        """
+        if self._of_launch is not None and self._of_launch[0] is at:
+            return self._of_launch[1]
         table = torch.frombuffer(at.table, dtype=torch.int32)
         pool_rows = self._config.rows + 1
         rows = torch.tensor(at.rows, dtype=torch.int64)
         lengths = torch.tensor(at.lengths, dtype=torch.int64)
-        return objects.Fields(
+        batch = objects.Fields(
             "ScheduleBatch",
             reqs=[],
             req_to_token_pool=objects.Fields("ReqToTokenPool", req_to_token=table.view(pool_rows, -1)),
@@ -182,6 +197,8 @@ class HostLocations:
             multimodal_inputs=[None] * len(at.rows),
             hisparse_coordinator=None,
         )
+        self._of_launch = (at, batch)
+        return batch
 
 
 class _MovesOfPool:
