@@ -66,6 +66,7 @@ class LaunchRow:
     counts: Counts | None = None
     swa_slots: list[int] = field(default_factory=list)  # those of a sliding window, 0 for none; as long as `slots`
     planned_len: int = -1  # the length that a plan stream took for its tree, -1 without one
+    fed: Counts | None = None  # what the target's own penalizers count
 
 
 @dataclass(slots=True)

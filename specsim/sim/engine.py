@@ -41,7 +41,7 @@ from specsim.sim.plan import draw_plan
 from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
 from specsim.sim.results import Results
-from specsim.sim.sampling import cumulate
+from specsim.sim.sampling import Counts, cumulate
 from specsim.sim.streams import Streams
 from specsim.sim.workload import Scenario
 
@@ -103,6 +103,10 @@ class Engine(Results):
         locations: Locations | None = getattr(self._accounting, "locations", None)
         self._device = Device(self._config, has_laws=self._has_laws, move=move, locations=locations)
         self._needs_table = locations is not None
+        # What penalizers of its own count of a request at the launch that is prepared; None for a request without any.
+        self._penalty_counts: Callable[[Request], Counts | None] | None = None
+        if self._has_laws:
+            self._penalty_counts = getattr(self._accounting, "penalty_counts", None)
         self._streams = Streams(self._memory, self._device) if self._config.streams else None
         self.is_quiet = False  # nothing is logged
         self._log: list[LoggedEvent] = []
@@ -441,9 +445,10 @@ class Engine(Results):
         rows = []
         for request, now in zip(batch, after, strict=True):
             row, slots = self._slots_of(request, now)
-            counts = cumulate(request) if self._config.relaxed_penalties else None
+            fed = self._penalty_counts(request) if self._penalty_counts is not None else None
+            counts = (fed or cumulate(request)) if self._config.relaxed_penalties else None
             plan = draw_plan(self._chooser, self._config, self._steps)
-            rows.append(LaunchRow(request, request.key, slots, plan, row=row, counts=counts))
+            rows.append(LaunchRow(request, request.key, slots, plan, row=row, counts=counts, fed=fed))
             request.pending += 1
         for launch_row, index in zip(rows, self._futures.indices, strict=False):
             launch_row.relay_in = index

@@ -18,6 +18,7 @@ PARTS = (
     "session match",
     "extend",
     "prepare",
+    "penalty feed",
     "draft locations",
     "verify locations",
     "resolve",

@@ -225,6 +225,10 @@ class Lifter:
         self.attributes: set[str] = set()  # that host functions which were lifted use of anything
         self.lines_run: dict[str, set[int]] = {}  # of host functions, by file
 
+    def again(self) -> Lifter:
+        """Another lifter of the same source, for lifts that are given something else."""
+        return Lifter(self.source, self._store, self._shims)
+
     def module(self, path: str) -> ParsedModule:
         if path not in self._parsed:
             self._parsed[path] = parse_module(self.source, path)

@@ -22,6 +22,7 @@ from specsim.sim.engine import Engine, UnjudgeableError
 from specsim.sim.features import DEVICE_FEATURES
 from specsim.sim.locations import Locations
 from specsim.sim.request import Request
+from specsim.sim.sampling import Counts, bincount
 from specsim.sim.target import SeamPart
 from specsim.sim.workload import draw_scenario
 from specsim.targets.lift import TextStore
@@ -77,7 +78,9 @@ class SglangHostTarget:
         sizes = {"topk": config.topk}
         if part in SESSION_PARTS:
             return self._guards.reach_of_sessions(sizes)
-        return self._guards.reach_of_overlap_worker(sizes)
+        reach = self._guards.reach_of_overlap_worker(sizes)
+        # A request asks for penalties; a server has none unasked.
+        return "option" if part == names.PENALTY_FEED.part and reach == "default" else reach
 
     def _rehearse(self) -> None:
         """Run a few schedules that are not judged. What a function misses on our objects shows that they do not know
@@ -132,6 +135,8 @@ class SglangAccounting:
             self.take_decode_result = self._take_decode_result
         if functions.draft_locations or functions.verify_locations:
             self.locations = self._own_locations()
+        if functions.penalty_feed:
+            self.penalty_counts = self._penalty_counts
         self._sessions: Any = None
         if functions.tree_has_sessions and functions.session_type is not None:
             self._tree.session = self._sessions = functions.session_type(self._tree)
@@ -140,7 +145,12 @@ class SglangAccounting:
             **self._memory_fields,
             "tree_cache": self._tree,
             "row_field": functions.row,
+            "feeds_penalizers": bool(functions.penalty_feed),
         }
+
+    def _penalty_counts(self, request: Request) -> Counts | None:
+        counts = request.state_of_accounting.penalty_counts
+        return None if counts is None else dict(counts)
 
     def _own_locations(self) -> Locations:
         """The release's own functions for the slots of a step."""
@@ -216,6 +226,9 @@ class SglangAccounting:
         for name in functions.fill_ids:
             setattr(req, name, req.origin_input_ids + req.output_ids)
         req.is_retracted = False
+        if req.penalty_counts is not None:
+            begins_with = functions.penalty_feed and functions.penalty_feed.begin_with_outputs
+            req.penalty_counts = bincount(req.output_ids) if begins_with else {}
         if functions.tree_has_sessions:
             self._call("session save", getattr(self._tree, names.SESSION_TAKER), req)
 

@@ -19,6 +19,7 @@ from specsim.targets.lift import (
     Lifter,
     ParsedModule,
     TextStore,
+    body_hash,
     class_functions,
     find_definitions,
     is_emptied,
@@ -30,6 +31,7 @@ from specsim.targets.sglang import locations
 from specsim.targets.sglang.drift import attribute_is_declared
 from specsim.targets.sglang.host_names import HostFunction
 from specsim.targets.sglang.host_objects import Field
+from specsim.targets.sglang.penalties import NOT_FED, knows_outputs
 from specsim.targets.source import SourceTree
 
 # Parts that are the simulator's own for every release.
@@ -41,6 +43,7 @@ PARTS_TO_DO_WITHOUT = {
     names.PROCESS.part: "process",
     names.DRAFT_LOCATIONS.part: "draft_locations",
     names.VERIFY_LOCATIONS.part: "verify_locations",
+    names.PENALTY_FEED.part: "penalty_feed",
 }
 
 # The attribute of an exception that names the part that raised it.
@@ -57,6 +60,15 @@ class CurrentRun:
     steps: Any = None  # what the loop does while the release handles a result, by the release's own objects
 
 
+@dataclass(frozen=True, slots=True)
+class PenaltyFeed:
+    """Penalizers are fed before launches. `begin_with_outputs`: those that a prefill makes count the outputs that its
+    request has already.
+    """
+
+    begin_with_outputs: bool
+
+
 @dataclass(slots=True)
 class HostFunctions:
     """Everything that a run needs of a release.
@@ -71,6 +83,7 @@ class HostFunctions:
     `row_width`       what a row has beyond the context, `alloc_len` of one step, both of the server's options
     `lines_of_parts`  by part and file, the lines of its functions; `lines_run` those of all files that ran
     `draft_locations`, `verify_locations`  the function and its parameters, empty when it is not run
+    `penalty_feed`    how penalizers begin, empty when nothing feeds any
     `missing`         parts without which nothing can be simulated, with the reasons
     `has_signs_of`    the features of which the release has the sign
     `declares`        whether anything of the release defines an attribute of that name
@@ -103,6 +116,7 @@ class HostFunctions:
     prepare: Any = None
     draft_locations: Any = None
     verify_locations: Any = None
+    penalty_feed: Any = None
     release: Any = None
     drop: Any = None
     retract_all: Any = None
@@ -214,6 +228,7 @@ class _Lifting:
         self._guard(names.PROCESS.part, self._process)
         self._guard("finish check", self._request)
         self._guard("decode need", self._batch)
+        self._guard(names.PENALTY_FEED.part, self._penalty_feed)
         self._methods_of_ducks()
         self._guard(names.DRAFT_LOCATIONS.part, partial(self._locations, names.DRAFT_LOCATIONS))
         self._guard(names.VERIFY_LOCATIONS.part, partial(self._locations, names.VERIFY_LOCATIONS))
@@ -315,6 +330,7 @@ class _Lifting:
             "NewTokenRatioTracker": SimpleNamespace(estimate_new_token_ratio_after_retract=lambda _reqs: 1.0),
             "page_interleave_shard_size": lambda _allocator: 1,
             "is_npu": lambda: False,
+            "is_pin_memory_available": lambda *_device: False,
             "_is_npu": False,
             "_alloc_paged_token_slots_extend_npu": objects.NotUsed,
             "mamba_extra_buffer_lazy_enabled": lambda: False,
@@ -472,6 +488,29 @@ class _Lifting:
             return answer
 
         return told
+
+    def _penalty_feed(self) -> None:
+        path, name = self._place(names.PREPARE)
+        prepare, part = self._node(names.PREPARE), names.PENALTY_FEED.part
+        seam_part, batch = self._result.parts[part], self._result.batch_type
+        if names.PENALTY_FEED in self._places:
+            own_path, own_name = self._place(names.PENALTY_FEED)
+            class_name, _, feeder = own_name.partition(".")
+            if all(node.attr != feeder for node in ast.walk(prepare) if isinstance(node, ast.Attribute)):
+                raise DriftError(f"{path}:{prepare.lineno} {name} does not call {feeder}")
+            self._put(batch, own_path, class_name, feeder, part)
+        else:
+            own = [node for node in prepare.body if isinstance(node, ast.If) and names.CUMULATE in ast.dump(node)]
+            if not own:
+                raise DriftError(f"{path}:{prepare.lineno} {name} {NOT_FED}")
+            found = LiftedFunction(name, None, f"{path}:{own[0].lineno}", (), body_hash(own[0]))
+            self._note(part, path, found, ast.Module([*own], []))
+
+            def count() -> None:
+                seam_part.calls += 1
+
+            batch.when_fed = staticmethod(count)
+        self._result.penalty_feed = PenaltyFeed(knows_outputs(self._lifter.again()))
 
     def _locations(self, function: HostFunction) -> None:
         exists, module = self._lifter.source.exists, self._lifter.module

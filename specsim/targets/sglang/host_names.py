@@ -137,6 +137,11 @@ PREPARE = HostFunction(
     ((_EAGLE, "eagle_prepare_for_decode"), (_DRAFT_INPUT, "EagleDraftInputV2Mixin.prepare_for_decode")),
     (("batch",), ("self", "batch")),
 )
+# What feeds the penalizers before a launch; up to 0.5.13 statements of `PREPARE`, which call this of the orchestrator.
+PENALTY_FEED = HostFunction(
+    "penalty feed", ((_BATCH, "ScheduleBatch.cumulate_penalty_output_tokens"),), (("self",),), optional=True
+)
+CUMULATE = "cumulate_output_tokens"
 _WORKER = "srt/speculative/eagle_worker_common.py"
 _BASE_WORKER = "srt/speculative/base_spec_worker.py"
 _ARGUMENTS_OF_A_DRAFT = (
@@ -290,6 +295,7 @@ HOST_FUNCTIONS = (
     PREPARE,
     HostFunction("prepare", ((_SIZING, "page_aligned_decode_alloc_lens"),), optional=True),
     HostFunction("prepare", ((_ALLOCATION, "alloc_for_spec_decode"),), optional=True),
+    PENALTY_FEED,
     DRAFT_LOCATIONS,
     HostFunction(
         "draft locations",

@@ -34,7 +34,7 @@ class KernelStandIn:
 
     def _launch(self, *arguments: Any, **named: Any) -> None:
         given = dict(zip(self._parameters, arguments, strict=False)) | named
-        starts = given.get("start_offset", given.get("seq_lens"))
+        starts = given["start_offset"] if "start_offset" in given else given["seq_lens"]
         if "end_offset" in given:
             widths = (given["end_offset"] - starts).tolist()
         elif "topk" in given:
