@@ -14,6 +14,7 @@ from specsim.sim.features import FEATURES
 # use these names.
 PARTS = (
     "row width",
+    "pool size",
     "alloc length",
     "session match",
     "extend",

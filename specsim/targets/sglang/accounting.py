@@ -14,6 +14,7 @@ from typing import Any
 
 from specsim.check.checker import RunStopped
 from specsim.explore.chooser import seeded
+from specsim.memory.allocator import Allocator
 from specsim.memory.rows import Rows
 from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, ResultSteps, Retracted
@@ -119,7 +120,12 @@ class SglangAccounting:
         self._server_args = objects.server_args(config, functions.server_defaults)
         self._handles: dict[str, objects.StreamingHandle] = {}
         beyond_context = self._call("row width", functions.row_width, self._server_args)
-        memory.rows = Rows(config.rows, config.context_len + names.CONTEXT_UNUSED + beyond_context)
+        rows = config.rows
+        if functions.pool_sizes:
+            slots, rows = self._call(names.POOL_SIZE.part, functions.pool_sizes, self._server_args, config)
+            if isinstance(memory.allocator, Allocator) and slots != memory.allocator.size:
+                memory.allocator = memory.allocator.of_size(slots)
+        memory.rows = Rows(rows, config.context_len + names.CONTEXT_UNUSED + beyond_context)
         self._pool = objects.RowPool(memory.rows, functions.row)
         self._slots = functions.allocator_type(memory.allocator)
         self._memory_fields = {
@@ -154,7 +160,7 @@ class SglangAccounting:
 
     def _own_locations(self) -> Locations:
         """The release's own functions for the slots of a step."""
-        own = HostLocations(self._memory.config, self._slots)
+        own = HostLocations(self._memory.config, self._memory.rows.count, self._slots)
         draft, verify = self._functions.draft_locations, self._functions.verify_locations
         return Locations(
             partial(self._call, names.DRAFT_LOCATIONS.part, own.draft, *draft) if draft else None,
@@ -368,7 +374,7 @@ class SglangAccounting:
         self._enter()
         try:
             return function(*arguments)
-        except RunStopped:
+        except (RunStopped, HostFunctionError):
             raise
         except Exception as error:
             inner: str = getattr(error, PART_OF_ERROR, part)

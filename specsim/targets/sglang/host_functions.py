@@ -28,6 +28,7 @@ from specsim.targets.lines import assignments, lines_of
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
 from specsim.targets.sglang import locations
+from specsim.targets.sglang import pool_sizes as sizes
 from specsim.targets.sglang.drift import attribute_is_declared
 from specsim.targets.sglang.host_names import HostFunction
 from specsim.targets.sglang.host_objects import Field
@@ -41,6 +42,7 @@ SESSION_PARTS = tuple(names.SESSION_ENTRIES)
 # handles results it calls what that calls, one after the other; without locations the device reads the rows itself.
 PARTS_TO_DO_WITHOUT = {
     names.PROCESS.part: "process",
+    names.POOL_SIZE.part: "pool_sizes",
     names.DRAFT_LOCATIONS.part: "draft_locations",
     names.VERIFY_LOCATIONS.part: "verify_locations",
     names.PENALTY_FEED.part: "penalty_feed",
@@ -80,6 +82,7 @@ class HostFunctions:
                       `tree_has_sessions`, None when it is not run
     `record_type`     the KV record of a request, None where there is none
     `row`, `committed`, `allocated`  where these are kept
+    `pool_sizes`      slots and rows, of the server's options and a configuration; empty when not run
     `row_width`       what a row has beyond the context, `alloc_len` of one step, both of the server's options
     `lines_of_parts`  by part and file, the lines of its functions; `lines_run` those of all files that ran
     `draft_locations`, `verify_locations`  the function and its parameters, empty when it is not run
@@ -112,6 +115,7 @@ class HostFunctions:
     allocated: Any = None
     prefix: str = ""
     row_width: Any = None
+    pool_sizes: Any = None
     alloc_len: Any = None
     prepare: Any = None
     draft_locations: Any = None
@@ -220,6 +224,7 @@ class _Lifting:
         self._guard("finish check", self._record)
         self._guard("alloc length", self._alloc_length)
         self._guard("row width", self._row_width)
+        self._guard(names.POOL_SIZE.part, self._pool_sizes)
         self._guard("release", self._release)
         self._guard("prepare", self._prepare)
         self._guard("release", self._memory)
@@ -330,6 +335,8 @@ class _Lifting:
             "NewTokenRatioTracker": SimpleNamespace(estimate_new_token_ratio_after_retract=lambda _reqs: 1.0),
             "page_interleave_shard_size": lambda _allocator: 1,
             "is_npu": lambda: False,
+            "configured_pp_size": lambda: 1,
+            "get_world_group": objects.NotUsed,
             "is_pin_memory_available": lambda *_device: False,
             "_is_npu": False,
             "_alloc_paged_token_slots_extend_npu": objects.NotUsed,
@@ -390,6 +397,20 @@ class _Lifting:
         self._note("row width", path, lifted, ast.Module(assignments(owner, variable), []))
         width = self._counted("row width", lifted.value)
         self._result.row_width = lambda server_args: width(objects.Fields("ModelRunner", server_args=server_args))
+
+    def _pool_sizes(self) -> None:
+        path, name = self._place(names.POOL_SIZE)
+        class_name, _, method = name.partition(".")
+        sizer: Any = self._duck((path, class_name), sizes.SizerFields)
+        if self._lifter.source.exists(names.POOL_CONFIGURATOR[0]):
+            base = self._duck(names.POOL_CONFIGURATOR_BASE, sizes.AnyConfigurator)
+            configurator = self._duck(names.POOL_CONFIGURATOR, sizes.ConfiguratorFields, base)
+            self._given["create_memory_pool_configurator"] = lambda _sizer: configurator()
+        self._put(sizer, path, class_name, method, names.POOL_SIZE.part)
+        size = getattr(sizer, method)
+        self._result.pool_sizes = lambda options, config: sizes.pool_sizes(
+            lambda own: size(own, 0), sizer(config, options), config
+        )
 
     def _release(self) -> None:
         release = self._counted("release", self._lift(names.RELEASE))

@@ -118,6 +118,20 @@ ROW_WIDTH_LOCAL = (
     "ModelRunnerKVCacheMixin._init_pools",
     "extra_max_context_len",
 )
+# Slots and rows of the memory that is left for them; the runner's own up to 0.5.15.
+_SIZERS = (
+    ("srt/mem_cache/kv_cache_configurator.py", "KVCacheConfigurator"),
+    ("srt/model_executor/model_runner_kv_cache_mixin.py", "ModelRunnerKVCacheMixin"),
+)
+POOL_SIZE = HostFunction(
+    "pool size",
+    tuple((path, f"{name}._resolve_memory_pool_config") for path, name in _SIZERS),
+    (("self", "pre_model_load_memory"),),
+)
+# By the kind of model, from 0.5.11 on.
+_POOL_CONFIGURATOR = "srt/model_executor/pool_configurator.py"
+POOL_CONFIGURATOR = (_POOL_CONFIGURATOR, "DefaultPoolConfigurator")
+POOL_CONFIGURATOR_BASE = (_POOL_CONFIGURATOR, "MemoryPoolConfigurator")
 # Prompt and answer are so much shorter than the context, by the limit that the scheduler sets to `max_new_tokens`.
 CONTEXT_UNUSED = 2
 ALLOC_LEN = HostFunction(
@@ -290,6 +304,27 @@ SESSION_CLOSE = HostFunction(
 # The first function of a part is the one that is shown for it; all of them must be there that are not optional.
 HOST_FUNCTIONS = (
     ROW_WIDTH,
+    POOL_SIZE,
+    HostFunction(
+        "pool size",
+        tuple((path, f"{name}.config_from_budget") for path, name in _SIZERS),
+        optional=True,
+    ),
+    HostFunction(
+        "pool size",
+        (
+            *((path, f"{name}._apply_token_constraints") for path, name in _SIZERS),
+            (_SIZERS[1][0], f"{_SIZERS[1][1]}._resolve_token_capacity"),
+        ),
+    ),
+    HostFunction(
+        "pool size",
+        (
+            (_SIZERS[0][0], f"{_SIZERS[0][1]}.resolve_max_num_reqs"),
+            (_SIZERS[1][0], f"{_SIZERS[1][1]}._resolve_max_num_reqs"),
+        ),
+    ),
+    HostFunction("pool size", ((_POOL_CONFIGURATOR, "DefaultPoolConfigurator.calculate_pool_sizes"),), optional=True),
     ALLOC_LEN,
     ALLOC_RESERVE,
     PREPARE,

@@ -277,6 +277,7 @@ def server_args(config: EngineConfig, defaults: dict[str, Any]) -> Fields:
         "max_speculative_num_draft_tokens": config.num_draft_tokens,
         "speculative_adaptive": config.adaptive,
         "page_size": config.page_size,
+        "max_running_requests": config.rows,
         "disable_overlap_schedule": not config.overlap,
         "enable_streaming_session": True,
         "disaggregation_mode": "null",

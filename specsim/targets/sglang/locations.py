@@ -108,8 +108,9 @@ class HostLocations:
     release; `draft` and `verify` are its functions, with the names of their parameters.
     """
 
-    def __init__(self, config: EngineConfig, allocator: Any) -> None:
+    def __init__(self, config: EngineConfig, rows: int, allocator: Any) -> None:
         self._config = config
+        self._table_rows = rows + 1
         self._allocator = allocator
         self._window: torch.Tensor | None = None
         self._of_launch: tuple[RowsAtLaunch, Any] | None = None
@@ -178,13 +179,12 @@ class HostLocations:
         if self._of_launch is not None and self._of_launch[0] is at:
             return self._of_launch[1]
         table = torch.frombuffer(at.table, dtype=torch.int32)
-        pool_rows = self._config.rows + 1
         rows = torch.tensor(at.rows, dtype=torch.int64)
         lengths = torch.tensor(at.lengths, dtype=torch.int64)
         batch = objects.Fields(
             "ScheduleBatch",
             reqs=[],
-            req_to_token_pool=objects.Fields("ReqToTokenPool", req_to_token=table.view(pool_rows, -1)),
+            req_to_token_pool=objects.Fields("ReqToTokenPool", req_to_token=table.view(self._table_rows, -1)),
             token_to_kv_pool_allocator=self._allocator,
             req_pool_indices=rows,
             seq_lens=lengths,
