@@ -287,6 +287,8 @@ class Checker:
         for rule_id, part, who, expected, actual in device.broken:
             self.broken(rule_id, part, who, expected, actual)
         if self._laws is not None:
+            for problem in self._laws.fed(launch):
+                self.broken(*problem, go_on=True)
             for problem in self._laws.after_device(launch, device):
                 self.broken(*problem)
         if device.pad_writes and any(device.pad_writes):
@@ -314,6 +316,8 @@ class Checker:
         for key, have, need in device.short_rows:
             part = "prepare" if verifies and key in [row.key for row in verifies.rows] else "extend"
             self.broken("I07", part, key[0], f"{need} positions allocated", have)
+        for wrong in device.wrong_slots:
+            self.broken("I45", wrong.part, wrong.key[0], f"slots {wrong.right}", wrong.seen)
         for step in device.steps:
             who = step.key[0]
             start = expected_start.get(step.key, step.start)
@@ -335,7 +339,7 @@ class Checker:
             self.hold(said, "K4", "verify", who, f"tokens below {VOCABULARY}", step.tokens)
             right_slots = list(step.slots[step.start : step.start + len(step.parents)])
             written = list(step.written[: len(step.parents)])
-            self.hold(written == right_slots, "I45", "verify", who, f"writes of slots {right_slots}", written)
+            self.hold(written == right_slots, "I45", "verify locations", who, f"writes of slots {right_slots}", written)
             for offset in range(len(step.path)):
                 position = step.start + offset
                 held = device.content[step.slots[position]] if position < len(step.slots) else None

@@ -12,7 +12,7 @@ from specsim.sim.grammar import Matcher
 from specsim.sim.logprobs import logprob_of
 from specsim.sim.model import EMPTY, extend
 from specsim.sim.request import Request
-from specsim.sim.sampling import LawState, bincount
+from specsim.sim.sampling import Counts, LawState, bincount
 
 Broken = tuple[str, str, str, object, object]  # rule id, part, who, expected, actual
 
@@ -23,6 +23,25 @@ class Laws:
     def __init__(self, config: EngineConfig) -> None:
         self._relaxed = config.relaxed_penalties
         self._outputs: dict[tuple[str, int], list[int]] = {}
+        self._fed: dict[str, tuple[int, Counts]] = {}  # by request: incarnation, and what was fed up to its last launch
+
+    def fed(self, launch: Launch) -> Iterator[Broken]:
+        """What the target's own penalizers count at a launch, against the outputs before it, its root among them. The
+        relaxed law bounds it, where that is what the device goes by.
+        """
+        verifies = launch.verifies
+        for row in verifies.rows if verifies is not None and not self._relaxed else ():
+            if row.fed is None:
+                continue
+            who, incarnation = row.key
+            right = bincount(self._outputs[row.key])
+            if row.fed != right:
+                yield ("I58", "penalty feed", who, f"counts {sorted(right.items())}", sorted(row.fed.items()))
+            of, before = self._fed.get(who, (incarnation, {}))
+            if of != incarnation and any(row.fed.get(token, 0) < count for token, count in before.items()):
+                least = f"counts of {sorted(before.items())} at least"
+                yield ("I59", "penalty feed", who, least, sorted(row.fed.items()))
+            self._fed[who] = (incarnation, row.fed)
 
     def after_device(self, launch: Launch, device: Device) -> Iterator[Broken]:
         """What the launch knew of the outputs before it."""

@@ -41,6 +41,10 @@ class Allocator:
         self._free_pages = list(range(first, first + size // page_size))
         self._group: list[int] | None = None
 
+    def of_size(self, size: int) -> Allocator:
+        """One like this before its first use, with another size."""
+        return Allocator(size, self.page_size, self._watcher)
+
     @property
     def watcher(self) -> SlotWatcher:
         return self._watcher

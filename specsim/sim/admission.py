@@ -67,7 +67,7 @@ class Admission:
             return admitted
         taken = self._accounting.decode_need(self._running) if self._running else 0
         page_size = self._config.page_size
-        while self._waiting and len(self._running) + len(admitted) < self._config.rows:
+        while self._waiting and len(self._running) + len(admitted) < self._memory.rows.count:
             request = self._waiting[0]
             fill_len = len(request.prompt) + len(request.outputs)
             need = ceil_to(fill_len + self._config.reserve, page_size)

@@ -11,6 +11,7 @@ a request with a law says is `specsim.sim.sampling`.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from specsim.sim.config import EngineConfig
 from specsim.sim.draft import Drafter, ExtendRow, expected_tags, extend_start
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.graph import GraphBuffers, write_pad_rows
+from specsim.sim.locations import Locations, RowsAtLaunch, WrongSlots, wrong_copies, wrong_drafts
 from specsim.sim.logprobs import write_rows
 from specsim.sim.mixed import cache_locations
 from specsim.sim.relay import Left, Ring
@@ -64,6 +66,7 @@ class LaunchRow:
     counts: Counts | None = None
     swa_slots: list[int] = field(default_factory=list)  # those of a sliding window, 0 for none; as long as `slots`
     planned_len: int = -1  # the length that a plan stream took for its tree, -1 without one
+    fed: Counts | None = None  # what the target's own penalizers count
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class Launch:
     result: DecodeResult | None = None
     grammar_advanced: bool = False
     beside: Launch | None = None  # the decode rows of a mixed chunk; the prefill's are in `rows`
+    table: array[int] | None = None  # all rows at the launch, for a target that reads them itself
 
     @property
     def parts(self) -> list[Launch]:
@@ -152,12 +156,21 @@ class ContentError:
 
 class Device:
     """KV content by slot, and the stream of launches. `has_laws`: some requests have a law, or want logprobs.
-    `move(content, target, source)` moves the KV of accepted paths in place of this model's own move.
+    `move(content, target, source)` moves the KV of accepted paths in place of this model's own move; `locations` say
+    where drafts and nodes go in place of this model's own rows.
     """
 
-    def __init__(self, config: EngineConfig, *, has_laws: bool = False, move: Move | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        has_laws: bool = False,
+        move: Move | None = None,
+        locations: Locations | None = None,
+    ) -> None:
         self._config = config
         self._move = move
+        self._locations_of_target = locations
         self._has_laws = has_laws
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
         self.swa_content = [0] * (len(self.content) if config.window else 0)
@@ -179,6 +192,9 @@ class Device:
         self._written: dict[tuple[str, int], list[int]] = {}  # by the trees of the launch
         self._to_extend: tuple[tuple[ExtendRow, ...], int] = ((), 0)
         self._locations: dict[tuple[str, int], list[int]] = {}  # of the trees of a mixed chunk
+        self._drafted: dict[tuple[str, int], list[int]] = {}  # where the target's own functions put drafts,
+        self._verified: dict[tuple[str, int], list[int]] = {}  # and nodes
+        self.wrong_slots: list[WrongSlots] = []
 
     @property
     def broken(self) -> list[tuple[str, str, str, object, object]]:
@@ -203,9 +219,31 @@ class Device:
             if launch.beside is not None:
                 self._decode_beside(launch.rows, launch.beside)
         else:
+            if self._locations_of_target is not None and launch.table is not None and launch.rows:
+                self._locate(self._locations_of_target, launch, launch.table)
             launch.result = self._decode(launch.rows, launch.num_steps, launch.num_draft_tokens)
         launch.done = True
         return launch
+
+    def _locate(self, locations: Locations, launch: Launch, table: array[int]) -> None:
+        """Ask the target where a step's drafts and nodes go, and hold the drafts against the rows."""
+        keys = [row.key for row in launch.rows]
+        lengths = [len(self.sequences[key].chain) for key in keys]
+        rows = RowsAtLaunch(table, [row.row for row in launch.rows], lengths)
+        self.wrong_slots = []
+        self._drafted, self._verified = {}, {}
+        if locations.draft is not None:
+            slots, copies = locations.draft(rows, launch.num_steps)
+            self._drafted = dict(zip(keys, slots, strict=True))
+            requests = [(row.key, row.slots, length) for row, length in zip(launch.rows, lengths, strict=True)]
+            for key, of_row, length in requests:
+                seen = self._drafted[key]
+                self.wrong_slots += wrong_drafts(self._config, key, of_row, length, launch.num_steps, seen)
+            self.wrong_slots += wrong_copies(self._config, requests, launch.num_steps, copies)
+            if self._drafter:
+                self._drafter.copy(copies)
+        if locations.verify is not None:
+            self._verified = dict(zip(keys, locations.verify(rows, launch.num_draft_tokens), strict=True))
 
     def _decode_beside(self, prefilled: list[LaunchRow], beside: Launch) -> None:
         """Verify the decode rows of a mixed chunk."""
@@ -302,7 +340,7 @@ class Device:
             sequence.root = left.root if left is not None else 0
             self._read(row, sequence.chain)
             if self._drafter:
-                self._drafter.draft(row, sequence)
+                self._drafter.draft(row, sequence, self._drafted.get(row.key))
             reach = len(sequence.chain) + (ndt if config.topk == 1 else config.alloc_len)
             if len(row.slots) < reach:
                 self.short_rows.append((row.key, len(row.slots), reach))
@@ -402,6 +440,8 @@ class Device:
         out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]
         if self._locations:
             out_cache_loc = self._locations[row.key]
+        elif self._verified:
+            out_cache_loc = self._verified[row.key]
         self._written[row.key] = out_cache_loc
         for slot, fingerprint in zip(out_cache_loc, node_prints, strict=False):
             self.content[slot] = fingerprint

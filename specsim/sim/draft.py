@@ -97,8 +97,17 @@ class Drafter:
         self.relay: dict[int, Relayed] = {}
         self.broken: list[tuple[str, str, str, object, object]] = []
 
-    def draft(self, row: LaunchRow, sequence: Sequence) -> None:
-        """Draft from the relay's entry. Reads the KV of the whole sequence, and leaves that of the drafts behind it."""
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        """Copy the KV of the (target, source) slots, sources before targets."""
+        pool = self.pools[0]
+        moved = [(target, pool[source]) for target, source in copies]
+        for target, tag in moved:
+            pool[target] = tag
+
+    def draft(self, row: LaunchRow, sequence: Sequence, slots: list[int] | None = None) -> None:
+        """Draft from the relay's entry. Reads the KV of the whole sequence, and leaves that of the drafts behind it, or
+        in `slots`.
+        """
         entry = self.relay.pop(row.row, None)
         length = len(sequence.chain)
         if entry is None or (entry.key, entry.length) != (row.key, length):
@@ -112,7 +121,8 @@ class Drafter:
                 right = f"the draft of layer {layer} at position {length - 1}"
                 self.broken.append(("I47", "draft extend", row.key[0], right, "another"))
         pool = self.pools[0]
-        for slot in row.slots[length : length + self._drafted]:
+        own = row.slots[length : length + self._drafted] if slots is None or not self._drafted else slots
+        for slot in own:
             pool[slot] = _REJECTED
 
     def _read(self, row: LaunchRow, sequence: Sequence, layer: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +33,7 @@ from specsim.sim.config import require_runnable
 from specsim.sim.device import Device, Launch, LaunchRow, Move
 from specsim.sim.grammar import advance_grammar
 from specsim.sim.lifecycle import Event, State
+from specsim.sim.locations import Locations
 from specsim.sim.log import LoggedEvent, Run
 from specsim.sim.logprobs import take_first_row
 from specsim.sim.marks import abort_marks, features_of, retract_marks, reused_memory
@@ -39,7 +41,7 @@ from specsim.sim.plan import draw_plan
 from specsim.sim.relay import Futures
 from specsim.sim.request import Request, Turn, make_request
 from specsim.sim.results import Results
-from specsim.sim.sampling import cumulate
+from specsim.sim.sampling import Counts, cumulate
 from specsim.sim.streams import Streams
 from specsim.sim.workload import Scenario
 
@@ -98,7 +100,13 @@ class Engine(Results):
             stop_at,
             has_laws=self._has_laws,
         )
-        self._device = Device(self._config, has_laws=self._has_laws, move=move)
+        locations: Locations | None = getattr(self._accounting, "locations", None)
+        self._device = Device(self._config, has_laws=self._has_laws, move=move, locations=locations)
+        self._needs_table = locations is not None
+        # What penalizers of its own count of a request at the launch that is prepared; None for a request without any.
+        self._penalty_counts: Callable[[Request], Counts | None] | None = None
+        if self._has_laws:
+            self._penalty_counts = getattr(self._accounting, "penalty_counts", None)
         self._streams = Streams(self._memory, self._device) if self._config.streams else None
         self.is_quiet = False  # nothing is logged
         self._log: list[LoggedEvent] = []
@@ -439,9 +447,10 @@ class Engine(Results):
         rows = []
         for request, now in zip(batch, after, strict=True):
             row, slots = self._slots_of(request, now)
-            counts = cumulate(request) if self._config.relaxed_penalties else None
+            fed = self._penalty_counts(request) if self._penalty_counts is not None else None
+            counts = (cumulate(request) if fed is None else fed) if self._config.relaxed_penalties else None
             plan = draw_plan(self._chooser, self._config, self._steps)
-            rows.append(LaunchRow(request, request.key, slots, plan, row=row, counts=counts))
+            rows.append(LaunchRow(request, request.key, slots, plan, row=row, counts=counts, fed=fed))
             request.pending += 1
         for launch_row, index in zip(rows, self._futures.indices, strict=False):
             launch_row.relay_in = index
@@ -467,6 +476,8 @@ class Engine(Results):
             row.relay_out = index
         if launch.verifies is not None:
             self._futures.indices = [row.relay_out for row in launch.verifies.rows]
+        if self._needs_table:
+            launch.table = array("i", self._memory.rows.buffer)
         self._marks |= reused_memory(self._unresolved, everybody)
         self._launches += 1
         self._device.launch(launch)

@@ -298,6 +298,7 @@ def _fork_device(device: Device, launches: dict[int, Launch], output: list[int])
     new.ring = shallow(device.ring)
     new.ring.entries = device.ring.entries[:]
     new._output, new._locations, new._written = output, {}, {}
+    new._drafted, new._verified, new.wrong_slots = {}, {}, []  # of targets with locations of their own
     new.stream = deque([launches[id(launch)] for launch in device.stream])
     new.sequences = {key: Sequence(s.chain[:], s.root, s.state) for key, s in device.sequences.items()}
     return new

@@ -14,10 +14,14 @@ from specsim.sim.features import FEATURES
 # use these names.
 PARTS = (
     "row width",
+    "pool size",
     "alloc length",
     "session match",
     "extend",
     "prepare",
+    "penalty feed",
+    "draft locations",
+    "verify locations",
     "resolve",
     "result handling",
     "finish check",

@@ -225,6 +225,10 @@ class Lifter:
         self.attributes: set[str] = set()  # that host functions which were lifted use of anything
         self.lines_run: dict[str, set[int]] = {}  # of host functions, by file
 
+    def again(self) -> Lifter:
+        """Another lifter of the same source, for lifts that are given something else."""
+        return Lifter(self.source, self._store, self._shims)
+
     def module(self, path: str) -> ParsedModule:
         if path not in self._parsed:
             self._parsed[path] = parse_module(self.source, path)
@@ -322,8 +326,8 @@ class Lifter:
             if name in seen:
                 continue
             seen.add(name)
-            if name in given:
-                namespace[name] = given[name]
+            if name.removesuffix(_IMPORTED) in given:
+                namespace[name] = given[name.removesuffix(_IMPORTED)]
             elif name in module.definitions:
                 for statement in module.definitions[name]:
                     prepared_statement = self._prepared(module, statement, inner)
@@ -555,12 +559,23 @@ def is_emptied(function: ast.FunctionDef) -> bool:
     )
 
 
+_IMPORTED = "__imported"
+
+
+def _assigned(function: ast.FunctionDef) -> frozenset[str]:
+    """Names that the code of a function assigns, imports left out."""
+    stored = (n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    return frozenset(stored)
+
+
 def _prepare_for_host(module: ParsedModule, statement: ast.stmt, inner: dict[str, tuple[str, str]]) -> ast.stmt:
     """A copy of a statement without the imports inside it that are not executed, and without decorators that do not
     make what it is. Where the names come from that such imports bind is noted in `inner`.
     """
 
     class Prepare(ast.NodeTransformer):
+        assigned: frozenset[str] = frozenset()  # in the function around
+
         def visit_Import(self, node: ast.Import) -> ast.AST:
             return self._without(node, [(a.asname or a.name.split(".")[0], (a.name, "")) for a in node.names])
 
@@ -569,7 +584,9 @@ def _prepare_for_host(module: ParsedModule, statement: ast.stmt, inner: dict[str
             return self._without(node, [(a.asname or a.name, (origin, a.name)) for a in node.names])
 
         def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+            around, self.assigned = self.assigned, _assigned(node)
             self.generic_visit(node)
+            self.assigned = around
             names = [_last_name(decorator) for decorator in node.decorator_list]
             if "jit" in names:
                 raise DriftError(f"cannot be lifted: {module.path}:{node.lineno} {node.name} is a kernel")
@@ -581,11 +598,26 @@ def _prepare_for_host(module: ParsedModule, statement: ast.stmt, inner: dict[str
             if root in _SAFE_ROOTS or root in sys.stdlib_module_names:
                 return node
             for name, origin in bound:
+                if name in self.assigned:
+                    continue
                 if name in module.definitions:
                     line = f"{module.path}:{node.lineno}"
                     raise DriftError(f"cannot be lifted: {line} imports {name}, which the module defines too")
                 inner[name] = origin
-            return ast.copy_location(ast.Pass(), node)
+            local = [(name, origin) for name, origin in bound if name in self.assigned]
+            inner.update((name + _IMPORTED, origin) for name, origin in local)
+            return self._assignment([name for name, _ in local], node)
+
+        def _assignment(self, names: list[str], node: ast.stmt) -> ast.AST:
+            """What stands for the import of names that the function assigns elsewhere too, and so are its own."""
+            if not names:
+                return ast.copy_location(ast.Pass(), node)
+            text = "; ".join(f"{name} = {name}{_IMPORTED}" for name in names)
+            made = ast.If(ast.Constant(True), ast.parse(text).body, [])
+            for child in ast.walk(made):
+                if isinstance(child, ast.stmt | ast.expr):
+                    ast.copy_location(child, node)
+            return made
 
     # The copy is needed: what is parsed is shared by all lifts of the file.
     prepared = Prepare().visit(_copied(statement))

@@ -23,7 +23,9 @@ from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine, UnjudgeableError
 from specsim.sim.features import DEVICE_FEATURES
 from specsim.sim.lifecycle import State
+from specsim.sim.locations import Locations
 from specsim.sim.request import Request
+from specsim.sim.sampling import Counts, bincount
 from specsim.sim.target import SeamPart
 from specsim.sim.workload import draw_scenario
 from specsim.targets.lift import TextStore
@@ -33,6 +35,7 @@ from specsim.targets.sglang import session_classes
 from specsim.targets.sglang.drift import is_of_ours
 from specsim.targets.sglang.guards import read_guards
 from specsim.targets.sglang.host_functions import PART_OF_ERROR, SESSION_PARTS, HostFunctions, lift_host_functions
+from specsim.targets.sglang.locations import HostLocations
 from specsim.targets.sglang.memory_classes import ReleaseSlots, make_slots
 from specsim.targets.sglang.radix_classes import ReleaseTree
 from specsim.targets.source import SourceTree
@@ -81,7 +84,9 @@ class SglangHostTarget:
         sizes = {"topk": config.topk}
         if part in SESSION_PARTS or part == session_classes.PART:
             return self._guards.reach_of_sessions(sizes)
-        return self._guards.reach_of_overlap_worker(sizes)
+        reach = self._guards.reach_of_overlap_worker(sizes)
+        # A request asks for penalties; a server has none unasked.
+        return "option" if part == names.PENALTY_FEED.part and reach == "default" else reach
 
     def _rehearse(self) -> None:
         """Run a few schedules that are not judged. What a function misses on our objects shows that they do not know
@@ -123,7 +128,12 @@ class SglangAccounting:
         self._server_args = objects.server_args(config, functions.server_defaults)
         self._handles: dict[str, Any] = {}
         beyond_context = self._call("row width", functions.row_width, self._server_args)
-        memory.rows = Rows(config.rows, config.context_len + names.CONTEXT_UNUSED + beyond_context)
+        rows = config.rows
+        if functions.pool_sizes:
+            slots, rows = self._call(names.POOL_SIZE.part, functions.pool_sizes, self._server_args, config)
+            if isinstance(memory.allocator, Allocator) and slots != memory.allocator.size:
+                memory.allocator = memory.allocator.of_size(slots)
+        memory.rows = Rows(rows, config.context_len + names.CONTEXT_UNUSED + beyond_context)
         self._pool = objects.RowPool(memory.rows, functions.row)
         self._slots = self._make_slots(memory)
         self._memory_fields = {
@@ -143,6 +153,10 @@ class SglangAccounting:
         )
         if functions.process:
             self.take_decode_result = self._take_decode_result
+        if functions.draft_locations or functions.verify_locations:
+            self.locations = self._own_locations()
+        if functions.penalty_feed:
+            self.penalty_counts = self._penalty_counts
         self._sessions: Any = None
         if functions.tree_has_sessions and functions.session_type is not None:
             self._tree.session = self._sessions = functions.session_type(self._tree)
@@ -151,6 +165,7 @@ class SglangAccounting:
             **self._memory_fields,
             "tree_cache": self._tree,
             "row_field": functions.row,
+            "feeds_penalizers": bool(functions.penalty_feed),
         }
 
     def _make_slots(self, memory: Memory) -> Any:
@@ -159,10 +174,23 @@ class SglangAccounting:
         released = self._functions.slot_types.get(part)
         if released is None or not isinstance(memory.allocator, Allocator):
             return self._functions.allocator_type(memory.allocator)
-        watcher = memory.allocator.watcher
-        slots = self._call(part, make_slots, released, part, memory.config, watcher)
+        watcher, size = memory.allocator.watcher, memory.allocator.size
+        slots = self._call(part, make_slots, released, part, size, memory.config.page_size, watcher)
         memory.allocator = ReleaseSlots(slots, watcher, self._call, self._functions.groups_prefills)
         return slots
+
+    def _penalty_counts(self, request: Request) -> Counts | None:
+        counts = request.state_of_accounting.penalty_counts
+        return None if counts is None else dict(counts)
+
+    def _own_locations(self) -> Locations:
+        """The release's own functions for the slots of a step."""
+        own = HostLocations(self._memory.config, self._memory.rows.count, self._slots)
+        draft, verify = self._functions.draft_locations, self._functions.verify_locations
+        return Locations(
+            partial(self._call, names.DRAFT_LOCATIONS.part, own.draft, *draft) if draft else None,
+            partial(self._call, names.VERIFY_LOCATIONS.part, own.verify, *verify) if verify else None,
+        )
 
     def refuses(self, config: EngineConfig) -> str:
         """Why the release does not run these functions in the configuration."""
@@ -257,6 +285,9 @@ class SglangAccounting:
         for name in functions.fill_ids:
             setattr(req, name, req.origin_input_ids + req.output_ids)
         req.is_retracted = False
+        if req.penalty_counts is not None:
+            begins_with = functions.penalty_feed and functions.penalty_feed.begin_with_outputs
+            req.penalty_counts = bincount(req.output_ids) if begins_with else {}
         if functions.tree_has_sessions:
             self._call("session save", getattr(self._tree, names.SESSION_TAKER), req)
 

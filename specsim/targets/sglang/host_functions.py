@@ -19,6 +19,7 @@ from specsim.targets.lift import (
     Lifter,
     ParsedModule,
     TextStore,
+    body_hash,
     class_functions,
     find_definitions,
     is_emptied,
@@ -26,11 +27,13 @@ from specsim.targets.lift import (
 from specsim.targets.lines import assignments, lines_of
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
+from specsim.targets.sglang import locations, session_classes, stand_ins
 from specsim.targets.sglang import memory_classes as memory
-from specsim.targets.sglang import session_classes, stand_ins
+from specsim.targets.sglang import pool_sizes as sizes
 from specsim.targets.sglang.drift import attribute_is_declared
 from specsim.targets.sglang.host_names import HostFunction
 from specsim.targets.sglang.host_objects import Field
+from specsim.targets.sglang.penalties import NOT_FED, knows_outputs
 from specsim.targets.sglang.radix_classes import RadixClasses, VirtualClock, calls, lift_radix
 from specsim.targets.sglang.session_classes import lift_session
 from specsim.targets.source import SourceTree
@@ -40,8 +43,15 @@ MODEL_PARTS = ("extend", "abort")
 SESSION_PARTS = tuple(names.SESSION_ENTRIES)
 _ALL_PARTS = (*PARTS, *TREE_PARTS, *MEMORY_PARTS)
 RADIX_PARTS = (*TREE_PARTS, "radix cache")
-# Without the function that handles results the engine calls what it calls, one after the other.
-PARTS_TO_DO_WITHOUT = (names.PROCESS.part,)
+# Parts that the engine does without, and the attribute of `HostFunctions` that is then empty. Without the function that
+# handles results it calls what that calls, one after the other; without locations the device reads the rows itself.
+PARTS_TO_DO_WITHOUT = {
+    names.PROCESS.part: "process",
+    names.POOL_SIZE.part: "pool_sizes",
+    names.DRAFT_LOCATIONS.part: "draft_locations",
+    names.VERIFY_LOCATIONS.part: "verify_locations",
+    names.PENALTY_FEED.part: "penalty_feed",
+}
 
 # The attribute of an exception that names the part that raised it.
 PART_OF_ERROR = "specsim_part"
@@ -56,6 +66,15 @@ class CurrentRun:
     config: Any = None
     steps_max: int = 0
     steps: Any = None  # what the loop does while the release handles a result, by the release's own objects
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyFeed:
+    """Penalizers are fed before launches. `begin_with_outputs`: those that a prefill makes count the outputs that its
+    request has already.
+    """
+
+    begin_with_outputs: bool
 
 
 @dataclass(slots=True)
@@ -73,8 +92,11 @@ class HostFunctions:
                       `tree_has_sessions`, None when it is not run
     `record_type`     the KV record of a request, None where there is none
     `row`, `committed`, `allocated`  where these are kept
+    `pool_sizes`      slots and rows, of the server's options and a configuration; empty when not run
     `row_width`       what a row has beyond the context, `alloc_len` of one step, both of the server's options
     `lines_of_parts`  by part and file, the lines of its functions; `lines_run` those of all files that ran
+    `draft_locations`, `verify_locations`  the function and its parameters, empty when it is not run
+    `penalty_feed`    how penalizers begin, empty when nothing feeds any
     `missing`         parts without which nothing can be simulated, with the reasons
     `has_signs_of`    the features of which the release has the sign
     `declares`        whether anything of the release defines an attribute of that name
@@ -107,8 +129,12 @@ class HostFunctions:
     allocated: Any = None
     prefix: str = ""
     row_width: Any = None
+    pool_sizes: Any = None
     alloc_len: Any = None
     prepare: Any = None
+    draft_locations: Any = None
+    verify_locations: Any = None
+    penalty_feed: Any = None
     release: Any = None
     drop: Any = None
     retract_all: Any = None
@@ -157,7 +183,7 @@ class HostFunctions:
         """Do not run a part; sessions need all of theirs, and the rest is needed by everybody."""
         self.parts[part] = SeamPart(part, "not run", why=why)
         if part in PARTS_TO_DO_WITHOUT:
-            self.process = ""
+            setattr(self, PARTS_TO_DO_WITHOUT[part], "")
             return
         if part in RADIX_PARTS:
             self.radix = None
@@ -223,6 +249,7 @@ class _Lifting:
         self._guard("finish check", self._record)
         self._guard("alloc length", self._alloc_length)
         self._guard("row width", self._row_width)
+        self._guard(names.POOL_SIZE.part, self._pool_sizes)
         self._guard("release", self._release)
         self._guard("prepare", self._prepare)
         self._guard("release", self._memory)
@@ -235,7 +262,10 @@ class _Lifting:
         self._guard("finish check", self._request)
         self._guard("decode need", self._batch)
         self._guard(session_classes.PART, self._controller)
+        self._guard(names.PENALTY_FEED.part, self._penalty_feed)
         self._methods_of_ducks()
+        self._guard(names.DRAFT_LOCATIONS.part, partial(self._locations, names.DRAFT_LOCATIONS))
+        self._guard(names.VERIFY_LOCATIONS.part, partial(self._locations, names.VERIFY_LOCATIONS))
         return result
 
     # Finding
@@ -344,6 +374,9 @@ class _Lifting:
             # A machine without Triton; a release that does not ask launches its kernel.
             "alloc_decode_kernel": objects.NotUsed,  # of decoding without drafts
             "current_platform": SimpleNamespace(capabilities=SimpleNamespace(supports_triton=False)),
+            "configured_pp_size": lambda: 1,
+            "get_world_group": objects.NotUsed,
+            "is_pin_memory_available": lambda *_device: False,
             "_is_npu": False,
             "_alloc_paged_token_slots_extend_npu": objects.NotUsed,
             "mamba_extra_buffer_lazy_enabled": lambda: False,
@@ -403,6 +436,20 @@ class _Lifting:
         self._note("row width", path, lifted, ast.Module(assignments(owner, variable), []))
         width = self._counted("row width", lifted.value)
         self._result.row_width = lambda server_args: width(objects.Fields("ModelRunner", server_args=server_args))
+
+    def _pool_sizes(self) -> None:
+        path, name = self._place(names.POOL_SIZE)
+        class_name, _, method = name.partition(".")
+        sizer: Any = self._duck((path, class_name), sizes.SizerFields)
+        if self._lifter.source.exists(names.POOL_CONFIGURATOR[0]):
+            base = self._duck(names.POOL_CONFIGURATOR_BASE, sizes.AnyConfigurator)
+            configurator = self._duck(names.POOL_CONFIGURATOR, sizes.ConfiguratorFields, base)
+            self._given["create_memory_pool_configurator"] = lambda _sizer: configurator()
+        self._put(sizer, path, class_name, method, names.POOL_SIZE.part)
+        size = getattr(sizer, method)
+        self._result.pool_sizes = lambda options, config: sizes.pool_sizes(
+            lambda own: size(own, 0), sizer(config, options), config
+        )
 
     def _release(self) -> None:
         release = self._counted("release", self._lift(names.RELEASE))
@@ -546,6 +593,35 @@ class _Lifting:
             return answer
 
         return told
+
+    def _penalty_feed(self) -> None:
+        path, name = self._place(names.PREPARE)
+        prepare, part = self._node(names.PREPARE), names.PENALTY_FEED.part
+        seam_part, batch = self._result.parts[part], self._result.batch_type
+        if names.PENALTY_FEED in self._places:
+            own_path, own_name = self._place(names.PENALTY_FEED)
+            class_name, _, feeder = own_name.partition(".")
+            if all(node.attr != feeder for node in ast.walk(prepare) if isinstance(node, ast.Attribute)):
+                raise DriftError(f"{path}:{prepare.lineno} {name} does not call {feeder}")
+            self._put(batch, own_path, class_name, feeder, part)
+        else:
+            own = [node for node in prepare.body if isinstance(node, ast.If) and names.CUMULATE in ast.dump(node)]
+            if not own:
+                raise DriftError(f"{path}:{prepare.lineno} {name} {NOT_FED}")
+            found = LiftedFunction(name, None, f"{path}:{own[0].lineno}", (), body_hash(own[0]))
+            self._note(part, path, found, ast.Module([*own], []))
+
+            def count() -> None:
+                seam_part.calls += 1
+
+            batch.when_fed = staticmethod(count)
+        self._result.penalty_feed = PenaltyFeed(knows_outputs(self._lifter.again()))
+
+    def _locations(self, function: HostFunction) -> None:
+        exists, module = self._lifter.source.exists, self._lifter.module
+        self._given.update(locations.supplied(lambda path: module(path) if exists(path) else None))
+        value = self._counted(function.part, self._lift(function))
+        setattr(self._result, PARTS_TO_DO_WITHOUT[function.part], (value, self._parameters[function]))
 
     def _request(self) -> None:
         result = self._result

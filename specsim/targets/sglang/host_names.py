@@ -175,6 +175,20 @@ ROW_WIDTH_LOCAL = (
     "ModelRunnerKVCacheMixin._init_pools",
     "extra_max_context_len",
 )
+# Slots and rows of the memory that is left for them; the runner's own up to 0.5.15.
+_SIZERS = (
+    ("srt/mem_cache/kv_cache_configurator.py", "KVCacheConfigurator"),
+    ("srt/model_executor/model_runner_kv_cache_mixin.py", "ModelRunnerKVCacheMixin"),
+)
+POOL_SIZE = HostFunction(
+    "pool size",
+    tuple((path, f"{name}._resolve_memory_pool_config") for path, name in _SIZERS),
+    (("self", "pre_model_load_memory"),),
+)
+# By the kind of model, from 0.5.11 on.
+_POOL_CONFIGURATOR = "srt/model_executor/pool_configurator.py"
+POOL_CONFIGURATOR = (_POOL_CONFIGURATOR, "DefaultPoolConfigurator")
+POOL_CONFIGURATOR_BASE = (_POOL_CONFIGURATOR, "MemoryPoolConfigurator")
 # Prompt and answer are so much shorter than the context, by the limit that the scheduler sets to `max_new_tokens`.
 CONTEXT_UNUSED = 2
 ALLOC_LEN = HostFunction(
@@ -194,6 +208,101 @@ PREPARE = HostFunction(
     ((_EAGLE, "eagle_prepare_for_decode"), (_DRAFT_INPUT, "EagleDraftInputV2Mixin.prepare_for_decode")),
     (("batch",), ("self", "batch")),
 )
+# What feeds the penalizers before a launch; up to 0.5.13 statements of `PREPARE`, which call this of the orchestrator.
+PENALTY_FEED = HostFunction(
+    "penalty feed", ((_BATCH, "ScheduleBatch.cumulate_penalty_output_tokens"),), (("self",),), optional=True
+)
+CUMULATE = "cumulate_output_tokens"
+_WORKER = "srt/speculative/eagle_worker_common.py"
+_BASE_WORKER = "srt/speculative/base_spec_worker.py"
+_ARGUMENTS_OF_A_DRAFT = (
+    "req_to_token_pool",
+    "batch",
+    "cuda_graph_runner",
+    "draft_model_runner",
+    "topk",
+    "num_steps",
+)
+DRAFT_LOCATIONS = HostFunction(
+    "draft locations",
+    (
+        (_WORKER, "prepare_for_draft"),
+        (_BASE_WORKER, "EagleDraftWorkerBase.prepare_for_draft"),
+        (_DRAFT_INPUT, "EagleDraftInputV2Mixin.prepare_for_v2_draft"),
+    ),
+    (
+        ("draft_input", *_ARGUMENTS_OF_A_DRAFT, "target_translator", "num_draft_tokens"),
+        ("draft_input", *_ARGUMENTS_OF_A_DRAFT),
+        ("self", "draft_input", *_ARGUMENTS_OF_A_DRAFT),
+        ("self", *_ARGUMENTS_OF_A_DRAFT),
+    ),
+)
+VERIFY_LOCATIONS = HostFunction(
+    "verify locations",
+    ((_EAGLE, "eagle_prepare_for_verify"), (_DRAFT_INPUT, "EagleVerifyInputV2Mixin.prepare_for_v2_verify")),
+    (
+        ("verify_input", "req_to_token_pool", "batch", "target_worker"),
+        ("self", "req_to_token_pool", "batch", "target_worker"),
+    ),
+)
+# The kernels that both launch, with the parameters that are known, and where they are.
+CACHE_LOCS = (
+    "kernels/ops/speculative/cache_locs.py",
+    "srt/speculative/triton_ops/cache_locs.py",
+    "srt/speculative/eagle_info_v2.py",
+)
+_DRAFT_KERNEL = (
+    "req_pool_indices",
+    "req_to_token",
+    "seq_lens",
+    "out_cache_loc",
+    "pool_len",
+    "topk",
+    "speculative_num_steps",
+)
+_UNIFORM_KERNEL = ("req_pool_indices", "req_to_token", "start_offset", "out_cache_loc", "pool_len", "draft_token_num")
+_RAGGED_KERNEL = (
+    "req_pool_indices",
+    "req_to_token",
+    "start_offset",
+    "end_offset",
+    "out_cache_loc",
+    "pool_len",
+    "bs_upper",
+)
+LOCATION_KERNELS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "assign_draft_cache_locs_page_size_1": (_DRAFT_KERNEL,),
+    "assign_draft_cache_locs_contiguous": (
+        _DRAFT_KERNEL,
+        (*_DRAFT_KERNEL, "positions", "mrope", "BS", "WRITE_POSITIONS", "WRITE_MROPE"),
+    ),
+    "assign_extend_cache_locs": (_RAGGED_KERNEL,),
+    "assign_extend_cache_locs_uniform": (
+        _UNIFORM_KERNEL,
+        (
+            *_UNIFORM_KERNEL,
+            "full_v2p",
+            "swa_v2p",
+            "full_out",
+            "swa_out",
+            "PAGE_SIZE",
+            "num_v_pages",
+            "num_swa_pages",
+            "positions_out",
+            "anchor_src",
+            "anchor_out",
+            "anchor_stride",
+        ),
+    ),
+}
+# What they call that is not simulated: checks of values, recurrent states, models of other kinds.
+NOTHING_FOR_LOCATIONS = (
+    "maybe_detect_oob",
+    "maybe_build_dsv4_verify_bundle",
+    "prepare_mamba_track_for_verify",
+    "set_mamba_track_indices_from_reqs",
+)
+LOCATIONS_OF_OTHER_DEVICES = ("assign_draft_cache_locs_contiguous_cpu", "assign_extend_cache_locs_cpu")
 RESOLVE = HostFunction(
     "resolve",
     (
@@ -255,11 +364,54 @@ SESSION_CLOSE = HostFunction(
 # The first function of a part is the one that is shown for it; all of them must be there that are not optional.
 HOST_FUNCTIONS = (
     ROW_WIDTH,
+    POOL_SIZE,
+    HostFunction(
+        "pool size",
+        tuple((path, f"{name}.config_from_budget") for path, name in _SIZERS),
+        optional=True,
+    ),
+    HostFunction(
+        "pool size",
+        (
+            *((path, f"{name}._apply_token_constraints") for path, name in _SIZERS),
+            (_SIZERS[1][0], f"{_SIZERS[1][1]}._resolve_token_capacity"),
+        ),
+    ),
+    HostFunction(
+        "pool size",
+        (
+            (_SIZERS[0][0], f"{_SIZERS[0][1]}.resolve_max_num_reqs"),
+            (_SIZERS[1][0], f"{_SIZERS[1][1]}._resolve_max_num_reqs"),
+        ),
+    ),
+    HostFunction("pool size", ((_POOL_CONFIGURATOR, "DefaultPoolConfigurator.calculate_pool_sizes"),), optional=True),
     ALLOC_LEN,
     ALLOC_RESERVE,
     PREPARE,
     HostFunction("prepare", ((_SIZING, "page_aligned_decode_alloc_lens"),), optional=True),
     HostFunction("prepare", ((_ALLOCATION, "alloc_for_spec_decode"),), optional=True),
+    PENALTY_FEED,
+    DRAFT_LOCATIONS,
+    HostFunction(
+        "draft locations",
+        tuple((path, "duplicate_prefix_tail_to_draft_branches") for path in (_WORKER, _BASE_WORKER, _DRAFT_INPUT)),
+        optional=True,
+    ),
+    HostFunction(
+        "draft locations",
+        tuple((path, "assign_draft_cache_locs_contiguous_func") for path in CACHE_LOCS),
+        optional=True,
+    ),
+    VERIFY_LOCATIONS,
+    HostFunction(
+        "verify locations",
+        tuple(
+            (path, name)
+            for name in ("assign_extend_cache_locs_uniform_func", "assign_extend_cache_locs_func")
+            for path in CACHE_LOCS
+        ),
+        optional=True,
+    ),
     RESOLVE,
     PROCESS,
     HostFunction(

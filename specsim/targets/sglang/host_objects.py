@@ -8,6 +8,7 @@ one of them lacks is a `StandInError`: these objects, and not the release, are t
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
@@ -131,6 +132,8 @@ class RequestFields:
             skip_radix_cache_insert=False,
             dllm_config=None,
             beam_group=None,
+            # What this request's penalizers count; None for a request without penalties.
+            penalty_counts={} if turn.sampling is not None and turn.sampling.is_penalized else None,
             time_stats=Silent(),
         )
 
@@ -178,6 +181,10 @@ class BatchFields:
     def batch_size(self) -> int:
         return len(self.reqs)
 
+    @staticmethod
+    def when_fed() -> None:
+        """The penalizers are fed now."""
+
     @cached_property
     def req_pool_indices(self) -> torch.Tensor:
         return torch.tensor([self.row_field.read(req) for req in self.reqs], dtype=torch.int64)
@@ -193,6 +200,11 @@ class BatchFields:
     def seq_lens_cpu(self) -> torch.Tensor:
         return self.seq_lens
 
+    @cached_property
+    def sampling_info(self) -> Fields:
+        fed = self.reqs if self.feeds_penalizers else []
+        return Fields("SamplingBatchInfo", penalizer_orchestrator=Penalizers(fed, self.when_fed))
+
     def filter_batch(self, *, keep_indices: list[int], **_others: Any) -> None:
         self.reqs = [self.reqs[i] for i in keep_indices]
 
@@ -201,6 +213,24 @@ class BatchFields:
 
     def maybe_wait_verify_done(self) -> None:
         """The engine models no synchronization with the device that early."""
+
+
+class Penalizers:
+    """`BatchedPenalizerOrchestrator`: notes what the penalizers of each request are fed. `when_fed` is called first."""
+
+    def __init__(self, reqs: list[Any], when_fed: Callable[[], None]) -> None:
+        self._reqs = reqs
+        self._when_fed = when_fed
+        self.is_required = any(req.penalty_counts is not None for req in reqs)
+
+    def __getattr__(self, name: str) -> Any:
+        raise StandInError("BatchedPenalizerOrchestrator", name)
+
+    def cumulate_output_tokens(self, output_ids: torch.Tensor) -> None:
+        self._when_fed()
+        for req, token in zip(self._reqs, output_ids.tolist(), strict=True):
+            if req.penalty_counts is not None:
+                req.penalty_counts[token] = req.penalty_counts.get(token, 0) + 1
 
 
 class Eagle:
@@ -234,9 +264,6 @@ def batch_fields(config: EngineConfig) -> dict[str, Any]:
             is_idle=lambda: False,
             is_mixed=lambda: False,
         ),
-        "sampling_info": Fields(
-            "SamplingBatchInfo", penalizer_orchestrator=Fields("BatchedPenalizerOrchestrator", is_required=False)
-        ),
         "hisparse_coordinator": None,
         "return_logprob": False,
         "has_grammar": False,
@@ -257,6 +284,7 @@ def server_args(config: EngineConfig, defaults: dict[str, Any]) -> Fields:
         "max_speculative_num_draft_tokens": config.num_draft_tokens,
         "speculative_adaptive": config.adaptive,
         "page_size": config.page_size,
+        "max_running_requests": config.rows,
         "disable_overlap_schedule": not config.overlap,
         "enable_streaming_session": True,
         "disaggregation_mode": "null",

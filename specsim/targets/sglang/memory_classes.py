@@ -309,12 +309,11 @@ class ReleaseSlots(Allocator):
         return self._groups_prefills or self._slots.steps is not None
 
 
-def make_slots(released: Any, part: str, config: EngineConfig, watcher: SlotWatcher) -> Any:
-    """A `watched` allocator of the configuration's pool, as a server that transfers no KV makes it."""
-    page_size = config.page_size
+def make_slots(released: Any, part: str, size: int, page_size: int, watcher: SlotWatcher) -> Any:
+    """A `watched` allocator of `size` slots, as a server that transfers no KV makes it."""
     slots = released.__new__(released)
-    slots.watch = Watch(part, page_size, config.pool_slots // page_size, watcher)
+    slots.watch = Watch(part, page_size, size // page_size, watcher)
     slots.steps = None
-    sizes = {"size": config.pool_slots} | ({"page_size": page_size} if page_size > 1 else {})
+    sizes = {"size": size} | ({"page_size": page_size} if page_size > 1 else {})
     slots.__init__(**sizes, dtype=torch.int64, device=torch.device("cpu"), kvcache=None, need_sort=False)
     return slots

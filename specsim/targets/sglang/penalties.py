@@ -474,6 +474,14 @@ def _remake(lifter: Lifter) -> tuple[str, str]:
     raise DriftError(f"not found: where {_SCHEDULE_BATCH} makes penalizers for a prefill")
 
 
+def knows_outputs(lifter: Lifter) -> bool:
+    """Whether penalizers that are made for a request count the outputs that it has, as it does after a retraction."""
+    info = _Release(lifter).info([_request([0], [1, 2], frequency_penalty=1.0)], Fields(batch_size=lambda: 1))
+    info.update_penalties()
+    counts = info.acc_additive_penalties
+    return counts is not None and bool(counts.any())
+
+
 def penalty_probes(lifter: Lifter, guards: Guards) -> Iterator[Probe | NotRun]:
     """The probes of penalties, or why one is not run."""
     # A request asks for penalties; a server has none unasked.

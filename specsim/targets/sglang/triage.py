@@ -180,6 +180,26 @@ TRIAGE: tuple[Triage, ...] = (
         "the batch's counter includes the drafts of finished and retracted requests, and so does what adapts to it",
         references=("review of PR #23456, not adopted", "issue #15690"),
     ),
+    Triage(
+        "accounting:I58:penalty feed",
+        "known",
+        Severity.WRONG_RESULT,
+        _reaches("guarded option"),
+        "0.5.11",
+        "",
+        "one token a launch is counted, the prompt's last one first: counts depend on the schedule",
+        references=("PR #33643", "review of PR #22049"),
+    ),
+    Triage(
+        "accounting:I59:penalty feed",
+        "unknown",
+        Severity.WRONG_RESULT,
+        _reaches("guarded option"),
+        "0.5.11",
+        "",
+        "a retracted request is prefilled with penalizers that know nothing of its outputs",
+        upstream="penalties-forgotten-by-a-retraction",
+    ),
     *(
         Triage(
             f"workers:draft extend after a {phase}:I48",

@@ -1,0 +1,136 @@
+"""Where releases draft and verify: the simulated device writes to the slots that their own functions read out of a
+launch's rows, so that a wrong one is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from property_tests.made_up_sources import MadeUpSource
+from specsim.explore.chooser import seeded
+from specsim.sim.config import EngineConfig
+from specsim.sim.engine import Engine, UnjudgeableError
+from specsim.sim.locations import draft_columns, tail_copies
+from specsim.sim.workload import draw_scenario
+from specsim.targets.cache import Cache
+from specsim.targets.sglang import accounting
+from specsim.targets.sglang.accounting import SglangHostTarget
+from specsim.targets.sglang.host_names import CACHE_LOCS
+from specsim.targets.source import SourceTree
+
+Release = Callable[[str], SourceTree]
+
+
+@pytest.fixture(autouse=True)
+def short_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "_REHEARSALS", 8)
+
+
+OLDEST, NEWEST = "0.5.10.post1", "0.5.13"
+V2 = "srt/speculative/eagle_info_v2.py"
+
+
+def found(target: SglangHostTarget, schedules: int) -> dict[str, int]:
+    """How often each signature of locations came out, whatever else did."""
+    counts: dict[str, int] = {}
+    for index in range(schedules):
+        chooser = seeded(0, "locations", index)
+        try:
+            violations = Engine(draw_scenario(chooser, target.features), chooser, target.make).run().violations
+        except UnjudgeableError:
+            continue
+        for violation in violations:
+            if violation.part.endswith("locations"):
+                counts[violation.signature] = counts.get(violation.signature, 0) + 1
+    return counts
+
+
+def edited(source: SourceTree, path: str, old: str, new: str) -> MadeUpSource:
+    text = source.read(path)
+    assert old in text
+    return MadeUpSource({path: text.replace(old, new)}, base=source)
+
+
+VERIFY, DRAFT = "verify locations", "draft locations"
+START = "start_offset=batch.seq_lens,"
+END = "end_offset=batch.seq_lens + self.draft_token_num,"
+DRAFTED = "batch.seq_lens,\n                    batch.out_cache_loc"
+
+# (release, what stands there, what is put there, part)
+WRONG_SLOTS = [
+    (OLDEST, START, START.replace(",", " + 1,"), VERIFY),
+    (NEWEST, f"{START}\n                {END}", f"{START[:-1]} - 1, {END[:-1]} - 1,", VERIFY),
+    (NEWEST, "req_pool_indices=batch.req_pool_indices,", "req_pool_indices=batch.req_pool_indices - 1,", VERIFY),
+    (NEWEST, DRAFTED, DRAFTED.replace("lens", "lens + 1"), DRAFT),
+    (NEWEST, "(last_page + num_steps + page_size - 1)", "(0 * last_page + num_steps + page_size - 1)", DRAFT),
+    (NEWEST, "page_off.view(1, 1, page_size) < last_page", "page_off.view(1, 1, page_size) + 1 < last_page", DRAFT),
+]
+
+
+@pytest.mark.parametrize(("version", "old", "new", "part"), WRONG_SLOTS)
+def test_a_wrong_slot_is_found_with_its_function(
+    version: str, old: str, new: str, part: str, release: Release, wheel_cache: Cache
+) -> None:
+    target = SglangHostTarget(edited(release(version), V2, old, new), wheel_cache)
+    signatures = found(target, 40)
+    assert f"accounting:I45:{part}" in signatures
+    assert all(signature.endswith(part) for signature in signatures)
+
+
+def test_more_slots_than_there_is_room_for_are_an_error_of_the_function(release: Release, wheel_cache: Cache) -> None:
+    wider = edited(release(NEWEST), V2, START, START.replace(",", " - 1,"))
+    assert set(found(SglangHostTarget(wider, wheel_cache), 10)) == {f"accounting:X1:{VERIFY}"}
+
+
+@pytest.mark.parametrize("version", ["0.5.13", "0.5.16", "0.5.20", "0.5.23"])
+def test_drafts_and_verifications_of_a_release_are_where_their_rows_say(
+    version: str, release: Release, wheel_cache: Cache
+) -> None:
+    target = SglangHostTarget(release(version), wheel_cache)
+    assert found(target, 60) == {}
+    parts = {part.name: part for part in target.parts}
+    draft, verify = parts["draft locations"], parts["verify locations"]
+    assert draft.calls == verify.calls > 100
+    assert draft.lines_run > draft.lines / 2  # with the branches of larger pages
+
+
+def test_the_verification_of_a_chain_writes_the_window_that_its_draft_has_read(
+    release: Release, wheel_cache: Cache
+) -> None:
+    """From 0.5.23 on the worker hands it on: a draft that reads from a late column shows in both."""
+    path = "srt/speculative/eagle_worker_common.py"
+    late = edited(release("0.5.23"), path, "window_cols = num_draft_tokens if", "window_cols = num_steps if")
+    assert set(found(SglangHostTarget(late, wheel_cache), 40)) == {"accounting:I45:verify locations"}
+
+
+def test_a_kernel_with_other_parameters_is_not_run_and_the_rest_is(release: Release, wheel_cache: Cache) -> None:
+    source = release(NEWEST)
+    path = next(path for path in CACHE_LOCS if source.exists(path))
+    target = SglangHostTarget(
+        edited(source, path, "    bs_upper: tl.constexpr,", "    upper: tl.constexpr,"), wheel_cache
+    )
+    not_run = {part.name: part.why for part in target.parts if part.kind == "not run"}
+    assert set(not_run) == {"draft locations", "verify locations"}
+    assert all("signature changed" in why and "upper" in why for why in not_run.values())
+    assert target.missing == []
+    assert found(target, 20) == {}
+
+
+@given(st.sampled_from([2, 4, 16]), st.integers(2, 4), st.integers(1, 5), st.integers(1, 40))
+def test_branches_are_apart_and_stay_in_what_a_step_may_touch(
+    page_size: int, topk: int, num_steps: int, length: int
+) -> None:
+    config = EngineConfig(page_size=page_size, topk=topk, num_steps=num_steps, num_draft_tokens=2)
+    columns = draft_columns(config, length, num_steps)
+    copies = tail_copies(config, length, num_steps)
+    written = columns + [target for target, _ in copies]
+    assert len(set(written)) == len(written)
+    assert length == min(columns)
+    assert max(written) < length + config.alloc_len
+    pages = [{at // page_size for at in columns[b * num_steps : (b + 1) * num_steps]} for b in range(topk)]
+    assert sum(map(len, pages)) == len(set.union(*pages))
+    assert all(length - length % page_size <= source < length for _, source in copies)
