@@ -49,7 +49,11 @@ from specsim.kernels.kv import (
     fill_accept_out_cache_loc,
     generate_draft_decode_kv_indices,
 )
-from specsim.kernels.kv_move import move_kv
+from specsim.kernels.kv_move import (
+    kv_buffers,
+    move_kv,
+    move_kv_of_buffers,
+)
 from specsim.kernels.logits import (
     accumulate_penalties,
     apply_penalties,
@@ -173,8 +177,10 @@ __all__ = [
     "generate_draft_decode_kv_indices",
     "get_last_loc",
     "get_target_cache_loc",
+    "kv_buffers",
     "min_p_renorm_probs",
     "move_kv",
+    "move_kv_of_buffers",
     "organize_draft_results",
     "pack_tree_mask",
     "provider",

@@ -25,8 +25,11 @@ from specsim.reference.masks import packed_bytes
 
 BLOCK_B = 256
 BLOCK_FILL = 1024
-FILL_BYTES = 256 * 1024
+FILL_BYTES = 16 * 1024
 """Of the mask before the tree that one program fills; longer ones are shared out."""
+
+PROGRAMS_MAX = 1024
+"""Of a launch that shares them out: eight for each multiprocessor of a large GPU write as fast as memory takes it."""
 
 PACKED = 2
 
@@ -179,7 +182,7 @@ def _build(
         return
     splits = 1
     if mode == FULL_MASK:
-        splits = max(1, min(64, tree_mask.shape[0] // bs // FILL_BYTES))
+        splits = max(1, min(PROGRAMS_MAX // bs, tree_mask.shape[0] // bs // FILL_BYTES))
     # Without slots the page table's arguments are never used; any tensors of the right dtypes will do.
     req_pool_indices, req_to_token, out_cache_loc = slots or (verified_seq_len, verified_seq_len, verified_seq_len)
     block_n = triton.next_power_of_2(num_draft_tokens)
@@ -345,7 +348,9 @@ def _build_tree_kernel(
         for i_n in range(NDT):
             i_begin = i_mask + i_n * len_row
             i_end = tl.minimum(i_begin + i_seq_len, mask_numel)
-            _fill_true(p_tree_mask, i_begin, i_end, i_split, tl.num_programs(1), BLOCK_FILL)
+            # Each row begins with another program, for most rows are shorter than all programs' blocks together.
+            i_share = (i_split + i_n) % tl.num_programs(1)
+            _fill_true(p_tree_mask, i_begin, i_end, i_share, tl.num_programs(1), BLOCK_FILL)
     if i_split == 0:
         b_parent = _parents(p_parent_list, p_selected_index, i_b, PARENT_WIDTH, TOPK, NDT, BLOCK_N, BLOCK_C)
         b_set, b_depth = _ancestors(b_parent, ROUNDS, BLOCK_N, WORDS)

@@ -380,6 +380,38 @@ def test_rows_of_any_dtype_and_width_move(dtype: torch.dtype, row_width: int) ->
     assert torch.equal(buffer.cpu(), expected)
 
 
+@pytest.mark.parametrize(("row_width", "num_buffers"), [(3, 2), (8, 5), (256, 3)])
+@given(moves=st.lists(st.tuples(st.integers(-1, 12), st.integers(-1, 12)), max_size=9, unique_by=lambda move: move[0]))
+@settings(max_examples=6)
+def test_the_same_slots_move_in_every_buffer_of_a_pool(
+    row_width: int, num_buffers: int, moves: list[tuple[int, int]]
+) -> None:
+    pool = torch.arange(num_buffers * 12 * row_width, device=DEVICE).view(num_buffers, 12, row_width).to(torch.float16)
+    buffers = list(pool.clone())
+    inside = [(target, source) for target, source in moves if 0 <= target < 12 and 0 <= source < 12]
+    for layer, buffer in enumerate(buffers):
+        expected = buffer.clone()
+        for target, source in inside:
+            expected[target] = pool[layer, source]
+        pool[layer] = expected
+    target, source = torch.tensor(moves, dtype=torch.int64, device=DEVICE).view(-1, 2).T.contiguous()
+    kernels.move_kv_of_buffers(kernels.kv_buffers(buffers), target, source)
+    assert torch.equal(torch.stack(buffers), pool)
+
+
+def test_buffers_that_do_not_fit_one_another_are_refused_by_name() -> None:
+    buffer = torch.zeros(4, 8, device=DEVICE)
+    with pytest.raises(ValueError, match=r"buffers is empty"):
+        kernels.kv_buffers([])
+    with pytest.raises(ValueError, match=r"^buffers\[1\] has num_slots 3; allowed: 4"):
+        kernels.kv_buffers([buffer, buffer[:3]])
+    with pytest.raises(ValueError, match=r"^buffers\[1\] has bytes 64; allowed: 128"):
+        kernels.kv_buffers([buffer, buffer.half()])
+    slots = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    with pytest.raises(ValueError, match=r"^target has dtype torch.int32"):
+        kernels.move_kv_of_buffers(kernels.kv_buffers([buffer]), slots, slots)
+
+
 def test_columns_beyond_the_row_are_padding_and_never_the_next_row() -> None:
     table = torch.arange(1, 21, dtype=torch.int32, device=DEVICE).view(2, 10)
     row, seq_len = torch.tensor([0], device=DEVICE), torch.tensor([8], device=DEVICE)
