@@ -28,6 +28,9 @@ from specsim.verdict import NotRun
 
 Call = Callable[[], Tensors]
 
+PEER_RELEASES = ("0.5.13", "0.5.14", "0.5.23")
+"""That a benchmark compares with: kernels that were shipped before, with and after the rewrites between them."""
+
 PROGRAMS_OF_A_BITMASK = 132  # an engine launches as many as the device has multiprocessors
 _OF_OTHER_DEVICES = {"rotate_input_ids_cpu": None}  # named by host functions, never called on CUDA tensors
 
@@ -48,9 +51,12 @@ class PeerNames:
 
 @dataclass(frozen=True, slots=True)
 class LiftedPeer:
-    """A release's implementation of an operation. `code` is equal for equal code, across releases."""
+    """A release's implementation of an operation. `code` is equal for equal code, across releases; `value` is what was
+    lifted.
+    """
 
     op: str
+    value: Any
     where: str
     code: str
     accepts: Callable[[Sizes], bool]
@@ -78,7 +84,7 @@ def _lift(lifter: Lifter, names: PeerNames) -> LiftedPeer:
                 if lifted.parameters[: len(names.parameters)] != names.parameters:
                     raise DriftError(f"signature changed: {lifted.where} {name}({', '.join(lifted.parameters)})")
                 launch = partial(names.launch, lifted.value)
-                return LiftedPeer(names.op, lifted.where, _code(lifted.value), names.accepts, launch)
+                return LiftedPeer(names.op, lifted.value, lifted.where, _code(lifted.value), names.accepts, launch)
     raise DriftError(f"not found: {' or '.join(names.names)}")
 
 
@@ -250,6 +256,11 @@ def _bitmask(kernel: Any, sizes: Sizes, t: Tensors) -> Call:
 
 def _argmax(function: Any, _sizes: Sizes, t: Tensors) -> Call:
     return lambda: {"ids": function(t["logits"])}
+
+
+def _softmax(function: Any, _sizes: Sizes, t: Tensors) -> Call:
+    temperatures = t["temperature"].view(-1, 1)
+    return lambda: {"probs": function(t["logits"], temperatures)}
 
 
 def _chain_rejection(is_block: bool, function: Any, sizes: Sizes, t: Tensors) -> Call:
@@ -484,6 +495,13 @@ PEERS: tuple[PeerNames, ...] = (
         ("x",),
         _argmax,
         accepts=lambda sizes: sizes["nan_policy"] == 0,
+    ),
+    PeerNames(
+        "temperature_softmax",
+        ("temperature_softmax",),
+        ("kernels/ops/sampling/temperature_softmax.py",),
+        ("logits", "temperatures"),
+        _softmax,
     ),
     PeerNames(
         "verify_chain_rejection",
