@@ -49,6 +49,17 @@ def test_a_row_has_a_case_of_its_shape_on_each_device_and_bytes_to_move(name: st
     assert {1, 256} <= {shape["bs"] for shape in on_gpu}
 
 
+@every_kernel
+def test_every_shape_of_a_gpu_makes_a_valid_case(name: str) -> None:
+    """Of fewer requests and narrower rows, which a CPU is done with at once."""
+    narrow = {"bs": 2, "hidden_size": 2, "row_width": 2, "row_bytes": 4, "vocab_size": 140}
+    for shape in shapes(name, "cuda", full=True):
+        smaller = shape | {size: value for size, value in narrow.items() if size in shape}
+        layers = {"num_buffers": 2} if name == "move_kv_of_buffers" else {}
+        case = make_case(name, smaller | layers, "cpu")
+        KERNELS[name].expected(case)
+
+
 def test_bytes_are_those_that_a_case_reads_and_writes() -> None:
     bonus = outcome_of("fill_bonus_tokens")
     bs = bonus.case.sizes["bs"]

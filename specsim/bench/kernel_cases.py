@@ -31,7 +31,7 @@ TREES = {4: (1, 3), 8: (2, 3), 32: (4, 6), 64: (8, 6)}
 CHAINS = frozenset(("verify_chain_rejection", "verify_chain_block", "build_chain_tree")) | {
     name for name, op in OPS.items() if op.family == "multi_layer"
 }
-SMALL_TREES_ONLY = {"build_tree_packed": 32, "build_chain_tree": 8}  # nodes
+SMALL_TREES_ONLY = {"build_tree_packed": 32, "pack_tree_mask": 32, "unpack_tree_mask": 32}  # nodes
 
 # Requests, nodes, page size. Rows of logits are long, so their batches are smaller than an index tensor's.
 Batch = tuple[int, int, int]
