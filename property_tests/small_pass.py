@@ -2,9 +2,9 @@
 
     compute-sanitizer --tool memcheck python property_tests/small_pass.py [OPERATION ...]
 
-Made for NVIDIA's sanitizer, which finds what wrong addresses, races in shared memory and unwritten memory do on the
-device. Cases are made on the CPU, so that few other kernels are watched. Ends with 1 if a result is wrong. Without a GPU
-the kernels run in Triton's interpreter if TRITON_INTERPRET=1.
+Made for NVIDIA's sanitizer, which finds wrong addresses, races in shared memory and reads of unwritten memory on the
+device. Cases are made on the CPU, so that few other kernels are watched. Ends with 1 if a result is wrong. Without a
+GPU the kernels run in Triton's interpreter if TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations

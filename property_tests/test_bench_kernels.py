@@ -46,7 +46,7 @@ def test_a_row_has_a_case_of_its_shape_on_each_device_and_bytes_to_move(name: st
         assert dependent_reads(KERNELS[name], outcome) >= 1
     on_gpu = shapes(name, "cuda")
     assert len(on_gpu) >= 3
-    assert {1, 256} <= {shape["bs"] for shape in on_gpu}
+    assert {1, 16, 64, 256} <= {shape["bs"] for shape in on_gpu}
 
 
 @every_kernel
@@ -118,6 +118,15 @@ def test_a_peer_that_fails_says_with_what_and_the_others_go_on(timed: Callable[.
         raise RuntimeError("no such launch\nand more")
 
     assert timed(fails)["not_run"] == "RuntimeError: no such launch"
+
+
+def test_a_shape_without_a_case_has_a_row_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: Any) -> Case:
+        raise torch.OutOfMemoryError("too large")
+
+    monkeypatch.setattr(kernel_table, "make_case", no_memory)
+    (ours,) = kernel_table.run("cpu", 1, only=["fill_bonus_tokens"], targets=[])[-1]["peers"]
+    assert ours["not_run"] == "there is no case: OutOfMemoryError: too large"
 
 
 def test_a_name_that_is_no_operation_is_refused() -> None:

@@ -12,11 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
-from specsim.bench.measure import time_eager, time_graph
+from specsim.bench.measure import GRAPH_CALLS, time_eager, time_graph
 
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 24}
 CHASED_BYTES = 8 << 20  # more than a multiprocessor caches, less than the L2 of a large GPU
 HOPS = {"cuda": 1000, "cpu": 2}
+GRAPH_US = 20_000
+SLOWEST_SECONDS = 0.3
+"""Of one peer's replays: there are a thousand in a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,13 @@ def _chase_kernel(p_next, p_last, hops):
 
 
 def time_calls(call: Callable[[], object], device: str, rounds: int) -> float:
-    """The median of a call in microseconds: in a CUDA graph, or eagerly on a CPU."""
-    return statistics.median(time_graph(call, rounds) if device == "cuda" else time_eager(call, rounds, device))
+    """The median of a call in microseconds: in a CUDA graph of as many calls as fit its time, or eagerly on a CPU."""
+    if device == "cpu":
+        return statistics.median(time_eager(call, rounds, device))
+    call()
+    once = min(time_eager(call, 1, device))
+    calls = max(2, min(GRAPH_CALLS, int(GRAPH_US // once)))
+    return statistics.median(time_graph(call, rounds, calls, SLOWEST_SECONDS))
 
 
 def measure_ceilings(device: str, rounds: int) -> Ceilings:

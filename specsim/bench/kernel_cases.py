@@ -38,15 +38,20 @@ Batch = tuple[int, int, int]
 
 INDEX_SHAPES: tuple[Batch, ...] = ((1, 4, 1), (16, 8, 64), (64, 64, 64), (256, 8, 1), (512, 32, 64))
 ROW_SHAPES: tuple[Batch, ...] = ((1, 4, 1), (16, 8, 1), (64, 8, 1), (16, 64, 1), (256, 8, 1))
+SAMPLING_SHAPES: tuple[Batch, ...] = ((1, 4, 1), (16, 8, 1), (64, 8, 1), (16, 64, 1), (256, 4, 1))
 FULL_ROW_SHAPES: tuple[Batch, ...] = ((256, 64, 1),)
+MOVE_SHAPES: tuple[Batch, ...] = ((1, 4, 1), (16, 8, 1), (64, 8, 1), (256, 8, 1), (64, 64, 1))  # pools of gigabytes
 CPU_SHAPES: tuple[Batch, ...] = ((2, 4, 4),)
 ROW_FAMILIES = ("logits", "sampling", "verify_logits")
 HIDDEN_OPS = frozenset(("gather_rows", "compact_accepted_path", "move_kv"))
 
-# What an operation's shape has beside the sizes above; several make several rows of the table.
+# What an operation's shape has beside the sizes above; several make several rows of the table. Sequences are up to two
+# pages long, so large pages stand for long prefixes.
 VARIANTS: Mapping[str, tuple[dict[str, int], ...]] = {
-    "build_tree": ({"tree_mask_mode": 0}, {"tree_mask_mode": 1}),
-    "build_tree_and_cache_locs": ({"tree_mask_mode": 0}, {"tree_mask_mode": 1}),
+    "build_tree": ({"tree_mask_mode": 0, "page_size": 2048}, {"tree_mask_mode": 1}),
+    "build_tree_and_cache_locs": ({"tree_mask_mode": 0, "page_size": 2048}, {"tree_mask_mode": 1}),
+    "generate_draft_decode_kv_indices": ({"page_size": 64}, {"page_size": 1024}),
+    "write_req_to_token_pool": ({"page_size": 64}, {"page_size": 1024}),
     "select_top_k": ({"step": 2},),
     "apply_token_bitmask": ({"unmasked_nodes": 0},),
     "verify_tree_target_only": ({"threshold_single_64ths": 64, "threshold_acc_64ths": 64},),
@@ -158,13 +163,18 @@ def shapes(name: str, device: str, full: bool = False) -> list[dict[str, int]]:
     op = KERNELS[name]
     if device == "cpu":
         batches = CPU_SHAPES
+    elif op.family == "sampling":
+        batches = SAMPLING_SHAPES
     elif op.family in ROW_FAMILIES:
-        batches = ROW_SHAPES + (FULL_ROW_SHAPES if full and op.family != "sampling" else ())
+        batches = ROW_SHAPES + (FULL_ROW_SHAPES if full else ())
+    elif name == "move_kv_of_buffers":
+        batches = MOVE_SHAPES
     else:
         batches = INDEX_SHAPES
     most = SMALL_TREES_ONLY.get(name, 64)
     kept = dict.fromkeys((bs, min(nodes, most), page_size) for bs, nodes, page_size in batches)
-    return [_shape(op, *batch, variant, device) for variant in VARIANTS.get(name, ({},)) for batch in kept]
+    found = [_shape(op, *batch, variant, device) for variant in VARIANTS.get(name, ({},)) for batch in kept]
+    return [shape for i, shape in enumerate(found) if shape not in found[:i]]
 
 
 def _shape(op: Op, bs: int, nodes: int, page_size: int, variant: dict[str, int], device: str) -> dict[str, int]:
@@ -178,7 +188,7 @@ def _shape(op: Op, bs: int, nodes: int, page_size: int, variant: dict[str, int],
         "vocab_size": 64 if is_cpu else VOCAB_SIZE,
         "hidden_size": 8 if is_cpu else HIDDEN_SIZE,
         **variant,
-        **({"row_width": 8, "row_bytes": 32, "num_buffers": 3} if is_cpu else {}),
+        **({"page_size": page_size, "row_width": 8, "row_bytes": 32, "num_buffers": 3} if is_cpu else {}),
     }
     known = _bulk(op).draw_shape(replayed(())) | ({"num_buffers": 0} if op.name in FUSED and is_cpu else {})
     return {"bs": bs, **known, **{name: size for name, size in wanted.items() if name in known}}

@@ -28,11 +28,11 @@ from specsim.bench.kernel_cases import (
     make_case,
     shapes,
 )
-from specsim.bench.kernel_peers import PYTORCH, KernelPeer, Lifted, lift_all, peers_of
+from specsim.bench.kernel_peers import OURS, PYTORCH, KernelPeer, Lifted, lift_all, peers_of
 from specsim.bench.launches import count_launches
 from specsim.bench.measure import GRAPH_CALLS
 from specsim.errors import UsageError
-from specsim.ops.contract import Op, Role, Tensors
+from specsim.ops.contract import Op, Role, Tensors, differing
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ def run(
     entries = _ceiling_entries(ceilings, device)
     for name in chosen:
         for number, shape in enumerate(shapes(name, device, full)):
-            entries.append(_entry(name, shape, device, repeats, ceilings, lifted, counts=number == 0))
+            try:
+                entry = _entry(name, shape, device, repeats, ceilings, lifted, counts=number == 0)
+            except Exception as error:  # out of memory, or the device is lost: the rows that there are count
+                entry = _no_entry(name, shape, error)
+            entries.append(entry)
             gc.collect()
             if device == "cuda":
                 torch.cuda.empty_cache()
@@ -166,6 +170,17 @@ def _entry(
     }
 
 
+def _no_entry(name: str, shape: dict[str, int], error: Exception) -> dict[str, Any]:
+    why = f"there is no case: {_told(error)}"
+    nothing = {"bytes": 0, "bound": "unknown", "bound_us": 0.0, "percent": None, "l2": ""}
+    peers = [_peer(OURS, None, not_run=why)]
+    return {"name": NAME, "kernel": name, "unit": "us", "shape": shape, **nothing, "peers": peers}
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 def _copies(outcome: Outcome, num_bytes: int) -> int:
     """How many sets of tensors the calls of a graph take turns with."""
     held = sum(t.nbytes for t in (*outcome.case.tensors.values(), *outcome.expected.values()))
@@ -196,7 +211,7 @@ def _time(
         refused = [call for call in prepared if isinstance(call, NotRun)]
         if refused:
             return _peer(peer.name, None, timing=timing, not_run=refused[0].why)
-        wrong = _wrong(op, outcome, calls[0](), device)
+        wrong = _wrong(op, outcome, calls[0]())
         if wrong and peer.name != PYTORCH:
             return _peer(peer.name, None, timing=timing, not_run=wrong)
         if device == "cuda" and (why := _why_not_captured(calls[0])):
@@ -209,20 +224,21 @@ def _time(
         median = time_calls(take_turns, device, rounds)
         launches = count_launches(calls[0], device) if counts else None
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return _peer(peer.name, None, timing=timing, not_run=reason)
+        return _peer(peer.name, None, timing=timing, not_run=_told(error))
     return _peer(peer.name, median, timing=timing, launches=launches)
 
 
-def _wrong(op: Op, outcome: Outcome, results: Tensors, device: str) -> str | None:
+def _wrong(op: Op, outcome: Outcome, results: Tensors) -> str | None:
     """Why a first call's result does not count, None if it is right. It may leave out outputs."""
     for name, mask in outcome.defined.items():
         if name not in results:
             continue
-        result, expected = results[name][mask], outcome.expected[name][mask]
-        # A sum over a vocabulary rounds by more than one over the contract's small ones does.
-        atol = 10 * op.tolerance[name] if name in op.tolerance else 0.0
-        if not torch.allclose(result.double(), expected.double(), rtol=0.0, atol=atol, equal_nan=True):
+        result, expected = results[name], outcome.expected[name]
+        differs = differing(result, expected)
+        if name in op.tolerance:
+            # A sum over a vocabulary rounds by more than one over the contract's small ones does.
+            differs &= ~((result - expected).abs() <= 10 * op.tolerance[name])
+        if bool((differs & mask).any()):
             return f"its {name} differs from the reference's"
     return None
 

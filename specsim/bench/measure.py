@@ -129,22 +129,26 @@ def time_eager(call: Callable[[], object], rounds: int, device: str) -> list[flo
     return times
 
 
-def time_graph(call: Callable[[], object], rounds: int) -> list[float]:
-    """Microseconds of one call, from each of `rounds` replays of a CUDA graph of GRAPH_CALLS calls."""
+def time_graph(
+    call: Callable[[], object], rounds: int, calls: int = GRAPH_CALLS, slowest_seconds: float = SLOWEST_SECONDS
+) -> list[float]:
+    """Microseconds of one call, from each of `rounds` replays of a CUDA graph of so many calls, fewer if they take
+    longer than `slowest_seconds`.
+    """
     for _ in range(WARM_UP_CALLS):
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(GRAPH_CALLS):
+        for _ in range(calls):
             call()
     graph.replay()
     times: list[float] = []
-    while len(times) < rounds and (not times or sum(times) * GRAPH_CALLS < SLOWEST_SECONDS * 1e6):
+    while len(times) < rounds and (not times or sum(times) * calls < slowest_seconds * 1e6):
         start, end = torch.Event("cuda", enable_timing=True), torch.Event("cuda", enable_timing=True)
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / GRAPH_CALLS)
+        times.append(start.elapsed_time(end) * 1e3 / calls)
     return times
