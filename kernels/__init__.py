@@ -39,6 +39,7 @@ from specsim.kernels.cache_locs import (
 )
 from specsim.kernels.drafting import (
     build_chain_tree,
+    build_chain_tree_and_cache_locs,
     organize_draft_results,
     select_top_k,
 )
@@ -162,6 +163,7 @@ __all__ = [
     "assign_new_state",
     "assign_req_to_token_pool",
     "build_chain_tree",
+    "build_chain_tree_and_cache_locs",
     "build_tree",
     "build_tree_and_cache_locs",
     "build_tree_packed",

@@ -33,7 +33,7 @@ PROGRAMS_MAX = 1024
 
 PACKED = 2
 
-_SLOTS = (
+SLOTS = (
     TensorArg("req_pool_indices", Role.IN, ("bs",), torch.int64, "rows that the requests hold"),
     TensorArg("req_to_token", Role.IN, ("pool_rows", "pool_len"), torch.int32, "page table"),
     TensorArg("out_cache_loc", Role.OUT, ("num_nodes",), torch.int64, "the slot of each node"),
@@ -140,7 +140,7 @@ def build_tree_and_cache_locs(
     Raises ValueError as `build_tree` does.
     """
     arguments = dict(locals())
-    require_contract((*OPS["build_tree"].args, *_SLOTS), arguments, {})
+    require_contract((*OPS["build_tree"].args, *SLOTS), arguments, {})
     _require_mode(tree_mask_mode)
     _build(
         parent_list,
@@ -201,7 +201,7 @@ def _build(
         TOPK=topk,
         NDT=num_draft_tokens,
         MODE=mode,
-        HAS_SLOTS=slots is not None,
+        HASSLOTS=slots is not None,
         PACKED_BYTES=packed_bytes(num_draft_tokens) if mode == PACKED else 0,
         ROUNDS=(num_draft_tokens - 1).bit_length(),
         BLOCK_B=BLOCK_B,
@@ -323,7 +323,7 @@ def _build_tree_kernel(
     TOPK: tl.constexpr,
     NDT: tl.constexpr,
     MODE: tl.constexpr,
-    HAS_SLOTS: tl.constexpr,
+    HASSLOTS: tl.constexpr,
     PACKED_BYTES: tl.constexpr,
     ROUNDS: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -385,7 +385,7 @@ def _build_tree_kernel(
                 o_mask = i_mask + o_n[:, None] * len_row + i_tree + o_column[None, :]
                 m_mask = m_n[:, None] & (o_column < NDT)[None, :] & (o_mask < mask_numel)
                 tl.store(p_tree_mask + o_mask, b_bit.to(tl.uint8), mask=m_mask)
-        if HAS_SLOTS:
+        if HASSLOTS:
             # [BLOCK_N]
             i_row = tl.load(p_req_pool_indices + i_b)
             o_slot = i_seq_len + o_n

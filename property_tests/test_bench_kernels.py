@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from specsim import kernels
-from specsim.bench import kernel_table, run
+from specsim.bench import kernel_table, run, verify_logits_greedy, verify_step
 from specsim.bench.kernel_cases import KERNELS, Outcome, bytes_to_move, dependent_reads, make_case, shapes
 from specsim.bench.kernel_peers import CUDA, KernelPeer, lift_all, peers_of
 from specsim.errors import UsageError
@@ -22,6 +22,7 @@ from specsim.report.kernels import print_kernels
 from specsim.targets.cache import Cache
 from specsim.targets.sglang.peers import PEER_RELEASES, PEERS, lifted_peers
 from specsim.targets.source import SourceTree
+from specsim.verdict import NotRun
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 every_kernel = pytest.mark.parametrize("name", KERNELS)
@@ -166,6 +167,30 @@ def test_the_page_names_who_is_slower_than_what_ships_and_what_was_not_run() -> 
 def test_cuda_operations_and_releases_have_kernels_of_the_table() -> None:
     assert set(CUDA) <= set(KERNELS)
     assert {peer.op for peer in PEERS} <= set(KERNELS)
+
+
+@pytest.mark.parametrize("nodes", [4, 12])
+def test_a_step_as_a_release_launches_it_gives_what_specsims_does(
+    nodes: int, monkeypatch: pytest.MonkeyPatch, release: Callable[[str], SourceTree], wheel_cache: Cache
+) -> None:
+    """With a stand-in for the walk in CUDA; a chain, and a tree whose accepted KV moves."""
+    version = PEER_RELEASES[0]
+    release(version)
+
+    def walk(predicts: torch.Tensor, index: torch.Tensor, accepted: torch.Tensor, *inputs: torch.Tensor) -> None:
+        kernels.verify_tree_greedy(*inputs, predicts, index, accepted, num_steps=index.shape[1] - 1)
+
+    cuda: dict[str, Callable[..., None]] = {"verify_tree_greedy": walk, "build_tree_kernel_efficient": lambda *_: None}
+    monkeypatch.setattr(verify_step, "sgl_kernel_operation", lambda name, _device: cuda[name])
+    monkeypatch.setattr(verify_logits_greedy, "VOCAB_SIZE", 64)
+    step = verify_step.make_step({"bs": 2, "num_draft_tokens": nodes}, "cpu")
+    for peer in verify_step.peers(step, lift_all([f"sglang=={version}"])):
+        call = peer.prepare(step.walked, {})
+        assert not isinstance(call, NotRun), call
+        assert {name: tensor.tolist() for name, tensor in call().items()} == {
+            "new_seq_lens": [780, 780],
+            "bonus_tokens": [nodes, nodes],
+        }
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1" and DEVICE == "cpu", reason="needs Triton's interpreter")

@@ -370,6 +370,28 @@ def test_a_tree_and_its_slots_in_one_launch_are_what_two_operations_give(mask_mo
             assert torch.equal(result.cpu(), expected[name]), name
 
 
+def test_a_chain_and_its_slots_in_one_launch_are_what_two_operations_give() -> None:
+    op, slots = OPS["build_chain_tree"], OPS["assign_extend_cache_locs"]
+    made = (op.generate(seeded(1, "slots", index)) for index in range(200))
+    case = next(case for case in made if case.sizes["bs"] >= 2 and is_quick(case))
+    bs, ndt, seq_lens = case.sizes["bs"], case.sizes["num_draft_tokens"], case.tensors["verified_seq_len"]
+    pool_len = int(seq_lens.max()) + ndt - 1  # the last node of the longest sequence has no column
+    table = torch.arange(1, 1 + (bs + 1) * (pool_len + 1), dtype=torch.int32).view(bs + 1, pool_len + 1)
+    rows = torch.arange(bs, 0, -1)
+    lookup = {"req_pool_indices": rows, "req_to_token": table, "start_offset": seq_lens, "end_offset": seq_lens + ndt}
+    found = slots.expected(Case({"num_locs": bs * ndt}, lookup))["out_cache_loc"].view(bs, ndt)
+    beyond = seq_lens[:, None] + torch.arange(ndt) >= pool_len
+    expected = op.expected(case) | {"out_cache_loc": found.masked_fill(beyond, 0).flatten()}
+    guarded = Guarded(op, case, POISONS[0]).tensors
+    locs = torch.full((bs * ndt,), POISONS[0], device=DEVICE)
+    narrow = table[:, :pool_len].contiguous().to(DEVICE)
+    more = {"req_pool_indices": rows.to(DEVICE), "req_to_token": narrow, "out_cache_loc": locs}
+    kernels.build_chain_tree_and_cache_locs(**guarded, **more)
+    for name, result in {**guarded, "out_cache_loc": locs}.items():
+        if name in expected:
+            assert torch.equal(result.cpu(), expected[name]), name
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int8])
 @pytest.mark.parametrize("row_width", [3, 8])
 def test_rows_of_any_dtype_and_width_move(dtype: torch.dtype, row_width: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -20,7 +19,6 @@ from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorA
 from specsim.ops.registry import OPS
 from specsim.reference.cache_locs import assign_extend_cache_locs
 from specsim.reference.kv import move_kv
-from specsim.reference.tree import build_tree
 
 VOCAB_SIZE = 128_256
 HIDDEN_SIZE = 4096
@@ -28,9 +26,9 @@ NUM_BUFFERS = 61
 
 # Trees and chains by number of nodes: topk, num_steps.
 TREES = {4: (1, 3), 8: (2, 3), 32: (4, 6), 64: (8, 6)}
-CHAINS = frozenset(("verify_chain_rejection", "verify_chain_block", "build_chain_tree")) | {
-    name for name, op in OPS.items() if op.family == "multi_layer"
-}
+CHAINS = {
+    *("verify_chain_rejection", "verify_chain_block", "build_chain_tree", "build_chain_tree_and_cache_locs"),
+} | {name for name, op in OPS.items() if op.family == "multi_layer"}
 SMALL_TREES_ONLY = {"build_tree_packed": 32, "pack_tree_mask": 32, "unpack_tree_mask": 32}  # nodes
 
 # Requests, nodes, page size. Rows of logits are long, so their batches are smaller than an index tensor's.
@@ -63,25 +61,37 @@ VARIANTS: Mapping[str, tuple[dict[str, int], ...]] = {
 }
 
 
-def _build_tree_and_cache_locs(
-    req_pool_indices: torch.Tensor, req_to_token: torch.Tensor, num_draft_tokens: int, **named: Any
-) -> tuple[torch.Tensor, ...]:
-    seq_lens = named["verified_seq_len"]
-    tree = build_tree(**named, num_draft_tokens=num_draft_tokens)
-    return (
-        *tree,
-        assign_extend_cache_locs(req_pool_indices, req_to_token, seq_lens, seq_lens + num_draft_tokens),
-    )
+def _with_slots(op: Op) -> Op:
+    """An operation that builds trees, and in the same launch finds the slots of their nodes."""
+    outputs = tuple(arg.name for arg in op.outputs)
+    reference = op.reference
 
+    def made(
+        req_pool_indices: torch.Tensor, req_to_token: torch.Tensor, **named: torch.Tensor | int
+    ) -> tuple[torch.Tensor, ...]:
+        seq_lens = named["verified_seq_len"]
+        assert isinstance(seq_lens, torch.Tensor)
+        tree = reference(**named)
+        nodes = tree[outputs.index("positions")].shape[0] // max(1, seq_lens.shape[0])
+        return (*tree, assign_extend_cache_locs(req_pool_indices, req_to_token, seq_lens, seq_lens + nodes))
 
-def _make_tree_and_slots(ids: torch.Tensor, shape: Sizes) -> Case:
-    case = _bulk(OPS["build_tree"]).make(ids, shape)
-    bs, ndt = shape_of(case)
-    pool_len = int(case.tensors["verified_seq_len"].max()) + ndt
-    table = 1 + torch.arange((bs + 1) * pool_len, dtype=torch.int32, device=ids.device).view(bs + 1, pool_len)
-    rows = torch.arange(bs, 0, -1, device=ids.device)
-    tensors = {**case.tensors, "req_pool_indices": rows, "req_to_token": table}
-    return Case({**case.sizes, "pool_rows": bs + 1, "pool_len": pool_len}, tensors)
+    def make(ids: torch.Tensor, shape: Sizes) -> Case:
+        case = _bulk(op).make(ids, shape)
+        bs, ndt = case.sizes["bs"], case.sizes["num_draft_tokens"]
+        pool_len = int(case.tensors["verified_seq_len"].max()) + ndt
+        table = 1 + torch.arange((bs + 1) * pool_len, dtype=torch.int32, device=ids.device).view(bs + 1, pool_len)
+        rows = torch.arange(bs, 0, -1, device=ids.device)
+        tensors = {**case.tensors, "req_pool_indices": rows, "req_to_token": table}
+        return Case({**case.sizes, "pool_rows": bs + 1, "pool_len": pool_len}, tensors)
+
+    def defined(case: Case, expected: Tensors) -> Tensors:
+        slots = torch.ones_like(expected["out_cache_loc"], dtype=torch.bool)
+        return {**op.defined(case, {name: expected[name] for name in outputs}), "out_cache_loc": slots}
+
+    name = f"{op.name}_and_cache_locs"
+    args = (*op.args, *SLOTS)
+    bulk = Bulk(_bulk(op).draw_shape, make)
+    return replace(op, name=name, family="fused", args=args, reference=made, bulk=bulk, defined=defined)
 
 
 def _move_kv_of_buffers(buffers: torch.Tensor, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -113,33 +123,18 @@ def _bulk(op: Op) -> Bulk:
     return op.bulk
 
 
-def shape_of(case: Case) -> tuple[int, int]:
-    return case.sizes["bs"], case.sizes["num_draft_tokens"]
-
-
-_TREE = OPS["build_tree"]
 _MOVE = OPS["move_kv"]
 _SLOTS = {arg.name: arg for arg in OPS["assign_extend_cache_locs"].tensor_args}
+SLOTS = (
+    _SLOTS["req_pool_indices"],
+    _SLOTS["req_to_token"],
+    replace(_SLOTS["out_cache_loc"], shape=("num_nodes",)),
+)
 
 # Kernels that are several operations in one launch, and no operation of the registry.
 FUSED: dict[str, Op] = {
-    "build_tree_and_cache_locs": replace(
-        _TREE,
-        name="build_tree_and_cache_locs",
-        family="fused",
-        args=(
-            *_TREE.args,
-            _SLOTS["req_pool_indices"],
-            _SLOTS["req_to_token"],
-            replace(_SLOTS["out_cache_loc"], shape=("num_nodes",)),
-        ),
-        reference=_build_tree_and_cache_locs,
-        bulk=Bulk(_bulk(_TREE).draw_shape, _make_tree_and_slots),
-        defined=lambda case, expected: {
-            **_TREE.defined(case, {name: expected[name] for name in expected if name != "out_cache_loc"}),
-            "out_cache_loc": torch.ones_like(expected["out_cache_loc"], dtype=torch.bool),
-        },
-    ),
+    "build_tree_and_cache_locs": _with_slots(OPS["build_tree"]),
+    "build_chain_tree_and_cache_locs": _with_slots(OPS["build_chain_tree"]),
     "move_kv_of_buffers": replace(
         _MOVE,
         name="move_kv_of_buffers",
@@ -303,6 +298,7 @@ DEPENDENT_READS: Mapping[str, int] = {
     "build_tree": 2,
     "build_tree_packed": 2,
     "build_tree_and_cache_locs": 2,
+    "build_chain_tree_and_cache_locs": 2,
     "fill_bonus_tokens": 3,
     "verify_commit_outputs": 3,
     "gather_accept_tokens": 2,

@@ -90,19 +90,29 @@ def _open(text: str, cache: Cache) -> SourceTree:
 def peers_of(name: str, lifted: Lifted) -> list[KernelPeer]:
     """Everybody who has the operation, specsim's kernel first."""
     peers = [KernelPeer(OURS, partial(_prepare_ours, KERNELS[name]))]
-    by_code: dict[str, tuple[list[str], LiftedPeer]] = {}
-    for label, peer in lifted.peers.get(name, ()):
-        by_code.setdefault(peer.code, ([], peer))[0].append(label)
-    peers += [KernelPeer(", ".join(labels), partial(_prepare_lifted, peer)) for labels, peer in by_code.values()]
+    peers += [KernelPeer(labels, partial(_prepare_lifted, peer)) for labels, peer in shared(name, lifted)]
     peers += [KernelPeer(label, partial(_not_there, NotRun(label, why))) for label, why in lifted.missing.get(name, ())]
     if name in CUDA:
         peers.append(KernelPeer(CUDA_OPERATIONS, partial(_prepare_cuda, *CUDA[name])))
     if name == "move_kv_of_buffers":
         peers += [
-            KernelPeer(label, partial(_prepare_lifted_layers, peer)) for label, peer in lifted.peers.get("move_kv", ())
+            KernelPeer(labels, partial(_prepare_lifted_layers, peer)) for labels, peer in shared("move_kv", lifted)
+        ]
+    if name == "build_tree_and_cache_locs":
+        peers += [
+            KernelPeer(f"{CUDA_OPERATIONS}, then {labels}", partial(_prepare_tree_then_slots, peer))
+            for labels, peer in shared("assign_extend_cache_locs", lifted)
         ]
     peers.append(KernelPeer(PYTORCH, partial(_prepare_pytorch, KERNELS[name])))
     return peers
+
+
+def shared(name: str, lifted: Lifted) -> list[tuple[str, LiftedPeer]]:
+    """The different implementations of an operation, each with the labels of the releases that have it."""
+    by_code: dict[str, tuple[list[str], LiftedPeer]] = {}
+    for label, peer in lifted.peers.get(name, ()):
+        by_code.setdefault(peer.code, ([], peer))[0].append(label)
+    return [(", ".join(labels), peer) for labels, peer in by_code.values()]
 
 
 def _not_there(reason: NotRun, _case: Case, _tensors: Tensors) -> NotRun:
@@ -141,6 +151,23 @@ def _prepare_lifted_layers(peer: LiftedPeer, _case: Case, tensors: Tensors) -> C
     row_bytes = buffers.shape[2] * buffers.itemsize
     moves = (tensors["target"], tensors["source"])
     return _writes(lambda: copy_layers(peer.value, pointers, row_bytes, *moves), tensors)
+
+
+def _prepare_tree_then_slots(peer: LiftedPeer, case: Case, tensors: Tensors) -> Call | NotRun:
+    """What engines without such a kernel launch: fills, the tree, the end of each segment, the slots."""
+    build = _prepare_cuda(*CUDA["build_tree"], case, tensors)
+    if isinstance(build, NotRun):
+        return build
+    starts, width = tensors["verified_seq_len"], case.sizes["num_draft_tokens"]
+    ends = torch.empty_like(starts)
+    find = peer.prepare(case.sizes, {**tensors, "start_offset": starts, "end_offset": ends})
+
+    def run() -> None:
+        build()
+        torch.add(starts, width, out=ends)
+        find()
+
+    return _writes(run, tensors)
 
 
 def _prepare_pytorch(op: Op, case: Case, tensors: Tensors) -> Call:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specsim.bench import verify_step
 from specsim.bench.kernel_cases import (
     KERNELS,
     Outcome,
@@ -78,6 +79,11 @@ def run(
             gc.collect()
             if device == "cuda":
                 torch.cuda.empty_cache()
+    for shape in verify_step.SHAPES[device] if not only or verify_step.OPTION in only else ():
+        try:
+            entries.append(_step_entry(dict(shape), device, repeats, ceilings, lifted))
+        except Exception as error:
+            entries.append(_no_entry(verify_step.NAME, dict(shape), error))
     for entry in entries[:1]:
         entry["peers"] += [_peer(reason.what, None, not_run=reason.why) for reason in lifted.not_run]
     return entries
@@ -85,11 +91,11 @@ def run(
 
 def _chosen(only: Sequence[str]) -> list[str]:
     families = {op.family for op in KERNELS.values()}
-    unknown = [name for name in only if name not in KERNELS and name not in families]
+    unknown = [name for name in only if name not in KERNELS and name not in families | {verify_step.OPTION}]
     if unknown:
         raise UsageError(
             f"--only {unknown[0]!r} is no operation or family",
-            f"name one of {', '.join((*sorted(families), *KERNELS))}",
+            f"name one of {', '.join((*sorted(families), verify_step.OPTION, *KERNELS))}",
         )
     return [name for name, op in KERNELS.items() if not only or name in only or op.family in only]
 
@@ -147,12 +153,24 @@ def _entry(
     num_bytes = bytes_to_move(op, outcome)
     copies = _copies(outcome, num_bytes) if device == "cuda" else 1
     peers = [_time(op, outcome, peer, device, rounds, copies, counts) for peer in peers_of(name, lifted)]
+    return _row(name, shape, num_bytes, dependent_reads(op, outcome), copies, ceilings, peers)
+
+
+def _row(
+    name: str,
+    shape: dict[str, int],
+    num_bytes: int,
+    reads: int,
+    copies: int,
+    ceilings: Ceilings,
+    peers: list[dict[str, Any]],
+) -> dict[str, Any]:
     ours = peers[0]["median"]
     for peer in peers:
         peer["ratio"] = None if None in (peer["median"], ours) else peer["median"] / ours
     parts = {
         "bytes": num_bytes / ceilings.bytes_per_us,
-        "dependent reads": dependent_reads(op, outcome) * ceilings.read_us,
+        "dependent reads": reads * ceilings.read_us,
         "launch": ceilings.launch_us,
     }
     bound = parts["launch"] + max(parts["bytes"], parts["dependent reads"])
@@ -168,6 +186,21 @@ def _entry(
         "l2": "cold" if copies * num_bytes >= CACHE_BYTES else "warm",
         "peers": peers,
     }
+
+
+def _step_entry(shape: dict[str, int], device: str, rounds: int, ceilings: Ceilings, lifted: Lifted) -> dict[str, Any]:
+    """The whole step's row: bytes are those of the rows of logits that the walks reach, which outweigh the others."""
+    step = verify_step.make_step(shape, device)
+    walk = KERNELS["verify_logits_greedy"]
+    reference = walk.expected(step.walked)
+    expected = {name: reference[name] for name in verify_step.CHECKED}
+    outcome = Outcome(
+        step.walked, expected, {name: torch.ones_like(t, dtype=torch.bool) for name, t in expected.items()}
+    )
+    whole = Outcome(step.walked, reference, walk.defined(step.walked, reference))
+    peers = [_time(walk, outcome, peer, device, rounds, 1, True) for peer in verify_step.peers(step, lifted)]
+    shape = {**shape, "topk": step.built.sizes["topk"]}
+    return _row(verify_step.NAME, shape, bytes_to_move(walk, whole), dependent_reads(walk, whole), 1, ceilings, peers)
 
 
 def _no_entry(name: str, shape: dict[str, int], error: Exception) -> dict[str, Any]:

@@ -219,11 +219,12 @@ def _gather_extras(function: Any, _sizes: Sizes, t: Tensors) -> Call:
 
 def _chain_tree(function: Any, _sizes: Sizes, t: Tensors) -> Call:
     links = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
-    outputs = ("tree_mask", "positions", *links, "tokens")
+    outputs = ("tree_mask", "positions", *links, "tokens", "out_cache_loc")
+    slots = [t[name] for name in ("req_pool_indices", "req_to_token") if name in t]
 
     def run() -> Tensors:
-        made = function(t["bonus_tokens"], t["draft_tokens"], t["verified_seq_len"], t["tree_mask"])
-        return dict(zip(outputs, made, strict=False))
+        made = function(t["bonus_tokens"], t["draft_tokens"], t["verified_seq_len"], t["tree_mask"], *slots)
+        return {name: tensor for name, tensor in zip(outputs, made, strict=False) if tensor is not None}
 
     return run
 
@@ -464,6 +465,13 @@ PEERS: tuple[PeerNames, ...] = (
         ("build_chain_tree",),
         _EAGLE,
         ("bonus_tokens", "draft_tokens", "seq_lens", "tree_mask_buf"),
+        _chain_tree,
+    ),
+    PeerNames(
+        "build_chain_tree_and_cache_locs",
+        ("build_chain_tree",),
+        _EAGLE,
+        ("bonus_tokens", "draft_tokens", "seq_lens", "tree_mask_buf", "req_pool_indices", "req_to_token"),
         _chain_tree,
     ),
     PeerNames(
