@@ -21,7 +21,7 @@ from specsim.errors import UsageError
 from specsim.ops.contract import Case, Op, Tensors
 from specsim.reference import unchecked
 from specsim.targets.cache import Cache, open_cache
-from specsim.targets.sglang.peers import PEER_RELEASES, LiftedPeer, copy_layers, lifted_peers
+from specsim.targets.sglang.peers import LINKS, PEER_RELEASES, LiftedPeer, copy_layers, layers_of, lifted_peers
 from specsim.targets.source import open_source
 from specsim.targets.spec import CheckoutTarget, ReleaseTarget, parse_target
 from specsim.verdict import NotRun
@@ -145,12 +145,8 @@ def _prepare_lifted(peer: LiftedPeer, case: Case, tensors: Tensors) -> Call | No
 
 
 def _prepare_lifted_layers(peer: LiftedPeer, _case: Case, tensors: Tensors) -> Call:
-    buffers = tensors["buffers"]
-    addresses = [buffer.data_ptr() for buffer in buffers]
-    pointers = torch.tensor(addresses, dtype=torch.uint64, device=buffers.device)
-    row_bytes = buffers.shape[2] * buffers.itemsize
-    moves = (tensors["target"], tensors["source"])
-    return _writes(lambda: copy_layers(peer.value, pointers, row_bytes, *moves), tensors)
+    layers = layers_of(tensors["buffers"].unbind(0), tensors["buffers"].device)
+    return _writes(lambda: copy_layers(peer.value, layers, tensors["target"], tensors["source"]), tensors)
 
 
 def _prepare_tree_then_slots(peer: LiftedPeer, case: Case, tensors: Tensors) -> Call | NotRun:
@@ -162,12 +158,13 @@ def _prepare_tree_then_slots(peer: LiftedPeer, case: Case, tensors: Tensors) -> 
     ends = torch.empty_like(starts)
     find = peer.prepare(case.sizes, {**tensors, "start_offset": starts, "end_offset": ends})
 
-    def run() -> None:
-        build()
+    def run() -> Tensors:
+        tree = build()
         torch.add(starts, width, out=ends)
         find()
+        return tree
 
-    return _writes(run, tensors)
+    return run
 
 
 def _prepare_pytorch(op: Op, case: Case, tensors: Tensors) -> Call:
@@ -186,19 +183,18 @@ def _prepare_cuda(
 
 
 def _tree(fill: bool | int, mode: int | None, operation: Any, case: Case, t: Tensors) -> Call:
-    links = [t[name] for name in ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")]
     named = [t[name] for name in ("parent_list", "selected_index", "verified_seq_len", "tree_mask", "positions")]
     sizes = case.sizes
-    shape = (sizes["topk"], sizes["num_steps"], sizes["num_draft_tokens"])
+    bs, ndt = sizes["bs"], sizes["num_draft_tokens"]
     mask_mode = sizes["tree_mask_mode"] if mode is None else mode
 
-    def run() -> None:
-        for link in links:
-            link.fill_(-1)
+    def run() -> Tensors:
+        links = torch.full((3, bs, ndt), -1, dtype=torch.int64, device=t["positions"].device)
         t["tree_mask"].fill_(fill)
-        operation(*named, *links, *shape, mask_mode)
+        operation(*named, *links, sizes["topk"], sizes["num_steps"], ndt, mask_mode)
+        return {**t, **dict(zip(LINKS, links, strict=True))}
 
-    return _writes(run, t)
+    return run
 
 
 def _walk(operation: Any, _case: Case, t: Tensors) -> Call:

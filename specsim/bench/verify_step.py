@@ -22,7 +22,7 @@ from specsim.bench.kernel_cases import KERNELS, make_case
 from specsim.bench.kernel_peers import OURS, Call, KernelPeer, Lifted
 from specsim.bench.sgl_kernel import sgl_kernel_operation
 from specsim.ops.contract import Case, Tensors
-from specsim.targets.sglang.peers import LiftedPeer, copy_layers
+from specsim.targets.sglang.peers import LINKS, LiftedPeer, copy_layers, layers_of
 from specsim.verdict import NotRun
 
 NAME = "verify step"
@@ -34,7 +34,6 @@ SHAPES: Mapping[str, tuple[dict[str, int], ...]] = {
     "cuda": tuple({"bs": bs, "num_draft_tokens": ndt} for ndt in (4, 32) for bs in (1, 16, 64, 256)),
 }
 CHECKED = ("new_seq_lens", "bonus_tokens")
-LINKS = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +196,7 @@ def _long(step: Step, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...]
     # What a release without a kernel for chains builds is the same tree from lists of parents.
     parents = t.get("tree parent_list", torch.arange(-1, ndt - 1, device=device).repeat(bs, 1))
     selected = t.get("tree selected_index", torch.arange(ndt - 1, device=device).repeat(bs, 1))
-    addresses = [buffer.data_ptr() for buffer in step.buffers]
-    pointers = torch.tensor(addresses, dtype=torch.uint64, device=device)
+    layers = layers_of(step.buffers, device)
 
     def run() -> Tensors:
         torch.cat((t["bonus"][:, None], t["drafts"]), dim=1)
@@ -222,7 +220,7 @@ def _long(step: Step, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...]
             collect = kernels["fill_accept_out_cache_loc"].value
             collect[(bs * width,)](accept_index, t["out_cache_loc"], moved_from, 1 << (bs * width - 1).bit_length())
             within = moved_to % (bs * ndt + 1)  # the pool of this benchmark holds the slots of its trees alone
-            copy_layers(kernels["move_kv"].value, pointers, ROW_BYTES, within, moved_from)
+            copy_layers(kernels["move_kv"].value, layers, within, moved_from)
             is_node = accept_index >= 0
             node = torch.where(is_node, accept_index, 0)
             compacted = predicts.clone()

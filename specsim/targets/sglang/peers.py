@@ -12,7 +12,7 @@ Some shapes of a case are outside what a kernel can do: `accepts` says of which 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -120,14 +120,15 @@ def _draft_locs(kernel: Any, sizes: Sizes, t: Tensors) -> Call:
     return _writes(lambda: kernel[(sizes["bs"],)](*named, pool_len, sizes["topk"], sizes["num_steps"]), t)
 
 
+LINKS = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
+
+
 def _build_tree(kernel: Any, sizes: Sizes, t: Tensors) -> Call:
-    bs, mode = sizes["bs"], sizes["tree_mask_mode"]
-    links = [t[name] for name in ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")]
+    bs, ndt, mode = sizes["bs"], sizes["num_draft_tokens"], sizes["tree_mask_mode"]
     lens = t["verified_seq_len"]
 
-    def run() -> None:
-        for link in links:
-            link.fill_(-1)
+    def run() -> Tensors:
+        links = torch.full((3, bs, ndt), -1, dtype=torch.int64, device=lens.device)
         t["tree_mask"].fill_(True)
         before = torch.cumsum(lens, dim=0) - lens
         kernel[(bs,)](
@@ -140,14 +141,15 @@ def _build_tree(kernel: Any, sizes: Sizes, t: Tensors) -> Call:
             *links,
             topk=sizes["topk"],
             depth=sizes["num_steps"],
-            draft_token_num=sizes["num_draft_tokens"],
+            draft_token_num=ndt,
             tree_mask_mode=mode,
             batch_size=bs,
             parent_list_stride=t["parent_list"].stride(0),
             selected_index_stride=t["selected_index"].stride(0),
         )
+        return {**t, **dict(zip(LINKS, links, strict=True))}
 
-    return _writes(run, t)
+    return run
 
 
 def _walk(kernel: Any, sizes: Sizes, t: Tensors) -> Call:
@@ -204,7 +206,7 @@ def _filter_finished(kernel: Any, sizes: Sizes, t: Tensors) -> Call:
 
 def _write_pool(kernel: Any, sizes: Sizes, t: Tensors) -> Call:
     before = t["prefix_lens"].cumsum(0) - t["prefix_lens"]
-    pointers = (t["prefix_indices"].data_ptr() + 8 * before).to(torch.uint64)
+    pointers = (t["prefix_indices"].data_ptr() + 8 * before).view(torch.uint64)
     extend_lens = t["seq_lens"] - t["prefix_lens"]
     named = [t["req_to_token"], t["req_pool_indices"], pointers, t["prefix_lens"], t["seq_lens"], extend_lens]
     stride = t["req_to_token"].shape[1]
@@ -218,8 +220,7 @@ def _gather_extras(function: Any, _sizes: Sizes, t: Tensors) -> Call:
 
 
 def _chain_tree(function: Any, _sizes: Sizes, t: Tensors) -> Call:
-    links = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
-    outputs = ("tree_mask", "positions", *links, "tokens", "out_cache_loc")
+    outputs = ("tree_mask", "positions", *LINKS, "tokens", "out_cache_loc")
     slots = [t[name] for name in ("req_pool_indices", "req_to_token") if name in t]
 
     def run() -> Tensors:
@@ -298,12 +299,7 @@ def _kv_indices(kernel: Any, sizes: Sizes, t: Tensors) -> Call:
     named = (t["req_pool_indices"], t["req_to_token"], t["seq_lens"], t["kv_indices"], t["kv_indptr"], positions)
     strides = (t["req_to_token"].shape[1], t["kv_indices"].shape[1], t["kv_indptr"].shape[1])
     upper = (_upper(bs), _upper(steps), _upper(bs * topk), sizes["page_size"])
-
-    def run() -> None:
-        t["kv_indptr"][:, :1].zero_()
-        kernel[(steps, bs, topk)](*named, *strides, *upper)
-
-    return _writes(run, t)
+    return _writes(lambda: kernel[(steps, bs, topk)](*named, *strides, *upper), t)
 
 
 def _accepted_locs(kernel: Any, _sizes: Sizes, t: Tensors) -> Call:
@@ -318,18 +314,31 @@ def _evict(kernel: Any, sizes: Sizes, t: Tensors) -> Call:
     return _writes(lambda: kernel[(sizes["bs"],)](*arguments), t)
 
 
-def copy_layers(
-    kernel: Any, pointers: torch.Tensor, row_bytes: int, target: torch.Tensor, source: torch.Tensor
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The buffers of a pool as the engine's kernel takes them: addresses and bytes a row, on the device."""
+
+    pointers: torch.Tensor
+    strides: torch.Tensor
+    row_bytes: int
+
+
+def layers_of(buffers: Sequence[torch.Tensor], device: torch.device) -> Layers:
+    row_bytes = buffers[0][0].nbytes if buffers else 0
+    pointers = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.uint64, device=device)
+    strides = torch.full((len(buffers),), row_bytes, dtype=torch.int64, device=device)
+    return Layers(pointers, strides, row_bytes)
+
+
+def copy_layers(kernel: Any, layers: Layers, target: torch.Tensor, source: torch.Tensor) -> None:
     """Move rows of many buffers as the engine's memory pool does: bytes a tile and moves a launch by the rows' size."""
-    tile = 512 if row_bytes >= 8192 else 256 if row_bytes >= 4096 else 128
+    tile = 512 if layers.row_bytes >= 8192 else 256 if layers.row_bytes >= 4096 else 128
     most = 128 if tile >= 512 else 256
-    strides = torch.full_like(pointers, row_bytes, dtype=torch.int64)
     for first in range(0, len(target), most):
         count = min(most, len(target) - first)
-        kernel[(len(pointers), -(-row_bytes // tile))](
-            pointers,
-            strides,
+        kernel[(len(layers.pointers), -(-layers.row_bytes // tile))](
+            layers.pointers,
+            layers.strides,
             target[first : first + count],
             source[first : first + count],
             count,
@@ -341,10 +350,8 @@ def copy_layers(
 
 
 def _move(kernel: Any, _sizes: Sizes, t: Tensors) -> Call:
-    buffer = t["buffer"]
-    pointers = torch.tensor([buffer.data_ptr()], dtype=torch.uint64, device=buffer.device)
-    row_bytes = buffer.shape[1] * buffer.itemsize
-    return _writes(lambda: copy_layers(kernel, pointers, row_bytes, t["target"], t["source"]), t)
+    layers = layers_of([t["buffer"]], t["buffer"].device)
+    return _writes(lambda: copy_layers(kernel, layers, t["target"], t["source"]), t)
 
 
 def _rotate(function: Any, _sizes: Sizes, t: Tensors) -> Call:
