@@ -1,7 +1,8 @@
 """What only a GPU can show of the kernels: compiled, in CUDA graphs, at production's sizes, with any number of warps.
 
 `make test-gpu` runs these, and the tests of other files that use a GPU where there is one; all of them are skipped, and
-counted, where there is none. Those that need tens of gigabytes are one group, so that they run one after the other.
+counted, where there is none. Those that need tens of gigabytes are one group, so that they run one after the other, and
+come first, for they take longest.
 """
 
 from __future__ import annotations
@@ -70,6 +71,93 @@ def assert_right(op: Op, case: Case, results: Tensors) -> None:
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor, atol: float, name: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol, equal_nan=True, msg=name)
+
+
+ROW_OPS = [op for op in OPS.values() if "vocab_size" in bulk_of(op).draw_shape(seeded(0, "rows", 0))]
+row_op = pytest.mark.parametrize("op", ROW_OPS, ids=[op.name for op in ROW_OPS])
+BASE = 4  # requests of which a large batch is copies
+NODES_OF_A_BATCH = ("retrieve_index", "indices")  # inputs that number nodes
+SCALED = ("bs", "num_nodes", "num_indices")
+large = pytest.mark.xdist_group("large")
+
+
+@pytest.fixture
+def memory() -> Iterator[None]:
+    """What a large test held is given back before the next one begins."""
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def copied(tensor: torch.Tensor, name: str, sizes: dict[str, int], times: int) -> torch.Tensor:
+    """`times` copies of what the requests of a batch have, numbers of nodes as they are in the larger batch."""
+    if tensor.shape[:1] == (1,) and name.startswith("threshold"):
+        return tensor
+    many = tensor.repeat(times, *[1] * (tensor.dim() - 1))
+    if name in NODES_OF_A_BATCH:
+        copy = torch.arange(times, device=tensor.device).repeat_interleave(tensor.shape[0]).to(tensor.dtype)
+        many += (copy * sizes["num_nodes"]).view(-1, *[1] * (tensor.dim() - 1))
+    return many
+
+
+def assert_large_is_right(op: Op, bs: int, nodes: int, vocab_size: int) -> None:
+    """A batch of copies of a few requests gives copies of what these give."""
+    is_chain = op.name.startswith("verify_chain")
+    tree = {"topk": 1, "num_steps": nodes - 1} if is_chain else {"topk": 8, "num_steps": 6 if nodes > 8 else 2}
+    count = min(bs, BASE)
+    case = made(op, count, 1, num_draft_tokens=nodes, vocab_size=vocab_size, **tree)
+    expected, times = op.expected(case), bs // count
+    defined = op.defined(case, expected)
+    sizes = case.sizes | {name: case.sizes[name] * times for name in SCALED if name in case.sizes}
+    tensors = {name: copied(tensor, name, case.sizes, times) for name, tensor in case.tensors.items()}
+    tensors |= op.allocate_outputs(Case(sizes, tensors), DEVICE)
+    results = op.call(kernel(op), sizes, tensors)
+    for name, mask in defined.items():
+        parts = results[name].view(times, *expected[name].shape)
+        for number, part in enumerate(parts):
+            moved = number * case.sizes["num_nodes"] if name == "accept_index" else 0
+            right = expected[name]
+            if moved:
+                right = torch.where(right >= 0, right + moved, right)
+            # A sum over a vocabulary rounds by more than one over the contract's small ones does.
+            assert_near(part[mask], right[mask], 10 * op.tolerance.get(name, 0.0), f"{name}, copy {number}")
+
+
+@large
+@row_op
+@pytest.mark.parametrize(
+    ("bs", "nodes", "vocab_size"), [(1, 4, 128_256), (64, 32, 128_256), (512, 4, 151_936), (16, 64, 151_936)]
+)
+def test_rows_of_todays_vocabularies_are_right(op: Op, bs: int, nodes: int, vocab_size: int, memory: None) -> None:
+    assert_large_is_right(op, bs, nodes, vocab_size)
+
+
+@large
+@row_op
+def test_a_batch_whose_elements_need_64_bits_is_right(op: Op, memory: None) -> None:
+    """16,384 rows of 151,936: the last rows begin beyond 2^31 elements."""
+    assert_large_is_right(op, 256, 64, 151_936)
+
+
+@large
+@pytest.mark.parametrize("num_moves", [1, 100, 3_000, 5_000])
+def test_kv_at_the_end_of_a_large_pool_moves(num_moves: int, memory: None) -> None:
+    """Slots beyond 2^31 bytes, and 2^31 elements, from the start of their buffer; ranges that overlap."""
+    slots, width = 1_200_000, 2048
+    buffers = [torch.empty(slots, width, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]
+    tail = 8_192
+    for number, buffer in enumerate(buffers):
+        buffer[-tail:] = ((torch.arange(tail, device=DEVICE) + number) % 251)[:, None]
+    target = torch.arange(slots - tail, slots - tail + num_moves, device=DEVICE)
+    source = target + 7
+    expected = [buffer[source] for buffer in buffers]
+    kernels.move_kv_of_buffers(kernels.kv_buffers(buffers), target, source)
+    for buffer, moved in zip(buffers, expected, strict=True):
+        assert torch.equal(buffer[target], moved)
+    again = [buffer[target] for buffer in buffers]
+    kernels.move_kv(buffers[0], source, target)
+    assert torch.equal(buffers[0][source], again[0])
+    assert torch.equal(buffers[1][target], again[1])
 
 
 @every_op
@@ -156,92 +244,6 @@ def test_a_graph_of_a_large_batch_replays_on_other_requests(op: Op) -> None:
             tensors[name].copy_(tensor)
         graph.replay()
         assert_right(op, case, tensors)
-
-
-ROW_OPS = [op for op in OPS.values() if "vocab_size" in bulk_of(op).draw_shape(seeded(0, "rows", 0))]
-row_op = pytest.mark.parametrize("op", ROW_OPS, ids=[op.name for op in ROW_OPS])
-BASE = 4  # requests of which a large batch is copies
-NODES_OF_A_BATCH = ("retrieve_index", "indices")  # inputs that number nodes
-SCALED = ("bs", "num_nodes", "num_indices")
-large = pytest.mark.xdist_group("large")
-
-
-@pytest.fixture
-def memory() -> Iterator[None]:
-    """What a large test held is given back before the next one begins."""
-    yield
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def copied(tensor: torch.Tensor, name: str, sizes: dict[str, int], times: int) -> torch.Tensor:
-    """`times` copies of what the requests of a batch have, numbers of nodes as they are in the larger batch."""
-    if tensor.shape[:1] == (1,) and name.startswith("threshold"):
-        return tensor
-    many = tensor.repeat(times, *[1] * (tensor.dim() - 1))
-    if name in NODES_OF_A_BATCH:
-        copy = torch.arange(times, device=tensor.device).repeat_interleave(tensor.shape[0]).to(tensor.dtype)
-        many += (copy * sizes["num_nodes"]).view(-1, *[1] * (tensor.dim() - 1))
-    return many
-
-
-def assert_large_is_right(op: Op, bs: int, nodes: int, vocab_size: int) -> None:
-    """A batch of copies of a few requests gives copies of what these give."""
-    is_chain = op.name.startswith("verify_chain")
-    tree = {"topk": 1, "num_steps": nodes - 1} if is_chain else {"topk": 8, "num_steps": 6 if nodes > 8 else 2}
-    count = min(bs, BASE)
-    case = made(op, count, 1, num_draft_tokens=nodes, vocab_size=vocab_size, **tree)
-    expected, times = op.expected(case), bs // count
-    defined = op.defined(case, expected)
-    sizes = case.sizes | {name: case.sizes[name] * times for name in SCALED if name in case.sizes}
-    tensors = {name: copied(tensor, name, case.sizes, times) for name, tensor in case.tensors.items()}
-    tensors |= op.allocate_outputs(Case(sizes, tensors), DEVICE)
-    results = op.call(kernel(op), sizes, tensors)
-    for name, mask in defined.items():
-        parts = results[name].view(times, *expected[name].shape)
-        for number, part in enumerate(parts):
-            moved = number * case.sizes["num_nodes"] if name == "accept_index" else 0
-            right = expected[name]
-            if moved:
-                right = torch.where(right >= 0, right + moved, right)
-            # A sum over a vocabulary rounds by more than one over the contract's small ones does.
-            assert_near(part[mask], right[mask], 10 * op.tolerance.get(name, 0.0), f"{name}, copy {number}")
-
-
-@large
-@row_op
-@pytest.mark.parametrize("vocab_size", [128_256, 151_936])
-@pytest.mark.parametrize(("bs", "nodes"), [(1, 4), (512, 4), (16, 64), (64, 32)])
-def test_rows_of_todays_vocabularies_are_right(op: Op, bs: int, nodes: int, vocab_size: int, memory: None) -> None:
-    assert_large_is_right(op, bs, nodes, vocab_size)
-
-
-@large
-@row_op
-def test_a_batch_whose_elements_need_64_bits_is_right(op: Op, memory: None) -> None:
-    """16,384 rows of 151,936: the last rows begin beyond 2^31 elements."""
-    assert_large_is_right(op, 256, 64, 151_936)
-
-
-@large
-@pytest.mark.parametrize("num_moves", [1, 100, 3_000, 5_000])
-def test_kv_at_the_end_of_a_large_pool_moves(num_moves: int, memory: None) -> None:
-    """Slots beyond 2^31 bytes, and 2^31 elements, from the start of their buffer; ranges that overlap."""
-    slots, width = 1_200_000, 2048
-    buffers = [torch.empty(slots, width, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]
-    tail = 8_192
-    for number, buffer in enumerate(buffers):
-        buffer[-tail:] = ((torch.arange(tail, device=DEVICE) + number) % 251)[:, None]
-    target = torch.arange(slots - tail, slots - tail + num_moves, device=DEVICE)
-    source = target + 7
-    expected = [buffer[source] for buffer in buffers]
-    kernels.move_kv_of_buffers(kernels.kv_buffers(buffers), target, source)
-    for buffer, moved in zip(buffers, expected, strict=True):
-        assert torch.equal(buffer[target], moved)
-    again = [buffer[target] for buffer in buffers]
-    kernels.move_kv(buffers[0], source, target)
-    assert torch.equal(buffers[0][source], again[0])
-    assert torch.equal(buffers[1][target], again[1])
 
 
 @pytest.mark.parametrize("row_bytes", [512, 1152, 4096, 16384])
