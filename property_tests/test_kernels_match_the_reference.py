@@ -30,6 +30,7 @@ from specsim.ops.contract import Case, Op, Role, TensorArg, Tensors, differing
 from specsim.ops.registry import OPS
 from specsim.ops.strategies import cases
 from specsim.reference import FULL_MASK, QLEN_ONLY
+from specsim.reference.logits import NAN_HIGHEST, NAN_LOWEST, row_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +130,7 @@ SMALL_BLOCKS: dict[Any, dict[str, int]] = {
     drafting: {"BLOCK_J": 2},
     kv: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2},
     kv_move: {"TILE_BYTES": 64, "NUM_MOVES_MAX": 6},
-    logits: {"BLOCK_V": 16, "BLOCK_ROW": 16, "BLOCK_DIGITS": 16},
+    logits: {"BLOCK_V": 16, "BLOCK_ROW": 16, "BLOCK_DIGITS": 16, "ARGMAX_CHUNK_MIN": 8},
     masks: {"BLOCK_C": 2},
     multi_layer: {"BLOCK_T": 2, "BLOCK_H": 2},
     sampling: {"BLOCK_V": 2, "BLOCK_V_OF_TWO_LAWS": 2},
@@ -343,6 +344,23 @@ def test_a_law_of_nan_accepts_nothing_and_emits_a_token_of_the_vocabulary(name: 
     assert guarded.tensors["accept_token_num"].tolist() == [0] * case.sizes["bs"]
     root = guarded.tensors["accept_index"][:, 0].long()
     assert guarded.tensors["predicts"][root].tolist() == [case.sizes["vocab_size"] - 1] * case.sizes["bs"]
+
+
+@pytest.mark.parametrize("nan_policy", [NAN_HIGHEST, NAN_LOWEST])
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("-inf"), -3.0])
+def test_rows_that_programs_share_give_the_lowest_of_equal_tokens(nan_policy: int, value: float) -> None:
+    """Launch after launch, of more rows and of fewer, on the same scratch."""
+    for num_rows, vocab_size in ((2, 5_000), (3, 4_099), (1, 8_192)):
+        rows = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(num_rows)) - 9
+        for i, row in enumerate(rows):
+            row[1_500 + i :: 1_000] = value
+        rows[0, 700] = -0.0
+        ids = torch.full((num_rows,), -1, device=DEVICE)
+        kernels.row_argmax(rows.to(DEVICE), nan_policy, ids)
+        assert ids.tolist() == row_argmax(rows, nan_policy).tolist()
+        assert not any(words[: logits.ARGMAX_PROGRAMS].any() for words in logits._ARGMAX_WORDS.values())
+    assert logits._splits(1, 128_256) == 64
+    assert logits._splits(512, 128_256) == logits._splits(1, 1_000) == 1
 
 
 @pytest.mark.parametrize("mask_mode", [FULL_MASK, QLEN_ONLY])
