@@ -128,7 +128,7 @@ SMALL_BLOCKS: dict[Any, dict[str, int]] = {
     accepted: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2},
     cache_locs: {"BLOCK_B": 2, "BLOCK_LOCS": 2},
     drafting: {"BLOCK_J": 2},
-    kv: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2},
+    kv: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2, "PROGRAMS_MAX": 30},
     kv_move: {"TILE_BYTES": 64, "NUM_MOVES_MAX": 6},
     logits: {"BLOCK_V": 16, "BLOCK_ROW": 16, "BLOCK_DIGITS": 16, "ARGMAX_CHUNK_MIN": 8},
     masks: {"BLOCK_C": 2},
