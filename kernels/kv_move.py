@@ -2,7 +2,7 @@
 
 A move is safe for overlapping ranges by construction: a program owns some columns of one buffer in all rows that move,
 reads them all, meets a barrier, and writes. So nothing is read after it was written, whatever the moves are, and no
-byte is moved twice. A program holds at most `TILE_BYTES`, which it loads before it waits for any of them; the columns
+byte is moved twice. A program holds up to `TILE_BYTES`, which it loads before it waits for any of them; the columns
 are cut until a launch has `PROGRAMS_WANTED` programs, which is two for each multiprocessor of a large GPU, but never
 below the 64 bytes that memory delivers at once.
 """
@@ -33,11 +33,14 @@ from specsim.ops.registry import OPS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NUM_MOVES_MAX = 4096
-"""Rows that one program can hold of 16 bytes each; more are gathered into a second buffer first."""
+NUM_MOVES_MAX = 8192
+"""Rows that one program can hold, of 16 bytes each; more are gathered into a second buffer first."""
 
 TILE_BYTES = 64 * 1024
-"""Of KV that a program holds in registers between reading and writing."""
+"""Of KV that a program holds in registers between reading and writing; where that leaves less than a sector of memory
+for each of many rows, twice as much."""
+
+SECTOR_BYTES = 32
 
 PROGRAMS_WANTED = 256
 COLUMN_BYTES_MIN = 64
@@ -124,13 +127,20 @@ def _move(words: tuple[Tensor, ...], addresses: Tensor | None, target: Tensor, s
         ALIGNED=16 if all(buffer.data_ptr() % 16 == 0 for buffer in words) else word_bytes,
         BLOCK_M=block_m,
         BLOCK_W=block_w,
-        num_warps=8 if block_m * block_w * word_bytes >= TILE_BYTES // 2 else 4,
+        num_warps=_warps(block_m * block_w * word_bytes),
     )
+
+
+def _warps(tile_bytes: int) -> int:
+    if tile_bytes > TILE_BYTES:
+        return 16
+    return 8 if tile_bytes >= TILE_BYTES // 2 else 4
 
 
 def _columns(num_buffers: int, row_words: int, block_m: int, word_bytes: int) -> int:
     """Words of a row that a program moves."""
-    block_w = block_of(row_words, max(1, TILE_BYTES // (block_m * word_bytes)))
+    column_bytes = max(TILE_BYTES // block_m, min(SECTOR_BYTES, 2 * TILE_BYTES // block_m))
+    block_w = block_of(row_words, max(1, column_bytes // word_bytes))
     while block_w * word_bytes > COLUMN_BYTES_MIN and num_buffers * triton.cdiv(row_words, block_w) < PROGRAMS_WANTED:
         block_w //= 2
     return block_w

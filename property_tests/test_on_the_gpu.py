@@ -140,12 +140,12 @@ def test_a_batch_whose_elements_need_64_bits_is_right(op: Op, memory: None) -> N
 
 
 @large
-@pytest.mark.parametrize("num_moves", [1, 100, 3_000, 5_000])
+@pytest.mark.parametrize("num_moves", [1, 100, 3_000, 5_000, 9_000])
 def test_kv_at_the_end_of_a_large_pool_moves(num_moves: int, memory: None) -> None:
     """Slots beyond 2^31 bytes, and 2^31 elements, from the start of their buffer; ranges that overlap."""
     slots, width = 1_200_000, 2048
     buffers = [torch.empty(slots, width, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]
-    tail = 8_192
+    tail = 16_384
     for number, buffer in enumerate(buffers):
         buffer[-tail:] = ((torch.arange(tail, device=DEVICE) + number) % 251)[:, None]
     target = torch.arange(slots - tail, slots - tail + num_moves, device=DEVICE)
@@ -247,7 +247,7 @@ def test_a_graph_of_a_large_batch_replays_on_other_requests(op: Op) -> None:
 
 
 @pytest.mark.parametrize("row_bytes", [512, 1152, 4096, 16384])
-@pytest.mark.parametrize("num_moves", [40, 400, 4096])
+@pytest.mark.parametrize("num_moves", [40, 400, 4_600])
 def test_the_same_slots_of_61_layers_move_in_a_graph(row_bytes: int, num_moves: int) -> None:
     generator = torch.Generator(DEVICE).manual_seed(num_moves)
     pool = torch.randint(0, 127, (61, 5_000, row_bytes), dtype=torch.int8, device=DEVICE, generator=generator)
