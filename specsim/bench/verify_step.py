@@ -28,6 +28,7 @@ from specsim.verdict import NotRun
 NAME = "verify step"
 OPTION = "step"
 QLEN_ONLY = 1
+ACCEPTED = 2
 LAYERS, ROW_BYTES, HIDDEN_SIZE = 61, 1152, 4096
 SHAPES: Mapping[str, tuple[dict[str, int], ...]] = {
     "cpu": ({"bs": 1, "num_draft_tokens": 4},),
@@ -50,7 +51,7 @@ class Step:
 
 
 def make_step(shape: Mapping[str, int], device: str) -> Step:
-    logits = {**shape, "accepted": 2, "logit_bits": 32}
+    logits = {**shape, "accepted": ACCEPTED, "logit_bits": 32}
     walked = verify_logits_greedy.make_case(logits, device)
     bs, ndt, width = shape["bs"], shape["num_draft_tokens"], walked.sizes["accept_width"]
     is_chain = walked.sizes["topk"] == 1
@@ -60,7 +61,10 @@ def make_step(shape: Mapping[str, int], device: str) -> Step:
     op, fused = KERNELS["verify_logits_greedy"], KERNELS[f"{name}_and_cache_locs"]
     outputs = op.allocate_outputs(walked, device)
     first = torch.arange(bs, device=device) * ndt
-    num_slots = bs * ndt + 1
+    num_slots = 1 + max(bs * ndt, int(built.tensors["req_to_token"].max()))
+    num_moves = bs * (ACCEPTED + 1)
+    source = torch.zeros(bs * width, dtype=torch.int64, device=device)
+    source[:num_moves] = 1 + torch.randperm(num_slots - 1, device=device)[:num_moves]
     hidden_size = HIDDEN_SIZE if device == "cuda" else 8
     tensors = {
         **{f"tree {name}": tensor for name, tensor in (built.tensors | fused.allocate_outputs(built, device)).items()},
@@ -76,6 +80,7 @@ def make_step(shape: Mapping[str, int], device: str) -> Step:
         "compacted_predict": torch.empty(bs * ndt, dtype=torch.int32, device=device),
         "moved to": torch.empty(bs * width, dtype=torch.int64, device=device),
         "moved from": torch.empty(bs * width, dtype=torch.int64, device=device),
+        "KV from": source,
     }
     layers = LAYERS if device == "cuda" else 2
     pool = torch.zeros((0 if is_chain else layers, num_slots, ROW_BYTES), dtype=torch.uint8, device=device)
@@ -135,7 +140,8 @@ def _ours(step: Step) -> Call:
                 t["compacted_hidden_states"],
                 sizes["num_draft_tokens"],
             )
-            kernels.move_kv_of_buffers(pool, t["moved to"], t["moved from"])
+            # The walked path is its tree's first nodes, whose KV is in place: as many other rows move as the peers move.
+            kernels.move_kv_of_buffers(pool, t["moved to"], t["KV from"])
         return {name: t[name] for name in CHECKED}
 
     return run
@@ -219,8 +225,7 @@ def _long(step: Step, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...]
             find[(bs,)](rows, table, lens, ends + 1, moved_to, table.shape[1], upper)
             collect = kernels["fill_accept_out_cache_loc"].value
             collect[(bs * width,)](accept_index, t["out_cache_loc"], moved_from, 1 << (bs * width - 1).bit_length())
-            within = moved_to % (bs * ndt + 1)  # the pool of this benchmark holds the slots of its trees alone
-            copy_layers(kernels["move_kv"].value, layers, within, moved_from)
+            copy_layers(kernels["move_kv"].value, layers, moved_to, moved_from)
             is_node = accept_index >= 0
             node = torch.where(is_node, accept_index, 0)
             compacted = predicts.clone()
