@@ -140,7 +140,7 @@ def _ours(step: Step) -> Call:
                 t["compacted_hidden_states"],
                 sizes["num_draft_tokens"],
             )
-            # The walked path is its tree's first nodes, whose KV is in place: as many other rows move as the peers move.
+            # The walked path is its tree's first nodes, whose KV is in place: as many other rows move as in a peer.
             kernels.move_kv_of_buffers(pool, t["moved to"], t["KV from"])
         return {name: t[name] for name in CHECKED}
 
