@@ -27,7 +27,10 @@ TORCH_PIN := $(shell grep '^torch==' constraints.txt)
 RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
 ALL_RELEASES := $(shell sed -n -e 's/^ *"\(.*\)",$$/\1/p' specsim/targets/sglang/releases.py)
 
-.PHONY: help setup run test test-releases test-compiled test-sm90 nightly lint clean
+GPU_TESTS := $(addprefix property_tests/test_,$(addsuffix .py,on_the_gpu kernels_match_the_reference \
+	verify_logits kernels_are_lossless bulk_generators reference_agrees_with_loops bench_kernels))
+
+.PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu nightly lint clean
 
 help: ## what can be made
 	@sed -n -e 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -52,6 +55,19 @@ test-compiled: $(READY) ## the tests that compile the simulator: minutes
 
 test-sm90: $(READY) ## every kernel compiled for sm_90, without a GPU: spills and vector widths
 	SPECSIM_COMPILE=all $(BIN)/python -m pytest property_tests/test_compiled_kernels.py
+
+test-gpu: $(READY) ## what only a GPU can show of the kernels: minutes on one
+	$(BIN)/python -m pytest -n 4 --dist loadgroup $(GPU_TESTS)
+
+sanitize-gpu: $(READY) ## every kernel on small cases under compute-sanitizer, where that is installed
+	@if ! command -v compute-sanitizer >/dev/null; then \
+		echo 'make sanitize-gpu: not run: compute-sanitizer is not on PATH (it comes with the CUDA toolkit)' >&2; exit 0; \
+	fi; \
+	for tool in memcheck racecheck initcheck; do \
+		echo "== $$tool"; \
+		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 99 --print-limit 20 \
+			$(BIN)/python property_tests/small_pass.py; \
+	done
 
 nightly: $(READY) ## every test with fifty times the examples: hours
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n auto

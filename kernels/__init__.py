@@ -39,6 +39,7 @@ from specsim.kernels.cache_locs import (
 )
 from specsim.kernels.drafting import (
     build_chain_tree,
+    build_chain_tree_and_cache_locs,
     organize_draft_results,
     select_top_k,
 )
@@ -49,7 +50,11 @@ from specsim.kernels.kv import (
     fill_accept_out_cache_loc,
     generate_draft_decode_kv_indices,
 )
-from specsim.kernels.kv_move import move_kv
+from specsim.kernels.kv_move import (
+    kv_buffers,
+    move_kv,
+    move_kv_of_buffers,
+)
 from specsim.kernels.logits import (
     accumulate_penalties,
     apply_penalties,
@@ -158,6 +163,7 @@ __all__ = [
     "assign_new_state",
     "assign_req_to_token_pool",
     "build_chain_tree",
+    "build_chain_tree_and_cache_locs",
     "build_tree",
     "build_tree_and_cache_locs",
     "build_tree_packed",
@@ -173,8 +179,10 @@ __all__ = [
     "generate_draft_decode_kv_indices",
     "get_last_loc",
     "get_target_cache_loc",
+    "kv_buffers",
     "min_p_renorm_probs",
     "move_kv",
+    "move_kv_of_buffers",
     "organize_draft_results",
     "pack_tree_mask",
     "provider",

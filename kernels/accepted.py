@@ -11,6 +11,7 @@ import triton.language as tl
 
 from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype, require_size
 from specsim.kernels.ragged import BLOCK_B, sum_before, sum_of_differences_before
+from specsim.kernels.verify import bonus_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -256,9 +257,7 @@ def _verify_commit_outputs_kernel(
     o_b = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     m_b = o_b < bs
     b_accept_len = tl.load(p_accept_lens + o_b, mask=m_b, other=0)
-    m_path = (b_accept_len >= 1) & (b_accept_len <= ACCEPT_WIDTH)
-    b_node = tl.load(p_accept_index + o_b * ACCEPT_WIDTH + b_accept_len - 1, mask=m_path, other=-1)
-    b_bonus = tl.load(p_predict + b_node, mask=(b_node >= 0) & (b_node < num_nodes), other=0)
+    b_bonus = bonus_of(p_predict, p_accept_index, b_accept_len, o_b, num_nodes, ACCEPT_WIDTH)
     b_seq_len = tl.load(p_seq_lens + o_b, mask=m_b, other=0)
     tl.store(p_bonus_tokens + o_b, b_bonus, mask=m_b)
     tl.store(p_new_seq_lens + o_b, b_seq_len + b_accept_len, mask=m_b)

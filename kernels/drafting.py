@@ -13,7 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import block_of, operation, require_size
+from specsim.kernels.launch import block_of, operation, require_contract, require_size
+from specsim.kernels.masks import store_slots
+from specsim.kernels.tree import SLOTS
+from specsim.ops.registry import OPS
 
 BLOCK_J = 32
 NUM_CANDIDATES_MAX = 4096
@@ -126,24 +129,55 @@ def build_chain_tree(
 
     Shapes and dtypes: specsim.reference.drafting.build_chain_tree.
     """
+    arguments = (bonus_tokens, draft_tokens, verified_seq_len, tokens, tree_mask, positions)
+    _build_chain(arguments, (retrieve_index, retrieve_next_token, retrieve_next_sibling), None)
+
+
+def build_chain_tree_and_cache_locs(
+    bonus_tokens: Tensor,
+    draft_tokens: Tensor,
+    verified_seq_len: Tensor,
+    tokens: Tensor,
+    tree_mask: Tensor,
+    positions: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    out_cache_loc: Tensor,
+) -> None:
+    """`build_chain_tree`, and in the same launch the slots of the nodes, as `build_tree_and_cache_locs` gives them."""
+    require_contract((*OPS["build_chain_tree"].args, *SLOTS), dict(locals()), {})
+    arguments = (bonus_tokens, draft_tokens, verified_seq_len, tokens, tree_mask, positions)
+    links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    _build_chain(arguments, links, (req_pool_indices, req_to_token, out_cache_loc))
+
+
+def _build_chain(
+    arguments: tuple[Tensor, ...], links: tuple[Tensor, ...], slots: tuple[Tensor, Tensor, Tensor] | None
+) -> None:
+    _bonus_tokens, draft_tokens, verified_seq_len, tokens, tree_mask, _positions = arguments
     bs, num_steps = draft_tokens.shape
     ndt = num_steps + 1
     require_size("tokens", "num_nodes", tokens.shape[0], bs * ndt)
     require_size("tree_mask", "mask_numel", tree_mask.shape[0], bs * ndt * ndt)
-    require_size("retrieve_index", "num_draft_tokens", retrieve_index.shape[1], ndt)
+    require_size("retrieve_index", "num_draft_tokens", links[0].shape[1], ndt)
     if bs == 0:
         return
+    # Without slots the page table's arguments are never used; any tensors of the right dtypes will do.
+    req_pool_indices, req_to_token, out_cache_loc = slots or (verified_seq_len, verified_seq_len, verified_seq_len)
     _build_chain_tree_kernel[(bs,)](
-        bonus_tokens,
-        draft_tokens,
-        verified_seq_len,
-        tokens,
+        *arguments[:4],
         tree_mask.view(torch.uint8),
-        positions,
-        retrieve_index,
-        retrieve_next_token,
-        retrieve_next_sibling,
+        *arguments[5:],
+        *links,
+        req_pool_indices,
+        req_to_token,
+        out_cache_loc,
+        req_to_token.shape[-1],
         NDT=ndt,
+        HAS_SLOTS=slots is not None,
         BLOCK_N=triton.next_power_of_2(ndt),
         num_warps=1 if ndt <= 8 else 4,
     )
@@ -251,7 +285,7 @@ def _organize_draft_results_kernel(
     tl.store(p_parent_list + i_b * PARENT_WIDTH + o_p, b_parent, mask=o_p < PARENT_WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pool_len"])
 def _build_chain_tree_kernel(
     p_bonus_tokens,
     p_draft_tokens,
@@ -262,7 +296,12 @@ def _build_chain_tree_kernel(
     p_retrieve_index,
     p_retrieve_next_token,
     p_retrieve_next_sibling,
+    p_req_pool_indices,
+    p_req_to_token,
+    p_out_cache_loc,
+    pool_len,
     NDT: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """One program a request."""
@@ -275,7 +314,8 @@ def _build_chain_tree_kernel(
     b_draft = tl.load(p_draft_tokens + i_b * (NDT - 1) + o_n - 1, mask=m_draft, other=0)
     b_token = tl.where(o_n == 0, tl.load(p_bonus_tokens + i_b).to(tl.int64), b_draft)
     tl.store(p_tokens + o_node, b_token, mask=m_n)
-    tl.store(p_positions + o_node, tl.load(p_verified_seq_len + i_b) + o_n, mask=m_n)
+    i_seq_len = tl.load(p_verified_seq_len + i_b)
+    tl.store(p_positions + o_node, i_seq_len + o_n, mask=m_n)
     tl.store(p_retrieve_index + o_node, o_node, mask=m_n)
     tl.store(p_retrieve_next_token + o_node, tl.where(o_n < NDT - 1, o_n + 1, -1).to(tl.int64), mask=m_n)
     tl.store(p_retrieve_next_sibling + o_node, tl.full([BLOCK_N], -1, tl.int64), mask=m_n)
@@ -283,3 +323,5 @@ def _build_chain_tree_kernel(
     m_triangle = o_n[:, None] >= o_n[None, :]
     o_mask = i_b * (NDT * NDT) + o_n[:, None] * NDT + o_n[None, :]
     tl.store(p_tree_mask + o_mask, m_triangle.to(tl.uint8), mask=m_n[:, None] & m_n[None, :])
+    if HAS_SLOTS:
+        store_slots(p_req_pool_indices, p_req_to_token, p_out_cache_loc, i_b, i_seq_len, pool_len, NDT, BLOCK_N)

@@ -20,6 +20,11 @@ from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, req
 BLOCK_B = 256
 BLOCK_LOCS = 256
 BLOCK_H = 2048
+TILE_WORDS = 4096
+"""Of the hidden states of an accepted path, which a program has under way at once."""
+
+PROGRAMS_MAX = 4096
+"""Of a launch that shares lists out: 32 for each multiprocessor of a large GPU."""
 
 
 @operation()
@@ -44,8 +49,9 @@ def generate_draft_decode_kv_indices(
     bs = req_pool_indices.shape[0]
     require_size("kv_indptr", "num_bounds", kv_indptr.shape[1], bs * topk + 1)
     pool_len = req_to_token.shape[1]
-    # One program more than branches, for the last bounds; a long list is shared out between `splits`.
-    splits = min(32, triton.cdiv(pool_len, 4 * BLOCK_LOCS))
+    # One program more than branches, for the last bounds; a long list is shared out between `splits`, but not where
+    # there are branches enough, for how long the lists are is not known and most of a row may be empty.
+    splits = min(32, triton.cdiv(pool_len, 4 * BLOCK_LOCS), PROGRAMS_MAX // (bs * topk + 1))
     _draft_decode_kv_indices_kernel[(bs * topk + 1, max(1, splits))](
         req_pool_indices,
         req_to_token,
@@ -178,7 +184,8 @@ def compact_accepted_path(
         return
     states, compacted = as_equal_words(hidden_states, compacted_hidden_states)
     hidden_size = states.shape[1]
-    block_h = block_of(hidden_size, BLOCK_H)
+    block_w = triton.next_power_of_2(max(1, accept_width))
+    block_h = block_of(hidden_size, min(BLOCK_H, max(1, TILE_WORDS // block_w)))
     _compact_accepted_path_kernel[(bs, max(1, triton.cdiv(hidden_size, block_h)))](
         accept_index,
         accept_lens,
@@ -194,7 +201,7 @@ def compact_accepted_path(
         ACCEPT_WIDTH=accept_width,
         HIDDEN_SIZE=hidden_size,
         BLOCK_B=BLOCK_B,
-        BLOCK_W=triton.next_power_of_2(max(1, accept_width)),
+        BLOCK_W=block_w,
         BLOCK_H=block_h,
         num_warps=4,
     )
@@ -412,11 +419,8 @@ def _compact_accepted_path_kernel(
         b_token = tl.load(p_predict + b_node, mask=m_w, other=0)
         tl.store(p_compacted_predict + i_block + o_w, b_token, mask=m_w)
 
+    # [BLOCK_W, BLOCK_H]
     o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)
-    i_w = 0
-    while i_w < accept_len:
-        # [BLOCK_H]
-        i_node = tl.sum(tl.where(o_w == i_w, b_node, 0), axis=0)
-        b_state = tl.load(p_states + i_node * HIDDEN_SIZE + o_h, mask=o_h < HIDDEN_SIZE, other=0)
-        tl.store(p_compacted + (i_block + i_w) * HIDDEN_SIZE + o_h, b_state, mask=o_h < HIDDEN_SIZE)
-        i_w += 1
+    m_state = m_w[:, None] & (o_h < HIDDEN_SIZE)[None, :]
+    b_state = tl.load(p_states + b_node[:, None] * HIDDEN_SIZE + o_h[None, :], mask=m_state, other=0)
+    tl.store(p_compacted + (i_block + o_w)[:, None] * HIDDEN_SIZE + o_h[None, :], b_state, mask=m_state)

@@ -3,6 +3,7 @@
 What changes element by element (penalties, grammar) is shared out over programs by blocks of the vocabulary and bound
 by its bytes. What needs a whole row has one program a row, which reads it several times; after the first pass a row of
 half a megabyte comes from the L2 cache, and rows enough to fill the chip are bound by the first pass and the write.
+The greedy token of few rows is found by several programs a row.
 
 What is kept of a law is decided by a *pivot*: everything at least as probable is kept, ties included. The pivot of
 top-k and top-p is found digit by digit, four bits of the number's pattern a pass: of sixteen candidates the highest
@@ -139,9 +140,51 @@ def row_argmax(logits: Tensor, nan_policy: int, ids: Tensor) -> None:
     num_rows = _require_vocabulary("logits", logits)
     if num_rows == 0:
         return
-    _row_argmax_kernel[(num_rows,)](
-        logits, ids, VOCAB=logits.shape[1], NAN_IS_HIGHEST=nan_policy == NAN_HIGHEST, **_row_blocks(logits.shape[1])
+    vocab_size = logits.shape[1]
+    splits = _splits(num_rows, vocab_size)
+    chunk = WORD_BITS * triton.cdiv(vocab_size, WORD_BITS * splits)  # of whole vectors
+    words = logits if splits == 1 else _argmax_words(logits.device)  # not used by one program a row
+    _row_argmax_kernel[(num_rows, splits)](
+        logits,
+        ids,
+        words,
+        VOCAB=vocab_size,
+        NAN_IS_HIGHEST=nan_policy == NAN_HIGHEST,
+        SPLITS=splits,
+        COUNTS=ARGMAX_PROGRAMS,
+        CHUNK=chunk,
+        **_row_blocks(chunk),
     )
+
+
+ARGMAX_PROGRAMS = 512
+"""Programs that share few rows between them: four for each multiprocessor of a large GPU."""
+
+ARGMAX_CHUNK_MIN = 1024
+SPLITS_MAX = 64
+
+# By device and stream: for each row that is shared a count, which is zero between launches, then a word for each
+# program. Never made anew, for captured graphs hold its address.
+_ARGMAX_WORDS: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def _splits(num_rows: int, vocab_size: int) -> int:
+    """Programs a row, a power of two: as many as fill the device, of `ARGMAX_CHUNK_MIN` logits or more each."""
+    splits = 1
+    while (
+        splits < SPLITS_MAX
+        and 2 * splits * num_rows <= ARGMAX_PROGRAMS
+        and 2 * splits * ARGMAX_CHUNK_MIN <= vocab_size + ARGMAX_CHUNK_MIN
+    ):
+        splits *= 2
+    return splits
+
+
+def _argmax_words(device: torch.device) -> Tensor:
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    if (device, stream) not in _ARGMAX_WORDS:
+        _ARGMAX_WORDS[device, stream] = torch.zeros(2 * ARGMAX_PROGRAMS, dtype=torch.int64, device=device)
+    return _ARGMAX_WORDS[device, stream]
 
 
 @operation(logits=LOGITS)
@@ -323,28 +366,53 @@ def _apply_token_bitmask_kernel(
 
 
 @triton.jit
-def _row_argmax_kernel(p_logits, p_ids, VOCAB: tl.constexpr, NAN_IS_HIGHEST: tl.constexpr, BLOCK_V: tl.constexpr):
-    """One program a row. A lane keeps the best that it has seen and where; lanes are compared at the end."""
+def _row_argmax_kernel(
+    p_logits,
+    p_ids,
+    p_words,
+    VOCAB: tl.constexpr,
+    NAN_IS_HIGHEST: tl.constexpr,
+    SPLITS: tl.constexpr,
+    COUNTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """One program a row, or several that share it, the last of which compares what they found.
+
+    A lane keeps the best that it has seen and where. Logits are compared as integers in their order; a program's best
+    is a word that is the larger the higher the logit, and of equal ones the lower the token.
+    """
     i_row = tl.program_id(0).to(tl.int64)
+    i_split = tl.program_id(1)
+    i_end = tl.minimum((i_split + 1) * CHUNK, VOCAB)
     # [BLOCK_V]
-    b_best = tl.full([BLOCK_V], float("-inf"), tl.float32)
+    b_best = tl.full([BLOCK_V], -(2**31), tl.int32)
     b_at = tl.full([BLOCK_V], VOCAB, tl.int32)
-    b_nan_at = tl.full([BLOCK_V], VOCAB, tl.int32)
-    for i_first in range(0, VOCAB, BLOCK_V):
-        o_v = i_first + tl.arange(0, BLOCK_V)
-        b_logit = tl.load(p_logits + i_row * VOCAB + o_v, mask=o_v < VOCAB, other=float("-inf")).to(tl.float32)
+    for i_first in range(0, CHUNK, BLOCK_V):
+        o_v = i_split * CHUNK + i_first + tl.arange(0, BLOCK_V)
+        m_v = o_v < i_end
+        b_logit = tl.load(p_logits + i_row * VOCAB + o_v, mask=m_v, other=float("-inf")).to(tl.float32)
         m_nan = b_logit != b_logit
-        b_nan_at = tl.where(m_nan, tl.minimum(b_nan_at, o_v), b_nan_at)
-        b_logit = tl.where(m_nan, float("-inf"), b_logit)
-        m_better = (b_logit > b_best) | (b_at == VOCAB)
-        b_best = tl.where(m_better, b_logit, b_best)
+        b_bits = (tl.where(m_nan, float("-inf"), b_logit) + 0.0).to(tl.int32, bitcast=True)  # 0.0 is -0.0
+        b_order = b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
+        if NAN_IS_HIGHEST:
+            b_order = tl.where(m_nan, 0x7FFFFFFF, b_order)
+        m_better = m_v & (b_order > b_best)
+        b_best = tl.where(m_better, b_order, b_best)
         b_at = tl.where(m_better, o_v, b_at)
-    best = tl.max(b_best, axis=0)
-    i_best = tl.min(tl.where(b_best == best, b_at, VOCAB), axis=0)
-    if NAN_IS_HIGHEST:
-        i_nan = tl.min(b_nan_at, axis=0)
-        i_best = tl.where(i_nan < VOCAB, i_nan, i_best)
-    tl.store(p_ids + i_row, i_best.to(tl.int64))
+    i_word = tl.max((b_best.to(tl.int64) << 32) | (0x7FFFFFFF - b_at).to(tl.int64), axis=0)
+    if SPLITS == 1:
+        tl.store(p_ids + i_row, 0x7FFFFFFF - (i_word & 0x7FFFFFFF))
+    else:
+        p_of_row = p_words + COUNTS + i_row * SPLITS
+        tl.atomic_xchg(p_of_row + i_split, i_word, sem="relaxed")
+        i_before = tl.atomic_add(p_words + i_row, 1, sem="acq_rel")
+        if i_before == SPLITS - 1:
+            # [SPLITS]
+            b_words = tl.load(p_of_row + tl.arange(0, SPLITS), volatile=True)
+            i_best = tl.max(b_words, axis=0)
+            tl.store(p_ids + i_row, 0x7FFFFFFF - (i_best & 0x7FFFFFFF))
+            tl.atomic_xchg(p_words + i_row, 0, sem="relaxed")
 
 
 @triton.jit

@@ -232,3 +232,24 @@ def _unpack_tree_mask_kernel(
     b_byte = tl.load(p_packed + o_r[:, None] * WIDTH + (o_n // 8)[None, :], mask=m_n, other=0)
     b_bit = (b_byte.to(tl.int32) >> (o_n % 8)[None, :]) & 1
     tl.store(p_tree_mask + o_r[:, None] * NDT + o_n[None, :], b_bit.to(tl.uint8), mask=m_n)
+
+
+@triton.jit
+def store_slots(
+    p_req_pool_indices,
+    p_req_to_token,
+    p_out_cache_loc,
+    i_b,
+    i_seq_len,
+    pool_len,
+    NDT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The slots of a tree's nodes, which follow the sequence in its row; 0 for a column beyond the row."""
+    # [BLOCK_N]
+    o_n = tl.arange(0, BLOCK_N)
+    i_row = tl.load(p_req_pool_indices + i_b)
+    o_slot = i_seq_len + o_n
+    m_slot = (o_n < NDT) & (o_slot >= 0) & (o_slot < pool_len)
+    b_slot = tl.load(p_req_to_token + i_row * pool_len + o_slot, mask=m_slot, other=0).to(tl.int64)
+    tl.store(p_out_cache_loc + i_b * NDT + o_n, b_slot, mask=o_n < NDT)

@@ -25,12 +25,15 @@ from specsim.reference.masks import packed_bytes
 
 BLOCK_B = 256
 BLOCK_FILL = 1024
-FILL_BYTES = 256 * 1024
+FILL_BYTES = 16 * 1024
 """Of the mask before the tree that one program fills; longer ones are shared out."""
+
+PROGRAMS_MAX = 1024
+"""Of a launch that shares them out: eight for each multiprocessor of a large GPU write as fast as memory takes it."""
 
 PACKED = 2
 
-_SLOTS = (
+SLOTS = (
     TensorArg("req_pool_indices", Role.IN, ("bs",), torch.int64, "rows that the requests hold"),
     TensorArg("req_to_token", Role.IN, ("pool_rows", "pool_len"), torch.int32, "page table"),
     TensorArg("out_cache_loc", Role.OUT, ("num_nodes",), torch.int64, "the slot of each node"),
@@ -137,7 +140,7 @@ def build_tree_and_cache_locs(
     Raises ValueError as `build_tree` does.
     """
     arguments = dict(locals())
-    require_contract((*OPS["build_tree"].args, *_SLOTS), arguments, {})
+    require_contract((*OPS["build_tree"].args, *SLOTS), arguments, {})
     _require_mode(tree_mask_mode)
     _build(
         parent_list,
@@ -179,7 +182,7 @@ def _build(
         return
     splits = 1
     if mode == FULL_MASK:
-        splits = max(1, min(64, tree_mask.shape[0] // bs // FILL_BYTES))
+        splits = max(1, min(PROGRAMS_MAX // bs, tree_mask.shape[0] // bs // FILL_BYTES))
     # Without slots the page table's arguments are never used; any tensors of the right dtypes will do.
     req_pool_indices, req_to_token, out_cache_loc = slots or (verified_seq_len, verified_seq_len, verified_seq_len)
     block_n = triton.next_power_of_2(num_draft_tokens)
@@ -198,7 +201,7 @@ def _build(
         TOPK=topk,
         NDT=num_draft_tokens,
         MODE=mode,
-        HAS_SLOTS=slots is not None,
+        HASSLOTS=slots is not None,
         PACKED_BYTES=packed_bytes(num_draft_tokens) if mode == PACKED else 0,
         ROUNDS=(num_draft_tokens - 1).bit_length(),
         BLOCK_B=BLOCK_B,
@@ -320,7 +323,7 @@ def _build_tree_kernel(
     TOPK: tl.constexpr,
     NDT: tl.constexpr,
     MODE: tl.constexpr,
-    HAS_SLOTS: tl.constexpr,
+    HASSLOTS: tl.constexpr,
     PACKED_BYTES: tl.constexpr,
     ROUNDS: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -345,7 +348,9 @@ def _build_tree_kernel(
         for i_n in range(NDT):
             i_begin = i_mask + i_n * len_row
             i_end = tl.minimum(i_begin + i_seq_len, mask_numel)
-            _fill_true(p_tree_mask, i_begin, i_end, i_split, tl.num_programs(1), BLOCK_FILL)
+            # Each row begins with another program, for most rows are shorter than all programs' blocks together.
+            i_share = (i_split + i_n) % tl.num_programs(1)
+            _fill_true(p_tree_mask, i_begin, i_end, i_share, tl.num_programs(1), BLOCK_FILL)
     if i_split == 0:
         b_parent = _parents(p_parent_list, p_selected_index, i_b, PARENT_WIDTH, TOPK, NDT, BLOCK_N, BLOCK_C)
         b_set, b_depth = _ancestors(b_parent, ROUNDS, BLOCK_N, WORDS)
@@ -380,7 +385,7 @@ def _build_tree_kernel(
                 o_mask = i_mask + o_n[:, None] * len_row + i_tree + o_column[None, :]
                 m_mask = m_n[:, None] & (o_column < NDT)[None, :] & (o_mask < mask_numel)
                 tl.store(p_tree_mask + o_mask, b_bit.to(tl.uint8), mask=m_mask)
-        if HAS_SLOTS:
+        if HASSLOTS:
             # [BLOCK_N]
             i_row = tl.load(p_req_pool_indices + i_b)
             o_slot = i_seq_len + o_n

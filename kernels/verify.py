@@ -151,8 +151,13 @@ def _fill_bonus_tokens_kernel(
     o_b = tl.program_id(0).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
     m_b = o_b < bs
     b_accept_len = tl.load(p_accept_lens + o_b, mask=m_b, other=0)
+    b_bonus = bonus_of(p_predict, p_accept_index, b_accept_len, o_b, num_nodes, ACCEPT_WIDTH)
+    tl.store(p_bonus_tokens + o_b, b_bonus, mask=m_b)
+
+
+@triton.jit
+def bonus_of(p_predict, p_accept_index, b_accept_len, o_b, num_nodes, ACCEPT_WIDTH: tl.constexpr):
+    """The bonus token of each request `o_b`; 0 for one without a path."""
     m_path = (b_accept_len >= 1) & (b_accept_len <= ACCEPT_WIDTH)
     b_node = tl.load(p_accept_index + o_b * ACCEPT_WIDTH + b_accept_len - 1, mask=m_path, other=-1)
-    m_node = (b_node >= 0) & (b_node < num_nodes)
-    b_bonus = tl.load(p_predict + b_node, mask=m_node, other=0)
-    tl.store(p_bonus_tokens + o_b, b_bonus, mask=m_b)
+    return tl.load(p_predict + b_node, mask=(b_node >= 0) & (b_node < num_nodes), other=0)

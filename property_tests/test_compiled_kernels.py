@@ -25,15 +25,23 @@ WIDE = 16  # bytes that a thread can move at once
 HOT = (
     *("build_tree", "verify_tree_target_only", "verify_chain_rejection", "verify_tree_rejection"),
     *("top_k_renorm_probs", "apply_penalties", "row_argmax", "move_kv", "compact_accepted_path"),
+    "move_kv_of_buffers",
 )
 LARGE = ("build_tree", "reconstruct_tree", "organize_draft_results", "verify_tree_target_only", "verify_tree_rejection")
-OPERATIONS = (*OPS, *(f"{op}@64" for op in LARGE)) if EVERYTHING else HOT
+OPERATIONS = (*OPS, "move_kv_of_buffers", *(f"{op}@64" for op in LARGE)) if EVERYTHING else HOT
 
 # What a launch reads and writes most of, where that is rows of logits, laws, KV or hidden states.
 READS_ROWS = {
     *("verify_tree_target_only", "verify_chain_rejection", "verify_chain_block", "verify_tree_rejection"),
     *("top_k_renorm_probs", "top_p_renorm_probs", "min_p_renorm_probs", "temperature_softmax", "row_argmax"),
-    *("apply_penalties", "move_kv", "compact_accepted_path", "gather_rows", "assign_hidden_states_pool"),
+    *(
+        "apply_penalties",
+        "move_kv",
+        "move_kv_of_buffers",
+        "compact_accepted_path",
+        "gather_rows",
+        "assign_hidden_states_pool",
+    ),
     *("assign_new_state", "stash_append_boundary_state", "fill_widened_draft_extend_inputs"),
 }
 WRITES_ROWS = READS_ROWS - {
@@ -81,5 +89,6 @@ def test_rows_are_written_as_wide_as_a_thread_can(op: str) -> None:
     assert compiled()[op][0]["store_bytes"] == WIDE
 
 
-def test_moves_meet_a_barrier_between_reading_and_writing() -> None:
-    assert compiled()["move_kv"][0]["barriers"] >= 1
+@pytest.mark.parametrize("op", ["move_kv", "move_kv_of_buffers"])
+def test_moves_meet_a_barrier_between_reading_and_writing(op: str) -> None:
+    assert compiled()[op][0]["barriers"] >= 1

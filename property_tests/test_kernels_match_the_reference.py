@@ -30,6 +30,7 @@ from specsim.ops.contract import Case, Op, Role, TensorArg, Tensors, differing
 from specsim.ops.registry import OPS
 from specsim.ops.strategies import cases
 from specsim.reference import FULL_MASK, QLEN_ONLY
+from specsim.reference.logits import NAN_HIGHEST, NAN_LOWEST, row_argmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,9 +128,9 @@ SMALL_BLOCKS: dict[Any, dict[str, int]] = {
     accepted: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2},
     cache_locs: {"BLOCK_B": 2, "BLOCK_LOCS": 2},
     drafting: {"BLOCK_J": 2},
-    kv: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2},
+    kv: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2, "PROGRAMS_MAX": 30},
     kv_move: {"TILE_BYTES": 64, "NUM_MOVES_MAX": 6},
-    logits: {"BLOCK_V": 16, "BLOCK_ROW": 16, "BLOCK_DIGITS": 16},
+    logits: {"BLOCK_V": 16, "BLOCK_ROW": 16, "BLOCK_DIGITS": 16, "ARGMAX_CHUNK_MIN": 8},
     masks: {"BLOCK_C": 2},
     multi_layer: {"BLOCK_T": 2, "BLOCK_H": 2},
     sampling: {"BLOCK_V": 2, "BLOCK_V_OF_TWO_LAWS": 2},
@@ -345,6 +346,23 @@ def test_a_law_of_nan_accepts_nothing_and_emits_a_token_of_the_vocabulary(name: 
     assert guarded.tensors["predicts"][root].tolist() == [case.sizes["vocab_size"] - 1] * case.sizes["bs"]
 
 
+@pytest.mark.parametrize("nan_policy", [NAN_HIGHEST, NAN_LOWEST])
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("-inf"), -3.0])
+def test_rows_that_programs_share_give_the_lowest_of_equal_tokens(nan_policy: int, value: float) -> None:
+    """Launch after launch, of more rows and of fewer, on the same scratch."""
+    for num_rows, vocab_size in ((2, 5_000), (3, 4_099), (1, 8_192)):
+        rows = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(num_rows)) - 9
+        for i, row in enumerate(rows):
+            row[1_500 + i :: 1_000] = value
+        rows[0, 700] = -0.0
+        ids = torch.full((num_rows,), -1, device=DEVICE)
+        kernels.row_argmax(rows.to(DEVICE), nan_policy, ids)
+        assert ids.tolist() == row_argmax(rows, nan_policy).tolist()
+        assert not any(words[: logits.ARGMAX_PROGRAMS].any() for words in logits._ARGMAX_WORDS.values())
+    assert logits._splits(1, 128_256) == 64
+    assert logits._splits(512, 128_256) == logits._splits(1, 1_000) == 1
+
+
 @pytest.mark.parametrize("mask_mode", [FULL_MASK, QLEN_ONLY])
 def test_a_tree_and_its_slots_in_one_launch_are_what_two_operations_give(mask_mode: int) -> None:
     op, slots = OPS["build_tree"], OPS["assign_extend_cache_locs"]
@@ -370,6 +388,28 @@ def test_a_tree_and_its_slots_in_one_launch_are_what_two_operations_give(mask_mo
             assert torch.equal(result.cpu(), expected[name]), name
 
 
+def test_a_chain_and_its_slots_in_one_launch_are_what_two_operations_give() -> None:
+    op, slots = OPS["build_chain_tree"], OPS["assign_extend_cache_locs"]
+    made = (op.generate(seeded(1, "slots", index)) for index in range(200))
+    case = next(case for case in made if case.sizes["bs"] >= 2 and is_quick(case))
+    bs, ndt, seq_lens = case.sizes["bs"], case.sizes["num_draft_tokens"], case.tensors["verified_seq_len"]
+    pool_len = int(seq_lens.max()) + ndt - 1  # the last node of the longest sequence has no column
+    table = torch.arange(1, 1 + (bs + 1) * (pool_len + 1), dtype=torch.int32).view(bs + 1, pool_len + 1)
+    rows = torch.arange(bs, 0, -1)
+    lookup = {"req_pool_indices": rows, "req_to_token": table, "start_offset": seq_lens, "end_offset": seq_lens + ndt}
+    found = slots.expected(Case({"num_locs": bs * ndt}, lookup))["out_cache_loc"].view(bs, ndt)
+    beyond = seq_lens[:, None] + torch.arange(ndt) >= pool_len
+    expected = op.expected(case) | {"out_cache_loc": found.masked_fill(beyond, 0).flatten()}
+    guarded = Guarded(op, case, POISONS[0]).tensors
+    locs = torch.full((bs * ndt,), POISONS[0], device=DEVICE)
+    narrow = table[:, :pool_len].contiguous().to(DEVICE)
+    more = {"req_pool_indices": rows.to(DEVICE), "req_to_token": narrow, "out_cache_loc": locs}
+    kernels.build_chain_tree_and_cache_locs(**guarded, **more)
+    for name, result in {**guarded, "out_cache_loc": locs}.items():
+        if name in expected:
+            assert torch.equal(result.cpu(), expected[name]), name
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int8])
 @pytest.mark.parametrize("row_width", [3, 8])
 def test_rows_of_any_dtype_and_width_move(dtype: torch.dtype, row_width: int) -> None:
@@ -378,6 +418,38 @@ def test_rows_of_any_dtype_and_width_move(dtype: torch.dtype, row_width: int) ->
     target, source = torch.tensor([0, 1, 2], device=DEVICE), torch.tensor([0, 2, 3], device=DEVICE)
     kernels.move_kv(buffer, target, source)
     assert torch.equal(buffer.cpu(), expected)
+
+
+@pytest.mark.parametrize(("row_width", "num_buffers"), [(3, 2), (8, 5), (256, 3)])
+@given(moves=st.lists(st.tuples(st.integers(-1, 12), st.integers(-1, 12)), max_size=9, unique_by=lambda move: move[0]))
+@settings(max_examples=6)
+def test_the_same_slots_move_in_every_buffer_of_a_pool(
+    row_width: int, num_buffers: int, moves: list[tuple[int, int]]
+) -> None:
+    pool = torch.arange(num_buffers * 12 * row_width, device=DEVICE).view(num_buffers, 12, row_width).to(torch.float16)
+    buffers = list(pool.clone())
+    inside = [(target, source) for target, source in moves if 0 <= target < 12 and 0 <= source < 12]
+    for layer, buffer in enumerate(buffers):
+        expected = buffer.clone()
+        for target, source in inside:
+            expected[target] = pool[layer, source]
+        pool[layer] = expected
+    target, source = torch.tensor(moves, dtype=torch.int64, device=DEVICE).view(-1, 2).T.contiguous()
+    kernels.move_kv_of_buffers(kernels.kv_buffers(buffers), target, source)
+    assert torch.equal(torch.stack(buffers), pool)
+
+
+def test_buffers_that_do_not_fit_one_another_are_refused_by_name() -> None:
+    buffer = torch.zeros(4, 8, device=DEVICE)
+    with pytest.raises(ValueError, match=r"buffers is empty"):
+        kernels.kv_buffers([])
+    with pytest.raises(ValueError, match=r"^buffers\[1\] has num_slots 3; allowed: 4"):
+        kernels.kv_buffers([buffer, buffer[:3]])
+    with pytest.raises(ValueError, match=r"^buffers\[1\] has bytes 64; allowed: 128"):
+        kernels.kv_buffers([buffer, buffer.half()])
+    slots = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+    with pytest.raises(ValueError, match=r"^target has dtype torch.int32"):
+        kernels.move_kv_of_buffers(kernels.kv_buffers([buffer]), slots, slots)
 
 
 def test_columns_beyond_the_row_are_padding_and_never_the_next_row() -> None:

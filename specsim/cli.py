@@ -514,8 +514,14 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
     device: DeviceOption = "auto",
     full: Annotated[bool, typer.Option("--full", help="Also what takes many minutes.")] = False,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Of kernels: an operation or family.")] = None,
+    peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
 ) -> None:
-    """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios."""
+    """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
+
+    `kernels` is run when it is named or there is a GPU.
+    """
     from specsim.bench import BENCHMARKS, run
     from specsim.judge.ops_child import choose_device
     from specsim.report.terminal import print_bench
@@ -523,7 +529,12 @@ def bench(
 
     one_of("--device", device, ("auto", "cpu", "cuda"))
     one_of("NAME", name, tuple(BENCHMARKS))
-    results = run([name] if name else list(BENCHMARKS), choose_device(device), full=full)
+    for option, value in (("--only", only), ("--peer", peer)):
+        if value and name != "kernels":
+            raise UsageError(f"{option} without kernels", f"it is an option of specsim bench kernels {option} ...")
+    chosen = choose_device(device)
+    names = [name] if name else [each for each in BENCHMARKS if each != "kernels" or chosen == "cuda"]
+    results = run(names, chosen, rounds, full, only or (), peer)
     if json_file is not None:
         write_json(json_file, results)
     print_bench(results)

@@ -1,4 +1,5 @@
-"""Benchmarks: implementations of one operation side by side in one run, as medians with ratios; and the simulator.
+"""Benchmarks: implementations of one operation side by side in one run, as medians with ratios; every kernel beside its
+peers in one table; and the simulator.
 
 A ratio is a peer's median over the reference's: below 1 is faster. Absolute times hold on the machine in
 `environment` alone. Nothing here asserts a time. A peer that cannot run here, or whose result is wrong, says
@@ -8,6 +9,9 @@ why and has no time.
 
     {"format": "specsim.bench/1", "environment": {...}, "benchmarks": [{"name", "unit", "shape": {...},
     "peers": [{"name", "timing", "median", "ratio", "not_run"}]}]}
+
+Entries of "kernels" have more: "kernel", "bytes" that must move, "bound" (its name), "bound_us", "percent" of it that
+specsim reaches, "l2", and with each peer "launches".
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from specsim.bench import differential, simulator, verify_logits_greedy, verify_tree_greedy
+from specsim.bench import differential, kernel_table, simulator, verify_logits_greedy, verify_tree_greedy
 from specsim.bench.environment import environment
 from specsim.bench.measure import Benchmark, Peer, Timing, run_shape
 from specsim.errors import UsageError
@@ -50,16 +54,26 @@ BENCHMARKS: dict[str, Callable[[str, int | None, bool], list[dict[str, Any]]]] =
     **{name: partial(_run_operation, benchmark) for name, benchmark in OPERATIONS.items()},
     simulator.NAME: simulator.run,
     differential.NAME: differential.run,
+    kernel_table.NAME: kernel_table.run,
 }
 
 
-def run(names: Sequence[str], device: str, rounds: int | None = None, full: bool = False) -> dict[str, Any]:
+def run(
+    names: Sequence[str],
+    device: str,
+    rounds: int | None = None,
+    full: bool = False,
+    only: Sequence[str] = (),
+    targets: Sequence[str] | None = None,
+) -> dict[str, Any]:
     """Run the named benchmarks on `device` ("cpu" or "cuda"), with `rounds` timed calls a peer and shape
-    instead of each benchmark's own number; with `full` also what takes many minutes. Raises UsageError for a
-    benchmark that does not exist.
+    instead of each benchmark's own number; with `full` also what takes many minutes. Of "kernels", `only` names
+    operations and families, and `targets` the releases and checkouts to compare with. Raises UsageError for a name
+    that none has.
     """
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise UsageError(f"there is no benchmark {unknown[0]!r}", f"name one of {', '.join(BENCHMARKS)}")
-    results = [entry for name in names for entry in BENCHMARKS[name](device, rounds, full)]
+    chosen = BENCHMARKS | {kernel_table.NAME: partial(kernel_table.run, only=only, targets=targets)}
+    results = [entry for name in names for entry in chosen[name](device, rounds, full)]
     return {"format": FORMAT, "environment": environment(), "benchmarks": results}

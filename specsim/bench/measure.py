@@ -89,7 +89,7 @@ def _run_shape(benchmark: Benchmark, shape: Shape, device: str, rounds: int) -> 
         not_run = call.why if isinstance(call, NotRun) else _wrong_result(call(), expected, defined)
         median = None
         if not isinstance(call, NotRun) and not_run is None:
-            times = _time_graph(call, rounds) if timing is Timing.GRAPH else _time_eager(call, rounds, device)
+            times = time_graph(call, rounds) if timing is Timing.GRAPH else time_eager(call, rounds, device)
             median = statistics.median(times)
         results.append({"name": peer.name, "timing": timing.value, "median": median, "not_run": not_run})
     base = next(result["median"] for result in results if result["name"] == benchmark.base)
@@ -113,7 +113,7 @@ def _wrong_result(results: Tensors, expected: Tensors, defined: Tensors) -> str 
     return None
 
 
-def _time_eager(call: Callable[[], object], rounds: int, device: str) -> list[float]:
+def time_eager(call: Callable[[], object], rounds: int, device: str) -> list[float]:
     """Microseconds of each of `rounds` calls, fewer if they take long."""
     for _ in range(WARM_UP_CALLS):
         call()
@@ -129,22 +129,26 @@ def _time_eager(call: Callable[[], object], rounds: int, device: str) -> list[fl
     return times
 
 
-def _time_graph(call: Callable[[], object], rounds: int) -> list[float]:
-    """Microseconds of one call, from each of `rounds` replays of a CUDA graph of GRAPH_CALLS calls."""
+def time_graph(
+    call: Callable[[], object], rounds: int, calls: int = GRAPH_CALLS, slowest_seconds: float = SLOWEST_SECONDS
+) -> list[float]:
+    """Microseconds of one call, from each of `rounds` replays of a CUDA graph of so many calls, fewer if they take
+    longer than `slowest_seconds`.
+    """
     for _ in range(WARM_UP_CALLS):
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(GRAPH_CALLS):
+        for _ in range(calls):
             call()
     graph.replay()
     times: list[float] = []
-    while len(times) < rounds and (not times or sum(times) * GRAPH_CALLS < SLOWEST_SECONDS * 1e6):
+    while len(times) < rounds and (not times or sum(times) * calls < slowest_seconds * 1e6):
         start, end = torch.Event("cuda", enable_timing=True), torch.Event("cuda", enable_timing=True)
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / GRAPH_CALLS)
+        times.append(start.elapsed_time(end) * 1e3 / calls)
     return times

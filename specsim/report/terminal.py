@@ -14,6 +14,7 @@ from rich.table import Table
 
 from specsim import replay_file
 from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
+from specsim.report.kernels import print_kernels
 from specsim.verdict import Finding, Judged, Suite, Verdict
 
 NO_LONGER_APPLIES = 2  # exit code of a replay file whose schedule is not there any more: nothing could be judged
@@ -416,7 +417,7 @@ def print_bench(results: dict[str, Any]) -> None:
     console = _console()
     for name, value in results["environment"].items():
         console.print(f"   {name:<12} {escape(str(value))}", soft_wrap=True)
-    for benchmark in results["benchmarks"]:
+    for benchmark in print_kernels(console, results["benchmarks"]):
         shape = ", ".join(f"{name}={value}" for name, value in benchmark["shape"].items())
         table = _table(
             f"{benchmark['name']}: {shape}",

@@ -20,7 +20,7 @@ from specsim.targets.source import SourceTree
 from specsim.verdict import NotRun
 
 # The lifted code runs as it does on an NVIDIA machine, whatever this machine is.
-_SHIMS: dict[str, Any] = {
+SHIMS: dict[str, Any] = {
     "is_cuda": lambda: True,
     "is_hip": lambda: False,
     "is_musa": lambda: False,
@@ -39,7 +39,7 @@ class SglangProvider:
 
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self.name = source.label
-        self._lifter = Lifter(source, store, _SHIMS)
+        self._lifter = Lifter(source, store, SHIMS)
         self._guards: Guards = read_guards(source)
 
     def subjects(self) -> tuple[list[Subject], list[NotRun]]:

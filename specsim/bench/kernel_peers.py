@@ -1,0 +1,249 @@
+"""Who is timed beside a kernel: Triton kernels of releases, sglang-kernel's CUDA operations, and PyTorch.
+
+PyTorch is the reference without its checks: batched tensor operations, which is what an engine runs where it has no
+kernel. Where it waits for the device, as an engine's eager code may, it cannot be captured and is not run.
+
+Buffers that an operation wants filled are filled in the call that is timed: specsim's kernels need none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specsim.bench.kernel_cases import KERNELS, scalars
+from specsim.bench.sgl_kernel import sgl_kernel_operation
+from specsim.errors import UsageError
+from specsim.ops.contract import Case, Op, Tensors
+from specsim.reference import unchecked
+from specsim.targets.cache import Cache, open_cache
+from specsim.targets.sglang.peers import LINKS, PEER_RELEASES, LiftedPeer, copy_layers, layers_of, lifted_peers
+from specsim.targets.source import open_source
+from specsim.targets.spec import CheckoutTarget, ReleaseTarget, parse_target
+from specsim.verdict import NotRun
+
+if TYPE_CHECKING:
+    from specsim.targets.source import SourceTree
+
+Call = Callable[[], Tensors]
+Prepare = Callable[[Case, Tensors], Call | NotRun]
+
+OURS = "specsim"
+CUDA_OPERATIONS = "sgl_kernel"
+PYTORCH = "PyTorch"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPeer:
+    """`prepare(case, tensors)` makes the call that is timed, or says why there is none."""
+
+    name: str
+    prepare: Prepare
+
+
+@dataclass(frozen=True, slots=True)
+class Lifted:
+    """What releases and checkouts have: by operation, the implementations with the labels of those that share it; and
+    what was looked for and not found, by operation and label.
+    """
+
+    peers: Mapping[str, list[tuple[str, LiftedPeer]]]
+    missing: Mapping[str, list[tuple[str, str]]]
+    not_run: list[NotRun]
+
+
+def lift_all(targets: Sequence[str] | None) -> Lifted:
+    """Lift from `targets`, "sglang==VERSION" or "sglang@PATH"; None stands for the releases that are compared with, as
+    far as they are in the cache. Raises UsageError for a target that was named and cannot be read.
+    """
+    cache = open_cache()
+    found: dict[str, list[tuple[str, LiftedPeer]]] = {}
+    missing: dict[str, list[tuple[str, str]]] = {}
+    not_run: list[NotRun] = []
+    for text in targets if targets is not None else [f"sglang=={release}" for release in PEER_RELEASES]:
+        try:
+            source = _open(text, cache)
+        except UsageError as error:
+            if targets is not None:
+                raise
+            not_run.append(NotRun(text, str(error)))
+            continue
+        peers, absent = lifted_peers(source, cache)
+        for peer in peers:
+            found.setdefault(peer.op, []).append((source.label, peer))
+        for reason in absent:
+            missing.setdefault(reason.what, []).append((source.label, reason.why))
+    return Lifted(found, missing, not_run)
+
+
+def _open(text: str, cache: Cache) -> SourceTree:
+    target = parse_target(text)
+    if not isinstance(target, ReleaseTarget | CheckoutTarget):
+        raise UsageError(f"{text} is no release or checkout", "name for example sglang==VERSION or sglang@PATH")
+    return open_source(target, cache)
+
+
+def peers_of(name: str, lifted: Lifted) -> list[KernelPeer]:
+    """Everybody who has the operation, specsim's kernel first."""
+    peers = [KernelPeer(OURS, partial(_prepare_ours, KERNELS[name]))]
+    peers += [KernelPeer(labels, partial(_prepare_lifted, peer)) for labels, peer in shared(name, lifted)]
+    peers += [KernelPeer(label, partial(_not_there, NotRun(label, why))) for label, why in lifted.missing.get(name, ())]
+    if name in CUDA:
+        peers.append(KernelPeer(CUDA_OPERATIONS, partial(_prepare_cuda, *CUDA[name])))
+    if name == "move_kv_of_buffers":
+        peers += [
+            KernelPeer(labels, partial(_prepare_lifted_layers, peer)) for labels, peer in shared("move_kv", lifted)
+        ]
+    if name == "build_tree_and_cache_locs":
+        peers += [
+            KernelPeer(f"{CUDA_OPERATIONS}, then {labels}", partial(_prepare_tree_then_slots, peer))
+            for labels, peer in shared("assign_extend_cache_locs", lifted)
+        ]
+    peers.append(KernelPeer(PYTORCH, partial(_prepare_pytorch, KERNELS[name])))
+    return peers
+
+
+def shared(name: str, lifted: Lifted) -> list[tuple[str, LiftedPeer]]:
+    """The different implementations of an operation, each with the labels of the releases that have it."""
+    by_code: dict[str, tuple[list[str], LiftedPeer]] = {}
+    for label, peer in lifted.peers.get(name, ()):
+        by_code.setdefault(peer.code, ([], peer))[0].append(label)
+    return [(", ".join(labels), peer) for labels, peer in by_code.values()]
+
+
+def _not_there(reason: NotRun, _case: Case, _tensors: Tensors) -> NotRun:
+    return reason
+
+
+def _prepare_ours(op: Op, case: Case, tensors: Tensors) -> Call | NotRun:
+    from specsim import kernels
+
+    kernel: Callable[..., None] = getattr(kernels, op.name)
+    if op.name == "move_kv_of_buffers":
+        buffers = kernels.kv_buffers(tensors["buffers"].unbind(0))
+        return _writes(lambda: kernel(buffers, tensors["target"], tensors["source"]), tensors)
+    arguments = {arg.name: tensors[arg.name] for arg in op.tensor_args} | scalars(op, case)
+    return _writes(lambda: kernel(**arguments), tensors)
+
+
+def _writes(call: Callable[[], object], tensors: Tensors) -> Call:
+    def run() -> Tensors:
+        call()
+        return tensors
+
+    return run
+
+
+def _prepare_lifted(peer: LiftedPeer, case: Case, tensors: Tensors) -> Call | NotRun:
+    if not peer.accepts(case.sizes):
+        return NotRun(peer.op, "this shape is outside what it can do")
+    return peer.prepare(case.sizes, tensors)
+
+
+def _prepare_lifted_layers(peer: LiftedPeer, _case: Case, tensors: Tensors) -> Call:
+    layers = layers_of(tensors["buffers"].unbind(0), tensors["buffers"].device)
+    return _writes(lambda: copy_layers(peer.value, layers, tensors["target"], tensors["source"]), tensors)
+
+
+def _prepare_tree_then_slots(peer: LiftedPeer, case: Case, tensors: Tensors) -> Call | NotRun:
+    """What engines without such a kernel launch: fills, the tree, the end of each segment, the slots."""
+    build = _prepare_cuda(*CUDA["build_tree"], case, tensors)
+    if isinstance(build, NotRun):
+        return build
+    starts, width = tensors["verified_seq_len"], case.sizes["num_draft_tokens"]
+    ends = torch.empty_like(starts)
+    find = peer.prepare(case.sizes, {**tensors, "start_offset": starts, "end_offset": ends})
+
+    def run() -> Tensors:
+        tree = build()
+        torch.add(starts, width, out=ends)
+        find()
+        return tree
+
+    return run
+
+
+def _prepare_pytorch(op: Op, case: Case, tensors: Tensors) -> Call:
+    def run() -> Tensors:
+        with unchecked():
+            return op.call(op.reference, case.sizes, dict(tensors))
+
+    return run
+
+
+def _prepare_cuda(
+    operation: str, launch: Callable[[Any, Case, Tensors], Call], case: Case, tensors: Tensors
+) -> Call | NotRun:
+    found = sgl_kernel_operation(operation, next(iter(tensors.values())).device)
+    return found if isinstance(found, NotRun) else launch(found, case, tensors)
+
+
+def _tree(fill: bool | int, mode: int | None, operation: Any, case: Case, t: Tensors) -> Call:
+    named = [t[name] for name in ("parent_list", "selected_index", "verified_seq_len", "tree_mask", "positions")]
+    sizes = case.sizes
+    bs, ndt = sizes["bs"], sizes["num_draft_tokens"]
+    mask_mode = sizes["tree_mask_mode"] if mode is None else mode
+
+    def run() -> Tensors:
+        links = torch.full((3, bs, ndt), -1, dtype=torch.int64, device=t["positions"].device)
+        t["tree_mask"].fill_(fill)
+        operation(*named, *links, sizes["topk"], sizes["num_steps"], ndt, mask_mode)
+        return {**t, **dict(zip(LINKS, links, strict=True))}
+
+    return run
+
+
+def _walk(operation: Any, _case: Case, t: Tensors) -> Call:
+    named = ("predicts", "accept_index", "accept_token_num", "candidates", "retrieve_index", "retrieve_next_token")
+    arguments = [t[name] for name in (*named, "retrieve_next_sibling", "target_predict")]
+
+    def run() -> None:
+        t["predicts"].zero_()
+        t["accept_index"].fill_(-1)
+        operation(*arguments)
+
+    return _writes(run, t)
+
+
+def _sampling(operation: Any, case: Case, t: Tensors) -> Call:
+    named = ("predicts", "accept_index", "accept_token_num", "candidates", "retrieve_index", "retrieve_next_token")
+    more = ("retrieve_next_sibling", "uniform_samples", "uniform_final", "target_probs")
+    arguments = [t[name] for name in (*named, *more)]
+    rejected = torch.empty_like(t["target_probs"])  # the operation's scratch, which must arrive as zeros
+    thresholds = [case.sizes[name] / 64 for name in ("threshold_single_64ths", "threshold_acc_64ths")]
+
+    def run() -> None:
+        t["predicts"].zero_()
+        t["accept_index"].fill_(-1)
+        rejected.zero_()
+        operation(*arguments, rejected, *thresholds, True)
+
+    return _writes(run, t)
+
+
+def _reconstruct(operation: Any, case: Case, t: Tensors) -> Call:
+    named = ("tree_mask", "verified_seq_len", "positions", "retrieve_index", "retrieve_next_token")
+    arguments = [t[name] for name in (*named, "retrieve_next_sibling")]
+    bs, ndt = case.sizes["bs"], case.sizes["num_draft_tokens"]
+    return _writes(lambda: operation(*arguments, bs, ndt), t)
+
+
+def _renorm(argument: str, operation: Any, _case: Case, t: Tensors) -> Call:
+    values = t[argument] if argument == "top_p" else t[argument].to(torch.int32)
+    return _writes(lambda: operation(t["probs"], t["renorm_probs"], values, 0), t)
+
+
+# By operation: the CUDA operation's name, and how it is called.
+CUDA: Mapping[str, tuple[str, Callable[[Any, Case, Tensors], Call]]] = {
+    "build_tree": ("build_tree_kernel_efficient", partial(_tree, True, None)),
+    "build_tree_packed": ("build_tree_kernel_efficient", partial(_tree, 0, 2)),
+    "verify_tree_greedy": ("verify_tree_greedy", _walk),
+    "verify_tree_target_only": ("tree_speculative_sampling_target_only", _sampling),
+    "reconstruct_tree": ("reconstruct_indices_from_tree_mask", _reconstruct),
+    "top_k_renorm_probs": ("top_k_renorm_probs", partial(_renorm, "top_k")),
+    "top_p_renorm_probs": ("top_p_renorm_probs", partial(_renorm, "top_p")),
+}
