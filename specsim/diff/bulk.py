@@ -42,8 +42,8 @@ SHAPES, DRAWS_PER_SHAPE = 24, 20
 """So many sizes a subject is judged on, by turns: a Triton kernel is compiled for each."""
 
 REQUESTS_MAX = {"cpu": 4096, "interpreter": 16, "cuda": 131_072}
-BYTES_MAX = {"cpu": 16 << 20, "interpreter": 16 << 20, "cuda": 2 << 30}
-"""What the tensors of a launch may take: a CPU's caches, a part of a GPU's memory."""
+BYTES_MAX = {"cpu": 16 << 20, "interpreter": 64 << 10, "cuda": 2 << 30}
+"""What the tensors of a launch may take: a CPU's caches, what the interpreter gets through, part of a GPU's memory."""
 
 PROBED = 64  # requests that are made to see how much memory one takes
 NARROWING_MAX = 400  # launches to find the requests that are to blame
@@ -115,10 +115,16 @@ def packing(op: Op, subject: Subject, shape: Sizes, place: Place) -> int:
 
 def launches(op: Op, subject: Subject, place: Place, seed: int, cases: int) -> Iterator[Launch]:
     """Launches with `cases` cases together, of up to SHAPES sizes by turns; none when the subject accepts no size."""
-    chosen = [(shape, tape, packing(op, subject, shape, place)) for shape, tape in _shapes(op, subject, seed, SHAPES)]
+    fresh = _shapes(op, subject, seed, SHAPES)
+    chosen: list[tuple[dict[str, int], Tape, int]] = []
     first = (seed % 2**20) << 42  # a seed's own numbers
     turn = 0
-    while chosen and cases > 0:
+    while cases > 0:
+        drawn = next(fresh, None)
+        if drawn is not None:
+            chosen.append((*drawn, packing(op, subject, drawn[0], place)))
+        if not chosen:
+            return
         shape, tape, packed = chosen[turn % len(chosen)]
         count = min(packed, cases)
         yield Launch(shape, tape, first, count)
