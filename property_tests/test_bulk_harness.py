@@ -164,6 +164,13 @@ def test_the_law_of_verifications_is_wide() -> None:
     assert torch.cat(seen).unique().shape[0] > 0.999 * cases
 
 
+@pytest.mark.parametrize(
+    ("op", "packed"), [("verify_tree_greedy", 4096), ("fill_accept_out_cache_loc", bulk.REQUESTS_OF_BATCH_MAX)]
+)
+def test_launches_are_wide_where_requests_do_not_meet(op: str, packed: int) -> None:
+    assert judge(REFERENCE[op], op, cases=5_000).packed == packed
+
+
 MISBEHAVING = """
     import os
 
