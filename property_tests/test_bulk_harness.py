@@ -9,9 +9,9 @@ import json
 import os
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,11 +19,14 @@ from typer.testing import CliRunner
 
 from specsim.cli import app
 from specsim.diff import bulk
-from specsim.diff.run import run_case
+from specsim.diff.run import DeviceLostError, raise_if_lost, run_case
 from specsim.explore.chooser import replayed
+from specsim.judge import bulk_child
 from specsim.judge.apart import Ended, blame, run_apart
 from specsim.judge.bulk import run_bulk_suite
+from specsim.judge.child import Messages, answer
 from specsim.judge.ops import OpsRequest, replay_ops
+from specsim.judge.parent import Answers, ChildEnded
 from specsim.ops.contract import Implementation, Tensors
 from specsim.ops.provider import MappingProvider, Subject
 from specsim.ops.registry import OPS, REFERENCE
@@ -83,14 +86,14 @@ def adds_one(to: str) -> Callable[[Tensors], None]:
     return change
 
 
-@pytest.mark.parametrize("name", list(OPS))
+@pytest.mark.parametrize("name", {op.family: name for name, op in OPS.items()}.values())
 def test_the_reference_is_right_in_bulk(name: str) -> None:
-    result = judge(REFERENCE[name], name, cases=500)
+    result = judge(REFERENCE[name], name, cases=300)
     assert result.counterexample is None
-    assert result.cases == 500
+    assert result.cases == 300
 
 
-@pytest.mark.parametrize("what", ["accept_token_num", "predicts", "accept_index", "candidates"])
+@pytest.mark.parametrize("what", ["predicts", "accept_index", "candidates"])
 def test_one_wrong_request_of_tens_of_thousands_is_found_and_made_again_alone(what: str) -> None:
     """In every output, and when it is an input that is changed."""
     call = wrong_at(a_root(), adds_one(what))
@@ -145,7 +148,7 @@ def test_launches_are_a_function_of_seed_and_cases_alone_and_numbers_never_repea
 def test_the_law_of_verifications_is_wide() -> None:
     subject = subject_of(REFERENCE["verify_tree_greedy"])
     accepted, nodes, cases, seen = 0, 0, 0, []
-    for launch in bulk.launches(OP, subject, bulk.Place("cpu", "cpu"), 0, 100_000):
+    for launch in bulk.launches(OP, subject, bulk.Place("cpu", "cpu"), 0, 80_000):
         shape = launch.shape
         assert 4 <= shape["num_draft_tokens"] <= 64
         assert 1 <= shape["topk"] <= 8
@@ -159,6 +162,13 @@ def test_the_law_of_verifications_is_wide() -> None:
     assert accepted >= 0.3 * cases
     assert 20 <= nodes / cases <= 44
     assert torch.cat(seen).unique().shape[0] > 0.999 * cases
+
+
+@pytest.mark.parametrize(
+    ("op", "packed"), [("verify_tree_greedy", 4096), ("fill_accept_out_cache_loc", bulk.REQUESTS_OF_BATCH_MAX)]
+)
+def test_launches_are_wide_where_requests_do_not_meet(op: str, packed: int) -> None:
+    assert judge(REFERENCE[op], op, cases=5_000).packed == packed
 
 
 MISBEHAVING = """
@@ -181,7 +191,7 @@ MISBEHAVING = """
 
     def dies(candidates, **others):
         if _at(candidates):
-            os.abort()
+            os._exit(9)
         return right(candidates, **others)
 
     def bonus(predict, accept_index, accept_lens):
@@ -208,20 +218,43 @@ def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     )
 
 
-def run(request: OpsRequest) -> tuple[Suite, list[Finding]]:
-    return run_bulk_suite(request, lambda _subject, _cases: None)
+def forked(question: dict[str, Any], _hang_seconds: float, _hash_seed: str = "") -> Iterator[dict[str, Any]]:
+    """A child that is a fork of this process, which is there at once."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        answer(question, Messages(writer))
+        os._exit(0)
+    os.close(writer)
+    for message in Answers(reader, 60.0):
+        assert message is not None
+        yield message
+    os.close(reader)
+    _pid, status = os.waitpid(pid, 0)
+    if status:
+        raise ChildEnded(False, f"ends its process (exit code {os.waitstatus_to_exitcode(status)})", "")
 
 
-def test_the_finding_of_a_bulk_case_replays_alone(request_of: Callable[[str], OpsRequest]) -> None:
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[OpsRequest], tuple[Suite, list[Finding]]]:
+    monkeypatch.setattr("specsim.judge.bulk.ask", forked)
+    return lambda request: run_bulk_suite(request, lambda _subject, _cases: None)
+
+
+def test_the_finding_of_a_bulk_case_replays_alone(
+    request_of: Callable[[str], OpsRequest], run: Callable[[OpsRequest], tuple[Suite, list[Finding]]]
+) -> None:
     request = request_of("wrongly")
     _suite, (finding,) = run(request)
     stored = json.loads(Path(finding.replay).read_text())
     assert stored["sizes"]["bs"] == 1
     assert stored["generator"] == "bulk"
-    assert replay_ops(request, Path(finding.replay))["violations"][0]["rule"] == "O1"
+    assert replay_ops(request, Path(finding.replay), ask=forked)["violations"][0]["rule"] == "O1"
 
 
-def test_a_launch_that_ends_its_process_costs_one_case(request_of: Callable[[str], OpsRequest]) -> None:
+def test_a_launch_that_ends_its_process_costs_one_case(
+    request_of: Callable[[str], OpsRequest], run: Callable[[OpsRequest], tuple[Suite, list[Finding]]]
+) -> None:
     request = request_of("dying")
     suite, (finding,) = run(request)
     assert finding.rule == "O8"
@@ -241,10 +274,11 @@ def dies_on(wanted: int, first: int, count: int) -> None:
         os._exit(7)
 
 
-@pytest.mark.parametrize(("what", "hung", "text"), [(hangs_on, True, "0.3 s"), (dies_on, False, "exit code 7")])
+@pytest.mark.parametrize(("what", "hung", "text"), [(hangs_on, True, "1.5 s"), (dies_on, False, "exit code 7")])
 def test_the_part_that_ends_a_process_is_found(what: Callable[..., None], hung: bool, text: str) -> None:
-    found = blame(lambda first, count: run_apart(lambda: what(1007, first, count), 0.3), 1000, 11)
-    assert found[:2] == (1007, 1)
+    limit = 1.5 if hung else 30.0
+    found = blame(lambda first, count: run_apart(lambda: what(1002, first, count), limit), 1000, 4)
+    assert found[:2] == (1002, 1)
     assert found[2] is not None
     assert found[2].hung == hung
     assert text in found[2].text
@@ -262,3 +296,41 @@ def test_an_exception_ends_no_process() -> None:
 def test_bulk_is_of_operations_alone() -> None:
     ended = CliRunner().invoke(app, ["check", "model", "--bulk"])
     assert "--bulk without --only ops" in str(ended.exception)
+
+
+def test_a_launch_that_is_only_slow_is_no_finding(request_of: Callable[[str], OpsRequest]) -> None:
+    """It did not end within the limit, and its parts do: that is said, and it counts as not run."""
+    sent = Sent()
+    question = {**request_of("wrongly").to_json(), "subject": "kernel:verify_tree_greedy", "on": "cpu", "seconds": 1.0}
+    launch = {"tape": [], "first": 0, "count": 4, "index": 8, "hung": True, "text": "does not end within 5 s"}
+    bulk_child.failure({**question, **launch, "hang_seconds": 60.0}, cast("Messages", sent))
+    done = sent.events[-1]
+    assert (done["event"], done["finding"], done["cases"]) == ("done", None, 8)
+    assert "once" in done["not_run"][0]["why"]
+
+
+def test_a_device_that_does_no_more_work_ends_the_process_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def corrupts(**_arguments: Any) -> Any:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    error = RuntimeError("launch failed")
+    raise_if_lost("cpu", error)  # nothing can be lost there
+    monkeypatch.setattr("torch.cuda.synchronize", lost)
+    with pytest.raises(DeviceLostError, match="illegal memory access"):
+        raise_if_lost("cuda", error)
+    monkeypatch.setattr("specsim.diff.bulk.raise_if_lost", lambda _device, error: raise_if_lost("cuda", error))
+    with pytest.raises(DeviceLostError):
+        judge(corrupts)
+
+
+class Sent:
+    """What a child says, kept."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def send(self, event: str, **fields: Any) -> None:
+        self.events.append({"event": event, **fields})

@@ -67,11 +67,9 @@ def test_a_mutant_is_found(mutant_id: str) -> None:
     assert judged.found == 1, judged
 
 
-@pytest.mark.parametrize(
-    "mutant", [m for m in MUTANTS if m.by != "cases" or m.item == 17], ids=lambda mutant: mutant.id
-)
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.by != "cases"], ids=lambda mutant: mutant.id)
 def test_without_the_mutant_nothing_is_found(mutant: OperatorMutant) -> None:
-    assert operators._kill(mutant, 0, 5).rule == ""
+    assert operators._kill(mutant, 0, 2).rule == ""
 
 
 def test_the_page_has_every_mutant_and_each_is_found_by_every_seed() -> None:

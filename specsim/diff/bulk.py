@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from specsim.diff.memory import poison_value
+from specsim.diff.relations import is_of_requests
 from specsim.diff.rules import EQUALS_REFERENCE
 from specsim.diff.run import Outcome, Violation, raise_if_lost, run_case, watched
 from specsim.diff.suite import SHRINK_ATTEMPTS_MAX, Counterexample, Failure, shrink, worst
@@ -42,8 +43,11 @@ SHAPES, DRAWS_PER_SHAPE = 24, 20
 """So many sizes a subject is judged on, by turns: a Triton kernel is compiled for each."""
 
 REQUESTS_MAX = {"cpu": 4096, "interpreter": 16, "cuda": 131_072}
-BYTES_MAX = {"cpu": 16 << 20, "interpreter": 16 << 20, "cuda": 2 << 30}
-"""What the tensors of a launch may take: a CPU's caches, a part of a GPU's memory."""
+BYTES_MAX = {"cpu": 16 << 20, "interpreter": 64 << 10, "cuda": 2 << 30}
+"""What the tensors of a launch may take: a CPU's caches, what the interpreter gets through, part of a GPU's memory."""
+
+REQUESTS_OF_BATCH_MAX = 512
+"""Of operations that go over the whole batch, as prefix sums do: implementations are made for an engine's batches."""
 
 PROBED = 64  # requests that are made to see how much memory one takes
 NARROWING_MAX = 400  # launches to find the requests that are to blame
@@ -95,15 +99,16 @@ def bulk_of(op: Op) -> Bulk:
 
 
 def packing(op: Op, subject: Subject, shape: Sizes, place: Place) -> int:
-    """How many requests a launch takes: a power of two, bounded by memory, by the place's own limit, and by the sizes
-    that the subject accepts, as far as those grow with the requests.
+    """How many requests a launch takes: a power of two, bounded by memory, by the place's own limit, by
+    REQUESTS_OF_BATCH_MAX, and by the sizes that the subject accepts, as far as those grow with the requests.
     """
     with unchecked():
         one, many = (bulk_of(op).make(torch.arange(count), shape) for count in (1, PROBED))
     outputs = op.allocate_outputs(many)
     taken = sum(tensor.numel() * tensor.itemsize for tensor in [*many.tensors.values(), *outputs.values()])
     fits = max(1, BYTES_MAX[place.kind] * PROBED // max(1, taken))
-    count = min(REQUESTS_MAX[place.kind], 1 << (fits.bit_length() - 1))
+    most = REQUESTS_MAX[place.kind] if is_of_requests(op) else min(REQUESTS_OF_BATCH_MAX, REQUESTS_MAX[place.kind])
+    count = min(most, 1 << (fits.bit_length() - 1))
     while count > 1:
         growth = {name: (size - one.sizes[name]) / (PROBED - 1) for name, size in many.sizes.items()}
         sizes = {name: one.sizes[name] + round(each * (count - 1)) for name, each in growth.items()}
@@ -115,10 +120,16 @@ def packing(op: Op, subject: Subject, shape: Sizes, place: Place) -> int:
 
 def launches(op: Op, subject: Subject, place: Place, seed: int, cases: int) -> Iterator[Launch]:
     """Launches with `cases` cases together, of up to SHAPES sizes by turns; none when the subject accepts no size."""
-    chosen = [(shape, tape, packing(op, subject, shape, place)) for shape, tape in _shapes(op, subject, seed, SHAPES)]
+    fresh = _shapes(op, subject, seed, SHAPES)
+    chosen: list[tuple[dict[str, int], Tape, int]] = []
     first = (seed % 2**20) << 42  # a seed's own numbers
     turn = 0
-    while chosen and cases > 0:
+    while cases > 0:
+        drawn = next(fresh, None)
+        if drawn is not None:
+            chosen.append((*drawn, packing(op, subject, drawn[0], place)))
+        if not chosen:
+            return
         shape, tape, packed = chosen[turn % len(chosen)]
         count = min(packed, cases)
         yield Launch(shape, tape, first, count)

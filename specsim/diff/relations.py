@@ -85,7 +85,7 @@ def related_cases(op: Op, case: Case) -> Iterator[Related]:
     bs = case.sizes.get("bs", 0)
     if bs > 1 and all(_kind(arg) for arg in op.tensor_args if arg.role is not Role.OUT):
         yield _of_requests(op, case, list(range(bs))[::-1], "the requests in the opposite order")
-        if all(_kind(arg) for arg in op.tensor_args) and not _has_shared_results(op):
+        if is_of_requests(op) and not _has_shared_results(op):
             yield _of_requests(op, case, [bs - 1], "the last request alone")
             yield _of_requests(op, case, list(range(bs - 1)), "the last request left out")
     if op.name in LABELS:
@@ -121,6 +121,11 @@ def _kind(arg: TensorArg) -> str:
     if first in SHARED:
         return "shared"
     return "requests" if first in PER_REQUEST else ""
+
+
+def is_of_requests(op: Op) -> bool:
+    """Whether every argument belongs to requests or is shared by them: none is ragged or packed over the batch."""
+    return all(_kind(arg) for arg in op.tensor_args)
 
 
 def _has_shared_results(op: Op) -> bool:

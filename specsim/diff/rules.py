@@ -12,9 +12,7 @@ FITS_CONTRACT = Rule("O5", "outputs have the contract's count, shape and dtype",
 DOES_NOT_RAISE = Rule("O6", "a valid input raises no exception", Severity.WRONG_RESULT)
 ENDS = Rule("O7", "a call ends within the time limit", Severity.WRONG_RESULT)
 SURVIVES = Rule("O8", "a call leaves its process alive", Severity.UNDEFINED_BEHAVIOUR)
-KEEPS_RELATIONS = Rule(
-    "O9", "another order, part or naming of the requests gives that of the results", Severity.WRONG_RESULT
-)
+KEEPS_RELATIONS = Rule("O9", "requests in another order, or some of them, give results to match", Severity.WRONG_RESULT)
 
 # Worst first: when one defect breaks several rules, its finding is named after the first of them.
 RULES: tuple[Rule, ...] = (

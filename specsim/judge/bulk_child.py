@@ -122,8 +122,12 @@ def failure(request: Request, messages: Messages) -> None:
         return run_apart(lambda: _run(op, subject, shape, first, count, device), limit)
 
     first, count, ended = blame(ends, request["first"], request["count"])
-    whole = Ended(request["hung"], f"{request['text']} in a launch of {request['count']} requests")
-    hung, text = (ended or whole._replace(text=f"{whole.text}, and not again")) if count == 1 or not ended else whole
+    if ended is None and request["hung"]:
+        slow = f"a launch of {request['count']} requests {request['text']}, once; give a larger --hang-seconds"
+        send_done(messages, subject, request["index"], None, listed(subject, slow))
+        return
+    ended = ended or Ended(False, f"{request['text']}, once and not again")
+    hung, text = ended if count == 1 else (ended.hung, f"{ended.text}, in a launch of {count} requests alone")
     tape = tape_of(op, Launch(shape, tuple(request["tape"]), first, count), range(first, first + count))
     finding = write_process_failure(
         op,

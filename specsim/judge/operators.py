@@ -6,6 +6,7 @@ reads a question from standard input and prints JSON.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -189,13 +190,17 @@ def _subject(mutant: OperatorMutant) -> Any:
     from specsim.ops.registry import LOOPS
 
     if mutant.side == "kernel":
-        from specsim.kernels import provider
-
-        found = provider().subjects()[0]
+        found = _kernels().provider().subjects()[0]
     else:
         found = MappingProvider("loops", LOOPS).subjects()[0]
     (subject,) = [each for each in found if each.op == mutant.op]
     return subject
+
+
+def _kernels() -> Any:
+    from specsim.targets.load import MODEL_PROVIDER
+
+    return importlib.import_module(MODEL_PROVIDER[0])
 
 
 def _shown(mutant: OperatorMutant, op: Any, subject: Any, case: Any) -> str:
@@ -214,10 +219,9 @@ def _shown(mutant: OperatorMutant, op: Any, subject: Any, case: Any) -> str:
 
 def _flaw(mutant: OperatorMutant, op: Any, case: Any) -> str:
     """The kind of flaw that the mutant has to show, if the sanitizer sees it."""
-    from specsim import kernels
     from specsim.diff.sanitizer import sanitize
 
-    function = getattr(kernels, mutant.op)
+    function = getattr(_kernels(), mutant.op)
     scalars = {arg.name: case.sizes[arg.name] for arg in op.args if arg.name not in {t.name for t in op.tensor_args}}
     tensors = {**case.clone().tensors, **op.allocate_outputs(case)}
     outputs = [arg.name for arg in op.tensor_args if arg.role.value == "out" and arg.prefill is None]

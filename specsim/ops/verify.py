@@ -209,10 +209,11 @@ def _verify_sizes(shape: Shape) -> dict[str, int]:
 def _defined_by_verify(_case: Case, expected: Tensors) -> Tensors:
     """`predicts` is defined at the nodes of the accepted path alone; the other two everywhere."""
     accept_index = expected["accept_index"]
-    predicts = torch.zeros_like(expected["predicts"], dtype=torch.bool)
-    predicts[accept_index[accept_index >= 0].long()] = True
+    num_nodes = expected["predicts"].shape[0]
+    node = torch.where(accept_index >= 0, accept_index, num_nodes).long()  # padding marks one more, which is cut off
+    predicts = torch.zeros(num_nodes + 1, dtype=torch.bool, device=node.device).index_fill_(0, node.flatten(), True)
     return {
-        "predicts": predicts,
+        "predicts": predicts[:num_nodes],
         "accept_index": torch.ones_like(accept_index, dtype=torch.bool),
         "accept_token_num": torch.ones_like(expected["accept_token_num"], dtype=torch.bool),
     }
