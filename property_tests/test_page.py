@@ -462,7 +462,7 @@ def test_a_page_can_be_made_of_a_users_own_function(tmp_path: Path, monkeypatch:
     out = tmp_path / "out.html"
     write_pages(replay_file.load(file), file, json.loads(json.dumps(answers[-1])), 1, target, tmp_path, out, None)
     payload = payload_in(out.read_text())
-    assert payload["kind"] == "case"
+    assert (payload["kind"], payload["finding"]["severity"]) == ("case", "wrong-result")
     assert payload["command"].endswith(f"--target {target}")
     assert payload["source"]["where"] == "theirs.py:1"
     assert payload["source"]["lines"] == lines
