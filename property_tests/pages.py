@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import json
 import re
+import shutil
+import tempfile
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+from property_tests.test_check import specsim
 
 ROOT = Path(__file__).parents[1]
 FIXTURE = ROOT / "fixtures" / "replays" / "stale-result-of-a-retracted-request.json"
@@ -19,6 +25,18 @@ HOSTILE = (
     "\x1b[31m\x00\u202egnp.exe\ud800",
     "x" * 30_000,
 )
+
+
+@cache
+def page_of_fixture() -> tuple[Path, str]:
+    """What `specsim replay --html --perfetto` makes of the fixture: a folder with out.html and out.json, and what it
+    printed. Made once a process.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="specsim-page-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    ended = specsim(folder, "replay", str(FIXTURE), "--html", "out.html", "--perfetto", "out.json")
+    assert ended.returncode == 1, ended.stderr
+    return folder, ended.stdout
 
 
 def payload_in(html: str) -> dict[str, Any]:

@@ -15,13 +15,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.pages import FIXTURE, HOSTILE, ROOT, Outline, longer, payload_in, renamed, states_of
+from property_tests.pages import (
+    FIXTURE,
+    HOSTILE,
+    ROOT,
+    Outline,
+    longer,
+    page_of_fixture,
+    payload_in,
+    renamed,
+    states_of,
+)
 from property_tests.test_check import specsim
 from specsim import replay_file
 from specsim.check.suite import chooser_of, run_schedule
 from specsim.cli import main
+from specsim.commands.pages import write_pages
 from specsim.commands.source_lines import LINES_MAX, source_of
 from specsim.errors import UsageError
+from specsim.judge import ops_child
 from specsim.judge.recording import RecordingEngine, changed, ranges
 from specsim.replay_file import OpReplay, WorkerReplay
 from specsim.report.page.payload import Shown, links_of, payload_of
@@ -41,7 +53,6 @@ HOSTILE_NAMES = {"r0": HOSTILE[0], "r1": HOSTILE[1], "V1": HOSTILE[2]}
 class Made:
     """What one `specsim replay --html --perfetto` left."""
 
-    folder: Path
     printed: str
     html: str
     payload: dict[str, Any]
@@ -49,12 +60,10 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = tmp_path_factory.mktemp("page")
-    ended = specsim(folder, "replay", str(FIXTURE), "--html", "out.html", "--perfetto", "out.json")
-    assert ended.returncode == 1, ended.stderr
+def made() -> Made:
+    folder, printed = page_of_fixture()
     html = (folder / "out.html").read_text(encoding="utf-8")
-    return Made(folder, ended.stdout, html, payload_in(html), json.loads((folder / "out.json").read_text()))
+    return Made(printed, html, payload_in(html), json.loads((folder / "out.json").read_text()))
 
 
 # The recording
@@ -436,18 +445,28 @@ def test_the_counters_of_the_trace_add_up_to_the_pool(made: Made) -> None:
 # The commands
 
 
-def test_a_page_can_be_made_of_a_users_own_function(tmp_path: Path) -> None:
+def test_a_page_can_be_made_of_a_users_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["def f(predict, accept_index, accept_lens):", "    return predict[accept_index[:, -1].long()]"]
-    (tmp_path / "mine.py").write_text("\n".join([*lines, 'provider = {"fill_bonus_tokens": f}']) + "\n")
-    fixture = ROOT / "fixtures" / "replays" / "bonus-token-stride.json"
-    ended = specsim(tmp_path, "replay", str(fixture), "--target", "mine:provider", "--html", "out.html")
-    assert ended.returncode == 1, ended.stderr
-    payload = payload_in((tmp_path / "out.html").read_text())
-    assert payload["kind"] == "case"
-    assert payload["command"].endswith("--target mine:provider")
-    assert payload["source"]["where"] == "mine.py:1"
+    (tmp_path / "theirs.py").write_text("\n".join([*lines, 'provider = {"fill_bonus_tokens": f}']) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file, target = ROOT / "fixtures" / "replays" / "bonus-token-stride.json", "theirs:provider"
+    answers: list[dict[str, Any]] = []
+
+    class Heard:
+        def send(self, event: str, **fields: Any) -> None:
+            answers.append({"event": event, **fields})
+
+    asked = {"device": "cpu", "target": target, "cache": str(tmp_path), "replay": str(file), "record": True}
+    ops_child.replay(asked, Heard())  # type: ignore[arg-type]
+    out = tmp_path / "out.html"
+    write_pages(replay_file.load(file), file, json.loads(json.dumps(answers[-1])), 1, target, tmp_path, out, None)
+    payload = payload_in(out.read_text())
+    assert (payload["kind"], payload["finding"]["severity"]) == ("case", "wrong-result")
+    assert payload["command"].endswith(f"--target {target}")
+    assert payload["source"]["where"] == "theirs.py:1"
     assert payload["source"]["lines"] == lines
-    assert sum(t["count"] for t in payload["tensors"]) == 2
+    assert sum(tensor["count"] for tensor in payload["tensors"]) == 2
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(

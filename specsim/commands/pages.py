@@ -57,14 +57,14 @@ def payload_of(
     """What a page of this replay shows."""
     from specsim.check.rules import RULES
     from specsim.commands.source_lines import source_of
-    from specsim.diff.rules import RULES as OPS_RULES
     from specsim.replay_file import ScheduleReplay
     from specsim.report.page.payload import Shown
     from specsim.report.page.payload import payload_of as made
     from specsim.targets.cache import open_cache
     from specsim.targets.probe import WORKER_RULES
 
-    severities = {rule.id: str(rule.severity) for rule in (*RULES, *OPS_RULES, *WORKER_RULES)}
+    severities = {rule.id: str(rule.severity) for rule in (*RULES, *WORKER_RULES)}
+    severities |= {seen["rule"]: seen["severity"] for seen in answer.get("violations", ()) if "severity" in seen}
     mutant = stored.mutant if isinstance(stored, ScheduleReplay) and target == stored.target else ""
     elsewhere = f" --target {shlex.quote(target)}" if target != stored.target else ""
     where = answer.get("where") or (stored.where if target == stored.target else "")

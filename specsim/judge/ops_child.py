@@ -183,6 +183,7 @@ def replay(request: Request, messages: Messages) -> None:
             {
                 "rule": v.rule.id,
                 "sentence": v.rule.sentence,
+                "severity": str(v.rule.severity),
                 "title": v.title,
                 "expected": v.expected,
                 "actual": v.actual,

@@ -452,6 +452,7 @@
       ...lanes.map((name, i) => h("li", { class: i < P.agents.length ? "agent" : colour(name), title: name, text: name })));
     const svg = s("svg", { "aria-hidden": "true" });
     const track = h("div", { class: "track" }, svg);
+    const BRIEF = { prefill: "pf", resolve: "rs", retract: "rt", plan: "pl", penalize: "pn" };
     const AGENT = 50, LANE = 34, TOP = 40, agents = P.agents.length;
     const height = TOP + agents * AGENT + P.requests.length * LANE + 6;
     const extent = h("div", { class: "extent" });
@@ -511,8 +512,9 @@
         for (const rid of event.touches)
           parts.push(s("circle", { class: `dot ${colour(rid)}`, cx: x(n) - from, cy: y(P.agents.length + P.requests.indexOf(rid)), r: COL > 40 ? 6 : 4 }));
         const kind = broken.has(n) ? "violation" : paired.has(n) ? "paired" : "";
-        const label = COL > 40 ? short(`${event.event} ${event.who}`.trim(), Math.floor(COL / 6.5)) : event.event.slice(0, 2);
-        parts.push(s("rect", { class: `pill ${kind}${n === now ? " now" : ""}`, x: n * COL + 2 - from, y: y(lane) - 12, width: COL - 4, height: 24, rx: 6 }),
+        const label = COL > 40 ? short(`${event.event} ${event.who}`.trim(), Math.floor(COL / 6.5)) : BRIEF[event.event] || event.event.slice(0, 2);
+        parts.push(s("rect", { class: `pill ${kind}${n === now ? " now" : ""}`, x: n * COL + 2 - from, y: y(lane) - 12, width: COL - 4, height: 24, rx: 6 },
+          s("title", { text: event.line.trim() })),
           s("text", { "text-anchor": "middle", x: x(n) - from, y: y(lane) + 4, text: label }));
       }
       const ends = P.order.map((item) => item.event);
