@@ -47,8 +47,13 @@ def test_every_finding_of_a_release_is_in_the_table_with_its_release_and_reach(
 
 def test_a_span_has_no_release_on_which_the_tests_see_nothing() -> None:
     by_release: dict[str, set[str]] = {}
+    shown = [json.loads(path.read_text()) for path in sorted((FIXTURES / "replays").glob("*.json"))]
     for version, expected in json.loads((FIXTURES / "accounting.expected.json").read_text()).items():
-        by_release[version] = set(expected["findings"])
+        by_release[version] = set(expected["findings"]) | {
+            fixture["signature"]
+            for fixture in shown
+            if fixture["tier"] == "accounting" and fixture["expect"].get(f"sglang=={version}", {}).get("shows")
+        }
     for version, signatures in by_release.items():
         accounting = {entry.signature for entry in TRIAGE if entry.covers(version)}
         assert {name for name in accounting if name.startswith("accounting:")} == signatures
