@@ -25,6 +25,7 @@ SCHEDULER_FEATURES = frozenset(
         "pauses",
         "radix cache",
         "session faults",
+        "session retractions",
         "sliding window",
         "stop strings",
         "streams",

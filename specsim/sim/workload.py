@@ -166,6 +166,8 @@ def _without(lacking: frozenset[str], scenario: Scenario, plain: Scenario) -> Sc
     workload = replace(workload, turns=tuple(turn_without(lacking, turn) for turn in workload.turns))
     if "session faults" in lacking and any(turn.session for turn in workload.turns):
         workload = replace(workload, aborts_max=0, retractions_max=0, timeouts_max=0, pauses_max=0)
+    if "session retractions" in lacking and any(turn.session for turn in workload.turns):
+        workload = replace(workload, retractions_max=0, pauses_max=0)
     return Scenario(config, workload)
 
 

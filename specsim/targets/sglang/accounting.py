@@ -42,8 +42,8 @@ from specsim.targets.source import SourceTree
 
 _REHEARSALS = 60
 
-# Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of every release; some have more. There
-# are no session faults: what a session's history is after them is for a controller that is not lifted.
+# Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of every release; some have more.
+# Sessions are not retracted: their turns keep what they have then, which the rules of sessions do not know.
 FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"} | {
     "late results",
     "no limit",
@@ -127,6 +127,7 @@ class SglangAccounting:
         config = memory.config
         self._server_args = objects.server_args(config, functions.server_defaults)
         self._handles: dict[str, Any] = {}
+        self._last_turns: dict[str, Request] = {}
         beyond_context = self._call("row width", functions.row_width, self._server_args)
         rows = config.rows
         if functions.pool_sizes:
@@ -252,6 +253,10 @@ class SglangAccounting:
         make = partial(functions.request_type, request, functions.request_fields)
         other: tuple[str, str] | None = None
         if handle is not None and functions.sessions is not None:
+            before = self._last_turns.get(session)
+            self._last_turns[session] = request
+            if before is not None and before.key == (before.rid, 0) and functions.sessions.is_told:
+                self._call(session_classes.PART, handle.abort_req)  # it never left the queue
             next_turn = partial(session_classes.next_turn, functions.sessions, handle)
             req, other = self._call(session_classes.PART, next_turn, request, make)
         else:

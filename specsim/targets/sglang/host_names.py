@@ -106,6 +106,13 @@ SESSION_CLASSES = (
     ("srt/managers/session_controller.py", "Session"),
 )
 SESSION_CALLS = ("create_req", "finish_req", "abort_req")
+# A session knows how its turns end where it has the first of these; the others are told of an abort in the queue.
+SESSION_END = "finish_req"
+QUEUE_ABORTS = (
+    ("srt/managers/scheduler.py", "Scheduler._release_aborted_request"),
+    ("srt/managers/scheduler.py", "Scheduler.abort_request"),
+)
+SESSION_ABORT = "abort_req"
 # Methods of an allocator that hand slots out, and that take slots, or pages by their numbers, back.
 HANDS_OUT = ("alloc", "alloc_extend", "alloc_decode")
 TAKES_BACK = ("free", "free_segment")

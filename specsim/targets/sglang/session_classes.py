@@ -13,6 +13,7 @@ from specsim.sim.request import Request
 from specsim.targets.lift import DriftError, LiftedFunction, Lifter
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import stand_ins
+from specsim.targets.sglang.radix_classes import calls as calls_one
 
 PART = "session controller"
 
@@ -22,10 +23,15 @@ Maker = Callable[..., Any]
 
 @dataclass(slots=True)
 class SessionClass:
-    """The class, where it is from, and `make`, which a run sets before a session makes a request."""
+    """The class, where it is from, and `make`, which a run sets before a session makes a request.
+
+    `knows_ends` whether a session is told how its turns end, `is_told` also of those that are aborted in the queue
+    """
 
     path: str
     lifted: LiftedFunction
+    knows_ends: bool
+    is_told: bool
     session: Any = None
     make: Maker | None = None
 
@@ -50,8 +56,11 @@ def lift_session(
 
     path, name = places[0]
     lifted = lifter.lift_method(path, name, {**given, names.REQUEST_CLASS[1]: make})
-    calls = {call: counted(getattr(lifted.value, call)) for call in names.SESSION_CALLS if hasattr(lifted.value, call)}
-    found.append(SessionClass(path, lifted, type(name, (lifted.value,), calls)))
+    present = [call for call in names.SESSION_CALLS if hasattr(lifted.value, call)]
+    counting = {call: counted(getattr(lifted.value, call)) for call in present}
+    is_told = any(calls_one(lifter, place, names.SESSION_ABORT) for place in names.QUEUE_ABORTS)
+    session = type(name, (lifted.value,), counting)
+    found.append(SessionClass(path, lifted, hasattr(session, names.SESSION_END), is_told, session))
     return found[0]
 
 

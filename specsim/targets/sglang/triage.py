@@ -171,6 +171,16 @@ TRIAGE: tuple[Triage, ...] = (
         references=("PR #22651",),
     ),
     Triage(
+        "accounting:S1:session controller",
+        "known",
+        Severity.WRONG_RESULT,
+        _reaches("option"),
+        "0.5.11",
+        "0.5.21",
+        "after a turn that was aborted in the queue the session takes no other: it still counts it as running",
+        references=("issue #31765", "PR #31767"),
+    ),
+    Triage(
         "accounting:S3:resolve",
         "known",
         Severity.METRIC,
