@@ -74,10 +74,11 @@ def judge(
 ) -> SubjectResult:
     """Run `cases` cases that the subject accepts, until `deadline` (of time.monotonic), then shrink what failed.
 
-    Cases that it does not accept are passed over, up to `DRAWS_PER_CASE_MAX` for each one wanted. `on_case(index)` is
+    A subject whose cases cost more is judged on fewer: `cases` divided by its cost. Cases that it does not accept are passed over, up to `DRAWS_PER_CASE_MAX` for each one wanted. `on_case(index)` is
     called before each case, with -1 while shrinking.
     """
     result = SubjectResult()
+    cases = max(1, cases // subject.cost)
     for index in range(cases * DRAWS_PER_CASE_MAX):
         if result.cases == cases:
             break
@@ -105,7 +106,7 @@ def _worst(outcome: Outcome) -> Rule:
 
 
 def _reach_rank(reach: Reach) -> int:
-    return ["default", "option", "unknown", "guarded"].index(reach.split(":")[0])
+    return ["default", "option", "unknown", "guarded", "not called"].index(reach.split(":")[0])
 
 
 def _shrink(

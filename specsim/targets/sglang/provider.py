@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from specsim.explore.chooser import replayed
 from specsim.ops.contract import Op, Role, Sizes, Tensors, WrongResultError
-from specsim.ops.provider import NotCalledError, Subject
+from specsim.ops.provider import NotCalledError, Reach, Subject
 from specsim.ops.registry import OPS
 from specsim.targets.callsite import CallSite, Capture, find_call
 from specsim.targets.lift import DriftError, LiftedFunction, Lifter, TextStore
@@ -27,6 +28,8 @@ _SHIMS: dict[str, Any] = {
     "is_npu": lambda: False,
     "is_xpu": lambda: False,
     "is_cpu": lambda: False,
+    # As many processors as divide no grid: each has more than one block to do.
+    "get_device_core_count": lambda: 3,
     "next_power_of_2": lambda n: 1 << (n - 1).bit_length() if n > 0 else 1,
 }
 
@@ -55,16 +58,16 @@ class SglangProvider:
             try:
                 lifted = self._lift(names.names, names.paths, names.signatures)
             except DriftError as error:
-                missing.append(NotRun(names.op, str(error)))
+                missing.append(NotRun(f"{names.op} ({names.variant})" if names.variant else names.op, str(error)))
                 continue
-            kernels[names.op] = (names, lifted)
+            kernels[names.subject] = (names, lifted)
             found.append(self._kernel_subject(names, lifted))
         for caller in CALLERS:
-            if caller.op not in kernels:
+            if caller.needs not in kernels:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", "its kernel could not be lifted"))
                 continue
             try:
-                found.append(self._caller_subject(caller, *kernels[caller.op]))
+                found.append(self._caller_subject(caller, *kernels[caller.needs]))
             except DriftError as error:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", str(error)))
         return found, missing
@@ -90,12 +93,26 @@ class SglangProvider:
         return Subject(
             op=names.op,
             role="kernel",
-            name=f"kernel:{names.op}",
+            name=names.subject,
             run=partial(OPS[names.op].call, partial(names.launch, lifted.value)),
             where=lifted.where,
-            reach=self._guards.reach_of_overlap_worker,
+            accepts=names.accepts,
+            reach=self._reach_of(names, lifted.name),
+            cost=names.cost,
             source_hash=lifted.body_hash,
         )
+
+    def _reach_of(self, names: KernelNames, name: str) -> Callable[[Sizes], Reach]:
+        """Who reaches a kernel; nobody does where no file of the folders that may call it does."""
+        if names.called_from and not self._is_called(names.called_from, name):
+            return lambda _sizes: "not called"
+        return partial(names.reach, self._guards)
+
+    def _is_called(self, folders: tuple[str, ...], name: str) -> bool:
+        source = self._lifter.source
+        call = re.compile(rf"(?<!def )\b{re.escape(name)}(_func)?\s*[\[(]")
+        paths = (path for folder in folders for path in source.paths(folder) if path.endswith(".py"))
+        return any(name in text and call.search(text) for text in map(source.read, paths))
 
     def _caller_subject(self, caller: CallerNames, names: KernelNames, kernel: LiftedFunction) -> Subject:
         path = next((p for p in caller.paths if self._lifter.source.exists(p)), caller.paths[0])
@@ -111,9 +128,10 @@ class SglangProvider:
             run=run,
             where=site.where,
             accepts=run.accepts,
-            reach=self._guards.reach_of_overlap_worker,
+            reach=partial(caller.reach, self._guards),
             explain=run.explain,
-            needs=f"kernel:{caller.op}",
+            needs=caller.needs,
+            cost=caller.cost,
             source_hash=site.source_hash,
         )
 

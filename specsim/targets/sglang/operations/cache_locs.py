@@ -12,6 +12,8 @@ from specsim.ops.provider import NotCalledError
 from specsim.targets.sglang.operations.names import CallerNames, KernelNames, running_batch
 
 _CACHE_LOCS = (
+    "kernels/ops/speculative/cache_locs.py",
+    "srt/mem_cache/allocation.py",
     "srt/speculative/triton_ops/cache_locs.py",
     "srt/speculative/spec_utils.py",
     "srt/speculative/eagle_info_v2.py",
@@ -48,26 +50,64 @@ def _launch_draft_locs(
     kernel[(bs,)](req_pool_indices, req_to_token, seq_lens, out_cache_loc, pool_len, topk, num_steps)
 
 
+def _launch_uniform(
+    kernel: Any,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    start_offset: torch.Tensor,
+    end_offset: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+) -> None:
+    """For segments of one width, which is not 0."""
+    bs = len(req_pool_indices)
+    width = int(end_offset[0] - start_offset[0])
+    if width == 0 or bool((end_offset - start_offset != width).any()):
+        raise NotCalledError("it is for segments of one width")
+    kernel[(bs,)](req_pool_indices, req_to_token, start_offset, out_cache_loc, req_to_token.shape[1], width)
+
+
+_UNIFORM = ("req_pool_indices", "req_to_token", "start_offset", "out_cache_loc", "pool_len", "draft_token_num")
+_DRAFT_LOCS = (
+    "req_pool_indices",
+    "req_to_token",
+    "seq_lens",
+    "out_cache_loc",
+    "pool_len",
+    "topk",
+    "speculative_num_steps",
+)
+_TRANSLATED = (
+    "full_v2p",
+    "swa_v2p",
+    "full_out",
+    "swa_out",
+    "PAGE_SIZE",
+    "num_v_pages",
+    "num_swa_pages",
+    "positions_out",
+    "anchor_src",
+    "anchor_out",
+    "anchor_stride",
+)
+
 KERNELS: tuple[KernelNames, ...] = (
     KernelNames("assign_req_to_token_pool", ("assign_req_to_token_pool",), _CACHE_LOCS, (_RAGGED,), _launch_ragged),
     KernelNames(
         "assign_draft_cache_locs_contiguous",
         ("assign_draft_cache_locs_contiguous", "assign_draft_cache_locs_page_size_1"),
         _CACHE_LOCS,
-        (
-            (
-                "req_pool_indices",
-                "req_to_token",
-                "seq_lens",
-                "out_cache_loc",
-                "pool_len",
-                "topk",
-                "speculative_num_steps",
-            ),
-        ),
+        (_DRAFT_LOCS, (*_DRAFT_LOCS, "positions", "mrope", "BS", "WRITE_POSITIONS", "WRITE_MROPE")),
         _launch_draft_locs,
     ),
     KernelNames("assign_extend_cache_locs", ("assign_extend_cache_locs",), _CACHE_LOCS, (_RAGGED,), _launch_ragged),
+    KernelNames(
+        "assign_extend_cache_locs",
+        ("assign_extend_cache_locs_uniform",),
+        _CACHE_LOCS,
+        (_UNIFORM, (*_UNIFORM, *_TRANSLATED)),
+        _launch_uniform,
+        variant="uniform",
+    ),
 )
 
 

@@ -10,7 +10,11 @@ import torch
 from specsim.ops.contract import Sizes, Tensors
 from specsim.targets.sglang.operations.names import CallerNames, KernelNames, running_batch
 
-_EAGLE = ("srt/speculative/triton_ops/eagle.py", "srt/speculative/eagle_info_v2.py")
+_EAGLE = (
+    "kernels/ops/speculative/eagle.py",
+    "srt/speculative/triton_ops/eagle.py",
+    "srt/speculative/eagle_info_v2.py",
+)
 
 
 def _launch_bonus(
