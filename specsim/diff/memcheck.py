@@ -68,6 +68,19 @@ class MemoryLog:
             self.strays.append(stray)
 
 
+_REPLACED: dict[Any, list[tuple[Any, str, Any]]] = {}  # by namespace of Triton's language
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorder:
+    """Stands for the scope that replaces attributes, and notes them."""
+
+    found: list[tuple[Any, str, Any]]
+
+    def set_attr(self, owner: Any, name: str, value: Any) -> None:
+        self.found.append((owner, name, value))
+
+
 @contextmanager
 def memcheck(poison: int = 0, *, lanes: bool = False, backwards: bool = False) -> Iterator[MemoryLog]:
     """Check every Triton launch made through the interpreter while active. `poison` (0 or 1) chooses what stray loads
@@ -80,7 +93,7 @@ def memcheck(poison: int = 0, *, lanes: bool = False, backwards: bool = False) -
     log = MemoryLog()
     current: list[_Launch] = []
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
-    patch_tensor = interpreter._patch_lang_tensor
+    patch_tensor, patch_builtin = interpreter._patch_lang_tensor, interpreter._patch_builtin
     call, init = executor.__call__, executor._init_args_hst
     load, store = builder.create_masked_load, builder.create_masked_store
     set_grid_idx, semantic_load = builder.set_grid_idx, TritonSemantic.load
@@ -137,12 +150,23 @@ def memcheck(poison: int = 0, *, lanes: bool = False, backwards: bool = False) -
             mask = interpreter.TensorHandle(mask.data & ~stray, mask.dtype)
         return store(self, ptrs, value, mask, *rest)
 
+    def patched_builtin(namespace: Any, builder: Any, scope: Any) -> None:
+        """Each launch looks through all of Triton's language for what it replaces, a third of a small launch's time; it
+        is the same each time.
+        """
+        if namespace not in _REPLACED:
+            found: list[tuple[Any, str, Any]] = []
+            patch_builtin(namespace, builder, _Recorder(found))
+            _REPLACED[namespace] = found
+        for owner, name, value in _REPLACED[namespace]:
+            scope.set_attr(owner, name, value)
+
     def patched_tensor(tensor: Any, scope: Any) -> None:
         """Triton 3.6 with NumPy 2.4: `range(scalar)` fails, since NumPy makes no integer of an array of one element."""
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
-    interpreter._patch_lang_tensor = patched_tensor
+    interpreter._patch_lang_tensor, interpreter._patch_builtin = patched_tensor, patched_builtin
     executor.__call__, executor._init_args_hst = checked_call, checked_init
     builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
     if lanes:
@@ -153,7 +177,7 @@ def memcheck(poison: int = 0, *, lanes: bool = False, backwards: bool = False) -
         with np.errstate(all="ignore"):  # a GPU has no warnings either
             yield log
     finally:
-        interpreter._patch_lang_tensor = patch_tensor
+        interpreter._patch_lang_tensor, interpreter._patch_builtin = patch_tensor, patch_builtin
         executor.__call__, executor._init_args_hst = call, init
         builder.create_masked_load, builder.create_masked_store = load, store
         builder.set_grid_idx, TritonSemantic.load = set_grid_idx, semantic_load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +32,24 @@ _SHIMS: dict[str, Any] = {
     # As many processors as divide no grid: each has more than one block to do.
     "get_device_core_count": lambda: 3,
     "next_power_of_2": lambda n: 1 << (n - 1).bit_length() if n > 0 else 1,
+}
+
+
+def _on_a_cpu(*_arguments: Any, **_named: Any) -> Any:
+    raise AssertionError("what runs on a CPU alone is never called: is_cpu() is False")
+
+
+# What the releases import from their extension for machines without a GPU.
+_SHIMS |= {
+    f"{name}_cpu": _on_a_cpu
+    for name in (
+        "assign_draft_cache_locs_contiguous",
+        "assign_extend_cache_locs",
+        "assign_req_to_token_pool",
+        "fill_accept_out_cache_loc",
+        "fill_bonus_tokens",
+        "rotate_input_ids",
+    )
 }
 
 # What a result buffer holds before the call: no valid token or slot, so an element that is never written is seen.
@@ -102,8 +121,8 @@ class SglangProvider:
             source_hash=lifted.body_hash,
         )
 
-    def _reach_of(self, names: KernelNames, name: str) -> Callable[[Sizes], Reach]:
-        """Who reaches a kernel; nobody does where no file of the folders that may call it does."""
+    def _reach_of(self, names: KernelNames | CallerNames, name: str) -> Callable[[Sizes], Reach]:
+        """Who reaches what is called `name`; nobody does where no file of the folders that may call it does."""
         if names.called_from and not self._is_called(names.called_from, name):
             return lambda _sizes: "not called"
         return partial(names.reach, self._guards)
@@ -115,10 +134,7 @@ class SglangProvider:
         return any(name in text and call.search(text) for text in map(source.read, paths))
 
     def _caller_subject(self, caller: CallerNames, names: KernelNames, kernel: LiftedFunction) -> Subject:
-        path = next((p for p in caller.paths if self._lifter.source.exists(p)), caller.paths[0])
-        sample = OPS[caller.op].generate(replayed(()))
-        environment = caller.environment(sample.sizes, sample.tensors)
-        site = find_call(self._lifter.module(path), caller.function, caller.callees, environment)
+        site, function = self._find_call(caller)
         callee = self._lift((site.callee,), caller.host_paths, ()) if caller.host_paths else kernel
         run = _CallerRun(caller, site, Capture(callee.value, callee.parameters), _DocumentedLaunch(names, kernel))
         return Subject(
@@ -128,12 +144,31 @@ class SglangProvider:
             run=run,
             where=site.where,
             accepts=run.accepts,
-            reach=partial(caller.reach, self._guards),
+            reach=self._reach_of(caller, function),
             explain=run.explain,
             needs=caller.needs,
             cost=caller.cost,
             source_hash=site.source_hash,
         )
+
+    def _find_call(self, caller: CallerNames) -> tuple[CallSite, str]:
+        """The call and the name of the function that it stands in. Raises DriftError when no place has it; one that
+        has it otherwise than known is the one to name.
+        """
+        op = OPS[caller.op]
+        sample = op.generate(replayed(()))
+        tensors = {**sample.tensors, **op.allocate_outputs(sample)}
+        environment = caller.environment(sample.sizes, tensors)
+        reasons: list[str] = []
+        for function, path in caller.places:
+            if self._lifter.source.exists(path):
+                try:
+                    module = self._lifter.module(path)
+                    return find_call(module, function, caller.callees, environment), function.rpartition(".")[2]
+                except DriftError as error:
+                    reasons.append(str(error))
+        missing = [f"not found: {' or '.join(dict.fromkeys(path for _function, path in caller.places))}"]
+        raise DriftError(next((r for r in reasons if r.startswith("signature")), [*missing, *reasons][-1]))
 
 
 class _DocumentedLaunch:
@@ -173,10 +208,17 @@ class _CallerRun:
             self._callee.fill_before_call(self._names.result, _UNWRITTEN)
         returned = self._site.run(environment, self._callee)
         if self._names.result is not None:
-            (output,) = [arg for arg in self._op.tensor_args if arg.role is Role.OUT]
-            result = self._result(returned)
-            tensors[output.name] = output.check(result.reshape(output.resolve_shape(sizes)), sizes)
+            outputs = [arg for arg in self._op.tensor_args if arg.role is Role.OUT]
+            results = returned if isinstance(returned, tuple) else (self._result(returned),)
+            for output, result in zip(outputs, results, strict=True):
+                tensors[output.name] = output.check(self._fitted(result, output.resolve_shape(sizes)), sizes)
         return {arg.name: tensors[arg.name] for arg in self._op.outputs}
+
+    def _fitted(self, result: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        count = math.prod(shape)
+        if self._names.longer and result.numel() > count:
+            result = result.flatten()[:count]
+        return result.reshape(shape) if result.numel() == count else result
 
     def _result(self, returned: Any) -> torch.Tensor:
         values = [self._callee.arguments[name] for name in self._names.result or () if name in self._callee.arguments]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from specsim.ops.contract import Sizes, Tensors
 from specsim.targets.sglang.operations.names import CallerNames, KernelNames, power_of_two, without_overlap
 
 _CACHE_LOCS = (
@@ -63,9 +65,7 @@ def _launch_filter(
     """The tree's size is not among the arguments: a block has lanes for the longest segment."""
     bs = len(accept_token_num)
     lanes = power_of_two(int(accept_token_num.max()) + 1)
-    kernel[(bs,)](
-        out_cache_loc, tgt_cache_loc, accept_token_num, num_accept_tokens_filter, power_of_two(bs), lanes
-    )
+    kernel[(bs,)](out_cache_loc, tgt_cache_loc, accept_token_num, num_accept_tokens_filter, power_of_two(bs), lanes)
 
 
 def _launch_align(
@@ -205,4 +205,26 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
 )
 
-CALLERS: tuple[CallerNames, ...] = ()
+
+def _in_future_map(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """What the next batch's draft starts from, in the buffers that outlive a batch."""
+    buffers = ("topk_p_buf", "topk_index_buf", "output_tokens_buf", "hidden_states_buf")
+    return {
+        "torch": torch,
+        "self": SimpleNamespace(device=tensors["indices"].device, **{name: tensors[name] for name in buffers}),
+        "spec_need_hidden_states": lambda: True,
+        "indices": tensors["indices"],
+        "hidden_states_buf": tensors["hidden_states_buf"],
+    }
+
+
+CALLERS: tuple[CallerNames, ...] = (
+    CallerNames(
+        "gather_rows",
+        "FutureMap._resolve_spec_extras",
+        ("srt/managers/overlap_utils.py",),
+        ("gather_spec_extras",),
+        _in_future_map,
+        (),
+    ),
+)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from specsim.ops.contract import Sizes, Tensors
 from specsim.ops.pointers import pointers_to
 from specsim.targets.sglang.operations.names import CallerNames, KernelNames, always, power_of_two
 
@@ -127,4 +129,78 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
 )
 
-CALLERS: tuple[CallerNames, ...] = ()
+
+def _in_allocator(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The allocator of pages, with as many free ones as are needed."""
+    device = tensors["seq_lens"].device
+    allocator = SimpleNamespace(
+        page_size=sizes["page_size"],
+        device=device,
+        free_pages=tensors["free_pages"],
+        need_sort=False,
+        debug_mode=False,
+    )
+    return {
+        "torch": torch,
+        "next_power_of_2": power_of_two,
+        "self": allocator,
+        "prefix_lens": tensors.get("prefix_lens"),
+        "seq_lens": tensors["seq_lens"],
+        "last_loc": tensors["last_loc"],
+        "extend_num_tokens": sizes.get("num_locs", 0),
+    }
+
+
+def _before_prefill(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The allocation for a prefill, where the cached slots are a tensor for each request."""
+    server = SimpleNamespace(attention_backend="triton")
+    prefixes = tensors["prefix_indices"].split(tensors["prefix_lens"].tolist())
+    return {
+        "torch": torch,
+        "support_triton": lambda _backend: True,
+        "get_global_server_args": lambda: server,
+        "get_server_args": lambda: server,
+        "req_to_token_pool": SimpleNamespace(
+            req_to_token=tensors["req_to_token"], device=tensors["req_to_token"].device
+        ),
+        "req_pool_indices_tensor": tensors["req_pool_indices"],
+        "prefix_tensors": prefixes,
+        "prefix_pointers": pointers_to(prefixes),
+        "prefix_lens_tensor": tensors["prefix_lens"],
+        "seq_lens_tensor": tensors["seq_lens"],
+        "extend_lens_tensor": tensors["seq_lens"] - tensors["prefix_lens"],
+        "out_cache_loc": tensors["out_cache_loc"],
+    }
+
+
+_PAGED = ("srt/mem_cache/allocator/paged.py", "srt/mem_cache/allocator.py")
+
+CALLERS: tuple[CallerNames, ...] = (
+    CallerNames(
+        "alloc_extend",
+        "PagedTokenToKVPoolAllocator.alloc_extend",
+        _PAGED,
+        ("alloc_extend_kernel",),
+        _in_allocator,
+        ("out_indices",),
+        reach=always,
+    ),
+    CallerNames(
+        "alloc_decode",
+        "PagedTokenToKVPoolAllocator.alloc_decode",
+        _PAGED,
+        ("alloc_decode_kernel",),
+        _in_allocator,
+        ("out_indices",),
+        reach=always,
+    ),
+    CallerNames(
+        "write_req_to_token_pool",
+        "write_cache_indices",
+        ("srt/mem_cache/allocation.py", "srt/mem_cache/common.py"),
+        ("write_req_to_token_pool_triton",),
+        _before_prefill,
+        None,
+        reach=always,
+    ),
+)

@@ -19,6 +19,8 @@ _CACHE_LOCS = (
     "srt/speculative/eagle_info_v2.py",
 )
 _INPUTS = ("srt/speculative/eagle_info_v2.py",)
+_COMMON = "srt/speculative/eagle_worker_common.py"
+_UTILS = "srt/speculative/eagle_utils.py"
 
 
 _RAGGED = ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "out_cache_loc", "pool_len", "bs_upper")
@@ -116,6 +118,7 @@ def _before_draft(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     device = tensors["req_to_token"].device
     return {
         "torch": torch,
+        "_is_cpu": False,
         "self": SimpleNamespace(),
         "batch": running_batch(
             req_pool_indices=tensors["req_pool_indices"],
@@ -125,8 +128,13 @@ def _before_draft(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
             token_to_kv_pool_allocator=SimpleNamespace(page_size=1),
         ),
         "req_to_token_pool": SimpleNamespace(req_to_token=tensors["req_to_token"]),
+        "page_size": 1,
         "topk": sizes["topk"],
         "num_steps": sizes["num_steps"],
+        # The window of a chain's verification is another launch's; positions are made with it on a GPU alone.
+        "plans_window": False,
+        "prepared_positions": None,
+        "prepared_mrope_positions": None,
     }
 
 
@@ -135,9 +143,13 @@ def _before_verify(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     widths = tensors["end_offset"] - tensors["start_offset"]
     if bool((widths != sizes["num_draft_tokens"]).any()):
         raise NotCalledError("prepare_for_v2_verify has one width for all requests")
+    verify_input = SimpleNamespace(
+        draft_token_num=sizes["num_draft_tokens"], draft_token=tensors["start_offset"], prepared_out_cache_loc=None
+    )
     return {
         "torch": torch,
-        "self": SimpleNamespace(draft_token_num=sizes["num_draft_tokens"], draft_token=tensors["start_offset"]),
+        "self": verify_input,
+        "verify_input": verify_input,
         "batch": running_batch(
             req_pool_indices=tensors["req_pool_indices"],
             seq_lens=tensors["start_offset"],
@@ -148,16 +160,25 @@ def _before_verify(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
 
 
 def _after_allocation(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
-    """`prepare_for_decode`, after the slots are allocated: lengths before and after are int32 on the CPU there."""
+    """`prepare_for_decode`, after the slots are allocated: lengths before and after are int32 on the CPU there, and
+    on the device too from the release on that hands them over.
+    """
+    device = tensors["req_to_token"].device
+    pool = SimpleNamespace(req_to_token=tensors["req_to_token"])
+    before, after = (tensors[name].to(torch.int32) for name in ("start_offset", "end_offset"))
     return {
         "torch": torch,
         "self": SimpleNamespace(),
-        "batch": running_batch(
-            req_pool_indices=tensors["req_pool_indices"],
-            req_to_token_pool=SimpleNamespace(req_to_token=tensors["req_to_token"]),
-            device=tensors["req_to_token"].device,
-        ),
+        "batch": running_batch(req_pool_indices=tensors["req_pool_indices"], req_to_token_pool=pool, device=device),
         "bs": len(tensors["req_pool_indices"]),
+        "reqs": [None] * len(tensors["req_pool_indices"]),
+        "req_pool_indices": tensors["req_pool_indices"],
+        "req_to_token_pool": pool,
+        "num_needed_tokens": len(tensors["out_cache_loc"]),
+        "cur_kv_lens": before,
+        "nxt_kv_lens": after,
+        "cur_kv_lens_device": before,
+        "nxt_kv_lens_device": after,
         "cur_kv_lens_cpu": tensors["start_offset"].to(device="cpu", dtype=torch.int32),
         "nxt_kv_lens_cpu": tensors["end_offset"].to(device="cpu", dtype=torch.int32),
         "out_cache_loc": tensors["out_cache_loc"],
@@ -173,6 +194,10 @@ CALLERS: tuple[CallerNames, ...] = (
         _after_allocation,
         None,
         host_paths=_CACHE_LOCS,
+        moved=(
+            ("eagle_prepare_for_decode", _UTILS),
+            ("alloc_for_spec_decode", "srt/mem_cache/allocation.py"),
+        ),
     ),
     CallerNames(
         "assign_draft_cache_locs_contiguous",
@@ -181,6 +206,19 @@ CALLERS: tuple[CallerNames, ...] = (
         ("assign_draft_cache_locs_contiguous", "assign_draft_cache_locs_page_size_1"),
         _before_draft,
         ("out_cache_loc",),
+        moved=(
+            ("EagleDraftWorkerBase.prepare_for_draft", "srt/speculative/base_spec_worker.py"),
+            ("prepare_for_draft", _COMMON),
+        ),
+    ),
+    CallerNames(
+        "assign_draft_cache_locs_contiguous",
+        "prepare_for_draft",
+        (_COMMON,),
+        ("assign_draft_cache_locs_contiguous_func",),
+        _before_draft,
+        ("out_cache_loc",),
+        host_paths=_CACHE_LOCS,
     ),
     CallerNames(
         "assign_extend_cache_locs",
@@ -190,5 +228,16 @@ CALLERS: tuple[CallerNames, ...] = (
         _before_verify,
         (),
         host_paths=_CACHE_LOCS,
+        moved=(("eagle_prepare_for_verify", _UTILS),),
+    ),
+    CallerNames(
+        "assign_extend_cache_locs",
+        "eagle_prepare_for_verify",
+        (_UTILS,),
+        ("assign_extend_cache_locs_uniform_func",),
+        _before_verify,
+        (),
+        host_paths=_CACHE_LOCS,
+        variant="uniform",
     ),
 )

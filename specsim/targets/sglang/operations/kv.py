@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from specsim.ops.contract import Sizes, Tensors
 from specsim.ops.pointers import pointers_to
-from specsim.targets.sglang.operations.names import CallerNames, KernelNames, power_of_two
+from specsim.targets.sglang.operations.names import CallerNames, KernelNames, power_of_two, running_batch
 
 _CACHE_LOCS = (
     "kernels/ops/speculative/cache_locs.py",
@@ -127,9 +129,7 @@ def _launch_draft_locs_paged(
     slots = torch.cat(
         [
             table[row, start : start + count]
-            for row, start, count in zip(
-                req_pool_indices.tolist(), seq_lens.tolist(), extend.tolist(), strict=True
-            )
+            for row, start, count in zip(req_pool_indices.tolist(), seq_lens.tolist(), extend.tolist(), strict=True)
         ]
     ).to(torch.int64)
     copies = int(tail.sum()) * (topk - 1) if is_paged else 0
@@ -174,9 +174,7 @@ def _launch_move(kernel: Any, buffer: torch.Tensor, target: torch.Tensor, source
     stride = buffer.stride(0) * buffer.element_size()
     strides = torch.tensor([stride], dtype=torch.int64, device=buffer.device)
     grid = (1, -(-stride // BYTES_PER_TILE))
-    kernel[grid](
-        pointers_to([buffer]), strides, target, source, len(target), power_of_two(len(target)), BYTES_PER_TILE
-    )
+    kernel[grid](pointers_to([buffer]), strides, target, source, len(target), power_of_two(len(target)), BYTES_PER_TILE)
 
 
 KERNELS: tuple[KernelNames, ...] = (
@@ -186,7 +184,7 @@ KERNELS: tuple[KernelNames, ...] = (
         _CACHE_LOCS,
         (_KV_INDICES, (*_KV_INDICES, "NUM_STEPS"), (*_KV_INDICES_ROW_STRIDE, *_WINDOWED)),
         _launch_kv_indices,
-        cost=5,
+        cost=10,
     ),
     KernelNames(
         "generate_draft_decode_kv_indices",
@@ -195,7 +193,7 @@ KERNELS: tuple[KernelNames, ...] = (
         ((*_KV_INDICES, "NUM_STEPS"), (*_KV_INDICES_ROW_STRIDE, *_WINDOWED)),
         _launch_kv_indices_by_blocks,
         variant="blocks",
-        cost=5,
+        cost=10,
     ),
     KernelNames(
         "draft_cache_locs_paged",
@@ -242,4 +240,86 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
 )
 
-CALLERS: tuple[CallerNames, ...] = ()
+
+def _after_verify(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """`verify`, where it moves the KV of the accepted tokens; the lengths and rows are of the move's targets."""
+    bs, device = sizes["bs"], tensors["out_cache_loc"].device
+    nothing = torch.zeros(bs, dtype=torch.int64, device=device)
+    batch = running_batch(seq_lens=nothing, req_pool_indices=nothing, out_cache_loc=tensors["out_cache_loc"])
+    return {
+        "torch": torch,
+        "next_power_of_2": power_of_two,
+        "self": SimpleNamespace(speculative_num_draft_tokens=sizes["num_draft_tokens"], device=device),
+        "batch": batch,
+        "device": device,
+        "accept_index": tensors["accept_index"].long(),
+    }
+
+
+def _for_branches(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The attention backend of the draft, before it runs its steps."""
+    bs, topk, num_steps = sizes["bs"], sizes["topk"], sizes["num_steps"]
+    forward_batch = running_batch(
+        batch_size=bs,
+        req_pool_indices=tensors["req_pool_indices"],
+        seq_lens=tensors["seq_lens"],
+        seq_lens_sum=None,
+        positions=tensors["seq_lens"].repeat_interleave(topk),
+    )
+    table = tensors["req_to_token"]
+    backend = SimpleNamespace(
+        topk=topk,
+        speculative_num_steps=num_steps,
+        page_size=sizes["page_size"],
+        pool_len=table.shape[1],
+        req_to_token_pool=SimpleNamespace(req_to_token=table),
+        kv_indptr=tensors["kv_indptr"],
+        max_context_len=table.shape[1],
+    )
+    return {
+        "torch": torch,
+        "next_power_of_2": power_of_two,
+        "self": backend,
+        "forward_batch": forward_batch,
+        "kv_indices_buffer": tensors["kv_indices"],
+        "num_seqs": bs,
+        "bs": bs * topk,
+    }
+
+
+CALLERS: tuple[CallerNames, ...] = (
+    CallerNames(
+        "fill_accept_out_cache_loc",
+        "move_accept_tokens_to_target_kvcache",
+        (),
+        ("fill_accept_out_cache_loc", "fill_accepted_out_cache_loc"),
+        _after_verify,
+        ("accept_out_cache_loc", "accepted_out_cache_loc"),
+        moved=(
+            ("move_accept_tokens_to_target_kvcache", "srt/speculative/spec_utils.py"),
+            ("EAGLEWorkerV2.move_accept_tokens_to_target_kvcache", "srt/speculative/eagle_worker_v2.py"),
+            ("EAGLEWorkerV2.move_accepted_tokens_to_target_kvcache", "srt/speculative/eagle_worker_v2.py"),
+        ),
+        longer=True,
+        called_from=("srt/speculative",),
+    ),
+    CallerNames(
+        "fill_accept_out_cache_loc",
+        "move_accept_tokens_to_target_kvcache",
+        ("srt/speculative/spec_utils.py",),
+        ("fill_accept_out_cache_loc_func",),
+        _after_verify,
+        ("accept_out_cache_loc",),
+        host_paths=_EAGLE,
+        called_from=("srt/speculative",),
+    ),
+    CallerNames(
+        "generate_draft_decode_kv_indices",
+        "TritonMultiStepDraftBackend.common_template",
+        ("srt/layers/attention/triton_backend.py",),
+        ("generate_draft_decode_kv_indices",),
+        _for_branches,
+        None,
+        cost=10,
+    ),
+)

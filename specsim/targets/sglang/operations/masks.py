@@ -9,9 +9,7 @@ import torch
 from specsim.targets.sglang.operations.names import CallerNames, KernelNames, by_option
 
 
-def _launch_bitmask(
-    function: Any, logits: torch.Tensor, bitmask: torch.Tensor, indices: torch.Tensor
-) -> None:
+def _launch_bitmask(function: Any, logits: torch.Tensor, bitmask: torch.Tensor, indices: torch.Tensor) -> None:
     function(logits, bitmask, indices.tolist())
 
 

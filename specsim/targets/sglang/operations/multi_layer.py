@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from specsim.targets.sglang.operations.names import CallerNames, KernelNames, by_option
+from specsim.ops.contract import Sizes, Tensors
+from specsim.targets.sglang.operations.names import CallerNames, KernelNames, by_option, running_batch
 
 _MULTI_LAYER = (
     "kernels/ops/speculative/multi_layer_eagle.py",
@@ -199,7 +201,7 @@ KERNELS: tuple[KernelNames, ...] = (
             ),
         ),
         _launch_new_state,
-        cost=2,
+        cost=4,
         reach=by_option,
     ),
     KernelNames(
@@ -245,4 +247,37 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
 )
 
-CALLERS: tuple[CallerNames, ...] = ()
+
+def _after_verify(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The multi-layer worker, before the first layer extends the draft."""
+    forward_batch = running_batch(
+        input_ids=tensors["input_ids"], spec_info=SimpleNamespace(hidden_states=tensors["hidden_states"])
+    )
+    worker = SimpleNamespace(
+        speculative_num_draft_tokens=sizes["num_draft_tokens"],
+        draft_extend_num_front_tokens=tensors["stash_tokens"].shape[1],
+        boundary_kv_stash_tokens=tensors["stash_tokens"],
+        boundary_kv_stash_hiddens=tensors["stash_hiddens"],
+        boundary_kv_stash_valid_lens=tensors["stash_valid_lens"],
+    )
+    return {
+        "torch": torch,
+        "self": worker,
+        "batch": running_batch(seq_lens=tensors["seq_lens"], req_pool_indices=tensors["req_pool_indices"]),
+        "forward_batch": forward_batch,
+        "predict": tensors["predict"],
+        "verify_hiddens": tensors["verify_hiddens"],
+    }
+
+
+CALLERS: tuple[CallerNames, ...] = (
+    CallerNames(
+        "fill_widened_draft_extend_inputs",
+        "MultiLayerEagleDraftWorker._fill_boundary_kv_front_and_update_stash",
+        ("srt/speculative/multi_layer_eagle_worker_v2.py",),
+        ("fill_widened_draft_extend_inputs_triton",),
+        _after_verify,
+        None,
+        reach=by_option,
+    ),
+)

@@ -53,7 +53,7 @@ class KernelNames:
     launch: Callable[..., Any]
     variant: str = ""
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
-    cost: int = 1
+    cost: int = 2
     reach: Callable[[Guards, Sizes], Reach] = overlap_worker
     called_from: tuple[str, ...] = ()
 
@@ -73,8 +73,10 @@ class CallerNames:
     `result`       names of the callee's parameter that receives the result; () when the call returns it; None when it
                    is written into the case's own in-out tensor
     `accepts`      the configurations that the caller's class accepts; it is not judged on others
+    `moved`        other (function, path) where it stands in other releases
+    `longer`       the buffer that receives the result may be longer than the contract's, which is its front
     `variant`      of the kernel that it calls
-    `cost`, `reach`  as for a kernel
+    `cost`, `reach`, `called_from`  as for a kernel
     """
 
     op: str
@@ -85,9 +87,17 @@ class CallerNames:
     result: tuple[str, ...] | None
     host_paths: tuple[str, ...] = ()
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
+    moved: tuple[tuple[str, str], ...] = ()
+    longer: bool = False
     variant: str = ""
-    cost: int = 1
+    cost: int = 2
     reach: Callable[[Guards, Sizes], Reach] = overlap_worker
+    called_from: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """(function, path) of everywhere that the call may stand."""
+        return (*((self.function, path) for path in self.paths), *self.moved)
 
     @property
     def needs(self) -> str:

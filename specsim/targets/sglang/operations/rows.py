@@ -106,6 +106,9 @@ def _launch_block(
     function(**arguments, block_verification=True)
 
 
+ARGMAX_ROWS_MAX = 8
+
+
 def _launch_argmax(function: Any, logits: torch.Tensor, nan_policy: int) -> torch.Tensor:
     """It says that it is `logits.argmax(-1)`, of which a NaN is the result: policy 0."""
     assert nan_policy == 0
@@ -113,15 +116,11 @@ def _launch_argmax(function: Any, logits: torch.Tensor, nan_policy: int) -> torc
     return ids
 
 
-def _launch_wide_softmax(
-    function: Any, logits: torch.Tensor, temperature: torch.Tensor, probs: torch.Tensor
-) -> None:
+def _launch_wide_softmax(function: Any, logits: torch.Tensor, temperature: torch.Tensor, probs: torch.Tensor) -> None:
     function(logits, temperature[:, None], probs)
 
 
-def _launch_temperature_softmax(
-    function: Any, logits: torch.Tensor, temperature: torch.Tensor
-) -> torch.Tensor:
+def _launch_temperature_softmax(function: Any, logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     probs: torch.Tensor = function(logits, temperature[:, None])
     return probs
 
@@ -133,7 +132,7 @@ KERNELS: tuple[KernelNames, ...] = (
         _REJECTION,
         (_CHAIN, _BLOCK),
         _launch_chain,
-        cost=2,
+        cost=5,
         reach=by_option,
     ),
     KernelNames(
@@ -142,7 +141,7 @@ KERNELS: tuple[KernelNames, ...] = (
         _REJECTION,
         (_BLOCK,),
         _launch_block,
-        cost=2,
+        cost=5,
         reach=by_option,
     ),
     KernelNames(
@@ -151,8 +150,9 @@ KERNELS: tuple[KernelNames, ...] = (
         ("kernels/ops/speculative/row_argmax.py",),
         (("x",),),
         _launch_argmax,
-        accepts=lambda sizes: sizes["nan_policy"] == 0,
-        cost=20,
+        # 65 programs a row: few rows are enough, and the form for more than 64 of them is not judged.
+        accepts=lambda sizes: sizes["nan_policy"] == 0 and sizes["num_nodes"] <= ARGMAX_ROWS_MAX,
+        cost=10,
         reach=by_option,
     ),
     KernelNames(
@@ -162,6 +162,7 @@ KERNELS: tuple[KernelNames, ...] = (
         (("logits", "temperatures", "out"),),
         _launch_wide_softmax,
         variant="wide rows",
+        cost=10,
         reach=by_option,
     ),
     KernelNames(
