@@ -84,7 +84,9 @@ def run_case(op: Op, subject: Subject, case: Case, device: torch.device | str = 
                 found, results, _lines = _run_twice(op, subject, case, device, expected, defined, _Freedoms())
             if every[0] and not found:
                 in_order = _run_twice(op, subject, case, device, expected, defined, _Freedoms(lanes=True))
-                found = [_needs_luck(in_order[2]) if in_order[0] else _needs_an_order()]
+                reverse = _run_twice(op, subject, case, device, expected, defined, _Freedoms(backwards=True))
+                found += [_needs_luck(in_order[2])] if in_order[0] else []
+                found += [_needs_an_order()] if reverse[0] or not found else []
     except NotCalledError:
         return Outcome((), "", judged=False)
     return Outcome(tuple(found), _digest(op, case, results, found))

@@ -89,7 +89,7 @@ class SglangProvider:
                 found.append(self._caller_subject(caller, *kernels[caller.needs]))
             except DriftError as error:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", str(error)))
-        return found, missing
+        return found, _without_what_is_found(missing, found)
 
     def _lift(
         self, names: tuple[str, ...], paths: tuple[str, ...], signatures: tuple[tuple[str, ...], ...]
@@ -104,6 +104,8 @@ class SglangProvider:
                 if name in self._lifter.module(path).definitions:
                     lifted = self._lifter.lift(path, name)
                     if signatures and lifted.parameters not in signatures:
+                        if any(lifted.parameters in other.signatures for other in KERNELS if other.names == names):
+                            raise DriftError(f"not found: {lifted.where} {name} has no such form")
                         raise DriftError(f"signature changed: {lifted.where} {name}({', '.join(lifted.parameters)})")
                     return lifted
         raise DriftError(f"not found: {' or '.join(names)} in {', '.join(paths)}")
@@ -171,6 +173,19 @@ class SglangProvider:
         raise DriftError(next((r for r in reasons if r.startswith("signature")), [*missing, *reasons][-1]))
 
 
+def _without_what_is_found(missing: list[NotRun], found: list[Subject]) -> list[NotRun]:
+    """One entry for each call, none where another form of it was found: a caller has stood in many places."""
+    judged = {f"{subject.op} in {subject.name.removeprefix('caller:')}" for subject in found}
+    whys: dict[str, list[str]] = {}
+    for entry in missing:
+        whys.setdefault(entry.what, []).append(entry.why)
+    return [
+        NotRun(what, next((why for why in reasons if why.startswith("signature")), reasons[0]))
+        for what, reasons in whys.items()
+        if what not in judged
+    ]
+
+
 class _DocumentedLaunch:
     """The arguments of the launch that the kernel's documentation asks for."""
 
@@ -216,8 +231,9 @@ class _CallerRun:
 
     def _fitted(self, result: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         count = math.prod(shape)
-        if self._names.longer and result.numel() > count:
-            result = result.flatten()[:count]
+        if self._names.other_length:
+            short = max(0, count - result.numel())
+            result = torch.nn.functional.pad(result.flatten(), (0, short), value=_UNWRITTEN)[:count]
         return result.reshape(shape) if result.numel() == count else result
 
     def _result(self, returned: Any) -> torch.Tensor:

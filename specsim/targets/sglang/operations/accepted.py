@@ -211,7 +211,12 @@ def _in_future_map(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     buffers = ("topk_p_buf", "topk_index_buf", "output_tokens_buf", "hidden_states_buf")
     return {
         "torch": torch,
-        "self": SimpleNamespace(device=tensors["indices"].device, **{name: tensors[name] for name in buffers}),
+        "self": SimpleNamespace(
+            device=tensors["indices"].device,
+            need_topk=True,
+            need_hidden_states=True,
+            **{name: tensors[name] for name in buffers},
+        ),
         "spec_need_hidden_states": lambda: True,
         "indices": tensors["indices"],
         "hidden_states_buf": tensors["hidden_states_buf"],

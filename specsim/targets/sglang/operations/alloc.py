@@ -10,6 +10,7 @@ import torch
 from specsim.ops.contract import Sizes, Tensors
 from specsim.ops.pointers import pointers_to
 from specsim.targets.sglang.operations.names import CallerNames, KernelNames, always, power_of_two
+from specsim.targets.sglang.stand_ins import OFF
 
 _ALLOCATOR = (
     "kernels/ops/memory/allocator.py",
@@ -58,7 +59,7 @@ def _launch_write(
     out_cache_loc: torch.Tensor,
 ) -> None:
     """The cached slots of each request are a tensor of its own there; here they are parts of one."""
-    prefixes = pointers_to(prefix_indices.split(prefix_lens.tolist()))
+    prefixes = pointers_to(torch.split(prefix_indices, prefix_lens.tolist()))
     kernel[(len(seq_lens),)](
         req_to_token,
         req_pool_indices,
@@ -139,6 +140,7 @@ def _in_allocator(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
         free_pages=tensors["free_pages"],
         need_sort=False,
         debug_mode=False,
+        use_triton_kernels=True,
     )
     return {
         "torch": torch,
@@ -153,13 +155,12 @@ def _in_allocator(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
 
 def _before_prefill(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     """The allocation for a prefill, where the cached slots are a tensor for each request."""
-    server = SimpleNamespace(attention_backend="triton")
-    prefixes = tensors["prefix_indices"].split(tensors["prefix_lens"].tolist())
+    prefixes = torch.split(tensors["prefix_indices"], tensors["prefix_lens"].tolist())
     return {
         "torch": torch,
         "support_triton": lambda _backend: True,
-        "get_global_server_args": lambda: server,
-        "get_server_args": lambda: server,
+        **dict.fromkeys(("get_global_server_args", "get_server_args", "get_flags", "get_exec"), OFF),
+        "attention_backends": lambda: ("triton", "triton"),
         "req_to_token_pool": SimpleNamespace(
             req_to_token=tensors["req_to_token"], device=tensors["req_to_token"].device
         ),

@@ -131,6 +131,7 @@ def _before_draft(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
         "page_size": 1,
         "topk": sizes["topk"],
         "num_steps": sizes["num_steps"],
+        "num_draft_tokens": None,
         # The window of a chain's verification is another launch's; positions are made with it on a GPU alone.
         "plans_window": False,
         "prepared_positions": None,
@@ -213,12 +214,13 @@ CALLERS: tuple[CallerNames, ...] = (
     ),
     CallerNames(
         "assign_draft_cache_locs_contiguous",
-        "prepare_for_draft",
-        (_COMMON,),
+        "EagleDraftInputV2Mixin.prepare_for_v2_draft",
+        (),
         ("assign_draft_cache_locs_contiguous_func",),
         _before_draft,
         ("out_cache_loc",),
         host_paths=_CACHE_LOCS,
+        moved=(("prepare_for_draft", _COMMON),),
     ),
     CallerNames(
         "assign_extend_cache_locs",
@@ -232,12 +234,13 @@ CALLERS: tuple[CallerNames, ...] = (
     ),
     CallerNames(
         "assign_extend_cache_locs",
-        "eagle_prepare_for_verify",
-        (_UTILS,),
+        "EagleVerifyInputV2Mixin.prepare_for_v2_verify",
+        (),
         ("assign_extend_cache_locs_uniform_func",),
         _before_verify,
         (),
         host_paths=_CACHE_LOCS,
+        moved=(("eagle_prepare_for_verify", _UTILS),),
         variant="uniform",
     ),
 )

@@ -9,7 +9,14 @@ import torch
 
 from specsim.ops.contract import Sizes, Tensors
 from specsim.ops.pointers import pointers_to
-from specsim.targets.sglang.operations.names import CallerNames, KernelNames, power_of_two, running_batch
+from specsim.ops.provider import NotCalledError
+from specsim.targets.sglang.operations.names import (
+    CallerNames,
+    KernelNames,
+    power_of_two,
+    running_batch,
+    without_overlap,
+)
 
 _CACHE_LOCS = (
     "kernels/ops/speculative/cache_locs.py",
@@ -45,7 +52,32 @@ _KV_INDICES = (
     "page_size",
 )
 _WINDOWED = ("window_size", "sink_size", "NUM_STEPS", "ENTRY_PAGE_SIZE", "v2p", "TRANSLATE")
-_KV_INDICES_ROW_STRIDE = tuple("row_stride" if name == "pool_len" else name for name in _KV_INDICES)
+_FORMS = (
+    _KV_INDICES,
+    (*_KV_INDICES, "NUM_STEPS"),
+    (*_KV_INDICES, *_WINDOWED[:3]),
+    (*("row_stride" if name == "pool_len" else name for name in _KV_INDICES), *_WINDOWED),
+)
+
+
+_PAGED = (
+    "req_pool_indices",
+    "req_to_token",
+    "seq_lens",
+    "extend_lens",
+    "num_new_pages_per_topk",
+    "out_cache_loc",
+    "source_cache_loc",
+    "target_cache_loc",
+    "last_page_lens_cumsum",
+    "duplicate_cache_len",
+    "pool_len",
+    "topk",
+    "speculative_num_steps",
+    "page_size",
+    "bs_upper",
+    "iter_upper",
+)
 
 
 def _launch_kv_indices(
@@ -158,6 +190,23 @@ def _launch_draft_locs_paged(
     return slots[: bs * topk * num_steps], *moved
 
 
+def _launch_some_unaligned(kernel: Any, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if _all_aligned(arguments["seq_lens"], arguments["topk"], arguments["page_size"]):
+        raise NotCalledError("that is the other form")
+    return _launch_draft_locs_paged(kernel, **arguments)
+
+
+def _launch_all_aligned(kernel: Any, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With nothing to copy the worker has the kernel skip the part that brings the slots to the front."""
+    if not _all_aligned(arguments["seq_lens"], arguments["topk"], arguments["page_size"]):
+        raise NotCalledError("that is the other form")
+    return _launch_draft_locs_paged(kernel, **arguments)
+
+
+def _all_aligned(seq_lens: torch.Tensor, topk: int, page_size: int) -> bool:
+    return topk > 1 and page_size > 1 and not bool((seq_lens % page_size).any())
+
+
 def _launch_fill_accept(
     kernel: Any, accept_index: torch.Tensor, out_cache_loc: torch.Tensor, accept_out_cache_loc: torch.Tensor
 ) -> None:
@@ -182,7 +231,7 @@ KERNELS: tuple[KernelNames, ...] = (
         "generate_draft_decode_kv_indices",
         ("generate_draft_decode_kv_indices",),
         _CACHE_LOCS,
-        (_KV_INDICES, (*_KV_INDICES, "NUM_STEPS"), (*_KV_INDICES_ROW_STRIDE, *_WINDOWED)),
+        _FORMS,
         _launch_kv_indices,
         cost=10,
     ),
@@ -190,7 +239,7 @@ KERNELS: tuple[KernelNames, ...] = (
         "generate_draft_decode_kv_indices",
         ("generate_draft_decode_kv_indices",),
         _CACHE_LOCS,
-        ((*_KV_INDICES, "NUM_STEPS"), (*_KV_INDICES_ROW_STRIDE, *_WINDOWED)),
+        _FORMS[1:],
         _launch_kv_indices_by_blocks,
         variant="blocks",
         cost=10,
@@ -199,27 +248,19 @@ KERNELS: tuple[KernelNames, ...] = (
         "draft_cache_locs_paged",
         ("assign_draft_cache_locs",),
         ("srt/speculative/spec_utils.py",),
-        (
-            (
-                "req_pool_indices",
-                "req_to_token",
-                "seq_lens",
-                "extend_lens",
-                "num_new_pages_per_topk",
-                "out_cache_loc",
-                "source_cache_loc",
-                "target_cache_loc",
-                "last_page_lens_cumsum",
-                "duplicate_cache_len",
-                "pool_len",
-                "topk",
-                "speculative_num_steps",
-                "page_size",
-                "bs_upper",
-                "iter_upper",
-            ),
-        ),
-        _launch_draft_locs_paged,
+        (_PAGED,),
+        _launch_some_unaligned,
+        reach=without_overlap,
+    ),
+    KernelNames(
+        "draft_cache_locs_paged",
+        ("assign_draft_cache_locs",),
+        ("srt/speculative/spec_utils.py",),
+        (_PAGED,),
+        _launch_all_aligned,
+        variant="whole-pages",
+        accepts=lambda sizes: sizes["topk"] > 1 and sizes["page_size"] > 1,
+        reach=without_overlap,
     ),
     KernelNames(
         "fill_accept_out_cache_loc",
@@ -258,15 +299,15 @@ def _after_verify(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
 
 def _for_branches(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     """The attention backend of the draft, before it runs its steps."""
-    bs, topk, num_steps = sizes["bs"], sizes["topk"], sizes["num_steps"]
+    bs, topk, num_steps, table = sizes["bs"], sizes["topk"], sizes["num_steps"], tensors["req_to_token"]
     forward_batch = running_batch(
         batch_size=bs,
         req_pool_indices=tensors["req_pool_indices"],
         seq_lens=tensors["seq_lens"],
         seq_lens_sum=None,
         positions=tensors["seq_lens"].repeat_interleave(topk),
+        req_to_token_pool=SimpleNamespace(req_to_token=table),
     )
-    table = tensors["req_to_token"]
     backend = SimpleNamespace(
         topk=topk,
         speculative_num_steps=num_steps,
@@ -275,11 +316,18 @@ def _for_branches(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
         req_to_token_pool=SimpleNamespace(req_to_token=table),
         kv_indptr=tensors["kv_indptr"],
         max_context_len=table.shape[1],
+        draft_window_size=0,
+        draft_sink_size=0,
+    )
+    # Where rows are translated this is what comes of it; the rows are the pool's own here.
+    source = SimpleNamespace(
+        row_ids=tensors["req_pool_indices"], ids=table, row_stride=table.shape[1], entry_page_size=1, v2p=None
     )
     return {
         "torch": torch,
         "next_power_of_2": power_of_two,
         "self": backend,
+        "src": source,
         "forward_batch": forward_batch,
         "kv_indices_buffer": tensors["kv_indices"],
         "num_seqs": bs,
@@ -287,31 +335,36 @@ def _for_branches(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     }
 
 
+MOVE = "move_accept_tokens_to_target_kvcache"
+_MOVES = (
+    (MOVE, "srt/speculative/spec_utils.py"),
+    (f"EAGLEWorkerV2.{MOVE}", "srt/speculative/eagle_worker_v2.py"),
+    ("EAGLEWorkerV2.move_accepted_tokens_to_target_kvcache", "srt/speculative/eagle_worker_v2.py"),
+)
+
 CALLERS: tuple[CallerNames, ...] = (
-    CallerNames(
-        "fill_accept_out_cache_loc",
-        "move_accept_tokens_to_target_kvcache",
-        (),
-        ("fill_accept_out_cache_loc", "fill_accepted_out_cache_loc"),
-        _after_verify,
-        ("accept_out_cache_loc", "accepted_out_cache_loc"),
-        moved=(
-            ("move_accept_tokens_to_target_kvcache", "srt/speculative/spec_utils.py"),
-            ("EAGLEWorkerV2.move_accept_tokens_to_target_kvcache", "srt/speculative/eagle_worker_v2.py"),
-            ("EAGLEWorkerV2.move_accepted_tokens_to_target_kvcache", "srt/speculative/eagle_worker_v2.py"),
-        ),
-        longer=True,
-        called_from=("srt/speculative",),
-    ),
-    CallerNames(
-        "fill_accept_out_cache_loc",
-        "move_accept_tokens_to_target_kvcache",
-        ("srt/speculative/spec_utils.py",),
-        ("fill_accept_out_cache_loc_func",),
-        _after_verify,
-        ("accept_out_cache_loc",),
-        host_paths=_EAGLE,
-        called_from=("srt/speculative",),
+    *(
+        CallerNames(
+            "fill_accept_out_cache_loc",
+            function,
+            (),
+            callees,
+            _after_verify,
+            ("accept_out_cache_loc", "accepted_out_cache_loc"),
+            host_paths=host_paths,
+            moved=_MOVES,
+            accepts=accepts,
+            other_length=True,
+            called_from=("srt/speculative",),
+        )
+        for function, accepts in (
+            (MOVE, lambda sizes: sizes["num_draft_tokens"] >= sizes["accept_width"]),
+            (f"{MOVE}:small-trees", lambda sizes: sizes["num_draft_tokens"] < sizes["accept_width"]),
+        )
+        for callees, host_paths in (
+            (("fill_accept_out_cache_loc", "fill_accepted_out_cache_loc"), ()),
+            (("fill_accept_out_cache_loc_func",), _EAGLE),
+        )
     ),
     CallerNames(
         "generate_draft_decode_kv_indices",

@@ -201,6 +201,10 @@ KERNELS: tuple[KernelNames, ...] = (
             ),
         ),
         _launch_new_state,
+        # The graphs that it runs in have windows of one width.
+        accepts=lambda sizes: (
+            sizes["num_old"] == sizes["bs"] * (sizes["num_draft_tokens"] + sizes["step"] + sizes["gap"])
+        ),
         cost=4,
         reach=by_option,
     ),

@@ -43,7 +43,8 @@ class KernelNames:
     `cost`     how many times as long a case takes in Triton's interpreter as one of a small kernel; it is judged on as
                many fewer
     `reach`    who reaches it with these sizes
-    `called_from`  folders that a call of it, or of the host function NAME_func, stands in; () when it is called for sure
+    `called_from`  folders in which a call of it, or of the host function NAME_func, may stand; () when there surely is
+                   one
     """
 
     op: str
@@ -67,6 +68,7 @@ class KernelNames:
 class CallerNames:
     """A place in the engine that calls an operation.
 
+    `function`     "Class.method" or function, under the first name that it had, which is what it is called here
     `callees`      the names under which it is called there: the kernel's, or those of a host function that launches it
     `host_paths`   files of the host function, () when the kernel itself is launched
     `environment`  stands for the caller's surroundings, made from a case
@@ -74,7 +76,8 @@ class CallerNames:
                    is written into the case's own in-out tensor
     `accepts`      the configurations that the caller's class accepts; it is not judged on others
     `moved`        other (function, path) where it stands in other releases
-    `longer`       the buffer that receives the result may be longer than the contract's, which is its front
+    `other_length` the buffer that receives the result has a length of its own: what is beyond the contract's is not
+                   looked at, what it lacks was never written
     `variant`      of the kernel that it calls
     `cost`, `reach`, `called_from`  as for a kernel
     """
@@ -88,7 +91,7 @@ class CallerNames:
     host_paths: tuple[str, ...] = ()
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
     moved: tuple[tuple[str, str], ...] = ()
-    longer: bool = False
+    other_length: bool = False
     variant: str = ""
     cost: int = 2
     reach: Callable[[Guards, Sizes], Reach] = overlap_worker

@@ -161,7 +161,7 @@ KERNELS: tuple[KernelNames, ...] = (
         ("kernels/ops/speculative/multi_layer_eagle.py",),
         (("logits", "temperatures", "out"),),
         _launch_wide_softmax,
-        variant="wide rows",
+        variant="wide-rows",
         cost=10,
         reach=by_option,
     ),

@@ -79,12 +79,13 @@ CALLERS: tuple[CallerNames, ...] = (
     ),
     CallerNames(
         "fill_bonus_tokens",
-        "run_eagle_verify",
-        ("srt/speculative/eagle_worker_common.py",),
+        "EAGLEWorkerV2.verify",
+        (),
         ("fill_bonus_tokens_func",),
         _after_verify,
         ("bonus_tokens",),
         host_paths=_EAGLE,
+        moved=(("run_eagle_verify", "srt/speculative/eagle_worker_common.py"),),
     ),
     CallerNames(
         "fill_bonus_tokens",
