@@ -122,7 +122,7 @@ TRIAGE: tuple[Triage, ...] = (
         _reaches("option"),
         "0.5.10.post1",
         "0.5.12.post1",
-        "when all sequences end with a page, nothing brings the slots of the branches to the front: the draft writes KV "
+        "when all sequences end with a page, nothing brings the branches' slots to the front: the draft writes KV "
         "where its attention does not look",
         references=("PR #26972, which replaced the kernel",),
         upstream="draft-slots-of-whole-pages",
