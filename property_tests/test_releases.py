@@ -34,7 +34,11 @@ FLIPS = json.loads((FIXTURES / "flips.json").read_text())
 Release = Callable[[str], SourceTree]
 
 
-CASES = 8  # of a subject that costs 1; most cost 2
+CASES = 12  # of a subject that costs 1; most cost 3
+
+# Without --all-releases two are judged: the newest that the suite reads, and the newest of them with a wrong worker.
+FEW = [line for line in (FIXTURES / "releases.txt").read_text().splitlines() if line in EXPECTED]
+QUICK = {FEW[-1], [v for v in FEW if any(":caller:" in name for name in EXPECTED[v]["findings"])][-1]}
 
 
 def judge_all(
@@ -80,8 +84,10 @@ def findings(results: dict[str, tuple[SubjectResult, Any]]) -> dict[str, dict[st
 
 @pytest.mark.parametrize("version", list(EXPECTED))
 def test_a_release_has_the_findings_that_it_is_known_for_and_no_other(
-    version: str, release: Release, wheel_cache: Cache
+    version: str, release: Release, wheel_cache: Cache, pytestconfig: pytest.Config
 ) -> None:
+    if version not in QUICK and not pytestconfig.getoption("--all-releases"):
+        pytest.skip(f"the operations of sglang=={version} are judged by `make test-releases`")
     results = judge_all(release(version), wheel_cache)
     assert findings(results) == EXPECTED[version]["findings"]
     assert {name for name, (result, _s) in results.items() if result.cases} == set(EXPECTED[version]["judged"])
@@ -94,7 +100,8 @@ def test_what_a_release_cannot_run_is_listed_with_its_reason(
     subjects, not_run = SglangProvider(release(version), wheel_cache).subjects()
     not_lifted = {entry.what for entry in not_run if entry.why == "specsim does not lift it from this engine yet"}
     assert sorted({entry.what for entry in not_run} - not_lifted) == EXPECTED[version]["not_run"]
-    assert not_lifted | {s.op for s in subjects} | set(EXPECTED[version]["not_run"]) >= set(OPS)
+    told_of = {entry.what.partition(" (")[0] for entry in not_run}
+    assert told_of | {s.op for s in subjects} >= set(OPS)
     assert all(entry.why for entry in not_run)
 
 

@@ -54,7 +54,7 @@ class KernelNames:
     launch: Callable[..., Any]
     variant: str = ""
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
-    cost: int = 2
+    cost: int = 3
     reach: Callable[[Guards, Sizes], Reach] = overlap_worker
     called_from: tuple[str, ...] = ()
 
@@ -93,7 +93,7 @@ class CallerNames:
     moved: tuple[tuple[str, str], ...] = ()
     other_length: bool = False
     variant: str = ""
-    cost: int = 2
+    cost: int = 3
     reach: Callable[[Guards, Sizes], Reach] = overlap_worker
     called_from: tuple[str, ...] = ()
 
