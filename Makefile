@@ -48,7 +48,8 @@ test: $(READY) ## every test; fetches the releases of fixtures/releases.txt once
 test-releases: $(READY) ## the tests of every known release; fetches them once
 	@$(BIN)/specsim targets $(foreach version,$(ALL_RELEASES),--fetch sglang==$(version)) \
 		|| echo 'make test-releases: not every release is there (see above); its tests are skipped' >&2
-	$(BIN)/python -m pytest -n auto --all-releases property_tests/test_release_accounting.py
+	$(BIN)/python -m pytest -n auto --all-releases property_tests/test_release_accounting.py \
+		property_tests/test_releases.py property_tests/test_fixtures.py
 
 test-compiled: $(READY) ## the tests that compile the simulator: minutes
 	SPECSIM_TEST_COMPILED=1 $(BIN)/python -m pytest property_tests/test_compiled.py

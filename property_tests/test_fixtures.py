@@ -18,7 +18,7 @@ from specsim.diff.finding import case_of
 from specsim.diff.run import run_case
 from specsim.explore.chooser import replayed
 from specsim.judge.probing import digest_of, run_probe
-from specsim.ops.provider import MappingProvider, Provider
+from specsim.ops.provider import MappingProvider, Provider, Subject
 from specsim.ops.registry import OPS, REFERENCE
 from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
 from specsim.sim.target import AccountingTarget, ModelTarget
@@ -50,11 +50,16 @@ def test_a_fixture_gives_the_verdict_expected_of_the_target(
         _hold_schedule(replay, target, expect, release, wheel_cache)
 
 
+SUBJECTS: dict[str, list[Subject]] = {}  # of each target, lifted once
+
+
 def _hold_case(
     file: Path, replay: OpReplay, target: str, expect: dict[str, Any], release: Release, cache: Cache
 ) -> None:
     op = OPS[replay.op]
-    subjects, _not_run = _provider_of(target, release, cache).subjects()
+    if target not in SUBJECTS:
+        SUBJECTS[target] = _provider_of(target, release, cache).subjects()[0]
+    subjects = SUBJECTS[target]
     of_op = [s for s in subjects if s.op == replay.op]
     subject = next((s for s in of_op if s.name == replay.subject), of_op[0])
     on_gpu = target == "triton" and torch.cuda.is_available()

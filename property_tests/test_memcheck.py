@@ -11,6 +11,7 @@ import triton.language as tl
 
 from specsim.diff.memcheck import memcheck
 from specsim.diff.memory import POISONS, GuardedTensor
+from specsim.ops.pointers import pointers_to
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1",
@@ -101,3 +102,52 @@ def test_a_red_zone_shows_a_write_on_either_side(dtype: torch.dtype, which: int)
         zone = damaged.buffer[:128] if index < 0 else damaged.buffer[-128:]
         zone[position] = not which if dtype is torch.bool else 3
         assert damaged.first_stray_write() == index
+
+
+@triton.jit
+def prefix_kernel(lens_ptr, starts_ptr, BLOCK: tl.constexpr, HAS_OTHER: tl.constexpr):
+    pid = tl.program_id(0)
+    o_before = tl.arange(0, BLOCK)
+    if HAS_OTHER:
+        lens = tl.load(lens_ptr + o_before, mask=o_before < pid, other=0)
+    else:
+        lens = tl.load(lens_ptr + o_before, mask=o_before < pid)
+    tl.store(starts_ptr + pid, tl.sum(lens))
+
+
+@triton.jit
+def pass_on_kernel(chain_ptr):
+    pid = tl.program_id(0)
+    tl.store(chain_ptr + pid + 1, tl.load(chain_ptr + pid) + 1)
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+@pytest.mark.parametrize("lanes", [False, True])
+def test_masked_off_lanes_hold_poison_on_request_where_a_load_has_no_other(has_other: bool, lanes: bool) -> None:
+    lens, starts = torch.tensor([2, 3]), torch.zeros(2, dtype=torch.int64)
+    with memcheck(1, lanes=lanes) as log:
+        prefix_kernel[(2,)](lens, starts, BLOCK=2, HAS_OTHER=has_other)
+    poisoned = lanes and not has_other
+    assert starts.tolist() == ([2 * POISONS[1], 2 + POISONS[1]] if poisoned else [0, 2])
+    assert bool(log.without_other) is poisoned
+
+
+@pytest.mark.parametrize(("backwards", "chain"), [(False, [7, 8, 9]), (True, [7, 8, 1])])
+def test_programs_run_last_one_first_on_request(backwards: bool, chain: list[int]) -> None:
+    values = torch.tensor([7, 0, 0])
+    with memcheck(backwards=backwards):
+        pass_on_kernel[(2,)](values)
+    assert values.tolist() == chain
+
+
+@triton.jit
+def follow_kernel(pointers_ptr, target_ptr):
+    pointer = tl.load(pointers_ptr + tl.program_id(0)).to(tl.pointer_type(tl.int64))
+    tl.store(target_ptr + tl.program_id(0), tl.load(pointer))
+
+
+def test_what_an_array_of_addresses_leads_to_belongs_to_the_launch() -> None:
+    tensors, target = [torch.tensor([5]), torch.tensor([6])], torch.zeros(2, dtype=torch.int64)
+    with memcheck() as log:
+        follow_kernel[(2,)](pointers_to(tensors), target)
+    assert (target.tolist(), log.strays) == ([5, 6], [])

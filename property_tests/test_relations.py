@@ -99,7 +99,7 @@ def test_a_relation_is_judged_where_it_is_asked_for_and_names_its_rule() -> None
     subject = subject_of(wrong, op.name)
     assert run_case(op, subject, case).violations == ()
     (violation,) = run_case(op, subject, case, related=True).violations
-    assert violation.rule.id == "O9"
+    assert violation.rule.id == "O10"
     assert "last request" in violation.title or "order" in violation.title
 
 

@@ -40,7 +40,7 @@ class Rule:
     severity: Severity
 
 
-_REACH = re.compile(r"default|option|unknown|guarded:[^:]+:\d+")
+_REACH = re.compile(r"default|option|unknown|not called|guarded:[^:]+:\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class Finding:
     `rule`       id of the rule that broke, and its `sentence`
     `title`      one sentence
     `signature`  the same for the same defect, in every run and on every release that has it
-    `reach`      "default", "option", "guarded:FILE:LINE" (the guard that keeps users from it) or "unknown"
+    `reach`      "default", "option", "guarded:FILE:LINE" (the guard that keeps users from it), "not called" or
+                 "unknown"
     `where`      FILE:LINE of the code that is wrong
     `replay`     path of the replay file, "" if none was written
     `count`      how many of the cases or schedules hit it
@@ -78,7 +79,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         if not _REACH.fullmatch(self.reach):
-            raise ValueError(f"reach={self.reach!r} must be default, option, unknown or guarded:FILE:LINE")
+            raise ValueError(f"reach={self.reach!r} must be default, option, unknown, not called or guarded:FILE:LINE")
 
 
 def finding_from_json(data: Mapping[str, Any]) -> Finding:

@@ -147,7 +147,7 @@ def watching(watcher: Watcher, order: Order = tuple, *, overflow: bool = False) 
     def check(self: Any, condition: Any, message: str, *rest: Any) -> Any:
         if "overflow" in str(message):
             if not bool(condition):
-                watcher.overflow(str(message), _source_line())
+                watcher.overflow(str(message), source_line())
             return None
         return original["create_assert"](self, condition, message, *rest) if options.debug else None
 
@@ -219,7 +219,7 @@ def _access(ptrs: Any, mask: Any) -> Access:
     addresses = ptrs.data.astype(np.uint64, copy=False)
     active = np.broadcast_to(mask.data.astype(bool), addresses.shape)
     itemsize = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
-    return Access(addresses, active, itemsize, addresses.size == 1, _source_line())
+    return Access(addresses, active, itemsize, addresses.size == 1, source_line())
 
 
 def _mask(interpreter: Any, lanes: Any, like: Any) -> Any:
@@ -230,11 +230,11 @@ def _orders(sem: Any) -> bool:
     return "RELAXED" not in str(sem).upper()
 
 
-def _source_line() -> str:
+def source_line() -> str:
     """FILE:LINE of the kernel's statement that is being interpreted."""
     import triton
 
-    inside = (os.path.dirname(triton.__file__), __file__)
+    inside = (os.path.dirname(triton.__file__), os.path.dirname(__file__))
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
         frame = frame.f_back

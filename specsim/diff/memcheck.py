@@ -5,6 +5,9 @@ fall into one of them. A lane that does not is recorded and neutralised: a load 
 a far access cannot crash the process and the test goes on. A launch that is compiled for a GPU is not seen here; red
 zones still are.
 
+On request two things that no implementation may rely on are made different, too: the lanes of a load that are masked
+off and have no `other` hold poison instead of the interpreter's 0, and the programs of a launch run last one first.
+
 The interpreter's hooks have other signatures in Triton 3.6 than in 3.9; what is passed on unread here is the same in
 both.
 """
@@ -19,7 +22,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from specsim.diff.hooks import source_line
 from specsim.diff.memory import poison_value
+from specsim.ops.pointers import pointees
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class MemoryLog:
 
     strays: list[StrayAccess] = field(default_factory=list)
     launches: int = 0
+    without_other: set[int] = field(default_factory=set)  # lines of loads of which masked-off lanes were poisoned
     _seen: set[tuple[str, str, str]] = field(default_factory=set)
 
     def add(self, stray: StrayAccess) -> None:
@@ -62,23 +68,42 @@ class MemoryLog:
             self.strays.append(stray)
 
 
+_REPLACED: dict[Any, list[tuple[Any, str, Any]]] = {}  # by namespace of Triton's language
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorder:
+    """Stands for the scope that replaces attributes, and notes them."""
+
+    found: list[tuple[Any, str, Any]]
+
+    def set_attr(self, owner: Any, name: str, value: Any) -> None:
+        self.found.append((owner, name, value))
+
+
 @contextmanager
-def memcheck(poison: int = 0) -> Iterator[MemoryLog]:
+def memcheck(poison: int = 0, *, lanes: bool = False, backwards: bool = False) -> Iterator[MemoryLog]:
     """Check every Triton launch made through the interpreter while active. `poison` (0 or 1) chooses what stray loads
-    give.
+    give, and with `lanes` what the masked-off lanes hold of loads without `other`. `backwards` runs the programs of
+    each launch in reverse.
     """
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     log = MemoryLog()
     current: list[_Launch] = []
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
-    patch_tensor = interpreter._patch_lang_tensor
+    patch_tensor, patch_builtin = interpreter._patch_lang_tensor, interpreter._patch_builtin
     call, init = executor.__call__, executor._init_args_hst
     load, store = builder.create_masked_load, builder.create_masked_store
+    set_grid_idx, semantic_load = builder.set_grid_idx, TritonSemantic.load
+    without_other = [False]
 
     def checked_init(self: Any, args: Any, kwargs: Any) -> Any:
         hosted = init(self, args, kwargs)
         arguments = {**dict(zip(self.arg_names, hosted[0], strict=False)), **hosted[1]}
+        pointed_to = [tensor for arg in (*args, *kwargs.values()) for tensor in pointees(arg)]
+        arguments |= {f"what a pointer leads to ({i})": tensor for i, tensor in enumerate(pointed_to)}
         current.append(_describe(self.fn.__name__, arguments))
         log.launches += 1
         return hosted
@@ -93,12 +118,30 @@ def memcheck(poison: int = 0) -> Iterator[MemoryLog]:
     def checked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
         stray = _stray_lanes(current[-1], ptrs.data, mask.data)
         if stray is None:
-            return load(self, ptrs, mask, other, *rest)
-        _record(log, current[-1], "read", ptrs.data, stray)
-        inside = interpreter.TensorHandle(mask.data & ~stray, mask.dtype)
-        loaded = load(self, ptrs, inside, other, *rest)
-        loaded.data[stray] = _poison_of(loaded.data.dtype, poison)
+            loaded = load(self, ptrs, mask, other, *rest)
+        else:
+            _record(log, current[-1], "read", ptrs.data, stray)
+            inside = interpreter.TensorHandle(mask.data & ~stray, mask.dtype)
+            loaded = load(self, ptrs, inside, other, *rest)
+            loaded.data[stray] = _poison_of(loaded.data.dtype, poison)
+        if without_other[0] and not mask.data.all():
+            log.without_other.add(int(source_line().rpartition(":")[2]))
+            loaded.data[~np.broadcast_to(mask.data.astype(bool), loaded.data.shape)] = _poison_of(
+                loaded.data.dtype, poison
+            )
         return loaded
+
+    def noting_load(self: Any, ptr: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        """Triton drops an `other` of one element on the way to the interpreter, which cannot tell it from none."""
+        without_other[0] = lanes and other is None and mask is not None
+        try:
+            return semantic_load(self, ptr, mask, other, *rest)
+        finally:
+            without_other[0] = False
+
+    def from_behind(self: Any, x: int, y: int, z: int) -> Any:
+        nx, ny, nz = self.grid_dim
+        return set_grid_idx(self, nx - 1 - x, ny - 1 - y, nz - 1 - z)
 
     def checked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
         stray = _stray_lanes(current[-1], ptrs.data, mask.data)
@@ -107,21 +150,37 @@ def memcheck(poison: int = 0) -> Iterator[MemoryLog]:
             mask = interpreter.TensorHandle(mask.data & ~stray, mask.dtype)
         return store(self, ptrs, value, mask, *rest)
 
+    def patched_builtin(namespace: Any, builder: Any, scope: Any) -> None:
+        """Each launch looks through all of Triton's language for what it replaces, a third of a small launch's time; it
+        is the same each time.
+        """
+        if namespace not in _REPLACED:
+            found: list[tuple[Any, str, Any]] = []
+            patch_builtin(namespace, builder, _Recorder(found))
+            _REPLACED[namespace] = found
+        for owner, name, value in _REPLACED[namespace]:
+            scope.set_attr(owner, name, value)
+
     def patched_tensor(tensor: Any, scope: Any) -> None:
         """Triton 3.6 with NumPy 2.4: `range(scalar)` fails, since NumPy makes no integer of an array of one element."""
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
 
-    interpreter._patch_lang_tensor = patched_tensor
+    interpreter._patch_lang_tensor, interpreter._patch_builtin = patched_tensor, patched_builtin
     executor.__call__, executor._init_args_hst = checked_call, checked_init
     builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
+    if lanes:
+        TritonSemantic.load = noting_load
+    if backwards:
+        builder.set_grid_idx = from_behind
     try:
         with np.errstate(all="ignore"):  # a GPU has no warnings either
             yield log
     finally:
-        interpreter._patch_lang_tensor = patch_tensor
+        interpreter._patch_lang_tensor, interpreter._patch_builtin = patch_tensor, patch_builtin
         executor.__call__, executor._init_args_hst = call, init
         builder.create_masked_load, builder.create_masked_store = load, store
+        builder.set_grid_idx, TritonSemantic.load = set_grid_idx, semantic_load
 
 
 def _describe(kernel: str, arguments: dict[str, Any]) -> _Launch:

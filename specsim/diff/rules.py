@@ -12,7 +12,12 @@ FITS_CONTRACT = Rule("O5", "outputs have the contract's count, shape and dtype",
 DOES_NOT_RAISE = Rule("O6", "a valid input raises no exception", Severity.WRONG_RESULT)
 ENDS = Rule("O7", "a call ends within the time limit", Severity.WRONG_RESULT)
 SURVIVES = Rule("O8", "a call leaves its process alive", Severity.UNDEFINED_BEHAVIOUR)
-KEEPS_RELATIONS = Rule("O9", "requests in another order, or some of them, give results to match", Severity.WRONG_RESULT)
+IGNORES_ORDER = Rule(
+    "O9", "no defined element depends on the order of a launch's programs", Severity.UNDEFINED_BEHAVIOUR
+)
+KEEPS_RELATIONS = Rule(
+    "O10", "requests in another order, or some of them, give results to match", Severity.WRONG_RESULT
+)
 
 # Worst first: when one defect breaks several rules, its finding is named after the first of them.
 RULES: tuple[Rule, ...] = (
@@ -24,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     LEAVES_INPUTS,
     KEEPS_RELATIONS,
     IGNORES_UNDEFINED,
+    IGNORES_ORDER,
     STAYS_IN_BOUNDS,
 )
 BY_ID = {rule.id: rule for rule in RULES}

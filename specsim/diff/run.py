@@ -71,10 +71,23 @@ def raise_if_lost(device: torch.device | str, error: BaseException) -> None:
             raise DeviceLostError(one_line(lost)) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Freedoms:
+    """What the interpreter does otherwise than a GPU may: `lanes` poisons what is masked off and has no `other`,
+    `backwards` runs the programs of the second launch last one first.
+    """
+
+    lanes: bool = False
+    backwards: bool = False
+
+
+_INTERPRETED = _Freedoms()
+
+
 @contextmanager
-def watched(which: int) -> Iterator[MemoryLog]:
+def watched(which: int, freedoms: _Freedoms = _INTERPRETED) -> Iterator[MemoryLog]:
     if interpreted():
-        with memcheck(which) as log:
+        with memcheck(which, lanes=freedoms.lanes, backwards=freedoms.backwards and which == 1) as log:
             yield log
     else:
         yield MemoryLog()
@@ -85,25 +98,68 @@ def run_case(
 ) -> Outcome:
     """Judge `subject` on `case`, under both poisons; with `related` also on the cases that must have results according
     to it, if it is right on this one.
+
+    In the interpreter masked-off lanes are poisoned and programs run in two orders. What breaks a rule is run again
+    without, so that a defect of every machine is told from one that needs a machine which does so.
     """
     expected = op.expected(case)
     defined = op.defined(case, expected)
-    violations: list[Violation] = []
-    defined_results: list[Tensors] = []
     try:
-        for which in (0, 1):
-            found, results = _run_once(op, subject, case, which, device, expected, defined)
-            violations += [v for v in found if all(v.rule is not seen.rule for seen in violations)]
-            if results is None:
-                break
-            defined_results.append({name: results[name][defined[name]] for name in results})
+        if not interpreted():
+            found, results, _lines = _run_twice(op, subject, case, device, expected, defined, _Freedoms())
+        else:
+            every = _run_twice(op, subject, case, device, expected, defined, _Freedoms(lanes=True, backwards=True))
+            found, results, _lines = every
+            if found:
+                found, results, _lines = _run_twice(op, subject, case, device, expected, defined, _Freedoms())
+            if every[0] and not found:
+                in_order = _run_twice(op, subject, case, device, expected, defined, _Freedoms(lanes=True))
+                reverse = _run_twice(op, subject, case, device, expected, defined, _Freedoms(backwards=True))
+                found += [_needs_luck(in_order[2])] if in_order[0] else []
+                found += [_needs_an_order()] if reverse[0] or not found else []
     except NotCalledError:
         return Outcome((), "", judged=False)
+    if related and not found:
+        found += _broken_relation(op, subject, case, device)
+    return Outcome(tuple(found), _digest(op, case, results, found))
+
+
+def _needs_luck(lines: set[int]) -> Violation:
+    numbers = ", ".join(map(str, sorted(lines)))
+    title = f"what the masked-off lanes of loads without `other` hold changes the result (lines {numbers})"
+    return Violation(rules.IGNORES_UNDEFINED, title, "the same whatever they hold", "another one")
+
+
+def _needs_an_order() -> Violation:
+    title = "the result changes when the programs of a launch run last one first"
+    return Violation(rules.IGNORES_ORDER, title, "the same in every order", "another one")
+
+
+def _run_twice(
+    op: Op,
+    subject: Subject,
+    case: Case,
+    device: torch.device | str,
+    expected: Tensors,
+    defined: Tensors,
+    freedoms: _Freedoms,
+) -> tuple[list[Violation], list[Tensors], set[int]]:
+    """The violations under both poisons, the defined results of each, and the lines of the loads without `other` of
+    which lanes were poisoned.
+    """
+    violations: list[Violation] = []
+    defined_results: list[Tensors] = []
+    lines: set[int] = set()
+    for which in (0, 1):
+        found, results, log = _run_once(op, subject, case, which, device, expected, defined, freedoms)
+        violations += [v for v in found if all(v.rule is not seen.rule for seen in violations)]
+        lines |= log.without_other
+        if results is None:
+            break
+        defined_results.append({name: results[name][defined[name]] for name in results})
     if len(defined_results) == 2:
         violations += _poison_dependence(defined_results)
-    if related and not violations:
-        violations += _broken_relation(op, subject, case, device)
-    return Outcome(tuple(violations), _digest(op, case, defined_results, violations))
+    return violations, defined_results, lines
 
 
 def _run_once(
@@ -114,20 +170,21 @@ def _run_once(
     device: torch.device | str,
     expected: Tensors,
     defined: Tensors,
-) -> tuple[list[Violation], Tensors | None]:
-    """The violations of one run, and its outputs on the CPU (None when it raised)."""
+    freedoms: _Freedoms,
+) -> tuple[list[Violation], Tensors | None, MemoryLog]:
+    """The violations of one run, its outputs on the CPU (None when it raised), and what was seen of its accesses."""
     guarded = guarded_arguments(op, case, which, device)
-    with watched(which) as log:
+    with watched(which, freedoms) as log:
         try:
             results = subject.run(case.sizes, views(guarded))
         except NotCalledError:
             raise
         except WrongResultError as error:
-            return [Violation(rules.FITS_CONTRACT, str(error), "outputs as the contract says", str(error))], None
+            return [Violation(rules.FITS_CONTRACT, str(error), "outputs as the contract says", str(error))], None, log
         except Exception as error:
             raise_if_lost(device, error)
             text = one_line(error)
-            return [Violation(rules.DOES_NOT_RAISE, f"raises {text}", "no exception", text)], None
+            return [Violation(rules.DOES_NOT_RAISE, f"raises {text}", "no exception", text)], None, log
     try:
         results = {name: tensor.detach().to("cpu", copy=True) for name, tensor in results.items()}
     except RuntimeError as error:
@@ -140,7 +197,7 @@ def _run_once(
         if difference:
             found.append(difference)
             break
-    return found, results
+    return found, results, log
 
 
 def one_line(error: BaseException) -> str:

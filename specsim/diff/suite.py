@@ -73,13 +73,18 @@ def judge(
     device: Any,
     deadline: float,
     on_case: Callable[[int], None],
+    shrinking: bool = True,
 ) -> SubjectResult:
-    """Run `cases` cases that the subject accepts, until `deadline` (of time.monotonic), then shrink what failed.
+    """Run `cases` cases that the subject accepts, until `deadline` (of time.monotonic), then shrink what failed unless
+    told not to.
 
-    Cases that it does not accept are passed over, up to `DRAWS_PER_CASE_MAX` for each one wanted. `on_case(index)` is
-    called before each case, with -1 while shrinking.
+    A subject whose cases cost more is judged on fewer: `cases` divided by its cost, and so are the attempts at a
+    smaller case. Cases that it does not accept are
+    passed over, up to `DRAWS_PER_CASE_MAX` for each one wanted. `on_case(index)` is called before each case, with -1
+    while shrinking.
     """
     result = SubjectResult()
+    cases = max(1, cases // subject.cost)
     for index in range(cases * DRAWS_PER_CASE_MAX):
         if result.cases == cases:
             break
@@ -97,7 +102,7 @@ def judge(
         result.cases += 1
         if outcome.violations:
             result.failures.append(Failure(index, chooser.tape, worst(outcome), subject.reach(case.sizes)))
-    if result.failures:
+    if result.failures and shrinking:
         result.counterexample = _shrink(op, subject, result.failures, device, on_case)
     return result
 
@@ -108,14 +113,19 @@ def worst(outcome: Outcome) -> Rule:
 
 
 def _reach_rank(reach: Reach) -> int:
-    return ["default", "option", "unknown", "guarded"].index(reach.split(":")[0])
+    return ["default", "option", "unknown", "guarded", "not called"].index(reach.split(":")[0])
 
 
 def _shrink(
     op: Op, subject: Subject, failures: list[Failure], device: Any, on_case: Callable[[int], None]
 ) -> Counterexample:
-    chosen = min(failures, key=lambda f: (_reach_rank(f.reach), RULES.index(f.rule), len(f.tape), f.tape))
-    return shrink(op, subject, chosen, device, on_case, SHRINK_ATTEMPTS_MAX, len(failures))
+    attempts = SHRINK_ATTEMPTS_MAX // subject.cost
+    return shrink(op, subject, worst_of(failures), device, on_case, attempts, len(failures))
+
+
+def worst_of(failures: list[Failure]) -> Failure:
+    """The failing case that most users reach and that breaks the worst rule; of those the shortest tape."""
+    return min(failures, key=lambda f: (_reach_rank(f.reach), RULES.index(f.rule), len(f.tape), f.tape))
 
 
 def shrink(

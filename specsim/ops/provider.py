@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from specsim.ops.contract import Implementation, Sizes, Tensors
 from specsim.verdict import NotRun
 
-Reach = str  # "default" | "option" | "guarded:FILE:LINE" | "unknown"
+Reach = str  # "default" | "option" | "guarded:FILE:LINE" | "not called" | "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Subject:
     `reach`    who can reach the failing configuration, given its sizes
     `explain`  one more sentence on a failing case, or ""
     `needs`    name of a subject that must be right for this one to be judged (a caller needs its kernel), or ""
+    `cost`     how many times as long a case takes as one of a small kernel: it is judged on as many fewer
     `source_hash`  hash of the code that is judged, "" if unknown
     """
 
@@ -44,6 +45,7 @@ class Subject:
     reach: Callable[[Sizes], Reach] = lambda _sizes: "unknown"
     explain: Callable[[], str] = lambda: ""
     needs: str = ""
+    cost: int = 1
     source_hash: str = ""
 
 

@@ -210,6 +210,7 @@ def _reach_sentence(reach: str) -> str:
         "option": "option: users get here with an option of their own choice",
         "unknown": "unknown",
         "guarded": f"guarded: {place} keeps users from this configuration",
+        "not called": "not called: nothing in this engine runs it",
     }[kind]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 
 from specsim.explore.chooser import replayed
 from specsim.ops.contract import Op, Role, Sizes, Tensors, WrongResultError
-from specsim.ops.provider import NotCalledError, Subject
+from specsim.ops.provider import NotCalledError, Reach, Subject
 from specsim.ops.registry import OPS
 from specsim.targets.callsite import CallSite, Capture, find_call
 from specsim.targets.lift import DriftError, LiftedFunction, Lifter, TextStore
@@ -27,7 +29,27 @@ SHIMS: dict[str, Any] = {
     "is_npu": lambda: False,
     "is_xpu": lambda: False,
     "is_cpu": lambda: False,
+    # As many processors as divide no grid: each has more than one block to do.
+    "get_device_core_count": lambda: 3,
     "next_power_of_2": lambda n: 1 << (n - 1).bit_length() if n > 0 else 1,
+}
+
+
+def _on_a_cpu(*_arguments: Any, **_named: Any) -> Any:
+    raise AssertionError("what runs on a CPU alone is never called: is_cpu() is False")
+
+
+# What the releases import from their extension for machines without a GPU.
+_SHIMS |= {
+    f"{name}_cpu": _on_a_cpu
+    for name in (
+        "assign_draft_cache_locs_contiguous",
+        "assign_extend_cache_locs",
+        "assign_req_to_token_pool",
+        "fill_accept_out_cache_loc",
+        "fill_bonus_tokens",
+        "rotate_input_ids",
+    )
 }
 
 # What a result buffer holds before the call: no valid token or slot, so an element that is never written is seen.
@@ -55,19 +77,19 @@ class SglangProvider:
             try:
                 lifted = self._lift(names.names, names.paths, names.signatures)
             except DriftError as error:
-                missing.append(NotRun(names.op, str(error)))
+                missing.append(NotRun(f"{names.op} ({names.variant})" if names.variant else names.op, str(error)))
                 continue
-            kernels[names.op] = (names, lifted)
+            kernels[names.subject] = (names, lifted)
             found.append(self._kernel_subject(names, lifted))
         for caller in CALLERS:
-            if caller.op not in kernels:
+            if caller.needs not in kernels:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", "its kernel could not be lifted"))
                 continue
             try:
-                found.append(self._caller_subject(caller, *kernels[caller.op]))
+                found.append(self._caller_subject(caller, *kernels[caller.needs]))
             except DriftError as error:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", str(error)))
-        return found, missing
+        return found, _without_what_is_found(missing, found)
 
     def _lift(
         self, names: tuple[str, ...], paths: tuple[str, ...], signatures: tuple[tuple[str, ...], ...]
@@ -82,6 +104,8 @@ class SglangProvider:
                 if name in self._lifter.module(path).definitions:
                     lifted = self._lifter.lift(path, name)
                     if signatures and lifted.parameters not in signatures:
+                        if any(lifted.parameters in other.signatures for other in KERNELS if other.names == names):
+                            raise DriftError(f"not found: {lifted.where} {name} has no such form")
                         raise DriftError(f"signature changed: {lifted.where} {name}({', '.join(lifted.parameters)})")
                     return lifted
         raise DriftError(f"not found: {' or '.join(names)} in {', '.join(paths)}")
@@ -90,18 +114,29 @@ class SglangProvider:
         return Subject(
             op=names.op,
             role="kernel",
-            name=f"kernel:{names.op}",
+            name=names.subject,
             run=partial(OPS[names.op].call, partial(names.launch, lifted.value)),
             where=lifted.where,
-            reach=self._guards.reach_of_overlap_worker,
+            accepts=names.accepts,
+            reach=self._reach_of(names, lifted.name),
+            cost=names.cost,
             source_hash=lifted.body_hash,
         )
 
+    def _reach_of(self, names: KernelNames | CallerNames, name: str) -> Callable[[Sizes], Reach]:
+        """Who reaches what is called `name`; nobody does where no file of the folders that may call it does."""
+        if names.called_from and not self._is_called(names.called_from, name):
+            return lambda _sizes: "not called"
+        return partial(names.reach, self._guards)
+
+    def _is_called(self, folders: tuple[str, ...], name: str) -> bool:
+        source = self._lifter.source
+        call = re.compile(rf"(?<!def )\b{re.escape(name)}(_func)?\s*[\[(]")
+        paths = (path for folder in folders for path in source.paths(folder) if path.endswith(".py"))
+        return any(name in text and call.search(text) for text in map(source.read, paths))
+
     def _caller_subject(self, caller: CallerNames, names: KernelNames, kernel: LiftedFunction) -> Subject:
-        path = next((p for p in caller.paths if self._lifter.source.exists(p)), caller.paths[0])
-        sample = OPS[caller.op].generate(replayed(()))
-        environment = caller.environment(sample.sizes, sample.tensors)
-        site = find_call(self._lifter.module(path), caller.function, caller.callees, environment)
+        site, function = self._find_call(caller)
         callee = self._lift((site.callee,), caller.host_paths, ()) if caller.host_paths else kernel
         run = _CallerRun(caller, site, Capture(callee.value, callee.parameters), _DocumentedLaunch(names, kernel))
         return Subject(
@@ -111,11 +146,44 @@ class SglangProvider:
             run=run,
             where=site.where,
             accepts=run.accepts,
-            reach=self._guards.reach_of_overlap_worker,
+            reach=self._reach_of(caller, function),
             explain=run.explain,
-            needs=f"kernel:{caller.op}",
+            needs=caller.needs,
+            cost=caller.cost,
             source_hash=site.source_hash,
         )
+
+    def _find_call(self, caller: CallerNames) -> tuple[CallSite, str]:
+        """The call and the name of the function that it stands in. Raises DriftError when no place has it; one that
+        has it otherwise than known is the one to name.
+        """
+        op = OPS[caller.op]
+        sample = op.generate(replayed(()))
+        tensors = {**sample.tensors, **op.allocate_outputs(sample)}
+        environment = caller.environment(sample.sizes, tensors)
+        reasons: list[str] = []
+        for function, path in caller.places:
+            if self._lifter.source.exists(path):
+                try:
+                    module = self._lifter.module(path)
+                    return find_call(module, function, caller.callees, environment), function.rpartition(".")[2]
+                except DriftError as error:
+                    reasons.append(str(error))
+        missing = [f"not found: {' or '.join(dict.fromkeys(path for _function, path in caller.places))}"]
+        raise DriftError(next((r for r in reasons if r.startswith("signature")), [*missing, *reasons][-1]))
+
+
+def _without_what_is_found(missing: list[NotRun], found: list[Subject]) -> list[NotRun]:
+    """One entry for each call, none where another form of it was found: a caller has stood in many places."""
+    judged = {f"{subject.op} in {subject.name.removeprefix('caller:')}" for subject in found}
+    whys: dict[str, list[str]] = {}
+    for entry in missing:
+        whys.setdefault(entry.what, []).append(entry.why)
+    return [
+        NotRun(what, next((why for why in reasons if why.startswith("signature")), reasons[0]))
+        for what, reasons in whys.items()
+        if what not in judged
+    ]
 
 
 class _DocumentedLaunch:
@@ -155,10 +223,18 @@ class _CallerRun:
             self._callee.fill_before_call(self._names.result, _UNWRITTEN)
         returned = self._site.run(environment, self._callee)
         if self._names.result is not None:
-            (output,) = [arg for arg in self._op.tensor_args if arg.role is Role.OUT]
-            result = self._result(returned)
-            tensors[output.name] = output.check(result.reshape(output.resolve_shape(sizes)), sizes)
+            outputs = [arg for arg in self._op.tensor_args if arg.role is Role.OUT]
+            results = returned if isinstance(returned, tuple) else (self._result(returned),)
+            for output, result in zip(outputs, results, strict=True):
+                tensors[output.name] = output.check(self._fitted(result, output.resolve_shape(sizes)), sizes)
         return {arg.name: tensors[arg.name] for arg in self._op.outputs}
+
+    def _fitted(self, result: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        count = math.prod(shape)
+        if self._names.other_length:
+            short = max(0, count - result.numel())
+            result = torch.nn.functional.pad(result.flatten(), (0, short), value=_UNWRITTEN)[:count]
+        return result.reshape(shape) if result.numel() == count else result
 
     def _result(self, returned: Any) -> torch.Tensor:
         values = [self._callee.arguments[name] for name in self._names.result or () if name in self._callee.arguments]

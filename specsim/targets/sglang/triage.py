@@ -57,6 +57,9 @@ def _reaches(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+NOT_CALLED = frozenset({"not called"})
+
+
 TRIAGE: tuple[Triage, ...] = (
     Triage(
         "ops:fill_bonus_tokens:caller:EAGLEWorkerV2.verify",
@@ -67,6 +70,93 @@ TRIAGE: tuple[Triage, ...] = (
         "0.5.12.post1",
         "the worker reads the bonus token with the tree's size as stride, which is right for topk=1 alone",
         references=("PR #26866", "PR #26981", "PR #15360"),
+    ),
+    Triage(
+        "ops:fill_accept_out_cache_loc:caller:move_accept_tokens_to_target_kvcache",
+        "known",
+        Severity.UNDEFINED_BEHAVIOUR,
+        NOT_CALLED,
+        "0.5.10.post1",
+        "0.5.12.post1",
+        "the worker launches a program for each node, and not for each entry of accept_index: it reads behind it",
+        references=("PR #26866",),
+    ),
+    Triage(
+        "ops:fill_accept_out_cache_loc:caller:move_accept_tokens_to_target_kvcache:small-trees",
+        "known",
+        Severity.WRONG_RESULT,
+        NOT_CALLED,
+        "0.5.10.post1",
+        "0.5.12.post1",
+        "with fewer nodes than accept_index is wide it leaves out the entries of later requests",
+        references=("PR #26866",),
+    ),
+    *(
+        Triage(
+            f"ops:{op}:kernel:{op}",
+            "unknown",
+            Severity.UNDEFINED_BEHAVIOUR,
+            _reaches("option") | NOT_CALLED,
+            "0.5.10.post1",
+            "0.5.22",
+            "prefix sums add masked-off lanes of loads without `other`; NVIDIA's compiler of today leaves 0 there",
+            upstream="masked-lanes-without-other",
+        )
+        for op in ("get_target_cache_loc", "filter_finished_cache_loc")
+    ),
+    Triage(
+        "ops:draft_cache_locs_paged:kernel:draft_cache_locs_paged",
+        "unknown",
+        Severity.UNDEFINED_BEHAVIOUR,
+        _reaches("option"),
+        "0.5.10.post1",
+        "0.5.12.post1",
+        "the same prefix sum; and a program brings slots to the front where another has yet to read",
+        references=("PR #26972, which replaced the kernel",),
+        upstream="masked-lanes-without-other",
+    ),
+    Triage(
+        "ops:draft_cache_locs_paged:kernel:draft_cache_locs_paged:whole-pages",
+        "unknown",
+        Severity.WRONG_RESULT,
+        _reaches("option"),
+        "0.5.10.post1",
+        "0.5.12.post1",
+        "when all sequences end with a page, nothing brings the branches' slots to the front: the draft writes KV "
+        "where its attention does not look",
+        references=("PR #26972, which replaced the kernel",),
+        upstream="draft-slots-of-whole-pages",
+    ),
+    Triage(
+        "ops:assign_hidden_states_pool:kernel:assign_hidden_states_pool",
+        "unknown",
+        Severity.WRONG_RESULT,
+        _reaches("option"),
+        "0.5.10.post1",
+        "0.5.14",
+        "of a prompt shorter than the pool it remembers rows of the request before, or from before the tensor",
+        upstream="multi-layer-windows",
+    ),
+    Triage(
+        "ops:assign_new_state:kernel:assign_new_state",
+        "unknown",
+        Severity.WRONG_RESULT,
+        _reaches("option"),
+        "0.5.10.post1",
+        "0.5.14",
+        "rows of a window from the ninth on are not copied, which 5 steps or more have",
+        upstream="multi-layer-windows",
+    ),
+    Triage(
+        "ops:row_argmax:kernel:row_argmax",
+        "unknown",
+        Severity.WRONG_RESULT,
+        _reaches("option"),
+        "0.5.21",
+        "",
+        "up to 64 rows it passes over NaN, which torch.argmax and its own form for more rows do not; a row of NaN "
+        "alone gives the vocabulary's size, which is no token",
+        upstream="argmax-of-a-row-with-nan",
     ),
     Triage(
         "accounting:I01:prepare",

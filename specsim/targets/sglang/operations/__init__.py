@@ -7,11 +7,12 @@ num_draft_tokens -> accept_stride (0.5.13), assign_draft_cache_locs_page_size_1 
 (0.5.13), accept_length -> accept_lens in the workers (0.5.11); the kernels moved to speculative/triton_ops in 0.5.13.
 """
 
-from specsim.targets.sglang.operations import cache_locs, verify
+from specsim.targets.sglang.operations import accepted, alloc, cache_locs, kv, masks, multi_layer, rows, trees, verify
 from specsim.targets.sglang.operations.names import CallerNames, KernelNames
 
-KERNELS: tuple[KernelNames, ...] = (*cache_locs.KERNELS, *verify.KERNELS)
-CALLERS: tuple[CallerNames, ...] = (*cache_locs.CALLERS, *verify.CALLERS)
+_FAMILIES = (cache_locs, trees, verify, accepted, alloc, kv, multi_layer, masks, rows)
+KERNELS: tuple[KernelNames, ...] = tuple(kernel for family in _FAMILIES for kernel in family.KERNELS)
+CALLERS: tuple[CallerNames, ...] = tuple(caller for family in _FAMILIES for caller in family.CALLERS)
 
 # Operations that these releases have only as CUDA code of a compiled extension.
 CUDA_ONLY = {

@@ -10,7 +10,11 @@ import torch
 from specsim.ops.contract import Sizes, Tensors
 from specsim.targets.sglang.operations.names import CallerNames, KernelNames, running_batch
 
-_EAGLE = ("srt/speculative/triton_ops/eagle.py", "srt/speculative/eagle_info_v2.py")
+_EAGLE = (
+    "kernels/ops/speculative/eagle.py",
+    "srt/speculative/triton_ops/eagle.py",
+    "srt/speculative/eagle_info_v2.py",
+)
 
 
 def _launch_bonus(
@@ -52,7 +56,9 @@ def _after_verify(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
         "torch": torch,
         "self": worker,
         "batch": running_batch(device=tensors["predict"].device),
+        "device": tensors["predict"].device,
         "bs": sizes["bs"],
+        "fused_commit_outputs": False,
         "predict": tensors["predict"],
         "accept_index": tensors["accept_index"].long(),
         "accept_lens": tensors["accept_lens"],
@@ -70,6 +76,16 @@ CALLERS: tuple[CallerNames, ...] = (
         ("fill_bonus_tokens", "fill_new_verified_id"),
         _after_verify,
         _BONUS_RESULT,
+    ),
+    CallerNames(
+        "fill_bonus_tokens",
+        "EAGLEWorkerV2.verify",
+        (),
+        ("fill_bonus_tokens_func",),
+        _after_verify,
+        ("bonus_tokens",),
+        host_paths=_EAGLE,
+        moved=(("run_eagle_verify", "srt/speculative/eagle_worker_common.py"),),
     ),
     CallerNames(
         "fill_bonus_tokens",

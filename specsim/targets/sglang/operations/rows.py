@@ -1,0 +1,179 @@
+"""Rows of logits and chains of drafts: argmax, softmax, and sampling by rejection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from specsim.targets.sglang.operations.names import CallerNames, KernelNames, by_option
+
+_REJECTION = ("kernels/ops/speculative/reject_sampling.py", "srt/speculative/reject_sampling.py")
+_CHAIN = (
+    "predicts",
+    "accept_index",
+    "accept_token_num",
+    "candidates",
+    "retrive_index",
+    "retrive_next_token",
+    "retrive_next_sibling",
+    "uniform_samples",
+    "uniform_samples_for_final_sampling",
+    "target_probs",
+    "draft_probs",
+    "threshold_single",
+    "threshold_acc",
+    "deterministic",
+)
+_BLOCK = (*_CHAIN, "block_verification")
+
+
+def _chain_arguments(
+    candidates: torch.Tensor,
+    draft_probs: torch.Tensor,
+    target_probs: torch.Tensor,
+    uniform_samples: torch.Tensor,
+    uniform_final: torch.Tensor,
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+) -> dict[str, Any]:
+    """In a chain the number of a node is its place; links and thresholds are there for the signature's sake."""
+    return {
+        "predicts": predicts,
+        "accept_index": accept_index,
+        "accept_token_num": accept_token_num,
+        "candidates": candidates,
+        "retrive_index": torch.arange(candidates.numel(), device=candidates.device).view(candidates.shape),
+        "retrive_next_token": None,
+        "retrive_next_sibling": None,
+        "uniform_samples": uniform_samples,
+        "uniform_samples_for_final_sampling": uniform_final,
+        "target_probs": target_probs,
+        "draft_probs": draft_probs,
+        "threshold_single": 1.0,
+        "threshold_acc": 1.0,
+        "deterministic": True,
+    }
+
+
+def _launch_chain(
+    function: Any,
+    candidates: torch.Tensor,
+    draft_probs: torch.Tensor,
+    target_probs: torch.Tensor,
+    uniform_samples: torch.Tensor,
+    uniform_final: torch.Tensor,
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+) -> None:
+    function(
+        **_chain_arguments(
+            candidates,
+            draft_probs,
+            target_probs,
+            uniform_samples,
+            uniform_final,
+            predicts,
+            accept_index,
+            accept_token_num,
+        )
+    )
+
+
+def _launch_block(
+    function: Any,
+    candidates: torch.Tensor,
+    draft_probs: torch.Tensor,
+    target_probs: torch.Tensor,
+    uniform_samples: torch.Tensor,
+    uniform_final: torch.Tensor,
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+) -> None:
+    arguments = _chain_arguments(
+        candidates,
+        draft_probs,
+        target_probs,
+        uniform_samples,
+        uniform_final,
+        predicts,
+        accept_index,
+        accept_token_num,
+    )
+    function(**arguments, block_verification=True)
+
+
+ARGMAX_ROWS_MAX = 8
+
+
+def _launch_argmax(function: Any, logits: torch.Tensor, nan_policy: int) -> torch.Tensor:
+    """It says that it is `logits.argmax(-1)`, of which a NaN is the result: policy 0."""
+    assert nan_policy == 0
+    ids: torch.Tensor = function(logits)
+    return ids
+
+
+def _launch_wide_softmax(function: Any, logits: torch.Tensor, temperature: torch.Tensor, probs: torch.Tensor) -> None:
+    function(logits, temperature[:, None], probs)
+
+
+def _launch_temperature_softmax(function: Any, logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    probs: torch.Tensor = function(logits, temperature[:, None])
+    return probs
+
+
+KERNELS: tuple[KernelNames, ...] = (
+    KernelNames(
+        "verify_chain_rejection",
+        ("chain_speculative_sampling_triton",),
+        _REJECTION,
+        (_CHAIN, _BLOCK),
+        _launch_chain,
+        cost=5,
+        reach=by_option,
+    ),
+    KernelNames(
+        "verify_chain_block",
+        ("chain_speculative_sampling_triton",),
+        _REJECTION,
+        (_BLOCK,),
+        _launch_block,
+        cost=5,
+        reach=by_option,
+    ),
+    KernelNames(
+        "row_argmax",
+        ("row_argmax",),
+        ("kernels/ops/speculative/row_argmax.py",),
+        (("x",),),
+        _launch_argmax,
+        # 65 programs a row: few rows are enough, and the form for more than 64 of them is not judged.
+        accepts=lambda sizes: sizes["nan_policy"] == 0 and sizes["num_nodes"] <= ARGMAX_ROWS_MAX,
+        cost=10,
+        reach=by_option,
+    ),
+    KernelNames(
+        "temperature_softmax",
+        ("wide_row_softmax_triton",),
+        ("kernels/ops/speculative/multi_layer_eagle.py",),
+        (("logits", "temperatures", "out"),),
+        _launch_wide_softmax,
+        variant="wide-rows",
+        cost=10,
+        reach=by_option,
+    ),
+    KernelNames(
+        "temperature_softmax",
+        ("temperature_softmax",),
+        ("kernels/ops/sampling/temperature_softmax.py",),
+        (("logits", "temperatures"),),
+        _launch_temperature_softmax,
+        variant="split",
+        reach=by_option,
+    ),
+)
+
+CALLERS: tuple[CallerNames, ...] = ()
