@@ -266,7 +266,7 @@ def compared(op: Op, subject: Subject, case: Case, device: torch.device | str = 
     """The outputs of one run by name, beside the reference's; none when it raised."""
     expected = op.expected(case)
     defined = op.defined(case, expected)
-    _, results = _run_once(op, subject, case, 0, device, expected, defined)
+    _, results, _log = _run_once(op, subject, case, 0, device, expected, defined, _INTERPRETED)
     return {
         name: Compared(
             expected[name], actual, defined[name], _differing(op, name, expected[name], actual, defined[name])

@@ -34,7 +34,8 @@ from specsim.targets.sglang import host_objects as objects
 from specsim.targets.sglang import session_classes
 from specsim.targets.sglang.drift import is_of_ours
 from specsim.targets.sglang.guards import read_guards
-from specsim.targets.sglang.host_functions import PART_OF_ERROR, SESSION_PARTS, HostFunctions, lift_host_functions
+from specsim.targets.sglang.host_functions import PART_OF_ERROR, SESSION_PARTS, HostFunctions
+from specsim.targets.sglang.host_lifting import lift_host_functions
 from specsim.targets.sglang.locations import HostLocations
 from specsim.targets.sglang.memory_classes import ReleaseSlots, make_slots
 from specsim.targets.sglang.radix_classes import ReleaseTree

@@ -16,7 +16,7 @@ from typing import Any
 
 from specsim.targets.lift import DriftError, Lifter, TextStore, body_hash, class_functions, parameter_names
 from specsim.targets.sglang import host_names
-from specsim.targets.sglang.host_functions import lift_host_functions
+from specsim.targets.sglang.host_lifting import lift_host_functions
 from specsim.targets.sglang.penalties import NOT_FED
 from specsim.targets.sglang.probes import probes_of
 from specsim.targets.sglang.provider import SglangProvider

@@ -40,7 +40,7 @@ def _on_a_cpu(*_arguments: Any, **_named: Any) -> Any:
 
 
 # What the releases import from their extension for machines without a GPU.
-_SHIMS |= {
+SHIMS |= {
     f"{name}_cpu": _on_a_cpu
     for name in (
         "assign_draft_cache_locs_contiguous",
