@@ -30,6 +30,7 @@ from specsim.judge.parent import Answers, ChildEnded
 from specsim.ops.contract import Implementation, Tensors
 from specsim.ops.provider import MappingProvider, Subject
 from specsim.ops.registry import OPS, REFERENCE
+from specsim.ops.sampling import WIDE_VOCAB_SIZES
 from specsim.reference import verify_tree_greedy
 from specsim.verdict import Finding, Suite
 
@@ -334,3 +335,12 @@ class Sent:
 
     def send(self, event: str, **fields: Any) -> None:
         self.events.append({"event": event, **fields})
+
+
+@pytest.mark.parametrize("op", ["verify_tree_target_only", "verify_tree_rejection", "verify_chain_block"])
+def test_some_vocabularies_lie_beside_powers_of_two(op: str) -> None:
+    subject, place = subject_of(REFERENCE[op], op), bulk.Place("cpu", "interpreter")
+    launches = itertools.islice(bulk.launches(OPS[op], subject, place, 0, 10_000), bulk.SHAPES)
+    sizes = {launch.shape["vocab_size"] for launch in launches}
+    assert sizes & set(WIDE_VOCAB_SIZES)
+    assert min(sizes) < 13

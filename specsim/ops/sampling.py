@@ -55,6 +55,7 @@ from specsim.ops.loops.sampling import (
     verify_tree_target_only_loops,
 )
 from specsim.ops.tree import BS_MAX, NUM_STEPS_MAX, DraftTree, Shape, draw_batch_shape, draw_shape, draw_tree
+from specsim.ops.verify import defined_by_verification
 from specsim.reference.sampling import (
     THRESHOLD_ACC_MIN,
     verify_chain_block,
@@ -66,6 +67,9 @@ from specsim.reference.sampling import (
 __all__ = ["OPS"]
 
 UNREAD_PRIME = 1021  # coins that no walk should read are odd multiples of 1 / (2 * 1021), which no threshold is
+WIDE_VOCAB_SIZES, WIDE_NODES_MAX = (31, 33, 127, 129, 257, 1025), 6
+"""Of some bulk cases; the loops of their makers go over the vocabulary."""
+
 POSITIONS = ("centre", "low edge", "after low edge", "before high edge")
 
 
@@ -476,10 +480,19 @@ def _generate_verify_chain_block(chooser: Chooser) -> Case:
     return _generate_chain(chooser, block=True)
 
 
+def _draw_bulk_vocab(chooser: Chooser, low: int, num_draft_tokens: int) -> int:
+    """A small vocabulary, and for small trees now and then one beside a power of two that blocks and words end at."""
+    wide = WIDE_VOCAB_SIZES if num_draft_tokens <= WIDE_NODES_MAX else ()
+    small = VOCAB_SIZE_MAX - low + 1
+    drawn = chooser.choose(small + len(wide), "vocab_size")
+    return low + drawn if drawn < small else wide[drawn - small]
+
+
 def _draw_target_only_shape(chooser: Chooser) -> dict[str, int]:
+    shape = draw_batch_shape(chooser)
     return {
-        **draw_batch_shape(chooser),
-        "vocab_size": between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size"),
+        **shape,
+        "vocab_size": _draw_bulk_vocab(chooser, VOCAB_SIZE_MIN, shape["num_draft_tokens"]),
         "threshold_single_64ths": pick(chooser, (64, 64, 16, 32, 0), "threshold_single"),
         "threshold_acc_64ths": pick(chooser, (64, 64, 48, 32, 0), "threshold_acc"),
     }
@@ -487,26 +500,14 @@ def _draw_target_only_shape(chooser: Chooser) -> dict[str, int]:
 
 def _draw_tree_rejection_shape(chooser: Chooser) -> dict[str, int]:
     shape = draw_batch_shape(chooser)
-    vocab_size = between(chooser, max(VOCAB_SIZE_MIN, shape["topk"]), VOCAB_SIZE_MAX, "vocab_size")
-    return {**shape, "vocab_size": vocab_size}
+    low = max(VOCAB_SIZE_MIN, shape["topk"])
+    return {**shape, "vocab_size": _draw_bulk_vocab(chooser, low, shape["num_draft_tokens"])}
 
 
 def _draw_chain_shape(chooser: Chooser) -> dict[str, int]:
     num_steps = between(chooser, 1, NUM_STEPS_MAX, "num_steps")
-    vocab_size = between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")
+    vocab_size = _draw_bulk_vocab(chooser, VOCAB_SIZE_MIN, num_steps + 1)
     return {"topk": 1, "num_steps": num_steps, "num_draft_tokens": num_steps + 1, "vocab_size": vocab_size}
-
-
-def _defined_by_sampling(_case: Case, expected: Tensors) -> Tensors:
-    """`predicts` is defined at the nodes of the accepted path alone; the other two everywhere."""
-    accept_index = expected["accept_index"]
-    predicts = torch.zeros_like(expected["predicts"], dtype=torch.bool)
-    predicts[accept_index[accept_index >= 0].long()] = True
-    return {
-        "predicts": predicts,
-        "accept_index": torch.ones_like(accept_index, dtype=torch.bool),
-        "accept_token_num": torch.ones_like(expected["accept_token_num"], dtype=torch.bool),
-    }
 
 
 _NODES = ("bs", "num_draft_tokens")
@@ -597,7 +598,7 @@ OPS: tuple[Op, ...] = (
         loops=verify_tree_target_only_loops,
         generate=_generate_verify_tree_target_only,
         bulk=Bulk(_draw_target_only_shape, make_verify_tree_target_only),
-        defined=_defined_by_sampling,
+        defined=defined_by_verification,
         source="SGLang's tree_speculative_sampling_target_only, with PR #35798",
     ),
     Op(
@@ -609,7 +610,7 @@ OPS: tuple[Op, ...] = (
         loops=verify_chain_rejection_loops,
         generate=_generate_verify_chain_rejection,
         bulk=Bulk(_draw_chain_shape, make_verify_chain_rejection),
-        defined=_defined_by_sampling,
+        defined=defined_by_verification,
         source="Leviathan et al. (arXiv 2211.17192), algorithm 1",
     ),
     Op(
@@ -621,7 +622,7 @@ OPS: tuple[Op, ...] = (
         loops=verify_chain_block_loops,
         generate=_generate_verify_chain_block,
         bulk=Bulk(_draw_chain_shape, make_verify_chain_block),
-        defined=_defined_by_sampling,
+        defined=defined_by_verification,
         source="Sun et al. (arXiv 2403.10444), algorithm 2",
     ),
     Op(
@@ -647,7 +648,7 @@ OPS: tuple[Op, ...] = (
         loops=verify_tree_rejection_loops,
         generate=_generate_verify_tree_rejection,
         bulk=Bulk(_draw_tree_rejection_shape, make_verify_tree_rejection),
-        defined=_defined_by_sampling,
+        defined=defined_by_verification,
         source="SpecInfer (arXiv 2305.09781), section 4.3; without replacement: Jeon et al. (arXiv 2402.14160)",
     ),
 )

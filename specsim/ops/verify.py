@@ -206,7 +206,7 @@ def _verify_sizes(shape: Shape) -> dict[str, int]:
     return _batch_sizes(shape.sizes(), shape.bs)
 
 
-def _defined_by_verify(_case: Case, expected: Tensors) -> Tensors:
+def defined_by_verification(_case: Case, expected: Tensors) -> Tensors:
     """`predicts` is defined at the nodes of the accepted path alone; the other two everywhere."""
     accept_index = expected["accept_index"]
     num_nodes = expected["predicts"].shape[0]
@@ -284,7 +284,7 @@ OPS: tuple[Op, ...] = (
         loops=verify_tree_greedy_loops,
         generate=_generate_verify_tree_greedy,
         bulk=Bulk(_draw_verification_shape, _make_verify_tree_greedy),
-        defined=_defined_by_verify,
+        defined=defined_by_verification,
         source="the verification phase of EAGLE (arXiv 2401.15077), at temperature 0",
     ),
     Op(
