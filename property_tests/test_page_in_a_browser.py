@@ -28,8 +28,24 @@ pytestmark = pytest.mark.skipif(
 )
 WIDTHS = (390, 820, 1400)
 SCHEMES = ("light", "dark")
+PICTURES = ((1400, "light"), (390, "dark"))  # those of the documentation
 
 Open = Callable[..., Any]
+
+# How far texts stand out from what is behind them, by WCAG's formula: [ratio, class, text] of each.
+CONTRASTS = """() => {
+  const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const rgb = (colours) => { for (const c of colours) { canvas.fillStyle = c; canvas.fillRect(0, 0, 1, 1); }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3); };
+  const linear = (v) => v / 255 <= .04 ? v / 255 / 12.92 : ((v / 255 + .055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => .2126 * linear(r) + .7152 * linear(g) + .0722 * linear(b);
+  const behind = (e) => e ? [...behind(e.parentElement), getComputedStyle(e).backgroundColor] : [];
+  return [...document.querySelectorAll('h1,h2,h3,p,a,dt,dd,li,th,td,b,del,span,button,summary,code')]
+    .filter(e => e.textContent.trim() && e.offsetParent).map(e => {
+      const ground = behind(e), text = [...ground, getComputedStyle(e).color];
+      const a = light(rgb(ground)), b = light(rgb(text));
+      return [(Math.max(a, b) + .05) / (Math.min(a, b) + .05), e.className, e.textContent.slice(0, 30)]; });
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -203,43 +219,32 @@ def test_what_a_screen_reader_needs_is_there(opened: Open) -> None:
     assert page.get_attribute("#slider", "aria-valuetext").split()[:3] == ["10", "host", "prepare"]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_texts_stand_out_from_what_is_behind_them(opened: Open, scheme: str) -> None:
-    page = opened(scheme=scheme)
-    ratios = page.evaluate(
-        """() => {
-          const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
-          const rgb = (colours) => { for (const c of colours) { canvas.fillStyle = c; canvas.fillRect(0, 0, 1, 1); }
-            return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3); };
-          const linear = (v) => v / 255 <= .04 ? v / 255 / 12.92 : ((v / 255 + .055) / 1.055) ** 2.4;
-          const light = ([r, g, b]) => .2126 * linear(r) + .7152 * linear(g) + .0722 * linear(b);
-          const behind = (e) => e ? [...behind(e.parentElement), getComputedStyle(e).backgroundColor] : [];
-          return [...document.querySelectorAll('h1,h2,h3,p,a,dt,dd,li,th,td,b,del,span,button,summary,code')]
-            .filter(e => e.textContent.trim() && e.offsetParent).map(e => {
-              const ground = behind(e), text = [...ground, getComputedStyle(e).color];
-              const a = light(rgb(ground)), b = light(rgb(text));
-              return [(Math.max(a, b) + .05) / (Math.min(a, b) + .05), e.className, e.textContent.slice(0, 30)]; });
-        }"""
-    )
-    assert len(ratios) > 60
-    assert [each for each in ratios if each[0] < 4.5] == []
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_no_width_scrolls_sideways_and_pictures_can_be_taken(opened: Open, width: int, tmp_path: Path) -> None:
-    folder = Path(os.environ.get("SPECSIM_PICTURES", tmp_path))
+def test_texts_stand_out_from_what_is_behind_them(opened: Open) -> None:
+    page = opened()
     for scheme in SCHEMES:
-        page = opened(width=width, scheme=scheme)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert len(page.screenshot()) > 10_000
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (ground == "rgb(14, 18, 24)") == (scheme == "dark")
-        if (width, scheme) in ((1400, "light"), (390, "dark")):
-            page.evaluate("document.querySelector('#command').textContent = 'specsim replay FILE'")
-            page.evaluate("document.querySelector('.notes').remove()")
-            if width == 390:
-                page.evaluate("document.querySelector('#player').scrollIntoView()")
-            page.screenshot(path=folder / f"page-{width}-{scheme}.png")
+        page.emulate_media(color_scheme=scheme)
+        ratios = page.evaluate(CONTRASTS)
+        assert len(ratios) > 60
+        assert [each for each in ratios if each[0] < 4.5] == []
+
+
+def test_no_width_scrolls_sideways_and_pictures_can_be_taken(opened: Open, tmp_path: Path) -> None:
+    folder = Path(os.environ.get("SPECSIM_PICTURES", tmp_path))
+    page = opened()
+    page.evaluate("document.querySelector('#command').textContent = 'specsim replay FILE'")
+    page.evaluate("document.querySelector('.notes').remove()")
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.evaluate(f"document.querySelector('{'#player' if width < 700 else 'header'}').scrollIntoView()")
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (ground == "rgb(14, 18, 24)") == (scheme == "dark")
+            picture = page.screenshot()
+            assert len(picture) > 10_000
+            if (width, scheme) in PICTURES:
+                (folder / f"page-{width}-{scheme}.png").write_bytes(picture)
 
 
 def test_the_page_without_a_script_has_the_trace(opened: Open, payload: dict[str, Any]) -> None:
