@@ -1,10 +1,10 @@
-"""Every operation in Triton: one launch each, ready for CUDA graphs.
+"""Every operation in Triton: one launch each, two where a docstring says so, ready for CUDA graphs.
 
 Every host function has the operation's name and the contract's arguments, outputs included, which it writes in place.
 It allocates nothing, never waits for the device, reads no tensor value on the host, and compiles once per engine
 configuration (topk, num_steps, num_draft_tokens, mask mode, vocabulary, hidden size), not once per batch size;
-`move_kv` says where it differs. Kernels write every defined output element themselves, the -1 padding included, so that
-a buffer that is used again needs no prefill. Offsets that grow with the batch or the pool are int64.
+`move_kv` and `row_argmax` say where they differ. Kernels write every defined output element themselves, the -1 padding
+included, so that a buffer that is used again needs no prefill. Offsets that grow with the batch or the pool are int64.
 
 Values are not checked, for that would read them. Wrong ones give wrong results, but a walk over broken links
 ends, and no row or column outside the tensors is touched on behalf of a segment that is too long.

@@ -132,6 +132,7 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor) -> Non
 def row_argmax(logits: Tensor, nan_policy: int, ids: Tensor) -> None:
     """Write the greedy token of each row; of equal ones the lowest.
 
+    Few rows are shared by several programs each, which takes a second launch and an allocation of their results' size.
     Shapes and policies: specsim.reference.logits.row_argmax; logits are float32, bfloat16 or float16. Raises ValueError
     for an empty vocabulary and unknown policies.
     """
@@ -143,18 +144,19 @@ def row_argmax(logits: Tensor, nan_policy: int, ids: Tensor) -> None:
     vocab_size = logits.shape[1]
     splits = _splits(num_rows, vocab_size)
     chunk = WORD_BITS * triton.cdiv(vocab_size, WORD_BITS * splits)  # of whole vectors
-    words = logits if splits == 1 else _argmax_words(logits.device)  # not used by one program a row
+    # Of one program a row the words are the ids themselves.
+    words = ids if splits == 1 else ids.new_empty(num_rows * splits)
     _row_argmax_kernel[(num_rows, splits)](
         logits,
-        ids,
         words,
         VOCAB=vocab_size,
         NAN_IS_HIGHEST=nan_policy == NAN_HIGHEST,
         SPLITS=splits,
-        COUNTS=ARGMAX_PROGRAMS,
         CHUNK=chunk,
         **_row_blocks(chunk),
     )
+    if splits > 1:
+        _best_word_kernel[(num_rows,)](words, ids, SPLITS=splits, num_warps=1)
 
 
 ARGMAX_PROGRAMS = 512
@@ -162,10 +164,6 @@ ARGMAX_PROGRAMS = 512
 
 ARGMAX_CHUNK_MIN = 1024
 SPLITS_MAX = 64
-
-# By device and stream: for each row that is shared a count, which is zero between launches, then a word for each
-# program. Never made anew, for captured graphs hold its address.
-_ARGMAX_WORDS: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def _splits(num_rows: int, vocab_size: int) -> int:
@@ -178,13 +176,6 @@ def _splits(num_rows: int, vocab_size: int) -> int:
     ):
         splits *= 2
     return splits
-
-
-def _argmax_words(device: torch.device) -> Tensor:
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    if (device, stream) not in _ARGMAX_WORDS:
-        _ARGMAX_WORDS[device, stream] = torch.zeros(2 * ARGMAX_PROGRAMS, dtype=torch.int64, device=device)
-    return _ARGMAX_WORDS[device, stream]
 
 
 @operation(logits=LOGITS)
@@ -368,16 +359,14 @@ def _apply_token_bitmask_kernel(
 @triton.jit
 def _row_argmax_kernel(
     p_logits,
-    p_ids,
     p_words,
     VOCAB: tl.constexpr,
     NAN_IS_HIGHEST: tl.constexpr,
     SPLITS: tl.constexpr,
-    COUNTS: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """One program a row, or several that share it, the last of which compares what they found.
+    """One program a row, or several that share it and whose words another launch compares.
 
     A lane keeps the best that it has seen and where. Logits are compared as integers in their order; a program's best
     is a word that is the larger the higher the logit, and of equal ones the lower the token.
@@ -401,18 +390,21 @@ def _row_argmax_kernel(
         b_best = tl.where(m_better, b_order, b_best)
         b_at = tl.where(m_better, o_v, b_at)
     i_word = tl.max((b_best.to(tl.int64) << 32) | (0x7FFFFFFF - b_at).to(tl.int64), axis=0)
-    if SPLITS == 1:
-        tl.store(p_ids + i_row, 0x7FFFFFFF - (i_word & 0x7FFFFFFF))
-    else:
-        p_of_row = p_words + COUNTS + i_row * SPLITS
-        tl.atomic_xchg(p_of_row + i_split, i_word, sem="relaxed")
-        i_before = tl.atomic_add(p_words + i_row, 1, sem="acq_rel")
-        if i_before == SPLITS - 1:
-            # [SPLITS]
-            b_words = tl.load(p_of_row + tl.arange(0, SPLITS), volatile=True)
-            i_best = tl.max(b_words, axis=0)
-            tl.store(p_ids + i_row, 0x7FFFFFFF - (i_best & 0x7FFFFFFF))
-            tl.atomic_xchg(p_words + i_row, 0, sem="relaxed")
+    tl.store(p_words + i_row * SPLITS + i_split, _token_of(i_word) if SPLITS == 1 else i_word)
+
+
+@triton.jit
+def _token_of(i_word):
+    return 0x7FFFFFFF - (i_word & 0x7FFFFFFF)
+
+
+@triton.jit
+def _best_word_kernel(p_words, p_ids, SPLITS: tl.constexpr):
+    """One program a row."""
+    i_row = tl.program_id(0).to(tl.int64)
+    # [SPLITS]
+    b_words = tl.load(p_words + i_row * SPLITS + tl.arange(0, SPLITS))
+    tl.store(p_ids + i_row, _token_of(tl.max(b_words, axis=0)))
 
 
 @triton.jit
