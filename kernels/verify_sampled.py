@@ -1,0 +1,907 @@
+"""A whole verification at a temperature in one launch: from the target's logits to what the next step begins with.
+
+Nothing of the size of the logits is written. `splits` programs a request go from node to node together, and only rows
+of nodes that the walk reaches are read. What bounds a small batch is the launch and, for each visited node, one trip to
+memory and one meeting of the programs (two where a filter is asked for); a large one, the bytes of the visited rows.
+
+* A row is cut into *groups* of neighbouring tokens. One pass over it leaves, for each group, its largest logit and the
+  sum of its weights relative to that. From these few numbers every program knows the row's largest logit and total
+  weight. Without filters that is all: children are held against the total, and the token after the walk is drawn from
+  a group, by the groups' sums, and then within it.
+* With top-k, top-p or min-p the groups' numbers also bound from below the least logit that can be kept. Groups whose
+  largest logit is above the bound are read again, and their few candidates put in a list, on which every program finds
+  out what is kept: a token by how many others, of what weight, are above it. Equal tokens are kept together.
+* Where the candidates do not fit the list (many ties, a flat law, a large k) the least kept logit is searched for digit
+  by digit, by counts and sums over the row: a meeting for each digit.
+
+Weights are summed as integers, in units of `UNIT` of the most probable token's, and so in any order: results are the
+same bit for bit from run to run. They can differ from the reference's where a coin or a limit lies within rounding of a
+threshold, or where two logits differ by less than their probabilities' rounding.
+
+The programs of a request wait for each other, which a cooperative launch allows; with one a request nobody waits.
+"""
+# Triton's decorator has no types and kernels take no annotations but tl.constexpr; host functions are typed.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specsim.kernels.launch import LOGITS, operation, require_size
+from specsim.kernels.verify_logits import num_sms_of, store_step, touch_links
+from specsim.reference.logits import EXACT, RELAXED
+from specsim.reference.sampling import THRESHOLD_ACC_MIN
+
+GROUP = 128  # tokens of a group: a warp's widest loads of float32
+BLOCK_V = 1024  # tokens that a program has under way at once
+BLOCK_SEARCH = 256
+LIST = 512  # candidates that fit the list
+NUM_WARPS = 4
+REGISTERS = 128
+PROGRAMS_PER_SM = 4  # by registers: 65536 // (32 * NUM_WARPS * REGISTERS)
+SPLITS_MAX = 64
+HEAD = 64  # words of a request: meetings, programs that are done, and three times sixteen sums
+
+UNIT = tl.constexpr(2.0**40)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_NOTHING = tl.constexpr(150.0)  # 2 to the power of minus this is 0
+
+
+@operation(logits=LOGITS)
+def verify_logits_sampled(
+    logits: Tensor,
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    output_counts: Tensor,
+    output_lens: Tensor,
+    frequency_penalty: Tensor,
+    presence_penalty: Tensor,
+    repetition_penalty: Tensor,
+    min_new_tokens: Tensor,
+    stop_token_ids: Tensor,
+    logit_bias: Tensor,
+    bias_rows: Tensor,
+    bitmask: Tensor,
+    bitmask_rows: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    threshold_single: Tensor,
+    threshold_acc: Tensor,
+    seq_lens: Tensor,
+    out_cache_loc: Tensor,
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_lens: Tensor,
+    bonus_tokens: Tensor,
+    new_seq_lens: Tensor,
+    accept_tokens: Tensor,
+    target: Tensor,
+    source: Tensor,
+    num_steps: int,
+    law: int,
+) -> None:
+    """Verify a batch of trees at a temperature, from logits [num_nodes, vocab_size] in float32, bfloat16 or float16.
+
+    Shapes and dtypes: specsim.reference.verify_logits.verify_logits_sampled. What a request does not ask for is not
+    read: its counts where its penalties change nothing, its biases and masks where their rows are -1. Every output is
+    written whole but `predicts`, of which the accepted path is.
+
+    A row without a law (a NaN, +inf, or every token forbidden) accepts no child and is followed by the last token.
+    Raises ValueError for unknown laws.
+    """
+    bs = candidates.shape[0]
+    if law not in (EXACT, RELAXED):
+        raise ValueError(f"law is {law}; allowed: EXACT ({EXACT}), RELAXED ({RELAXED})")
+    require_size("bitmask", "num_words", bitmask.shape[1], -(-logits.shape[1] // 32))
+    require_size("accept_index", "accept_width", accept_index.shape[1], num_steps + 1)
+    launch_verify_logits_sampled(
+        splits_of_batch(bs, num_sms_of(logits.device)) if logits.device.type == "cuda" else 1,
+        logits,
+        candidates,
+        retrieve_index,
+        retrieve_next_token,
+        retrieve_next_sibling,
+        uniform_samples,
+        uniform_final,
+        output_counts,
+        output_lens,
+        frequency_penalty,
+        presence_penalty,
+        repetition_penalty,
+        min_new_tokens,
+        stop_token_ids,
+        logit_bias,
+        bias_rows,
+        bitmask,
+        bitmask_rows,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        threshold_single,
+        threshold_acc,
+        seq_lens,
+        out_cache_loc,
+        predicts,
+        accept_index,
+        accept_lens,
+        bonus_tokens,
+        new_seq_lens,
+        accept_tokens,
+        target,
+        source,
+        num_steps,
+        law,
+    )
+
+
+def splits_of_batch(bs: int, num_sms: int) -> int:
+    """Programs a request that fill a device of `num_sms` multiprocessors, and can all be on it at once."""
+    programs = PROGRAMS_PER_SM * num_sms // max(bs, 1)
+    return min(SPLITS_MAX, 1 << max(0, programs.bit_length() - 1))
+
+
+def launch_verify_logits_sampled(splits: int, logits: Tensor, candidates: Tensor, *rest: Any) -> None:
+    """`verify_logits_sampled` over `splits` programs a request, a power of two. Triton's interpreter, in which programs
+    run one after the other and none may wait for another, takes 1.
+    """
+    *tensors, num_steps, law = rest
+    bs, num_draft_tokens = candidates.shape
+    if bs == 0:
+        return
+    vocab_size = logits.shape[1]
+    block_v = min(BLOCK_V, triton.next_power_of_2(vocab_size))
+    group = min(GROUP, block_v)
+    block_search = min(BLOCK_SEARCH, block_v)
+    num_groups = triton.cdiv(vocab_size, group)
+    chunk = triton.cdiv(vocab_size, splits * block_v) * block_v
+    on_gpu = logits.device.type == "cuda"
+    tuned: dict[str, Any] = {"num_warps": NUM_WARPS}
+    if on_gpu:
+        tuned |= {"maxnreg": REGISTERS, "launch_cooperative_grid": splits > 1}
+    scratch = _scratch(logits.device, bs, num_groups)
+    stop_token_ids, logit_bias, bitmask = tensors[11], tensors[12], tensors[14]
+    _kernel[(bs * splits,)](
+        logits,
+        candidates,
+        *tensors,
+        *scratch,
+        bs * num_draft_tokens,
+        stop_token_ids.shape[1],
+        logit_bias.shape[0],
+        bitmask.shape[0],
+        VOCAB_SIZE=vocab_size,
+        NUM_STEPS=num_steps,
+        NDT=num_draft_tokens,
+        NUM_WORDS=bitmask.shape[1],
+        IS_EXACT=law == EXACT,
+        ACC_MIN=THRESHOLD_ACC_MIN,
+        SPLITS=splits,
+        CHUNK=chunk,
+        NUM_GROUPS=num_groups,
+        GROUP=group,
+        LIST=LIST,
+        HEAD=HEAD,
+        BLOCK_V=block_v,
+        BLOCK_SEARCH=block_search,
+        BLOCK_G=triton.next_power_of_2(num_groups),
+        BLOCK_W=triton.next_power_of_2(num_steps + 1),
+        BLOCK_N=triton.next_power_of_2(num_draft_tokens),
+        **tuned,
+    )
+
+
+class Scratch(NamedTuple):
+    """Through which the programs of a launch talk.
+
+    heads   [bs, HEAD] int64: zero between launches
+    lists   [bs, LIST] int64: candidates
+    groups  [bs, 4, num_groups] float32: the largest logit and the sum of each group, for two nodes in turn
+    """
+
+    heads: Tensor
+    lists: Tensor
+    groups: Tensor
+
+
+_SCRATCH: dict[tuple[torch.device, int], Scratch] = {}  # by device and stream
+
+
+def _scratch(device: torch.device, bs: int, num_groups: int) -> Scratch:
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    scratch = _SCRATCH.get((device, stream))
+    sizes = (bs * HEAD, bs * LIST, bs * 4 * num_groups)
+    if scratch is None or any(part.shape[0] < size for part, size in zip(scratch, sizes, strict=True)):
+        before = (part.shape[0] for part in scratch) if scratch is not None else (0, 0, 0)
+        heads, lists, groups = (max(old, size) for old, size in zip(before, sizes, strict=True))
+        scratch = Scratch(
+            torch.zeros(heads, dtype=torch.int64, device=device),
+            torch.zeros(lists, dtype=torch.int64, device=device),
+            torch.zeros(groups, dtype=torch.float32, device=device),
+        )
+        _SCRATCH[device, stream] = scratch
+    return scratch
+
+
+@triton.jit
+def _lane(b_values, i_lane, LANES: tl.constexpr):
+    """One element of a vector, as a scalar."""
+    return tl.sum(tl.where(tl.arange(0, LANES) == i_lane, b_values, 0), axis=0)
+
+
+@triton.jit
+def _key_of(b_logit):
+    """int32 that compare as the logits do; zeros of both signs are one."""
+    b_bits = tl.where(b_logit == 0, 0.0, b_logit).to(tl.int32, bitcast=True)
+    return b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _logit_of(b_key):
+    return (b_key ^ ((b_key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _units(b_weight):
+    return (b_weight * UNIT).to(tl.int64)
+
+
+@triton.jit
+def _ceil(share):
+    """The least integer that is not below a float64 of at most 2^62."""
+    i_share = share.to(tl.int64)
+    return i_share + (i_share.to(tl.float64) < share).to(tl.int64)
+
+
+@triton.jit
+def _meet(p_head, i_meeting, i_split, SPLITS: tl.constexpr):
+    """Wait for the other programs of the request, and see what they stored before; gives the next meeting's number.
+
+    Sums that were added up before meeting m are in set m % 3 and read until meeting m + 1; so the set of the meeting
+    before this one is free.
+    """
+    tl.debug_barrier()
+    if SPLITS > 1:
+        tl.atomic_add(p_head, 1, sem="acq_rel")
+        i_here = tl.load(p_head, volatile=True)
+        while i_here < (i_meeting + 1) * SPLITS:
+            i_here = tl.load(p_head, volatile=True)
+        tl.atomic_add(p_head, 0, sem="acquire")
+        tl.debug_barrier()
+    if i_split == 0:
+        o_d = tl.arange(0, 16)
+        tl.store(p_head + 2 + ((i_meeting + 2) % 3) * 16 + o_d, tl.zeros([16], dtype=tl.int64))
+    return i_meeting + 1
+
+
+@triton.jit
+def _processed(b_logit, o_v, m_v, rules, i_level, b_token, IS_EXACT: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Logits at tokens `o_v` after what the request asks for, all but the temperature. `b_token` holds the drafts of
+    the node's path, of which there are `i_level`.
+    """
+    (
+        p_counts,
+        frequency,
+        presence,
+        repetition,
+        is_penalised,
+        p_bias,
+        is_biased,
+        p_stop,
+        i_stop_end,
+        p_mask,
+        is_masked,
+    ) = rules
+    b_logit = b_logit.to(tl.float32)
+    if is_penalised:
+        b_count = tl.load(p_counts + o_v, mask=m_v, other=0)
+        if IS_EXACT:
+            i_draft = 0
+            while i_draft < i_level:
+                b_count += (o_v == _lane(b_token, i_draft, BLOCK_W)).to(tl.int32)
+                i_draft += 1
+        m_present = b_count > 0
+        b_logit -= frequency * b_count.to(tl.float32) + tl.where(m_present, presence, 0.0)
+        b_scaling = tl.where(m_present, repetition, 1.0)
+        b_logit = tl.where(b_logit < 0, b_logit * b_scaling, tl.div_rn(b_logit, b_scaling))
+    if is_biased:
+        b_logit += tl.load(p_bias + o_v, mask=m_v, other=0.0)
+    i_stop = 0
+    while i_stop < i_stop_end:
+        b_logit = tl.where(o_v == tl.load(p_stop + i_stop), float("-inf"), b_logit)
+        i_stop += 1
+    if is_masked:
+        b_word = tl.load(p_mask + o_v // 32, mask=m_v, other=0)
+        b_logit = tl.where(((b_word >> (o_v % 32)) & 1) == 0, float("-inf"), b_logit)
+    return b_logit
+
+
+@triton.jit
+def _load_block(p_row, i_first, i_block, VOCAB_SIZE: tl.constexpr, GROUP: tl.constexpr, BLOCK_V: tl.constexpr):
+    """Block `i_block` of a chunk by groups [BLOCK_V // GROUP, GROUP], as it is; -inf beyond the row."""
+    o_group = tl.arange(0, BLOCK_V // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    o_v = i_first + i_block * BLOCK_V + o_group
+    return tl.load(p_row + o_v, mask=o_v < VOCAB_SIZE, other=float("-inf"))
+
+
+@triton.jit
+def _sum_groups(b_logit, scale):
+    """The largest logit of each group, +inf where one is NaN or +inf; and the sum of the weights relative to it."""
+    b_logit = tl.where(b_logit < float("inf"), b_logit, float("inf"))
+    b_high = tl.max(b_logit, axis=1)
+    b_base = tl.where((b_high > float("-inf")) & (b_high < float("inf")), b_high, 0.0)
+    return b_high, tl.sum(tl.exp2((b_logit - b_base[:, None]) * scale), axis=1)
+
+
+@triton.jit
+def _scan_chunk(
+    p_row,
+    p_high,
+    p_sum,
+    i_first,
+    scale,
+    rules,
+    i_level,
+    b_token,
+    IS_EXACT: tl.constexpr,
+    VOCAB_SIZE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """Store both numbers of each group of a chunk. Each block is asked for before the one ahead of it is used."""
+    o_group = tl.arange(0, BLOCK_V // GROUP)
+    o_in_block = o_group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    b_next = _load_block(p_row, i_first, 0, VOCAB_SIZE, GROUP, BLOCK_V)
+    for i_block in range(CHUNK // BLOCK_V):
+        b_logit = b_next
+        # The last round asks for a block of the next chunk, which costs less than telling the rounds apart.
+        b_next = _load_block(p_row, i_first, i_block + 1, VOCAB_SIZE, GROUP, BLOCK_V)
+        o_v = i_first + i_block * BLOCK_V + o_in_block
+        b_logit = _processed(b_logit, o_v, o_v < VOCAB_SIZE, rules, i_level, b_token, IS_EXACT, BLOCK_W)
+        b_high, b_sum = _sum_groups(b_logit, scale)
+        o_g = (i_first + i_block * BLOCK_V) // GROUP + o_group
+        tl.store(p_high + o_g, b_high, mask=o_g < NUM_GROUPS)
+        tl.store(p_sum + o_g, b_sum, mask=o_g < NUM_GROUPS)
+
+
+@triton.jit
+def _bound(b_high, b_sum, high, scale, limit, is_count, GROUP: tl.constexpr):
+    """A logit, the larger the better, such that the tokens at or above it are sure to be `limit` in number or in weight
+    (of which the most probable token has 1). NaN or less than every logit if one cannot be sure.
+
+    A group at or above it counts one token; its weight is its largest one's, or its sum without as many tokens just
+    below the bound as fit.
+    """
+    b_key = _key_of(b_high)  # [BLOCK_G]
+    b_most = tl.exp2((b_high - high) * scale)
+    b_sum = b_sum * b_most
+    o_d = tl.arange(0, 16)
+    i_bound = tl.full([], -0x80000000, dtype=tl.int32)
+    for i_pass in tl.static_range(4):  # half of the digits: a bound need not be sharp
+        # [16, BLOCK_G]
+        b_key_d = i_bound + (o_d << (28 - 4 * i_pass))
+        b_logit_d = _logit_of(b_key_d)
+        b_weight_d = tl.where(b_logit_d < high, tl.exp2((b_logit_d - high) * scale), 1.0)
+        b_weight_d = tl.where(b_logit_d == b_logit_d, b_weight_d, 0.0)
+        b_least = tl.maximum(b_most[None, :], b_sum[None, :] - (GROUP - 1) * b_weight_d[:, None])
+        b_least = tl.where(is_count, 1.0, b_least)
+        b_amount = tl.sum(tl.where(b_key[None, :] >= b_key_d[:, None], b_least, 0.0), axis=1)
+        i_digit = tl.max(tl.where(b_amount >= limit, o_d, 0), axis=0)
+        i_bound += i_digit << (28 - 4 * i_pass)
+    return _logit_of(i_bound)
+
+
+@triton.jit
+def _list_candidates(
+    p_row,
+    p_high,
+    p_list,
+    p_size,
+    i_first,
+    bound,
+    rules,
+    i_level,
+    b_token,
+    IS_EXACT: tl.constexpr,
+    VOCAB_SIZE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LIST: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """Put a chunk's tokens at or above the bound in the list, in any order, as far as they fit; count all of them."""
+    o_group = tl.arange(0, BLOCK_V // GROUP)
+    o_in_block = o_group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    for i_block in range(CHUNK // BLOCK_V):
+        o_g = (i_first + i_block * BLOCK_V) // GROUP + o_group
+        b_high = tl.load(p_high + o_g, mask=o_g < NUM_GROUPS, other=float("-inf"), volatile=True)
+        if tl.max(b_high, axis=0) >= bound:
+            o_v = i_first + i_block * BLOCK_V + o_in_block
+            m_v = (o_v < VOCAB_SIZE) & (b_high >= bound)[:, None]
+            b_logit = tl.load(p_row + o_v, mask=m_v, other=float("-inf"))
+            b_logit = _processed(b_logit, o_v, m_v, rules, i_level, b_token, IS_EXACT, BLOCK_W)
+            b_logit = tl.reshape(b_logit, [BLOCK_V])
+            m_listed = tl.reshape(m_v, [BLOCK_V]) & (b_logit >= bound)
+            b_token_id = tl.reshape(o_v, [BLOCK_V])
+            b_rank = tl.cumsum(m_listed.to(tl.int32), axis=0)
+            o_list = tl.atomic_add(p_size, tl.max(b_rank, axis=0).to(tl.int64), sem="relaxed") + b_rank - 1
+            b_word = (b_logit.to(tl.int32, bitcast=True).to(tl.int64) << 32) | b_token_id.to(tl.int64)
+            tl.store(p_list + o_list, b_word, mask=m_listed & (o_list < LIST))
+
+
+@triton.jit
+def _logit_of_word(b_word):
+    return (b_word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _limits_of_list(p_list, num_listed, high, scale, total, k, p, least, VOCAB_SIZE: tl.constexpr, LIST: tl.constexpr):
+    """The least logit that top-k, top-p and min-p keep of the listed tokens, and the weight of what is kept."""
+    # [LIST]
+    o_l = tl.arange(0, LIST)
+    m_l = o_l < num_listed
+    b_logit = _logit_of_word(tl.load(p_list + o_l, mask=m_l, other=0, volatile=True))
+    b_weight = tl.exp2((b_logit - high) * scale)
+    b_units = tl.where(m_l, _units(b_weight), 0)
+    b_above = tl.zeros([LIST], dtype=tl.int32)
+    b_units_above = tl.zeros([LIST], dtype=tl.int64)
+    i_other = 0
+    while i_other < num_listed:
+        # [16], [16, LIST]
+        o_other = i_other + tl.arange(0, 16)
+        m_other = o_other < num_listed
+        b_other = _logit_of_word(tl.load(p_list + o_other, mask=m_other, other=0, volatile=True))
+        b_other_units = _units(tl.exp2((b_other - high) * scale))
+        m_above = (b_other[:, None] > b_logit[None, :]) & m_other[:, None]
+        b_above += tl.sum(m_above.to(tl.int32), axis=0)
+        b_units_above += tl.sum(tl.where(m_above, b_other_units[:, None], 0), axis=0)
+        i_other += 16
+    m_kept = m_l & (b_above < k)
+    if k < VOCAB_SIZE:
+        total = tl.sum(tl.where(m_kept, b_units, 0), axis=0)
+    share = tl.where(p < 1, _ceil(p.to(tl.float64) * total.to(tl.float64)), 0x7FFFFFFFFFFFFFFF)
+    m_kept = m_kept & (b_units_above < share) & (b_weight >= least) & (b_weight > 0)
+    return tl.min(tl.where(m_kept, b_logit, float("inf")), axis=0), tl.sum(tl.where(m_kept, b_units, 0), axis=0)
+
+
+@triton.jit
+def _search_limits(
+    p_row,
+    p_high,
+    p_head,
+    i_meeting,
+    i_split,
+    i_first,
+    high,
+    scale,
+    k,
+    p,
+    least,
+    rules,
+    i_level,
+    b_token,
+    IS_EXACT: tl.constexpr,
+    VOCAB_SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_SEARCH: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """The same, of all tokens: eight digits by count, eight by weight, and a round for the weight of what is kept.
+
+    Also gives the next meeting's number.
+    """
+    o_d = tl.arange(0, 16)
+    i_least = tl.full([], -0x80000000, dtype=tl.int32)  # key of the least logit that the filters before have kept
+    i_pivot = i_least
+    share = tl.full([], 0, dtype=tl.int64)
+    total = tl.full([], 0, dtype=tl.int64)
+    i_round = tl.where(k < VOCAB_SIZE, 0, tl.where(p < 1, 8, 16))
+    while i_round <= 16:
+        shift = 28 - 4 * (i_round % 8)
+        b_key_d = tl.maximum(i_pivot + (o_d << shift), i_least)  # [16]
+        b_sums = tl.zeros([16, BLOCK_SEARCH], dtype=tl.float32)
+        for i_block in range(CHUNK // BLOCK_SEARCH):
+            # [BLOCK_SEARCH]
+            o_v = i_first + i_block * BLOCK_SEARCH + tl.arange(0, BLOCK_SEARCH)
+            m_v = o_v < VOCAB_SIZE
+            b_logit = tl.load(p_row + o_v, mask=m_v, other=float("-inf"))
+            b_logit = _processed(b_logit, o_v, m_v, rules, i_level, b_token, IS_EXACT, BLOCK_W)
+            b_amount = tl.exp2((b_logit - high) * scale)
+            b_amount = tl.where(b_amount < tl.where(i_round == 16, least, 0.0), 0.0, b_amount)
+            b_amount = tl.where(m_v, tl.where(i_round < 8, 1.0, b_amount), 0.0)
+            b_sums += tl.where(_key_of(b_logit)[None, :] >= b_key_d[:, None], b_amount[None, :], 0.0)
+        p_sums = p_head + 2 + (i_meeting % 3) * 16 + o_d
+        tl.atomic_add(p_sums, tl.sum(_units(b_sums), axis=1), sem="relaxed")
+        i_meeting = _meet(p_head, i_meeting, i_split, SPLITS)
+        b_total = tl.load(p_sums, volatile=True)
+        total = _lane(b_total, 0, 16)
+        if i_round == 0:
+            share = k.to(tl.int64) << 40
+        if i_round == 8:
+            share = _ceil(p.to(tl.float64) * total.to(tl.float64))
+        i_pivot += tl.max(tl.where(b_total >= share, o_d, 0), axis=0) << shift
+        if (i_round % 8) == 7:
+            i_least = tl.maximum(i_least, i_pivot)
+            i_pivot = tl.full([], -0x80000000, dtype=tl.int32)
+        i_round = tl.where((i_round == 7) & (p >= 1), 16, i_round + 1)
+    lowest = _logit_of(i_least)
+    return tl.where(lowest == lowest, lowest, float("-inf")), total, i_meeting
+
+
+@triton.jit
+def _without_children(m_kept, o_v, p_candidates, p_next_token, p_next_sibling, i_first_node, i_node, NDT: tl.constexpr):
+    """Which tokens are kept, those of the node's children left out."""
+    i_child = tl.load(p_next_token + i_first_node + i_node)
+    i_hop = 1
+    while (i_hop < NDT) & (i_child >= 0) & (i_child < NDT):
+        m_kept = m_kept & (o_v != tl.load(p_candidates + i_first_node + i_child))
+        i_child = tl.load(p_next_sibling + i_first_node + i_child)
+        i_hop += 1
+    return m_kept
+
+
+@triton.jit(do_not_specialize=["num_nodes", "num_stop_tokens", "num_biases", "num_masks"])
+def _kernel(
+    p_logits,
+    p_candidates,
+    p_retrieve_index,
+    p_next_token,
+    p_next_sibling,
+    p_uniform_samples,
+    p_uniform_final,
+    p_output_counts,
+    p_output_lens,
+    p_frequency_penalty,
+    p_presence_penalty,
+    p_repetition_penalty,
+    p_min_new_tokens,
+    p_stop_token_ids,
+    p_logit_bias,
+    p_bias_rows,
+    p_bitmask,
+    p_bitmask_rows,
+    p_temperature,
+    p_top_k,
+    p_top_p,
+    p_min_p,
+    p_threshold_single,
+    p_threshold_acc,
+    p_seq_lens,
+    p_out_cache_loc,
+    p_predicts,
+    p_accept_index,
+    p_accept_lens,
+    p_bonus_tokens,
+    p_new_seq_lens,
+    p_accept_tokens,
+    p_target,
+    p_source,
+    p_heads,
+    p_lists,
+    p_groups,
+    num_nodes,
+    num_stop_tokens,
+    num_biases,
+    num_masks,
+    VOCAB_SIZE: tl.constexpr,
+    NUM_STEPS: tl.constexpr,
+    NDT: tl.constexpr,
+    NUM_WORDS: tl.constexpr,
+    IS_EXACT: tl.constexpr,
+    ACC_MIN: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LIST: tl.constexpr,
+    HEAD: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SEARCH: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """`SPLITS` programs a request, each with a chunk of every row. All of them take the walk's decisions, the same."""
+    i_program = tl.program_id(0)
+    i_b = (i_program // SPLITS).to(tl.int64)
+    i_split = i_program % SPLITS
+    i_first = i_split * CHUNK
+    i_first_node = i_b * NDT
+    p_head = p_heads + i_b * HEAD
+    p_list = p_lists + i_b * LIST
+    p_groups += i_b * 4 * NUM_GROUPS
+    o_w = tl.arange(0, BLOCK_W)
+    o_n = tl.arange(0, BLOCK_N)
+    o_g = tl.arange(0, BLOCK_G)
+
+    # What the request asks for.
+    frequency = tl.load(p_frequency_penalty + i_b)
+    presence = tl.load(p_presence_penalty + i_b)
+    repetition = tl.load(p_repetition_penalty + i_b)
+    is_penalised = (frequency != 0) | (presence != 0) | (repetition != 1)
+    i_bias = tl.load(p_bias_rows + i_b).to(tl.int64)
+    is_biased = (i_bias >= 0) & (i_bias < num_biases)
+    missing = tl.load(p_min_new_tokens + i_b) - tl.load(p_output_lens + i_b)
+    scale = tl.div_rn(_LOG2_E, tl.load(p_temperature + i_b))
+    k = tl.load(p_top_k + i_b)
+    p = tl.load(p_top_p + i_b)
+    least = tl.load(p_min_p + i_b)
+    is_filtered = (k < VOCAB_SIZE) | (p < 1) | (least > 0)
+    single = tl.load(p_threshold_single)
+    acc = tl.maximum(tl.load(p_threshold_acc), ACC_MIN)
+
+    i_node = touch_links(p_retrieve_index, p_candidates, p_next_token, p_next_sibling, i_first_node, NDT, BLOCK_N)
+    b_candidate = tl.load(p_candidates + i_first_node + o_n, mask=o_n < NDT, other=-1)  # [BLOCK_N]
+    m_candidate = (b_candidate >= 0) & (b_candidate < VOCAB_SIZE)
+    # [BLOCK_W]: accepted nodes, and the token after each
+    b_path = tl.where(o_w == 0, tl.load(p_retrieve_index + i_first_node), -1)
+    b_token = tl.full([BLOCK_W], -1, dtype=tl.int64)
+    i_accepted = 0
+    i_meeting = 0
+    # Of the node where the walk stands: the largest logit, the least that is kept, and the weight of what is.
+    high = tl.full([], 0.0, dtype=tl.float32)
+    lowest = tl.full([], 0.0, dtype=tl.float32)
+    total = tl.full([], 0, dtype=tl.int64)
+    is_walking = i_accepted == 0
+    is_rejected = i_accepted != 0
+    has_law = i_accepted == 0
+    while is_walking:
+        i_row = i_first_node + i_node
+        p_row = p_logits + i_row * VOCAB_SIZE
+        i_mask = tl.load(p_bitmask_rows + i_row).to(tl.int64)
+        i_drafts = i_accepted if IS_EXACT else 0
+        rules = (
+            p_output_counts + i_b * VOCAB_SIZE,
+            frequency,
+            presence,
+            repetition,
+            is_penalised,
+            p_logit_bias + i_bias * VOCAB_SIZE,
+            is_biased,
+            p_stop_token_ids + i_b * num_stop_tokens,
+            tl.where(i_drafts < missing, num_stop_tokens, 0),
+            p_bitmask + i_mask * NUM_WORDS,
+            (i_mask >= 0) & (i_mask < num_masks),
+        )
+        b_child = tl.load(p_row + b_candidate, mask=m_candidate, other=float("-inf"))
+        b_child = _processed(b_child, b_candidate, m_candidate, rules, i_drafts, b_token, IS_EXACT, BLOCK_W)
+        p_high = p_groups + (i_accepted % 2) * 2 * NUM_GROUPS
+        p_sum = p_high + NUM_GROUPS
+        _scan_chunk(
+            p_row,
+            p_high,
+            p_sum,
+            i_first,
+            scale,
+            rules,
+            i_drafts,
+            b_token,
+            IS_EXACT,
+            VOCAB_SIZE,
+            CHUNK,
+            NUM_GROUPS,
+            GROUP,
+            BLOCK_V,
+            BLOCK_W,
+        )
+        i_meeting = _meet(p_head, i_meeting, i_split, SPLITS)
+        b_high = tl.load(p_high + o_g, mask=o_g < NUM_GROUPS, other=float("-inf"), volatile=True)
+        b_sum = tl.load(p_sum + o_g, mask=o_g < NUM_GROUPS, other=0.0, volatile=True)
+        high = tl.max(b_high, axis=0)
+        has_law = (high > float("-inf")) & (high < float("inf"))
+        high = tl.where(has_law, high, 0.0)
+        b_units = _units(tl.where(has_law, b_sum * tl.exp2((b_high - high) * scale), 0.0))
+        total = tl.sum(b_units, axis=0)
+        lowest = tl.full([], float("-inf"), dtype=tl.float32)
+        if is_filtered & has_law:
+            whole = total.to(tl.float32) / UNIT
+            limit = tl.where(k < VOCAB_SIZE, k.to(tl.float32), p * whole * (1 + 2.0**-16))
+            bound = _bound(b_high, b_sum, high, scale, limit, k < VOCAB_SIZE, GROUP)
+            if (k >= VOCAB_SIZE) & (p >= 1):
+                bound = high + (tl.log2(least) - 2.0**-10) / scale
+            nothing = high - _NOTHING / scale
+            bound = tl.where(bound > nothing, bound, nothing)
+            p_size = p_head + 2 + (i_meeting % 3) * 16
+            _list_candidates(
+                p_row,
+                p_high,
+                p_list,
+                p_size,
+                i_first,
+                bound,
+                rules,
+                i_drafts,
+                b_token,
+                IS_EXACT,
+                VOCAB_SIZE,
+                CHUNK,
+                NUM_GROUPS,
+                GROUP,
+                LIST,
+                BLOCK_V,
+                BLOCK_W,
+            )
+            i_meeting = _meet(p_head, i_meeting, i_split, SPLITS)
+            num_listed = tl.load(p_size, volatile=True)
+            if num_listed <= LIST:
+                lowest, total = _limits_of_list(
+                    p_list, num_listed.to(tl.int32), high, scale, total, k, p, least, VOCAB_SIZE, LIST
+                )
+            else:
+                lowest, total, i_meeting = _search_limits(
+                    p_row,
+                    p_high,
+                    p_head,
+                    i_meeting,
+                    i_split,
+                    i_first,
+                    high,
+                    scale,
+                    k,
+                    p,
+                    least,
+                    rules,
+                    i_drafts,
+                    b_token,
+                    IS_EXACT,
+                    VOCAB_SIZE,
+                    SPLITS,
+                    CHUNK,
+                    BLOCK_SEARCH,
+                    BLOCK_W,
+                )
+
+        b_weight = tl.exp2((b_child - high) * scale)
+        weight = tl.maximum(total.to(tl.float32) / UNIT, 2.0**-40)
+        b_prob = tl.where((b_child >= lowest) & (b_weight >= least), tl.div_rn(b_weight, weight), 0.0)
+        b_prob = tl.where(has_law, b_prob, 0.0)
+        coin = tl.load(p_uniform_samples + i_row)
+        mass = coin * 0.0
+        i_child = tl.load(p_next_token + i_row)
+        i_child = tl.where(i_accepted < NUM_STEPS, i_child, -1)
+        is_rejected = (i_child >= 0) & (i_child < NDT)
+        i_taken = tl.full([], -1, dtype=tl.int64)
+        i_hop = 1
+        while (i_hop < NDT) & (i_child >= 0) & (i_child < NDT) & (i_taken < 0):
+            i_next_sibling = tl.load(p_next_sibling + i_first_node + i_child)
+            prob = _lane(b_prob, i_child, BLOCK_N)
+            mass += prob
+            is_taken = (prob > 0) & ((coin < tl.div_rn(mass, acc)) | (prob >= single))
+            i_taken = tl.where(is_taken, i_child, -1)
+            i_child = i_next_sibling
+            i_hop += 1
+        is_walking = i_taken >= 0
+        if is_walking:
+            i_node = i_taken
+            b_token = tl.where(o_w == i_accepted, _lane(b_candidate, i_taken, BLOCK_N), b_token)
+            i_accepted += 1
+            b_path = tl.where(o_w == i_accepted, tl.load(p_retrieve_index + i_first_node + i_taken), b_path)
+
+    # What is left of the law: each program sums its groups again where that is not what they have.
+    i_row = i_first_node + i_node
+    p_row = p_logits + i_row * VOCAB_SIZE
+    i_mask = tl.load(p_bitmask_rows + i_row).to(tl.int64)
+    i_drafts = i_accepted if IS_EXACT else 0
+    rules = (
+        p_output_counts + i_b * VOCAB_SIZE,
+        frequency,
+        presence,
+        repetition,
+        is_penalised,
+        p_logit_bias + i_bias * VOCAB_SIZE,
+        is_biased,
+        p_stop_token_ids + i_b * num_stop_tokens,
+        tl.where(i_drafts < missing, num_stop_tokens, 0),
+        p_bitmask + i_mask * NUM_WORDS,
+        (i_mask >= 0) & (i_mask < num_masks),
+    )
+    p_high = p_groups + (i_accepted % 2) * 2 * NUM_GROUPS
+    if (is_filtered | is_rejected) & has_law:
+        p_left = p_groups + ((i_accepted + 1) % 2) * 2 * NUM_GROUPS
+        o_group = tl.arange(0, BLOCK_V // GROUP)
+        o_in_block = o_group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        for i_block in range(CHUNK // BLOCK_V):
+            i_start = i_first + i_block * BLOCK_V
+            o_block = i_start // GROUP + o_group
+            m_block = o_block < NUM_GROUPS
+            b_high = tl.load(p_high + o_block, mask=m_block, other=float("-inf"), volatile=True)
+            b_sum = tl.load(p_high + NUM_GROUPS + o_block, mask=m_block, other=0.0, volatile=True)
+            m_near = m_candidate & (b_candidate >= i_start) & (b_candidate < i_start + BLOCK_V)
+            is_near = is_rejected & (tl.max(m_near.to(tl.int32), axis=0) > 0)
+            m_active = m_block & (b_high >= lowest)
+            if is_filtered | is_near:
+                o_v = i_start + o_in_block
+                m_v = (o_v < VOCAB_SIZE) & m_active[:, None]
+                b_logit = tl.load(p_row + o_v, mask=m_v, other=float("-inf"))
+                b_logit = _processed(b_logit, o_v, m_v, rules, i_drafts, b_token, IS_EXACT, BLOCK_W)
+                b_weight = tl.exp2((b_logit - high) * scale)
+                m_kept = m_v & (b_logit >= lowest) & (b_weight >= least) & (b_weight > 0)
+                if is_near:
+                    m_kept = _without_children(
+                        m_kept, o_v, p_candidates, p_next_token, p_next_sibling, i_first_node, i_node, NDT
+                    )
+                b_high, b_sum = _sum_groups(tl.where(m_kept, b_logit, float("-inf")), scale)
+            tl.store(p_left + o_block, b_high, mask=m_block)
+            tl.store(p_left + NUM_GROUPS + o_block, b_sum, mask=m_block)
+        i_meeting = _meet(p_head, i_meeting, i_split, SPLITS)
+        p_high = p_left
+
+    if i_split == 0:
+        # Draw a group by the groups' weights, relative to the most probable token that is left, and a token of it.
+        b_high = tl.load(p_high + o_g, mask=o_g < NUM_GROUPS, other=float("-inf"), volatile=True)
+        b_sum = tl.load(p_high + NUM_GROUPS + o_g, mask=o_g < NUM_GROUPS, other=0.0, volatile=True)
+        top = tl.max(b_high, axis=0)
+        top = tl.where((top > float("-inf")) & (top < float("inf")), top, 0.0)
+        b_units = _units(tl.where(has_law, b_sum * tl.exp2((b_high - top) * scale), 0.0))
+        b_cdf = tl.cumsum(b_units, axis=0)
+        threshold = tl.load(p_uniform_final + i_b).to(tl.float64) * tl.sum(b_units, axis=0).to(tl.float64)
+        m_some = b_units > 0
+        i_above = tl.min(tl.where(m_some & (b_cdf > threshold.to(tl.int64)), o_g, NUM_GROUPS), axis=0)
+        i_last = tl.max(tl.where(m_some, o_g, -1), axis=0)
+        i_group = tl.where(i_above < NUM_GROUPS, i_above, i_last)
+        i_drawn = tl.full([], VOCAB_SIZE - 1, dtype=tl.int32)
+        if i_group >= 0:
+            units = _lane(b_units, i_group, BLOCK_G)
+            within = (threshold - (_lane(b_cdf, i_group, BLOCK_G) - units).to(tl.float64)) / units.to(tl.float64)
+            # [GROUP]
+            o_v = i_group * GROUP + tl.arange(0, GROUP)
+            m_v = o_v < VOCAB_SIZE
+            b_logit = tl.load(p_row + o_v, mask=m_v, other=float("-inf"))
+            b_logit = _processed(b_logit, o_v, m_v, rules, i_drafts, b_token, IS_EXACT, BLOCK_W)
+            b_weight = tl.exp2((b_logit - high) * scale)
+            m_kept = m_v & (b_logit >= lowest) & (b_weight >= least) & (b_weight > 0)
+            if is_rejected:
+                m_kept = _without_children(
+                    m_kept, o_v, p_candidates, p_next_token, p_next_sibling, i_first_node, i_node, NDT
+                )
+            group_high = _lane(tl.where(o_g == i_group, b_high, 0.0), i_group, BLOCK_G)
+            b_share = tl.where(m_kept, tl.exp2((b_logit - group_high) * scale), 0.0)
+            b_cdf_v = tl.cumsum(b_share, axis=0)
+            threshold_v = within * tl.sum(b_share, axis=0).to(tl.float64)
+            m_above = (b_share > 0) & (b_cdf_v.to(tl.float64) > threshold_v)
+            i_above = tl.min(tl.where(m_above, o_v, VOCAB_SIZE), axis=0)
+            i_last = tl.max(tl.where(b_share > 0, o_v, -1), axis=0)
+            i_drawn = tl.where(i_above < VOCAB_SIZE, i_above, tl.where(i_last >= 0, i_last, VOCAB_SIZE - 1))
+        b_token = tl.where(o_w == i_accepted, i_drawn, b_token)
+        store_step(
+            i_b,
+            b_path,
+            b_token,
+            i_accepted,
+            p_seq_lens,
+            p_out_cache_loc,
+            p_predicts,
+            p_accept_index,
+            p_accept_lens,
+            p_bonus_tokens,
+            p_new_seq_lens,
+            p_accept_tokens,
+            p_target,
+            p_source,
+            num_nodes,
+            NUM_STEPS,
+            NDT,
+            BLOCK_W,
+        )
+    tl.debug_barrier()
+    i_done = tl.atomic_add(p_head + 1, 1, sem="acq_rel")
+    if i_done == SPLITS - 1:  # everybody has read everything: leave zeros for the next launch
+        o_head = tl.arange(0, HEAD)
+        tl.store(p_head + o_head, tl.zeros([HEAD], dtype=tl.int64))
