@@ -38,12 +38,12 @@ from specsim.reference.logits import EXACT, RELAXED
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
 
 GROUP = 128  # tokens of a group: a warp's widest loads of float32
-BLOCK_V = 1024  # tokens that a program has under way at once
-BLOCK_SEARCH = 256
-LIST = 512  # candidates that fit the list
-NUM_WARPS = 4
+BLOCK_V = 1024
+BLOCK_SEARCH = 128
+LIST = 256  # candidates that fit the list
+NUM_WARPS = 8
 REGISTERS = 128
-PROGRAMS_PER_SM = 4  # by registers: 65536 // (32 * NUM_WARPS * REGISTERS)
+PROGRAMS_PER_SM = 2  # by registers: 65536 // (32 * NUM_WARPS * REGISTERS)
 SPLITS_MAX = 64
 HEAD = 64  # words of a request: meetings, programs that are done, and three times sixteen sums
 
@@ -106,7 +106,7 @@ def verify_logits_sampled(
     require_size("bitmask", "num_words", bitmask.shape[1], -(-logits.shape[1] // 32))
     require_size("accept_index", "accept_width", accept_index.shape[1], num_steps + 1)
     launch_verify_logits_sampled(
-        splits_of_batch(bs, num_sms_of(logits.device)) if logits.device.type == "cuda" else 1,
+        1 if logits.device.type == "cpu" else splits_of_batch(bs, num_sms_of(logits.device)),
         logits,
         candidates,
         retrieve_index,
@@ -166,9 +166,8 @@ def launch_verify_logits_sampled(splits: int, logits: Tensor, candidates: Tensor
     block_search = min(BLOCK_SEARCH, block_v)
     num_groups = triton.cdiv(vocab_size, group)
     chunk = triton.cdiv(vocab_size, splits * block_v) * block_v
-    on_gpu = logits.device.type == "cuda"
     tuned: dict[str, Any] = {"num_warps": NUM_WARPS}
-    if on_gpu:
+    if logits.device.type != "cpu":
         tuned |= {"maxnreg": REGISTERS, "launch_cooperative_grid": splits > 1}
     scratch = _scratch(logits.device, bs, num_groups)
     stop_token_ids, logit_bias, bitmask = tensors[11], tensors[12], tensors[14]
@@ -206,7 +205,7 @@ class Scratch(NamedTuple):
     """Through which the programs of a launch talk.
 
     heads   [bs, HEAD] int64: zero between launches
-    lists   [bs, LIST] int64: candidates
+    lists   [bs, LIST] float32: logits of candidates
     groups  [bs, 4, num_groups] float32: the largest logit and the sum of each group, for two nodes in turn
     """
 
@@ -227,7 +226,7 @@ def _scratch(device: torch.device, bs: int, num_groups: int) -> Scratch:
         heads, lists, groups = (max(old, size) for old, size in zip(before, sizes, strict=True))
         scratch = Scratch(
             torch.zeros(heads, dtype=torch.int64, device=device),
-            torch.zeros(lists, dtype=torch.int64, device=device),
+            torch.zeros(lists, dtype=torch.float32, device=device),
             torch.zeros(groups, dtype=torch.float32, device=device),
         )
         _SCRATCH[device, stream] = scratch
@@ -291,10 +290,10 @@ def _processed(b_logit, o_v, m_v, rules, i_level, b_token, IS_EXACT: tl.constexp
     the node's path, of which there are `i_level`.
     """
     (
+        p_frequency,
+        p_presence,
+        p_repetition,
         p_counts,
-        frequency,
-        presence,
-        repetition,
         is_penalised,
         p_bias,
         is_biased,
@@ -305,6 +304,8 @@ def _processed(b_logit, o_v, m_v, rules, i_level, b_token, IS_EXACT: tl.constexp
     ) = rules
     b_logit = b_logit.to(tl.float32)
     if is_penalised:
+        # Loaded again each time: what is kept for the whole walk is kept in registers.
+        frequency, presence, repetition = tl.load(p_frequency), tl.load(p_presence), tl.load(p_repetition)
         b_count = tl.load(p_counts + o_v, mask=m_v, other=0)
         if IS_EXACT:
             i_draft = 0
@@ -328,11 +329,13 @@ def _processed(b_logit, o_v, m_v, rules, i_level, b_token, IS_EXACT: tl.constexp
 
 
 @triton.jit
-def _load_block(p_row, i_first, i_block, VOCAB_SIZE: tl.constexpr, GROUP: tl.constexpr, BLOCK_V: tl.constexpr):
-    """Block `i_block` of a chunk by groups [BLOCK_V // GROUP, GROUP], as it is; -inf beyond the row."""
+def _load_block(
+    p_row, i_first, i_block, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr, BLOCK_V: tl.constexpr
+):
+    """Block `i_block` of a chunk by groups [BLOCK_V // GROUP, GROUP], as it is; -inf beyond the chunk and the row."""
     o_group = tl.arange(0, BLOCK_V // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     o_v = i_first + i_block * BLOCK_V + o_group
-    return tl.load(p_row + o_v, mask=o_v < VOCAB_SIZE, other=float("-inf"))
+    return tl.load(p_row + o_v, mask=o_v < tl.minimum(i_first + CHUNK, VOCAB_SIZE), other=float("-inf"))
 
 
 @triton.jit
@@ -362,14 +365,15 @@ def _scan_chunk(
     BLOCK_V: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
-    """Store both numbers of each group of a chunk. Each block is asked for before the one ahead of it is used."""
+    """Store both numbers of each group of a chunk. Each block is asked for before the two ahead of it are used."""
     o_group = tl.arange(0, BLOCK_V // GROUP)
     o_in_block = o_group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    b_next = _load_block(p_row, i_first, 0, VOCAB_SIZE, GROUP, BLOCK_V)
+    b_next = _load_block(p_row, i_first, 0, VOCAB_SIZE, CHUNK, GROUP, BLOCK_V)
+    b_after = _load_block(p_row, i_first, 1, VOCAB_SIZE, CHUNK, GROUP, BLOCK_V)
     for i_block in range(CHUNK // BLOCK_V):
         b_logit = b_next
-        # The last round asks for a block of the next chunk, which costs less than telling the rounds apart.
-        b_next = _load_block(p_row, i_first, i_block + 1, VOCAB_SIZE, GROUP, BLOCK_V)
+        b_next = b_after
+        b_after = _load_block(p_row, i_first, i_block + 2, VOCAB_SIZE, CHUNK, GROUP, BLOCK_V)
         o_v = i_first + i_block * BLOCK_V + o_in_block
         b_logit = _processed(b_logit, o_v, o_v < VOCAB_SIZE, rules, i_level, b_token, IS_EXACT, BLOCK_W)
         b_high, b_sum = _sum_groups(b_logit, scale)
@@ -389,11 +393,11 @@ def _bound(b_high, b_sum, high, scale, limit, is_count, GROUP: tl.constexpr):
     b_key = _key_of(b_high)  # [BLOCK_G]
     b_most = tl.exp2((b_high - high) * scale)
     b_sum = b_sum * b_most
-    o_d = tl.arange(0, 16)
+    o_d = tl.arange(0, 4)
     i_bound = tl.full([], -0x80000000, dtype=tl.int32)
-    for i_pass in tl.static_range(4):  # half of the digits: a bound need not be sharp
-        # [16, BLOCK_G]
-        b_key_d = i_bound + (o_d << (28 - 4 * i_pass))
+    for i_pass in range(8):  # half of the bits: a bound need not be sharp
+        # [4], [4, BLOCK_G]
+        b_key_d = i_bound + (o_d << (30 - 2 * i_pass))
         b_logit_d = _logit_of(b_key_d)
         b_weight_d = tl.where(b_logit_d < high, tl.exp2((b_logit_d - high) * scale), 1.0)
         b_weight_d = tl.where(b_logit_d == b_logit_d, b_weight_d, 0.0)
@@ -401,7 +405,7 @@ def _bound(b_high, b_sum, high, scale, limit, is_count, GROUP: tl.constexpr):
         b_least = tl.where(is_count, 1.0, b_least)
         b_amount = tl.sum(tl.where(b_key[None, :] >= b_key_d[:, None], b_least, 0.0), axis=1)
         i_digit = tl.max(tl.where(b_amount >= limit, o_d, 0), axis=0)
-        i_bound += i_digit << (28 - 4 * i_pass)
+        i_bound += i_digit << (30 - 2 * i_pass)
     return _logit_of(i_bound)
 
 
@@ -425,7 +429,7 @@ def _list_candidates(
     BLOCK_V: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
-    """Put a chunk's tokens at or above the bound in the list, in any order, as far as they fit; count all of them."""
+    """Put a chunk's logits at or above the bound in the list, in any order, as far as they fit; count all of them."""
     o_group = tl.arange(0, BLOCK_V // GROUP)
     o_in_block = o_group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     for i_block in range(CHUNK // BLOCK_V):
@@ -436,18 +440,13 @@ def _list_candidates(
             m_v = (o_v < VOCAB_SIZE) & (b_high >= bound)[:, None]
             b_logit = tl.load(p_row + o_v, mask=m_v, other=float("-inf"))
             b_logit = _processed(b_logit, o_v, m_v, rules, i_level, b_token, IS_EXACT, BLOCK_W)
+            # [BLOCK_V]; what was not read is -inf, and below the bound
             b_logit = tl.reshape(b_logit, [BLOCK_V])
-            m_listed = tl.reshape(m_v, [BLOCK_V]) & (b_logit >= bound)
-            b_token_id = tl.reshape(o_v, [BLOCK_V])
+            m_listed = b_logit >= bound
             b_rank = tl.cumsum(m_listed.to(tl.int32), axis=0)
-            o_list = tl.atomic_add(p_size, tl.max(b_rank, axis=0).to(tl.int64), sem="relaxed") + b_rank - 1
-            b_word = (b_logit.to(tl.int32, bitcast=True).to(tl.int64) << 32) | b_token_id.to(tl.int64)
-            tl.store(p_list + o_list, b_word, mask=m_listed & (o_list < LIST))
-
-
-@triton.jit
-def _logit_of_word(b_word):
-    return (b_word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+            i_list = tl.atomic_add(p_size, tl.max(b_rank, axis=0).to(tl.int64), sem="relaxed")
+            o_list = tl.minimum(i_list, LIST).to(tl.int32) + b_rank - 1
+            tl.store(p_list + o_list, b_logit, mask=m_listed & (o_list < LIST))
 
 
 @triton.jit
@@ -456,22 +455,22 @@ def _limits_of_list(p_list, num_listed, high, scale, total, k, p, least, VOCAB_S
     # [LIST]
     o_l = tl.arange(0, LIST)
     m_l = o_l < num_listed
-    b_logit = _logit_of_word(tl.load(p_list + o_l, mask=m_l, other=0, volatile=True))
+    b_logit = tl.load(p_list + o_l, mask=m_l, other=0.0, volatile=True)
     b_weight = tl.exp2((b_logit - high) * scale)
     b_units = tl.where(m_l, _units(b_weight), 0)
     b_above = tl.zeros([LIST], dtype=tl.int32)
     b_units_above = tl.zeros([LIST], dtype=tl.int64)
     i_other = 0
     while i_other < num_listed:
-        # [16], [16, LIST]
-        o_other = i_other + tl.arange(0, 16)
+        # [8], [8, LIST]
+        o_other = i_other + tl.arange(0, 8)
         m_other = o_other < num_listed
-        b_other = _logit_of_word(tl.load(p_list + o_other, mask=m_other, other=0, volatile=True))
+        b_other = tl.load(p_list + o_other, mask=m_other, other=0.0, volatile=True)
         b_other_units = _units(tl.exp2((b_other - high) * scale))
         m_above = (b_other[:, None] > b_logit[None, :]) & m_other[:, None]
         b_above += tl.sum(m_above.to(tl.int32), axis=0)
         b_units_above += tl.sum(tl.where(m_above, b_other_units[:, None], 0), axis=0)
-        i_other += 16
+        i_other += 8
     m_kept = m_l & (b_above < k)
     if k < VOCAB_SIZE:
         total = tl.sum(tl.where(m_kept, b_units, 0), axis=0)
@@ -632,10 +631,8 @@ def _kernel(
     o_g = tl.arange(0, BLOCK_G)
 
     # What the request asks for.
-    frequency = tl.load(p_frequency_penalty + i_b)
-    presence = tl.load(p_presence_penalty + i_b)
-    repetition = tl.load(p_repetition_penalty + i_b)
-    is_penalised = (frequency != 0) | (presence != 0) | (repetition != 1)
+    is_penalised = (tl.load(p_frequency_penalty + i_b) != 0) | (tl.load(p_presence_penalty + i_b) != 0)
+    is_penalised = is_penalised | (tl.load(p_repetition_penalty + i_b) != 1)
     i_bias = tl.load(p_bias_rows + i_b).to(tl.int64)
     is_biased = (i_bias >= 0) & (i_bias < num_biases)
     missing = tl.load(p_min_new_tokens + i_b) - tl.load(p_output_lens + i_b)
@@ -650,9 +647,10 @@ def _kernel(
     i_node = touch_links(p_retrieve_index, p_candidates, p_next_token, p_next_sibling, i_first_node, NDT, BLOCK_N)
     b_candidate = tl.load(p_candidates + i_first_node + o_n, mask=o_n < NDT, other=-1)  # [BLOCK_N]
     m_candidate = (b_candidate >= 0) & (b_candidate < VOCAB_SIZE)
+    b_candidate = b_candidate.to(tl.int32)
     # [BLOCK_W]: accepted nodes, and the token after each
     b_path = tl.where(o_w == 0, tl.load(p_retrieve_index + i_first_node), -1)
-    b_token = tl.full([BLOCK_W], -1, dtype=tl.int64)
+    b_token = tl.full([BLOCK_W], -1, dtype=tl.int32)
     i_accepted = 0
     i_meeting = 0
     # Of the node where the walk stands: the largest logit, the least that is kept, and the weight of what is.
@@ -668,10 +666,10 @@ def _kernel(
         i_mask = tl.load(p_bitmask_rows + i_row).to(tl.int64)
         i_drafts = i_accepted if IS_EXACT else 0
         rules = (
+            p_frequency_penalty + i_b,
+            p_presence_penalty + i_b,
+            p_repetition_penalty + i_b,
             p_output_counts + i_b * VOCAB_SIZE,
-            frequency,
-            presence,
-            repetition,
             is_penalised,
             p_logit_bias + i_bias * VOCAB_SIZE,
             is_biased,
@@ -800,10 +798,10 @@ def _kernel(
     i_mask = tl.load(p_bitmask_rows + i_row).to(tl.int64)
     i_drafts = i_accepted if IS_EXACT else 0
     rules = (
+        p_frequency_penalty + i_b,
+        p_presence_penalty + i_b,
+        p_repetition_penalty + i_b,
         p_output_counts + i_b * VOCAB_SIZE,
-        frequency,
-        presence,
-        repetition,
         is_penalised,
         p_logit_bias + i_bias * VOCAB_SIZE,
         is_biased,
