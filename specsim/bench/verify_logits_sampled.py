@@ -139,12 +139,15 @@ def _prepare_triton(_case: Case, tensors: Tensors) -> Callable[[], Tensors] | No
 
 def _prepare_pipeline(case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
     device = tensors["logits"].device
-    names = ("tree_speculative_sampling_target_only", "top_k_renorm_probs", "top_p_renorm_probs")
-    operations = [sgl_kernel_operation(name, device) for name in names]
-    missing = next((operation for operation in operations if isinstance(operation, NotRun)), None)
-    if missing is not None:
-        return missing
-    sample, top_k_renorm, top_p_renorm = operations
+    sample = sgl_kernel_operation("tree_speculative_sampling_target_only", device)
+    top_k_renorm = sgl_kernel_operation("top_k_renorm_probs", device)
+    top_p_renorm = sgl_kernel_operation("top_p_renorm_probs", device)
+    if isinstance(sample, NotRun):
+        return sample
+    if isinstance(top_k_renorm, NotRun):
+        return top_k_renorm
+    if isinstance(top_p_renorm, NotRun):
+        return top_p_renorm
     from specsim.kernels import fill_bonus_tokens
 
     bs, ndt = tensors["candidates"].shape

@@ -186,9 +186,19 @@ def _unfiltered(tensors: Tensors, sizes: Sizes, mask: Tensor) -> Tensor:
     biases = torch.cat([wide["logit_bias"], none])[tensors["bias_rows"].to(torch.int64)]
     everything = torch.full_like(tensors["bitmask"][:1], -1)
     masks = torch.cat([tensors["bitmask"], everything])[tensors["bitmask_rows"].to(torch.int64)]
-    penalties = [wide[name] for name in SamplingBatchInfo._fields[:5]]
     zero, no_top_k = torch.zeros_like(wide["temperature"]), torch.full_like(tensors["top_k"], TOP_K_ALL)
-    params = SamplingBatchInfo(*penalties, biases, wide["temperature"], no_top_k, zero + 1, zero)
+    params = SamplingBatchInfo(
+        frequency_penalty=wide["frequency_penalty"],
+        presence_penalty=wide["presence_penalty"],
+        repetition_penalty=wide["repetition_penalty"],
+        min_new_tokens=tensors["min_new_tokens"],
+        stop_token_ids=tensors["stop_token_ids"],
+        logit_bias=biases,
+        temperature=wide["temperature"],
+        top_k=no_top_k,
+        top_p=zero + 1,
+        min_p=zero,
+    )
     history = (tensors["output_counts"], tensors["output_lens"], tensors["candidates"], mask)
     return process_logits(wide["logits"], *history, params, sizes["law"], masks)
 
@@ -216,8 +226,8 @@ def _place_coins(numbers: Numbers, tensors: Tensors, laws: Tensor, num_steps: in
     coins, final = numbers.draw("coins", COINS, ndt), numbers.requests("final coin", COINS)  # [bs, ndt], [bs, 1]
     clear = torch.zeros_like(final[:, 0], dtype=torch.bool)  # [bs]
     for _ in range(COINS_TRIED):
-        placed = [((drawn.double() + 0.5) / COINS).clone() for drawn in (coins, final)]
-        low, high = (_outcome(tensors, laws, *placed, by * CLEARANCE, num_steps) for by in (-1, 1))
+        placed = ((coins.double() + 0.5) / COINS, (final.double() + 0.5) / COINS)
+        low, high = (_outcome(tensors, laws, placed, by * CLEARANCE, num_steps) for by in (-1, 1))
         clear = (low == high).all(1)
         if bool(clear.all()):
             break
@@ -227,12 +237,15 @@ def _place_coins(numbers: Numbers, tensors: Tensors, laws: Tensor, num_steps: in
     tensors["uniform_final"] = (final[:, 0].float() + 0.5) / COINS
 
 
-def _outcome(tensors: Tensors, laws: Tensor, coins: Tensor, final: Tensor, by: float, num_steps: int) -> Tensor:
+def _outcome(tensors: Tensors, laws: Tensor, placed: tuple[Tensor, Tensor], by: float, num_steps: int) -> Tensor:
     """What verification gives for each request, with every coin and threshold shifted."""
-    single, acc = (tensors[name].double() for name in ("threshold_single", "threshold_acc"))
+    single, acc = tensors["threshold_single"].double(), tensors["threshold_acc"].double()
+    coins, final = placed
     verified = verify_tree_target_only(
         tensors["candidates"],
-        *(tensors[name] for name in _LINKS),
+        tensors["retrieve_index"],
+        tensors["retrieve_next_token"],
+        tensors["retrieve_next_sibling"],
         coins + by,
         final[:, 0] + by,
         laws,
