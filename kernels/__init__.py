@@ -95,6 +95,9 @@ from specsim.kernels.verify import (
 from specsim.kernels.verify_logits import (
     verify_logits_greedy,
 )
+from specsim.kernels.verify_sampled import (
+    verify_logits_sampled,
+)
 from specsim.ops.contract import Implementation, Sizes
 from specsim.ops.provider import MappingProvider
 from specsim.ops.registry import OPS
@@ -147,6 +150,7 @@ KERNELS: tuple[Implementation, ...] = (
     stash_append_boundary_state,
     fill_widened_draft_extend_inputs,
     verify_logits_greedy,
+    verify_logits_sampled,
 )
 
 __all__ = [
@@ -199,6 +203,7 @@ __all__ = [
     "verify_chain_rejection",
     "verify_commit_outputs",
     "verify_logits_greedy",
+    "verify_logits_sampled",
     "verify_tree_greedy",
     "verify_tree_rejection",
     "verify_tree_target_only",

@@ -70,11 +70,11 @@ def plan_verify_logits_greedy(
 def variant_plan(is_lazy: bool, bs: int, num_draft_tokens: int, num_sms: int) -> Plan:
     """The splits that fill a device of `num_sms` multiprocessors."""
     if is_lazy:
-        return Plan(True, _splits(LAZY_PROGRAMS_PER_SM * num_sms // bs))
-    return Plan(False, _splits(EAGER_PROGRAMS_PER_SM * num_sms // (bs * num_draft_tokens)))
+        return Plan(True, splits_of(LAZY_PROGRAMS_PER_SM * num_sms // bs))
+    return Plan(False, splits_of(EAGER_PROGRAMS_PER_SM * num_sms // (bs * num_draft_tokens)))
 
 
-def _splits(programs: int) -> int:
+def splits_of(programs: int) -> int:
     """The power of two at or below a number of programs, within bounds."""
     return min(SPLITS_MAX, 1 << max(0, programs.bit_length() - 1))
 
@@ -234,7 +234,7 @@ def _token_of(b_word):
 
 
 @triton.jit
-def _touch_links(
+def touch_links(
     p_retrieve_index,
     p_candidates,
     p_next_token,
@@ -269,7 +269,7 @@ def _accepting_child(p_candidates, p_next_token, p_next_sibling, i_first_node, i
 
 
 @triton.jit
-def _store_step(
+def store_step(
     i_b,
     b_path,
     b_token,
@@ -370,7 +370,7 @@ def _eager_kernel(
                 i_token = tl.sum(tl.where(o_n == i_number - i_first_node, b_target, 0), axis=0)
                 b_path = tl.where(o_w == i_accepted, i_number, b_path)
                 b_token = tl.where(o_w == i_accepted, i_token, b_token)
-        _store_step(
+        store_step(
             i_b,
             b_path,
             b_token,
@@ -435,11 +435,12 @@ def _lazy_kernel(
 
     b_path = tl.full([BLOCK_W], -1, dtype=tl.int64)
     b_token = tl.full([BLOCK_W], -1, dtype=tl.int64)
-    i_node = _touch_links(p_retrieve_index, p_candidates, p_next_token, p_next_sibling, i_first_node, NDT, BLOCK_N)
+    i_node = touch_links(p_retrieve_index, p_candidates, p_next_token, p_next_sibling, i_first_node, NDT, BLOCK_N)
     i_level = 0
     while (i_node >= 0) & (i_level <= NUM_STEPS):
         i_number = tl.load(p_retrieve_index + i_first_node + i_node)
-        i_word = _best_of_chunk(p_logits + i_number * VOCAB_SIZE, i_split * CHUNK, VOCAB_SIZE, CHUNK, BLOCK_V)
+        i_row = tl.where((i_number >= 0) & (i_number < num_nodes), i_number, i_first_node)
+        i_word = _best_of_chunk(p_logits + i_row * VOCAB_SIZE, i_split * CHUNK, VOCAB_SIZE, CHUNK, BLOCK_V)
         if SPLITS > 1:
             p_level = p_words + i_level * SPLITS
             tl.atomic_xchg(p_level + i_split, i_word, sem="relaxed")
@@ -454,7 +455,7 @@ def _lazy_kernel(
         i_level += 1
 
     if i_split == 0:
-        _store_step(
+        store_step(
             i_b,
             b_path,
             b_token,

@@ -26,10 +26,12 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from specsim import kernels
+from specsim.kernels import verify_sampled
 from specsim.ops.contract import ScalarArg
 from specsim.ops.registry import OPS
 
 TARGET = GPUTarget("cuda", 90, 32)
+NUM_SMS = 132
 ASSEMBLERS = (triton.knobs.nvidia.ptxas.path, triton.knobs.nvidia.ptxas_blackwell.path)  # for older and newer PTX
 HIDDEN = ("hidden_states", "hidden_states_buf", "compacted_hidden_states", "buffer", "verify_hiddens")
 HIDDEN += ("stash_hiddens", "src_hiddens", "old_hidden_states", "req_to_hidden_states_pool")
@@ -60,6 +62,8 @@ def sizes(ndt: int = 8, topk: int = 4, num_steps: int = 5, bs: int = 64) -> dict
         "num_indices": 64,
         "buffer_rows": 257,
         "num_free_pages": 4096,
+        "num_biases": 16,
+        "num_masks": 64,
     }
     nodes = bs * ndt
     derived = {
@@ -195,6 +199,7 @@ def compile_operation(name: str, ndt: int = 8) -> list[dict[str, Any]]:
         else:
             dtype = torch.bfloat16 if arg.name in HIDDEN else arg.dtype
             arguments[arg.name] = torch.empty(arg.resolve_shape(case), dtype=dtype, device="meta")
+    verify_sampled.num_sms_of = lambda _device: NUM_SMS  # by which programs that wait for each other are launched
     with compiling() as found:
         getattr(kernels, name)(**arguments)
     return found

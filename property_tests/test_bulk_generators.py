@@ -28,6 +28,8 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUD
 BATCH_RELATIVE: dict[str, Callable[[Tensor, int, Case], Tensor]] = {
     "retrieve_index": lambda row, b, case: row - b * case.sizes["num_draft_tokens"],
     "accept_index": lambda row, b, case: torch.where(row >= 0, row - b * case.sizes["num_draft_tokens"], row),
+    "bias_rows": lambda row, b, _case: torch.where(row >= 0, row - b, row),
+    "bitmask_rows": lambda row, b, case: torch.where(row >= 0, row - b * case.sizes["num_draft_tokens"], row),
     "req_pool_indices": lambda row, _b, _case: row > 0,
     "indices": lambda row, _b, _case: row > 0,
     "select_index": lambda row, b, case: row - case.tensors["extend_start_loc"][b],

@@ -25,7 +25,7 @@ WIDE = 16  # bytes that a thread can move at once
 HOT = (
     *("build_tree", "verify_tree_target_only", "verify_chain_rejection", "verify_tree_rejection"),
     *("top_k_renorm_probs", "apply_penalties", "row_argmax", "move_kv", "compact_accepted_path"),
-    "move_kv_of_buffers",
+    *("move_kv_of_buffers", "verify_logits_sampled"),
 )
 LARGE = ("build_tree", "reconstruct_tree", "organize_draft_results", "verify_tree_target_only", "verify_tree_rejection")
 OPERATIONS = (*OPS, "move_kv_of_buffers", *(f"{op}@64" for op in LARGE)) if EVERYTHING else HOT
@@ -43,9 +43,11 @@ READS_ROWS = {
         "assign_hidden_states_pool",
     ),
     *("assign_new_state", "stash_append_boundary_state", "fill_widened_draft_extend_inputs"),
+    "verify_logits_sampled",
 }
 WRITES_ROWS = READS_ROWS - {
     *("verify_tree_target_only", "verify_chain_rejection", "verify_chain_block", "verify_tree_rejection", "row_argmax"),
+    "verify_logits_sampled",
 }
 
 

@@ -25,6 +25,7 @@ from specsim.kernels import (
     sampling,
     tree,
     verify,
+    verify_sampled,
 )
 from specsim.ops.contract import Case, Op, Role, TensorArg, Tensors, differing
 from specsim.ops.registry import OPS
@@ -104,7 +105,7 @@ def assert_equals_the_reference(op: Op, case: Case, poison: int) -> None:
 
 
 ROWS_OF_A_CASE_MAX = 16
-EXAMPLES = {"logits": 3, "sampling": 6}  # a program of these takes the interpreter long
+EXAMPLES = {"logits": 3, "sampling": 6, "verify_logits_sampled": 2}  # a program of these takes the interpreter long
 ignore_nan_warnings = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # inf * 0
 
 
@@ -117,7 +118,7 @@ def is_quick(case: Case) -> bool:
 @every_op
 def test_a_kernel_gives_the_references_result_whatever_its_buffers_held(op: Op) -> None:
     @given(case=cases(op).filter(is_quick), poison=st.sampled_from(POISONS))
-    @settings(max_examples=EXAMPLES.get(op.family, 12), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=EXAMPLES.get(op.name, EXAMPLES.get(op.family, 12)), suppress_health_check=list(HealthCheck))
     def holds(case: Case, poison: int) -> None:
         assert_equals_the_reference(op, case, poison)
 
@@ -136,6 +137,7 @@ SMALL_BLOCKS: dict[Any, dict[str, int]] = {
     sampling: {"BLOCK_V": 2, "BLOCK_V_OF_TWO_LAWS": 2},
     tree: {"BLOCK_B": 2, "BLOCK_C": 2, "BLOCK_FILL": 2, "FILL_BYTES": 64},
     verify: {"BLOCK_B": 2},
+    verify_sampled: {"GROUP": 4, "BLOCK_V": 32, "BLOCK_SEARCH": 32, "LIST": 16},
 }
 
 

@@ -12,7 +12,7 @@ Read it in this order:
 * `accepted`     what follows the walk: emitted tokens, new lengths, positions, slots to keep and to free
 * `cache_locs`   which KV slots a step enters into the page table, and which ones it reads
 * `kv`           slots over pages, where the drafts of a tree go, what they attend to, and the move of an accepted path
-* `verify_logits` all of a greedy verification at once, from the logits to what the next step begins with
+* `verify_logits` all of a verification at once, greedy or not: from the logits to what the next step begins with
 * `multi_layer`  drafts by several layers, each with KV and attention metadata of its own
 * `grammar`      which tokens a constrained request may emit next: a protocol, and a small automaton
 * `sequential`   decoding token by token, without any of the above: what every schedule must equal
@@ -141,7 +141,7 @@ from specsim.reference.verify import (
     fill_bonus_tokens,
     verify_tree_greedy,
 )
-from specsim.reference.verify_logits import GreedyStep, verify_logits_greedy
+from specsim.reference.verify_logits import VerifiedStep, verify_logits_greedy, verify_logits_sampled
 
 __all__ = [
     "EXACT",
@@ -163,7 +163,6 @@ __all__ = [
     "Finish",
     "GatheredRows",
     "Grammar",
-    "GreedyStep",
     "MultiLayerDraft",
     "NewState",
     "Output",
@@ -173,6 +172,7 @@ __all__ = [
     "Tree",
     "TreeLinks",
     "Verified",
+    "VerifiedStep",
     "WidenedInputs",
     "accumulate_penalties",
     "align_evict_mask_to_page_size",
@@ -229,6 +229,7 @@ __all__ = [
     "verify_chain_rejection",
     "verify_commit_outputs",
     "verify_logits_greedy",
+    "verify_logits_sampled",
     "verify_tree_greedy",
     "verify_tree_rejection",
     "verify_tree_target_only",

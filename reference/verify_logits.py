@@ -1,7 +1,8 @@
-"""A whole greedy verification: from the target model's logits to what the next step begins with.
+"""A whole verification: from the target model's logits to what the next step begins with.
 
-It is what engines do in many launches: argmax, the walk, lengths, the bonus token, the tokens in the order in which
-they are emitted, and which slots' KV moves where. Kernels that do it in one launch are held against it.
+It is what engines do in many launches: argmax, or everything from the penalties to the law of each node; the walk,
+lengths, the bonus token, the tokens in the order in which they are emitted, and which slots' KV moves where. Kernels
+that do it in one launch are held against it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from specsim.reference import validation
 from specsim.reference.accepted import gather_accept_tokens, verify_commit_outputs
-from specsim.reference.verify import verify_tree_greedy
+from specsim.reference.logits import WORD_BITS, SamplingBatchInfo, process_logits
+from specsim.reference.sampling import verify_tree_target_only
+from specsim.reference.verify import Verified, check_tree, verify_tree_greedy
 
 
-class GreedyStep(NamedTuple):
-    """What a greedy verification gives. With n = `accept_lens[b]`:
+class VerifiedStep(NamedTuple):
+    """What a verification gives. With n = `accept_lens[b]`:
 
     predicts       [bs * ndt] int32, by node: the token that follows the node; defined at the accepted path
     accept_index   [bs, num_steps + 1] int32: the accepted path as node numbers, root first; n entries, then -1
@@ -50,7 +53,7 @@ def verify_logits_greedy(
     seq_lens: Tensor,
     out_cache_loc: Tensor,
     num_steps: int,
-) -> GreedyStep:
+) -> VerifiedStep:
     """Verify greedily by the target model's logits after each node.
 
     logits         [bs * ndt, vocab_size] of any float dtype, by node number. The first of equal logits counts, and the
@@ -67,14 +70,87 @@ def verify_logits_greedy(
         _check(logits, candidates, seq_lens, out_cache_loc)
     target_predict = logits.argmax(dim=1).view(bs, ndt)
     links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
-    predicts, accept_index, accept_token_num = verify_tree_greedy(candidates, *links, target_predict, num_steps)
+    return _step(verify_tree_greedy(candidates, *links, target_predict, num_steps), seq_lens, out_cache_loc)
+
+
+def verify_logits_sampled(
+    logits: Tensor,
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    output_counts: Tensor,
+    output_lens: Tensor,
+    frequency_penalty: Tensor,
+    presence_penalty: Tensor,
+    repetition_penalty: Tensor,
+    min_new_tokens: Tensor,
+    stop_token_ids: Tensor,
+    logit_bias: Tensor,
+    bias_rows: Tensor,
+    bitmask: Tensor,
+    bitmask_rows: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    threshold_single: Tensor | float,
+    threshold_acc: Tensor | float,
+    seq_lens: Tensor,
+    out_cache_loc: Tensor,
+    num_steps: int,
+    law: int,
+) -> VerifiedStep:
+    """Verify at a temperature, by the target model's logits after each node and what each request asks for.
+
+    logits         [bs * ndt, vocab_size] float, row b * ndt + i for node i of request b: finite or -inf
+    logit_bias     [num_biases, vocab_size] float: finite or -inf
+    bias_rows      [bs] int32: the row of `logit_bias` that is added to a request's logits; -1: none
+    bitmask        [num_masks, ceil(vocab_size / 32)] int32: as `logits.apply_token_bitmask` takes it
+    bitmask_rows   [bs * ndt] int32: the row of `bitmask` that says what may follow a node; -1: anything
+    law            EXACT or RELAXED, for the penalties
+    seq_lens       [bs] int64: tokens before the tree
+    out_cache_loc  [bs * ndt] int64: the slot of each node, in the order of the row's positions
+    The trees, coins and thresholds are those of `sampling.verify_tree_target_only`, the counts and parameters those of
+    `logits.process_logits`, of which this is what follows one another.
+
+    A node at which every token is forbidden has no law. Raises ValueError as those functions do, and for rows of
+    biases and masks that are not there.
+    Source: the pipeline of SGLang's EAGLE worker after the target's forward; PR #22049 for penalties and bias.
+    """
+    bs, ndt = candidates.shape
+    if validation.enabled():
+        _check(logits, candidates, seq_lens, out_cache_loc)
+        check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
+        _check_rows("logit_bias", "bias_rows", logit_bias, bias_rows, bs, logits.shape[1], logits.dtype)
+        words = -(-logits.shape[1] // WORD_BITS)
+        _check_rows("bitmask", "bitmask_rows", bitmask, bitmask_rows, bs * ndt, words, torch.int32)
+    no_bias, no_mask = logit_bias.new_zeros(1, logit_bias.shape[1]), bitmask.new_full((1, bitmask.shape[1]), -1)
+    biases = torch.cat([logit_bias, no_bias])[bias_rows.to(torch.int64)]  # [bs, V]; row -1 is the last
+    masks = torch.cat([bitmask, no_mask])[bitmask_rows.to(torch.int64)]  # [bs * ndt, num_words]
+    penalties = (frequency_penalty, presence_penalty, repetition_penalty, min_new_tokens, stop_token_ids, biases)
+    params = SamplingBatchInfo(*penalties, temperature, top_k, top_p, min_p)
+    links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    tree_mask = _mask_of(*links[1:])
+    probs = process_logits(logits, output_counts, output_lens, candidates, tree_mask, params, law, masks)
+    coins, laws = (uniform_samples, uniform_final), probs.view(bs, ndt, -1)
+    verified = verify_tree_target_only(candidates, *links, *coins, laws, threshold_single, threshold_acc, num_steps)
+    return _step(verified, seq_lens, out_cache_loc)
+
+
+def _step(verified: Verified, seq_lens: Tensor, out_cache_loc: Tensor) -> VerifiedStep:
+    """What follows a walk."""
+    predicts, accept_index, accept_token_num = verified
+    bs, width = accept_index.shape
     accept_lens = accept_token_num + 1
     new_seq_lens, bonus_tokens = verify_commit_outputs(predicts, accept_index, accept_lens, seq_lens)
     accepted = accept_index >= 0  # [bs, num_steps + 1]
-    depth = torch.arange(num_steps + 1, device=candidates.device)  # [num_steps + 1]
-    front = torch.arange(bs, device=candidates.device)[:, None] * ndt + depth  # [bs, num_steps + 1]
+    first_node = torch.arange(bs, device=predicts.device)[:, None] * (predicts.shape[0] // max(bs, 1))
+    front = first_node + torch.arange(width, device=predicts.device)  # [bs, num_steps + 1]
     nothing = out_cache_loc.new_zeros(())
-    return GreedyStep(
+    return VerifiedStep(
         predicts=predicts,
         accept_index=accept_index,
         accept_lens=accept_lens,
@@ -86,6 +162,20 @@ def verify_logits_greedy(
     )
 
 
+def _mask_of(next_token: Tensor, next_sibling: Tensor) -> Tensor:
+    """The mask [bs, ndt, ndt] of trees that are given as links to later nodes."""
+    bs, ndt = next_token.shape
+    request = torch.arange(bs, device=next_token.device)  # [bs]
+    parent = next_token.new_zeros(bs, ndt + 1)  # the last column is written to where there is no link
+    mask = torch.eye(ndt, dtype=torch.bool, device=next_token.device).repeat(bs, 1, 1)
+    mask[:, :, 0] = True
+    for node in range(ndt):
+        parent[request, next_token[:, node]] = node
+        parent[request, next_sibling[:, node]] = parent[:, node].clone()
+        mask[:, node] |= mask[request, parent[:, node]]
+    return mask
+
+
 def _check(logits: Tensor, candidates: Tensor, seq_lens: Tensor, out_cache_loc: Tensor) -> None:
     bs, ndt = candidates.shape
     validation.require_tensor("logits", logits, logits.dtype, num_nodes=bs * ndt, vocab_size=None)
@@ -93,3 +183,11 @@ def _check(logits: Tensor, candidates: Tensor, seq_lens: Tensor, out_cache_loc: 
         raise ValueError(f"logits is {logits.dtype}; allowed: float32, float64, bfloat16, float16")
     validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=bs)
     validation.require_tensor("out_cache_loc", out_cache_loc, torch.int64, num_nodes=bs * ndt)
+
+
+def _check_rows(
+    name: str, rows_name: str, table: Tensor, rows: Tensor, count: int, width: int, dtype: torch.dtype
+) -> None:
+    validation.require_tensor(name, table, dtype, num_rows=None, width=width)
+    validation.require_tensor(rows_name, rows, torch.int32, rows=count)
+    validation.require_between(rows_name, rows, -1, table.shape[0] - 1)

@@ -19,7 +19,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from specsim.bench import differential, kernel_table, simulator, verify_logits_greedy, verify_tree_greedy
+from specsim.bench import (
+    differential,
+    kernel_table,
+    simulator,
+    verify_logits_greedy,
+    verify_logits_sampled,
+    verify_tree_greedy,
+)
 from specsim.bench.environment import environment
 from specsim.bench.measure import Benchmark, Peer, Timing, run_shape
 from specsim.errors import UsageError
@@ -32,7 +39,8 @@ __all__ = ["BENCHMARKS", "FORMAT", "OPERATIONS", "Benchmark", "Peer", "Timing", 
 FORMAT = "specsim.bench/1"
 
 OPERATIONS: dict[str, Benchmark] = {
-    benchmark.name: benchmark for benchmark in (verify_tree_greedy.BENCHMARK, verify_logits_greedy.BENCHMARK)
+    benchmark.name: benchmark
+    for benchmark in (verify_tree_greedy.BENCHMARK, verify_logits_greedy.BENCHMARK, verify_logits_sampled.BENCHMARK)
 }
 
 
@@ -52,6 +60,7 @@ def _run_operation(benchmark: Benchmark, device: str, rounds: int | None, _full:
 # gives entries of "benchmarks".
 BENCHMARKS: dict[str, Callable[[str, int | None, bool], list[dict[str, Any]]]] = {
     **{name: partial(_run_operation, benchmark) for name, benchmark in OPERATIONS.items()},
+    verify_logits_sampled.NAME: verify_logits_sampled.run,
     simulator.NAME: simulator.run,
     differential.NAME: differential.run,
     kernel_table.NAME: kernel_table.run,

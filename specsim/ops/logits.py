@@ -53,7 +53,7 @@ from specsim.reference.logits import (
     top_p_renorm_probs,
 )
 
-__all__ = ["OPS"]
+__all__ = ["OPS", "Numbers", "make_penalties"]
 
 VOCAB_SIZES = (4, 31, 32, 33, 63, 64, 65, 4097)
 ROW_ELEMENTS_MAX = 40_000  # a case with a large vocabulary has few nodes
@@ -82,7 +82,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
+class Numbers:
     """The named numbers of a case. `draw(what, bound, columns)` gives [bs, columns] int64, 0 to `bound` - 1."""
 
     draw: Callable[[str, int, int], Tensor]
@@ -93,7 +93,7 @@ class _Numbers:
         return self.draw(what, bound, 1)
 
 
-Make = Callable[[_Numbers, dict[str, int]], dict[str, Tensor]]
+Make = Callable[[Numbers, dict[str, int]], dict[str, Tensor]]
 
 
 def _generators(
@@ -117,7 +117,7 @@ def _generators(
         def parents() -> Tensor:
             return torch.tensor([draw_tree(chooser, shape).parents for _ in range(shape.bs)])
 
-        return _complete(sizes, make(_Numbers(draw, parents), sizes))
+        return _complete(sizes, make(Numbers(draw, parents), sizes))
 
     def draw_bulk_shape(chooser: Chooser) -> dict[str, int]:
         shape = draw_batch_shape(chooser)
@@ -125,7 +125,7 @@ def _generators(
 
     def make_bulk(ids: Tensor, shape: Sizes) -> Case:
         sizes = {**shape, "bs": ids.shape[0]}
-        numbers = _Numbers(
+        numbers = Numbers(
             draw=lambda what, bound, columns: counter.below(ids, what, bound, columns),
             parents=lambda: bulk.trees(ids, shape).parents,
         )
@@ -139,7 +139,7 @@ def _complete(sizes: dict[str, int], tensors: dict[str, Tensor]) -> Case:
     return Case(sizes, {name: tensor.contiguous() for name, tensor in tensors.items()})
 
 
-def _logits(numbers: _Numbers, sizes: Sizes) -> Tensor:
+def _logits(numbers: Numbers, sizes: Sizes) -> Tensor:
     """Rows [bs, ndt, V] float32 that rise in steps and start again, or are flat; some have -inf here and there."""
     start = numbers.draw("logit of token 0", LEVELS, sizes["num_draft_tokens"])  # [bs, ndt]
     step = numbers.requests("logits, from token to token", LEVELS)  # [bs, 1]
@@ -150,7 +150,7 @@ def _logits(numbers: _Numbers, sizes: Sizes) -> Tensor:
     return torch.where(hidden, -INFINITY, levels / 8)
 
 
-def _spread_tokens(numbers: _Numbers, sizes: Sizes, columns: int) -> Tensor:
+def _spread_tokens(numbers: Numbers, sizes: Sizes, columns: int) -> Tensor:
     """Tokens [bs, columns]: one token throughout, two or three in turn, or all different if the vocabulary has them."""
     vocab_size = sizes["vocab_size"]
     first = numbers.requests("first token", vocab_size)
@@ -159,7 +159,7 @@ def _spread_tokens(numbers: _Numbers, sizes: Sizes, columns: int) -> Tensor:
     return (first + torch.arange(columns, device=first.device) % spread) % vocab_size
 
 
-def _make_accumulate(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _make_accumulate(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
     width, vocab_size = sizes["num_steps"] + 1, sizes["vocab_size"]
     sizes["accept_width"] = width
     tokens = _spread_tokens(numbers, sizes, width)  # [bs, width]
@@ -176,7 +176,7 @@ def _make_accumulate(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tens
     }
 
 
-def _make_penalties(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def make_penalties(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
     ndt, vocab_size, num_steps = sizes["num_draft_tokens"], sizes["vocab_size"], sizes["num_steps"]
     sizes["num_stop_tokens"] = STOP_TOKENS
     parents = numbers.parents()  # [bs, ndt]
@@ -226,7 +226,7 @@ def _mask_of(parents: Tensor) -> Tensor:
     return mask
 
 
-def _make_bitmask(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _make_bitmask(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
     ndt, vocab_size = sizes["num_draft_tokens"], sizes["vocab_size"]
     masked_nodes = max(0, ndt - sizes.pop("unmasked_nodes"))
     words = -(-vocab_size // WORD_BITS)
@@ -258,7 +258,7 @@ def _make_bitmask(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tensor]
     }
 
 
-def _make_argmax(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _make_argmax(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
     ndt, vocab_size = sizes["num_draft_tokens"], sizes["vocab_size"]
     logits = _logits(numbers, sizes)  # [bs, ndt, V]
     kind = numbers.draw("rows without order", 8, ndt)[:, :, None]  # [bs, ndt, 1]
@@ -276,7 +276,7 @@ def _make_argmax(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
     return {"logits": logits.flatten(0, 1)}
 
 
-def _make_softmax(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _make_softmax(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
     ndt, vocab_size = sizes["num_draft_tokens"], sizes["vocab_size"]
     logits = 4 * _logits(numbers, sizes)  # [bs, ndt, V]
     token = torch.arange(vocab_size, device=logits.device)
@@ -290,7 +290,7 @@ def _make_softmax(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tensor]
     return {"logits": logits.flatten(0, 1), "temperature": temperature.flatten()}
 
 
-def _weights(numbers: _Numbers, sizes: Sizes) -> Tensor:
+def _weights(numbers: Numbers, sizes: Sizes) -> Tensor:
     """Laws [bs, ndt, V] int64 in 64ths, turned so that the most probable token is anywhere."""
     ndt, vocab_size = sizes["num_draft_tokens"], sizes["vocab_size"]
     rows = [[*law, *[0] * vocab_size][:vocab_size] for law in LAWS]
@@ -303,7 +303,7 @@ def _weights(numbers: _Numbers, sizes: Sizes) -> Tensor:
     return torch.tensor(rows, device=kind.device)[kind].gather(2, (token - turn) % vocab_size)
 
 
-def _beside(numbers: _Numbers, sizes: Sizes, edges: Tensor) -> Tensor:
+def _beside(numbers: Numbers, sizes: Sizes, edges: Tensor) -> Tensor:
     """`edges` [bs, ndt], the float32 before, or the one after."""
     kind = numbers.draw("beside the edge", 3, sizes["num_draft_tokens"])
     edges = edges.to(torch.float32)
@@ -311,14 +311,14 @@ def _beside(numbers: _Numbers, sizes: Sizes, edges: Tensor) -> Tensor:
     return torch.nextafter(edges, towards)
 
 
-def _make_top_k(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _make_top_k(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
     weights, vocab_size = _weights(numbers, sizes), sizes["vocab_size"]
     kinds = torch.tensor((TOP_K_ALL, 1, 2, 3, 5, vocab_size - 1, vocab_size, vocab_size + 1), device=weights.device)
     top_k = kinds[numbers.draw("top_k", len(kinds), sizes["num_draft_tokens"])]  # [bs, ndt]
     return {"probs": (weights / 64).flatten(0, 1), "top_k": top_k.flatten().to(torch.int32)}
 
 
-def _make_top_p(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _make_top_p(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
     weights, ndt = _weights(numbers, sizes), sizes["num_draft_tokens"]
     sums = weights.sort(dim=2, descending=True).values.cumsum(2) / 64  # [bs, ndt, V]
     rank = numbers.draw("tokens that add up to p", 8, ndt).clamp(max=sizes["vocab_size"] - 1)
@@ -328,7 +328,7 @@ def _make_top_p(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
     return {"probs": (weights / 64).flatten(0, 1), "top_p": top_p.flatten()}
 
 
-def _make_min_p(numbers: _Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _make_min_p(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
     weights, ndt = _weights(numbers, sizes), sizes["num_draft_tokens"]
     ordered = weights.sort(dim=2, descending=True).values  # [bs, ndt, V]
     rank = numbers.draw("token at the edge", 8, ndt).clamp(max=sizes["vocab_size"] - 1)
@@ -352,7 +352,7 @@ _PROBS = _tensor("probs", _ROWS, torch.float32, "law after each node; sums to 1"
 _RENORM = _tensor("renorm_probs", _ROWS, torch.float32, "what is kept, divided by its sum; 0 elsewhere", Role.OUT)
 
 _generate_accumulate, _bulk_accumulate = _generators(_make_accumulate, {"law": (EXACT, RELAXED)})
-_generate_penalties, _bulk_penalties = _generators(_make_penalties, {"law": (EXACT, RELAXED)})
+_generate_penalties, _bulk_penalties = _generators(make_penalties, {"law": (EXACT, RELAXED)})
 _generate_bitmask, _bulk_bitmask = _generators(_make_bitmask, {"unmasked_nodes": (0, 1, 3, 64)})
 _generate_argmax, _bulk_argmax = _generators(_make_argmax, {"nan_policy": (NAN_HIGHEST, NAN_LOWEST)})
 _generate_softmax, _bulk_softmax = _generators(_make_softmax)

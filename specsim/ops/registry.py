@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from specsim.ops import accepted, cache_locs, drafting, kv, logits, multi_layer, sampling, tree, verify, verify_logits
+from specsim.ops import (
+    accepted,
+    cache_locs,
+    drafting,
+    kv,
+    logits,
+    multi_layer,
+    sampling,
+    tree,
+    verify,
+    verify_logits,
+    verify_logits_sampled,
+)
 from specsim.ops.contract import Implementation, Op
 
-_FAMILIES = (cache_locs, tree, verify, accepted, drafting, logits, sampling, kv, multi_layer, verify_logits)
+_FAMILIES = (
+    *(cache_locs, tree, verify, accepted, drafting, logits, sampling, kv, multi_layer),
+    *(verify_logits, verify_logits_sampled),
+)
 OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 
 # The reference and its slow twins as providers: `specsim check specsim.ops.registry:REFERENCE`.

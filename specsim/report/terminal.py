@@ -430,5 +430,9 @@ def print_bench(results: dict[str, Any]) -> None:
             if peer.get("not_run"):
                 table.add_row(peer["name"], "not run", escape(peer["not_run"]))
             else:
-                table.add_row(f"{peer['name']} ({peer['timing']})", f"{peer['median']:,.1f}", f"{peer['ratio']:.2f}")
+                table.add_row(
+                    f"{peer['name']} ({peer['timing']})",
+                    f"{peer['median']:,.1f}",
+                    "-" if peer["ratio"] is None else f"{peer['ratio']:.2f}",
+                )
         console.print(table)
