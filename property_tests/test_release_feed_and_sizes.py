@@ -1,8 +1,9 @@
-"""What releases feed their penalizers, and how large they make their pools, by their own functions."""
+"""What releases feed their penalizers and how large they make their pools: their own functions, in the simulation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ from specsim.targets.source import SourceTree
 
 Release = Callable[[str], SourceTree]
 
-NEWEST = "0.5.13"
+NEWEST = (Path(__file__).parents[1] / "fixtures" / "releases.txt").read_text().split()[-1]
 RUNNER = "srt/model_executor/model_runner_kv_cache_mixin.py"
 CONFIGURATOR = "srt/model_executor/pool_configurator.py"
 

@@ -4,7 +4,9 @@ launch's rows, so that a wrong one is found.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -30,7 +32,10 @@ def short_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounting, "_REHEARSALS", 8)
 
 
-OLDEST, NEWEST = "0.5.10.post1", "0.5.13"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+RELEASES = list(json.loads((FIXTURES / "accounting.expected.json").read_text()))
+OLDEST, LATEST = RELEASES[0], RELEASES[-1]
+NEWEST = (FIXTURES / "releases.txt").read_text().split()[-1]  # of those that every test run has
 V2 = "srt/speculative/eagle_info_v2.py"
 
 
@@ -86,7 +91,7 @@ def test_more_slots_than_there_is_room_for_are_an_error_of_the_function(release:
     assert set(found(SglangHostTarget(wider, wheel_cache), 10)) == {f"accounting:X1:{VERIFY}"}
 
 
-@pytest.mark.parametrize("version", ["0.5.13", "0.5.16", "0.5.20", "0.5.23"])
+@pytest.mark.parametrize("version", RELEASES[RELEASES.index(NEWEST) :: 4])
 def test_drafts_and_verifications_of_a_release_are_where_their_rows_say(
     version: str, release: Release, wheel_cache: Cache
 ) -> None:
@@ -101,9 +106,9 @@ def test_drafts_and_verifications_of_a_release_are_where_their_rows_say(
 def test_the_verification_of_a_chain_writes_the_window_that_its_draft_has_read(
     release: Release, wheel_cache: Cache
 ) -> None:
-    """From 0.5.23 on the worker hands it on: a draft that reads from a late column shows in both."""
+    """The worker of the latest releases hands it on: a window that is too narrow shows where it is taken up."""
     path = "srt/speculative/eagle_worker_common.py"
-    late = edited(release("0.5.23"), path, "window_cols = num_draft_tokens if", "window_cols = num_steps if")
+    late = edited(release(LATEST), path, "window_cols = num_draft_tokens if", "window_cols = num_steps if")
     assert set(found(SglangHostTarget(late, wheel_cache), 40)) == {"accounting:I45:verify locations"}
 
 

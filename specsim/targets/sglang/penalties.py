@@ -475,7 +475,12 @@ def _remake(lifter: Lifter) -> tuple[str, str]:
 
 
 def knows_outputs(lifter: Lifter) -> bool:
-    """Whether penalizers that are made for a request count the outputs that it has, as it does after a retraction."""
+    """Whether penalizers that are made for a request count the outputs that it has, as it does after a retraction; or
+    its prefill feeds them itself, whatever it feeds.
+    """
+    prefill = find_function(lifter.module(_SCHEDULE_BATCH), "ScheduleBatch.prepare_for_extend")
+    if {_CUMULATE, _FEEDER} & {node.attr for node in ast.walk(prefill) if isinstance(node, ast.Attribute)}:
+        return True
     info = _Release(lifter).info([_request([0], [1, 2], frequency_penalty=1.0)], Fields(batch_size=lambda: 1))
     info.update_penalties()
     counts = info.acc_additive_penalties
