@@ -103,6 +103,17 @@ def test_a_defect_of_the_radix_cache_is_found(planted: str, release: Release, wh
     assert rule in {signature.split(":")[1] for signature in found}
 
 
+@pytest.mark.skipif(not IS_NIGHTLY, reason="the nightly profile does it")
+def test_a_session_that_forgets_what_was_said_is_found(release: Release, wheel_cache: Cache) -> None:
+    path = next(path for path, _ in names.SESSION_CLASSES if release(NEWEST).exists(path))
+    text = release(NEWEST).read(path)
+    said = "last_req.output_ids[: last_req.sampling_params.max_new_tokens]"
+    assert said in text
+    source = MadeUpSource({path: text.replace(said, "last_req.output_ids[:0]")}, base=release(NEWEST))
+    found = findings(SglangHostTarget(source, wheel_cache), 60).keys()
+    assert "accounting:I53:session controller" in found - EXPECTED[NEWEST]["findings"].keys()
+
+
 class Pool:
     """An allocator whose free list is what a test says."""
 

@@ -346,46 +346,27 @@ class _Lifting:
         self._result.make_tree = partial(tree, no_match=no_match)
 
     def _slots(self, part: str) -> None:
-        """An allocator. What it launches to extend requests is chosen by the configuration of a run."""
-        places = names.SLOT_ALLOCATORS[part]
-        found = [place for place in places if self._defines(*place)]
-        if not found:
-            raise DriftError(f"not found: {' or '.join(f'{name} in {path}' for path, name in places)}")
-        path, name = found[0]
-        if part == "paged allocator":
-            self._given["alloc_extend_kernel"] = memory.ExtendLaunch(self._extend(path))
-        lifted = self._lifter.lift_method(path, name, self._given)
-        self._note(part, path, lifted, find_definitions(self._lifter.module(path), name)[-1])
-        self._result.slot_types[part] = memory.watched(lifted.value, partial(self._counted, part))
+        released = memory.lift_slots(
+            self._lifter, part, self._given, self._result.current, partial(self._counted, part)
+        )
+        self._note_class(part, released.path, released.lifted)
+        self._result.slot_types[part] = released.slots
+
+    def _note_class(self, part: str, path: str, lifted: LiftedFunction) -> None:
+        self._note(part, path, lifted, find_definitions(self._lifter.module(path), lifted.name)[-1])
 
     def _controller(self) -> None:
         sessions = lift_session(self._lifter, self._given, partial(self._counted, session_classes.PART))
-        node = find_definitions(self._lifter.module(sessions.path), sessions.lifted.name)[-1]
-        self._note(session_classes.PART, sessions.path, sessions.lifted, node)
+        self._note_class(session_classes.PART, sessions.path, sessions.lifted)
         self._result.sessions = sessions
 
     def _radix(self) -> None:
         path, class_name = names.RADIX_CACHE
         radix = lift_radix(self._lifter, self._given, self._counted)
-        module = self._lifter.module(path)
-        self._note("radix cache", path, radix.lifted, find_definitions(module, class_name)[-1])
+        self._note_class("radix cache", path, radix.lifted)
         for part, method in names.TREE_ENTRIES.items():
-            name = f"{class_name}.{method}"
-            self._note(part, path, self._lifter.look(path, name), find_definitions(module, name)[-1])
+            self._note_class(part, path, self._lifter.look(path, f"{class_name}.{method}"))
         self._result.radix = radix
-
-    def _extend(self, path: str) -> Callable[[], memory.Extend]:
-        """What an allocator's launches run: the function in PyTorch beside it, or the kernel where that can run."""
-        in_torch = self._lifter.lift_method(path, names.EXTEND_IN_TORCH, self._given)
-        if in_torch.parameters != names.EXTEND_IN_TORCH_PARAMETERS:
-            raise DriftError(f"signature changed: {in_torch.where} {in_torch.name}({', '.join(in_torch.parameters)})")
-        on_cpu, current = memory.extending(None, in_torch.value), self._result.current
-        kernels = [place for place in names.EXTEND_KERNELS if self._defines(*place)]
-        kernel = self._lifter.lift(*kernels[0]).value if kernels else None
-        if type(kernel).__name__ != "InterpretedFunction":
-            return lambda: on_cpu
-        by_kernel = memory.extending(kernel, in_torch.value)
-        return lambda: by_kernel if memory.runs_kernel(current.config) else on_cpu
 
     def _sessions(self) -> None:
         for function in (names.NEXT_ROUND, names.SESSION_SAVE, names.SESSION_CLOSE):

@@ -11,13 +11,14 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from specsim.memory.allocator import Allocator, OutOfSlotsError, SlotWatcher
 from specsim.sim.accounting import HostFunctionError
 from specsim.sim.config import EngineConfig
+from specsim.targets.lift import DriftError, LiftedFunction, Lifter
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang.host_objects import StandInError
 
@@ -76,6 +77,50 @@ def extending(kernel: Any, in_torch: Callable[..., None]) -> Extend:
             in_torch(prefix_lens, seq_lens, last_loc, free_pages, out_indices, page_size, out_indices.device)
 
     return extend
+
+
+class ReleasedSlots(NamedTuple):
+    """An allocator of a release: where it is, and the class, which is `watched`."""
+
+    path: str
+    lifted: LiftedFunction
+    slots: Any
+
+
+def lift_slots(
+    lifter: Lifter,
+    part: str,
+    given: dict[str, Any],
+    current: Any,
+    counted: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> ReleasedSlots:
+    """Lift the allocator that is `part`. What it launches to extend requests is chosen by the configuration of the run,
+    `current.config`. `given` gets what the launches run.
+    """
+    places = names.SLOT_ALLOCATORS[part]
+    found = next((place for place in places if lifter.source.exists(place[0])), None)
+    if found is None:
+        raise DriftError(f"not found: {' or '.join(f'{name} in {path}' for path, name in places)}")
+    path, name = found
+    if part == "paged allocator":
+        given["alloc_extend_kernel"] = ExtendLaunch(_choose_extend(lifter, path, given, current))
+    lifted = lifter.lift_method(path, name, given)
+    return ReleasedSlots(path, lifted, watched(lifted.value, counted))
+
+
+def _choose_extend(lifter: Lifter, path: str, given: dict[str, Any], current: Any) -> Callable[[], Extend]:
+    """What the launches of a run go to: the function in PyTorch beside the allocator, or the kernel if it can run."""
+    in_torch = lifter.lift_method(path, names.EXTEND_IN_TORCH, given)
+    if in_torch.parameters != names.EXTEND_IN_TORCH_PARAMETERS:
+        raise DriftError(f"signature changed: {in_torch.where} {in_torch.name}({', '.join(in_torch.parameters)})")
+    on_cpu = extending(None, in_torch.value)
+    kernels = [place for place in names.EXTEND_KERNELS if lifter.source.exists(place[0])]
+    kernels = [place for place in kernels if place[1] in lifter.module(place[0]).definitions]
+    kernel = lifter.lift(*kernels[0]).value if kernels else None
+    if type(kernel).__name__ != "InterpretedFunction":
+        return lambda: on_cpu
+    by_kernel = extending(kernel, in_torch.value)
+    return lambda: by_kernel if runs_kernel(current.config) else on_cpu
 
 
 class Watch:
