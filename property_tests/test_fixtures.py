@@ -100,6 +100,10 @@ SHOWN = [
 ]
 
 
+# What is forgotten by a retraction shows when the request has been prefilled again and runs: (requests, events) then.
+SIZES = {"I59": (4, 24)}
+
+
 @pytest.mark.parametrize(("file", "target"), SHOWN, ids=[f"{file.stem} on {target}" for file, target in SHOWN])
 def test_a_schedule_is_as_small_on_every_release_that_shows_its_bug_as_is_promised_of_the_model(
     file: Path, target: str, release: Release, wheel_cache: Cache
@@ -110,10 +114,11 @@ def test_a_schedule_is_as_small_on_every_release_that_shows_its_bug_as_is_promis
     schedule = run_schedule(accounting, replayed(replay.tape), stop_at=replay.signature)
     assert schedule is not None
     assert schedule.violation(replay.signature)
-    assert len(schedule.scenario.workload.turns) <= REQUESTS_MAX
+    requests_max, events_max = SIZES.get(replay.rule, (REQUESTS_MAX, EVENTS_MAX))
+    assert len(schedule.scenario.workload.turns) <= requests_max
     log = schedule.run.log
     admitted = next(event.number for event in log if event.event == "admit")
-    assert len(log) - admitted <= EVENTS_MAX
+    assert len(log) - admitted <= events_max
 
 
 PROBES: dict[str, dict[str, Probe]] = {}  # of each release, lifted once

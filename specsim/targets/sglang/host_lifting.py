@@ -423,6 +423,8 @@ class _Lifting:
         path, name = self._place(names.PREPARE)
         prepare, part = self._node(names.PREPARE), names.PENALTY_FEED.part
         seam_part, batch = self._result.parts[part], self._result.batch_type
+        if batch is None:
+            raise _AlreadyGivenUpError(part)
         if names.PENALTY_FEED in self._places:
             own_path, own_name = self._place(names.PENALTY_FEED)
             class_name, _, feeder = own_name.partition(".")
