@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,23 @@ class MadeUpSource:
     def paths(self, under: str) -> list[str]:
         below = self._base.paths(under) if self._base else []
         return sorted({*below, *(path for path in self._files if path.startswith(under))})
+
+
+def edited(source: SourceTree, path: str, pattern: str, replacement: str, within: str = "") -> MadeUpSource:
+    """The tree with what `pattern` matches in a file replaced; `within`: only in the class or function of that name.
+    Patterns say names and what is around them, so that no line of an engine stands in a test.
+    """
+    text = source.read(path)
+    before, body, after = "", text, ""
+    if within:
+        found = re.search(rf"^( *)(?:def|class) {within}\b", text, re.MULTILINE)
+        assert found is not None, f"{within} is not in {path}"
+        end = re.search(rf"\n {{0,{len(found[1])}}}[^ \n)]", text[found.end() :])
+        stop = found.end() + end.start() if end else len(text)
+        before, body, after = text[: found.end()], text[found.end() : stop], text[stop:]
+    becomes, count = re.subn(pattern, replacement, body)
+    assert count, f"{pattern} is not in {within or path}"
+    return MadeUpSource({path: before + becomes + after}, base=source, label=source.label)
 
 
 def cache_in(folder: Path) -> Cache:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from property_tests.made_up_sources import MadeUpSource
+from property_tests.made_up_sources import edited
 from specsim.check.laws import Laws
 from specsim.explore.chooser import seeded
 from specsim.sim.accounting import HostFunctionError
@@ -35,12 +35,6 @@ def short_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounting, "_REHEARSALS", 8)
 
 
-def edited(source: SourceTree, path: str, old: str, new: str) -> MadeUpSource:
-    text = source.read(path)
-    assert old in text
-    return MadeUpSource({path: text.replace(old, new)}, base=source)
-
-
 def found(target: SglangHostTarget, schedules: int, part: str) -> set[str]:
     """The signatures of a part."""
     signatures = set()
@@ -60,16 +54,15 @@ def found(target: SglangHostTarget, schedules: int, part: str) -> set[str]:
 
 
 def test_a_pool_that_is_larger_than_its_memory_is_found(release: Release, wheel_cache: Cache) -> None:
-    rounds_down = "max_total_num_tokens = max_total_num_tokens // page_size * page_size"
-    rounds_up = "max_total_num_tokens = -(-max_total_num_tokens // page_size) * page_size"
-    source = edited(release(NEWEST), CONFIGURATOR, rounds_down, rounds_up)
+    down, up = r"= (\w+) // page_size \* page_size", r"= -(-\1 // page_size) * page_size"
+    source = edited(release(NEWEST), CONFIGURATOR, down, up)
     assert found(SglangHostTarget(source, wheel_cache), 12, "pool size") == {"accounting:X6:pool size"}
 
 
 def test_rows_and_slots_are_those_that_the_release_makes(release: Release, wheel_cache: Cache) -> None:
     config = EngineConfig(page_size=4, pool_slots=96, rows=3)
-    least = edited(release(NEWEST), RUNNER, "min(max_num_reqs // self.dp_size, estimated)", "2")
-    half = edited(least, CONFIGURATOR, "available_bytes // self._cell_size", "available_bytes // self._cell_size // 2")
+    least = edited(release(NEWEST), RUNNER, r"min\(\w+ // self\.dp_size, \w+\)", "2")
+    half = edited(least, CONFIGURATOR, r"(available_bytes // [\w.]+)", r"\1 // 2")
     assert memory_of(SglangHostTarget(release(NEWEST), wheel_cache), config) == (96, 3)
     assert memory_of(SglangHostTarget(half, wheel_cache), config) == (48, 2)
 
@@ -121,8 +114,8 @@ def test_where_the_relaxed_law_is_on_the_device_goes_by_what_the_release_feeds(
     source = edited(
         release(NEWEST),
         "srt/speculative/eagle_info_v2.py",
-        "batch.sampling_info.penalizer_orchestrator.cumulate_output_tokens(\n                output_ids\n            )",
-        "[batch.sampling_info.penalizer_orchestrator.cumulate_output_tokens(output_ids) for _ in range(9)]",
+        r"([\w.]+\.cumulate_output_tokens\([^)]*\))",
+        r"[\1 for _ in range(9)]",
     )
     assert found(SglangHostTarget(source, wheel_cache), 150, "penalties") == {"accounting:I58:penalties"}
 
@@ -133,7 +126,7 @@ def test_whether_penalizers_of_a_prefill_know_the_outputs_before_is_seen(release
     knowing = edited(
         source,
         "srt/sampling/sampling_batch_info.py",
-        "ret.adjusted_from_schedule_batch(batch, vocab_size)",
+        r"ret\.adjusted_from_schedule_batch\([^)]*\)",
         "[penalizer_orchestrator.cumulate_output_tokens(torch.tensor(t)) for t in zip(*(r.output_ids for r in reqs))]",
     )
     assert knows_outputs(Lifter(knowing, wheel_cache, {}))

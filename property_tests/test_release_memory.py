@@ -10,7 +10,7 @@ import os
 import pytest
 import torch
 
-from property_tests.made_up_sources import MadeUpSource
+from property_tests.made_up_sources import edited
 from property_tests.test_release_accounting import EXPECTED, NEWEST, Release, findings
 from specsim.check.ledger import SlotLedger
 from specsim.sim.accounting import HostFunctionError
@@ -20,6 +20,7 @@ from specsim.targets.cache import Cache
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang.accounting import SglangHostTarget
 from specsim.targets.sglang.memory_classes import KERNEL_SHARE, Watch, runs_kernel
+from specsim.targets.source import SourceTree
 
 IS_NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 TOKEN, PAGED = "token allocator", "paged allocator"
@@ -31,15 +32,15 @@ def place_of(release: Release, part: str) -> tuple[str, str]:
     return next(place for place in names.SLOT_ALLOCATORS[part] if source.exists(place[0]))
 
 
-# What is put into the two allocators: text of their classes, what becomes of it, and the rule that it breaks.
+# What is put into the two allocators: a pattern of their classes, what becomes of it, and the rule that it breaks.
 PLANTED = {
     "what is handed out stays free": (
-        ("self.free_pages[need_size:]", "self.free_pages[need_size - 1 :]", "I16"),
-        ("self.free_pages[num_new_pages:]", "self.free_pages[num_new_pages // 2 :]", "I16"),
+        (r"(\.free_pages\[need_size)(?=:\])", r"\1 - 1 ", "I16"),
+        (r"(\.free_pages\[num_new_pages)(?=:\])", r"\1 // 2 ", "I16"),
     ),
     "what is given back is lost, or free twice": (
-        ("torch.cat((self.free_pages, free_index))", "torch.cat((self.free_pages, free_index[1:]))", "I13"),
-        ("torch.unique(free_index // self.page_size)", "free_index // self.page_size", "I16"),
+        (r"(cat\(\(self\.free_pages, free_index)", r"\1[1:]", "I13"),
+        (r"torch\.unique(\(free_index)", r"\1", "I16"),
     ),
 }
 
@@ -47,22 +48,17 @@ PLANTED = {
 @pytest.mark.parametrize("planted", list(PLANTED) if IS_NIGHTLY else list(PLANTED)[:1])
 def test_a_defect_of_an_allocator_is_found_there(planted: str, release: Release, wheel_cache: Cache) -> None:
     edits = dict(zip((TOKEN, PAGED), PLANTED[planted], strict=True))
-    texts: dict[str, str] = {}
-    for part, (was, becomes, _) in edits.items():
+    source: SourceTree = release(NEWEST)
+    for part, (pattern, becomes, _) in edits.items():
         path, name = place_of(release, part)
-        before, text = texts.get(path, release(NEWEST).read(path)).split(f"class {name}(")
-        assert was in text
-        texts[path] = f"{before}class {name}({text.replace(was, becomes)}"
-    target = SglangHostTarget(MadeUpSource(texts, base=release(NEWEST)), wheel_cache)
-    found = findings(target, 25).keys() - EXPECTED[NEWEST]["findings"].keys()
+        source = edited(source, path, pattern, becomes, within=name)
+    found = findings(SglangHostTarget(source, wheel_cache), 25).keys() - EXPECTED[NEWEST]["findings"].keys()
     assert found == {f"accounting:{rule}:{part}" for part, (_, _, rule) in edits.items()}
 
 
 def test_an_allocator_that_is_gone_is_not_run_and_the_model_has_its_place(release: Release, wheel_cache: Cache) -> None:
     path, _ = place_of(release, PAGED)
-    source = MadeUpSource(
-        {path: release(NEWEST).read(path).replace("def alloc_extend_naive", "def gone")}, base=release(NEWEST)
-    )
+    source = edited(release(NEWEST), path, "def alloc_extend_naive", "def gone")
     target = SglangHostTarget(source, wheel_cache)
     parts = {part.name: part for part in target.parts}
     assert (parts[PAGED].kind, parts[TOKEN].kind, target.missing) == ("not run", "real", [])
@@ -70,35 +66,21 @@ def test_an_allocator_that_is_gone_is_not_run_and_the_model_has_its_place(releas
     assert findings(target, 25).keys() <= EXPECTED[NEWEST]["findings"].keys()
 
 
-# What is put into the radix cache, by method: text of it, what becomes of it, and a rule that it breaks.
+# What is put into the radix cache: the method, a pattern of it, what becomes of it, and a rule that it breaks.
 IN_THE_TREE = {
-    "a lock stays": ("cache_finished_req", "self.dec_lock_ref(req.last_node)", "pass", "I30"),
-    "a locked leaf is evicted": (
-        "_update_leaf_status",
-        "if node.evicted or node.lock_ref > 0:",
-        "if node.evicted:",
-        "I26",
-    ),
-    "what the tree had is not freed": (
-        "cache_finished_req",
-        "free(\n                kv_indices[",
-        "free(\n                kv_indices[:0][",
-        "I13",
-    ),
-    "a page in part is inserted": ("cache_finished_req", ".page_aligned(self.page_size)", "", "I14"),
-    "one size is not counted": ("_insert_helper", "self.evictable_size_ += len(key)", "pass", "I26"),
+    "a lock stays": ("cache_finished_req", r"self\.dec_lock_ref\([\w.]+\)", "pass", "I30"),
+    "a locked leaf is evicted": ("_update_leaf_status", r" or node\.lock_ref > 0", "", "I26"),
+    "what the tree had is not freed": ("cache_finished_req", r"(free\(\s*kv_indices\[)", r"\1:0][", "I13"),
+    "a page in part is inserted": ("cache_finished_req", r"\.page_aligned\([\w.]+\)", "", "I14"),
+    "one size is not counted": ("_insert_helper", r"self\.evictable_size_ \+=.*", "pass", "I26"),
 }
 
 
 @pytest.mark.parametrize("planted", list(IN_THE_TREE) if IS_NIGHTLY else list(IN_THE_TREE)[:1])
 def test_a_defect_of_the_radix_cache_is_found(planted: str, release: Release, wheel_cache: Cache) -> None:
-    method, was, becomes, rule = IN_THE_TREE[planted]
+    method, pattern, becomes, rule = IN_THE_TREE[planted]
     path, _ = names.RADIX_CACHE
-    before, text = release(NEWEST).read(path).split(f"    def {method}(", 1)
-    body, end, after = text.partition("\n    def ")
-    assert was in body
-    edited = f"{before}    def {method}({body.replace(was, becomes)}{end}{after}"
-    target = SglangHostTarget(MadeUpSource({path: edited}, base=release(NEWEST)), wheel_cache)
+    target = SglangHostTarget(edited(release(NEWEST), path, pattern, becomes, within=method), wheel_cache)
     found = findings(target, 400 if IS_NIGHTLY else 30).keys() - EXPECTED[NEWEST]["findings"].keys()
     assert rule in {signature.split(":")[1] for signature in found}
 
@@ -106,10 +88,7 @@ def test_a_defect_of_the_radix_cache_is_found(planted: str, release: Release, wh
 @pytest.mark.skipif(not IS_NIGHTLY, reason="the nightly profile does it")
 def test_a_session_that_forgets_what_was_said_is_found(release: Release, wheel_cache: Cache) -> None:
     path = next(path for path, _ in names.SESSION_CLASSES if release(NEWEST).exists(path))
-    text = release(NEWEST).read(path)
-    said = "last_req.output_ids[: last_req.sampling_params.max_new_tokens]"
-    assert said in text
-    source = MadeUpSource({path: text.replace(said, "last_req.output_ids[:0]")}, base=release(NEWEST))
+    source = edited(release(NEWEST), path, r"(last_req\.output_ids)\[[^\]]*\]", r"\1[:0]")
     found = findings(SglangHostTarget(source, wheel_cache), 60).keys()
     assert "accounting:I53:session controller" in found - EXPECTED[NEWEST]["findings"].keys()
 
