@@ -236,11 +236,17 @@ def test_no_width_scrolls_sideways_and_pictures_can_be_taken(opened: Open, tmp_p
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         page.evaluate(f"document.querySelector('{'#player' if width < 700 else 'header'}').scrollIntoView()")
+        page.evaluate("new Promise(requestAnimationFrame)")
         for scheme in SCHEMES:
             page.emulate_media(color_scheme=scheme)
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert (ground == "rgb(14, 18, 24)") == (scheme == "dark")
+            assert page.locator(".pill.now.violation").count() == 1  # the event stays in view
+            assert page.evaluate("(t => t.scrollLeft + t.clientWidth)(document.querySelector('.track'))") <= max(
+                page.evaluate("document.querySelector('.extent').offsetWidth"),
+                page.evaluate("document.querySelector('.track').clientWidth"),
+            )
             picture = page.screenshot()
             assert len(picture) > 10_000
             if (width, scheme) in PICTURES:

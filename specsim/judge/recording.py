@@ -13,6 +13,10 @@ An owner is a request, "session NAME", "tree"; "freed" for a slot of an open fre
 nobody's hands and not free, "" for a free one. What a slot holds is named by the sequence whose fingerprint it is:
 "r0@4" is the KV of request r0 up to its position 4, "draft 2 of r0" that of a node which was not accepted.
 
+A draft tree has its request `rid`, the position `start` of its root, of each node `parents` (-1 for the root's),
+`tokens`, what the target says next (`targets`), `positions`, `masks` (a text of 0 and 1, a character for each node) and
+how many positions of the prefix it reads (`reads_prefix`), the accepted `path`, the `bonus` token and its `slots`.
+
 The state of an event is what holds when the next one begins. Most events are logged when they have happened; some when
 they begin (`_BEGINS`), and the state of those is taken at the next call into the accounting that is another event's.
 Nothing of this touches a choice: the digest is that of a run without it.

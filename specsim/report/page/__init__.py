@@ -24,8 +24,9 @@ A schedule also has
     launches             name -> {kind, requests}
     pool_slots, page_size, row_width, rows
 
-and a case has `tensors`, [{name, role, shape, first, width, values, expected, defined, differs, note}, ...]: rows and
-columns of a window that holds the first difference.
+and a case has `tensors`, [{name, role, shape, indices, first, values, expected, defined, differs, count, note}, ...]:
+rows, by their leading `indices`, and columns from `first` on, of a window that holds the first difference; `role` is
+"input", "output" or "expected" (of an implementation that raised), `count` how many elements differ in all.
 
 Texts are as a reader may see them: control characters, invisible ones and halves of surrogate pairs are spelled out,
 integers that JavaScript would round and floats that JSON lacks are texts.

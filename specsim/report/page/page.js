@@ -157,6 +157,8 @@
   const trees = h("div", { class: "trees" });
   const treePanel = panel("Draft trees", "wide", trees);
   const lists = h("dl", { class: "pairs" });
+  const hasMany = P.requests.length > 3;
+  const queues = panel("Queues and free lists", hasMany ? "late" : "", lists);
   const changePanel = panel("What this event changed", "changepanel", brokenHere, changes);
   const player = byId("player");
   player.append(
@@ -165,12 +167,13 @@
       h("div", { class: "left" },
         changePanel,
         panel(`Events, ${P.events.length}`, "late", eventList,
-          h("p", { class: "keyhelp" }, ...keyHelp()))),
+          h("p", { class: "keyhelp" }, ...keyHelp())),
+        hasMany ? queues : null),
       h("div", { class: "right" },
         panel("KV slots", "wide", legend(), slotGrid, slotSaid, slotNote),
         panel("Rows of req_to_token", "wide", rulers),
-        panel("Requests", P.requests.length > 3 ? "wide" : "", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Request fields" }, fields)),
-        panel("Queues and free lists", P.requests.length > 3 ? "wide" : "", lists),
+        panel("Requests", hasMany ? "wide" : "", h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Request fields" }, fields)),
+        hasMany ? null : queues,
         treePanel)));
   player.hidden = false;
 
@@ -529,9 +532,11 @@
     let asked = false;
     const soon = () => { if (!asked) { asked = true; requestAnimationFrame(() => { asked = false; draw(); }); } };
     track.addEventListener("scroll", soon);
-    addEventListener("resize", soon);
+    addEventListener("resize", () => drawTimeline());
     svg.addEventListener("click", (event) => select(Math.floor((event.clientX - svg.getBoundingClientRect().left + track.scrollLeft) / COL)));
     drawTimeline = () => {
+      svg.setAttribute("width", 0); // what is drawn shall not be what can be scrolled to
+      svg.style.setProperty("left", "0");
       measure();
       const left = now * COL;
       if (left < track.scrollLeft + COL || left + 2 * COL > track.scrollLeft + track.clientWidth)
