@@ -29,12 +29,12 @@ FILE = Path(__file__).with_name("known_functions.json")
 
 # Where a maintainer adds what is missing, by tier.
 _TABLES = {
-    "ops": "the tables KERNELS and CALLERS of specsim/targets/sglang/names.py",
+    "ops": "the tables KERNELS and CALLERS of specsim/targets/sglang/operations",
     "accounting": "the table HOST_FUNCTIONS of specsim/targets/sglang/host_names.py",
     "workers": "the tables at the top of specsim/targets/sglang/multi_layer.py and penalties.py",
 }
 _STAND_INS = {
-    "ops": "specsim/targets/sglang/names.py",
+    "ops": "specsim/targets/sglang/operations",
     "accounting": "specsim/targets/sglang/host_objects.py",
     "workers": "specsim/targets/sglang/multi_layer.py or penalties.py",
 }

@@ -15,7 +15,7 @@ from specsim.ops.registry import OPS
 from specsim.targets.callsite import CallSite, Capture, find_call
 from specsim.targets.lift import DriftError, LiftedFunction, Lifter, TextStore
 from specsim.targets.sglang.guards import Guards, read_guards
-from specsim.targets.sglang.names import CALLERS, CUDA_ONLY, KERNELS, CallerNames, KernelNames
+from specsim.targets.sglang.operations import CALLERS, CUDA_ONLY, KERNELS, CallerNames, KernelNames
 from specsim.targets.source import SourceTree
 from specsim.verdict import NotRun
 

@@ -1,0 +1,22 @@
+"""Where SGLang keeps each operation, under which names, and how it launches it.
+
+One table for all releases and checkouts: an operation is looked for in the files and under the names that it had,
+newest first, and is taken only when its parameters are among those known here; anything else is reported as drift. The
+renames, with the release that made them: fill_new_verified_id -> fill_bonus_tokens (0.5.12), its stride argument
+num_draft_tokens -> accept_stride (0.5.13), assign_draft_cache_locs_page_size_1 -> assign_draft_cache_locs_contiguous
+(0.5.13), accept_length -> accept_lens in the workers (0.5.11); the kernels moved to speculative/triton_ops in 0.5.13.
+"""
+
+from specsim.targets.sglang.operations import cache_locs, verify
+from specsim.targets.sglang.operations.names import CallerNames, KernelNames
+
+KERNELS: tuple[KernelNames, ...] = (*cache_locs.KERNELS, *verify.KERNELS)
+CALLERS: tuple[CallerNames, ...] = (*cache_locs.CALLERS, *verify.CALLERS)
+
+# Operations that these releases have only as CUDA code of a compiled extension.
+CUDA_ONLY = {
+    "build_tree": "sgl_kernel.build_tree_kernel_efficient",
+    "verify_tree_greedy": "sgl_kernel.verify_tree_greedy",
+}
+
+__all__ = ["CALLERS", "CUDA_ONLY", "KERNELS", "CallerNames", "KernelNames"]
