@@ -130,6 +130,11 @@ def test_a_shape_without_a_case_has_a_row_that_says_why(monkeypatch: pytest.Monk
     assert ours["not_run"] == "there is no case: OutOfMemoryError: too large"
 
 
+def test_rows_that_a_budget_does_not_reach_say_so() -> None:
+    (ours,) = kernel_table.run("cpu", 1, only=["row_argmax"], targets=[], budget_seconds=0)[-1]["peers"]
+    assert ours["not_run"] == "there is no case: TimeoutError: --budget-seconds were over before it"
+
+
 def test_a_name_that_is_no_operation_is_refused() -> None:
     with pytest.raises(UsageError, match="--only 'walk' is no operation or family"):
         kernel_table.run("cpu", 1, only=["walk"], targets=[])

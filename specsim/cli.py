@@ -517,6 +517,9 @@ def bench(
     only: Annotated[list[str] | None, typer.Option("--only", help="Of kernels: an operation or family.")] = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
+    budget_seconds: Annotated[
+        float | None, typer.Option("--budget-seconds", help="Of kernels: end after them.")
+    ] = None,
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
 
@@ -529,12 +532,12 @@ def bench(
 
     one_of("--device", device, ("auto", "cpu", "cuda"))
     one_of("NAME", name, tuple(BENCHMARKS))
-    for option, value in (("--only", only), ("--peer", peer)):
+    for option, value in (("--only", only), ("--peer", peer), ("--budget-seconds", budget_seconds)):
         if value and name != "kernels":
             raise UsageError(f"{option} without kernels", f"it is an option of specsim bench kernels {option} ...")
     chosen = choose_device(device)
     names = [name] if name else [each for each in BENCHMARKS if each != "kernels" or chosen == "cuda"]
-    results = run(names, chosen, rounds, full, only or (), peer)
+    results = run(names, chosen, rounds, full, only or (), peer, budget_seconds)
     if json_file is not None:
         write_json(json_file, results)
     print_bench(results)

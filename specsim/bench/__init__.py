@@ -74,15 +74,17 @@ def run(
     full: bool = False,
     only: Sequence[str] = (),
     targets: Sequence[str] | None = None,
+    budget_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Run the named benchmarks on `device` ("cpu" or "cuda"), with `rounds` timed calls a peer and shape
     instead of each benchmark's own number; with `full` also what takes many minutes. Of "kernels", `only` names
-    operations and families, and `targets` the releases and checkouts to compare with. Raises UsageError for a name
-    that none has.
+    operations and families, `targets` the releases and checkouts to compare with, and after `budget_seconds` it ends.
+    Raises UsageError for a name that none has.
     """
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise UsageError(f"there is no benchmark {unknown[0]!r}", f"name one of {', '.join(BENCHMARKS)}")
-    chosen = BENCHMARKS | {kernel_table.NAME: partial(kernel_table.run, only=only, targets=targets)}
+    kernels = partial(kernel_table.run, only=only, targets=targets, budget_seconds=budget_seconds)
+    chosen = BENCHMARKS | {kernel_table.NAME: kernels}
     results = [entry for name in names for entry in chosen[name](device, rounds, full)]
     return {"format": FORMAT, "environment": environment(), "benchmarks": results}

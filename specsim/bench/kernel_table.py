@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,14 +55,17 @@ def run(
     full: bool = False,
     only: Sequence[str] = (),
     targets: Sequence[str] | None = None,
+    budget_seconds: float | None = None,
 ) -> list[dict[str, Any]]:
     """Time everything, or `only` the operations and families that are named, beside the kernels of `targets` (as
     `lift_all` takes them). Returns the `benchmarks` entries of the result format: the ceilings, then one for each
-    kernel and shape, whose ratios are to specsim's: above 1 is slower than it.
+    kernel and shape, whose ratios are to specsim's: above 1 is slower than it. After `budget_seconds` the rows that are
+    left say that they were not run.
 
     Raises UsageError for a name that is no operation, fused launch or family.
     """
     chosen = _chosen(only)
+    ends = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
     if device == "cpu" and "triton" not in sys.modules:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     from specsim.bench.ceilings import measure_ceilings
@@ -72,6 +77,7 @@ def run(
     for name in chosen:
         for number, shape in enumerate(shapes(name, device, full)):
             try:
+                _require_time(ends)
                 entry = _entry(name, shape, device, repeats, ceilings, lifted, counts=number == 0)
             except Exception as error:  # out of memory, or the device is lost: the rows that there are count
                 entry = _no_entry(name, shape, error)
@@ -81,12 +87,18 @@ def run(
                 torch.cuda.empty_cache()
     for shape in verify_step.SHAPES[device] if not only or verify_step.OPTION in only else ():
         try:
+            _require_time(ends)
             entries.append(_step_entry(dict(shape), device, repeats, ceilings, lifted))
         except Exception as error:
             entries.append(_no_entry(verify_step.NAME, dict(shape), error))
     for entry in entries[:1]:
         entry["peers"] += [_peer(reason.what, None, not_run=reason.why) for reason in lifted.not_run]
     return entries
+
+
+def _require_time(ends: float) -> None:
+    if time.monotonic() > ends:
+        raise TimeoutError("--budget-seconds were over before it")
 
 
 def _chosen(only: Sequence[str]) -> list[str]:

@@ -1,10 +1,9 @@
 """SGLang's Triton kernels as peers of specsim's in a benchmark: launched as the engine launches them, on a case of the
 contract.
 
-A table for all releases, like `names`: an operation is looked for under the names and in the files that it had, and is
-taken only when its first parameters are those known here. Buffers that a kernel wants filled beforehand are filled in
-the call that is timed, for that is a launch that the engine makes; arguments that an engine has at hand are made before
-it.
+A table for all releases, like `operations`: an operation is looked for under the names and in the files that it had,
+and is taken only when its first parameters are those known here. Buffers that a kernel wants filled are filled in the
+call that is timed, for that is a launch that the engine makes; arguments that an engine has at hand are made before.
 
 Some shapes of a case are outside what a kernel can do: `accepts` says of which sizes it can.
 """
