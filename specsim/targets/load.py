@@ -54,6 +54,8 @@ def load_accounting(
     from specsim.targets.sglang.accounting import SglangHostTarget
     from specsim.targets.source import open_source
 
+    # Whatever its memory launches runs on a CPU; another tier has a process of its own.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
     host = SglangHostTarget(open_source(target, cache), cache, on_rehearsal)
     return NotRun("accounting", f"it needs {', '.join(host.missing)}") if host.missing else host
 
