@@ -56,7 +56,7 @@ from specsim.reference.sampling import THRESHOLD_ACC_MIN
 GROUP = 128  # tokens of a group, at least: a warp's widest loads of float32
 GROUPS_MAX = 1024  # of a row: more would not fit the registers
 BLOCK_V = 1024
-BLOCK_SEARCH = 128
+BLOCK_SEARCH = 64
 LIST = 256  # candidates that fit the list
 NUM_WARPS = 8
 REGISTERS = 128
