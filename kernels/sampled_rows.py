@@ -177,10 +177,10 @@ def bound_of_groups(b_high, b_sum, high, scale, limit, is_count, GROUP: tl.const
     b_most = tl.exp2((b_high - high) * scale)
     b_sum = b_sum * b_most
     o_d = tl.arange(0, 4)
-    i_bound = tl.full([], -0x80000000, dtype=tl.int32)
+    i_bound = tl.full([], -0x80000000, dtype=tl.int64)
     for i_pass in range(8):  # half of the bits: a bound need not be sharp
         # [4], [4, BLOCK_G]
-        b_key_d = i_bound + (o_d << (30 - 2 * i_pass))
+        b_key_d = (i_bound + (o_d.to(tl.int64) << (30 - 2 * i_pass))).to(tl.int32)
         b_logit_d = logit_of(b_key_d)
         b_weight_d = tl.where(b_logit_d < high, tl.exp2((b_logit_d - high) * scale), 1.0)
         b_weight_d = tl.where(b_logit_d == b_logit_d, b_weight_d, 0.0)
@@ -188,8 +188,8 @@ def bound_of_groups(b_high, b_sum, high, scale, limit, is_count, GROUP: tl.const
         b_least = tl.where(is_count, 1.0, b_least)
         b_amount = tl.sum(tl.where(b_key[None, :] >= b_key_d[:, None], b_least, 0.0), axis=1)
         i_digit = tl.max(tl.where(b_amount >= limit, o_d, 0), axis=0)
-        i_bound += i_digit << (30 - 2 * i_pass)
-    return logit_of(i_bound)
+        i_bound += i_digit.to(tl.int64) << (30 - 2 * i_pass)
+    return logit_of(i_bound.to(tl.int32))
 
 
 @triton.jit
@@ -290,14 +290,14 @@ def search_limits(
     Also gives the next meeting's number.
     """
     o_d = tl.arange(0, 16)
-    i_least = tl.full([], -0x80000000, dtype=tl.int32)  # key of the least logit that the filters before have kept
+    i_least = tl.full([], -0x80000000, dtype=tl.int64)  # key of the least logit that the filters before have kept
     i_pivot = i_least
     share = tl.full([], 0, dtype=tl.int64)
     total = tl.full([], 0, dtype=tl.int64)
     i_round = tl.where(k < VOCAB_SIZE, 0, tl.where(p < 1, 8, 16))
     while i_round <= 16:
         shift = 28 - 4 * (i_round % 8)
-        b_key_d = tl.maximum(i_pivot + (o_d << shift), i_least)  # [16]
+        b_key_d = tl.maximum(i_pivot + (o_d.to(tl.int64) << shift), i_least).to(tl.int32)  # [16]
         b_sums = tl.zeros([16, BLOCK_SEARCH], dtype=tl.float32)
         for i_block in range(CHUNK // BLOCK_SEARCH):
             # [BLOCK_SEARCH]
@@ -318,12 +318,12 @@ def search_limits(
             share = k.to(tl.int64) << 40
         if i_round == 8:
             share = ceil(p.to(tl.float64) * total.to(tl.float64))
-        i_pivot += tl.max(tl.where(b_total >= share, o_d, 0), axis=0) << shift
+        i_pivot += tl.max(tl.where(b_total >= share, o_d, 0), axis=0).to(tl.int64) << shift
         if (i_round % 8) == 7:
             i_least = tl.maximum(i_least, i_pivot)
-            i_pivot = tl.full([], -0x80000000, dtype=tl.int32)
+            i_pivot = tl.full([], -0x80000000, dtype=tl.int64)
         i_round = tl.where((i_round == 7) & (p >= 1), 16, i_round + 1)
-    lowest = logit_of(i_least)
+    lowest = logit_of(i_least.to(tl.int32))
     return tl.where(lowest == lowest, lowest, float("-inf")), total, i_meeting
 
 

@@ -53,9 +53,10 @@ from specsim.kernels.verify_logits import num_sms_of, store_step, touch_links
 from specsim.reference.logits import EXACT, RELAXED
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
 
-GROUP = 128  # tokens of a group: a warp's widest loads of float32
+GROUP = 128  # tokens of a group, at least: a warp's widest loads of float32
+GROUPS_MAX = 1024  # of a row: more would not fit the registers
 BLOCK_V = 1024
-BLOCK_SEARCH = 128
+BLOCK_SEARCH = 64
 LIST = 256  # candidates that fit the list
 NUM_WARPS = 8
 REGISTERS = 128
@@ -174,7 +175,7 @@ def launch_verify_logits_sampled(splits: int, logits: Tensor, candidates: Tensor
         return
     vocab_size = logits.shape[1]
     block_v = min(BLOCK_V, triton.next_power_of_2(vocab_size))
-    group = min(GROUP, block_v)
+    group = min(max(GROUP, triton.next_power_of_2(triton.cdiv(vocab_size, GROUPS_MAX))), block_v)
     block_search = min(BLOCK_SEARCH, block_v)
     num_groups = triton.cdiv(vocab_size, group)
     chunk = triton.cdiv(vocab_size, splits * block_v) * block_v

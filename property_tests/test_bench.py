@@ -87,6 +87,12 @@ def test_a_shape_of_logits_says_how_many_drafts_are_accepted_and_minus_one_is_a_
     assert len(set(accepted(-1))) > 1
 
 
+def test_a_shape_of_sampled_logits_says_how_many_drafts_are_accepted() -> None:
+    benchmark = OPERATIONS["verify_logits_sampled"]
+    shape = {"bs": 1, "num_draft_tokens": 4, "accepted": 2, "filtered": 1, "penalised": 1, "logit_bits": 16}
+    assert benchmark.op.expected(benchmark.make_case(shape, "cpu"))["accept_lens"].tolist() == [3]
+
+
 def test_the_environment_says_what_else_must_be_equal() -> None:
     where = environment()
     assert list(where) == ["specsim", "commit", "python", "torch", "triton", "numpy", "mypyc", "cpu", "cores", "gpu"]
