@@ -83,7 +83,7 @@ def survey(source: SourceTree, store: TextStore) -> list[Surveyed]:
     found = [_surveyed(lifter, f"ops:{s.op}:{s.name}", s.where, s.source_hash) for s in subjects]
     # What no release has a source of is not drift; what specsim has no table entry for is not either.
     found += [
-        Surveyed(f"ops:{entry.what}", why_not=entry.why)
+        Surveyed(_key_of_missing(entry.what), why_not=entry.why)
         for entry in missing
         if entry.why.startswith(("not found", "signature changed", "cannot be lifted", "its kernel"))
     ]
@@ -96,6 +96,17 @@ def survey(source: SourceTree, store: TextStore) -> list[Surveyed]:
     # A release that feeds no penalizers has nothing to run there.
     found += [Surveyed(f"workers:{entry.what}", why_not="" if NOT_FED in entry.why else entry.why) for entry in not_run]
     return found
+
+
+def _key_of_missing(what: str) -> str:
+    """The key that an operation would have if it were there: of a kernel, of a form of it "OP (FORM)", of a call of it
+    "OP in FUNCTION".
+    """
+    op, inside, function = what.partition(" in ")
+    if inside:
+        return f"ops:{op}:caller:{function}"
+    op, _, form = what.removesuffix(")").partition(" (")
+    return f"ops:{op}:kernel:{op}:{form}" if form else f"ops:{op}:kernel:{op}"
 
 
 def _distinct(functions: Iterable[host_names.HostFunction]) -> list[host_names.HostFunction]:
@@ -214,6 +225,9 @@ def drifts(functions: Sequence[Surveyed], release: str, known: Known) -> list[Dr
 
 def _drift(function: Surveyed, release: str, known: Known) -> Drift:
     before = next((body for body in known.get(function.key, ()) if release in body.releases), None)
+    absent = function.why_not.startswith(("not found", _NOTHING_TO_ADD[0]))
+    if absent and function.tier == "ops" and known and before is None:
+        return Drift(function, "same", f"{release} does not have it either")
     if not function.where:
         return (
             Drift(function, "not run", function.why_not)

@@ -355,11 +355,12 @@ CALLERS: tuple[CallerNames, ...] = (
             moved=_MOVES,
             accepts=accepts,
             other_length=True,
+            cost=cost,
             called_from=("srt/speculative",),
         )
-        for function, accepts in (
-            (MOVE, lambda sizes: sizes["num_draft_tokens"] >= sizes["accept_width"]),
-            (f"{MOVE}:small-trees", lambda sizes: sizes["num_draft_tokens"] < sizes["accept_width"]),
+        for function, accepts, cost in (
+            (MOVE, lambda sizes: sizes["num_draft_tokens"] >= sizes["accept_width"], 3),
+            (f"{MOVE}:small-trees", lambda sizes: sizes["num_draft_tokens"] < sizes["accept_width"], 1),
         )
         for callees, host_paths in (
             (("fill_accept_out_cache_loc", "fill_accepted_out_cache_loc"), ()),
