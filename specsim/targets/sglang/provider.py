@@ -15,7 +15,8 @@ from specsim.ops.registry import OPS
 from specsim.targets.callsite import CallSite, Capture, find_call
 from specsim.targets.lift import DriftError, LiftedFunction, Lifter, TextStore
 from specsim.targets.sglang.guards import Guards, read_guards
-from specsim.targets.sglang.operations import CALLERS, CUDA_ONLY, KERNELS, CallerNames, KernelNames
+from specsim.targets.sglang.operations import CALLERS, CUDA_ONLY, FUNCTIONS, KERNELS, CallerNames, KernelNames
+from specsim.targets.sglang.operations.functions import function_subject
 from specsim.targets.source import SourceTree
 from specsim.verdict import NotRun
 
@@ -39,6 +40,7 @@ class SglangProvider:
 
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self.name = source.label
+        self._store = store
         self._lifter = Lifter(source, store, _SHIMS)
         self._guards: Guards = read_guards(source)
 
@@ -48,7 +50,7 @@ class SglangProvider:
             NotRun(op, f"CUDA code of a compiled extension ({name}), which has no source to lift")
             for op, name in CUDA_ONLY.items()
         ]
-        known = {names.op for names in KERNELS} | set(CUDA_ONLY)
+        known = {names.op for names in (*KERNELS, *FUNCTIONS)} | set(CUDA_ONLY)
         missing += [NotRun(op, "specsim does not lift it from this engine yet") for op in OPS if op not in known]
         kernels: dict[str, tuple[KernelNames, LiftedFunction]] = {}
         for names in KERNELS:
@@ -67,6 +69,12 @@ class SglangProvider:
                 found.append(self._caller_subject(caller, *kernels[caller.op]))
             except DriftError as error:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", str(error)))
+        for function in FUNCTIONS:
+            try:
+                lifter = Lifter(self._lifter.source, self._store, _SHIMS)
+                found.append(function_subject(lifter, function, self._guards.reach_of_overlap_worker))
+            except DriftError as error:
+                missing.append(NotRun(function.what, str(error)))
         return found, missing
 
     def _lift(
