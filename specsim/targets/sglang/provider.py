@@ -28,6 +28,7 @@ _SHIMS: dict[str, Any] = {
     "is_npu": lambda: False,
     "is_xpu": lambda: False,
     "is_cpu": lambda: False,
+    "get_device_core_count": lambda *_device: 3,  # few: a program then has several blocks to do
     "next_power_of_2": lambda n: 1 << (n - 1).bit_length() if n > 0 else 1,
 }
 
@@ -50,7 +51,7 @@ class SglangProvider:
             NotRun(op, f"CUDA code of a compiled extension ({name}), which has no source to lift")
             for op, name in CUDA_ONLY.items()
         ]
-        known = {names.op for names in (*KERNELS, *FUNCTIONS)} | set(CUDA_ONLY)
+        known = {*(names.op for names in KERNELS), *(names.op for names in FUNCTIONS), *CUDA_ONLY}
         missing += [NotRun(op, "specsim does not lift it from this engine yet") for op in OPS if op not in known]
         kernels: dict[str, tuple[KernelNames, LiftedFunction]] = {}
         for names in KERNELS:

@@ -23,7 +23,7 @@ from specsim.ops.registry import OPS
 from specsim.targets.lift import DriftError, LiftedFunction, Lifter
 from specsim.targets.sglang.stand_ins import Fields, Needed, SilentLogger, UnknownNameError, nothing
 
-_REHEARSALS = 12
+_REHEARSALS = 6
 
 Place = tuple[str, str]  # file, and name in it: a function or "Class.method"
 
@@ -49,11 +49,13 @@ class FunctionNames:
     `signatures` its parameters, as they were
     `launch`     `launch(lifted, **contract arguments)` calls it and returns the operation's outputs
     `stand_ins`  makes what it is given in place of names of its release
+    `of_release` makes more of it, from the release itself
     `follow`     names that are looked for in the release's own source, and lifted with it
     `along`      methods and functions that are lifted with it, by place; `given` has methods under their dotted names,
                  and functions, which it then calls, as a Recorder
     `kernels`    names and files of Triton kernels, or of host functions that launch them, that it calls; those that a
                  release does not have are left out
+    `reads`      attributes that the function reads; one that does not has not got what is judged
     `role`       "caller" when it stands for an engine's own call, and is not the operation itself
     `accepts`    sizes that the function is for
     `called`     False when nothing in the release calls it: whoever reaches it has put the call there
@@ -65,9 +67,11 @@ class FunctionNames:
     signatures: tuple[tuple[str, ...], ...]
     launch: Callable[..., Any]
     stand_ins: Callable[[], dict[str, Any]] = dict
+    of_release: Callable[[Lifter], dict[str, Any]] = lambda _lifter: {}
     follow: frozenset[str] = frozenset()
     along: tuple[Place, ...] = ()
     kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    reads: frozenset[str] = frozenset()
     role: str = "kernel"
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
     called: bool = True
@@ -98,6 +102,8 @@ def function_subject(lifter: Lifter, names: FunctionNames, reach: Callable[[Size
     found, lifted = _lift(lifter, names)
     if found.parameters not in names.signatures:
         raise DriftError(f"signature changed: {found.where} {found.name}({', '.join(found.parameters)})")
+    if unread := names.reads - lifter.attributes:
+        raise DriftError(f"not found: {', '.join(sorted(unread))} in {found.where} {found.name}")
     run = partial(_run, names.op, partial(names.launch, lifted))
     _rehearse(names, found, run)
     return Subject(
@@ -120,8 +126,7 @@ def _lift(lifter: Lifter, names: FunctionNames) -> tuple[LiftedFunction, Lifted]
             lifter.look(path, name)
         except DriftError:
             continue
-        given = {**_EVERYWHERE, **names.stand_ins()}
-        given |= _kernels(lifter, names)
+        given = {**_EVERYWHERE, **names.stand_ins(), **names.of_release(lifter), **_kernels(lifter, names)}
         for along in names.along:
             if lifter.source.exists(along[0]):
                 try:
@@ -154,7 +159,7 @@ def _run(op: str, implementation: Implementation, sizes: Sizes, tensors: Tensors
 
 def _rehearse(names: FunctionNames, found: LiftedFunction, run: Callable[[Sizes, Tensors], Tensors]) -> None:
     op = OPS[names.op]
-    for number in range(_REHEARSALS):
+    for number in range(2 if names.kernels else _REHEARSALS):
         case = op.generate(seeded(0, names.op, names.name, number) if number else replayed(()))
         if not names.accepts(case.sizes):
             continue
@@ -182,7 +187,7 @@ class TorchWithoutTies:
     @staticmethod
     def topk(values: torch.Tensor, k: int, dim: int = -1, **_options: Any) -> Any:
         ordered, index = values.sort(dim=dim, descending=True, stable=True)
-        return torch.return_types.topk((ordered.narrow(dim, 0, k), index.narrow(dim, 0, k)))  # type: ignore[attr-defined]
+        return torch.return_types.topk((ordered.narrow(dim, 0, k), index.narrow(dim, 0, k)))
 
 
 def fast_topk(values: torch.Tensor, topk: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -44,9 +44,9 @@ def _by_step(scores: Tensor, tokens: Tensor, parents: Tensor, topk: int, num_ste
     """What drafting hands over, as it collects it: a list of scores, of tokens and of parents, by step."""
     cuts = [topk, *[topk**2] * (num_steps - 1)]
     return [
-        [part.unflatten(1, (-1, topk)) for part in scores.split(cuts, dim=1)],
-        list(tokens.split(cuts, dim=1)),
-        list(parents.split([topk + 1, *[topk] * (num_steps - 1)], dim=1)),
+        [part.unflatten(1, (-1, topk)) for part in torch.split_with_sizes(scores, cuts, 1)],
+        list(torch.split_with_sizes(tokens, cuts, 1)),
+        list(torch.split_with_sizes(parents, [topk + 1, *[topk] * (num_steps - 1)], 1)),
     ]
 
 
@@ -297,8 +297,10 @@ def _organize_in_loop(
 
 
 _SELECT_PARAMETERS = (("i", "topk_p", "topk_index", "hidden_states", "scores", "topk"),)
-_BUILD_PARAMETERS = ("parent_list", "top_scores_index", "draft_tokens", "seq_lens", "seq_lens_sum", "topk")
-_BUILD_PARAMETERS += ("spec_steps", "num_verify_tokens", "tree_mask_mode", "tree_mask_buf")
+_BUILD_PARAMETERS = (
+    *("parent_list", "top_scores_index", "draft_tokens", "seq_lens", "seq_lens_sum", "topk"),
+    *("spec_steps", "num_verify_tokens", "tree_mask_mode", "tree_mask_buf"),
+)
 _BUILD_SIGNATURES = (
     ("bonus_tokens", *_BUILD_PARAMETERS, "fill_prefix_mask"),
     ("bonus_tokens", *_BUILD_PARAMETERS, "position_buf"),

@@ -1,0 +1,227 @@
+"""Verification at a temperature: the release's own path to its samplers, and its Triton samplers of chains."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from specsim.ops.contract import Sizes, WrongResultError
+from specsim.targets.sglang.operations.functions import FunctionNames, Lifted
+from specsim.targets.sglang.operations.names import KernelNames
+from specsim.targets.sglang.operations.verification import (
+    SAMPLE_FOLLOWS,
+    SAMPLE_PLACES,
+    SAMPLE_SIGNATURES,
+    TOP_K_ALL,
+    Fields,
+    around_sampling,
+    sample,
+    sampling_info,
+)
+
+Tensor = torch.Tensor
+_Verified = tuple[Tensor, Tensor, Tensor]
+
+_CHAIN_PATHS = ("kernels/ops/speculative/reject_sampling.py", "srt/speculative/reject_sampling.py")
+_CHAIN_SAMPLER = "chain_speculative_sampling_triton"
+
+
+class _ExactLaw:
+    """In place of the last filter before the sampler: softmax rounds, so what it should have given takes its place.
+
+    The sampler's coins lie next to edges of the case's law, which sums to 1 or, in some rows, to a little less.
+    """
+
+    def __init__(self) -> None:
+        self.law = torch.empty(0)
+        self.asked: Tensor | None = None
+
+    def __call__(self, probs: Tensor, parameters: Tensor) -> Tensor:
+        self.asked = parameters
+        wanted = self.law / self.law.sum(dim=1, keepdim=True)
+        if probs.shape != wanted.shape or not bool(torch.isclose(probs, wanted, rtol=0, atol=1e-5).all()):
+            raise WrongResultError("the law of a node is not the softmax of its logits / the request's temperature")
+        return self.law
+
+
+def _around_samplers() -> dict[str, Any]:
+    return {**around_sampling(), "top_p_renorm_prob": _ExactLaw()}
+
+
+def _temperatures(bs: int) -> Tensor:
+    """[bs, 1]: one for each request."""
+    return torch.tensor([[2.0 ** (b % 5)] for b in range(bs)])
+
+
+def _sampled(lifted: Lifted, candidates: Tensor, links: Any, law: Tensor, num_steps: int, **inputs: Any) -> _Verified:
+    """Run the release on a law [bs, ndt, V] as logits, with a temperature, top_k and top_p of each request."""
+    bs, nodes, vocab_size = law.shape
+    temperatures = _temperatures(bs)
+    top_ps = 1.0 - torch.arange(bs) * 2.0**-20
+    info = sampling_info(
+        is_all_greedy=False,
+        temperatures=temperatures,
+        top_ks=torch.tensor([TOP_K_ALL - b for b in range(bs)], dtype=torch.int32),
+        top_ps=top_ps,
+    )
+    logits = (law.log() * temperatures[:, :, None]).reshape(bs * nodes, vocab_size)
+    lifted.given["top_p_renorm_prob"].law = law.reshape(bs * nodes, vocab_size)
+    predict, accept_lens, accept_index = sample(lifted, logits, candidates, links, num_steps, info, **inputs)
+    for name, asked, of_request in (
+        ("top_k", "top_k_renorm_prob", info.top_ks),
+        ("top_p", "top_p_renorm_prob", top_ps),
+    ):
+        found, wanted = lifted.given[asked].asked, of_request.repeat_interleave(nodes)
+        if not torch.equal(found, wanted):
+            raise WrongResultError(f"{name} of the nodes is {found.tolist()}, their requests have {wanted.tolist()}")
+    return predict, accept_index, accept_lens - 1
+
+
+def _tree_target_only(
+    lifted: Lifted,
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    target_probs: Tensor,
+    threshold_single: Tensor,
+    threshold_acc: Tensor,
+    num_steps: int,
+) -> _Verified:
+    coins, config = lifted.given["torch"], lifted.given["config"]
+    coins.samples, coins.final = uniform_samples, uniform_final
+    config.speculative_accept_threshold_single = float(threshold_single)
+    config.speculative_accept_threshold_acc = float(threshold_acc)
+    links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    return _sampled(lifted, candidates, links, target_probs, num_steps)
+
+
+def _chain_links(bs: int, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    column = torch.arange(nodes)
+    following = torch.where(column + 1 < nodes, column + 1, -1).expand(bs, nodes).contiguous()
+    return torch.arange(bs * nodes).view(bs, nodes), following, torch.full((bs, nodes), -1)
+
+
+def _coins_of_slots(uniform_samples: Tensor) -> Tensor:
+    """A coin for each slot [bs, num_steps + 1]; the last one decides about no draft."""
+    return torch.nn.functional.pad(uniform_samples, (0, 1), value=0.5)
+
+
+def _chain_in_sample(
+    lifted: Lifted,
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    block: bool = False,
+) -> _Verified:
+    coins, config = lifted.given["torch"], lifted.given["config"]
+    coins.samples, coins.final = _coins_of_slots(uniform_samples), uniform_final
+    config.speculative_use_rejection_sampling, config.speculative_use_block_verification = True, block
+    links = _chain_links(*candidates.shape)
+    num_steps = candidates.shape[1] - 1
+    return _sampled(lifted, candidates, links, target_probs, num_steps, draft_probs=draft_probs)
+
+
+def _launch_chain(
+    kernel: Any,
+    candidates: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    uniform_samples: Tensor,
+    uniform_final: Tensor,
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    **options: bool,
+) -> None:
+    kernel(
+        predicts,
+        accept_index,
+        accept_token_num,
+        candidates,
+        *_chain_links(*candidates.shape),
+        _coins_of_slots(uniform_samples),
+        uniform_final,
+        target_probs,
+        draft_probs,
+        1.0,
+        1.0,
+        True,
+        **options,
+    )
+
+
+_CHAIN_PARAMETERS = (
+    *("predicts", "accept_index", "accept_token_num", "candidates"),
+    *("retrive_index", "retrive_next_token", "retrive_next_sibling"),
+    *("uniform_samples", "uniform_samples_for_final_sampling", "target_probs", "draft_probs"),
+    *("threshold_single", "threshold_acc", "deterministic"),
+)
+_BLOCK_PARAMETERS = (*_CHAIN_PARAMETERS, "block_verification")
+
+_BLOCK = partial(_launch_chain, block_verification=True)
+
+KERNELS: tuple[KernelNames, ...] = (
+    KernelNames(
+        "verify_chain_rejection",
+        (_CHAIN_SAMPLER,),
+        _CHAIN_PATHS,
+        (_BLOCK_PARAMETERS, _CHAIN_PARAMETERS),
+        _launch_chain,
+    ),
+    KernelNames("verify_chain_block", (_CHAIN_SAMPLER,), _CHAIN_PATHS, (_BLOCK_PARAMETERS,), _BLOCK),
+)
+
+
+def _is_small(sizes: Sizes) -> bool:
+    """The interpreter takes a tenth of a second for a request of a chain: the kernel itself is judged on more."""
+    return sizes["bs"] <= 2 and sizes["num_steps"] <= 3
+
+
+_SAMPLE = "caller:eagle_sample"
+
+FUNCTIONS: tuple[FunctionNames, ...] = (
+    FunctionNames(
+        "verify_tree_target_only",
+        _SAMPLE,
+        SAMPLE_PLACES,
+        SAMPLE_SIGNATURES,
+        _tree_target_only,
+        stand_ins=_around_samplers,
+        follow=SAMPLE_FOLLOWS,
+        role="caller",
+    ),
+    FunctionNames(
+        "verify_chain_rejection",
+        _SAMPLE,
+        SAMPLE_PLACES[:1],
+        SAMPLE_SIGNATURES[:4],
+        _chain_in_sample,
+        stand_ins=_around_samplers,
+        follow=SAMPLE_FOLLOWS,
+        kernels=((_CHAIN_SAMPLER, _CHAIN_PATHS),),
+        role="caller",
+        accepts=_is_small,
+    ),
+    FunctionNames(
+        "verify_chain_block",
+        _SAMPLE,
+        SAMPLE_PLACES[:1],
+        SAMPLE_SIGNATURES[:4],
+        partial(_chain_in_sample, block=True),
+        stand_ins=_around_samplers,
+        follow=SAMPLE_FOLLOWS,
+        kernels=((_CHAIN_SAMPLER, _CHAIN_PATHS),),
+        reads=frozenset({"speculative_use_block_verification"}),
+        role="caller",
+        accepts=_is_small,
+    ),
+)
+
+__all__ = ["FUNCTIONS", "KERNELS", "Fields"]
