@@ -7,13 +7,18 @@ num_draft_tokens -> accept_stride (0.5.13), assign_draft_cache_locs_page_size_1 
 (0.5.13), accept_length -> accept_lens in the workers (0.5.11); the kernels moved to speculative/triton_ops in 0.5.13.
 """
 
-from specsim.targets.sglang.operations import cache_locs, logits, sampling, tensor_drafting, verify
+from specsim.targets.sglang.operations import cache_locs, finalisation, logits, sampling, tensor_drafting, verify
 from specsim.targets.sglang.operations.functions import FunctionNames
 from specsim.targets.sglang.operations.names import CallerNames, KernelNames
 
 KERNELS: tuple[KernelNames, ...] = (*cache_locs.KERNELS, *verify.KERNELS, *sampling.KERNELS, *logits.KERNELS)
 CALLERS: tuple[CallerNames, ...] = (*cache_locs.CALLERS, *verify.CALLERS)
-FUNCTIONS: tuple[FunctionNames, ...] = (*tensor_drafting.FUNCTIONS, *sampling.FUNCTIONS, *logits.FUNCTIONS)
+FUNCTIONS: tuple[FunctionNames, ...] = (
+    *tensor_drafting.FUNCTIONS,
+    *sampling.FUNCTIONS,
+    *logits.FUNCTIONS,
+    *finalisation.FUNCTIONS,
+)
 
 # Operations that these releases have only as CUDA code of a compiled extension.
 CUDA_ONLY = {

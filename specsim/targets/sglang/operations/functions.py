@@ -9,6 +9,7 @@ from the case. Anything else that a release came to call says so when it is used
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +47,7 @@ class FunctionNames:
 
     `name`       of the subject, the same on every release
     `places`     where it was, newest first
-    `signatures` its parameters, as they were
+    `signatures` its parameters, as they were; () for a function whose parameters `launch` looks up
     `launch`     `launch(lifted, **contract arguments)` calls it and returns the operation's outputs
     `stand_ins`  makes what it is given in place of names of its release
     `of_release` makes more of it, from the release itself
@@ -58,7 +59,7 @@ class FunctionNames:
     `reads`      attributes that the function reads; one that does not has not got what is judged
     `role`       "caller" when it stands for an engine's own call, and is not the operation itself
     `accepts`    sizes that the function is for
-    `called`     False when nothing in the release calls it: whoever reaches it has put the call there
+    `called_from`  files of which one has to call it; where none does, whoever reaches it has put the call there
     """
 
     op: str
@@ -74,7 +75,7 @@ class FunctionNames:
     reads: frozenset[str] = frozenset()
     role: str = "kernel"
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
-    called: bool = True
+    called_from: tuple[str, ...] = ()
 
     @property
     def what(self) -> str:
@@ -100,7 +101,7 @@ def function_subject(lifter: Lifter, names: FunctionNames, reach: Callable[[Size
     function is not what another one gets.
     """
     found, lifted = _lift(lifter, names)
-    if found.parameters not in names.signatures:
+    if names.signatures and found.parameters not in names.signatures:
         raise DriftError(f"signature changed: {found.where} {found.name}({', '.join(found.parameters)})")
     if unread := names.reads - lifter.attributes:
         raise DriftError(f"not found: {', '.join(sorted(unread))} in {found.where} {found.name}")
@@ -113,7 +114,7 @@ def function_subject(lifter: Lifter, names: FunctionNames, reach: Callable[[Size
         run=run,
         where=found.where,
         accepts=names.accepts,
-        reach=reach if names.called else lambda _sizes: f"guarded:{found.where}",
+        reach=reach if _is_called(lifter, names, found) else lambda _sizes: f"guarded:{found.where}",
         source_hash=found.body_hash,
     )
 
@@ -138,6 +139,12 @@ def _lift(lifter: Lifter, names: FunctionNames) -> tuple[LiftedFunction, Lifted]
         return found, Lifted(found.value, given, name)
     places = ", ".join(f"{name} in {path}" for path, name in names.places)
     raise DriftError(f"not found: {places}")
+
+
+def _is_called(lifter: Lifter, names: FunctionNames, found: LiftedFunction) -> bool:
+    call = re.compile(rf"(?<!def ){re.escape(found.name.split('.')[-1])}\(")
+    texts = [lifter.source.read(path) for path in names.called_from if lifter.source.exists(path)]
+    return not names.called_from or any(call.search(text) for text in texts)
 
 
 def _kernels(lifter: Lifter, names: FunctionNames) -> dict[str, Any]:

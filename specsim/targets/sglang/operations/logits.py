@@ -177,7 +177,7 @@ def _cumulate(
         for column in range(length - 1 if law == RELAXED else 0, length):
             lifted.value(info.penalizer_orchestrator, tokens[column : column + 1].long())
         info.update_penalties()
-        counts -= info.acc_additive_penalties[0].to(counts.dtype)
+        output_counts[b] -= info.acc_additive_penalties[0].to(counts.dtype)
         lens = [p.len_output_tokens for p in info.penalizer_orchestrator.penalizers.values() if _has_lens(p)]
         output_lens[b] += int(lens[0])
 
@@ -253,16 +253,14 @@ def _only_on_a_gpu(probs: Tensor) -> None:
         raise NotCalledError("the release's function refuses tensors that are not on a GPU")
 
 
-def _launch_top_k(kernel: Any, probs: Tensor, top_k: Tensor) -> Tensor:
+def _launch_top_k(kernel: Any, probs: Tensor, top_k: Tensor, renorm_probs: Tensor) -> None:
     _only_on_a_gpu(probs)
-    kept: Tensor = kernel(probs, top_k)
-    return kept
+    renorm_probs.copy_(kernel(probs, top_k))
 
 
-def _launch_top_p(kernel: Any, probs: Tensor, top_p: Tensor) -> Tensor:
+def _launch_top_p(kernel: Any, probs: Tensor, top_p: Tensor, renorm_probs: Tensor) -> None:
     _only_on_a_gpu(probs)
-    kept: Tensor = kernel(probs, top_p)
-    return kept
+    renorm_probs.copy_(kernel(probs, top_p))
 
 
 _BITMASK_PATHS = (

@@ -15,7 +15,6 @@ from specsim.targets.sglang.operations.verification import (
     SAMPLE_PLACES,
     SAMPLE_SIGNATURES,
     TOP_K_ALL,
-    Fields,
     around_sampling,
     sample,
     sampling_info,
@@ -223,5 +222,3 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         accepts=_is_small,
     ),
 )
-
-__all__ = ["FUNCTIONS", "KERNELS", "Fields"]

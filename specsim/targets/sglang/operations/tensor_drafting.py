@@ -44,7 +44,7 @@ def _by_step(scores: Tensor, tokens: Tensor, parents: Tensor, topk: int, num_ste
     """What drafting hands over, as it collects it: a list of scores, of tokens and of parents, by step."""
     cuts = [topk, *[topk**2] * (num_steps - 1)]
     return [
-        [part.unflatten(1, (-1, topk)) for part in torch.split_with_sizes(scores, cuts, 1)],
+        [part.view(len(part), -1, topk) for part in torch.split_with_sizes(scores, cuts, 1)],
         list(torch.split_with_sizes(tokens, cuts, 1)),
         list(torch.split_with_sizes(parents, [topk + 1, *[topk] * (num_steps - 1)], 1)),
     ]

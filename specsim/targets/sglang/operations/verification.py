@@ -72,10 +72,10 @@ def _filled(accept_index: Tensor) -> None:
 
 
 class GreedyWalk:
-    """In place of the CUDA kernel of greedy verification; `targets` are the target's tokens that it was given."""
+    """In place of the CUDA kernel of greedy verification; the rest is what it was given and what it gave."""
 
     def __init__(self) -> None:
-        self.targets: Tensor | None = None
+        self.targets = self.predicts = self.accept_index = torch.empty(0)
 
     def __call__(
         self,
@@ -90,7 +90,7 @@ class GreedyWalk:
         **_more: Any,
     ) -> None:
         _filled(accept_index)
-        self.targets = target_predict
+        self.targets, self.predicts, self.accept_index = target_predict, predicts, accept_index
         found = OPS["verify_tree_greedy"].reference(
             candidates,
             retrive_index,
