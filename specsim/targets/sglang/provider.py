@@ -41,7 +41,6 @@ class SglangProvider:
 
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self.name = source.label
-        self._store = store
         self._lifter = Lifter(source, store, _SHIMS)
         self._guards: Guards = read_guards(source)
 
@@ -72,8 +71,7 @@ class SglangProvider:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", str(error)))
         for function in FUNCTIONS:
             try:
-                lifter = Lifter(self._lifter.source, self._store, _SHIMS)
-                found.append(function_subject(lifter, function, self._guards.reach_of_overlap_worker))
+                found.append(function_subject(self._lifter, function, self._guards.reach_of_overlap_worker))
             except DriftError as error:
                 missing.append(NotRun(function.what, str(error)))
         return found, missing

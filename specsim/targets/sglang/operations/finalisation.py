@@ -83,7 +83,9 @@ def _rows(out_cache_loc: Tensor, seq_lens: Tensor) -> tuple[Tensor, Tensor]:
 def _batch(out_cache_loc: Tensor, seq_lens: Tensor, **fields: Any) -> tuple[Fields, Fields]:
     """A batch that verified its trees, and the pool of its rows."""
     table, rows = _rows(out_cache_loc, seq_lens)
+    pool = Fields(req_to_token=table)
     batch = Fields(
+        req_to_token_pool=pool,
         seq_lens=seq_lens,
         req_pool_indices=rows,
         out_cache_loc=out_cache_loc,
@@ -91,7 +93,7 @@ def _batch(out_cache_loc: Tensor, seq_lens: Tensor, **fields: Any) -> tuple[Fiel
         forward_mode=Fields(is_idle=lambda: False),
         **fields,
     )
-    return batch, Fields(req_to_token=table)
+    return batch, pool
 
 
 def _worker(lifted: Lifted, pool: _Pool, rows: Fields, nodes: int, **fields: Any) -> Fields:
@@ -323,7 +325,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     ),
     FunctionNames(
         "verify_logits_greedy",
-        "caller:EAGLEWorkerV2.verify",
+        "caller:EAGLEWorkerV2.verify, whole",
         ((_COMMON, "run_eagle_verify"), (_WORKER, "EAGLEWorkerV2.verify")),
         (),
         _verify,

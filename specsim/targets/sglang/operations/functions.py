@@ -45,7 +45,7 @@ class Lifted(NamedTuple):
 class FunctionNames:
     """A tensor function as an implementation of an operation.
 
-    `name`       of the subject, the same on every release
+    `name`       of the subject, the same on every release and of no other one
     `places`     where it was, newest first
     `signatures` its parameters, as they were; () for a function whose parameters `launch` looks up
     `launch`     `launch(lifted, **contract arguments)` calls it and returns the operation's outputs
@@ -97,9 +97,9 @@ class Recorder:
 
 def function_subject(lifter: Lifter, names: FunctionNames, reach: Callable[[Sizes], Reach]) -> Subject:
     """The subject of a tensor function. Raises DriftError when it is not there, has parameters that are not known, or
-    needs something that has no stand-in: it is run on a few cases. The lifter is its own, since what was given to one
-    function is not what another one gets.
+    needs something that has no stand-in: it is run on a few cases.
     """
+    lifter.forget_values()
     found, lifted = _lift(lifter, names)
     if names.signatures and found.parameters not in names.signatures:
         raise DriftError(f"signature changed: {found.where} {found.name}({', '.join(found.parameters)})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -37,7 +38,12 @@ _SAMPLE = "caller:eagle_sample"
 
 
 def _release(lifter: Lifter) -> dict[str, Any]:
-    return {"release": ReleasePenalizers(lifter)}
+    return {"release": _penalizers(lifter)}
+
+
+@lru_cache(maxsize=1)
+def _penalizers(lifter: Lifter) -> ReleasePenalizers:
+    return ReleasePenalizers(lifter)
 
 
 def _fed(release: ReleasePenalizers, counts: Tensor, stop_ids: list[int], **params: Any) -> Any:
@@ -293,7 +299,7 @@ _SAMPLER_PARAMETERS = ("probs", "top_ks", "top_ps", "min_ps", "need_min_p_sampli
 FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "apply_penalties",
-        _SAMPLE,
+        f"{_SAMPLE}, penalties",
         SAMPLE_PLACES,
         SAMPLE_SIGNATURES,
         _penalties_in_sample,
@@ -334,7 +340,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     ),
     FunctionNames(
         "temperature_softmax",
-        _SAMPLE,
+        f"{_SAMPLE}, softmax",
         SAMPLE_PLACES,
         SAMPLE_SIGNATURES,
         _softmax,
@@ -344,7 +350,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     ),
     FunctionNames(
         "row_argmax",
-        _SAMPLE,
+        f"{_SAMPLE}, argmax",
         SAMPLE_PLACES,
         SAMPLE_SIGNATURES,
         _argmax,

@@ -188,7 +188,7 @@ _SAMPLE = "caller:eagle_sample"
 FUNCTIONS: tuple[FunctionNames, ...] = (
     FunctionNames(
         "verify_tree_target_only",
-        _SAMPLE,
+        f"{_SAMPLE}, tree",
         SAMPLE_PLACES,
         SAMPLE_SIGNATURES,
         _tree_target_only,
@@ -198,7 +198,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     ),
     FunctionNames(
         "verify_chain_rejection",
-        _SAMPLE,
+        f"{_SAMPLE}, chain",
         SAMPLE_PLACES[:1],
         SAMPLE_SIGNATURES[:4],
         _chain_in_sample,
@@ -210,7 +210,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     ),
     FunctionNames(
         "verify_chain_block",
-        _SAMPLE,
+        f"{_SAMPLE}, block",
         SAMPLE_PLACES[:1],
         SAMPLE_SIGNATURES[:4],
         partial(_chain_in_sample, block=True),

@@ -324,7 +324,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     ),
     FunctionNames(
         "select_top_k",
-        "caller:EagleDraftWorker.draft_forward",
+        "caller:EagleDraftWorker.draft_forward, selecting",
         _DRAFT_FORWARD,
         (("self", "forward_batch"),),
         _select_in_loop,
@@ -350,7 +350,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     ),
     FunctionNames(
         "organize_draft_results",
-        "caller:EagleDraftWorker.draft_forward",
+        "caller:EagleDraftWorker.draft_forward, organizing",
         _DRAFT_FORWARD,
         (("self", "forward_batch"),),
         _organize_in_loop,
@@ -372,7 +372,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     ),
     FunctionNames(
         "build_tree_packed",
-        _BUILD,
+        f"{_BUILD}, packed",
         ((_EAGLE_UTILS, "build_tree_kernel_efficient"),),
         _BUILD_SIGNATURES,
         _build,

@@ -8,6 +8,7 @@ its own.
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -185,6 +186,7 @@ def around_sampling() -> dict[str, Any]:
         "get_attention_tp_group": _group,
         "is_dp_attention_enabled": lambda: False,
         "partial": partial,
+        "borrow_graph_pool": lambda **_user: contextlib.nullcontext(),
         "SIMULATE_ACC_LEN": -1,
         "generate_simulated_accept_index": nothing,
         "verify_tree_greedy": walk,
