@@ -51,6 +51,7 @@ _METHODS: tuple[Place, ...] = (
     (_WORKER, "EAGLEWorkerV2._compact_accept_to_front"),
     (_WORKER, "EAGLEWorkerV2._finalize_accept_tree_path"),
 )
+_PAGE_SIZE = 4
 _SEQ_LEN = 3  # of the first request; each has one more than the one before it
 
 
@@ -149,6 +150,20 @@ def _move(lifted: Lifted, accept_index: Tensor, out_cache_loc: Tensor) -> Tensor
     source = pool.only_move[1]
     # A list of another length has other moves only beyond the accepted nodes.
     return torch.nn.functional.pad(source, (0, max(0, entries - source.numel())))[:entries]
+
+
+def _sources(lifted: Lifted, accept_index: Tensor, out_cache_loc: Tensor) -> Tensor:
+    """The non-overlap worker's move: its sources; how many slots it frees is checked with pages of four tokens."""
+    bs, entries = accept_index.shape[0], accept_index.numel()
+    nodes, lens = out_cache_loc.numel() // bs, _seq_lens(bs)
+    drafts = (accept_index >= 0).sum(dim=1) - 1
+    accepted = accept_index[accept_index >= 0].long()
+    source, _target, freed = lifted.value(lens, out_cache_loc, accepted, drafts, nodes, _PAGE_SIZE)
+    pages = -(-(lens + drafts + 1) // _PAGE_SIZE)
+    wanted = (lens + nodes - pages * _PAGE_SIZE).clamp(min=0)
+    if not torch.equal(freed, wanted):
+        raise WrongResultError(f"{freed.tolist()} slots are freed, {wanted.tolist()} lie beyond the last page in use")
+    return torch.nn.functional.pad(source, (0, entries - source.numel()))
 
 
 # The whole of a verification after the target's forward
@@ -322,6 +337,22 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         kernels=_KERNELS,
         accepts=_is_of_a_release,
         called_from=(_COMMON, _WORKER),
+    ),
+    FunctionNames(
+        "fill_accept_out_cache_loc",
+        "function:get_src_tgt_cache_loc",
+        (
+            ("kernels/ops/speculative/cache_locs.py", "get_src_tgt_cache_loc"),
+            ("srt/speculative/triton_ops/cache_locs.py", "get_src_tgt_cache_loc"),
+            (_UTILS, "get_src_tgt_cache_loc"),
+        ),
+        tuple(
+            ("seq_lens", "out_cache_loc", "accept_index", name, "draft_token_num", "page_size")
+            for name in ("num_correct_drafts", "num_accepted_drafts", "accept_length")
+        ),
+        _sources,
+        accepts=_is_of_a_release,
+        called_from=("srt/speculative/eagle_info.py", "srt/speculative/eagle_worker.py"),
     ),
     FunctionNames(
         "verify_logits_greedy",

@@ -59,6 +59,7 @@ class FunctionNames:
     `reads`      attributes that the function reads; one that does not has not got what is judged
     `role`       "caller" when it stands for an engine's own call, and is not the operation itself
     `accepts`    sizes that the function is for
+    `asked`      whether a request or an option has to ask for what is judged
     `called_from`  files of which one has to call it; where none does, whoever reaches it has put the call there
     """
 
@@ -76,6 +77,7 @@ class FunctionNames:
     role: str = "kernel"
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
     called_from: tuple[str, ...] = ()
+    asked: bool = False
 
     @property
     def what(self) -> str:
@@ -114,7 +116,7 @@ def function_subject(lifter: Lifter, names: FunctionNames, reach: Callable[[Size
         run=run,
         where=found.where,
         accepts=names.accepts,
-        reach=reach if _is_called(lifter, names, found) else lambda _sizes: f"guarded:{found.where}",
+        reach=_reach(lifter, names, found, reach),
         source_hash=found.body_hash,
     )
 
@@ -139,6 +141,16 @@ def _lift(lifter: Lifter, names: FunctionNames) -> tuple[LiftedFunction, Lifted]
         return found, Lifted(found.value, given, name)
     places = ", ".join(f"{name} in {path}" for path, name in names.places)
     raise DriftError(f"not found: {places}")
+
+
+def _reach(
+    lifter: Lifter, names: FunctionNames, found: LiftedFunction, of_worker: Callable[[Sizes], Reach]
+) -> Callable[[Sizes], Reach]:
+    if not _is_called(lifter, names, found):
+        return lambda _sizes: f"guarded:{found.where}"
+    if not names.asked:
+        return of_worker
+    return lambda sizes: "option" if of_worker(sizes) == "default" else of_worker(sizes)
 
 
 def _is_called(lifter: Lifter, names: FunctionNames, found: LiftedFunction) -> bool:

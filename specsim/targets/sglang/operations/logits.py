@@ -19,6 +19,7 @@ from specsim.targets.sglang.operations.verification import (
     SAMPLE_PLACES,
     SAMPLE_SIGNATURES,
     TOP_K_ALL,
+    around_samplers,
     around_sampling,
     no_trees,
     sample,
@@ -222,6 +223,25 @@ def _argmax(lifted: Lifted, logits: Tensor, nan_policy: int) -> Tensor:
     return targets.flatten()
 
 
+def _min_p_in_sample(lifted: Lifted, probs: Tensor, min_p: Tensor) -> Tensor:
+    """The law that the sampler gets for requests that ask for min_p; each row is the root of one, alone."""
+    rows = probs.shape[0]
+    coins, exact = lifted.given["torch"], lifted.given["top_p_renorm_prob"]
+    coins.samples, coins.final = torch.full((rows, 1), 0.5), torch.full((rows,), 0.5)
+    exact.law = probs
+    info = sampling_info(
+        is_all_greedy=False,
+        temperatures=torch.ones(rows, 1),
+        top_ks=torch.full((rows,), TOP_K_ALL, dtype=torch.int32),
+        top_ps=torch.ones(rows),
+        min_ps=min_p,
+        need_min_p_sampling=True,
+    )
+    sample(lifted, probs.log(), torch.zeros(rows, 1, dtype=torch.int64), no_trees(rows, 1), 1, info)
+    law: Tensor = lifted.given["tree_speculative_sampling_target_only"].law
+    return law[:, 0]
+
+
 class _Multinomial:
     """`torch`, whose `multinomial` notes the weights that it is given, and draws the first token."""
 
@@ -308,6 +328,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         follow=SAMPLE_FOLLOWS,
         role="caller",
         accepts=_is_small,
+        asked=True,
     ),
     FunctionNames(
         "apply_penalties",
@@ -318,6 +339,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         of_release=_release,
         follow=frozenset({"apply_scaling_penalties"}),
         accepts=_is_small,
+        asked=True,
     ),
     FunctionNames(
         "apply_penalties",
@@ -328,6 +350,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         of_release=_release,
         follow=frozenset({"apply_scaling_penalties"}),
         accepts=_is_small,
+        asked=True,
     ),
     FunctionNames(
         "accumulate_penalties",
@@ -337,6 +360,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         _cumulate,
         of_release=_release,
         accepts=_is_small,
+        asked=True,
     ),
     FunctionNames(
         "temperature_softmax",
@@ -360,6 +384,17 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
     ),
     FunctionNames(
         "min_p_renorm_probs",
+        f"{_SAMPLE}, min_p",
+        SAMPLE_PLACES,
+        SAMPLE_SIGNATURES,
+        _min_p_in_sample,
+        stand_ins=around_samplers,
+        follow=SAMPLE_FOLLOWS,
+        role="caller",
+        asked=True,
+    ),
+    FunctionNames(
+        "min_p_renorm_probs",
         "function:top_k_top_p_min_p_sampling_from_probs_torch",
         (("srt/layers/sampler.py", "top_k_top_p_min_p_sampling_from_probs_torch"),),
         (
@@ -369,5 +404,6 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         ),
         _min_p,
         stand_ins=lambda: {"torch": _Multinomial()},
+        asked=True,
     ),
 )

@@ -15,7 +15,7 @@ from specsim.targets.sglang.operations.verification import (
     SAMPLE_PLACES,
     SAMPLE_SIGNATURES,
     TOP_K_ALL,
-    around_sampling,
+    around_samplers,
     sample,
     sampling_info,
 )
@@ -25,28 +25,6 @@ _Verified = tuple[Tensor, Tensor, Tensor]
 
 _CHAIN_PATHS = ("kernels/ops/speculative/reject_sampling.py", "srt/speculative/reject_sampling.py")
 _CHAIN_SAMPLER = "chain_speculative_sampling_triton"
-
-
-class _ExactLaw:
-    """In place of the last filter before the sampler: softmax rounds, so what it should have given takes its place.
-
-    The sampler's coins lie next to edges of the case's law, which sums to 1 or, in some rows, to a little less.
-    """
-
-    def __init__(self) -> None:
-        self.law = torch.empty(0)
-        self.asked: Tensor | None = None
-
-    def __call__(self, probs: Tensor, parameters: Tensor) -> Tensor:
-        self.asked = parameters
-        wanted = self.law / self.law.sum(dim=1, keepdim=True)
-        if probs.shape != wanted.shape or not bool(torch.isclose(probs, wanted, rtol=0, atol=1e-5).all()):
-            raise WrongResultError("the law of a node is not the softmax of its logits / the request's temperature")
-        return self.law
-
-
-def _around_samplers() -> dict[str, Any]:
-    return {**around_sampling(), "top_p_renorm_prob": _ExactLaw()}
 
 
 def _temperatures(bs: int) -> Tensor:
@@ -192,7 +170,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         SAMPLE_PLACES,
         SAMPLE_SIGNATURES,
         _tree_target_only,
-        stand_ins=_around_samplers,
+        stand_ins=around_samplers,
         follow=SAMPLE_FOLLOWS,
         role="caller",
     ),
@@ -202,11 +180,12 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         SAMPLE_PLACES[:1],
         SAMPLE_SIGNATURES[:4],
         _chain_in_sample,
-        stand_ins=_around_samplers,
+        stand_ins=around_samplers,
         follow=SAMPLE_FOLLOWS,
         kernels=((_CHAIN_SAMPLER, _CHAIN_PATHS),),
         role="caller",
         accepts=_is_small,
+        asked=True,
     ),
     FunctionNames(
         "verify_chain_block",
@@ -214,11 +193,12 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         SAMPLE_PLACES[:1],
         SAMPLE_SIGNATURES[:4],
         partial(_chain_in_sample, block=True),
-        stand_ins=_around_samplers,
+        stand_ins=around_samplers,
         follow=SAMPLE_FOLLOWS,
         kernels=((_CHAIN_SAMPLER, _CHAIN_PATHS),),
         reads=frozenset({"speculative_use_block_verification"}),
         role="caller",
         accepts=_is_small,
+        asked=True,
     ),
 )

@@ -198,6 +198,29 @@ def around_sampling() -> dict[str, Any]:
     }
 
 
+class ExactLaw:
+    """In place of the last filter before the sampler: softmax rounds, so what it should have given takes its place.
+
+    The sampler's coins lie next to edges of the case's law, which sums to 1 or, in some rows, to a little less.
+    """
+
+    def __init__(self) -> None:
+        self.law = torch.empty(0)
+        self.asked: Tensor | None = None
+
+    def __call__(self, probs: Tensor, parameters: Tensor) -> Tensor:
+        self.asked = parameters
+        wanted = self.law / self.law.sum(dim=1, keepdim=True)
+        if probs.shape != wanted.shape or not bool(torch.isclose(probs, wanted, rtol=0, atol=1e-5).all()):
+            raise WrongResultError("the law of a node is not the softmax of its logits / the request's temperature")
+        return self.law
+
+
+def around_samplers() -> dict[str, Any]:
+    """`around_sampling` for laws that the sampler is to get to the bit."""
+    return {**around_sampling(), "top_p_renorm_prob": ExactLaw()}
+
+
 def _softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
     """In place of the function of 0.5.22 and later that picks a kernel of the machine's."""
     return torch.softmax(logits / temperatures, dim=-1)
