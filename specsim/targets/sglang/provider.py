@@ -15,7 +15,15 @@ from specsim.ops.registry import OPS
 from specsim.targets.callsite import CallSite, Capture, find_call
 from specsim.targets.lift import DriftError, LiftedFunction, Lifter, TextStore
 from specsim.targets.sglang.guards import Guards, read_guards
-from specsim.targets.sglang.operations import CALLERS, CUDA_ONLY, FUNCTIONS, KERNELS, CallerNames, KernelNames
+from specsim.targets.sglang.operations import (
+    CALLERS,
+    CUDA_ONLY,
+    FUNCTIONS,
+    KERNELS,
+    CallerNames,
+    FunctionNames,
+    KernelNames,
+)
 from specsim.targets.sglang.operations.functions import function_subject
 from specsim.targets.source import SourceTree
 from specsim.verdict import NotRun
@@ -71,10 +79,14 @@ class SglangProvider:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", str(error)))
         for function in FUNCTIONS:
             try:
-                found.append(function_subject(self._lifter, function, self._guards.reach_of_overlap_worker))
+                found.append(self.function(function))
             except DriftError as error:
                 missing.append(NotRun(function.what, str(error)))
         return found, missing
+
+    def function(self, names: FunctionNames) -> Subject:
+        """The subject of one tensor function. Raises DriftError as `function_subject` does."""
+        return function_subject(self._lifter, names, self._guards.reach_of_overlap_worker)
 
     def _lift(
         self, names: tuple[str, ...], paths: tuple[str, ...], signatures: tuple[tuple[str, ...], ...]

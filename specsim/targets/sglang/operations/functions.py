@@ -97,6 +97,23 @@ class Recorder:
         return self.results[-1]
 
 
+class _Launched:
+    """A kernel, or a host function that launches it. It does not run while the function that calls it is rehearsed:
+    nothing watches its accesses then, and one outside its tensors would end the process.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self.runs = True
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        launch: Callable[..., Any] = self._kernel[grid] if self.runs else nothing
+        return launch
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._kernel(*arguments, **named) if self.runs else None
+
+
 def function_subject(lifter: Lifter, names: FunctionNames, reach: Callable[[Sizes], Reach]) -> Subject:
     """The subject of a tensor function. Raises DriftError when it is not there, has parameters that are not known, or
     needs something that has no stand-in: it is run on a few cases.
@@ -108,7 +125,12 @@ def function_subject(lifter: Lifter, names: FunctionNames, reach: Callable[[Size
     if unread := names.reads - lifter.attributes:
         raise DriftError(f"not found: {', '.join(sorted(unread))} in {found.where} {found.name}")
     run = partial(_run, names.op, partial(names.launch, lifted))
+    launched = [value for value in lifted.given.values() if isinstance(value, _Launched)]
+    for kernel in launched:
+        kernel.runs = False
     _rehearse(names, found, run)
+    for kernel in launched:
+        kernel.runs = True
     return Subject(
         op=names.op,
         role="caller" if names.role == "caller" else "kernel",
@@ -164,7 +186,7 @@ def _kernels(lifter: Lifter, names: FunctionNames) -> dict[str, Any]:
     for name, paths in names.kernels:
         for path in paths:
             if lifter.source.exists(path) and name in lifter.module(path).definitions:
-                found[name] = lifter.lift(path, name).value
+                found[name] = _Launched(lifter.lift(path, name).value)
                 break
     return found
 
@@ -178,7 +200,7 @@ def _run(op: str, implementation: Implementation, sizes: Sizes, tensors: Tensors
 
 def _rehearse(names: FunctionNames, found: LiftedFunction, run: Callable[[Sizes, Tensors], Tensors]) -> None:
     op = OPS[names.op]
-    for number in range(2 if names.kernels else _REHEARSALS):
+    for number in range(_REHEARSALS):
         case = op.generate(seeded(0, names.op, names.name, number) if number else replayed(()))
         if not names.accepts(case.sizes):
             continue
