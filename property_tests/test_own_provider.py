@@ -10,11 +10,13 @@ import pytest
 
 from property_tests.test_check import specsim
 from specsim.cli import main
+from specsim.commands.template import source_of, template
+from specsim.errors import UsageError
 from specsim.ops.provider import MappingProvider
 from specsim.ops.registry import OPS, REFERENCE
-from specsim.pytest_plugin import Hold
+from specsim.pytest_plugin import Hold, holds_contract
 
-pytest_plugins = ["specsim.pytest_plugin"]
+__all__ = ["holds_contract"]  # the fixture
 
 WRONG = """
     import torch
@@ -43,8 +45,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("operation", list(OPS))
 def test_every_operation_has_a_template_that_names_what_its_contract_passes(operation: str) -> None:
-    from specsim.commands.template import source_of
-
     namespace: dict[str, Any] = {}
     exec(source_of("mine", [OPS[operation]]), namespace)
     subjects, _not_run = MappingProvider("mine", namespace["provider"]).subjects()
@@ -52,11 +52,11 @@ def test_every_operation_has_a_template_that_names_what_its_contract_passes(oper
 
 
 def test_a_template_passes_as_it_is_written(folder: Path) -> None:
-    assert specsim(folder, "template", "fill_bonus_tokens", "row_argmax", "--out", "adapter.py").returncode == 0
+    template(["fill_bonus_tokens", "row_argmax"], folder / "adapter.py")
     ended = specsim(folder, "check", "--provider", "adapter:provider", "--cases", "5", "--device", "cpu")
     assert (ended.returncode, "no findings, 10 cases" in ended.stdout) == (0, True), ended.stdout + ended.stderr
-    again = specsim(folder, "template", "row_argmax", "--out", "adapter.py")
-    assert (again.returncode, "there already" in again.stderr) == (2, True)
+    with pytest.raises(UsageError, match="there already"):
+        template(["row_argmax"], folder / "adapter.py")
 
 
 @pytest.mark.parametrize(
