@@ -10,7 +10,6 @@ import torch
 
 from specsim.ops.contract import Sizes
 from specsim.ops.provider import NotCalledError
-from specsim.reference.logits import NAN_HIGHEST, RELAXED
 from specsim.targets.lift import Lifter
 from specsim.targets.sglang.operations.functions import FunctionNames, Lifted
 from specsim.targets.sglang.operations.names import KernelNames
@@ -25,9 +24,10 @@ from specsim.targets.sglang.operations.verification import (
     sample,
     sampling_info,
 )
-from specsim.targets.sglang.penalties import ReleasePenalizers, sampling_request
+from specsim.targets.sglang.penalties import RELAXED, ReleasePenalizers, sampling_request
 from specsim.targets.sglang.stand_ins import Fields
 
+NAN_HIGHEST = 0  # of row_argmax's nan_policy
 Tensor = torch.Tensor
 
 _BATCH_INFO = "srt/sampling/sampling_batch_info.py"

@@ -10,7 +10,6 @@ import torch
 from specsim.ops.contract import WrongResultError
 from specsim.ops.provider import NotCalledError
 from specsim.ops.registry import OPS
-from specsim.reference.tree import FULL_MASK
 from specsim.targets.sglang.operations.functions import Fields, FunctionNames, Lifted, fast_topk
 from specsim.targets.sglang.stand_ins import OFF, nothing
 
@@ -18,7 +17,7 @@ _UTILS = "srt/speculative/spec_utils.py"
 _EAGLE_UTILS = "srt/speculative/eagle_utils.py"
 _WORKER = "srt/speculative/eagle_worker_v2.py"
 _BASE_WORKER = "srt/speculative/base_spec_worker.py"
-_PACKED = 2  # TreeMaskMode.QLEN_ONLY_BITPACKING
+_FULL_MASK, _PACKED = 0, 2  # of TreeMaskMode: FULL_MASK and QLEN_ONLY_BITPACKING
 
 Tensor = torch.Tensor
 _SelectOutputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -83,7 +82,7 @@ class _TreeBuilder:
             mask.view(torch.uint8)[: tree.tree_mask.numel()] |= tree.tree_mask
         else:
             tree = OPS["build_tree"].reference(parents, selected, lens, topk, num_steps, nodes, int(mode))
-            prefixes = lens.tolist() if int(mode) == FULL_MASK else [0] * len(lens)
+            prefixes = lens.tolist() if int(mode) == _FULL_MASK else [0] * len(lens)
             start = 0
             for prefix in prefixes:
                 end = start + nodes * (prefix + nodes)
