@@ -66,6 +66,7 @@ TOP = {"cli", "commands", "__main__", "pytest_plugin"}  # may import everything
 # The modules that import Hypothesis, and those for test authors, which nothing else in the product imports.
 STRATEGIES = {"specsim.explore.hypothesis_lane", "specsim.ops.strategies", "specsim.check.strategies"}
 PUBLIC = {
+    "specsim.pytest_plugin",
     "specsim.ops.strategies",
     "specsim.diff.sanitize",
     "specsim.ops.losslessness",

@@ -13,6 +13,7 @@ from specsim.check.rules import BY_ID as RULES_OF_ACCOUNTING
 from specsim.diff.rules import BY_ID as RULES_OF_OPS
 from specsim.targets.probe import BY_ID as RULES_OF_WORKERS
 from specsim.targets.probe import signature_of
+from specsim.targets.sglang.operations import FUNCTIONS
 from specsim.targets.sglang.releases import RELEASES
 from specsim.targets.sglang.triage import NEW, TRIAGE, contradiction, triage_line, triage_of
 from specsim.verdict import Finding, Severity
@@ -29,6 +30,10 @@ def seen() -> list[tuple[str, str, str]]:
         found += [(signature, version, reach) for signature, reach in expected["findings"].items()]
     for version, expected in json.loads((FIXTURES / "releases.expected.json").read_text()).items():
         found += [(signature, version, told["reach"]) for signature, told in expected["findings"].items()]
+    for version, expected in json.loads((FIXTURES / "functions.expected.json").read_text()).items():
+        for subject, broken in expected["findings"].items():
+            (op,) = [f.op for f in FUNCTIONS if f.name == subject]
+            found += [(f"ops:{op}:{subject}", version, rule.split()[1]) for rule in broken]
     for version, probes in json.loads((FIXTURES / "workers.expected.json").read_text()).items():
         found += [(signature_of(probe, rule), version, "option") for probe, rules in probes.items() for rule in rules]
     return found

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import specsim
-from specsim.commands import history, model
+from specsim.commands import history, model, template
 from specsim.commands.options import CacheOption, DeviceOption, HangOption, one_of, require_folder, say
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
@@ -110,6 +110,9 @@ def check(
             help="model | sglang==VERSION | sglang==A..B | sglang@PATH[#REV] | module:object. Several make a matrix.",
         ),
     ] = None,
+    provider: Annotated[
+        str, typer.Option(metavar="MODULE:OBJECT", help="Judge functions of your own: module:object, its operations.")
+    ] = "",
     only: Annotated[
         str | None, typer.Option(metavar="TIER", help="Run one tier only: ops, accounting or workers.")
     ] = None,
@@ -161,6 +164,10 @@ def check(
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
         one_of("--only", only, TIERS)
+        if provider:
+            if target or only not in (None, "ops"):
+                raise UsageError("--provider with a TARGET or another tier", "it is a target of the ops tier by itself")
+            target, only = [provider], "ops"
         one_of("--device", device, ("auto", "cpu", "cuda"))
         one_of("--strategy", strategy, tuple(STRATEGIES))
         if bulk and only != "ops":
@@ -545,6 +552,7 @@ def bench(
 
 for command in (model.explore, model.mutants, model.sweep, history.bisect):
     app.command()(command)
+app.command()(template.template)
 app.command(name="compile")(model.compile_simulator)
 
 

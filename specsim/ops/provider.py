@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
-from specsim.ops.contract import Implementation, Sizes, Tensors
+from specsim.ops.contract import Implementation, Op, Role, Sizes, Tensors
 from specsim.verdict import NotRun
 
 Reach = str  # "default" | "option" | "guarded:FILE:LINE" | "not called" | "unknown"
@@ -90,7 +90,9 @@ class MappingProvider:
             if name not in OPS
         ]
         for op in OPS:
-            if op in self._mapping:
+            if op in self._mapping and (refusal := _refusal(OPS[op], self._mapping[op])):
+                missing.append(NotRun(op, refusal))
+            elif op in self._mapping:
                 call = self._mapping[op]
                 found.append(
                     Subject(
@@ -108,9 +110,28 @@ class MappingProvider:
         return found, missing
 
 
+def _refusal(op: Op, call: object) -> str:
+    """Why something cannot be called as an operation's contract says, "" when it can."""
+    if not callable(call):
+        return f"{call!r:.80} is a {type(call).__name__}, not a function"
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError):
+        return ""  # of a builtin: the call itself says
+    outs = {arg.name for arg in op.tensor_args if arg.role is Role.OUT}
+    inputs = [arg.name for arg in op.args if arg.name not in outs]
+    named = outs if outs and outs <= set(signature.parameters) else set()
+    try:
+        signature.bind(**dict.fromkeys([*inputs, *named]))
+    except TypeError as error:
+        name = getattr(call, "__name__", type(call).__name__)
+        return f"another signature: {name}{signature}, {error}; the contract passes {', '.join(inputs)} by name"
+    return ""
+
+
 def _where(call: Implementation) -> str:
     """FILE:LINE of a function, the file by its module's name; "" for a callable that is not a function."""
     function = inspect.unwrap(call)
-    if not inspect.isfunction(function):
+    if not inspect.isfunction(function) or not function.__module__:
         return ""
     return f"{function.__module__.replace('.', '/')}.py:{function.__code__.co_firstlineno}"

@@ -247,6 +247,11 @@ class Lifter:
             body_hash=body_hash(definition),
         )
 
+    def forget_values(self) -> None:
+        """Forget what host functions of other files were made with: the next ones are given something else."""
+        self._host_values.clear()
+        self.attributes.clear()
+
     def look(self, path: str, name: str) -> LiftedFunction:
         """What `lift_method` says of a function or method, without its value."""
         nodes = find_definitions(self.module(path), name)

@@ -17,6 +17,7 @@ from typing import Any
 from specsim.targets.lift import DriftError, Lifter, TextStore, body_hash, class_functions, parameter_names
 from specsim.targets.sglang import host_names
 from specsim.targets.sglang.host_lifting import lift_host_functions
+from specsim.targets.sglang.operations import FUNCTIONS, logits
 from specsim.targets.sglang.penalties import NOT_FED
 from specsim.targets.sglang.probes import probes_of
 from specsim.targets.sglang.provider import SglangProvider
@@ -69,6 +70,10 @@ class KnownBody:
     body_hash: str
     releases: tuple[str, ...]
 
+
+# Functions that some releases do not have, and were not meant to have.
+_NOT_OF_EVERY_RELEASE = {f"ops:{function.what}" for function in FUNCTIONS}
+_NOT_OF_EVERY_RELEASE |= {f"ops:{kernel.op}" for kernel in logits.KERNELS}
 
 Known = Mapping[str, Sequence[KnownBody]]
 
@@ -229,6 +234,8 @@ def _drift(function: Surveyed, release: str, known: Known) -> Drift:
     if absent and function.tier == "ops" and known and before is None:
         return Drift(function, "same", f"{release} does not have it either")
     if not function.where:
+        if before is None and function.key in _NOT_OF_EVERY_RELEASE:
+            return Drift(function, "same", "not of this release")
         return (
             Drift(function, "not run", function.why_not)
             if function.why_not

@@ -59,7 +59,7 @@ EXACT, RELAXED = 0, 1
 # The release's own classes
 
 
-class _Release:
+class ReleasePenalizers:
     """The release's penalizers and `SamplingBatchInfo`, lifted."""
 
     def __init__(self, lifter: Lifter) -> None:
@@ -102,13 +102,13 @@ class _Release:
         self.given[name] = lifted.value
         return lifted
 
-    def info(self, reqs: list[Fields], batch: Fields) -> Any:
+    def info(self, reqs: list[Fields], batch: Fields, vocab_size: int = VOCABULARY) -> Any:
         """`SamplingBatchInfo` of a new batch, as the release makes it when a batch is prefilled."""
         batch.reqs, batch.device = reqs, torch.device("cpu")
-        return self.info_type.from_schedule_batch(batch, VOCABULARY)
+        return self.info_type.from_schedule_batch(batch, vocab_size)
 
 
-def _request(prompt: list[int], outputs: list[int], **params: Any) -> Fields:
+def sampling_request(prompt: list[int], outputs: list[int], **params: Any) -> Fields:
     known: dict[str, Any] = {
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
@@ -215,10 +215,10 @@ def _law(trees: list[_Tree], law: int) -> list[list[int]]:
     return tokens
 
 
-def _verification(release: _Release, sample: Any, walked: list[list[list[int]]], chooser: Chooser) -> Shown:
+def _verification(release: ReleasePenalizers, sample: Any, walked: list[list[list[int]]], chooser: Chooser) -> Shown:
     trees = _draw_trees(chooser)
     batch = Fields()
-    info = release.info([_request([0], tree.outputs, **tree.params) for tree in trees], batch)
+    info = release.info([sampling_request([0], tree.outputs, **tree.params) for tree in trees], batch)
     for tokens in zip(*(tree.outputs for tree in trees), strict=True):
         info.penalizer_orchestrator.cumulate_output_tokens(torch.tensor(tokens))
     info.update_penalties()
@@ -321,11 +321,13 @@ def _draw_steps(chooser: Chooser, retraction: bool) -> tuple[list[int], int, lis
     return prompt, first, steps
 
 
-def _launches(release: _Release, feed: Any, prompt: list[int], first: int, steps: list[_Step]) -> list[_Launch]:
+def _launches(
+    release: ReleasePenalizers, feed: Any, prompt: list[int], first: int, steps: list[_Step]
+) -> list[_Launch]:
     """Drive the release's feed over a schedule of one request."""
     outputs, known = [first], 1
     before = known - 1  # the prefill's result is late for whoever is behind
-    request = _request(prompt, outputs[:known], frequency_penalty=1.0)
+    request = sampling_request(prompt, outputs[:known], frequency_penalty=1.0)
     batch = Fields(batch_size=lambda: 1)
     info = release.info([request], batch)
     found = []
@@ -347,7 +349,7 @@ def _launches(release: _Release, feed: Any, prompt: list[int], first: int, steps
     return found
 
 
-def _feed(release: _Release, feed: Any, chooser: Chooser) -> Shown:
+def _feed(release: ReleasePenalizers, feed: Any, chooser: Chooser) -> Shown:
     prompt, first, steps = _draw_steps(chooser, retraction=False)
     launches = _launches(release, feed, prompt, first, steps)
     broken = []
@@ -373,7 +375,7 @@ def _feed(release: _Release, feed: Any, chooser: Chooser) -> Shown:
     )
 
 
-def _retraction(release: _Release, feed: Any, where: str, source_hash: str, chooser: Chooser) -> Shown:
+def _retraction(release: ReleasePenalizers, feed: Any, where: str, source_hash: str, chooser: Chooser) -> Shown:
     prompt, first, steps = _draw_steps(chooser, retraction=True)
     launches = _launches(release, feed, prompt, first, steps)
     broken = []
@@ -424,7 +426,7 @@ def _find(lifter: Lifter, places: tuple[tuple[str, str], ...]) -> tuple[str, str
     raise DriftError(f"not found: {' or '.join(f'{name} in {path}' for path, name in places)}")
 
 
-def _lift_sample(release: _Release, walked: list[list[list[int]]]) -> LiftedFunction:
+def _lift_sample(release: ReleasePenalizers, walked: list[list[list[int]]]) -> LiftedFunction:
     def walk(**named: Any) -> tuple[Any, Any, Any]:
         walked.append(named["target_predict"].tolist())
         return named["predicts"], named["accept_index"], torch.zeros_like(named["accept_token_num"])
@@ -435,7 +437,7 @@ def _lift_sample(release: _Release, walked: list[list[list[int]]]) -> LiftedFunc
     )
 
 
-def _lift_feed(release: _Release) -> tuple[LiftedFunction, Any]:
+def _lift_feed(release: ReleasePenalizers) -> tuple[LiftedFunction, Any]:
     """The function that feeds the penalizers before a launch, and a call of it with a batch."""
     lifter = release.lifter
     path, name = _find(lifter, _PREPARE)
@@ -481,7 +483,8 @@ def knows_outputs(lifter: Lifter) -> bool:
     prefill = find_function(lifter.module(_SCHEDULE_BATCH), "ScheduleBatch.prepare_for_extend")
     if {_CUMULATE, _FEEDER} & {node.attr for node in ast.walk(prefill) if isinstance(node, ast.Attribute)}:
         return True
-    info = _Release(lifter).info([_request([0], [1, 2], frequency_penalty=1.0)], Fields(batch_size=lambda: 1))
+    request = sampling_request([0], [1, 2], frequency_penalty=1.0)
+    info = ReleasePenalizers(lifter).info([request], Fields(batch_size=lambda: 1))
     info.update_penalties()
     counts = info.acc_additive_penalties
     return counts is not None and bool(counts.any())
@@ -493,7 +496,7 @@ def penalty_probes(lifter: Lifter, guards: Guards) -> Iterator[Probe | NotRun]:
     reach = guards.reach_of_overlap_worker({"topk": 1})
     reach = "option" if reach == "default" else reach
     try:
-        release = _Release(lifter)
+        release = ReleasePenalizers(lifter)
     except DriftError as error:
         yield from (NotRun(name, str(error)) for name in (VERIFICATION, FEED, RETRACTION))
         return

@@ -17,7 +17,16 @@ from specsim.ops.registry import OPS
 from specsim.targets.callsite import CallSite, Capture, find_call
 from specsim.targets.lift import DriftError, LiftedFunction, Lifter, TextStore
 from specsim.targets.sglang.guards import Guards, read_guards
-from specsim.targets.sglang.operations import CALLERS, CUDA_ONLY, KERNELS, CallerNames, KernelNames
+from specsim.targets.sglang.operations import (
+    CALLERS,
+    CUDA_ONLY,
+    FUNCTIONS,
+    KERNELS,
+    CallerNames,
+    FunctionNames,
+    KernelNames,
+)
+from specsim.targets.sglang.operations.functions import function_subject
 from specsim.targets.source import SourceTree
 from specsim.verdict import NotRun
 
@@ -30,7 +39,7 @@ SHIMS: dict[str, Any] = {
     "is_xpu": lambda: False,
     "is_cpu": lambda: False,
     # As many processors as divide no grid: each has more than one block to do.
-    "get_device_core_count": lambda: 3,
+    "get_device_core_count": lambda *_device: 3,
     "next_power_of_2": lambda n: 1 << (n - 1).bit_length() if n > 0 else 1,
 }
 
@@ -70,7 +79,7 @@ class SglangProvider:
             NotRun(op, f"CUDA code of a compiled extension ({name}), which has no source to lift")
             for op, name in CUDA_ONLY.items()
         ]
-        known = {names.op for names in KERNELS} | set(CUDA_ONLY)
+        known = {*(names.op for names in KERNELS), *(names.op for names in FUNCTIONS), *CUDA_ONLY}
         missing += [NotRun(op, "specsim does not lift it from this engine yet") for op in OPS if op not in known]
         kernels: dict[str, tuple[KernelNames, LiftedFunction]] = {}
         for names in KERNELS:
@@ -89,7 +98,16 @@ class SglangProvider:
                 found.append(self._caller_subject(caller, *kernels[caller.needs]))
             except DriftError as error:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", str(error)))
+        for function in FUNCTIONS:
+            try:
+                found.append(self.function(function))
+            except DriftError as error:
+                missing.append(NotRun(function.what, str(error)))
         return found, _without_what_is_found(missing, found)
+
+    def function(self, names: FunctionNames) -> Subject:
+        """The subject of one tensor function. Raises DriftError as `function_subject` does."""
+        return function_subject(self._lifter, names, self._guards.reach_of_overlap_worker)
 
     def _lift(
         self, names: tuple[str, ...], paths: tuple[str, ...], signatures: tuple[tuple[str, ...], ...]

@@ -1,0 +1,76 @@
+"""`specsim template`: an adapter of a user's own functions, ready to run, for the operations that are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from specsim.ops.contract import Op
+
+_HEAD = '''"""Functions of your own, for `specsim check {module}:provider`.
+
+Each takes its contract's arguments by name and returns the outputs in the order below, or names outputs as parameters
+too and writes them in place. Until you put yours in its place, each is the reference.
+"""
+
+from specsim.ops.registry import REFERENCE
+
+'''
+
+
+def template(
+    operations: Annotated[list[str], typer.Argument(metavar="OPERATION...", help="Operations to provide.")],
+    out: Annotated[Path, typer.Option(help="The file to write; it must not be there.")] = Path("provider.py"),
+) -> None:
+    """Write an adapter of functions of your own: run it as it is, then put yours in the reference's place."""
+    from specsim.ops.registry import OPS
+
+    for name in operations:
+        if name not in OPS:
+            raise UsageError(f"there is no operation {name!r}", f"specsim has {', '.join(sorted(OPS))}")
+    if not out.stem.isidentifier() or out.suffix != ".py":
+        raise UsageError(f"--out {out} is not a module that Python imports", "name it for example provider.py")
+    if out.exists():
+        raise UsageError(f"{out} is there already", "remove it, or name another file with --out")
+    chosen = [OPS[name] for name in dict.fromkeys(operations)]
+    try:
+        out.write_text(source_of(out.stem, chosen), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {out} ({error.strerror})", "name a folder that can be written") from error
+    typer.echo(f"{out}: {len(chosen)} of {len(OPS)} operations; try: specsim check --provider {out.stem}:provider")
+
+
+def source_of(module: str, chosen: list[Op]) -> str:
+    """The adapter as text."""
+    provider = "".join(f'    "{op.name}": {op.name},\n' for op in chosen)
+    functions = "\n".join(map(_function, chosen))
+    return f"{_HEAD.format(module=module)}\n{functions}\n\nprovider = {{\n{provider}}}\n"
+
+
+def _function(op: Op) -> str:
+    from specsim.ops.contract import Role, TensorArg
+
+    lines = [f"    {arg.name}: {_described(arg)}" for arg in op.args]
+    outs = {arg.name for arg in op.tensor_args if arg.role is Role.OUT}
+    taken = [arg.name for arg in op.args if not isinstance(arg, TensorArg) or arg.name not in outs]
+    passed = ", ".join(f"{name}={name}" for name in taken)
+    parameters = ", ".join(taken)
+    return (
+        f'def {op.name}({parameters}):\n    """{op.summary[:1].upper()}{op.summary[1:]}.\n\n'
+        + "\n".join(lines)
+        + f'\n    """\n    return REFERENCE["{op.name}"]({passed})\n\n'
+    )
+
+
+def _described(arg: object) -> str:
+    from specsim.ops.contract import TensorArg
+
+    if not isinstance(arg, TensorArg):
+        return f"int: {getattr(arg, 'doc', '')}"
+    shape = ", ".join(map(str, arg.shape))
+    return f"{arg.role.value} [{shape}] {str(arg.dtype).removeprefix('torch.')}: {arg.doc}"
