@@ -182,7 +182,8 @@ def bound_of_groups(b_high, b_sum, high, scale, limit, is_count, GROUP: tl.const
         # [4], [4, BLOCK_G]
         b_key_d = (i_bound + (o_d.to(tl.int64) << (30 - 2 * i_pass))).to(tl.int32)
         b_logit_d = logit_of(b_key_d)
-        b_weight_d = tl.where(b_logit_d < high, tl.exp2((b_logit_d - high) * scale), 1.0)
+        b_near_d = tl.minimum(tl.maximum(b_logit_d, high - NOTHING / scale), high)  # so that nothing overflows
+        b_weight_d = tl.exp2((b_near_d - high) * scale)
         b_weight_d = tl.where(b_logit_d == b_logit_d, b_weight_d, 0.0)
         b_least = tl.maximum(b_most[None, :], b_sum[None, :] - (GROUP - 1) * b_weight_d[:, None])
         b_least = tl.where(is_count, 1.0, b_least)
