@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.kernels.launch import operation
+from specsim.kernels.scratch import scratch_of
 
 SPLITS_MAX = 32
 # What was fastest on an H200 of blocks of 1024 to 4096 logits, by 4 or 8 warps. Registers are capped where programs
@@ -153,7 +154,7 @@ def launch_verify_logits_greedy(plan: Plan, logits: Tensor, candidates: Tensor, 
         logits,
         candidates,
         *tensors,
-        _scratch(logits.device, bs * (words * splits + 1)),
+        scratch_of("verify_logits_greedy", logits.device, bs * (words * splits + 1)),
         bs * num_draft_tokens,
         VOCAB_SIZE=vocab_size,
         NUM_STEPS=num_steps,
@@ -164,19 +165,6 @@ def launch_verify_logits_greedy(plan: Plan, logits: Tensor, candidates: Tensor, 
         BLOCK_N=triton.next_power_of_2(num_draft_tokens),
         **tuned,
     )
-
-
-# By device and stream: zeroed words through which the programs of a launch talk, and which they zero again.
-_SCRATCH: dict[tuple[torch.device, int], Tensor] = {}
-
-
-def _scratch(device: torch.device, words: int) -> Tensor:
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    scratch = _SCRATCH.get((device, stream))
-    if scratch is None or scratch.shape[0] < words:
-        scratch = torch.zeros(triton.next_power_of_2(words), dtype=torch.int64, device=device)
-        _SCRATCH[device, stream] = scratch
-    return scratch
 
 
 def num_sms_of(device: torch.device) -> int:

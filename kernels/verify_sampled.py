@@ -49,6 +49,7 @@ from specsim.kernels.sampled_rows import (
     to_units,
     without_children,
 )
+from specsim.kernels.scratch import scratch_of
 from specsim.kernels.verify_logits import num_sms_of, store_step, touch_links
 from specsim.reference.logits import EXACT, RELAXED
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
@@ -227,23 +228,12 @@ class Scratch(NamedTuple):
     groups: Tensor
 
 
-_SCRATCH: dict[tuple[torch.device, int], Scratch] = {}  # by device and stream
-
-
 def _scratch(device: torch.device, bs: int, num_groups: int) -> Scratch:
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    scratch = _SCRATCH.get((device, stream))
-    sizes = (bs * HEAD, bs * LIST, bs * 4 * num_groups)
-    if scratch is None or any(part.shape[0] < size for part, size in zip(scratch, sizes, strict=True)):
-        before = (part.shape[0] for part in scratch) if scratch is not None else (0, 0, 0)
-        heads, lists, groups = (max(old, size) for old, size in zip(before, sizes, strict=True))
-        scratch = Scratch(
-            torch.zeros(heads, dtype=torch.int64, device=device),
-            torch.zeros(lists, dtype=torch.float32, device=device),
-            torch.zeros(groups, dtype=torch.float32, device=device),
-        )
-        _SCRATCH[device, stream] = scratch
-    return scratch
+    return Scratch(
+        scratch_of("verify_logits_sampled heads", device, bs * HEAD),
+        scratch_of("verify_logits_sampled lists", device, bs * LIST, torch.float32),
+        scratch_of("verify_logits_sampled groups", device, bs * 4 * num_groups, torch.float32),
+    )
 
 
 @triton.jit(do_not_specialize=["num_nodes", "num_stop_tokens", "num_biases", "num_masks"])

@@ -246,6 +246,25 @@ def test_a_graph_of_a_large_batch_replays_on_other_requests(op: Op) -> None:
         assert_right(op, case, tensors)
 
 
+@pytest.mark.parametrize("name", ["verify_logits_greedy", "verify_logits_sampled"])
+def test_graphs_of_growing_batches_replay_in_any_order(name: str) -> None:
+    """Programs talk through scratch: a later graph, replayed first, and one from before it grew."""
+    op, graphs = OPS[name], []
+    for bs in (4, 64, 512):
+        case = made(op, bs, 1)
+        tensors = {name: tensor.clone() for name, tensor in case.tensors.items()} | op.allocate_outputs(case, DEVICE)
+        if bs != 64:  # one is captured without a warm-up
+            op.call(kernel(op), case.sizes, dict(tensors))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            op.call(kernel(op), case.sizes, dict(tensors))
+        graphs.append((graph, case, tensors))
+    for graph, case, tensors in (*reversed(graphs), *graphs):
+        graph.replay()
+        assert_right(op, case, tensors)
+
+
 @pytest.mark.parametrize("row_bytes", [512, 1152, 4096, 16384])
 @pytest.mark.parametrize("num_moves", [40, 400, 4_600])
 def test_the_same_slots_of_61_layers_move_in_a_graph(row_bytes: int, num_moves: int) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from specsim.explore.chooser import seeded
 from specsim.kernels import verify_logits
+from specsim.kernels.scratch import kept_scratch
 from specsim.kernels.verify_logits import Plan, launch_verify_logits_greedy, plan_verify_logits_greedy
 from specsim.ops.contract import Case, Op, Tensors
 from specsim.ops.registry import OPS
@@ -87,7 +88,7 @@ def test_a_launch_leaves_its_scratch_as_it_found_it(seed: int) -> None:
     case = wide_case(2500, seed)
     for plan in PLANS:
         run(plan, case)
-        assert all(not scratch.any() for scratch in verify_logits._SCRATCH.values())
+        assert all(not scratch.any() for scratch in kept_scratch("verify_logits_greedy"))
 
 
 @given(
