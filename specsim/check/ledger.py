@@ -117,12 +117,13 @@ def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Sequence[Owner
         slots = memory.rows.read(owner.row, owner.protected, owner.allocated)
         if len(set(slots)) != len(slots):
             return ("I12", "distinct slots", f"{owner.name} has a slot at two positions")
-        for page in {slot // page_size for slot in slots}:
+        held = {slot // page_size for slot in slots}
+        for page in held:
             if page in owner_of:
                 rule = "I12" if page_size == 1 else "I17"
                 return (rule, "one owner", f"page {page} belongs to {owner_of[page]} and {owner.name}")
             owner_of[page] = owner.name
-        missing = [slot for slot in slots if slot not in ledger.used]
+        missing = [slot for slot in slots if slot not in ledger.used] or _free_slots(held, page_size, ledger.used)
         if missing:
             return ("I16", "owned slots are not free", f"slot {missing[0]} of {owner.name} is free")
     pages = {slot // page_size for slot in ledger.tree_slots}
@@ -131,6 +132,7 @@ def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Sequence[Owner
         rule = "I12" if page_size == 1 else "I17"
         return (rule, "one owner", f"page {shared[0]} belongs to the tree and {owner_of[shared[0]]}")
     missing = [slot for slot in ledger.tree_slots if slot not in ledger.used]
+    missing = missing or _free_slots(pages, page_size, ledger.used)
     if missing:
         return ("I16", "owned slots are not free", f"slot {missing[0]} of the tree is free")
     owner_of.update(dict.fromkeys(pages, "the tree"))
@@ -144,6 +146,13 @@ def ownership_problem(memory: Memory, ledger: SlotLedger, owners: Sequence[Owner
     if len(set(free)) != len(free) or set(free) & set(rows) or len(free) + len(rows) != memory.rows.count:
         return ("I18", f"{memory.rows.count} rows, free or owned", f"free {sorted(free)}, owned {sorted(rows)}")
     return None
+
+
+def _free_slots(pages: Iterable[int], page_size: int, used: set[int]) -> list[int]:
+    """Slots of the pages that are free: whoever holds a slot of a page holds the page."""
+    return [
+        slot for page in sorted(pages) for slot in range(page * page_size, (page + 1) * page_size) if slot not in used
+    ]
 
 
 def window_problem(

@@ -24,7 +24,7 @@ from specsim.ops.provider import NotCalledError, Subject
 PER_REQUEST = {"bs", "num_nodes", "num_rows", "num_draft_locs", "num_window", "mask_bytes"}
 """First dimensions that have as many entries for each request."""
 
-SHARED: set[str | int] = {"pool_rows", "buffer_rows", 1}
+SHARED: set[str | int] = {"pool_rows", "buffer_rows", "num_biases", "num_masks", 1}
 
 NUMBERS = {"retrieve_index": "num_draft_tokens", "accept_index": "num_draft_tokens", "hidden_index": "topk"}
 """Arguments that hold numbers of nodes or rows in the batch, and how many of those each request has."""
@@ -56,6 +56,7 @@ LABELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "compact_accepted_path": (("out_cache_loc",), ("target", "source")),
     "rotate_input_ids": (("input_ids", "topk_index"), ("input_ids",)),
     "verify_logits_greedy": (("out_cache_loc",), ("target", "source")),
+    "verify_logits_sampled": (("out_cache_loc",), ("target", "source")),
 }
 
 

@@ -304,8 +304,8 @@ MUTANTS: tuple[OperatorMutant, ...] = (
         "row_argmax",
         _K + "logits",
         "_row_argmax_kernel",
-        "i_best = tl.min(tl.where(b_best == best, b_at, VOCAB), axis=0)",
-        "i_best = tl.max(tl.where(b_best == best, b_at, -1), axis=0)",
+        "i_word = tl.max((b_best.to(tl.int64) << 32) | (0x7FFFFFFF - b_at).to(tl.int64), axis=0)",
+        "i_word = tl.max((b_best.to(tl.int64) << 32) | b_at.to(tl.int64), axis=0) ^ 0x7FFFFFFF",
     ),
     OperatorMutant(
         13,
