@@ -167,7 +167,8 @@ def test_host_functions_are_judged_at_git_revisions_too(
 
 def package(source: SourceTree) -> dict[str, str]:
     """The files of a release that its host functions and their configuration are in."""
-    folders = ("managers", "mem_cache", "model_executor", "speculative", "session", "sampling", "utils", "arg_groups")
+    folders = ["managers", "mem_cache", "model_executor", "speculative", "session", "sampling", "utils", "arg_groups"]
+    folders.append("disaggregation")  # what the caches tell of themselves
     paths = [path for folder in folders for path in source.paths(f"srt/{folder}") if path.endswith(".py")]
     paths += [path for path in source.paths("srt") if path.count("/") == 1 and path.endswith(".py")]
     return {f"python/sglang/{path}": source.read(path) for path in paths}

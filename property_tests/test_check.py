@@ -54,6 +54,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The replay file of a finding of `mine:provider`."""
+    folder = tmp_path_factory.mktemp("stored")
+    (folder / "mine.py").write_text(textwrap.dedent(WRONG))
+    specsim(folder, "check", "mine:provider", "--cases", "5", "--device", "cpu")
+    (file,) = (folder / "specsim-findings").iterdir()
+    return file.read_text()
+
+
 def specsim(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in `folder`."""
     path = os.pathsep.join(dict.fromkeys(filter(None, [str(Path(__file__).parents[1]), *sys.path])))
@@ -239,20 +249,20 @@ def test_bad_input_is_one_clear_sentence_with_exit_code_2(folder: Path, argument
         ({"subject": "caller:Worker.verify", "target": "sglang@nowhere"}, "nowhere"),
     ],
 )
-def test_a_damaged_replay_file_is_refused_by_its_field(folder: Path, change: dict[str, Any], words: str) -> None:
-    specsim(folder, "check", "mine:provider", "--cases", "5", "--device", "cpu")
-    (file,) = (folder / "specsim-findings").iterdir()
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+def test_a_damaged_replay_file_is_refused_by_its_field(
+    folder: Path, stored: str, change: dict[str, Any], words: str
+) -> None:
+    file = folder / "damaged.json"
+    file.write_text(json.dumps({**json.loads(stored), **change}))
     ended = specsim(folder, "replay", str(file))
     assert ended.returncode == 2
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_a_truncated_replay_file_is_refused(folder: Path) -> None:
-    specsim(folder, "check", "mine:provider", "--cases", "5", "--device", "cpu")
-    (file,) = (folder / "specsim-findings").iterdir()
-    file.write_text(file.read_text()[:-40])
+def test_a_truncated_replay_file_is_refused(folder: Path, stored: str) -> None:
+    file = folder / "truncated.json"
+    file.write_text(stored[:-40])
     ended = specsim(folder, "replay", str(file))
     assert (ended.returncode, "may be truncated" in ended.stderr) == (2, True)
 

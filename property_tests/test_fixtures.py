@@ -79,10 +79,13 @@ def _provider_of(target: str, release: Release, cache: Cache) -> Provider:
     return SglangProvider(release(target.removeprefix("sglang==")), cache)
 
 
+ACCOUNTINGS: dict[str, AccountingTarget] = {"model": ModelTarget()}  # of each target, lifted once
+
+
 def _accounting_of(target: str, release: Release, cache: Cache) -> AccountingTarget:
-    if target == "model":
-        return ModelTarget()
-    return SglangHostTarget(release(target.removeprefix("sglang==")), cache)
+    if target not in ACCOUNTINGS:
+        ACCOUNTINGS[target] = SglangHostTarget(release(target.removeprefix("sglang==")), cache)
+    return ACCOUNTINGS[target]
 
 
 def _hold_schedule(replay: ScheduleReplay, target: str, expect: dict[str, Any], release: Release, cache: Cache) -> None:

@@ -185,7 +185,7 @@ def test_a_spent_budget_stops_after_one_case() -> None:
 @pytest.mark.parametrize("implementations", [REFERENCE, LOOPS], ids=["reference", "loops"])
 @pytest.mark.parametrize("op", list(OPS))
 def test_the_reference_and_its_loops_have_no_finding(op: str, implementations: dict[str, Implementation]) -> None:
-    assert judged(subject_of(op, implementations[op]), cases=60).failures == []
+    assert judged(subject_of(op, implementations[op]), cases=30).failures == []
 
 
 @pytest.mark.parametrize("op", [subject.op for subject in kernels.provider().subjects()[0]])

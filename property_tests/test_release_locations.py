@@ -5,6 +5,7 @@ launch's rows, so that a wrong one is found.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +59,7 @@ VERIFY, DRAFT = "verify locations", "draft locations"
 START = r"(start_offset=[\w.]+)"
 
 # (release, what stands there, what is put there, part)
+IS_NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 WRONG_SLOTS = [
     (OLDEST, START, r"\1 + 1", VERIFY),
     (NEWEST, rf"{START}(,\s+end_offset=[^,]+)", r"\1 - 1\2 - 1", VERIFY),
@@ -68,7 +70,7 @@ WRONG_SLOTS = [
 ]
 
 
-@pytest.mark.parametrize(("version", "old", "new", "part"), WRONG_SLOTS)
+@pytest.mark.parametrize(("version", "old", "new", "part"), WRONG_SLOTS if IS_NIGHTLY else WRONG_SLOTS[1::2])
 def test_a_wrong_slot_is_found_with_its_function(
     version: str, old: str, new: str, part: str, release: Release, wheel_cache: Cache
 ) -> None:

@@ -25,7 +25,7 @@ from specsim.sim.model import EOS, STOP
 from specsim.sim.request import Request, Turn
 from specsim.sim.workload import Scenario, Workload, draw_scenario
 
-SCHEDULES = 1500
+SCHEDULES = 1000
 
 # Long enough for whole schedules; each byte is a fraction of the bound of a choice, so that every value is as likely.
 fractions = st.one_of(st.binary(max_size=80), st.binary(min_size=150, max_size=300))
