@@ -28,6 +28,7 @@ from specsim.sim.target import MEMORY_PARTS, PARTS, TREE_PARTS
 from specsim.sim.workload import Scenario, Workload, draw_scenario
 from specsim.targets.cache import Cache
 from specsim.targets.lift import DriftError, Lifter, find_function, parse_module
+from specsim.targets.sglang import accounting
 from specsim.targets.sglang.accounting import FEATURES_OF_RELEASES, SglangHostTarget
 from specsim.targets.sglang.guards import read_guards
 from specsim.targets.sglang.host_functions import PARTS_TO_DO_WITHOUT
@@ -45,6 +46,11 @@ Targets = Callable[[str], SglangHostTarget]
 
 # The easiest reach of a defect is the one that is told.
 EASIEST_FIRST = ("default", "option", "guarded")
+
+
+@pytest.fixture(autouse=True)
+def short_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "_REHEARSALS", 12)
 
 
 @pytest.fixture(scope="module")

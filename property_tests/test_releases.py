@@ -42,9 +42,9 @@ Release = Callable[[str], SourceTree]
 
 CASES = 12  # of a subject that costs 1; most cost 3
 
-# Without --all-releases two are judged: the newest that the suite reads, and the newest of them with a wrong worker.
+# Without --all-releases one is judged: the newest that the suite reads whose worker is wrong.
 FEW = [line for line in (FIXTURES / "releases.txt").read_text().splitlines() if line in EXPECTED]
-QUICK = {FEW[-1], [v for v in FEW if any(":caller:" in name for name in EXPECTED[v]["findings"])][-1]}
+QUICK = {[v for v in FEW if any(":caller:" in name for name in EXPECTED[v]["findings"])][-1]}
 
 
 def judge_all(
