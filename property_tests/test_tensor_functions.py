@@ -113,6 +113,17 @@ def test_a_defect_edited_into_a_release_is_found(
     )
 
 
+def test_the_stand_ins_are_no_larger_for_a_large_token(release: Release, wheel_cache: Cache) -> None:
+    """A drafter's logits with a column for each token up to the largest took all memory of the machine."""
+    (names,) = [f for f in FUNCTIONS if f.name.endswith("organizing")]
+    subject = SglangProvider(release(NEWEST), wheel_cache).function(names)
+    op = OPS[subject.op]
+    drawn = [op.generate(chooser_of(0, subject, index)) for index in range(40)]
+    case = next(case for case in drawn if case.sizes["topk"] == 1 and case.sizes["num_steps"] > 1)
+    case.tensors["tokens"] += 2**40
+    assert run_case(op, subject, case).violations == ()
+
+
 ORGANIZE = next(f for f in FUNCTIONS if f.name == "function:organize_draft_results")
 
 

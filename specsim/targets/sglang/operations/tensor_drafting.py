@@ -283,6 +283,8 @@ def _organize_in_loop(
     lifted: Lifted, scores: Tensor, tokens: Tensor, parents: Tensor, topk: int, num_steps: int, num_draft_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     bs = tokens.shape[0]
+    # The drafter's logits have a column for each token: as many as there are distinct ones.
+    vocabulary, tokens = torch.unique(tokens, return_inverse=True)
     score_list, token_list, parents_list = _by_step(scores, tokens, parents, topk, num_steps)
     ids = torch.zeros(bs * topk, dtype=torch.int64)
     lifted.given["select_top_k_tokens"].set(
@@ -290,9 +292,10 @@ def _organize_in_loop(
     )
     logits = [torch.zeros(bs * topk, topk) for _ in range(num_steps - 1)]
     if topk == 1:
-        logits = [torch.nn.functional.one_hot(t.flatten(), int(tokens.max()) + 1).float() for t in token_list[1:]]
+        logits = [torch.nn.functional.one_hot(t.flatten(), len(vocabulary)).float() for t in token_list[1:]]
     found = _draft_forward(lifted, _DraftModel(logits), score_list[0][:, 0], token_list[0], num_steps, num_draft_tokens)
-    return _organized(found[:3])
+    parent_list, selected, draft_tokens = _organized(found[:3])
+    return parent_list, selected, vocabulary[draft_tokens]
 
 
 _SELECT_PARAMETERS = (("i", "topk_p", "topk_index", "hidden_states", "scores", "topk"),)
