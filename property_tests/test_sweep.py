@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -131,6 +132,15 @@ def test_one_process_and_three_count_the_same() -> None:
     assert swept(2).counts == merged(parts())
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A suite that a shell runs in the background inherits that interrupts are ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("how", "ended"),
     [
