@@ -60,8 +60,8 @@ BLOCK_V = 1024
 BLOCK_SEARCH = 64
 LIST = 256  # candidates that fit the list
 NUM_WARPS = 8
-REGISTERS = 128
-PROGRAMS_PER_SM = 2  # by registers: 65536 // (32 * NUM_WARPS * REGISTERS)
+REGISTERS = 160
+PROGRAMS_PER_SM = 1  # by registers: 65536 // (32 * NUM_WARPS * REGISTERS)
 SPLITS_MAX = 64
 HEAD = 64  # words of a request: meetings, programs that are done, and three times sixteen sums
 
