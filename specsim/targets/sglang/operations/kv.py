@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,9 +91,13 @@ def _launch_kv_indices(
     topk: int,
     num_steps: int,
     page_size: int,
+    *,
+    by_blocks: bool = False,
 ) -> None:
+    """`by_blocks`: the form in which the first axis is the step and the block of 512 tokens; here two blocks a step."""
     bs = len(seq_lens)
-    kernel[(num_steps, bs, topk)](
+    options = {"NUM_STEPS": num_steps} if by_blocks else {}
+    kernel[(num_steps * (2 if by_blocks else 1), bs, topk)](
         req_pool_indices,
         req_to_token,
         seq_lens,
@@ -106,37 +111,7 @@ def _launch_kv_indices(
         power_of_two(num_steps),
         power_of_two(bs * topk),
         page_size,
-    )
-
-
-def _launch_kv_indices_by_blocks(
-    kernel: Any,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    seq_lens: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_indices: torch.Tensor,
-    topk: int,
-    num_steps: int,
-    page_size: int,
-) -> None:
-    """The form in which the first axis is the step and the block of 512 tokens; here two blocks a step."""
-    bs = len(seq_lens)
-    kernel[(num_steps * 2, bs, topk)](
-        req_pool_indices,
-        req_to_token,
-        seq_lens,
-        kv_indices,
-        kv_indptr,
-        seq_lens.repeat_interleave(topk),
-        req_to_token.shape[1],
-        kv_indices.shape[1],
-        kv_indptr.shape[1],
-        power_of_two(bs),
-        power_of_two(num_steps),
-        power_of_two(bs * topk),
-        page_size,
-        NUM_STEPS=num_steps,
+        **options,
     )
 
 
@@ -240,7 +215,7 @@ KERNELS: tuple[KernelNames, ...] = (
         ("generate_draft_decode_kv_indices",),
         _CACHE_LOCS,
         _FORMS[1:],
-        _launch_kv_indices_by_blocks,
+        partial(_launch_kv_indices, by_blocks=True),
         variant="blocks",
         cost=10,
     ),

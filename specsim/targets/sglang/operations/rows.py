@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ def _launch_chain(
     predicts: torch.Tensor,
     accept_index: torch.Tensor,
     accept_token_num: torch.Tensor,
+    **options: bool,
 ) -> None:
     function(
         **_chain_arguments(
@@ -78,32 +80,9 @@ def _launch_chain(
             predicts,
             accept_index,
             accept_token_num,
-        )
+        ),
+        **options,
     )
-
-
-def _launch_block(
-    function: Any,
-    candidates: torch.Tensor,
-    draft_probs: torch.Tensor,
-    target_probs: torch.Tensor,
-    uniform_samples: torch.Tensor,
-    uniform_final: torch.Tensor,
-    predicts: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_token_num: torch.Tensor,
-) -> None:
-    arguments = _chain_arguments(
-        candidates,
-        draft_probs,
-        target_probs,
-        uniform_samples,
-        uniform_final,
-        predicts,
-        accept_index,
-        accept_token_num,
-    )
-    function(**arguments, block_verification=True)
 
 
 ARGMAX_ROWS_MAX = 8
@@ -140,7 +119,7 @@ KERNELS: tuple[KernelNames, ...] = (
         ("chain_speculative_sampling_triton",),
         _REJECTION,
         (_BLOCK,),
-        _launch_block,
+        partial(_launch_chain, block_verification=True),
         cost=5,
         reach=by_option,
     ),
