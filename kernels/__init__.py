@@ -62,8 +62,6 @@ from specsim.kernels.logits import (
     min_p_renorm_probs,
     row_argmax,
     temperature_softmax,
-    top_k_renorm_probs,
-    top_p_renorm_probs,
 )
 from specsim.kernels.masks import (
     pack_tree_mask,
@@ -77,6 +75,7 @@ from specsim.kernels.multi_layer import (
     rotate_input_ids,
     stash_append_boundary_state,
 )
+from specsim.kernels.renorm import top_k_renorm_probs, top_p_renorm_probs
 from specsim.kernels.sampling import (
     verify_chain_block,
     verify_chain_rejection,

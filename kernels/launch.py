@@ -110,6 +110,13 @@ def require_size(name: str, size: str, actual: int, allowed: int) -> None:
         raise ValueError(f"{name} has {size} {actual}; allowed: {allowed}, as the other arguments say")
 
 
+def require_vocabulary(name: str, rows: torch.Tensor) -> int:
+    """The number of rows [num_rows, vocab_size], which must have tokens."""
+    if rows.shape[1] < 1:
+        raise ValueError(f"{name} has vocab_size {rows.shape[1]}; allowed: 1 or more")
+    return rows.shape[0]
+
+
 def require_same_dtype(name: str, tensor: torch.Tensor, other_name: str, other: torch.Tensor) -> None:
     """A tensor that receives rows of another must have its dtype."""
     if tensor.dtype != other.dtype:

@@ -1,13 +1,9 @@
-"""From logits to laws: penalties, bias and grammar in place, the greedy token, softmax and what is kept of a law.
+"""From logits to laws: penalties, bias and grammar in place, the greedy token, softmax and min-p.
 
 What changes element by element (penalties, grammar) is shared out over programs by blocks of the vocabulary and bound
 by its bytes. What needs a whole row has one program a row, which reads it several times; after the first pass a row of
 half a megabyte comes from the L2 cache, and rows enough to fill the chip are bound by the first pass and the write.
 The greedy token of few rows is found by several programs a row.
-
-What is kept of a law is decided by a *pivot*: everything at least as probable is kept, ties included. The pivot of
-top-k and top-p is found digit by digit, four bits of the number's pattern a pass: of sixteen candidates the highest
-above which there still is enough. Counts and sums have a fixed order, so that results are the same from run to run.
 """
 # Triton's decorator has no types and kernels take no annotations but tl.constexpr; host functions are typed.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -19,12 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import LOGITS, block_of, operation, require_size
+from specsim.kernels.argmax import best_of_chunk, token_of
+from specsim.kernels.launch import LOGITS, block_of, operation, require_size, require_vocabulary
+from specsim.kernels.scratch import scratch_of
+from specsim.kernels.split_rows import HEAD, arrive, leave, wait
+from specsim.kernels.verify_logits import num_sms_of
 from specsim.reference.logits import EXACT, NAN_HIGHEST, NAN_LOWEST, RELAXED, WORD_BITS
 
 BLOCK_V = 1024
 BLOCK_ROW = 8192
-BLOCK_DIGITS = 2048
 PROBS = (torch.float32,)
 
 
@@ -138,12 +137,12 @@ def row_argmax(logits: Tensor, nan_policy: int, ids: Tensor) -> None:
     """
     if nan_policy not in (NAN_HIGHEST, NAN_LOWEST):
         raise ValueError(f"nan_policy is {nan_policy}; allowed: NAN_HIGHEST ({NAN_HIGHEST}), NAN_LOWEST ({NAN_LOWEST})")
-    num_rows = _require_vocabulary("logits", logits)
+    num_rows = require_vocabulary("logits", logits)
     if num_rows == 0:
         return
     vocab_size = logits.shape[1]
-    splits = _splits(num_rows, vocab_size)
-    chunk = WORD_BITS * triton.cdiv(vocab_size, WORD_BITS * splits)  # of whole vectors
+    block_v = block_of(vocab_size, ARGMAX_BLOCK)
+    splits = _argmax_splits(num_rows, vocab_size)
     # Of one program a row the words are the ids themselves.
     words = ids if splits == 1 else ids.new_empty(num_rows * splits)
     _row_argmax_kernel[(num_rows, splits)](
@@ -152,8 +151,9 @@ def row_argmax(logits: Tensor, nan_policy: int, ids: Tensor) -> None:
         VOCAB=vocab_size,
         NAN_IS_HIGHEST=nan_policy == NAN_HIGHEST,
         SPLITS=splits,
-        CHUNK=chunk,
-        **_row_blocks(chunk),
+        CHUNK=triton.cdiv(vocab_size, splits * block_v) * block_v,
+        BLOCK_V=block_v,
+        num_warps=max(1, block_v // 256),
     )
     if splits > 1:
         _best_word_kernel[(num_rows,)](words, ids, SPLITS=splits, num_warps=1)
@@ -162,17 +162,17 @@ def row_argmax(logits: Tensor, nan_policy: int, ids: Tensor) -> None:
 ARGMAX_PROGRAMS = 512
 """Programs that share few rows between them: four for each multiprocessor of a large GPU."""
 
-ARGMAX_CHUNK_MIN = 1024
-SPLITS_MAX = 64
+ARGMAX_BLOCK = 2048
+ARGMAX_SPLITS_MAX = 32
 
 
-def _splits(num_rows: int, vocab_size: int) -> int:
-    """Programs a row, a power of two: as many as fill the device, of `ARGMAX_CHUNK_MIN` logits or more each."""
+def _argmax_splits(num_rows: int, vocab_size: int) -> int:
+    """Programs a row, a power of two: as many as fill the device and have a block of logits or more each."""
     splits = 1
     while (
-        splits < SPLITS_MAX
+        splits < ARGMAX_SPLITS_MAX
         and 2 * splits * num_rows <= ARGMAX_PROGRAMS
-        and 2 * splits * ARGMAX_CHUNK_MIN <= vocab_size + ARGMAX_CHUNK_MIN
+        and 2 * splits * ARGMAX_BLOCK <= vocab_size + ARGMAX_BLOCK
     ):
         splits *= 2
     return splits
@@ -185,31 +185,43 @@ def temperature_softmax(logits: Tensor, temperature: Tensor, probs: Tensor) -> N
     Shapes: specsim.reference.logits.temperature_softmax; logits are float32, bfloat16 or float16. A row in which every
     token is forbidden has no law and becomes NaN.
     """
-    num_rows = _require_vocabulary("logits", logits)
+    num_rows = require_vocabulary("logits", logits)
     if num_rows == 0:
         return
-    _temperature_softmax_kernel[(num_rows,)](
-        logits, temperature, probs, VOCAB=logits.shape[1], **_row_blocks(logits.shape[1])
+    device, vocab_size = logits.device, logits.shape[1]
+    # In Triton's interpreter programs run one after the other, and none may wait for another.
+    splits = 1 if device.type == "cpu" else _softmax_splits(num_rows, vocab_size, num_sms_of(device))
+    blocks = _row_blocks(triton.cdiv(vocab_size, splits))
+    tuned = {"launch_cooperative_grid": True} if splits > 1 else {}
+    _temperature_softmax_kernel[(num_rows * splits,)](
+        logits,
+        temperature,
+        probs,
+        scratch_of("temperature_softmax heads", device, num_rows * HEAD.value),
+        scratch_of("temperature_softmax parts", device, num_rows * 2 * splits, torch.float32),
+        VOCAB=vocab_size,
+        SPLITS=splits,
+        CHUNK=triton.cdiv(vocab_size, splits * blocks["BLOCK_V"]) * blocks["BLOCK_V"],
+        **blocks,
+        **tuned,
     )
 
 
-@operation()
-def top_k_renorm_probs(probs: Tensor, top_k: Tensor, renorm_probs: Tensor) -> None:
-    """Write what is at least as probable as the k-th most probable token, with sum 1, and 0 elsewhere.
-
-    Shapes and dtypes: specsim.reference.logits.top_k_renorm_probs.
-    """
-    _renorm(probs, top_k, renorm_probs, _BY_COUNT)
+SOFTMAX_CHUNK_MIN = 2048
+SOFTMAX_SPLITS_MAX = 64
+SOFTMAX_PROGRAMS_PER_SM = 2
 
 
-@operation()
-def top_p_renorm_probs(probs: Tensor, top_p: Tensor, renorm_probs: Tensor) -> None:
-    """Write the fewest most probable tokens that add up to p, and their equals, with sum 1, and 0 elsewhere.
-
-    Shapes and dtypes: specsim.reference.logits.top_p_renorm_probs. Implementations can differ where a partial sum lies
-    within rounding of p.
-    """
-    _renorm(probs, top_p, renorm_probs, _BY_MASS)
+def _softmax_splits(num_rows: int, vocab_size: int, num_sms: int) -> int:
+    """Programs a row, a power of two, that can all be on a device of `num_sms` multiprocessors at once."""
+    splits = 1
+    while (
+        splits < SOFTMAX_SPLITS_MAX
+        and 2 * splits * num_rows <= SOFTMAX_PROGRAMS_PER_SM * num_sms
+        and 2 * splits * SOFTMAX_CHUNK_MIN <= vocab_size + SOFTMAX_CHUNK_MIN
+    ):
+        splits *= 2
+    return splits
 
 
 @operation()
@@ -218,36 +230,15 @@ def min_p_renorm_probs(probs: Tensor, min_p: Tensor, renorm_probs: Tensor) -> No
 
     Shapes and dtypes: specsim.reference.logits.min_p_renorm_probs.
     """
-    _renorm(probs, min_p, renorm_probs, _BY_SHARE)
-
-
-_BY_COUNT, _BY_MASS, _BY_SHARE = 0, 1, 2
-
-
-def _renorm(probs: Tensor, limit: Tensor, renorm_probs: Tensor, by: int) -> None:
-    num_rows = _require_vocabulary("probs", probs)
+    num_rows = require_vocabulary("probs", probs)
     if num_rows == 0:
         return
-    _renorm_kernel[(num_rows,)](
-        probs,
-        limit,
-        renorm_probs,
-        VOCAB=probs.shape[1],
-        BY=by,
-        BLOCK_D=block_of(probs.shape[1], BLOCK_DIGITS),
-        **_row_blocks(probs.shape[1]),
-    )
+    _min_p_renorm_kernel[(num_rows,)](probs, min_p, renorm_probs, VOCAB=probs.shape[1], **_row_blocks(probs.shape[1]))
 
 
 def _require_law(law: int) -> None:
     if law not in (EXACT, RELAXED):
         raise ValueError(f"law is {law}; allowed: EXACT ({EXACT}), RELAXED ({RELAXED})")
-
-
-def _require_vocabulary(name: str, rows: Tensor) -> int:
-    if rows.shape[1] < 1:
-        raise ValueError(f"{name} has vocab_size {rows.shape[1]}; allowed: 1 or more")
-    return rows.shape[0]
 
 
 def _row_blocks(vocab_size: int) -> dict[str, int]:
@@ -366,36 +357,11 @@ def _row_argmax_kernel(
     CHUNK: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """One program a row, or several that share it and whose words another launch compares.
-
-    A lane keeps the best that it has seen and where. Logits are compared as integers in their order; a program's best
-    is a word that is the larger the higher the logit, and of equal ones the lower the token.
-    """
+    """One program a row, or several that share it and whose words another launch compares."""
     i_row = tl.program_id(0).to(tl.int64)
     i_split = tl.program_id(1)
-    i_end = tl.minimum((i_split + 1) * CHUNK, VOCAB)
-    # [BLOCK_V]
-    b_best = tl.full([BLOCK_V], -(2**31), tl.int32)
-    b_at = tl.full([BLOCK_V], VOCAB, tl.int32)
-    for i_first in range(0, CHUNK, BLOCK_V):
-        o_v = i_split * CHUNK + i_first + tl.arange(0, BLOCK_V)
-        m_v = o_v < i_end
-        b_logit = tl.load(p_logits + i_row * VOCAB + o_v, mask=m_v, other=float("-inf")).to(tl.float32)
-        m_nan = b_logit != b_logit
-        b_bits = (tl.where(m_nan, float("-inf"), b_logit) + 0.0).to(tl.int32, bitcast=True)  # 0.0 is -0.0
-        b_order = b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
-        if NAN_IS_HIGHEST:
-            b_order = tl.where(m_nan, 0x7FFFFFFF, b_order)
-        m_better = m_v & (b_order > b_best)
-        b_best = tl.where(m_better, b_order, b_best)
-        b_at = tl.where(m_better, o_v, b_at)
-    i_word = tl.max((b_best.to(tl.int64) << 32) | (0x7FFFFFFF - b_at).to(tl.int64), axis=0)
-    tl.store(p_words + i_row * SPLITS + i_split, _token_of(i_word) if SPLITS == 1 else i_word)
-
-
-@triton.jit
-def _token_of(i_word):
-    return 0x7FFFFFFF - (i_word & 0x7FFFFFFF)
+    i_word = best_of_chunk(p_logits + i_row * VOCAB, i_split * CHUNK, VOCAB, CHUNK, BLOCK_V, NAN_IS_HIGHEST)
+    tl.store(p_words + i_row * SPLITS + i_split, token_of(i_word) if SPLITS == 1 else i_word)
 
 
 @triton.jit
@@ -404,87 +370,80 @@ def _best_word_kernel(p_words, p_ids, SPLITS: tl.constexpr):
     i_row = tl.program_id(0).to(tl.int64)
     # [SPLITS]
     b_words = tl.load(p_words + i_row * SPLITS + tl.arange(0, SPLITS))
-    tl.store(p_ids + i_row, _token_of(tl.max(b_words, axis=0)))
+    tl.store(p_ids + i_row, token_of(tl.max(b_words, axis=0)))
 
 
 @triton.jit
-def _temperature_softmax_kernel(p_logits, p_temperature, p_probs, VOCAB: tl.constexpr, BLOCK_V: tl.constexpr):
-    """One program a row: the highest logit and the sum in one pass, lane by lane, and the law in a second."""
-    i_row = tl.program_id(0).to(tl.int64)
+def _temperature_softmax_kernel(
+    p_logits,
+    p_temperature,
+    p_probs,
+    p_heads,
+    p_parts,
+    VOCAB: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """`SPLITS` programs a row: the highest logit and the sum in one pass, lane by lane, and the law in a second."""
+    i_row = tl.program_id(0).to(tl.int64) // SPLITS
+    i_split = tl.program_id(0) % SPLITS
+    i_begin = i_split * CHUNK
+    i_end = tl.minimum(i_begin + CHUNK, VOCAB)
+    p_row = p_logits + i_row * VOCAB
     temperature = tl.load(p_temperature + i_row)
     # [BLOCK_V]
     b_high = tl.full([BLOCK_V], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_V], dtype=tl.float32)
-    for i_first in range(0, VOCAB, BLOCK_V):
-        o_v = i_first + tl.arange(0, BLOCK_V)
-        b_logit = tl.load(p_logits + i_row * VOCAB + o_v, mask=o_v < VOCAB, other=float("-inf")).to(tl.float32)
+    for i_first in range(0, CHUNK, BLOCK_V):
+        o_v = i_begin + i_first + tl.arange(0, BLOCK_V)
+        b_logit = tl.load(p_row + o_v, mask=o_v < i_end, other=float("-inf")).to(tl.float32)
         b_logit = tl.div_rn(b_logit, temperature)
         b_higher = tl.maximum(b_high, b_logit)
         b_base = tl.where(b_higher == float("-inf"), 0.0, b_higher)
         b_sum = b_sum * tl.exp(b_high - b_base) + tl.exp(b_logit - b_base)
         b_high = b_higher
-    high = tl.max(b_high, axis=0)
-    total = tl.sum(b_sum * tl.exp(tl.where(b_high == float("-inf"), float("-inf"), b_high - high)), axis=0)
-    for i_first in range(0, VOCAB, BLOCK_V):
-        o_v = i_first + tl.arange(0, BLOCK_V)
-        b_logit = tl.load(p_logits + i_row * VOCAB + o_v, mask=o_v < VOCAB, other=float("-inf")).to(tl.float32)
+    high, total = _sum_of_parts(b_high, b_sum)
+    if SPLITS > 1:
+        p_head = p_heads + i_row * HEAD
+        p_part = p_parts + i_row * 2 * SPLITS
+        tl.store(p_part + i_split, high)
+        tl.store(p_part + SPLITS + i_split, total)
+        arrive(p_head, SPLITS)
+        wait(p_head, 0, i_split, SPLITS)
+        # [SPLITS]
+        o_s = tl.arange(0, SPLITS)
+        b_high_s = tl.load(p_part + o_s, volatile=True)
+        b_sum_s = tl.load(p_part + SPLITS + o_s, volatile=True)
+        high, total = _sum_of_parts(b_high_s, b_sum_s)
+    for i_first in range(0, CHUNK, BLOCK_V):
+        o_v = i_begin + i_first + tl.arange(0, BLOCK_V)
+        b_logit = tl.load(p_row + o_v, mask=o_v < i_end, other=float("-inf")).to(tl.float32)
         b_prob = tl.exp(tl.div_rn(b_logit, temperature) - high) / total
-        tl.store(p_probs + i_row * VOCAB + o_v, b_prob, mask=o_v < VOCAB)
+        tl.store(p_probs + i_row * VOCAB + o_v, b_prob, mask=o_v < i_end)
+    if SPLITS > 1:
+        leave(p_heads + i_row * HEAD, SPLITS)
 
 
 @triton.jit
-def _pivot(p_row, limit, VOCAB: tl.constexpr, IS_MASS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The highest probability such that those at least as high are `limit` in number, or in sum; 0 if all are too few.
-
-    Positive numbers are ordered as their bit patterns are, of which each pass fixes four bits more.
-    """
-    # [16]
-    o_d = tl.arange(0, 16)
-    pivot = tl.sum(o_d, axis=0) * 0
-    for i_pass in tl.static_range(8):
-        shift = 27 - 4 * i_pass if i_pass < 7 else 0
-        b_candidate = pivot + (o_d << shift)
-        b_amount = tl.zeros([16], dtype=tl.float32)
-        for i_first in range(0, VOCAB, BLOCK_D):
-            # [BLOCK_D]
-            o_v = i_first + tl.arange(0, BLOCK_D)
-            b_prob = tl.load(p_row + o_v, mask=o_v < VOCAB, other=0.0)
-            b_bits = tl.where(o_v < VOCAB, b_prob.to(tl.int32, bitcast=True), -1)
-            if tl.max(b_bits, axis=0) >= pivot:  # most blocks of a law with a few probable tokens are below it
-                b_weight = b_prob if IS_MASS else tl.where(o_v < VOCAB, 1.0, 0.0)
-                # [BLOCK_D, 16]
-                m_above = b_bits[:, None] >= b_candidate[None, :]
-                b_amount += tl.sum(tl.where(m_above, b_weight[:, None], 0.0), axis=0)
-        i_digit = tl.max(tl.where(b_amount >= limit, o_d, 0), axis=0)
-        pivot += i_digit << shift
-    return pivot.to(tl.float32, bitcast=True)
+def _sum_of_parts(b_high, b_sum):
+    """The highest logit of all parts, and the sum of weights relative to it; each part's sum is relative to its own."""
+    high = tl.max(b_high, axis=0)
+    b_share = tl.exp(tl.where(b_high == float("-inf"), float("-inf"), b_high - high))
+    return high, tl.sum(b_sum * b_share, axis=0)
 
 
 @triton.jit
-def _renorm_kernel(
-    p_probs,
-    p_limit,
-    p_renorm_probs,
-    VOCAB: tl.constexpr,
-    BY: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    """One program a row: the pivot, the sum of what is kept, and what is kept."""
+def _min_p_renorm_kernel(p_probs, p_min_p, p_renorm_probs, VOCAB: tl.constexpr, BLOCK_V: tl.constexpr):
+    """One program a row: the highest probability, the sum of what is kept, and what is kept."""
     i_row = tl.program_id(0).to(tl.int64)
     p_row = p_probs + i_row * VOCAB
-    limit = tl.load(p_limit + i_row)
-    if BY == 0:
-        pivot = _pivot(p_row, tl.minimum(limit, VOCAB).to(tl.float32), VOCAB, False, BLOCK_D)
-    elif BY == 1:
-        pivot = tl.where(limit < 1, _pivot(p_row, limit, VOCAB, True, BLOCK_D), 0.0)
-    else:
-        b_high = tl.zeros([BLOCK_V], dtype=tl.float32)
-        for i_first in range(0, VOCAB, BLOCK_V):
-            o_v = i_first + tl.arange(0, BLOCK_V)
-            b_high = tl.maximum(b_high, tl.load(p_row + o_v, mask=o_v < VOCAB, other=0.0))
-        pivot = tl.max(b_high, axis=0) * limit
     # [BLOCK_V]
+    b_high = tl.zeros([BLOCK_V], dtype=tl.float32)
+    for i_first in range(0, VOCAB, BLOCK_V):
+        o_v = i_first + tl.arange(0, BLOCK_V)
+        b_high = tl.maximum(b_high, tl.load(p_row + o_v, mask=o_v < VOCAB, other=0.0))
+    pivot = tl.max(b_high, axis=0) * tl.load(p_min_p + i_row)
     b_sum = tl.zeros([BLOCK_V], dtype=tl.float32)
     for i_first in range(0, VOCAB, BLOCK_V):
         o_v = i_first + tl.arange(0, BLOCK_V)

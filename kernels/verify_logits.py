@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specsim.kernels.argmax import best_of_chunk, token_of
 from specsim.kernels.launch import operation
 from specsim.kernels.scratch import scratch_of
 
@@ -172,56 +173,6 @@ def num_sms_of(device: torch.device) -> int:
 
 
 @triton.jit
-def _load_block(p_row, i_first, i_block, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_V: tl.constexpr):
-    """Block `i_block` of a chunk, -inf beyond the chunk and beyond the row."""
-    o_column = i_first + i_block * BLOCK_V + tl.arange(0, BLOCK_V)
-    m_inside = (o_column < VOCAB_SIZE) & (i_block < CHUNK // BLOCK_V)
-    return tl.load(p_row + o_column, mask=m_inside, other=float("-inf")).to(tl.float32)
-
-
-@triton.jit(noinline=True)
-def _first_nan_of_chunk(p_row, i_first, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_V: tl.constexpr):
-    o_v = tl.arange(0, BLOCK_V)
-    b_at = tl.full([BLOCK_V], 0x7FFFFFFF, dtype=tl.int32)
-    for i in range(CHUNK // BLOCK_V):
-        b_logit = _load_block(p_row, i_first, i, VOCAB_SIZE, CHUNK, BLOCK_V)
-        b_at = tl.minimum(b_at, tl.where(b_logit != b_logit, i_first + i * BLOCK_V + o_v, 0x7FFFFFFF))
-    return tl.min(b_at, axis=0)
-
-
-@triton.jit
-def _best_of_chunk(p_row, i_first, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_V: tl.constexpr):
-    """The largest logit of `[i_first, i_first + CHUNK)` of a row and its first index, as one word above 0: words
-    compare as (logit, earlier index). A NaN is above everything, as in `torch.argmax`.
-    """
-    o_v = tl.arange(0, BLOCK_V)
-    # [BLOCK_V]: each lane's best so far and where it was. A lane that has met a NaN keeps it. Each block is asked for
-    # before the one ahead of it is used, so that the memory is never idle.
-    b_best = _load_block(p_row, i_first, 0, VOCAB_SIZE, CHUNK, BLOCK_V)
-    b_at = i_first + o_v
-    b_next = _load_block(p_row, i_first, 1, VOCAB_SIZE, CHUNK, BLOCK_V)
-    for i in range(1, CHUNK // BLOCK_V):
-        b_logit = b_next
-        b_next = _load_block(p_row, i_first, i + 1, VOCAB_SIZE, CHUNK, BLOCK_V)
-        b_at = tl.where(b_logit > b_best, i_first + i * BLOCK_V + o_v, b_at)
-        b_best = tl.maximum(b_best, b_logit, propagate_nan=tl.PropagateNan.ALL)
-    i_nan = tl.full([], 0x7FFFFFFF, dtype=tl.int32)
-    if tl.max((b_best != b_best).to(tl.int32), axis=0) > 0:
-        i_nan = _first_nan_of_chunk(p_row, i_first, VOCAB_SIZE, CHUNK, BLOCK_V)
-    # As integers that compare as the floats do: zeros of both signs are one.
-    b_bits = tl.where(b_best == 0, 0.0, b_best).to(tl.int32, bitcast=True)
-    b_key = (b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2**31
-    i_word = tl.max((b_key << 31) | (0x7FFFFFFF - b_at).to(tl.int64), axis=0)
-    i_nan_word = (tl.full([], 0xFFFFFFFF, dtype=tl.int64) << 31) | (0x7FFFFFFF - i_nan).to(tl.int64)
-    return tl.where(i_nan < 0x7FFFFFFF, i_nan_word, i_word)
-
-
-@triton.jit
-def _token_of(b_word):
-    return 0x7FFFFFFF - (b_word & 0x7FFFFFFF)
-
-
-@triton.jit
 def touch_links(
     p_retrieve_index,
     p_candidates,
@@ -332,7 +283,7 @@ def _eager_kernel(
     p_count = p_words + NDT * SPLITS
 
     i_row = i_first_node + i_part // SPLITS
-    i_word = _best_of_chunk(p_logits + i_row * VOCAB_SIZE, (i_part % SPLITS) * CHUNK, VOCAB_SIZE, CHUNK, BLOCK_V)
+    i_word = best_of_chunk(p_logits + i_row * VOCAB_SIZE, (i_part % SPLITS) * CHUNK, VOCAB_SIZE, CHUNK, BLOCK_V, True)
     tl.atomic_xchg(p_words + i_part, i_word, sem="relaxed")
     i_before = tl.atomic_add(p_count, 1, sem="acq_rel")
     if i_before == NDT * SPLITS - 1:
@@ -341,7 +292,7 @@ def _eager_kernel(
         o_word = o_n[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]
         m_word = (o_n < NDT)[:, None] & (o_word >= 0)
         b_words = tl.load(p_words + o_word, mask=m_word, other=0, volatile=True)
-        b_target = _token_of(tl.max(b_words, axis=1))  # [BLOCK_N]: the target model's token after each row's node
+        b_target = token_of(tl.max(b_words, axis=1))  # [BLOCK_N]: the target model's token after each row's node
 
         o_w = tl.arange(0, BLOCK_W)
         i_node = tl.full([], 0, dtype=tl.int64)
@@ -428,7 +379,7 @@ def _lazy_kernel(
     while (i_node >= 0) & (i_level <= NUM_STEPS):
         i_number = tl.load(p_retrieve_index + i_first_node + i_node)
         i_row = tl.where((i_number >= 0) & (i_number < num_nodes), i_number, i_first_node)
-        i_word = _best_of_chunk(p_logits + i_row * VOCAB_SIZE, i_split * CHUNK, VOCAB_SIZE, CHUNK, BLOCK_V)
+        i_word = best_of_chunk(p_logits + i_row * VOCAB_SIZE, i_split * CHUNK, VOCAB_SIZE, CHUNK, BLOCK_V, True)
         if SPLITS > 1:
             p_level = p_words + i_level * SPLITS
             tl.atomic_xchg(p_level + i_split, i_word, sem="relaxed")
@@ -436,7 +387,7 @@ def _lazy_kernel(
             while tl.min(b_words, axis=0) == 0:
                 b_words = tl.load(p_level + o_split, volatile=True)
             i_word = tl.max(b_words, axis=0)
-        i_token = _token_of(i_word)
+        i_token = token_of(i_word)
         b_path = tl.where(o_w == i_level, i_number, b_path)
         b_token = tl.where(o_w == i_level, i_token, b_token)
         i_node = _accepting_child(p_candidates, p_next_token, p_next_sibling, i_first_node, i_node, i_token, NDT)

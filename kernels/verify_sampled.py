@@ -33,23 +33,30 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.kernels.launch import LOGITS, operation, require_size
-from specsim.kernels.sampled_rows import (
+from specsim.kernels.scratch import scratch_of
+from specsim.kernels.split_rows import (
+    HEAD,
     LOG2_E,
     NOTHING,
     UNIT,
+    arrive,
     bound_of_groups,
     lane,
+    leave,
     limits_of_list,
     list_candidates,
-    meet,
+    load_tokens,
+    number_lanes,
     processed,
+    rules_of_node,
     scan_chunk,
     search_limits,
     sum_groups,
     to_units,
+    tokens_of_groups,
+    wait,
     without_children,
 )
-from specsim.kernels.scratch import scratch_of
 from specsim.kernels.verify_logits import num_sms_of, store_step, touch_links
 from specsim.reference.logits import EXACT, RELAXED
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
@@ -59,11 +66,12 @@ GROUPS_MAX = 1024  # of a row: more would not fit the registers
 BLOCK_V = 1024
 BLOCK_SEARCH = 64
 LIST = 256  # candidates that fit the list
+SHORT_LIST = 64  # that is held against itself at once
+BLOCK_L = 32  # of them that the others are held against at once
 NUM_WARPS = 8
 REGISTERS = 160
 PROGRAMS_PER_SM = 1  # by registers: 65536 // (32 * NUM_WARPS * REGISTERS)
 SPLITS_MAX = 64
-HEAD = 64  # words of a request: meetings, programs that are done, and three times sixteen sums
 
 
 @operation(logits=LOGITS)
@@ -183,7 +191,7 @@ def launch_verify_logits_sampled(splits: int, logits: Tensor, candidates: Tensor
     tuned: dict[str, Any] = {"num_warps": NUM_WARPS}
     if logits.device.type != "cpu":
         tuned |= {"maxnreg": REGISTERS, "launch_cooperative_grid": splits > 1}
-    scratch = _scratch(logits.device, bs, num_groups)
+    scratch = _scratch(logits.device, bs, num_groups, bs * splits * (chunk // group))
     stop_token_ids, logit_bias, bitmask = tensors[11], tensors[12], tensors[14]
     _kernel[(bs * splits,)](
         logits,
@@ -205,7 +213,8 @@ def launch_verify_logits_sampled(splits: int, logits: Tensor, candidates: Tensor
         NUM_GROUPS=num_groups,
         GROUP=group,
         LIST=LIST,
-        HEAD=HEAD,
+        SHORT_LIST=min(SHORT_LIST, LIST),
+        BLOCK_L=min(BLOCK_L, LIST),
         BLOCK_V=block_v,
         BLOCK_SEARCH=block_search,
         BLOCK_G=triton.next_power_of_2(num_groups),
@@ -221,18 +230,21 @@ class Scratch(NamedTuple):
     heads   [bs, HEAD] int64: zero between launches
     lists   [bs, LIST] float32: logits of candidates
     groups  [bs, 4, num_groups] float32: the largest logit and the sum of each group, for two nodes in turn
+    owns    [bs * splits, groups of a chunk] int32: numbers of a program's groups that it reads again
     """
 
     heads: Tensor
     lists: Tensor
     groups: Tensor
+    owns: Tensor
 
 
-def _scratch(device: torch.device, bs: int, num_groups: int) -> Scratch:
+def _scratch(device: torch.device, bs: int, num_groups: int, num_owns: int) -> Scratch:
     return Scratch(
-        scratch_of("verify_logits_sampled heads", device, bs * HEAD),
+        scratch_of("verify_logits_sampled heads", device, bs * HEAD.value),
         scratch_of("verify_logits_sampled lists", device, bs * LIST, torch.float32),
         scratch_of("verify_logits_sampled groups", device, bs * 4 * num_groups, torch.float32),
+        scratch_of("verify_logits_sampled owns", device, num_owns, torch.int32),
     )
 
 
@@ -275,6 +287,7 @@ def _kernel(
     p_heads,
     p_lists,
     p_groups,
+    p_owns,
     num_nodes,
     num_stop_tokens,
     num_biases,
@@ -290,7 +303,8 @@ def _kernel(
     NUM_GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     LIST: tl.constexpr,
-    HEAD: tl.constexpr,
+    SHORT_LIST: tl.constexpr,
+    BLOCK_L: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_SEARCH: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -306,15 +320,27 @@ def _kernel(
     p_head = p_heads + i_b * HEAD
     p_list = p_lists + i_b * LIST
     p_groups += i_b * 4 * NUM_GROUPS
+    p_own = p_owns + i_program.to(tl.int64) * (CHUNK // GROUP)
     o_w = tl.arange(0, BLOCK_W)
     o_n = tl.arange(0, BLOCK_N)
     o_g = tl.arange(0, BLOCK_G)
 
     # What the request asks for.
-    is_penalised = (tl.load(p_frequency_penalty + i_b) != 0) | (tl.load(p_presence_penalty + i_b) != 0)
-    is_penalised = is_penalised | (tl.load(p_repetition_penalty + i_b) != 1)
+    is_repeated = tl.load(p_repetition_penalty + i_b) != 1
+    is_penalised = (tl.load(p_frequency_penalty + i_b) != 0) | (tl.load(p_presence_penalty + i_b) != 0) | is_repeated
     i_bias = tl.load(p_bias_rows + i_b).to(tl.int64)
     is_biased = (i_bias >= 0) & (i_bias < num_biases)
+    request = (
+        p_frequency_penalty + i_b,
+        p_presence_penalty + i_b,
+        p_repetition_penalty + i_b,
+        p_output_counts + i_b * VOCAB_SIZE,
+        is_penalised,
+        is_repeated,
+        p_logit_bias + i_bias * VOCAB_SIZE,
+        is_biased,
+        p_stop_token_ids + i_b * num_stop_tokens,
+    )
     missing = tl.load(p_min_new_tokens + i_b) - tl.load(p_output_lens + i_b)
     scale = tl.div_rn(LOG2_E, tl.load(p_temperature + i_b))
     k = tl.load(p_top_k + i_b)
@@ -343,23 +369,13 @@ def _kernel(
     while is_walking:
         i_row = i_first_node + i_node
         p_row = p_logits + i_row * VOCAB_SIZE
-        i_mask = tl.load(p_bitmask_rows + i_row).to(tl.int64)
         i_drafts = i_accepted if IS_EXACT else 0
-        rules = (
-            p_frequency_penalty + i_b,
-            p_presence_penalty + i_b,
-            p_repetition_penalty + i_b,
-            p_output_counts + i_b * VOCAB_SIZE,
-            is_penalised,
-            p_logit_bias + i_bias * VOCAB_SIZE,
-            is_biased,
-            p_stop_token_ids + i_b * num_stop_tokens,
-            tl.where(i_drafts < missing, num_stop_tokens, 0),
-            p_bitmask + i_mask * NUM_WORDS,
-            (i_mask >= 0) & (i_mask < num_masks),
-        )
-        b_child = tl.load(p_row + b_candidate, mask=m_candidate, other=float("-inf"))
-        b_child = processed(b_child, b_candidate, m_candidate, rules, i_drafts, b_token, IS_EXACT, BLOCK_W)
+        num_stops = tl.where(i_drafts < missing, num_stop_tokens, 0)
+        rules = rules_of_node(request, num_stops, p_bitmask, p_bitmask_rows + i_row, num_masks, NUM_WORDS)
+        # Asked for first, and used when the row was read.
+        coin = tl.load(p_uniform_samples + i_row)
+        i_child = tl.load(p_next_token + i_row)
+        b_child, b_child_count = load_tokens(p_row, b_candidate, m_candidate, rules, False)
         p_high = p_groups + (i_accepted % 2) * 2 * NUM_GROUPS
         p_sum = p_high + NUM_GROUPS
         scan_chunk(
@@ -372,6 +388,7 @@ def _kernel(
             i_drafts,
             b_token,
             IS_EXACT,
+            False,
             VOCAB_SIZE,
             CHUNK,
             NUM_GROUPS,
@@ -379,53 +396,64 @@ def _kernel(
             BLOCK_V,
             BLOCK_W,
         )
-        i_meeting = meet(p_head, i_meeting, i_split, SPLITS)
+        arrive(p_head, SPLITS)
+        b_child = processed(
+            b_child, b_child_count, b_candidate, m_candidate, rules, i_drafts, b_token, IS_EXACT, False, BLOCK_W
+        )
+        i_meeting = wait(p_head, i_meeting, i_split, SPLITS)
         b_high = tl.load(p_high + o_g, mask=o_g < NUM_GROUPS, other=float("-inf"), volatile=True)
         b_sum = tl.load(p_sum + o_g, mask=o_g < NUM_GROUPS, other=0.0, volatile=True)
         high = tl.max(b_high, axis=0)
         has_law = (high > float("-inf")) & (high < float("inf"))
         high = tl.where(has_law, high, 0.0)
-        b_units = to_units(tl.where(has_law, b_sum * tl.exp2((b_high - high) * scale), 0.0))
-        total = tl.sum(b_units, axis=0)
+        b_most = tl.exp2((b_high - high) * scale)
+        b_sum = tl.where(has_law, b_sum * b_most, 0.0)
+        total = tl.sum(to_units(b_sum), axis=0)
         lowest = tl.full([], float("-inf"), dtype=tl.float32)
         if is_filtered & has_law:
             whole = total.to(tl.float32) / UNIT
-            limit = tl.where(k < VOCAB_SIZE, k.to(tl.float32), p * whole * (1 + 2.0**-16))
-            bound = bound_of_groups(b_high, b_sum, high, scale, limit, k < VOCAB_SIZE, GROUP)
-            if (k >= VOCAB_SIZE) & (p >= 1):
-                bound = high + (tl.log2(least) - 2.0**-10) / scale
+            bound = high + (tl.log2(tl.maximum(least, 2.0**-126)) - 2.0**-10) / scale
+            if (k < VOCAB_SIZE) | (p < 1):
+                limit = tl.where(k < VOCAB_SIZE, k.to(tl.float32), p * whole * (1 + 2.0**-16))
+                bound = bound_of_groups(b_high, b_most, b_sum, high, scale, limit, k < VOCAB_SIZE, False, GROUP)
             nothing = high - NOTHING / scale
             bound = tl.where(bound > nothing, bound, nothing)
             p_size = p_head + 2 + (i_meeting % 3) * 16
             list_candidates(
                 p_row,
-                p_high,
+                b_high,
+                p_own,
                 p_list,
                 p_size,
-                i_first,
+                i_split,
                 bound,
                 rules,
                 i_drafts,
                 b_token,
                 IS_EXACT,
+                False,
                 VOCAB_SIZE,
                 CHUNK,
-                NUM_GROUPS,
                 GROUP,
                 LIST,
                 BLOCK_V,
+                BLOCK_G,
                 BLOCK_W,
             )
-            i_meeting = meet(p_head, i_meeting, i_split, SPLITS)
+            arrive(p_head, SPLITS)
+            i_meeting = wait(p_head, i_meeting, i_split, SPLITS)
             num_listed = tl.load(p_size, volatile=True)
-            if num_listed <= LIST:
+            if num_listed <= SHORT_LIST:
                 lowest, total = limits_of_list(
-                    p_list, num_listed.to(tl.int32), high, scale, total, k, p, least, VOCAB_SIZE, LIST
+                    p_list, num_listed.to(tl.int32), high, scale, total, k, p, least, False, VOCAB_SIZE, SHORT_LIST, 32
+                )
+            elif num_listed <= LIST:
+                lowest, total = limits_of_list(
+                    p_list, num_listed.to(tl.int32), high, scale, total, k, p, least, False, VOCAB_SIZE, LIST, BLOCK_L
                 )
             else:
                 lowest, total, i_meeting = search_limits(
                     p_row,
-                    p_high,
                     p_head,
                     i_meeting,
                     i_split,
@@ -439,6 +467,7 @@ def _kernel(
                     i_drafts,
                     b_token,
                     IS_EXACT,
+                    False,
                     VOCAB_SIZE,
                     SPLITS,
                     CHUNK,
@@ -450,9 +479,7 @@ def _kernel(
         weight = tl.maximum(total.to(tl.float32) / UNIT, 2.0**-40)
         b_prob = tl.where((b_child >= lowest) & (b_weight >= least), tl.div_rn(b_weight, weight), 0.0)
         b_prob = tl.where(has_law, b_prob, 0.0)
-        coin = tl.load(p_uniform_samples + i_row)
         mass = coin * 0.0
-        i_child = tl.load(p_next_token + i_row)
         i_child = tl.where(i_accepted < NUM_STEPS, i_child, -1)
         is_rejected = (i_child >= 0) & (i_child < NDT)
         i_taken = tl.full([], -1, dtype=tl.int64)
@@ -472,59 +499,48 @@ def _kernel(
             i_accepted += 1
             b_path = tl.where(o_w == i_accepted, tl.load(p_retrieve_index + i_first_node + i_taken), b_path)
 
-    # What is left of the law: each program sums its groups again where that is not what they have.
-    i_row = i_first_node + i_node
-    p_row = p_logits + i_row * VOCAB_SIZE
-    i_mask = tl.load(p_bitmask_rows + i_row).to(tl.int64)
-    i_drafts = i_accepted if IS_EXACT else 0
-    rules = (
-        p_frequency_penalty + i_b,
-        p_presence_penalty + i_b,
-        p_repetition_penalty + i_b,
-        p_output_counts + i_b * VOCAB_SIZE,
-        is_penalised,
-        p_logit_bias + i_bias * VOCAB_SIZE,
-        is_biased,
-        p_stop_token_ids + i_b * num_stop_tokens,
-        tl.where(i_drafts < missing, num_stop_tokens, 0),
-        p_bitmask + i_mask * NUM_WORDS,
-        (i_mask >= 0) & (i_mask < num_masks),
-    )
-    p_high = p_groups + (i_accepted % 2) * 2 * NUM_GROUPS
-    if (is_filtered | is_rejected) & has_law:
-        p_left = p_groups + ((i_accepted + 1) % 2) * 2 * NUM_GROUPS
-        o_group = tl.arange(0, BLOCK_V // GROUP)
-        o_in_block = o_group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        for i_block in range(CHUNK // BLOCK_V):
-            i_start = i_first + i_block * BLOCK_V
-            o_block = i_start // GROUP + o_group
-            m_block = o_block < NUM_GROUPS
-            b_high = tl.load(p_high + o_block, mask=m_block, other=float("-inf"), volatile=True)
-            b_sum = tl.load(p_high + NUM_GROUPS + o_block, mask=m_block, other=0.0, volatile=True)
-            m_near = m_candidate & (b_candidate >= i_start) & (b_candidate < i_start + BLOCK_V)
-            is_near = is_rejected & (tl.max(m_near.to(tl.int32), axis=0) > 0)
-            m_active = m_block & (b_high >= lowest)
-            if is_filtered | is_near:
-                o_v = i_start + o_in_block
-                m_v = (o_v < VOCAB_SIZE) & m_active[:, None]
-                b_logit = tl.load(p_row + o_v, mask=m_v, other=float("-inf"))
-                b_logit = processed(b_logit, o_v, m_v, rules, i_drafts, b_token, IS_EXACT, BLOCK_W)
+    if i_split == 0:
+        # What is left of the law: groups of which a part is left are summed again.
+        i_row = i_first_node + i_node
+        p_row = p_logits + i_row * VOCAB_SIZE
+        i_drafts = i_accepted if IS_EXACT else 0
+        num_stops = tl.where(i_drafts < missing, num_stop_tokens, 0)
+        rules = rules_of_node(request, num_stops, p_bitmask, p_bitmask_rows + i_row, num_masks, NUM_WORDS)
+        p_high = p_groups + (i_accepted % 2) * 2 * NUM_GROUPS
+        p_sum = p_high + NUM_GROUPS
+        b_high = tl.load(p_high + o_g, mask=o_g < NUM_GROUPS, other=float("-inf"), volatile=True)
+        b_sum = tl.load(p_sum + o_g, mask=o_g < NUM_GROUPS, other=0.0, volatile=True)
+        if (is_filtered | is_rejected) & has_law:
+            # Where the node's before stood, which nobody reads any more; the last node's may still be read.
+            p_left = p_groups + ((i_accepted + 1) % 2) * 2 * NUM_GROUPS
+            m_again = (b_high >= lowest) & (o_g < NUM_GROUPS)
+            if not is_filtered:
+                m_again = m_again & ~without_children(
+                    m_again, o_g, p_candidates, p_next_token, p_next_sibling, i_first_node, i_node, NDT, GROUP
+                )
+            num_again = number_lanes(m_again, p_own, o_g)
+            i_again = 0
+            while i_again < num_again:
+                o_again, m_group, o_v, m_v = tokens_of_groups(p_own, i_again, num_again, VOCAB_SIZE, GROUP, BLOCK_V)
+                b_logit, b_count = load_tokens(p_row, o_v, m_v, rules, False)
+                b_logit = processed(b_logit, b_count, o_v, m_v, rules, i_drafts, b_token, IS_EXACT, False, BLOCK_W)
                 b_weight = tl.exp2((b_logit - high) * scale)
                 m_kept = m_v & (b_logit >= lowest) & (b_weight >= least) & (b_weight > 0)
-                if is_near:
+                if is_rejected:
                     m_kept = without_children(
-                        m_kept, o_v, p_candidates, p_next_token, p_next_sibling, i_first_node, i_node, NDT
+                        m_kept, o_v, p_candidates, p_next_token, p_next_sibling, i_first_node, i_node, NDT, 1
                     )
-                b_high, b_sum = sum_groups(tl.where(m_kept, b_logit, float("-inf")), scale)
-            tl.store(p_left + o_block, b_high, mask=m_block)
-            tl.store(p_left + NUM_GROUPS + o_block, b_sum, mask=m_block)
-        i_meeting = meet(p_head, i_meeting, i_split, SPLITS)
-        p_high = p_left
+                b_high_again, b_sum_again = sum_groups(tl.where(m_kept, b_logit, float("-inf")), scale, False)
+                tl.store(p_left + o_again, b_high_again, mask=m_group)
+                tl.store(p_left + NUM_GROUPS + o_again, b_sum_again, mask=m_group)
+                i_again += BLOCK_V // GROUP
+            tl.debug_barrier()
+            b_high = tl.where(is_filtered, float("-inf"), b_high)
+            b_high = tl.where(m_again, tl.load(p_left + o_g, mask=m_again, other=0.0, volatile=True), b_high)
+            b_sum = tl.where(is_filtered, 0.0, b_sum)
+            b_sum = tl.where(m_again, tl.load(p_left + NUM_GROUPS + o_g, mask=m_again, other=0.0, volatile=True), b_sum)
 
-    if i_split == 0:
         # Draw a group by the groups' weights, relative to the most probable token that is left, and a token of it.
-        b_high = tl.load(p_high + o_g, mask=o_g < NUM_GROUPS, other=float("-inf"), volatile=True)
-        b_sum = tl.load(p_high + NUM_GROUPS + o_g, mask=o_g < NUM_GROUPS, other=0.0, volatile=True)
         top = tl.max(b_high, axis=0)
         top = tl.where((top > float("-inf")) & (top < float("inf")), top, 0.0)
         b_units = to_units(tl.where(has_law, b_sum * tl.exp2((b_high - top) * scale), 0.0))
@@ -541,13 +557,13 @@ def _kernel(
             # [GROUP]
             o_v = i_group * GROUP + tl.arange(0, GROUP)
             m_v = o_v < VOCAB_SIZE
-            b_logit = tl.load(p_row + o_v, mask=m_v, other=float("-inf"))
-            b_logit = processed(b_logit, o_v, m_v, rules, i_drafts, b_token, IS_EXACT, BLOCK_W)
+            b_logit, b_count = load_tokens(p_row, o_v, m_v, rules, False)
+            b_logit = processed(b_logit, b_count, o_v, m_v, rules, i_drafts, b_token, IS_EXACT, False, BLOCK_W)
             b_weight = tl.exp2((b_logit - high) * scale)
             m_kept = m_v & (b_logit >= lowest) & (b_weight >= least) & (b_weight > 0)
             if is_rejected:
                 m_kept = without_children(
-                    m_kept, o_v, p_candidates, p_next_token, p_next_sibling, i_first_node, i_node, NDT
+                    m_kept, o_v, p_candidates, p_next_token, p_next_sibling, i_first_node, i_node, NDT, 1
                 )
             group_high = lane(tl.where(o_g == i_group, b_high, 0.0), i_group, BLOCK_G)
             b_share = tl.where(m_kept, tl.exp2((b_logit - group_high) * scale), 0.0)
@@ -578,8 +594,4 @@ def _kernel(
             NDT,
             BLOCK_W,
         )
-    tl.debug_barrier()
-    i_done = tl.atomic_add(p_head + 1, 1, sem="acq_rel")
-    if i_done == SPLITS - 1:  # everybody has read everything: leave zeros for the next launch
-        o_head = tl.arange(0, HEAD)
-        tl.store(p_head + o_head, tl.zeros([HEAD], dtype=tl.int64))
+    leave(p_head, SPLITS)

@@ -22,6 +22,7 @@ from specsim.kernels import (
     logits,
     masks,
     multi_layer,
+    renorm,
     sampling,
     tree,
     verify,
@@ -131,13 +132,14 @@ SMALL_BLOCKS: dict[Any, dict[str, int]] = {
     drafting: {"BLOCK_J": 2},
     kv: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2, "PROGRAMS_MAX": 30},
     kv_move: {"TILE_BYTES": 64, "NUM_MOVES_MAX": 6},
-    logits: {"BLOCK_V": 16, "BLOCK_ROW": 16, "BLOCK_DIGITS": 16, "ARGMAX_CHUNK_MIN": 8},
+    logits: {"BLOCK_V": 16, "BLOCK_ROW": 16, "ARGMAX_BLOCK": 8},
     masks: {"BLOCK_C": 2},
     multi_layer: {"BLOCK_T": 2, "BLOCK_H": 2},
+    renorm: {"GROUP": 4, "BLOCK_V": 32, "BLOCK_SEARCH": 32, "LIST": 16, "SHORT_LIST": 4},
     sampling: {"BLOCK_V": 2, "BLOCK_V_OF_TWO_LAWS": 2},
     tree: {"BLOCK_B": 2, "BLOCK_C": 2, "BLOCK_FILL": 2, "FILL_BYTES": 64},
     verify: {"BLOCK_B": 2},
-    verify_sampled: {"GROUP": 4, "BLOCK_V": 32, "BLOCK_SEARCH": 32, "LIST": 16},
+    verify_sampled: {"GROUP": 4, "BLOCK_V": 32, "BLOCK_SEARCH": 32, "LIST": 16, "SHORT_LIST": 4},
 }
 
 
@@ -359,8 +361,8 @@ def test_rows_that_programs_share_give_the_lowest_of_equal_tokens(nan_policy: in
         ids = torch.full((num_rows,), -1, device=DEVICE)
         kernels.row_argmax(rows.to(DEVICE), nan_policy, ids)
         assert ids.tolist() == row_argmax(rows, nan_policy).tolist()
-    assert logits._splits(1, 128_256) == 64
-    assert logits._splits(512, 128_256) == logits._splits(1, 1_000) == 1
+    assert logits._argmax_splits(1, 128_256) == 32
+    assert logits._argmax_splits(512, 128_256) == logits._argmax_splits(1, 1_000) == 1
 
 
 @pytest.mark.parametrize("mask_mode", [FULL_MASK, QLEN_ONLY])

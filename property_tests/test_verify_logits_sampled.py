@@ -25,7 +25,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 EVERYTHING = ON_GPU or os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 OP: Op = OPS["verify_logits_sampled"]
 NDT, NUM_STEPS = 4, 2
-SMALL = {"GROUP": 16, "BLOCK_V": 64, "BLOCK_SEARCH": 64, "LIST": 32}
+SMALL = {"GROUP": 16, "BLOCK_V": 64, "BLOCK_SEARCH": 64, "LIST": 32, "SHORT_LIST": 8, "BLOCK_L": 8}
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of infinities, of which a GPU does not warn
 
@@ -182,7 +182,7 @@ def test_programs_that_wait_for_each_other_are_on_the_device_at_once(bs: int) ->
 
 def test_scratch_is_a_tenth_of_the_smallest_batchs_logits_at_most() -> None:
     num_groups = -(-128_256 // verify_sampled.GROUP)
-    scratch = verify_sampled._scratch(torch.device("cpu"), 1, num_groups)
+    scratch = verify_sampled._scratch(torch.device("cpu"), 1, num_groups, num_groups)
     assert sum(part.numel() * part.element_size() for part in scratch) < 0.1 * 4 * 128_256 * 2
 
 
