@@ -160,7 +160,7 @@ def check(
     from specsim.targets.ranges import expand_targets
     from specsim.targets.sglang.releases import RELEASES
     from specsim.targets.sglang.triage import triage_line
-    from specsim.targets.spec import CheckoutTarget, PackageTarget, ReleaseTarget
+    from specsim.targets.spec import CheckoutTarget, ReleaseTarget
     from specsim.verdict import Verdict, write_json
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
@@ -204,10 +204,10 @@ def check(
         from specsim.targets.fetch import fetch_wheel
 
         fetch_wheel(parsed.version, cache)
-    if isinstance(parsed, PackageTarget):
-        from specsim.targets.packages import fetch_for_check
+    if only in (None, "ops"):
+        from specsim.targets.packages import prepare
 
-        fetch_for_check(parsed, cache, has_gpu=shutil.which("nvidia-smi") is not None)
+        prepare(parsed, cache, on_gpu=device != "cpu" and shutil.which("nvidia-smi") is not None)
     verdict = Verdict(f"{parsed.text} with mutant {mutant}" if mutant else parsed.text, seed_number)
     with live_progress(parsed.text) as progress:
         # A mutant is of the model's accounting: its operations are not touched.

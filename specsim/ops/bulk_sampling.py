@@ -70,6 +70,11 @@ def _probs(laws: _Laws) -> Tensor:
     return laws.weights[laws.kind[:, :, None], (token - laws.turn[:, :, None]) % vocab_size]
 
 
+def draw_rows(ids: Tensor, what: str, kinds: tuple[Weights, ...], rows: int, vocab_size: int) -> Tensor:
+    """Laws [n, rows, V] float64 of the given kinds."""
+    return _probs(_draw_laws(ids, what, kinds, rows, vocab_size))
+
+
 def _prob(laws: _Laws, row: Tensor, token: Tensor) -> Tensor:
     """The probability [n, k] of each `token` [n, k] under the law of its `row` [n, k]."""
     vocab_size = laws.weights.shape[1]

@@ -6,6 +6,7 @@ from specsim.ops import (
     accepted,
     cache_locs,
     drafting,
+    frequencies,
     kv,
     logits,
     multi_layer,
@@ -19,7 +20,7 @@ from specsim.ops.contract import Implementation, Op
 
 _FAMILIES = (
     *(cache_locs, tree, verify, accepted, drafting, logits, sampling, kv, multi_layer),
-    *(verify_logits, verify_logits_sampled),
+    *(verify_logits, verify_logits_sampled, frequencies),
 )
 OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 

@@ -37,10 +37,12 @@ def load_provider(target: Target, cache: Cache) -> Provider:
 
         return package_provider(target, cache)
     assert isinstance(target, ReleaseTarget | CheckoutTarget)
+    from specsim.targets.sglang.cuda_subjects import with_cuda_sources
     from specsim.targets.sglang.provider import SglangProvider
     from specsim.targets.source import open_source
 
-    return SglangProvider(open_source(target, cache), cache)
+    source = open_source(target, cache)
+    return with_cuda_sources(SglangProvider(source, cache), source, cache)
 
 
 def load_accounting(

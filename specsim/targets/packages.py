@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.errors import UsageError
 from specsim.targets.fetch import download, run_pip
+from specsim.targets.spec import CheckoutTarget, PackageTarget, ReleaseTarget
 
 if TYPE_CHECKING:
     from specsim.ops.provider import Provider
     from specsim.targets.cache import Cache
     from specsim.targets.fetch import PipRunner
-    from specsim.targets.spec import PackageTarget
+    from specsim.targets.spec import Target
 
 FOLDER = "packages"
 
@@ -95,10 +96,22 @@ def located(target: PackageTarget, cache: Cache) -> Path:
     return path
 
 
-def fetch_for_check(target: PackageTarget, cache: Cache, has_gpu: bool) -> None:
-    """Fetch the release that is to be checked, if it is one and could be run here."""
-    if target.version and (has_gpu or target.package == "vllm"):
-        fetch_package(target.package, target.version, cache)
+def prepare(target: Target, cache: Cache, on_gpu: bool) -> None:
+    """Fetch and build what a check of the target will need, which may take longer than a child may take to start: of
+    what runs on a GPU alone nothing elsewhere.
+    """
+    if isinstance(target, PackageTarget):
+        if target.version and (on_gpu or target.package == "vllm"):
+            fetch_package(target.package, target.version, cache)
+        if on_gpu and target.package == "flashinfer":
+            from specsim.targets.flashinfer.launcher import built
+
+            built(located(target, cache), cache)
+    elif on_gpu and isinstance(target, ReleaseTarget | CheckoutTarget):
+        from specsim.targets.sglang.cuda_sources import prepare as prepare_sources
+        from specsim.targets.source import open_source
+
+        prepare_sources(open_source(target, cache), cache)
 
 
 def fetch_package(package: str, version: str, cache: Cache, *, pip: PipRunner = run_pip) -> Path:

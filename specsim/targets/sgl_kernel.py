@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,6 +21,7 @@ from specsim.errors import UsageError
 from specsim.ops.contract import Sizes, Tensors
 from specsim.ops.provider import Subject
 from specsim.ops.registry import OPS
+from specsim.targets.nvcc import gpu_architecture
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
@@ -192,12 +192,5 @@ def find_library(path: Path, cache: Cache) -> Path:
 
 
 def _architecture() -> str:
-    """The folder of a wheel for this machine's first GPU, asked of the driver: CUDA must not start in a process that
-    forks.
-    """
-    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return "sm90"
-    return "sm90" if ended.returncode or ended.stdout.startswith("9.0") else "sm100"
+    """The folder of a wheel for this machine's first GPU."""
+    return "sm90" if gpu_architecture() in ("", "sm_90") else "sm100"
