@@ -10,6 +10,7 @@ from specsim.ops import (
     kv,
     logits,
     multi_layer,
+    ragged_drafts,
     sampling,
     tree,
     verify,
@@ -20,7 +21,7 @@ from specsim.ops.contract import Implementation, Op
 
 _FAMILIES = (
     *(cache_locs, tree, verify, accepted, drafting, logits, sampling, kv, multi_layer),
-    *(verify_logits, verify_logits_sampled, frequencies),
+    *(verify_logits, verify_logits_sampled, frequencies, ragged_drafts),
 )
 OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 
