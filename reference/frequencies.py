@@ -27,7 +27,9 @@ class Frequencies(NamedTuple):
     fits: Tensor
 
 
-def token_frequencies(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Frequencies:
+def token_frequencies(
+    probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, which_filter: int = 0, seed: int = 0, draws: int = 0
+) -> Frequencies:
     """The law of a token that is drawn from `probs` with filters.
 
     probs  [bs, V] float: the model's law; sums to 1
@@ -35,6 +37,7 @@ def token_frequencies(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
     top_p  [bs] float: above 0, at most 1; a token stays iff those more probable have less than this together
     min_p  [bs] float: 0 to 1; a token stays iff it is at least this share of the most probable one's probability
 
+    `which_filter`, `seed` and `draws` are the sampler's affair: the law does not depend on them.
     All filters look at `probs` as it is; what stays is divided by its sum. Equal tokens stay or go together.
     Returns frequencies and occurs [bs, V]. Raises ValueError for wrong shapes and dtypes and values out of range.
     Source: FlashInfer's `top_k_top_p_sampling_from_probs` with its joint order, `min_p_sampling_from_probs`.
@@ -57,7 +60,9 @@ def token_frequencies(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
     return _law(kept / kept.sum(dim=1, keepdim=True), probs.dtype)
 
 
-def chain_frequencies(candidates: Tensor, draft_probs: Tensor, target_probs: Tensor) -> Frequencies:
+def chain_frequencies(
+    candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, seed: int = 0, draws: int = 0
+) -> Frequencies:
     """The law of what chain rejection emits for given drafts: accepted drafts, and the token after them.
 
     candidates    [bs, S + 1] int64: the root, then the S drafted tokens, 0 to V - 1
@@ -66,7 +71,8 @@ def chain_frequencies(candidates: Tensor, draft_probs: Tensor, target_probs: Ten
 
     Entry [b, n, t] of frequencies and occurs [bs, S + 1, V] is of n accepted drafts and then token t. Draft i is
     accepted with probability min(1, p_i / q_i); after a rejection the token is drawn from the positive part of p - q,
-    after S accepted ones from p_(S+1). Raises ValueError for wrong shapes and dtypes and drafts out of range.
+    after S accepted ones from p_(S+1). `seed` and `draws` are the sampler's affair.
+    Raises ValueError for wrong shapes and dtypes and drafts out of range.
     Source: Leviathan et al. (arXiv 2211.17192), algorithm 1.
     """
     if validation.enabled():

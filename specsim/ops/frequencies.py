@@ -55,7 +55,7 @@ def evidence(counts: Tensor, law: Tensor, draws: int) -> Frequencies:
 
 
 def _make_token_frequencies(ids: Tensor, shape: Sizes) -> Case:
-    vocab_size, which = shape["vocab_size"], shape["filter"]
+    vocab_size, which = shape["vocab_size"], shape["which_filter"]
     bs, device = ids.shape[0], ids.device
     probs = draw_rows(ids, "target", (*TARGET_ROWS, *DRAFT_ROWS), 1, vocab_size)[:, 0].to(torch.float32)
     top_k = (1 + counter.below(ids, "top_k", vocab_size)).to(torch.int32)
@@ -85,7 +85,7 @@ def _sizes(shape: Sizes, bs: int) -> dict[str, int]:
 def _draw_token_shape(chooser: Chooser) -> dict[str, int]:
     vocab_size = between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")
     which = pick(chooser, FILTERS, "filter")
-    return _shape(chooser, {"num_steps": 1, "vocab_size": vocab_size, "filter": which})
+    return _shape(chooser, {"num_steps": 1, "vocab_size": vocab_size, "which_filter": which})
 
 
 def _draw_chain_shape(chooser: Chooser) -> dict[str, int]:
@@ -120,22 +120,6 @@ def _defined(_case: Case, expected: Tensors) -> Tensors:
     return {**every, "occurs": expected["frequencies"] == 0}
 
 
-def _token_frequencies(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, **_how: int) -> Frequencies:
-    return token_frequencies(probs, top_k, top_p, min_p)
-
-
-def _chain_frequencies(candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, **_how: int) -> Frequencies:
-    return chain_frequencies(candidates, draft_probs, target_probs)
-
-
-def _token_loops(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, **_how: int) -> Frequencies:
-    return token_frequencies_loops(probs, top_k, top_p, min_p)
-
-
-def _chain_loops(candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, **_how: int) -> Frequencies:
-    return chain_frequencies_loops(candidates, draft_probs, target_probs)
-
-
 def _results(*shape: str) -> tuple[TensorArg, ...]:
     return (
         TensorArg("frequencies", Role.OUT, ("bs", *shape), torch.float32, "share of the draws that each outcome has"),
@@ -160,12 +144,12 @@ OPS: tuple[Op, ...] = (
             TensorArg("top_k", Role.IN, ("bs",), torch.int32, "a token stays iff fewer are more probable"),
             TensorArg("top_p", Role.IN, ("bs",), torch.float32, "stays iff the more probable have less than this"),
             TensorArg("min_p", Role.IN, ("bs",), torch.float32, "stays iff at least this share of the most probable"),
-            ScalarArg("filter", "which is in use: 0 none, 1 top_k, 2 top_p, 3 min_p, 4 top_k and top_p jointly"),
+            ScalarArg("which_filter", "which is in use: 0 none, 1 top_k, 2 top_p, 3 min_p, 4 top_k and top_p jointly"),
             *_HOW,
             *_results("vocab_size"),
         ),
-        reference=_token_frequencies,
-        loops=_token_loops,
+        reference=token_frequencies,
+        loops=token_frequencies_loops,
         generate=_generate_token_frequencies,
         bulk=Bulk(_draw_token_shape, _make_token_frequencies),
         defined=_defined,
@@ -195,8 +179,8 @@ OPS: tuple[Op, ...] = (
             *_HOW,
             *_results("num_draft_tokens", "vocab_size"),
         ),
-        reference=_chain_frequencies,
-        loops=_chain_loops,
+        reference=chain_frequencies,
+        loops=chain_frequencies_loops,
         generate=_generate_chain_frequencies,
         bulk=Bulk(_draw_chain_shape, _make_chain_frequencies),
         defined=_defined,

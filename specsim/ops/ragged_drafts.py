@@ -74,7 +74,7 @@ def _ends(counts: Tensor) -> Tensor:
 def _sizes(shape: Sizes, counts: Tensor, **more: int) -> dict[str, int]:
     num_steps, bs = shape["num_steps"], counts.shape[0]
     sizes = {**shape, "bs": bs, "topk": 1, "num_draft_tokens": num_steps + 1, "accept_width": num_steps + 1}
-    return {**sizes, "num_drafts": int(counts.sum()), "num_starts": bs + 1, **more}
+    return {**sizes, "num_drafts": int(counts.sum()), "num_ends": bs, "num_starts": bs + 1, **more}
 
 
 def _make_greedy(ids: Tensor, shape: Sizes) -> Case:
@@ -270,7 +270,7 @@ def _defined_recovered(case: Case, expected: Tensors) -> Tensors:
     return {"recovered_token_ids": (left > 0).any(dim=1).to(expected["recovered_token_ids"].device)}
 
 
-_ENDS = TensorArg("cu_num_draft_tokens", Role.IN, ("bs",), torch.int32, "where the drafts of each request end")
+_ENDS = TensorArg("cu_num_draft_tokens", Role.IN, ("num_ends",), torch.int32, "where the drafts of each request end")
 _DRAFTS = TensorArg("draft_token_ids", Role.IN, ("num_drafts",), torch.int32, "drafted tokens, request by request")
 _LAWS = (
     TensorArg(

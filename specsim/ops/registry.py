@@ -25,6 +25,9 @@ _FAMILIES = (
 )
 OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 
+# Samplers with random numbers of their own, and what other engines keep otherwise: specsim has no kernels of these.
+FOREIGN = frozenset(op.name for family in (frequencies, ragged_drafts) for op in family.OPS)
+
 # The reference and its slow twins as providers: `specsim check specsim.ops.registry:REFERENCE`.
 REFERENCE: dict[str, Implementation] = {op.name: op.reference for op in OPS.values()}
 LOOPS: dict[str, Implementation] = {op.name: op.loops for op in OPS.values()}

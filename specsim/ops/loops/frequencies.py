@@ -11,7 +11,9 @@ from specsim.ops.enumeration import chain_acceptance, normalised, residual
 from specsim.reference.frequencies import Frequencies
 
 
-def token_frequencies_loops(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Frequencies:
+def token_frequencies_loops(
+    probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, which_filter: int = 0, seed: int = 0, draws: int = 0
+) -> Frequencies:
     """`token_frequencies`, one token at a time."""
     laws: list[list[Fraction]] = []
     for b in range(probs.shape[0]):
@@ -26,7 +28,9 @@ def token_frequencies_loops(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: 
     return _of(torch.tensor([[float(p) for p in law] for law in laws], dtype=probs.dtype))
 
 
-def chain_frequencies_loops(candidates: Tensor, draft_probs: Tensor, target_probs: Tensor) -> Frequencies:
+def chain_frequencies_loops(
+    candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, seed: int = 0, draws: int = 0
+) -> Frequencies:
     """`chain_frequencies`, one draft at a time."""
     batch = []
     for b in range(candidates.shape[0]):

@@ -116,7 +116,7 @@ def _count_tokens(library: ctypes.CDLL, sizes: Sizes, t: Tensors) -> Tensors:
         tokens = torch.full((rows,), -1, dtype=torch.int32, device=counts.device)
         valid = torch.ones(rows, dtype=torch.bool, device=counts.device)
         how = (ctypes.c_uint(rows), ctypes.c_uint(vocab_size), ctypes.c_ulonglong(_seed(sizes, launch)))
-        call(library.specsim_sample, ctypes.c_int(sizes["filter"]), *repeated.values(), tokens, valid, *how)
+        call(library.specsim_sample, ctypes.c_int(sizes["which_filter"]), *repeated.values(), tokens, valid, *how)
         counts[first : first + requests] += _histogram(tokens.view(requests, draws), valid, vocab_size)
     law = token_frequencies(t["probs"], t["top_k"], t["top_p"], t["min_p"]).frequencies
     return _results(evidence(counts, law, sizes["draws"]), t)
