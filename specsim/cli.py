@@ -160,7 +160,7 @@ def check(
     from specsim.targets.ranges import expand_targets
     from specsim.targets.sglang.releases import RELEASES
     from specsim.targets.sglang.triage import triage_line
-    from specsim.targets.spec import CheckoutTarget, ReleaseTarget
+    from specsim.targets.spec import CheckoutTarget, PackageTarget, ReleaseTarget
     from specsim.verdict import Verdict, write_json
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
@@ -251,6 +251,10 @@ def check(
     if isinstance(parsed, ReleaseTarget | CheckoutTarget):
         version = parsed.version if isinstance(parsed, ReleaseTarget) else None
         verdict.findings = [replace(found, triage=triage_line(found, version)) for found in verdict.findings]
+    elif isinstance(parsed, PackageTarget):
+        from specsim.targets.package_findings import triage_line as of_package
+
+        verdict.findings = [replace(found, triage=of_package(parsed.package, found)) for found in verdict.findings]
     if json_file is not None:
         write_json(json_file, verdict.to_json())
     print_verdict(verdict)
