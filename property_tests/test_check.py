@@ -200,7 +200,7 @@ def test_a_budget_that_is_spent_is_said_and_not_counted_as_passed(folder: Path) 
 
 
 BAD_INPUT = [
-    (["check", "vllm==0.9"], "vllm==0.9"),
+    (["check", "tensorrt==0.9"], "tensorrt==0.9"),
     (["check", "sglang==not-a-version"], "not-a-version"),
     (["check", "sglang@no/such/path"], "no/such/path"),
     (["check", "no_such_module:thing"], "no_such_module"),

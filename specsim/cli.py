@@ -254,7 +254,9 @@ def check(
     elif isinstance(parsed, PackageTarget):
         from specsim.targets.package_findings import triage_line as of_package
 
-        verdict.findings = [replace(found, triage=of_package(parsed.package, found)) for found in verdict.findings]
+        verdict.findings = [
+            replace(found, triage=of_package(parsed.package, found.signature)) for found in verdict.findings
+        ]
     if json_file is not None:
         write_json(json_file, verdict.to_json())
     print_verdict(verdict)

@@ -7,10 +7,7 @@ table is new.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from specsim.verdict import Finding
+from typing import Literal
 
 NEW = "new: there is no entry for it"
 
@@ -56,10 +53,10 @@ TABLE: tuple[Known, ...] = (
 )
 
 
-def triage_line(package: str, finding: Finding) -> str:
-    """What is known of a package's finding, one line."""
+def triage_line(package: str, signature: str) -> str:
+    """What is known of a package's finding of that signature, one line."""
     wanted = "sglang-kernel" if package == "sgl-kernel" else package
     for known in TABLE:
-        if (known.package, known.signature) == (wanted, finding.signature):
+        if (known.package, known.signature) == (wanted, signature):
             return f"{known.kind}: {known.text} (the like: {', '.join(known.references)})"
     return NEW
