@@ -338,7 +338,7 @@ def test_counts_of_the_law_fit_and_those_of_another_do_not() -> None:
     law = torch.tensor([[0.5, 0.25, 0.25, 0.0]])
     assert evidence(drawn(law, 2**16, 1), law, 2**16).fits.all()
     other = torch.tensor([[0.51, 0.24, 0.25, 0.0]])
-    assert not evidence(drawn(other, 2**16, 1), law, 2**16).fits.any()
+    assert not evidence(drawn(other, 2**18, 1), law, 2**18).fits.any()
     impossible = drawn(law, 2**16 - 1, 1) + torch.tensor([[0, 0, 0, 1]])
     found = evidence(impossible, law, 2**16)
     assert not found.fits.any()
