@@ -52,7 +52,7 @@ class _Laws(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _table(vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Weights [kinds, V] float64 and tokens by weight [kinds, V] int64 of every kind, on the CPU: nobody changes them."""
+    """Weights [kinds, V] float64 and tokens by weight [kinds, V] int64 of every kind, on the CPU; not to be changed."""
     table = [law(kind, 0, vocab_size) for kind in KINDS]
     weights = torch.tensor([[float(p) for p in row] for row in table], dtype=torch.float64)
     return weights, torch.tensor([by_weight(row) for row in table])

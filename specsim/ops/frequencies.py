@@ -7,7 +7,7 @@ An implementation draws each request's outcome `draws` times and gives what `evi
 
 Three things are compared. The frequency of each outcome, to what Hoeffding's inequality leaves to chance; that nothing
 is drawn whose probability is 0, exactly; and whether the counts as a whole fit the law, by the chi-square test of
-`specsim.ops.statistics`, whose p-value may be as small as 1e-12. A hundredth of the draws gone elsewhere is seen by the last.
+`specsim.ops.statistics`, whose p-value may be as small as 1e-12. The last sees a hundredth of the draws go elsewhere.
 Laws are of small vocabularies, in multiples of 1/64; no filter's threshold is one of their sums.
 """
 

@@ -1,8 +1,9 @@
 """The ragged family: verification of drafts that lie in one flat row, as vLLM keeps them, and the inputs after it.
 
 Requests have no drafts, some or all; in bulk cases each has as many. Laws are of small vocabularies, in multiples of
-1/64. A coin lies at the centre of the interval that accepts or rejects, a millionth beside the threshold, or at 0,
-which accepts a token of any probability but 0. The noise of the races makes no two scores equal, or nearly so.
+1/64. A coin lies at the centre of the interval that accepts or rejects, a millionth beside the threshold, or, in cases
+with `zero_coins`, at 0, which accepts a token of any probability but 0. The noise of the races makes no two scores
+equal, or nearly so.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _coins(ids: Tensor, shape: Sizes, target: Tensor, draft: Tensor, drafts: Ten
     beside = torch.where(accepts, height - MARGIN, height + MARGIN)
     zero = torch.zeros_like(centre)
     coins = torch.where((kind == 4) | (kind == 5), beside, centre)
-    return torch.where((kind == 3) & (accepts | (height == 0)), zero, coins)
+    return torch.where((kind == 3) & (accepts | (height == 0)), zero, coins) if shape["zero_coins"] else coins
 
 
 def _race(ids: Tensor, shape: Sizes) -> Tensor:
@@ -233,7 +234,8 @@ def _draw_expand_shape(chooser: Chooser) -> dict[str, int]:
 
 def _draw_sampled_shape(chooser: Chooser) -> dict[str, int]:
     shape = {**_draw_shape(chooser), "vocab_size": between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")}
-    return {**shape, "has_draft_probs": chooser.choose(2, "has_draft_probs")}
+    zero_coins = pick(chooser, (0, 0, 1), "coins of 0")
+    return {**shape, "has_draft_probs": chooser.choose(2, "has_draft_probs"), "zero_coins": zero_coins}
 
 
 def _draw_next_token_shape(chooser: Chooser) -> dict[str, int]:

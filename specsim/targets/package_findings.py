@@ -31,14 +31,14 @@ _AT_EQUALITY = (
 TABLE: tuple[Known, ...] = (
     Known(
         "vllm",
-        "ops:verify_ragged_rejection:kernel:verify_ragged_rejection",
+        "ops:verify_ragged_rejection:kernel:verify_ragged_rejection:coin-0",
         "known",
         _AT_EQUALITY,
         references=("SGLang #35771", "SGLang #35798"),
     ),
     Known(
         "vllm",
-        "ops:verify_ragged_sampled:kernel:verify_ragged_sampled",
+        "ops:verify_ragged_sampled:kernel:verify_ragged_sampled:coin-0",
         "known",
         f"its kernel's defect: {_AT_EQUALITY}",
         references=("SGLang #35771", "SGLang #35798"),

@@ -8,7 +8,7 @@ noise are the case's: `torch` is given to what is lifted with its random functio
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -268,6 +268,10 @@ def _step(
     function(positions, block_table, seq_lens, page_size, max_model_len, *outputs, input_batch_size=padded_bs)
 
 
+def _without_zeros(sizes: Sizes) -> bool:
+    return not sizes["zero_coins"]
+
+
 _VERIFIED = ("output_token_ids_ptr", "cu_num_draft_tokens_ptr", "draft_token_ids_ptr")
 _GREEDY = (*_VERIFIED, "target_argmax_ptr", "bonus_token_ids_ptr", "is_greedy_ptr", "max_spec_len")
 _SYNTHETIC = ("uniform_probs_ptr", "synthetic_conditional_rates_ptr", "SYNTHETIC_MODE")
@@ -285,7 +289,7 @@ _RECOVER = (
 )
 _PADDED = ("cu_num_draft_tokens_ptr", "valid_sampled_tokens_count_ptr", "query_start_loc_gpu_ptr")
 
-IMPLEMENTATIONS: tuple[Names, ...] = (
+_NAMED: tuple[Names, ...] = (
     Names(
         "verify_ragged_greedy",
         ("rejection_greedy_sample_kernel",),
@@ -302,6 +306,7 @@ IMPLEMENTATIONS: tuple[Names, ...] = (
             (*_RANDOM, "synthetic_conditional_rates_ptr", "NO_DRAFT_PROBS", "SYNTHETIC_MODE"),
         ),
         _rejection,
+        accepts=_without_zeros,
     ),
     Names(
         "sample_recovered_tokens",
@@ -321,6 +326,7 @@ IMPLEMENTATIONS: tuple[Names, ...] = (
             (*_DRAFTS, "target_logits", *_SAMPLE, *_MORE, *_FLY),
         ),
         _whole,
+        accepts=_without_zeros,
     ),
     Names(
         "expand_to_drafts",
@@ -360,5 +366,15 @@ IMPLEMENTATIONS: tuple[Names, ...] = (
             ),
         ),
         _step,
+    ),
+)
+
+# What is wrong at a coin of 0 alone is judged by itself, or it would hide whatever else is wrong.
+IMPLEMENTATIONS = (
+    *_NAMED,
+    *(
+        replace(names, variant="coin-0", accepts=lambda sizes: bool(sizes["zero_coins"]))
+        for names in _NAMED
+        if names.accepts is _without_zeros
     ),
 )

@@ -50,7 +50,8 @@ class VllmProvider:
             try:
                 found.append(self._subject(names, self._lift(names)))
             except DriftError as error:
-                missing.append(NotRun(f"{names.op} ({names.variant})" if names.variant else names.op, str(error)))
+                if not names.variant:  # which is the same code as the first one's
+                    missing.append(NotRun(names.op, str(error)))
         return found, missing
 
     def _lift(self, names: Names) -> LiftedFunction:
