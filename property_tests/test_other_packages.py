@@ -388,3 +388,49 @@ def test_a_release_of_vllm_shows_what_the_table_says(version: str) -> None:
             continue
         for case in filter(lambda case: subject.accepts(case.sizes), cases(subject.op, 8)):
             assert run_case(OPS[subject.op], subject, case).violations == (), subject.op
+
+
+class Functions:
+    """Stands for the library built of FlashInfer's headers: names alone, which `call` below gives a meaning."""
+
+    specsim_sample, specsim_chain = "sample", "chain"
+
+
+def call_in_torch(function: Any, *arguments: Any) -> None:
+    """What FlashInfer's functions do with these arguments, by torch's own random numbers."""
+    generator = torch.Generator().manual_seed(1)
+    if function == "sample":
+        _filter, probs, top_k, top_p, min_p, tokens, _valid, rows, vocab_size, _seed = arguments
+        assert probs.shape == (rows.value, vocab_size.value)
+        law = OPS["token_frequencies"].reference(probs, top_k, top_p, min_p).frequencies
+        tokens.copy_(torch.multinomial(law.double(), 1, generator=generator)[:, 0])
+    else:
+        draft_probs, ids, target_probs, tokens, accepted, emitted, rows, num_steps, vocab_size, _seed = arguments
+        assert draft_probs.shape == (rows.value, num_steps.value, vocab_size.value)
+        coins = torch.rand((rows.value, num_steps.value), generator=generator)
+        final = torch.rand(rows.value, generator=generator)
+        root = torch.zeros_like(ids[:, :1])
+        chains = torch.cat([root, ids], dim=1).long()
+        found = OPS["verify_chain_rejection"].reference(chains, draft_probs, target_probs, coins, final)
+        emitted += found.accept_token_num
+        accepted += found.accept_token_num
+        index = found.accept_index.clamp(min=0).long()
+        tokens.copy_(torch.where(found.accept_index >= 0, found.predicts[index], -1))
+
+
+@pytest.mark.parametrize("op", ["token_frequencies", "chain_frequencies"])
+def test_a_sampler_is_drawn_by_as_many_rows_and_counted(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specsim.targets.flashinfer import provider as flashinfer
+
+    monkeypatch.setattr(flashinfer, "call", call_in_torch)
+    monkeypatch.setattr(flashinfer, "ROWS_MAX", 2**13)
+    for case in cases(op, 4):
+        case.sizes["draws"] = 2**14
+        tensors = {**case.clone().tensors, **OPS[op].allocate_outputs(case)}
+        found = flashinfer.RUNS[op][1](Functions(), case.sizes, tensors)  # type: ignore[arg-type]
+        expected = OPS[op].expected(case)
+        assert bool(found["fits"].all())
+        assert not bool(found["occurs"][expected["frequencies"] == 0].any())
+        torch.testing.assert_close(
+            found["frequencies"], expected["frequencies"], rtol=0, atol=OPS[op].tolerance["frequencies"]
+        )

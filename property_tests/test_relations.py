@@ -34,7 +34,7 @@ WITHOUT = {"alloc_extend", "alloc_decode", "assign_hidden_states_pool", "assign_
 WITHOUT |= {"stash_append_boundary_state", "apply_token_bitmask", "move_kv"}
 # Drafts in one flat row, whose tokens are places in laws.
 WITHOUT |= {"verify_ragged_rejection", "sample_recovered_tokens", "verify_ragged_sampled", "prepare_inputs_padded"}
-WITHOUT |= {"expand_to_drafts"}
+WITHOUT |= {"expand_to_drafts", "expand_draft_inputs"}
 
 
 def subject_of(call: Callable[..., Any], op: str) -> Subject:

@@ -40,6 +40,25 @@ class SlotMapping(NamedTuple):
     slot_mapping: Tensor
 
 
+class DraftInputs(NamedTuple):
+    """Inputs of a draft model.
+
+    input_ids             [num_out] int32
+    positions             [num_out] int64
+    is_rejected           [num_out] bool: padding where drafts were rejected
+    is_masked             [num_out] bool: slots of parallel drafts
+    new_token_indices     [bs * num_padding_slots] int32: places of the new token and of the slots after it
+    hidden_state_mapping  [num_tokens] int32: where each of the target's tokens is among the inputs, if shifted
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    is_rejected: Tensor
+    is_masked: Tensor
+    new_token_indices: Tensor
+    hidden_state_mapping: Tensor
+
+
 def verify_ragged_greedy(
     cu_num_draft_tokens: Tensor,
     draft_token_ids: Tensor,
@@ -248,6 +267,61 @@ def step_slot_mapping(
     padding = slot.new_full((padded_bs - slot.shape[0],), PLACEHOLDER)
     seq_lens.copy_(torch.where(is_over, 1, seq_lens + 1).clamp(max=max_model_len))
     return SlotMapping(clamped, torch.cat([slot, padding]))
+
+
+def expand_draft_inputs(
+    target_token_ids: Tensor,
+    target_positions: Tensor,
+    next_token_ids: Tensor,
+    query_start_loc: Tensor,
+    query_end_loc: Tensor,
+    padding_token_id: int,
+    parallel_drafting_token_id: int,
+    num_padding_slots: int,
+    shift_input_ids: int,
+) -> DraftInputs:
+    """The draft model's inputs: the target's tokens, the new one, slots for parallel drafts, and rejected drafts.
+
+    target_token_ids   [num_tokens] int32, target_positions [num_tokens] int64: of the target's step, request by request
+    next_token_ids     [bs] int32: what each request goes on with
+    query_start_loc    [bs + 1] int32: where the tokens of each request start, and the last ones end
+    query_end_loc      [bs] int32: its last token that is no rejected draft
+    num_padding_slots  1 or more: the new token and the slots after it, which hold `parallel_drafting_token_id`
+    shift_input_ids    1: each request's first token is left out, as a drafter that reads hidden states wants it
+
+    Request b has its tokens, from the second on if shifted, up to `query_end_loc`; then the new token; then the slots;
+    then as many as were rejected, which hold `padding_token_id` at position 0. Positions count from its first one.
+    Raises ValueError for starts that fall. Source: vLLM's unified drafting inputs.
+    """
+    if validation.enabled():
+        _check_rising(query_start_loc)
+        validation.require_scalar("num_padding_slots", num_padding_slots, 1)
+    bs, device = next_token_ids.shape[0], next_token_ids.device
+    starts, ends = query_start_loc.long(), query_end_loc.long()
+    counts = starts.diff()  # [bs]
+    valid = ends - starts[:-1] + 1 - shift_input_ids
+    totals = counts - shift_input_ids + num_padding_slots
+    request = torch.arange(bs, device=device)
+    owner = request.repeat_interleave(totals)  # [num_out]
+    first = starts[:-1] + request * (num_padding_slots - shift_input_ids)  # [bs]: where its outputs start
+    j = torch.arange(owner.shape[0], device=device) - first[owner]
+    past = j - valid[owner]  # 0 at the new token
+    source = (starts[:-1][owner] + shift_input_ids + j).clamp(max=target_token_ids.shape[0] - 1)
+    is_rejected, is_masked = past >= num_padding_slots, (past > 0) & (past < num_padding_slots)
+    tokens = torch.where(past == 0, next_token_ids[owner], target_token_ids[source])
+    tokens = torch.where(is_masked, parallel_drafting_token_id, tokens)
+    positions = target_positions[starts[:-1][owner]] + j
+    slot = torch.arange(num_padding_slots, device=device)
+    mapping = torch.arange(target_token_ids.shape[0], device=device)
+    mapping = mapping + (first - starts[:-1]).repeat_interleave(counts)
+    return DraftInputs(
+        torch.where(is_rejected, padding_token_id, tokens).to(torch.int32),
+        torch.where(is_rejected, 0, positions),
+        is_rejected,
+        is_masked,
+        ((first + valid)[:, None] + slot).flatten().to(torch.int32),
+        mapping.to(torch.int32),
+    )
 
 
 def _grid(ends: Tensor, num_steps: int) -> tuple[Tensor, Tensor, Tensor]:

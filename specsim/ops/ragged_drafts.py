@@ -19,6 +19,7 @@ from specsim.ops.bulk_sampling import draw_rows
 from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
 from specsim.ops.laws import DRAFT_ROWS, GAPS, HALVING, ONE_HOT, SKEWED, TWO, VOCAB_SIZE_MAX, VOCAB_SIZE_MIN
 from specsim.ops.loops.ragged_drafts import (
+    expand_draft_inputs_loops,
     expand_to_drafts_loops,
     prepare_inputs_padded_loops,
     prepare_next_token_padded_loops,
@@ -30,6 +31,7 @@ from specsim.ops.loops.ragged_drafts import (
 )
 from specsim.ops.tree import BS_MAX
 from specsim.reference.ragged_drafts import (
+    expand_draft_inputs,
     expand_to_drafts,
     prepare_inputs_padded,
     prepare_next_token_padded,
@@ -221,11 +223,37 @@ def _make_step(ids: Tensor, shape: Sizes) -> Case:
     return Case(_sizes(shape, torch.full((n,), shape["num_steps"]), num_pages=num_pages, padded_bs=padded), tensors)
 
 
+def _make_draft_inputs(ids: Tensor, shape: Sizes) -> Case:
+    n, slots, shift = ids.shape[0], shape["num_padding_slots"], shape["shift_input_ids"]
+    counts = _counts(ids, shape)
+    rejected = counter.below(ids, "rejected drafts", counts + 1)
+    scheduled = counts + 1 + counter.below(ids, "prefill tokens", 3) * (counts == 0)
+    starts = torch.cat([torch.zeros_like(scheduled[:1]), scheduled.cumsum(0)])
+    num_tokens = int(starts[-1])
+    place = torch.arange(num_tokens, device=ids.device)
+    owner = torch.arange(n, device=ids.device).repeat_interleave(scheduled)
+    first = counter.below(ids, "first position", 2**16)
+    tensors = {
+        "target_token_ids": (TOKENS_START + counter.below(ids, "first token", 2**20)[owner] + place).to(torch.int32),
+        "target_positions": first[owner] + place - starts[:-1][owner],
+        "next_token_ids": (TOKENS_START + counter.below(ids, "next token", 2**16)).to(torch.int32),
+        "query_start_loc": starts.to(torch.int32),
+        "query_end_loc": (starts[1:] - 1 - rejected).to(torch.int32),
+    }
+    more = {"num_tokens": num_tokens, "num_out": num_tokens + n * (slots - shift), "num_new": n * slots}
+    return Case(_sizes(shape, counts, padding_token_id=0, parallel_drafting_token_id=7, **more), tensors)
+
+
 # Shapes of batches
 
 
 def _draw_shape(chooser: Chooser) -> dict[str, int]:
     return {"num_steps": between(chooser, 1, NUM_STEPS_MAX, "num_steps"), "is_ragged": 0}
+
+
+def _draw_inputs_shape(chooser: Chooser) -> dict[str, int]:
+    slots = between(chooser, 1, 4, "num_padding_slots")
+    return {**_draw_shape(chooser), "num_padding_slots": slots, "shift_input_ids": chooser.choose(2, "shift_input_ids")}
 
 
 def _draw_expand_shape(chooser: Chooser) -> dict[str, int]:
@@ -260,6 +288,13 @@ def _generators(
         return make(chooser.choose(FIRST_NUMBERS, "number of the first request") + torch.arange(bs), shape)
 
     return generate, Bulk(draw_shape, make)
+
+
+def _defined_inputs(case: Case, expected: Tensors) -> Tensors:
+    """Where hidden states go is said only when tokens are shifted against them."""
+    every = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in expected.items()}
+    every["hidden_state_mapping"] &= bool(case.sizes["shift_input_ids"])
+    return every
 
 
 def _defined_recovered(case: Case, expected: Tensors) -> Tensors:
@@ -321,6 +356,7 @@ _expand = _generators(_draw_expand_shape, _make_expand)
 _inputs = _generators(_draw_shape, _make_inputs)
 _next_token = _generators(_draw_next_token_shape, _make_next_token)
 _step = _generators(_draw_step_shape, _make_step)
+_draft_inputs = _generators(_draw_inputs_shape, _make_draft_inputs)
 
 OPS: tuple[Op, ...] = (
     Op(
@@ -462,5 +498,39 @@ OPS: tuple[Op, ...] = (
         generate=_step[0],
         bulk=_step[1],
         source="vLLM v1's fused drafting step",
+    ),
+    Op(
+        name="expand_draft_inputs",
+        family="ragged_drafts",
+        summary="the draft model's inputs: tokens, the new one, slots for parallel drafts, rejected drafts as padding",
+        args=(
+            TensorArg("target_token_ids", Role.IN, ("num_tokens",), torch.int32, "of the target's step"),
+            TensorArg("target_positions", Role.IN, ("num_tokens",), torch.int64, "of the same tokens"),
+            TensorArg("next_token_ids", Role.IN, ("bs",), torch.int32, "what each request goes on with"),
+            TensorArg("query_start_loc", Role.IN, ("num_starts",), torch.int32, "where each request's tokens start"),
+            TensorArg("query_end_loc", Role.IN, ("num_ends",), torch.int32, "its last token that is no rejected draft"),
+            ScalarArg("padding_token_id", "held where drafts were rejected"),
+            ScalarArg("parallel_drafting_token_id", "held by the slots after the new token"),
+            ScalarArg("num_padding_slots", "the new token and the slots after it; 1 or more"),
+            ScalarArg("shift_input_ids", "1: each request's first token is left out"),
+            TensorArg("input_ids", Role.OUT, ("num_out",), torch.int32, "tokens"),
+            TensorArg("positions", Role.OUT, ("num_out",), torch.int64, "counted from the first; 0 at rejected ones"),
+            TensorArg("is_rejected", Role.OUT, ("num_out",), torch.bool, "padding where drafts were rejected"),
+            TensorArg("is_masked", Role.OUT, ("num_out",), torch.bool, "slots of parallel drafts"),
+            TensorArg("new_token_indices", Role.OUT, ("num_new",), torch.int32, "of the new token and its slots"),
+            TensorArg(
+                "hidden_state_mapping",
+                Role.OUT,
+                ("num_tokens",),
+                torch.int32,
+                "where each of the target's tokens is among the inputs; undefined without shift_input_ids",
+            ),
+        ),
+        reference=expand_draft_inputs,
+        loops=expand_draft_inputs_loops,
+        generate=_draft_inputs[0],
+        bulk=_draft_inputs[1],
+        defined=_defined_inputs,
+        source="vLLM v1's unified drafting inputs",
     ),
 )

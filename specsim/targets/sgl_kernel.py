@@ -157,7 +157,7 @@ def _load(library: Path) -> str:
     try:
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     except Exception as error:  # a file of binaries fails in its own ways: OSError, RuntimeError
-        text = str(error).strip().splitlines()
+        text = str(error.__cause__ or error).strip().splitlines()
         return f"{library} cannot be loaded: {type(error).__name__}: {text[0] if text else 'no reason given'}"
     return ""
 

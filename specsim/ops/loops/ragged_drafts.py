@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specsim.reference.ragged_drafts import NextTokens, PreparedInputs, SlotMapping
+from specsim.reference.ragged_drafts import DraftInputs, NextTokens, PreparedInputs, SlotMapping
 
 
 def _spans(ends: Tensor) -> list[tuple[int, int]]:
@@ -172,3 +172,46 @@ def step_slot_mapping_loops(
             slots[b] = int(block_table[b, at // page_size]) * page_size + at % page_size
             seq_lens[b] = min(int(seq_lens[b]) + 1, max_model_len)
     return SlotMapping(torch.tensor(clamped), torch.tensor(slots))
+
+
+def expand_draft_inputs_loops(
+    target_token_ids: Tensor,
+    target_positions: Tensor,
+    next_token_ids: Tensor,
+    query_start_loc: Tensor,
+    query_end_loc: Tensor,
+    padding_token_id: int,
+    parallel_drafting_token_id: int,
+    num_padding_slots: int,
+    shift_input_ids: int,
+) -> DraftInputs:
+    """`expand_draft_inputs`, one token at a time."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    rejected: list[bool] = []
+    masked: list[bool] = []
+    new: list[int] = []
+    mapping: list[int] = []
+    for b, end in enumerate(query_end_loc.tolist()):
+        start, stop = int(query_start_loc[b]), int(query_start_loc[b + 1])
+        mapping += [len(tokens) + i for i in range(stop - start)]
+        kept = target_token_ids[start + shift_input_ids : end + 1].tolist()
+        row = [(token, False) for token in kept]
+        new += [len(tokens) + len(kept) + i for i in range(num_padding_slots)]
+        row += [(int(next_token_ids[b]), False)]
+        row += [(parallel_drafting_token_id, True)] * (num_padding_slots - 1)
+        places = [int(target_positions[start]) + i for i in range(len(row))]
+        padding = stop - end - 1
+        tokens += [token for token, _ in row] + [padding_token_id] * padding
+        masked += [is_slot for _, is_slot in row] + [False] * padding
+        positions += places + [0] * padding
+        rejected += [False] * len(row) + [True] * padding
+    int32 = torch.int32
+    return DraftInputs(
+        torch.tensor(tokens, dtype=int32),
+        torch.tensor(positions, dtype=torch.int64),
+        torch.tensor(rejected),
+        torch.tensor(masked),
+        torch.tensor(new, dtype=int32),
+        torch.tensor(mapping, dtype=int32),
+    )

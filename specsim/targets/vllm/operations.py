@@ -268,6 +268,48 @@ def _step(
     function(positions, block_table, seq_lens, page_size, max_model_len, *outputs, input_batch_size=padded_bs)
 
 
+def _draft_inputs(
+    kernel: Any,
+    _coins: CoinTorch,
+    target_token_ids: Tensor,
+    target_positions: Tensor,
+    next_token_ids: Tensor,
+    query_start_loc: Tensor,
+    query_end_loc: Tensor,
+    padding_token_id: int,
+    parallel_drafting_token_id: int,
+    num_padding_slots: int,
+    shift_input_ids: int,
+    input_ids: Tensor,
+    positions: Tensor,
+    is_rejected: Tensor,
+    is_masked: Tensor,
+    new_token_indices: Tensor,
+    hidden_state_mapping: Tensor,
+) -> None:
+    longest = int(query_start_loc.diff().max()) + num_padding_slots
+    block = min(4, 1 << (longest - 1).bit_length())  # few, so that requests have more than one block
+    kernel[(len(next_token_ids), -(-longest // block))](
+        target_token_ids,
+        target_positions,
+        next_token_ids,
+        input_ids,
+        positions,
+        is_rejected,
+        is_masked,
+        new_token_indices,
+        hidden_state_mapping,
+        query_start_loc,
+        query_end_loc,
+        padding_token_id,
+        parallel_drafting_token_id,
+        len(target_token_ids),
+        num_padding_slots,
+        bool(shift_input_ids),
+        BLOCK_SIZE_TOKENS=block,
+    )
+
+
 def _without_zeros(sizes: Sizes) -> bool:
     return not sizes["zero_coins"]
 
@@ -288,6 +330,14 @@ _RECOVER = (
     *("sampling_metadata", "device"),
 )
 _PADDED = ("cu_num_draft_tokens_ptr", "valid_sampled_tokens_count_ptr", "query_start_loc_gpu_ptr")
+
+_COPY = (
+    *("target_token_ids_ptr", "target_positions_ptr", "next_token_ids_ptr", "out_input_ids_ptr", "out_positions_ptr"),
+    *("out_is_rejected_token_mask_ptr", "out_is_masked_token_mask_ptr", "out_new_token_indices_ptr"),
+    *("out_hidden_state_mapping_ptr", "query_start_loc_ptr", "query_end_loc_ptr", "padding_token_id"),
+    *("parallel_drafting_token_id", "total_input_tokens", "num_padding_slots_per_request", "shift_input_ids"),
+    "BLOCK_SIZE_TOKENS",
+)
 
 _NAMED: tuple[Names, ...] = (
     Names(
@@ -367,6 +417,7 @@ _NAMED: tuple[Names, ...] = (
         ),
         _step,
     ),
+    Names("expand_draft_inputs", ("copy_and_expand_eagle_inputs_kernel",), UTILS, (_COPY,), _draft_inputs),
 )
 
 # What is wrong at a coin of 0 alone is judged by itself, or it would hide whatever else is wrong.
