@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import subprocess
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from property_tests.made_up_sources import MadeUpSource, cache_in
+from specsim.bisect.revisions import commits_between
 from specsim.diff.run import run_case
 from specsim.errors import UsageError
 from specsim.explore.chooser import seeded
@@ -434,3 +436,22 @@ def test_a_sampler_is_drawn_by_as_many_rows_and_counted(op: str, monkeypatch: py
         torch.testing.assert_close(
             found["frequencies"], expected["frequencies"], rtol=0, atol=OPS[op].tolerance["frequencies"]
         )
+
+
+def test_revisions_of_a_clone_of_vllm_are_targets_of_it(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        named = ("-c", "user.name=x", "-c", "user.email=x@x")
+        subprocess.run(["git", "-C", str(tmp_path), *named, *arguments], check=True, capture_output=True)
+
+    file = tmp_path / "vllm" / SAMPLER
+    git("init", "-q")
+    for text in ("A = 1\n", "A = 2\n"):
+        for path in (file, tmp_path / "vllm" / UTILS):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        git("add", "-A")
+        git("commit", "-qm", text.strip())
+    history = commits_between(tmp_path, "HEAD~1", "HEAD")
+    assert [revision.target.rpartition("#")[0] for revision in history.revisions] == [f"vllm@{tmp_path}"] * 2
+    texts = [revision.open(cache_in(tmp_path)).read(SAMPLER) for revision in history.revisions]
+    assert texts == ["A = 1\n", "A = 2\n"]

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Protocol
 from specsim.errors import UsageError
 from specsim.targets.fetch import fetch_wheel, wheel_problem, wheel_version
 from specsim.targets.git import is_revision, run_git
-from specsim.targets.spec import CheckoutTarget, ReleaseTarget, is_version
+from specsim.targets.packages import fetch_package
+from specsim.targets.spec import CheckoutTarget, PackageTarget, ReleaseTarget, is_version
 
 if TYPE_CHECKING:
     from specsim.targets.cache import Cache
@@ -57,6 +58,7 @@ class Package:
 
 
 SGLANG = Package("SGLang", "sglang", "python/", "srt")
+VLLM = Package("vLLM", "vllm", "", "v1")
 
 
 class SourceTree(Protocol):
@@ -85,8 +87,14 @@ class SourceTree(Protocol):
         ...
 
 
-def open_source(target: ReleaseTarget | CheckoutTarget, cache: Cache) -> SourceTree:
-    """The source of a target; a release that the cache lacks is fetched. `UsageError` if it is not there."""
+def open_source(target: ReleaseTarget | CheckoutTarget | PackageTarget, cache: Cache) -> SourceTree:
+    """The source of a target, of SGLang or vLLM; a release that the cache lacks is fetched. `UsageError` if it is not
+    there.
+    """
+    if isinstance(target, PackageTarget):
+        if target.version:
+            return WheelSource(fetch_package(target.package, target.version, cache), target.text, VLLM)
+        return open_path(target.path, target.revision, target.text, VLLM)
     if isinstance(target, ReleaseTarget):
         return WheelSource(fetch_wheel(target.version, cache), target.text)
     return open_path(target.path, target.revision, target.text, SGLANG)

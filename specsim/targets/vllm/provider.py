@@ -13,8 +13,7 @@ from specsim.ops.contract import Sizes, Tensors
 from specsim.ops.provider import Reach, Subject
 from specsim.ops.registry import OPS
 from specsim.targets.lift import DriftError, LiftedFunction, Lifter
-from specsim.targets.packages import located
-from specsim.targets.source import Package, WheelSource, open_path
+from specsim.targets.source import VLLM, open_source
 from specsim.targets.vllm.operations import IMPLEMENTATIONS, CoinTorch, Names
 from specsim.verdict import NotRun
 
@@ -24,14 +23,10 @@ if TYPE_CHECKING:
     from specsim.targets.source import SourceTree
     from specsim.targets.spec import PackageTarget
 
-VLLM = Package("vLLM", "vllm", "", "v1")
-
 
 def vllm_provider(target: PackageTarget, cache: Cache) -> VllmProvider:
     """The provider of a release, checkout or revision of vLLM. UsageError when it is not there."""
-    if target.version:
-        return VllmProvider(WheelSource(located(target, cache), target.text, VLLM), cache)
-    return VllmProvider(open_path(target.path, target.revision, target.text, VLLM), cache)
+    return VllmProvider(open_source(target, cache), cache)
 
 
 class VllmProvider:
