@@ -215,7 +215,7 @@ ROWS_INTERPRETED_MAX = 48
 
 
 def provider() -> MappingProvider:
-    """The provider "triton": a kernel for each operation of the registry, in its order.
+    """The provider "triton": a kernel for each operation of the registry but the foreign ones, in its order.
 
     In the interpreter, cases of operations on whole rows of logits have at most `ROWS_INTERPRETED_MAX` rows.
     """

@@ -15,7 +15,8 @@ from rich.console import Console
 from specsim import kernels
 from specsim.bench import kernel_table, run, verify_logits_greedy, verify_step
 from specsim.bench.kernel_cases import KERNELS, Outcome, bytes_to_move, dependent_reads, make_case, shapes
-from specsim.bench.kernel_peers import CUDA, KernelPeer, lift_all, peers_of
+from specsim.bench.kernel_peers import OPERATIONS as CUDA
+from specsim.bench.kernel_peers import KernelPeer, lift_all, peers_of
 from specsim.errors import UsageError
 from specsim.ops.contract import Case, Tensors
 from specsim.report.kernels import print_kernels

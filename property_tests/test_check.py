@@ -200,7 +200,7 @@ def test_a_budget_that_is_spent_is_said_and_not_counted_as_passed(folder: Path) 
 
 
 BAD_INPUT = [
-    (["check", "vllm==0.9"], "vllm==0.9"),
+    (["check", "tensorrt==0.9"], "tensorrt==0.9"),
     (["check", "sglang==not-a-version"], "not-a-version"),
     (["check", "sglang@no/such/path"], "no/such/path"),
     (["check", "no_such_module:thing"], "no_such_module"),
@@ -245,7 +245,7 @@ def test_bad_input_is_one_clear_sentence_with_exit_code_2(folder: Path, argument
         ({"tier": "scheduler"}, "tier 'scheduler' is unknown"),
         ({"tier": "accounting"}, "field 'mutant' is missing"),
         ({"tape": [1, -2]}, "tape must hold integers of at least 0"),
-        ({"target": "vllm==1.0"}, "vllm==1.0"),
+        ({"target": "tensorrt==1.0"}, "tensorrt==1.0"),
         ({"subject": "caller:Worker.verify", "target": "sglang@nowhere"}, "nowhere"),
     ],
 )

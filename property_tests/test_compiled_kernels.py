@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import triton
 
-from specsim.ops.registry import OPS
+from specsim.ops.registry import FOREIGN, OPS
 
 PROGRAM = Path(__file__).with_name("compiled_kernels.py")
 EVERYTHING = os.environ.get("SPECSIM_COMPILE") == "all"
@@ -28,7 +28,8 @@ HOT = (
     *("move_kv_of_buffers", "verify_logits_sampled"),
 )
 LARGE = ("build_tree", "reconstruct_tree", "organize_draft_results", "verify_tree_target_only", "verify_tree_rejection")
-OPERATIONS = (*OPS, "move_kv_of_buffers", *(f"{op}@64" for op in LARGE)) if EVERYTHING else HOT
+WITH_KERNELS = [name for name in OPS if name not in FOREIGN]
+OPERATIONS = (*WITH_KERNELS, "move_kv_of_buffers", *(f"{op}@64" for op in LARGE)) if EVERYTHING else HOT
 
 # What a launch reads and writes most of, where that is rows of logits, laws, KV or hidden states.
 READS_ROWS = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specsim.explore.chooser import replayed, seeded
 from specsim.ops.contract import Case, Op, Role, ScalarArg, TensorArg, differing
-from specsim.ops.registry import OPS
+from specsim.ops.registry import FOREIGN, OPS
 from specsim.ops.strategies import cases, tapes
 from specsim.reference.masks import PACKED_NODES_MAX
 
@@ -27,7 +27,8 @@ CACHE_LOC_OPS = [op for op in OPS.values() if op.family == "cache_locs"]
 
 @cache
 def seeded_cases(name: str) -> list[Case]:
-    return [OPS[name].generate(seeded(0, name, index)) for index in range(SEEDED_CASES)]
+    count = SEEDED_CASES // 8 if name in FOREIGN else SEEDED_CASES
+    return [OPS[name].generate(seeded(0, name, index)) for index in range(count)]
 
 
 def assert_fits_the_contract(op: Op, case: Case) -> None:
@@ -131,7 +132,7 @@ def test_hypothesis_and_the_fast_lane_make_the_same_cases(op: Op, data: st.DataO
 
 @every_op
 def test_a_case_takes_at_most_400_choices(op: Op) -> None:
-    for index in range(SEEDED_CASES // 2):
+    for index in range(SEEDED_CASES // (16 if op.name in FOREIGN else 2)):
         chooser = seeded(0, op.name, index)
         op.generate(chooser)
         assert len(chooser.tape) <= 400

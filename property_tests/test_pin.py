@@ -139,7 +139,7 @@ def vars_of(stored: Any) -> dict[str, Any]:
         (["pin", "absent.json"], "cannot read absent.json"),
         (["pin", "{schedule}", "--out", "mine.py"], "not a file that pytest collects"),
         (["pin", "{schedule}", "--out", "test_there.py"], "test_there.py is there already"),
-        (["pin", "{schedule}", "--target", "vllm==1.0"], "vllm==1.0"),
+        (["pin", "{schedule}", "--target", "tensorrt==1.0"], "tensorrt==1.0"),
         (["check", "mine:provider", "--canary"], "--canary with mine:provider"),
     ],
 )

@@ -32,6 +32,9 @@ QUICK_KERNELS = ("verify_tree_greedy", "fill_bonus_tokens", "get_last_loc", "ver
 # Operations of which every argument is ragged, or whose slots are places in what moves.
 WITHOUT = {"alloc_extend", "alloc_decode", "assign_hidden_states_pool", "assign_new_state"}
 WITHOUT |= {"stash_append_boundary_state", "apply_token_bitmask", "move_kv"}
+# Drafts in one flat row, whose tokens are places in laws.
+WITHOUT |= {"verify_ragged_rejection", "sample_recovered_tokens", "verify_ragged_sampled", "prepare_inputs_padded"}
+WITHOUT |= {"expand_to_drafts", "expand_draft_inputs"}
 
 
 def subject_of(call: Callable[..., Any], op: str) -> Subject:

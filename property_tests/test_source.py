@@ -18,6 +18,7 @@ from specsim.targets.source import DirectorySource, GitSource, SourceTree, Wheel
 from specsim.targets.spec import (
     CheckoutTarget,
     ModelTarget,
+    PackageTarget,
     PythonTarget,
     ReleaseTarget,
     is_version,
@@ -327,6 +328,10 @@ def test_without_git_only_revisions_are_out_of_reach(repository: Path, monkeypat
         ("sglang@/x#main", CheckoutTarget("/x", "main")),
         ("sglang@/x#HEAD^{/fix a bug}", CheckoutTarget("/x", "HEAD^{/fix a bug}")),
         ("sglang@/x#y#v1", CheckoutTarget("/x#y", "v1")),
+        ("vllm==1.2.3", PackageTarget("vllm", "1.2.3")),
+        ("vllm@a folder#v1", PackageTarget("vllm", path="a folder", revision="v1")),
+        ("sglang-kernel==1.2.3.post1", PackageTarget("sglang-kernel", "1.2.3.post1")),
+        ("sgl-kernel@x.so", PackageTarget("sgl-kernel", path="x.so")),
         ("my.providers:fast", PythonTarget("my.providers", "fast")),
         ("module:Class.method", PythonTarget("module", "Class.method")),
     ],
@@ -358,7 +363,7 @@ def test_each_form_of_target_is_understood(text: str, target: object) -> None:
         ("../sglang", "did you mean sglang@../sglang?"),
         ("work/sglang", "did you mean sglang@work/sglang?"),
         ("sglang@x#", "did you mean sglang@x?"),
-        ("vllm==1.2", "vllm needs a provider of your own, module:object"),
+        ("tensorrt==1.2", "specsim reads no tensorrt; it needs a provider of your own, module:object"),
         ("modle", "did you mean model?"),
         ("Model", "did you mean model?"),
         ("my/provider.py:fast", "did you mean my.provider:fast"),
@@ -371,12 +376,26 @@ def test_a_near_miss_is_answered_with_what_was_meant(text: str, hint: str) -> No
     assert repr(text) in caught.value.problem
     assert hint in caught.value.remedy
     assert caught.value.remedy.endswith(
-        "llowed are model, sglang==VERSION, sglang@PATH, sglang@PATH#REV and module:object"
+        "llowed are model, sglang==VERSION, sglang@PATH, sglang@PATH#REV, such of vllm, sglang-kernel, sgl-kernel, "
+        "flashinfer, and module:object"
     )
 
 
 @pytest.mark.parametrize(
-    "text", ["", "--index-url", "sglang@", "sglang@#x", "sglang@x#-h", "sglang@x\0y", "a:b:c", "a:"]
+    "text",
+    [
+        "",
+        "--index-url",
+        "sglang@",
+        "sglang@#x",
+        "sglang@x#-h",
+        "sglang@x\0y",
+        "a:b:c",
+        "a:",
+        "vllm==",
+        "vllm@",
+        "flashinfer@x#v1",
+    ],
 )
 def test_what_is_no_target_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"[aA]llowed are"):

@@ -14,6 +14,8 @@ Read it in this order:
 * `kv`           slots over pages, where the drafts of a tree go, what they attend to, and the move of an accepted path
 * `verify_logits` all of a verification at once, greedy or not: from the logits to what the next step begins with
 * `multi_layer`  drafts by several layers, each with KV and attention metadata of its own
+* `ragged_drafts` verification of drafts in one flat row, and what follows it, as engines of another make keep them
+* `frequencies`  how often a sampler with random numbers of its own must emit what
 * `grammar`      which tokens a constrained request may emit next: a protocol, and a small automaton
 * `sequential`   decoding token by token, without any of the above: what every schedule must equal
 
@@ -54,6 +56,11 @@ from specsim.reference.drafting import (
     organize_draft_results,
     select_top_k_tokens_first,
     select_top_k_tokens_next,
+)
+from specsim.reference.frequencies import (
+    Frequencies,
+    chain_frequencies,
+    token_frequencies,
 )
 from specsim.reference.grammar import (
     Automaton,
@@ -111,6 +118,21 @@ from specsim.reference.multi_layer import (
     rotate_input_ids,
     stash_append_boundary_state,
 )
+from specsim.reference.ragged_drafts import (
+    DraftInputs,
+    NextTokens,
+    PreparedInputs,
+    SlotMapping,
+    expand_draft_inputs,
+    expand_to_drafts,
+    prepare_inputs_padded,
+    prepare_next_token_padded,
+    sample_recovered_tokens,
+    step_slot_mapping,
+    verify_ragged_greedy,
+    verify_ragged_rejection,
+    verify_ragged_sampled,
+)
 from specsim.reference.sampling import (
     verify_chain_block,
     verify_chain_rejection,
@@ -155,19 +177,24 @@ __all__ = [
     "CommitOutputs",
     "CompactedPath",
     "DraftCacheLocs",
+    "DraftInputs",
     "DraftKvIndices",
     "DraftLayer",
     "DraftResults",
     "Expansion",
     "ExtendAfterDecode",
     "Finish",
+    "Frequencies",
     "GatheredRows",
     "Grammar",
     "MultiLayerDraft",
     "NewState",
+    "NextTokens",
     "Output",
+    "PreparedInputs",
     "SamplingBatchInfo",
     "SamplingParams",
+    "SlotMapping",
     "TargetCacheLoc",
     "Tree",
     "TreeLinks",
@@ -189,11 +216,14 @@ __all__ = [
     "build_chain_tree",
     "build_tree",
     "build_tree_packed",
+    "chain_frequencies",
     "compact_accepted_path",
     "create_extend_after_decode",
     "draft_cache_locs_paged",
     "draft_extend_multi_layer",
     "draw",
+    "expand_draft_inputs",
+    "expand_to_drafts",
     "fill_accept_out_cache_loc",
     "fill_bonus_tokens",
     "fill_widened_draft_extend_inputs",
@@ -210,15 +240,20 @@ __all__ = [
     "next_token_law",
     "organize_draft_results",
     "pack_tree_mask",
+    "prepare_inputs_padded",
+    "prepare_next_token_padded",
     "process_logits",
     "reconstruct_tree",
     "rotate_input_ids",
     "row_argmax",
     "row_width",
+    "sample_recovered_tokens",
     "select_top_k_tokens_first",
     "select_top_k_tokens_next",
     "stash_append_boundary_state",
+    "step_slot_mapping",
     "temperature_softmax",
+    "token_frequencies",
     "top_k_renorm_probs",
     "top_p_renorm_probs",
     "total_variation",
@@ -230,6 +265,9 @@ __all__ = [
     "verify_commit_outputs",
     "verify_logits_greedy",
     "verify_logits_sampled",
+    "verify_ragged_greedy",
+    "verify_ragged_rejection",
+    "verify_ragged_sampled",
     "verify_tree_greedy",
     "verify_tree_rejection",
     "verify_tree_target_only",

@@ -5,6 +5,7 @@ at once.
 from __future__ import annotations
 
 import functools
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -159,7 +160,7 @@ def check(
     from specsim.targets.ranges import expand_targets
     from specsim.targets.sglang.releases import RELEASES
     from specsim.targets.sglang.triage import triage_line
-    from specsim.targets.spec import CheckoutTarget, ReleaseTarget
+    from specsim.targets.spec import CheckoutTarget, PackageTarget, ReleaseTarget
     from specsim.verdict import Verdict, write_json
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
@@ -203,6 +204,10 @@ def check(
         from specsim.targets.fetch import fetch_wheel
 
         fetch_wheel(parsed.version, cache)
+    if only in (None, "ops"):
+        from specsim.targets.packages import prepare
+
+        prepare(parsed, cache, on_gpu=device != "cpu" and shutil.which("nvidia-smi") is not None)
     verdict = Verdict(f"{parsed.text} with mutant {mutant}" if mutant else parsed.text, seed_number)
     with live_progress(parsed.text) as progress:
         # A mutant is of the model's accounting: its operations are not touched.
@@ -246,6 +251,12 @@ def check(
     if isinstance(parsed, ReleaseTarget | CheckoutTarget):
         version = parsed.version if isinstance(parsed, ReleaseTarget) else None
         verdict.findings = [replace(found, triage=triage_line(found, version)) for found in verdict.findings]
+    elif isinstance(parsed, PackageTarget):
+        from specsim.targets.package_findings import triage_line as of_package
+
+        verdict.findings = [
+            replace(found, triage=of_package(parsed.package, found.signature)) for found in verdict.findings
+        ]
     if json_file is not None:
         write_json(json_file, verdict.to_json())
     print_verdict(verdict)
@@ -498,12 +509,16 @@ def targets(
     from specsim.targets.cache import open_cache
     from specsim.targets.fetch import fetch_wheel
     from specsim.targets.listing import list_targets
-    from specsim.targets.spec import ReleaseTarget, parse_target
+    from specsim.targets.packages import fetch_package
+    from specsim.targets.spec import PackageTarget, ReleaseTarget, parse_target
     from specsim.verdict import write_json
 
     cache = open_cache(cache_dir)
     releases = [parse_target(text) for text in fetch or []]
     for release in releases:
+        if isinstance(release, PackageTarget) and release.version:
+            typer.echo(f"{release.text}: {fetch_package(release.package, release.version, cache)}")
+            continue
         if not isinstance(release, ReleaseTarget):
             raise UsageError(f"--fetch {release.text!r} is not a release", "give for example --fetch sglang==VERSION")
         typer.echo(f"{release.text}: {fetch_wheel(release.version, cache)}")

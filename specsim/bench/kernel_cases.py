@@ -16,7 +16,7 @@ import torch
 from specsim.explore.chooser import Chooser, replayed
 from specsim.ops import counter
 from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors, differing
-from specsim.ops.registry import OPS
+from specsim.ops.registry import FOREIGN, OPS
 from specsim.reference.cache_locs import assign_extend_cache_locs
 from specsim.reference.kv import move_kv
 
@@ -150,7 +150,7 @@ FUSED: dict[str, Op] = {
     ),
 }
 
-KERNELS: dict[str, Op] = {**OPS, **FUSED}
+KERNELS: dict[str, Op] = {**{name: op for name, op in OPS.items() if name not in FOREIGN}, **FUSED}
 
 
 def shapes(name: str, device: str, full: bool = False) -> list[dict[str, int]]:

@@ -21,6 +21,7 @@ from specsim.errors import UsageError
 from specsim.ops.contract import Case, Op, Tensors
 from specsim.reference import unchecked
 from specsim.targets.cache import Cache, open_cache
+from specsim.targets.sgl_kernel import OPERATIONS, Launch
 from specsim.targets.sglang.peers import LINKS, PEER_RELEASES, LiftedPeer, copy_layers, layers_of, lifted_peers
 from specsim.targets.source import open_source
 from specsim.targets.spec import CheckoutTarget, ReleaseTarget, parse_target
@@ -92,8 +93,8 @@ def peers_of(name: str, lifted: Lifted) -> list[KernelPeer]:
     peers = [KernelPeer(OURS, partial(_prepare_ours, KERNELS[name]))]
     peers += [KernelPeer(labels, partial(_prepare_lifted, peer)) for labels, peer in shared(name, lifted)]
     peers += [KernelPeer(label, partial(_not_there, NotRun(label, why))) for label, why in lifted.missing.get(name, ())]
-    if name in CUDA:
-        peers.append(KernelPeer(CUDA_OPERATIONS, partial(_prepare_cuda, *CUDA[name])))
+    if name in OPERATIONS:
+        peers.append(KernelPeer(CUDA_OPERATIONS, partial(_prepare_cuda, *OPERATIONS[name])))
     if name == "move_kv_of_buffers":
         peers += [
             KernelPeer(labels, partial(_prepare_lifted_layers, peer)) for labels, peer in shared("move_kv", lifted)
@@ -151,7 +152,7 @@ def _prepare_lifted_layers(peer: LiftedPeer, _case: Case, tensors: Tensors) -> C
 
 def _prepare_tree_then_slots(peer: LiftedPeer, case: Case, tensors: Tensors) -> Call | NotRun:
     """What engines without such a kernel launch: fills, the tree, the end of each segment, the slots."""
-    build = _prepare_cuda(*CUDA["build_tree"], case, tensors)
+    build = _prepare_cuda(*OPERATIONS["build_tree"], case, tensors)
     if isinstance(build, NotRun):
         return build
     starts, width = tensors["verified_seq_len"], case.sizes["num_draft_tokens"]
@@ -175,75 +176,27 @@ def _prepare_pytorch(op: Op, case: Case, tensors: Tensors) -> Call:
     return run
 
 
-def _prepare_cuda(
-    operation: str, launch: Callable[[Any, Case, Tensors], Call], case: Case, tensors: Tensors
-) -> Call | NotRun:
+def _prepare_cuda(operation: str, launch: Launch, case: Case, tensors: Tensors) -> Call | NotRun:
     found = sgl_kernel_operation(operation, next(iter(tensors.values())).device)
-    return found if isinstance(found, NotRun) else launch(found, case, tensors)
-
-
-def _tree(fill: bool | int, mode: int | None, operation: Any, case: Case, t: Tensors) -> Call:
-    named = [t[name] for name in ("parent_list", "selected_index", "verified_seq_len", "tree_mask", "positions")]
-    sizes = case.sizes
-    bs, ndt = sizes["bs"], sizes["num_draft_tokens"]
-    mask_mode = sizes["tree_mask_mode"] if mode is None else mode
+    if isinstance(found, NotRun):
+        return found
+    if operation == "build_tree_kernel_efficient":
+        return partial(_fill_and_build, launch, found, case, tensors)
+    call = launch(found, case.sizes, tensors)
+    if "accept_index" not in tensors:
+        return call
 
     def run() -> Tensors:
-        links = torch.full((3, bs, ndt), -1, dtype=torch.int64, device=t["positions"].device)
-        t["tree_mask"].fill_(fill)
-        operation(*named, *links, sizes["topk"], sizes["num_steps"], ndt, mask_mode)
-        return {**t, **dict(zip(LINKS, links, strict=True))}
+        tensors["predicts"].zero_()
+        tensors["accept_index"].fill_(-1)
+        return call()
 
     return run
 
 
-def _walk(operation: Any, _case: Case, t: Tensors) -> Call:
-    named = ("predicts", "accept_index", "accept_token_num", "candidates", "retrieve_index", "retrieve_next_token")
-    arguments = [t[name] for name in (*named, "retrieve_next_sibling", "target_predict")]
-
-    def run() -> None:
-        t["predicts"].zero_()
-        t["accept_index"].fill_(-1)
-        operation(*arguments)
-
-    return _writes(run, t)
-
-
-def _sampling(operation: Any, case: Case, t: Tensors) -> Call:
-    named = ("predicts", "accept_index", "accept_token_num", "candidates", "retrieve_index", "retrieve_next_token")
-    more = ("retrieve_next_sibling", "uniform_samples", "uniform_final", "target_probs")
-    arguments = [t[name] for name in (*named, *more)]
-    rejected = torch.empty_like(t["target_probs"])  # the operation's scratch, which must arrive as zeros
-    thresholds = [case.sizes[name] / 64 for name in ("threshold_single_64ths", "threshold_acc_64ths")]
-
-    def run() -> None:
-        t["predicts"].zero_()
-        t["accept_index"].fill_(-1)
-        rejected.zero_()
-        operation(*arguments, rejected, *thresholds, True)
-
-    return _writes(run, t)
-
-
-def _reconstruct(operation: Any, case: Case, t: Tensors) -> Call:
-    named = ("tree_mask", "verified_seq_len", "positions", "retrieve_index", "retrieve_next_token")
-    arguments = [t[name] for name in (*named, "retrieve_next_sibling")]
-    bs, ndt = case.sizes["bs"], case.sizes["num_draft_tokens"]
-    return _writes(lambda: operation(*arguments, bs, ndt), t)
-
-
-def _renorm(argument: str, operation: Any, _case: Case, t: Tensors) -> Call:
-    values = t[argument] if argument == "top_p" else t[argument].to(torch.int32)
-    return _writes(lambda: operation(t["probs"], t["renorm_probs"], values, 0), t)
-
-
-# By operation: the CUDA operation's name, and how it is called.
-CUDA: Mapping[str, tuple[str, Callable[[Any, Case, Tensors], Call]]] = {
-    "build_tree": ("build_tree_kernel_efficient", partial(_tree, True, None)),
-    "build_tree_packed": ("build_tree_kernel_efficient", partial(_tree, 0, 2)),
-    "verify_tree_greedy": ("verify_tree_greedy", _walk),
-    "verify_tree_target_only": ("tree_speculative_sampling_target_only", _sampling),
-    "reconstruct_tree": ("reconstruct_indices_from_tree_mask", _reconstruct),
-    "top_k_renorm_probs": ("top_k_renorm_probs", partial(_renorm, "top_k")),
-    "top_p_renorm_probs": ("top_p_renorm_probs", partial(_renorm, "top_p")),
-}
+def _fill_and_build(launch: Launch, operation: Any, case: Case, t: Tensors) -> Tensors:
+    sizes, mask = case.sizes, t["tree_mask"]
+    shape = (len(LINKS), sizes["bs"], sizes["num_draft_tokens"])
+    links = torch.full(shape, -1, dtype=torch.int64, device=mask.device)
+    mask.fill_(mask.dtype == torch.bool)
+    return launch(operation, sizes, {**t, **dict(zip(LINKS, links, strict=True))})()

@@ -11,8 +11,15 @@ from specsim.errors import UsageError
 from specsim.targets.cache import Cache
 from specsim.targets.git import Commit, Repository
 from specsim.targets.sglang.releases import RELEASES
-from specsim.targets.source import SourceTree, open_source
-from specsim.targets.spec import CheckoutTarget, ReleaseTarget, is_version, parse_target, version_key
+from specsim.targets.source import VLLM, SourceTree, open_source
+from specsim.targets.spec import (
+    CheckoutTarget,
+    PackageTarget,
+    ReleaseTarget,
+    is_version,
+    parse_target,
+    version_key,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +34,9 @@ class Revision:
     merged: int = 0
 
     def open(self, cache: Cache) -> SourceTree:
-        """Its source; a release is fetched once. UsageError when it is not there, or is not SGLang."""
+        """Its source; a release is fetched once. UsageError when it is not there, or is neither SGLang nor vLLM."""
         target = parse_target(self.target)
-        assert isinstance(target, ReleaseTarget | CheckoutTarget)
+        assert isinstance(target, ReleaseTarget | CheckoutTarget | PackageTarget)
         return open_source(target, cache)
 
 
@@ -86,8 +93,18 @@ def _history(repo: Repository, commits: list[Commit], good_is_older: bool, note:
 
 def _revision(path: Path, commit: Commit) -> Revision:
     title = "".join(letter if letter.isprintable() else " " for letter in commit.subject)
-    target = CheckoutTarget(str(path), commit.hash)
-    return Revision(target.text, commit.hash[:12], title, max(0, len(commit.parents) - 1))
+    of_vllm, of_sglang = (
+        PackageTarget("vllm", path=str(path), revision=commit.hash),
+        CheckoutTarget(str(path), commit.hash),
+    )
+    return Revision(
+        (of_vllm if _is_vllm(path) else of_sglang).text, commit.hash[:12], title, max(0, len(commit.parents) - 1)
+    )
+
+
+def _is_vllm(path: Path) -> bool:
+    """Whether the repository is vLLM's, as its work tree says; any other is taken for SGLang's."""
+    return any((path / layout / VLLM.marker / "spec_decode").is_dir() for layout in VLLM.layouts)
 
 
 def _version(option: str, text: str) -> str:

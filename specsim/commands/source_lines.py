@@ -49,10 +49,12 @@ def _of_mutant(mutant_id: str) -> dict[str, Any] | None:
 
 def _read(target: str, path: str, cache: Cache) -> str | None:
     from specsim.targets.source import open_source
-    from specsim.targets.spec import CheckoutTarget, PythonTarget, ReleaseTarget, parse_target
+    from specsim.targets.spec import CheckoutTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
 
     parsed = parse_target(target)
-    if isinstance(parsed, ReleaseTarget | CheckoutTarget):
+    if isinstance(parsed, PackageTarget) and parsed.package != "vllm":
+        return None  # it is not Python
+    if isinstance(parsed, ReleaseTarget | CheckoutTarget | PackageTarget):
         return open_source(parsed, cache).read(path)
     if isinstance(parsed, PythonTarget) and not Path(path).is_absolute():
         return Path(path).read_text(encoding="utf-8") if Path(path).is_file() else None

@@ -55,6 +55,7 @@ LABELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "fill_accept_out_cache_loc": (("out_cache_loc",), ("accept_out_cache_loc",)),
     "compact_accepted_path": (("out_cache_loc",), ("target", "source")),
     "rotate_input_ids": (("input_ids", "topk_index"), ("input_ids",)),
+    "verify_ragged_greedy": (("draft_token_ids", "target_argmax", "bonus_token_ids"), ("output_token_ids",)),
     "verify_logits_greedy": (("out_cache_loc",), ("target", "source")),
     "verify_logits_sampled": (("out_cache_loc",), ("target", "source")),
 }

@@ -7,7 +7,7 @@ floating-point format, and at the centre elsewhere. No walk is led into a cell t
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import torch
@@ -50,13 +50,20 @@ class _Laws(NamedTuple):
     turn: Tensor
 
 
-def _draw_laws(ids: Tensor, what: str, kinds: tuple[Weights, ...], rows: int, vocab_size: int) -> _Laws:
+@lru_cache(maxsize=64)
+def _table(vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Weights [kinds, V] float64 and tokens by weight [kinds, V] int64 of every kind, on the CPU; not to be changed."""
     table = [law(kind, 0, vocab_size) for kind in KINDS]
+    weights = torch.tensor([[float(p) for p in row] for row in table], dtype=torch.float64)
+    return weights, torch.tensor([by_weight(row) for row in table])
+
+
+def _draw_laws(ids: Tensor, what: str, kinds: tuple[Weights, ...], rows: int, vocab_size: int) -> _Laws:
+    weights, order = (tensor.to(ids.device) for tensor in _table(vocab_size))
     numbers = torch.tensor([KINDS.index(kind) for kind in kinds], device=ids.device)
-    weights = torch.tensor([[float(p) for p in row] for row in table], dtype=torch.float64, device=ids.device)
     return _Laws(
         weights,
-        torch.tensor([by_weight(row) for row in table], device=ids.device),
+        order,
         (weights > 0).sum(dim=1),
         numbers[counter.below(ids, f"kind of the {what} law", len(kinds), rows)],
         counter.below(ids, f"turn of the {what} law", vocab_size, rows),
@@ -68,6 +75,11 @@ def _probs(laws: _Laws) -> Tensor:
     vocab_size = laws.weights.shape[1]
     token = torch.arange(vocab_size, device=laws.kind.device)
     return laws.weights[laws.kind[:, :, None], (token - laws.turn[:, :, None]) % vocab_size]
+
+
+def draw_rows(ids: Tensor, what: str, kinds: tuple[Weights, ...], rows: int, vocab_size: int) -> Tensor:
+    """Laws [n, rows, V] float64 of the given kinds."""
+    return _probs(_draw_laws(ids, what, kinds, rows, vocab_size))
 
 
 def _prob(laws: _Laws, row: Tensor, token: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def fetch_wheel(version: str, cache: Cache, *, pip: PipRunner = run_pip) -> Path
         if wheel_problem(path, version) is None:
             return path
     with cache.scratch() as scratch:
-        _download(version, cache, scratch, pip)
+        download("sglang", version, cache, scratch, pip)
         wheels = sorted(scratch.glob("*.whl"))
         if len(wheels) != 1:
             raise UsageError(
@@ -128,8 +128,16 @@ def cached_releases(cache: Cache) -> list[str]:
     return sorted(found, key=version_key)
 
 
-def wheel_problem(path: Path, version: str | None = None, *, read_all: bool = False) -> str | None:
-    """Why the file is not SGLang's wheel (of `version`, if given), as the end of a sentence; None when it is.
+def wheel_problem(
+    path: Path,
+    version: str | None = None,
+    *,
+    read_all: bool = False,
+    package: str = "sglang",
+    marker: str = "sglang/srt/",
+) -> str | None:
+    """Why the file is not SGLang's wheel (of `version`, if given), or that of another package, as the end of a
+    sentence; None when it is. `marker` is a folder that it must have.
 
     `read_all` reads every entry to the end and so finds damage in the middle of the file.
     """
@@ -145,12 +153,12 @@ def wheel_problem(path: Path, version: str | None = None, *, read_all: bool = Fa
         return f"it cannot be read as a zip ({error})"
     name = str(headers.get("Name", "")).strip()
     found = str(headers.get("Version", "")).strip()
-    if re.sub(r"[-_.]+", "-", name).lower() != "sglang":
+    if re.sub(r"[-_.]+", "-", name).lower() != package:
         return f"it is the package {name!r}"
     if version is not None and found != version:
         return f"its metadata says version {found!r}"
-    if not any(entry.startswith("sglang/srt/") for entry in names):
-        return "it has no folder sglang/srt"
+    if not any(entry.startswith(marker) for entry in names):
+        return f"it has no folder {marker.rstrip('/')}"
     if damaged is not None:
         return f"its entry {damaged} is damaged"
     return None
@@ -183,27 +191,30 @@ def _cached(cache: Cache, version: str) -> list[Path]:
         return []
 
 
-def _download(version: str, cache: Cache, scratch: Path, pip: PipRunner) -> None:
-    """pip's own tags first; when it has no match for them, the tags for which SGLang's wheels are built."""
+def download(package: str, version: str, cache: Cache, scratch: Path, pip: PipRunner = run_pip) -> None:
+    """The wheel of a release of a package into the folder `scratch`. Raises UsageError when pip cannot deliver it.
+
+    pip's own tags first; when it has no match for them, the tags for which SGLang's wheels are built.
+    """
     foreign = [
         ("--implementation", "cp", "--python-version", python, *_each("--platform", _PLATFORMS)) for python in _PYTHONS
     ]
     known: set[str] = set()
     for tags in [(), *foreign]:
-        result = pip([sys.executable, *_PIP, *_PIP_QUIET, *tags, "-d", str(scratch), f"sglang=={version}"])
+        result = pip([sys.executable, *_PIP, *_PIP_QUIET, *tags, "-d", str(scratch), f"{package}=={version}"])
         if result.code == 0:
             return
         known |= _known_versions(result.stderr)
-        failure = _failure(version, cache, result.stderr, known)
+        failure = _failure(package, version, cache, result.stderr, known)
         if failure is not None:
             raise failure
     if not known:
         raise UsageError(
-            f"pip finds no release of sglang at all, so not {version} either",
+            f"pip finds no release of {package} at all, so not {version} either",
             "look at the package index that pip is configured to use (pip config list)",
         )
     raise UsageError(
-        f"there is no release sglang=={version} that pip can find",
+        f"there is no release {package}=={version} that pip can find",
         f"the nearest are {', '.join(nearest_versions(version, known))}",
     )
 
@@ -217,12 +228,12 @@ def _known_versions(stderr: str) -> set[str]:
     return {version.strip() for version in listed if is_version(version.strip())}
 
 
-def _failure(version: str, cache: Cache, stderr: str, known: set[str]) -> UsageError | None:
+def _failure(package: str, version: str, cache: Cache, stderr: str, known: set[str]) -> UsageError | None:
     """What stopped pip; None when it merely has no match for the tags, so that other tags are worth a try.
 
     The order matters: without a network pip says that there is no matching version, too.
     """
-    what = f"cannot fetch sglang=={version}"
+    what = f"cannot fetch {package}=={version}"
     if _NO_PIP.search(stderr):
         return UsageError(
             f"{what}: {sys.executable or 'this Python'} has no pip",
@@ -239,11 +250,11 @@ def _failure(version: str, cache: Cache, stderr: str, known: set[str]) -> UsageE
         partly = f"; what it could reach has {', '.join(nearest_versions(version, known))}" if known else ""
         return UsageError(
             f"{what}: no connection to the package index ({reason}{partly})",
-            f"try again with a connection (pip's own settings apply), or {_by_hand(version, cache)}",
+            f"try again with a connection (pip's own settings apply), or {_by_hand(version, cache, package)}",
         )
     if _NO_MATCH.search(stderr):
         return None
-    return UsageError(f"{what}: pip says {_last_error(stderr)!r}", _by_hand(version, cache))
+    return UsageError(f"{what}: pip says {_last_error(stderr)!r}", _by_hand(version, cache, package))
 
 
 def _last_error(stderr: str) -> str:
@@ -252,6 +263,7 @@ def _last_error(stderr: str) -> str:
     return _CREDENTIALS.sub("", (errors or lines or ["nothing"])[-1])
 
 
-def _by_hand(version: str, cache: Cache) -> str:
-    command = ("python", *_PIP, "-d", str(cache.folder / WHEELS), f"sglang=={version}")
-    return f"fetch it by hand with: {shlex.join(command)}"
+def _by_hand(version: str, cache: Cache, package: str = "sglang") -> str:
+    command = ("python", *_PIP, "-d", str(cache.folder / WHEELS), f"{package}=={version}")
+    then = "" if package == "sglang" else ", and give the wheel by its path"
+    return f"fetch it by hand with: {shlex.join(command)}{then}"

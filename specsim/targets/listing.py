@@ -11,6 +11,8 @@ from typing import Any
 import specsim
 from specsim.targets.cache import Cache
 from specsim.targets.fetch import cached_releases
+from specsim.targets.packages import KEPT, cached_packages
+from specsim.targets.spec import PACKAGES
 
 FORMAT = "specsim.targets/1"
 LATER_TIERS = {"scheduler": f"specsim {specsim.__version__} has the tiers ops, accounting and workers"}
@@ -54,6 +56,7 @@ def list_targets(cache: Cache) -> dict[str, Any]:
             "tiers": of_engine,
             "note": "a git revision of a checkout, read without touching it",
         },
+        *_of_packages(cache, tiers[:1], bool(gpus)),
         {"target": "module:object", "tiers": tiers[:1], "note": "your own: a mapping of operations to functions"},
     ]
     return {
@@ -63,6 +66,20 @@ def list_targets(cache: Cache) -> dict[str, Any]:
         "targets": targets,
         "not_run": not_run,
     }
+
+
+def _of_packages(cache: Cache, tiers: list[str], has_gpu: bool) -> list[dict[str, Any]]:
+    """Other packages than SGLang: those in the cache, and how they are written."""
+    listed = [
+        {"target": f"{package}=={version}", "tiers": tiers, "note": f"in the cache; {KEPT[package].note}"}
+        for package, version in cached_packages(cache)
+    ]
+    for package in PACKAGES:
+        forms = "sgl-kernel@PATH" if package == "sgl-kernel" else f"{package}==VERSION, {package}@PATH"
+        needs_gpu = package != "vllm" and not has_gpu
+        note = KEPT[package].note + ("; not run here: there is no GPU" if needs_gpu else "")
+        listed.append({"target": forms, "tiers": tiers, "note": note})
+    return listed
 
 
 def _installed(package: str) -> tuple[str, str] | None:

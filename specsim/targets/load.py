@@ -13,7 +13,7 @@ from specsim.errors import UsageError
 from specsim.sim.target import AccountingTarget
 from specsim.sim.target import ModelTarget as ModelAccountingTarget
 from specsim.targets.cache import Cache
-from specsim.targets.spec import CheckoutTarget, ModelTarget, PythonTarget, ReleaseTarget, Target
+from specsim.targets.spec import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, Target
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
@@ -32,11 +32,17 @@ def load_provider(target: Target, cache: Cache) -> Provider:
         return provider
     if isinstance(target, PythonTarget):
         return _user_provider(target)
+    if isinstance(target, PackageTarget):
+        from specsim.targets.packages import package_provider
+
+        return package_provider(target, cache)
     assert isinstance(target, ReleaseTarget | CheckoutTarget)
+    from specsim.targets.sglang.cuda_subjects import with_cuda_sources
     from specsim.targets.sglang.provider import SglangProvider
     from specsim.targets.source import open_source
 
-    return SglangProvider(open_source(target, cache), cache)
+    source = open_source(target, cache)
+    return with_cuda_sources(SglangProvider(source, cache), source, cache)
 
 
 def load_accounting(
@@ -50,6 +56,8 @@ def load_accounting(
         if isinstance(value, Extension):
             return ExtensionTarget(target.text, value)
         return NotRun("accounting", "a mapping of operations has no accounting")
+    if isinstance(target, PackageTarget):
+        return NotRun("accounting", f"specsim reads no accounting of {target.package}: check it with --only ops")
     assert isinstance(target, ReleaseTarget | CheckoutTarget)
     from specsim.targets.sglang.accounting import SglangHostTarget
     from specsim.targets.source import open_source

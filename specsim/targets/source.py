@@ -1,4 +1,5 @@
-"""Reading SGLang's source text, wherever it lies: in a wheel, a folder, or at a revision of a git repository.
+"""Reading SGLang's or another package's source text, wherever it lies: in a wheel, a folder, or at a revision of a git
+repository.
 
 A path is relative to the package folder and has one spelling: "srt/speculative/eagle_info_v2.py". Nothing is
 imported, unpacked, checked out or written. A symbolic link inside a git revision is not followed and counts
@@ -14,6 +15,7 @@ import re
 import subprocess
 import zipfile
 import zlib
+from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Protocol
@@ -21,17 +23,46 @@ from typing import TYPE_CHECKING, Protocol
 from specsim.errors import UsageError
 from specsim.targets.fetch import fetch_wheel, wheel_problem, wheel_version
 from specsim.targets.git import is_revision, run_git
-from specsim.targets.spec import CheckoutTarget, ReleaseTarget, is_version
+from specsim.targets.packages import fetch_package
+from specsim.targets.spec import CheckoutTarget, PackageTarget, ReleaseTarget, is_version
 
 if TYPE_CHECKING:
     from specsim.targets.cache import Cache
 
-_LAYOUTS = ("python/sglang", "sglang", "")  # a repository, an unpacked wheel, the package folder itself
-_GIVE = "give a checkout of SGLang's repository, an unpacked wheel or the package folder"
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """What is read: `folder` its import name, `within` the folder of the repository that has it, `marker` a folder that
+    it alone has.
+    """
+
+    name: str
+    folder: str
+    within: str
+    marker: str
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """A repository, an unpacked wheel, the package folder itself."""
+        return tuple(dict.fromkeys((f"{self.within}{self.folder}", self.folder, "")))
+
+    @property
+    def give(self) -> str:
+        return f"give a checkout of {self.name}'s repository, an unpacked wheel or the package folder"
+
+    def missing(self, label: str) -> UsageError:
+        places = [f"{layout}/{self.marker}".lstrip("/") for layout in self.layouts]
+        return UsageError(
+            f"{label} is not {self.name}: there is no {', '.join(places[:-1])} or {places[-1]} in it", self.give
+        )
+
+
+SGLANG = Package("SGLang", "sglang", "python/", "srt")
+VLLM = Package("vLLM", "vllm", "", "v1")
 
 
 class SourceTree(Protocol):
-    """The files of one SGLang. Every path is plain and relative (`ValueError` otherwise)."""
+    """The files of one SGLang, or of another package. Every path is plain and relative (`ValueError` otherwise)."""
 
     @property
     def label(self) -> str:
@@ -56,49 +87,63 @@ class SourceTree(Protocol):
         ...
 
 
-def open_source(target: ReleaseTarget | CheckoutTarget, cache: Cache) -> SourceTree:
-    """The source of a target; a release that the cache lacks is fetched. `UsageError` if it is not there."""
+def open_source(target: ReleaseTarget | CheckoutTarget | PackageTarget, cache: Cache) -> SourceTree:
+    """The source of a target, of SGLang or vLLM; a release that the cache lacks is fetched. `UsageError` if it is not
+    there.
+    """
+    if isinstance(target, PackageTarget):
+        if target.version:
+            return WheelSource(fetch_package(target.package, target.version, cache), target.text, VLLM)
+        return open_path(target.path, target.revision, target.text, VLLM)
     if isinstance(target, ReleaseTarget):
         return WheelSource(fetch_wheel(target.version, cache), target.text)
-    path = Path(os.path.expanduser(target.path)).absolute()
+    return open_path(target.path, target.revision, target.text, SGLANG)
+
+
+def open_path(given: str, revision: str | None, label: str, package: Package) -> SourceTree:
+    """The source that lies at a path, or at a git revision there. `UsageError` if it is not there."""
+    path = Path(os.path.expanduser(given)).absolute()
     if not path.exists():
-        remedy = _GIVE
-        if target.revision is None and is_version(target.path):
-            remedy = f"a release is written sglang=={target.path}"
-        elif "#" in target.path:
-            remedy = f"{_GIVE}; the last # starts a revision"
-        raise UsageError(f"{target.text}: the path {target.path} does not exist", remedy)
-    if target.revision is not None:
-        return GitSource(path, target.revision, target.text)
+        remedy = package.give
+        if revision is None and is_version(given):
+            remedy = f"a release is written {package.folder}=={given}"
+        elif "#" in given:
+            remedy = f"{package.give}; the last # starts a revision"
+        raise UsageError(f"{label}: the path {given} does not exist", remedy)
+    if revision is not None:
+        return GitSource(path, revision, label, package)
     if path.is_file():
-        return WheelSource(path, target.text)
-    return DirectorySource(path, target.text)
+        return WheelSource(path, label, package)
+    return DirectorySource(path, label, package)
 
 
 class WheelSource:
     """A wheel, read as a zip. Its bytes are held in memory: forked processes then share no file position."""
 
-    def __init__(self, path: Path, label: str = "") -> None:
-        problem = wheel_problem(path)
+    def __init__(self, path: Path, label: str = "", package: Package = SGLANG) -> None:
+        problem = wheel_problem(path, package=package.folder, marker=f"{package.folder}/{package.marker}/")
         if problem is not None:
-            raise UsageError(f"{path} is not SGLang's wheel: {problem}", f"remove it and fetch it again, or {_GIVE}")
+            raise UsageError(
+                f"{path} is not {package.name}'s wheel: {problem}", f"remove it and fetch it again, or {package.give}"
+            )
         self.version = wheel_version(path)
-        self.label = label or f"sglang=={self.version}"
+        self.label = label or f"{package.folder}=={self.version}"
+        self._root = f"{package.folder}/"
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
         except (OSError, zipfile.BadZipFile) as error:
             raise UsageError(f"cannot read {path}: {error}", "remove it and fetch it again") from error
         self._names = {
-            name.removeprefix("sglang/")
+            name.removeprefix(self._root)
             for name in self._zip.namelist()
-            if name.startswith("sglang/") and not name.endswith("/")
+            if name.startswith(self._root) and not name.endswith("/")
         }
 
     def read(self, path: str) -> str:
         if _plain(path) not in self._names:
             raise FileNotFoundError(f"{self.label} has no {path}")
         try:
-            content = self._zip.read(f"sglang/{path}")
+            content = self._zip.read(f"{self._root}{path}")
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise UsageError(
                 f"{self.label}: {path} is damaged in the wheel ({error})", "fetch the wheel again"
@@ -115,14 +160,15 @@ class WheelSource:
 class DirectorySource:
     """A folder as it lies there: a checkout of the repository, an unpacked wheel, or the package folder."""
 
-    def __init__(self, path: Path, label: str = "") -> None:
-        self.label = label or f"sglang@{path}"
+    def __init__(self, path: Path, label: str = "", package: Package = SGLANG) -> None:
+        self.label = label or f"{package.folder}@{path}"
         try:
-            packages = [path / layout for layout in _LAYOUTS if (path / layout / "srt").is_dir()]
+            packages = [path / layout for layout in package.layouts if (path / layout / package.marker).is_dir()]
         except OSError as error:
-            raise UsageError(f"{self.label}: cannot read {path}: {error.strerror or error}", _GIVE) from error
+            raise UsageError(f"{self.label}: cannot read {path}: {error.strerror or error}", package.give) from error
         if not packages:
-            raise _no_sglang(self.label)
+            raise package.missing(self.label)
+        self._name = package.folder
         self._package = packages[0]
         self.version = self._dist_info_version() or _stated_version(self)
 
@@ -152,9 +198,9 @@ class DirectorySource:
         """The version in the metadata beside the package, when exactly one is there."""
         versions: list[str] = []
         for path in sorted(self._package.parent.glob("*.dist-info/METADATA")):
-            if path.parent.name.lower().startswith("sglang-"):
+            if path.parent.name.lower().startswith(f"{self._name}-"):
                 headers = HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace"))
-                if str(headers.get("Name", "")).strip().lower() == "sglang":
+                if str(headers.get("Name", "")).strip().lower() == self._name:
                     versions.append(str(headers.get("Version", "")).strip())
         return versions[0] if len(versions) == 1 and versions[0] else None
 
@@ -165,13 +211,13 @@ class GitSource:
     `commit` is the full hash of the revision at the time of opening.
     """
 
-    def __init__(self, path: Path, revision: str, label: str = "") -> None:
-        self.label = label or f"sglang@{path}#{revision}"
+    def __init__(self, path: Path, revision: str, label: str = "", package: Package = SGLANG) -> None:
+        self.label = label or f"{package.folder}@{path}#{revision}"
         self._path = path if path.is_dir() else path.parent
         if not is_revision(revision):
             raise UsageError(f"{revision!r} is not a git revision", "give a commit, a tag or a branch")
         self.commit = self._resolve(revision)
-        self._blobs = self._find_package()
+        self._blobs = self._find_package(package)
         self._texts: dict[str, str] = {}
         self.version = _stated_version(self)
 
@@ -209,10 +255,10 @@ class GitSource:
             "give a commit, a tag or a branch that it has; a shallow clone may need git fetch first",
         )
 
-    def _find_package(self) -> dict[str, str]:
+    def _find_package(self, package: Package) -> dict[str, str]:
         """Object names of the package's regular files by path."""
         prefix = self._git_or_raise("rev-parse", "--show-prefix").decode("utf-8", "surrogateescape").strip("\n")
-        for folder in dict.fromkeys([*(prefix + layout for layout in _LAYOUTS), *_LAYOUTS]):
+        for folder in dict.fromkeys([*(prefix + layout for layout in package.layouts), *package.layouts]):
             root = f"{folder.strip('/')}/" if folder.strip("/") else ""
             pathspec = ("--", root) if root else ()
             listed = self._git_or_raise("ls-tree", "-r", "-z", "--full-tree", self.commit, *pathspec)
@@ -221,9 +267,9 @@ class GitSource:
                 about, _, path = entry.partition("\t")
                 if path.startswith(root) and about.startswith("100"):  # 120000 is a link, 160000 a submodule
                     blobs[path.removeprefix(root)] = about.split()[2]
-            if any(path.startswith("srt/") for path in blobs):
+            if any(path.startswith(f"{package.marker}/") for path in blobs):
                 return blobs
-        raise _no_sglang(self.label)
+        raise package.missing(self.label)
 
     def _git(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         return run_git(self.label, self._path, *arguments)
@@ -257,10 +303,6 @@ def _text(content: bytes, label: str, path: str) -> str:
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"{label}: {path} is not UTF-8 text ({error.reason})", "check the file") from error
-
-
-def _no_sglang(label: str) -> UsageError:
-    return UsageError(f"{label} is not SGLang: there is no python/sglang/srt, sglang/srt or srt in it", _GIVE)
 
 
 def _stated_version(source: SourceTree) -> str | None:

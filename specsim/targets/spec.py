@@ -6,6 +6,9 @@
 | `sglang==VERSION` | a release, fetched once as a wheel |
 | `sglang@PATH` | a checkout of the repository, an unpacked wheel or the package folder |
 | `sglang@PATH#REV` | a git revision of it, read without touching the work tree |
+| `vllm==VERSION`, `vllm@PATH`, `vllm@PATH#REV` | the same of vLLM: its operations alone |
+| `sglang-kernel==VERSION`, `sgl-kernel@PATH` | the CUDA operations of a wheel, a folder or one library |
+| `flashinfer==VERSION`, `flashinfer@PATH` | FlashInfer's sampling, built from its headers |
 | `module:object` | a provider of the user's own |
 
 Parsing is pure: no file, no network. It accepts only a version that is safe to hand to pip, and only a
@@ -23,6 +26,8 @@ from typing import TypeAlias
 from specsim.errors import UsageError
 
 FORMS = ("model", "sglang==VERSION", "sglang@PATH", "sglang@PATH#REV", "module:object")
+PACKAGES = ("vllm", "sglang-kernel", "sgl-kernel", "flashinfer")
+"""Beside SGLang, those whose operations specsim knows. Of the first alone revisions can be read: it is Python."""
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 _VERSION_TEXT = rf"{_NUMBER}(?:\.{_NUMBER}){{1,4}}(?:(?:a|b|rc){_NUMBER})?(?:\.post{_NUMBER})?(?:\.dev{_NUMBER})?"
@@ -81,7 +86,25 @@ class PythonTarget:
         return f"{self.module}:{self.object}"
 
 
-Target: TypeAlias = ModelTarget | ReleaseTarget | CheckoutTarget | PythonTarget
+@dataclass(frozen=True, slots=True)
+class PackageTarget:
+    """Another package than SGLang: a release, `version` not "", or what lies at `path`, at a git revision of it where
+    `revision` is one.
+    """
+
+    package: str  # of PACKAGES
+    version: str = ""
+    path: str = ""
+    revision: str | None = None
+
+    @property
+    def text(self) -> str:
+        if self.version:
+            return f"{self.package}=={self.version}"
+        return f"{self.package}@{self.path}" + ("" if self.revision is None else f"#{self.revision}")
+
+
+Target: TypeAlias = ModelTarget | ReleaseTarget | CheckoutTarget | PythonTarget | PackageTarget
 
 
 def parse_target(text: str) -> Target:
@@ -100,7 +123,10 @@ def parse_target(text: str) -> Target:
             return ReleaseTarget(version)
         raise _refused(text, f"has no version after ==: {version!r}", _hint(text))
     if text.startswith("sglang@"):
-        return _parse_checkout(text)
+        return CheckoutTarget(*_parse_path(text, "sglang"))
+    for package in PACKAGES:
+        if text.startswith((f"{package}==", f"{package}@")):
+            return _parse_package(text, package)
     module, colon, name = text.partition(":")
     if colon and _is_dotted(module) and _is_dotted(name):
         return PythonTarget(module, name)
@@ -133,19 +159,32 @@ def version_key(version: str) -> tuple[tuple[int, ...], tuple[int, int], int, fl
     return (tuple(release), phase, post, float("inf") if parts["dev"] is None else int(parts["dev"]))
 
 
-def _parse_checkout(text: str) -> CheckoutTarget:
-    path, hash_sign, revision = text.removeprefix("sglang@").rpartition("#")
+def _parse_package(text: str, package: str) -> PackageTarget:
+    version = text.removeprefix(f"{package}==")
+    if version != text:
+        if is_version(version):
+            return PackageTarget(package, version)
+        raise _refused(text, f"has no version after ==: {version!r}")
+    path, revision = _parse_path(text, package)
+    if revision is not None and package != PACKAGES[0]:
+        raise _refused(text, "has a revision, and is no Python source", f"did you mean {package}@{path}?")
+    return PackageTarget(package, path=path, revision=revision)
+
+
+def _parse_path(text: str, package: str) -> tuple[str, str | None]:
+    """The path and the revision of PACKAGE@PATH and PACKAGE@PATH#REV."""
+    path, hash_sign, revision = text.removeprefix(f"{package}@").rpartition("#")
     if not hash_sign:
         path, revision = revision, ""
     if not path:
         raise _refused(text, "has no path after @")
     if not hash_sign:
-        return CheckoutTarget(path)
+        return path, None
     if not revision:
-        raise _refused(text, "has no revision after #", f"did you mean sglang@{path}?")
+        raise _refused(text, "has no revision after #", f"did you mean {package}@{path}?")
     if revision.startswith("-"):
         raise _refused(text, f"has a revision that starts with '-': {revision!r}")
-    return CheckoutTarget(path, revision)
+    return path, revision
 
 
 def _is_dotted(text: str) -> bool:
@@ -153,7 +192,7 @@ def _is_dotted(text: str) -> bool:
 
 
 def _refused(text: str, problem: str, hint: str = "") -> UsageError:
-    allowed = f"llowed are {', '.join(FORMS[:-1])} and {FORMS[-1]}"
+    allowed = f"llowed are {', '.join(FORMS[:-1])}, such of {', '.join(PACKAGES)}, and {FORMS[-1]}"
     return UsageError(f"TARGET {text!r} {problem}", f"{hint} A{allowed}" if hint else f"a{allowed}")
 
 
@@ -168,7 +207,7 @@ def _hint(text: str) -> str:
     if text.startswith(("/", "./", "../", "~")) or text in (".", ".."):
         return f"did you mean sglang@{text}?"
     if other := _OTHER_PACKAGE.fullmatch(text):
-        return f"specsim reads releases of SGLang; {other['name']} needs a provider of your own, module:object."
+        return f"specsim reads no {other['name']}; it needs a provider of your own, module:object."
     if difflib.get_close_matches(text.lower(), ["model"], cutoff=0.6):
         return "did you mean model?"
     path, _, name = text.rpartition(":")

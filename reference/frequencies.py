@@ -1,0 +1,100 @@
+"""How often a sampler with random numbers of its own must emit what: the laws of single tokens and of chains.
+
+Other rules get their coins as arguments and are held against the reference draw by draw (`sampling`). What draws its
+own can only be counted: so here an operation's results are frequencies, what occurs at all, and whether that fits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specsim.reference import validation
+
+
+class Frequencies(NamedTuple):
+    """What is counted of a sampler, for each request.
+
+    frequencies  the share of the draws that each outcome has, float
+    occurs       whether it was drawn at all, bool
+    fits         [bs] bool: whether the counts can be draws of the law
+    """
+
+    frequencies: Tensor
+    occurs: Tensor
+    fits: Tensor
+
+
+def token_frequencies(
+    probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, which_filter: int = 0, seed: int = 0, draws: int = 0
+) -> Frequencies:
+    """The law of a token that is drawn from `probs` with filters.
+
+    probs  [bs, V] float: the model's law; sums to 1
+    top_k  [bs] int32: 1 or more; a token stays iff fewer are more probable
+    top_p  [bs] float: above 0, at most 1; a token stays iff those more probable have less than this together
+    min_p  [bs] float: 0 to 1; a token stays iff it is at least this share of the most probable one's probability
+
+    `which_filter`, `seed` and `draws` are the sampler's affair: the law does not depend on them.
+    All filters look at `probs` as it is; what stays is divided by its sum. Equal tokens stay or go together.
+    Returns frequencies and occurs [bs, V]. Raises ValueError for wrong shapes and dtypes and values out of range.
+    Source: FlashInfer's `top_k_top_p_sampling_from_probs` with its joint order, `min_p_sampling_from_probs`.
+    """
+    if validation.enabled():
+        bs = probs.shape[0]
+        validation.require_tensor("probs", probs, probs.dtype, bs=None, vocab_size=None)
+        validation.require_tensor("top_k", top_k, torch.int32, bs=bs)
+        validation.require_tensor("top_p", top_p, probs.dtype, bs=bs)
+        validation.require_tensor("min_p", min_p, probs.dtype, bs=bs)
+        validation.require_all(top_k >= 1, "top_k", top_k, "1 or more")
+        validation.require_all((top_p > 0) & (top_p <= 1), "top_p", top_p, "above 0, at most 1")
+        validation.require_between("min_p", min_p, 0, 1)
+    p = probs.double()
+    above = p[:, None, :] > p[:, :, None]  # [bs, V, V]: which tokens are more probable than each
+    mass = torch.where(above, p[:, None, :], 0.0).sum(dim=2)
+    stays = (above.sum(dim=2) < top_k[:, None]) & (mass < top_p[:, None].double()) & (p > 0)
+    stays &= p >= min_p[:, None].double() * p.amax(dim=1, keepdim=True)
+    kept = torch.where(stays, p, 0.0)
+    return _law(kept / kept.sum(dim=1, keepdim=True), probs.dtype)
+
+
+def chain_frequencies(
+    candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, seed: int = 0, draws: int = 0
+) -> Frequencies:
+    """The law of what chain rejection emits for given drafts: accepted drafts, and the token after them.
+
+    candidates    [bs, S + 1] int64: the root, then the S drafted tokens, 0 to V - 1
+    draft_probs   [bs, S, V] float: the laws from which the drafts were drawn; positive at the draft
+    target_probs  [bs, S + 1, V] float: the target model's laws after the root and each draft
+
+    Entry [b, n, t] of frequencies and occurs [bs, S + 1, V] is of n accepted drafts and then token t. Draft i is
+    accepted with probability min(1, p_i / q_i); after a rejection the token is drawn from the positive part of p - q,
+    after S accepted ones from p_(S+1). `seed` and `draws` are the sampler's affair.
+    Raises ValueError for wrong shapes and dtypes and drafts out of range.
+    Source: Leviathan et al. (arXiv 2211.17192), algorithm 1.
+    """
+    if validation.enabled():
+        bs, nodes = candidates.shape
+        validation.require_tensor("candidates", candidates, torch.int64, bs=None, num_draft_tokens=None)
+        validation.require_tensor("target_probs", target_probs, target_probs.dtype, bs=bs, nodes=nodes, vocab_size=None)
+        vocab_size = target_probs.shape[2]
+        dtype = target_probs.dtype
+        validation.require_tensor("draft_probs", draft_probs, dtype, bs=bs, num_steps=nodes - 1, vocab_size=vocab_size)
+        validation.require_between("candidates", candidates, 0, vocab_size - 1)
+    num_steps = draft_probs.shape[1]
+    drafted = candidates[:, 1:, None]
+    target, draft = target_probs.double(), draft_probs.double()
+    p, q = target[:, :num_steps].gather(2, drafted)[:, :, 0], draft.gather(2, drafted)[:, :, 0]  # [bs, S]
+    accepts = torch.where(q > 0, (p / q.clamp(min=1e-300)).clamp(max=1), 0.0)
+    reaches = torch.cat([torch.ones_like(accepts[:, :1]), accepts.cumprod(dim=1)], dim=1)  # [bs, S + 1]
+    ends = reaches * torch.cat([1 - accepts, torch.ones_like(accepts[:, :1])], dim=1)  # [bs, S + 1]
+    rest = torch.cat([(target[:, :num_steps] - draft).clamp(min=0), target[:, num_steps:]], dim=1)  # [bs, S + 1, V]
+    total = rest.sum(dim=2, keepdim=True)
+    return _law(ends[:, :, None] * torch.where(total > 0, rest / total.clamp(min=1e-300), 0.0), target_probs.dtype)
+
+
+def _law(law: Tensor, dtype: torch.dtype) -> Frequencies:
+    fits = torch.ones(law.shape[0], dtype=torch.bool, device=law.device)
+    return Frequencies(law.to(dtype), law > 0, fits)

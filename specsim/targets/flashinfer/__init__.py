@@ -1,0 +1,1 @@
+"""FlashInfer's sampling, built from its headers."""

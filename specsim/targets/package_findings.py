@@ -1,0 +1,62 @@
+"""What is known of the findings that other packages than SGLang show: one entry a signature, printed beside a finding.
+
+A finding is *known* (there is a public report of it or of its like) or a deviation *by design*. What is not in the
+table is new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+NEW = "new: there is no entry for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """`text` is one sentence, `references` public reports and reviews."""
+
+    package: str
+    signature: str
+    kind: Literal["known", "by design"]
+    text: str
+    references: tuple[str, ...] = ()
+
+
+_AT_EQUALITY = (
+    "a draft is accepted when p / q equals the coin, and so at coin 0 also one of probability 0; coins are float64, "
+    "of which one in 2^53 is 0"
+)
+
+TABLE: tuple[Known, ...] = (
+    Known(
+        "vllm",
+        "ops:verify_ragged_rejection:kernel:verify_ragged_rejection:coin-0",
+        "known",
+        _AT_EQUALITY,
+        references=("SGLang #35771", "SGLang #35798"),
+    ),
+    Known(
+        "vllm",
+        "ops:verify_ragged_sampled:kernel:verify_ragged_sampled:coin-0",
+        "known",
+        f"its kernel's defect: {_AT_EQUALITY}",
+        references=("SGLang #35771", "SGLang #35798"),
+    ),
+    Known(
+        "sglang-kernel",
+        "ops:verify_tree_target_only:kernel:verify_tree_target_only",
+        "known",
+        "a child is accepted when its share equals the coin, and so at coin 0 also one of probability 0",
+        references=("SGLang #35771", "SGLang #35798"),
+    ),
+)
+
+
+def triage_line(package: str, signature: str) -> str:
+    """What is known of a package's finding of that signature, one line."""
+    wanted = "sglang-kernel" if package == "sgl-kernel" else package
+    for known in TABLE:
+        if (known.package, known.signature) == (wanted, signature):
+            return f"{known.kind}: {known.text} (the like: {', '.join(known.references)})"
+    return NEW
