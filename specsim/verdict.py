@@ -100,13 +100,16 @@ class NotRun:
 @dataclass(frozen=True, slots=True)
 class Judged:
     """One implementation that was judged: the operation, the implementation's name, FILE:LINE of its code, and on how
-    many cases.
+    many cases; in bulk also in how many launches, the most cases of one, and the seconds that it took.
     """
 
     op: str
     subject: str
     where: str
     cases: int
+    launches: int = 0
+    packed: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ class Subject:
     `needs`    name of a subject that must be right for this one to be judged (a caller needs its kernel), or ""
     `cost`     how many times as long a case takes as one of a small kernel: it is judged on as many fewer
     `source_hash`  hash of the code that is judged, "" if unknown
+    `on_cpu`   whether it is host code that runs on a CPU alone
     """
 
     op: str
@@ -47,6 +48,7 @@ class Subject:
     needs: str = ""
     cost: int = 1
     source_hash: str = ""
+    on_cpu: bool = False
 
 
 class NotCalledError(Exception):

@@ -190,6 +190,8 @@ def _launch_fill_accept(
 
 
 BYTES_PER_TILE = 128
+MOVES_MAX = 256
+"""The release moves no more in one launch, whose programs each hold a tile of all of them."""
 
 
 def _launch_move(kernel: Any, buffer: torch.Tensor, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -253,6 +255,7 @@ KERNELS: tuple[KernelNames, ...] = (
         _MOVE,
         (("data_ptrs", "strides", "tgt_loc_ptr", "src_loc_ptr", "num_locs", "num_locs_upper", "BYTES_PER_TILE"),),
         _launch_move,
+        accepts=lambda sizes: sizes["num_moves"] <= MOVES_MAX,
     ),
 )
 
