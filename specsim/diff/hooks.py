@@ -182,7 +182,7 @@ def watching(watcher: Watcher, order: Order = tuple, *, overflow: bool = False) 
         for (owner, name, _function), hook in zip(saved, (*hooks, atomic_rmw, atomic_cas, load), strict=True):
             setattr(owner, name, hook)
         if overflow:
-            shared.options = dataclasses.replace(options, debug=True)
+            shared.options = dataclasses.replace(options, debug=True, sanitize_overflow=True)
         with np.errstate(all="ignore"):  # a GPU has no warnings either
             yield
     finally:
