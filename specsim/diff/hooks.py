@@ -20,6 +20,11 @@ Program = tuple[int, int, int]
 Order = Callable[[Sequence[Program]], Sequence[Program]]
 
 
+def corners(programs: Sequence[Program]) -> Sequence[Program]:
+    """An order of the first and the last alone, where a grid is too large to run and offsets are what matters."""
+    return list(dict.fromkeys((programs[0], programs[-1]))) if programs else programs
+
+
 class Access(NamedTuple):
     """One load, store or atomic operation of a program.
 

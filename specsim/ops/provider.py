@@ -35,6 +35,7 @@ class Subject:
     `cost`     how many times as long a case takes as one of a small kernel: it is judged on as many fewer
     `source_hash`  hash of the code that is judged, "" if unknown
     `on_cpu`   whether it is host code that runs on a CPU alone
+    `far`      launches it at sizes of which only the strides are made; its offsets are then all that is judged
     """
 
     op: str
@@ -49,6 +50,7 @@ class Subject:
     cost: int = 1
     source_hash: str = ""
     on_cpu: bool = False
+    far: Callable[[], None] | None = None
 
 
 class NotCalledError(Exception):

@@ -79,6 +79,9 @@ class CallerNames:
     `other_length` the buffer that receives the result has a length of its own: what is beyond the contract's is not
                    looked at, what it lacks was never written
     `variant`      of the kernel that it calls
+    `which`        of several calls in the function, from 0 on; None when there is one
+    `outputs`      what the call returns, as the operation's outputs; None when it is that already
+    `written`      for several outputs that are parameters of the callee, the names of each
     `cost`, `reach`, `called_from`  as for a kernel
     """
 
@@ -93,6 +96,9 @@ class CallerNames:
     moved: tuple[tuple[str, str], ...] = ()
     other_length: bool = False
     variant: str = ""
+    which: int | None = None
+    outputs: Callable[[Any], tuple[Any, ...]] | None = None
+    written: tuple[tuple[str, ...], ...] = ()
     cost: int = 3
     reach: Callable[[Guards, Sizes], Reach] = overlap_worker
     called_from: tuple[str, ...] = ()
