@@ -113,7 +113,7 @@ class SglangProvider:
                 missing.append(NotRun(function.what, str(error)))
         for offsets in OFFSETS:
             try:
-                found.append(offset_subject(offsets, self._offsets_kernel(offsets), self._guards))
+                found.append(offset_subject(offsets, self._offsets_kernel(offsets)))
             except DriftError as error:
                 missing.append(NotRun(offsets.what, str(error)))
         return found, _without_what_is_found(missing, found)

@@ -40,10 +40,8 @@ NOT_LIFTED: tuple[NotLifted, ...] = (
         "kernel:assign_new_state",
         _WRONG,
     ),
-    NotLifted("get_target_cache_loc", "EagleVerifyInput.verify", _INFO, "kernel:get_target_cache_loc", _WRONG),
-    NotLifted(
-        "filter_finished_cache_loc", "EagleVerifyInput.verify", _INFO, "kernel:filter_finished_cache_loc", _WRONG
-    ),
+    NotLifted("get_target_cache_loc", *_VERIFY, "kernel:get_target_cache_loc", _WRONG),
+    NotLifted("filter_finished_cache_loc", *_VERIFY, "kernel:filter_finished_cache_loc", _WRONG),
     NotLifted(
         "draft_cache_locs_paged",
         "EAGLEWorker._draft_preprocess_decode",
