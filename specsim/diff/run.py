@@ -187,7 +187,7 @@ def _run_once(
     freedoms: _Freedoms,
 ) -> tuple[list[Violation], Tensors | None, MemoryLog]:
     """The violations of one run, its outputs on the CPU (None when it raised), and what was seen of its accesses."""
-    guarded = guarded_arguments(op, case, which, device)
+    guarded = guarded_arguments(op, case, which, device, subject.strided)
     with watched(which, freedoms) as log:
         try:
             results = subject.run(case.sizes, views(guarded))

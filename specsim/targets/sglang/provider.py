@@ -158,6 +158,7 @@ class SglangProvider:
             reach=self._reach_of(names, lifted.name),
             cost=names.cost,
             source_hash=lifted.body_hash,
+            strided=names.strided,
         )
 
     def _reach_of(self, names: KernelNames | CallerNames, name: str) -> Callable[[Sizes], Reach]:

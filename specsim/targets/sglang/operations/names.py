@@ -43,6 +43,7 @@ class KernelNames:
     `cost`     how many times as long a case takes in Triton's interpreter as one of a small kernel; it is judged on as
                many fewer
     `reach`    who reaches it with these sizes
+    `strided`  arguments whose strides the host function asks for
     `called_from`  folders in which a call of it, or of the host function NAME_func, may stand; () when there surely is
                    one
     """
@@ -57,6 +58,7 @@ class KernelNames:
     cost: int = 3
     reach: Callable[[Guards, Sizes], Reach] = overlap_worker
     called_from: tuple[str, ...] = ()
+    strided: frozenset[str] = frozenset()
 
     @property
     def subject(self) -> str:

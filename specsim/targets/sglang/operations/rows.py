@@ -29,6 +29,7 @@ _CHAIN = (
     "deterministic",
 )
 _BLOCK = (*_CHAIN, "block_verification")
+_CHAIN_STRIDED = frozenset({"candidates", "uniform_samples", "target_probs", "draft_probs"})
 
 
 def _chain_arguments(
@@ -115,6 +116,7 @@ KERNELS: tuple[KernelNames, ...] = (
         _launch_chain,
         cost=5,
         reach=by_option,
+        strided=_CHAIN_STRIDED,
     ),
     KernelNames(
         "verify_chain_block",
@@ -124,6 +126,7 @@ KERNELS: tuple[KernelNames, ...] = (
         partial(_launch_chain, block_verification=True),
         cost=5,
         reach=by_option,
+        strided=_CHAIN_STRIDED,
     ),
     KernelNames(
         "row_argmax",
@@ -135,6 +138,7 @@ KERNELS: tuple[KernelNames, ...] = (
         accepts=lambda sizes: sizes["nan_policy"] == 0 and sizes["num_nodes"] <= ARGMAX_ROWS_MAX,
         cost=10,
         reach=by_option,
+        strided=frozenset({"logits"}),
     ),
     KernelNames(
         "temperature_softmax",
@@ -145,6 +149,7 @@ KERNELS: tuple[KernelNames, ...] = (
         variant="wide-rows",
         cost=10,
         reach=by_option,
+        strided=frozenset({"probs"}),
     ),
     KernelNames(
         "temperature_softmax",
