@@ -93,6 +93,11 @@ class SglangProvider:
                 continue
             kernels[names.subject] = (names, lifted)
             found.append(self._kernel_subject(names, lifted))
+        for offsets in OFFSETS:
+            try:
+                found.append(offset_subject(offsets, self._offsets_kernel(offsets)))
+            except DriftError as error:
+                missing.append(NotRun(offsets.what, str(error)))
         for caller in CALLERS:
             if caller.needs not in kernels:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", "its kernel could not be lifted"))
@@ -111,11 +116,6 @@ class SglangProvider:
                 found.append(self.function(function))
             except DriftError as error:
                 missing.append(NotRun(function.what, str(error)))
-        for offsets in OFFSETS:
-            try:
-                found.append(offset_subject(offsets, self._offsets_kernel(offsets)))
-            except DriftError as error:
-                missing.append(NotRun(offsets.what, str(error)))
         return found, _without_what_is_found(missing, found)
 
     def function(self, names: FunctionNames) -> Subject:
