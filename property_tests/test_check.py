@@ -122,6 +122,10 @@ def test_the_verdict_has_the_documented_form(folder: Path) -> None:
         "details",
         "order",
         "triage",
+        "op",
+        "provider",
+        "blame",
+        "arguments",
     }
     assert finding["severity"] == "wrong-result"
     assert finding["reach"] == "unknown"

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 from specsim import kernels
-from specsim.diff.sanitizer import Kind, Report, corners, sanitize
+from specsim.diff.hooks import corners
+from specsim.diff.sanitizer import Kind, Report, sanitize
 from specsim.errors import UsageError
 from specsim.explore.chooser import seeded
 from specsim.ops.contract import Case, Op, Role, ScalarArg

@@ -115,7 +115,8 @@ def check(
         str, typer.Option(metavar="MODULE:OBJECT", help="Judge functions of your own: module:object, its operations.")
     ] = "",
     only: Annotated[
-        str | None, typer.Option(metavar="TIER", help="Run one tier only: ops, accounting or workers.")
+        str | None,
+        typer.Option(metavar="TIER", help="Run one tier only: ops, accounting or workers; ops:NAME for one operation."),
     ] = None,
     budget_seconds: Annotated[float, typer.Option(min=1.0, help="Time budget of the whole check.")] = 60.0,
     seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
@@ -136,7 +137,10 @@ def check(
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for replay files.")] = Path("specsim-findings"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict or matrix to this file.")] = None,
-    write: Annotated[Path | None, typer.Option(help="Write the page of a matrix: which target has which bug.")] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(help="Write the page of a matrix: which target has which bug. With --bulk: add the counts."),
+    ] = None,
     pin_to: Annotated[
         Path | None,
         typer.Option("--pin", metavar="FOLDER", help="Put a fixture there for each finding of a matrix without one."),
@@ -164,20 +168,20 @@ def check(
     from specsim.verdict import Verdict, write_json
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
-        one_of("--only", only, TIERS)
+        asked, (only, operation) = only, _tier(only)
         if provider:
             if target or only not in (None, "ops"):
                 raise UsageError("--provider with a TARGET or another tier", "it is a target of the ops tier by itself")
-            target, only = [provider], "ops"
+            target, only, asked = [provider], "ops", asked or "ops"
         one_of("--device", device, ("auto", "cpu", "cuda"))
         one_of("--strategy", strategy, tuple(STRATEGIES))
         if bulk and only != "ops":
             raise UsageError("--bulk without --only ops", "bulk cases are of operations: add --only ops")
         chosen = expand_targets(target or ["model"], RELEASES)
-        if len(chosen) > 1 or write is not None or pin_to is not None:
+        if len(chosen) > 1 or (write is not None and not bulk) or pin_to is not None:
             options = {"--seed": seed, "--cases": cases, "--schedules": schedules, "--device": device}
             options |= {"--budget-seconds": budget_seconds, "--hang-seconds": hang_seconds, "--strategy": strategy}
-            options |= {name: value for name, value in (("--only", only), ("--cache-dir", cache_dir)) if value}
+            options |= {name: value for name, value in (("--only", asked), ("--cache-dir", cache_dir)) if value}
             if bulk:
                 raise UsageError("--bulk with several targets", "give one target at a time")
             for option, value in (("--mutant", mutant), ("--canary", canary), ("--kernels", kernels)):
@@ -200,6 +204,8 @@ def check(
     require_folder("--out", out)
     if json_file is not None:
         require_folder("--json", json_file.parent)
+    if write is not None:
+        require_folder("--write", write.parent)
     if isinstance(parsed, ReleaseTarget):
         from specsim.targets.fetch import fetch_wheel
 
@@ -221,6 +227,7 @@ def check(
                 hang_seconds=hang_seconds,
                 device=device,
                 out=out,
+                operation=operation,
             )
             _add(verdict, *(run_bulk_suite if bulk else run_ops_suite)(ops, progress))
         if only == "workers" or (only is None and isinstance(parsed, ReleaseTarget | CheckoutTarget)):
@@ -259,9 +266,22 @@ def check(
         ]
     if json_file is not None:
         write_json(json_file, verdict.to_json())
+    if write is not None:
+        from specsim.commands.counts import add_counts
+
+        add_counts(write, verdict, device)
     print_verdict(verdict)
     half_judged = not verdict.findings and not all(suite.cases or suite.schedules for suite in verdict.suites)
     raise typer.Exit(GIT_SKIPS if bisect_run and half_judged else verdict.exit_code)
+
+
+def _tier(only: str | None) -> tuple[str | None, str]:
+    """The tier that --only names, and the operation, "" for all."""
+    tier, _, operation = (only or "").partition(":")
+    if tier == "ops" and operation:
+        return tier, operation
+    one_of("--only", only, TIERS)
+    return only, ""
 
 
 def _add(verdict: Verdict, suite: Suite, findings: list[Finding]) -> None:

@@ -59,6 +59,9 @@ class Finding:
     `order`      the two events in whose other order the rule holds; empty when it happens in every order, None when
                  that was not looked for
     `triage`     what is known of it publicly, one line; "" where nobody looked
+    `op`, `provider`  of the ops tier: the operation, and the target whose implementation it is
+    `blame`      of the ops tier: "kernel", wrong as documented, or "caller", which calls a right one wrongly
+    `arguments`  of the ops tier: a line for each argument of the smallest case, small tensors whole
     """
 
     rule: str
@@ -76,6 +79,10 @@ class Finding:
     details: tuple[str, ...] = ()
     order: tuple[str, ...] | None = None
     triage: str = ""
+    op: str = ""
+    provider: str = ""
+    blame: str = ""
+    arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _REACH.fullmatch(self.reach):
@@ -86,6 +93,7 @@ def finding_from_json(data: Mapping[str, Any]) -> Finding:
     """The finding of its JSON form."""
     order = None if data.get("order") is None else tuple(data["order"])
     changed = {"severity": Severity(data["severity"]), "details": tuple(data["details"]), "order": order}
+    changed["arguments"] = tuple(data.get("arguments", ()))
     return Finding(**{**data, **changed})
 
 
@@ -100,13 +108,16 @@ class NotRun:
 @dataclass(frozen=True, slots=True)
 class Judged:
     """One implementation that was judged: the operation, the implementation's name, FILE:LINE of its code, and on how
-    many cases.
+    many cases; in bulk also in how many launches, the most cases of one, and the seconds that it took.
     """
 
     op: str
     subject: str
     where: str
     cases: int
+    launches: int = 0
+    packed: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -152,7 +163,12 @@ class Verdict:
             "verdict": self.verdict,
             "suites": [asdict(suite) for suite in self.suites],
             "findings": [
-                {**asdict(finding), "details": list(finding.details), "order": _listed(finding.order)}
+                {
+                    **asdict(finding),
+                    "details": list(finding.details),
+                    "order": _listed(finding.order),
+                    "arguments": list(finding.arguments),
+                }
                 for finding in self.findings
             ],
         }

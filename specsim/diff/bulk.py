@@ -119,11 +119,13 @@ def packing(op: Op, subject: Subject, shape: Sizes, place: Place) -> int:
 
 
 def launches(op: Op, subject: Subject, place: Place, seed: int, cases: int) -> Iterator[Launch]:
-    """Launches with `cases` cases together, of up to SHAPES sizes by turns; none when the subject accepts no size."""
+    """Launches with `cases` cases together, of up to SHAPES sizes by turns; none when the subject accepts no size.
+    What one launch would take is spread over all sizes.
+    """
     fresh = _shapes(op, subject, seed, SHAPES)
     chosen: list[tuple[dict[str, int], Tape, int]] = []
     first = (seed % 2**20) << 42  # a seed's own numbers
-    turn = 0
+    turn, spread, total = 0, max(1, -(-cases // SHAPES)), cases
     while cases > 0:
         drawn = next(fresh, None)
         if drawn is not None:
@@ -131,7 +133,7 @@ def launches(op: Op, subject: Subject, place: Place, seed: int, cases: int) -> I
         if not chosen:
             return
         shape, tape, packed = chosen[turn % len(chosen)]
-        count = min(packed, cases)
+        count = min(packed, cases, spread if total <= packed else cases)
         yield Launch(shape, tape, first, count)
         first, cases, turn = first + count, cases - count, turn + 1
 

@@ -12,10 +12,13 @@ import specsim
 from specsim import replay_file
 from specsim.diff.suite import Counterexample
 from specsim.errors import UsageError
-from specsim.ops.contract import Case, Op
+from specsim.ops.contract import Case, Op, TensorArg
 from specsim.ops.provider import Subject
 from specsim.replay_file import OpReplay
 from specsim.verdict import Finding, Rule, Severity
+
+WHOLE_MAX, FIRST = 64, 16
+"""Tensors of up to so many elements are shown whole, larger ones by their first few."""
 
 
 def signature_of(subject: Subject) -> str:
@@ -56,7 +59,7 @@ def write_counterexample(
         expected=violation.expected,
         actual=violation.actual,
         count=found.failing,
-        details=_details(found.case, found),
+        details=_details(subject, found),
         generator=generator,
     )
 
@@ -103,8 +106,8 @@ def _what(subject: Subject) -> str:
     return subject.op
 
 
-def _details(case: Case, found: Counterexample) -> tuple[str, ...]:
-    lines = [_sizes_line(case)]
+def _details(subject: Subject, found: Counterexample) -> tuple[str, ...]:
+    lines = [] if subject.far else [_sizes_line(found.case)]
     if found.explanation:
         lines.append(found.explanation)
     others = [v for v in found.outcome.violations if v.rule is not found.rule]
@@ -114,6 +117,23 @@ def _details(case: Case, found: Counterexample) -> tuple[str, ...]:
 
 def _sizes_line(case: Case) -> str:
     return "smallest case: " + ", ".join(f"{name}={size}" for name, size in case.sizes.items())
+
+
+def _argument_lines(op: Op, case: Case) -> tuple[str, ...]:
+    """Name, type, shape and values of each argument."""
+    lines = []
+    for arg in op.args:
+        if not isinstance(arg, TensorArg):
+            lines.append(f"{arg.name} = {case.sizes[arg.name]}")
+        elif arg.name in case.tensors:
+            tensor = case.tensors[arg.name]
+            kind = f"{arg.name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            if tensor.numel() <= WHOLE_MAX:
+                lines.append(f"{kind} = {tensor.tolist()}")
+            else:
+                first = ", ".join(map(str, tensor.flatten()[:FIRST].tolist()))
+                lines.append(f"{kind} = {first} ... (whole in the replay file)")
+    return tuple(lines)
 
 
 def _write(
@@ -171,6 +191,10 @@ def _write(
         replay=str(path),
         count=count,
         details=details,
+        op=op.name,
+        provider=target,
+        blame=subject.role,
+        arguments=() if subject.far else _argument_lines(op, case),
     )
 
 

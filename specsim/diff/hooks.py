@@ -20,6 +20,11 @@ Program = tuple[int, int, int]
 Order = Callable[[Sequence[Program]], Sequence[Program]]
 
 
+def corners(programs: Sequence[Program]) -> Sequence[Program]:
+    """An order of the first and the last alone, where a grid is too large to run and offsets are what matters."""
+    return list(dict.fromkeys((programs[0], programs[-1]))) if programs else programs
+
+
 class Access(NamedTuple):
     """One load, store or atomic operation of a program.
 
@@ -182,7 +187,7 @@ def watching(watcher: Watcher, order: Order = tuple, *, overflow: bool = False) 
         for (owner, name, _function), hook in zip(saved, (*hooks, atomic_rmw, atomic_cas, load), strict=True):
             setattr(owner, name, hook)
         if overflow:
-            shared.options = dataclasses.replace(options, debug=True)
+            shared.options = dataclasses.replace(options, debug=True, sanitize_overflow=True)
         with np.errstate(all="ignore"):  # a GPU has no warnings either
             yield
     finally:

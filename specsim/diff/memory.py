@@ -8,6 +8,7 @@ with the poison depends on undefined memory, even where one of them happens to b
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,8 @@ import torch
 from specsim.ops.contract import Case, Op, Role, Tensors
 
 RED_ZONE = 128  # elements on either side
+ROW_GAP = 3
+"""Elements between two rows of an argument whose strides an implementation asks for, under the second poison."""
 
 # Token ids, slots and indices are far below these; both fit an int32.
 POISONS = (1_777_777_777, 1_888_888_888)
@@ -39,29 +42,34 @@ class GuardedTensor:
     poison: int | float | bool
 
     @classmethod
-    def around(cls, tensor: torch.Tensor, which: int, device: torch.device | str) -> GuardedTensor:
+    def around(cls, tensor: torch.Tensor, which: int, device: torch.device | str, gap: int = 0) -> GuardedTensor:
+        """`gap`: so many elements of poison lie between two rows of a tensor of two dimensions or more."""
         poison = poison_value(tensor.dtype, which)
-        count = tensor.numel()
+        apart = [*tensor.shape[:-1], tensor.shape[-1] + gap] if tensor.dim() > 1 else list(tensor.shape)
+        count = math.prod(apart)
         buffer = torch.full((count + 2 * RED_ZONE,), poison, dtype=tensor.dtype, device=device)
-        view = buffer[RED_ZONE : RED_ZONE + count].view(tensor.shape)
+        view = buffer[RED_ZONE : RED_ZONE + count].view(apart)
+        view = view[..., : tensor.shape[-1]] if tensor.dim() > 1 else view
         view.copy_(tensor)
         return cls(buffer, view, poison)
 
     def first_stray_write(self) -> int | None:
-        """Element index, relative to the tensor, of the first changed element of a red zone; None if they are whole."""
-        zones = torch.cat([self.buffer[:RED_ZONE], self.buffer[-RED_ZONE:]])
-        if isinstance(self.poison, float) and self.poison != self.poison:
-            changed = ~zones.isnan()
-        else:
-            changed = zones != self.poison
-        if not changed.any():
-            return None
-        index = int(changed.nonzero()[0])
-        return index - RED_ZONE if index < RED_ZONE else index - RED_ZONE + self.view.numel()
+        """Element index, relative to the tensor, of the first changed element of a red zone or between rows; None if
+        they are whole.
+        """
+        outside = torch.ones_like(self.buffer, dtype=torch.bool)
+        torch.as_strided(outside, self.view.shape, self.view.stride(), RED_ZONE).fill_(False)
+        is_poison = self.buffer.isnan() if self.poison != self.poison else self.buffer == self.poison
+        changed = outside & ~is_poison
+        return int(changed.nonzero()[0]) - RED_ZONE if changed.any() else None
 
 
-def guarded_arguments(op: Op, case: Case, which: int, device: torch.device | str) -> dict[str, GuardedTensor]:
-    """Every tensor argument of the case in guarded memory; outputs hold their prefill, or poison."""
+def guarded_arguments(
+    op: Op, case: Case, which: int, device: torch.device | str, strided: frozenset[str] = frozenset()
+) -> dict[str, GuardedTensor]:
+    """Every tensor argument of the case in guarded memory; outputs hold their prefill, or poison. Rows of those named
+    in `strided` lie apart under the second poison.
+    """
     guarded: dict[str, GuardedTensor] = {}
     for arg in op.tensor_args:
         if arg.role is Role.OUT:
@@ -69,7 +77,8 @@ def guarded_arguments(op: Op, case: Case, which: int, device: torch.device | str
             tensor = torch.full(arg.resolve_shape(case.sizes), fill, dtype=arg.dtype)
         else:
             tensor = case.tensors[arg.name]
-        guarded[arg.name] = GuardedTensor.around(tensor, which, device)
+        gap = ROW_GAP if which == 1 and arg.name in strided else 0
+        guarded[arg.name] = GuardedTensor.around(tensor, which, device, gap)
     return guarded
 
 

@@ -18,6 +18,9 @@ IGNORES_ORDER = Rule(
 KEEPS_RELATIONS = Rule(
     "O10", "requests in another order, or some of them, give results to match", Severity.WRONG_RESULT
 )
+OFFSETS_FIT = Rule(
+    "O11", "no offset overflows its integer type at sizes that an engine allows", Severity.UNDEFINED_BEHAVIOUR
+)
 
 # Worst first: when one defect breaks several rules, its finding is named after the first of them.
 RULES: tuple[Rule, ...] = (
@@ -31,5 +34,6 @@ RULES: tuple[Rule, ...] = (
     IGNORES_UNDEFINED,
     IGNORES_ORDER,
     STAYS_IN_BOUNDS,
+    OFFSETS_FIT,
 )
 BY_ID = {rule.id: rule for rule in RULES}

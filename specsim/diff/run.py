@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import torch
 from specsim.diff import rules
 from specsim.diff.memcheck import MemoryLog, memcheck
 from specsim.diff.memory import GuardedTensor, guarded_arguments, views
+from specsim.diff.offsets import overflow_of
 from specsim.diff.relations import broken_relation
 from specsim.ops.contract import Case, Op, Role, Tensors, WrongResultError, differing
 from specsim.ops.provider import NotCalledError, Subject
@@ -102,6 +103,8 @@ def run_case(
     In the interpreter masked-off lanes are poisoned and programs run in two orders. What breaks a rule is run again
     without, so that a defect of every machine is told from one that needs a machine which does so.
     """
+    if subject.far is not None:
+        return _judged_far(op, case, subject.far, subject.where)
     expected = op.expected(case)
     defined = op.defined(case, expected)
     try:
@@ -122,6 +125,17 @@ def run_case(
     if related and not found:
         found += _broken_relation(op, subject, case, device)
     return Outcome(tuple(found), _digest(op, case, results, found))
+
+
+def _judged_far(op: Op, case: Case, far: Callable[[], None], where: str) -> Outcome:
+    if not interpreted():
+        return Outcome((), "", judged=False)
+    overflow = overflow_of(far)
+    found = []
+    if overflow:
+        text = f"{overflow[0]} at {where.rpartition(':')[0]}:{overflow[1]}"
+        found = [Violation(rules.OFFSETS_FIT, text, "offsets that fit their type", text)]
+    return Outcome(tuple(found), _digest(op, case, [], found))
 
 
 def _needs_luck(lines: set[int]) -> Violation:
@@ -173,7 +187,7 @@ def _run_once(
     freedoms: _Freedoms,
 ) -> tuple[list[Violation], Tensors | None, MemoryLog]:
     """The violations of one run, its outputs on the CPU (None when it raised), and what was seen of its accesses."""
-    guarded = guarded_arguments(op, case, which, device)
+    guarded = guarded_arguments(op, case, which, device, subject.strided)
     with watched(which, freedoms) as log:
         try:
             results = subject.run(case.sizes, views(guarded))

@@ -31,7 +31,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from specsim.diff.hooks import Access, Order, Program, watching
+from specsim.diff.hooks import Access, Order, watching
 from specsim.diff.memory import RED_ZONE, poison_value
 from specsim.diff.run import interpreted, one_line
 from specsim.diff.shadow import Race, Shadow
@@ -81,11 +81,6 @@ class Report:
     @property
     def kinds(self) -> set[Kind]:
         return {flaw.kind for flaw in self.flaws}
-
-
-def corners(programs: Sequence[Program]) -> Sequence[Program]:
-    """For `programs=`: the first and the last alone, where a grid is too large to run and offsets are what matters."""
-    return list(dict.fromkeys((programs[0], programs[-1]))) if programs else programs
 
 
 def sanitize(

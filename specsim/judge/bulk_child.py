@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim.judge.child import Messages, Request
-from specsim.judge.ops_child import choose_device, listed, load_subjects, send_done
+from specsim.judge.ops_child import ON_CPU, choose_device, listed, load_asked_subjects, load_subjects, send_done
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,14 +33,13 @@ def check(request: Request, messages: Messages) -> None:
     from specsim.diff.finding import write_counterexample
     from specsim.ops.registry import OPS
 
-    subjects, not_run = load_subjects(request)
+    todo, not_run = load_asked_subjects(request)
     failed: set[str] = set(request["failed"])
-    todo = [s for s in subjects if s.name not in request["skip"]]
     end = time.monotonic() + request["seconds"]
     for position, subject in enumerate(todo):
         messages.send("start", subject=subject.name, device=device)
         now = time.monotonic()
-        reason = _reason(subject, OPS[subject.op], failed, now >= end)
+        reason = _reason(subject, OPS[subject.op], failed, device, now >= end)
         if reason:
             send_done(messages, subject, 0, None, listed(subject, reason))
             continue
@@ -73,14 +72,17 @@ def check(request: Request, messages: Messages) -> None:
                     )
                 )
         unjudged = [] if result.cases else listed(subject, "no bulk case is one that it accepts")
-        send_done(messages, subject, result.cases, finding, unjudged)
+        packing = {"launches": result.launches, "packed": result.packed, "seconds": time.monotonic() - now}
+        send_done(messages, subject, result.cases, finding, unjudged, **packing)
     messages.send("end", not_run=[asdict(entry) for entry in not_run])
 
 
-def _reason(subject: Any, op: Op, failed: set[str], is_late: bool) -> str:
+def _reason(subject: Any, op: Op, failed: set[str], device: str, is_late: bool) -> str:
     """Why a subject is not judged, "" if it is."""
     if subject.needs in failed:
         return f"it calls {subject.op}, which is itself wrong"
+    if subject.on_cpu and device == "cuda":
+        return ON_CPU
     if op.bulk is None:
         return "its operation has no bulk generator: check it without --bulk"
     return "the time budget was spent; give a larger --budget-seconds" if is_late else ""

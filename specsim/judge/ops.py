@@ -18,7 +18,9 @@ from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
 
 @dataclass(frozen=True, slots=True)
 class OpsRequest:
-    """What to run. `seconds` is the time budget, `hang_seconds` the limit of one call."""
+    """What to run. `seconds` is the time budget, `hang_seconds` the limit of one call, `operation` the one that is
+    judged, "" for all.
+    """
 
     target: str
     cache: Path
@@ -28,6 +30,7 @@ class OpsRequest:
     hang_seconds: float
     device: str
     out: Path
+    operation: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -38,6 +41,7 @@ class OpsRequest:
             "seconds": self.seconds,
             "device": self.device,
             "out": str(self.out),
+            "operation": self.operation,
         }
 
 
@@ -78,7 +82,8 @@ def take(suite: Suite, findings: list[Finding], failed: list[str], message: Mess
     suite.cases += message["cases"]
     suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
     if message["cases"]:
-        suite.judged.append(Judged(message["op"], message["subject"], message["where"], message["cases"]))
+        packing = {name: message[name] for name in ("launches", "packed", "seconds") if name in message}
+        suite.judged.append(Judged(message["op"], message["subject"], message["where"], message["cases"], **packing))
     if message["finding"]:
         failed.append(message["subject"])
         findings.append(finding_from_json(message["finding"]))

@@ -20,6 +20,8 @@ from specsim.errors import UsageError
 from specsim.judge.child import Messages, Request
 from specsim.verdict import NotRun
 
+ON_CPU = "host code, which runs on a CPU between stand-ins: leave out --device cuda"
+
 
 def choose_device(wanted: str) -> str:
     """The device, "cpu" or "cuda". Sets Triton to its interpreter on a CPU; must run before triton is imported."""
@@ -46,6 +48,20 @@ def load_subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
     return load_provider(parse_target(request["target"]), Cache(Path(request["cache"]))).subjects()
 
 
+def load_asked_subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
+    """Those of the request's operation, if it names one, that it does not skip."""
+    subjects, not_run = load_subjects(request)
+    operation = request.get("operation", "")
+    if operation:
+        from specsim.ops.registry import OPS
+
+        if operation not in OPS:
+            raise UsageError(f"--only ops:{operation}: there is no such operation", f"there are {', '.join(OPS)}")
+        subjects = [s for s in subjects if s.op == operation]
+        not_run = [entry for entry in not_run if entry.what.split()[0] == operation]
+    return [s for s in subjects if s.name not in request["skip"]], not_run
+
+
 def check(request: Request, messages: Messages) -> None:
     """Judge every subject that the request does not skip; kernels come before the callers that need them."""
     device = choose_device(request["device"])
@@ -53,9 +69,8 @@ def check(request: Request, messages: Messages) -> None:
     from specsim.diff.suite import judge
     from specsim.ops.registry import OPS
 
-    subjects, not_run = load_subjects(request)
+    todo, not_run = load_asked_subjects(request)
     failed: set[str] = set(request["failed"])
-    todo = [s for s in subjects if s.name not in request["skip"]]
     end = time.monotonic() + request["seconds"]
     for position, subject in enumerate(todo):
         messages.send("start", subject=subject.name)
@@ -63,6 +78,8 @@ def check(request: Request, messages: Messages) -> None:
         reason = ""
         if subject.needs in failed:
             reason = f"it calls {subject.op}, which is itself wrong"
+        elif subject.on_cpu and device == "cuda":
+            reason = ON_CPU
         elif now >= end:
             reason = "the time budget was spent; give a larger --budget-seconds"
         if reason:
@@ -97,10 +114,22 @@ def check(request: Request, messages: Messages) -> None:
 
 
 def send_done(
-    messages: Messages, subject: Any, cases: int, finding: dict[str, Any] | None, not_run: list[dict[str, str]]
+    messages: Messages,
+    subject: Any,
+    cases: int,
+    finding: dict[str, Any] | None,
+    not_run: list[dict[str, str]],
+    **packing: float,
 ) -> None:
     messages.send(
-        "done", op=subject.op, subject=subject.name, where=subject.where, cases=cases, finding=finding, not_run=not_run
+        "done",
+        op=subject.op,
+        subject=subject.name,
+        where=subject.where,
+        cases=cases,
+        finding=finding,
+        not_run=not_run,
+        **packing,
     )
 
 

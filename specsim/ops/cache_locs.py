@@ -105,11 +105,15 @@ def _columns(shape: Sizes, width: int) -> int:
     return bulk.FULL_PAGES_MAX * shape["page_size"] + 1 + width + 1
 
 
+def _draw_segments_shape(chooser: Chooser) -> dict[str, int]:
+    return {**draw_paged_shape(chooser), "is_ragged": chooser.choose(2, "ragged")}
+
+
 def _make_ragged(ids: torch.Tensor, shape: Sizes) -> Case:
-    """Segments of no columns, of as many as the tree has nodes, or of any number up to one more."""
+    """Segments of as many columns as the tree has nodes; ragged ones also of none, or of any number up to one more."""
     widest = shape["num_draft_tokens"] + 1
     starts = bulk.seq_lens(ids, "start_offset", shape["page_size"])
-    kind = counter.below(ids, "segment", 3)
+    kind = counter.below(ids, "segment", 3) if shape["is_ragged"] else torch.ones_like(ids)
     any_width = counter.below(ids, "segment width", widest + 1)
     widths = torch.where(kind == 0, 0, torch.where(kind == 1, shape["num_draft_tokens"], any_width))
     rows, table = bulk.page_table(ids, _columns(shape, widest), shape["page_size"])
@@ -165,7 +169,7 @@ OPS: tuple[Op, ...] = (
         reference=assign_req_to_token_pool,
         loops=assign_req_to_token_pool_loops,
         generate=_generate_assign_req_to_token_pool,
-        bulk=Bulk(draw_paged_shape, _make_assign_req_to_token_pool),
+        bulk=Bulk(_draw_segments_shape, _make_assign_req_to_token_pool),
         source="SGLang's speculative prepare_for_decode",
     ),
     Op(
@@ -211,7 +215,7 @@ OPS: tuple[Op, ...] = (
         reference=assign_extend_cache_locs,
         loops=assign_extend_cache_locs_loops,
         generate=_generate_ragged,
-        bulk=Bulk(draw_paged_shape, _make_ragged),
+        bulk=Bulk(_draw_segments_shape, _make_ragged),
         source="SGLang's EAGLE worker, prepare_for_verify and draft extend",
     ),
 )

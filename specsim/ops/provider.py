@@ -34,6 +34,9 @@ class Subject:
     `needs`    name of a subject that must be right for this one to be judged (a caller needs its kernel), or ""
     `cost`     how many times as long a case takes as one of a small kernel: it is judged on as many fewer
     `source_hash`  hash of the code that is judged, "" if unknown
+    `strided`  arguments whose strides it asks for: their rows need not lie side by side
+    `on_cpu`   whether it is host code that runs on a CPU alone
+    `far`      launches it at sizes of which only the strides are made; its offsets are then all that is judged
     """
 
     op: str
@@ -47,6 +50,9 @@ class Subject:
     needs: str = ""
     cost: int = 1
     source_hash: str = ""
+    strided: frozenset[str] = frozenset()
+    on_cpu: bool = False
+    far: Callable[[], None] | None = None
 
 
 class NotCalledError(Exception):

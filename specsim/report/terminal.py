@@ -179,6 +179,7 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
     rows = [
         ("rule", f"{finding.rule}: {finding.sentence}"),
         ("where", finding.where or "unknown"),
+        *([("blame", _blame_sentence(finding))] if finding.blame else []),
         ("expected", finding.expected),
         ("actual", finding.actual),
         ("severity", str(finding.severity)),
@@ -187,11 +188,18 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
         *_order_rows(finding),
         *([("triage", finding.triage)] if finding.triage else []),
         *(("", line) for line in finding.details),
+        *(("" if number else "arguments", line) for number, line in enumerate(finding.arguments)),
         ("signature", finding.signature),
     ]
     for name, value in rows:
         console.print(f"   {name:<10} {escape(value)}", soft_wrap=True)
     console.print(f"   {'replay':<10} [bold]specsim replay {escape(shlex.quote(finding.replay))}[/]\n", soft_wrap=True)
+
+
+def _blame_sentence(finding: Finding) -> str:
+    if finding.blame == "caller":
+        return f"the caller: how {finding.provider} calls {finding.op}, or what it does in its place"
+    return f"the kernel: {finding.op} of {finding.provider}, as documented"
 
 
 def _order_rows(finding: Finding) -> list[tuple[str, str]]:

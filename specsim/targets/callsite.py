@@ -59,8 +59,15 @@ class CallSite:
         return namespace[_RESULT]
 
 
-def find_call(module: ParsedModule, function: str, callees: tuple[str, ...], supplied: Mapping[str, Any]) -> CallSite:
-    """The one call of any of `callees` in `function` ("Class.method"), sliced down to the names in `supplied`.
+def find_call(
+    module: ParsedModule,
+    function: str,
+    callees: tuple[str, ...],
+    supplied: Mapping[str, Any],
+    which: int | None = None,
+) -> CallSite:
+    """The one call of any of `callees` in `function` ("Class.method"), or number `which` of them from 0 on, sliced down
+    to the names in `supplied`.
 
     `supplied` maps names to sample values; a dotted name such as `batch.seq_lens` is supplied when the sample of its
     root has the attributes.
@@ -68,12 +75,12 @@ def find_call(module: ParsedModule, function: str, callees: tuple[str, ...], sup
     """
     definition = find_function(module, function)
     sites = list(_sites(definition.body, callees, ()))
-    if not sites:
+    if len(sites) <= (which or 0):
         raise DriftError(f"not found: a call of {' or '.join(callees)} in {function} of {module.path}")
-    if len(sites) > 1:
+    if len(sites) > 1 and which is None:
         lines = ", ".join(str(site.call.lineno) for site in sites)
         raise DriftError(f"signature changed: {function} of {module.path} calls {sites[0].callee} at lines {lines}")
-    site = sites[0]
+    site = sites[which or 0]
     arguments: list[ast.AST] = [*site.call.args, *(keyword.value for keyword in site.call.keywords)]
     if isinstance(site.call.func, ast.Subscript):
         arguments.append(site.call.func.slice)

@@ -27,6 +27,8 @@ from specsim.targets.sglang.operations import (
     KernelNames,
 )
 from specsim.targets.sglang.operations.functions import function_subject
+from specsim.targets.sglang.operations.not_lifted import NOT_LIFTED
+from specsim.targets.sglang.operations.offsets import OFFSETS, OffsetNames, offset_subject
 from specsim.targets.source import SourceTree
 from specsim.verdict import NotRun
 
@@ -55,6 +57,7 @@ SHIMS |= {
         "assign_draft_cache_locs_contiguous",
         "assign_extend_cache_locs",
         "assign_req_to_token_pool",
+        "copy_all_layer_kv_cache",
         "fill_accept_out_cache_loc",
         "fill_bonus_tokens",
         "rotate_input_ids",
@@ -90,6 +93,11 @@ class SglangProvider:
                 continue
             kernels[names.subject] = (names, lifted)
             found.append(self._kernel_subject(names, lifted))
+        for offsets in OFFSETS:
+            try:
+                found.append(offset_subject(offsets, self._offsets_kernel(offsets)))
+            except DriftError as error:
+                missing.append(NotRun(offsets.what, str(error)))
         for caller in CALLERS:
             if caller.needs not in kernels:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", "its kernel could not be lifted"))
@@ -98,6 +106,11 @@ class SglangProvider:
                 found.append(self._caller_subject(caller, *kernels[caller.needs]))
             except DriftError as error:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", str(error)))
+        missing += [
+            NotRun(call.what, call.why)
+            for call in NOT_LIFTED
+            if call.needs in kernels and any(map(self._lifter.source.exists, call.paths))
+        ]
         for function in FUNCTIONS:
             try:
                 found.append(self.function(function))
@@ -128,6 +141,12 @@ class SglangProvider:
                     return lifted
         raise DriftError(f"not found: {' or '.join(names)} in {', '.join(paths)}")
 
+    def _offsets_kernel(self, names: OffsetNames) -> LiftedFunction:
+        lifted = self._lift(names.names, names.paths, ())
+        if lifted.parameters[: len(names.parameters)] != names.parameters:
+            raise DriftError(f"signature changed: {lifted.where} {lifted.name}({', '.join(lifted.parameters)})")
+        return lifted
+
     def _kernel_subject(self, names: KernelNames, lifted: LiftedFunction) -> Subject:
         return Subject(
             op=names.op,
@@ -139,6 +158,7 @@ class SglangProvider:
             reach=self._reach_of(names, lifted.name),
             cost=names.cost,
             source_hash=lifted.body_hash,
+            strided=names.strided,
         )
 
     def _reach_of(self, names: KernelNames | CallerNames, name: str) -> Callable[[Sizes], Reach]:
@@ -184,7 +204,8 @@ class SglangProvider:
             if self._lifter.source.exists(path):
                 try:
                     module = self._lifter.module(path)
-                    return find_call(module, function, caller.callees, environment), function.rpartition(".")[2]
+                    site = find_call(module, function, caller.callees, environment, caller.which)
+                    return site, function.rpartition(".")[2]
                 except DriftError as error:
                     reasons.append(str(error))
         missing = [f"not found: {' or '.join(dict.fromkeys(path for _function, path in caller.places))}"]
@@ -237,12 +258,18 @@ class _CallerRun:
         environment = self._names.environment(sizes, tensors)
         if not self._site.applies(environment):
             raise NotCalledError(self._site.where)
-        if self._names.result:
-            self._callee.fill_before_call(self._names.result, _UNWRITTEN)
+        written = self._names.written or ((self._names.result,) if self._names.result else ())
+        if written:
+            self._callee.fill_before_call(tuple(name for names in written for name in names), _UNWRITTEN)
         returned = self._site.run(environment, self._callee)
         if self._names.result is not None:
             outputs = [arg for arg in self._op.tensor_args if arg.role is Role.OUT]
-            results = returned if isinstance(returned, tuple) else (self._result(returned),)
+            if self._names.outputs:
+                results = self._names.outputs(returned)
+            elif self._names.written:
+                results = tuple(self._result(None, names) for names in written)
+            else:
+                results = returned if isinstance(returned, tuple) else (self._result(returned, *written),)
             for output, result in zip(outputs, results, strict=True):
                 tensors[output.name] = output.check(self._fitted(result, output.resolve_shape(sizes)), sizes)
         return {arg.name: tensors[arg.name] for arg in self._op.outputs}
@@ -254,8 +281,8 @@ class _CallerRun:
             result = torch.nn.functional.pad(result.flatten(), (0, short), value=_UNWRITTEN)[:count]
         return result.reshape(shape) if result.numel() == count else result
 
-    def _result(self, returned: Any) -> torch.Tensor:
-        values = [self._callee.arguments[name] for name in self._names.result or () if name in self._callee.arguments]
+    def _result(self, returned: Any, names: tuple[str, ...] = ()) -> torch.Tensor:
+        values = [self._callee.arguments[name] for name in names if name in self._callee.arguments]
         result = values[0] if values else returned
         if not isinstance(result, torch.Tensor):
             raise WrongResultError(f"{self._site.where} gives a {type(result).__name__}, the contract says a tensor")

@@ -158,6 +158,25 @@ TRIAGE: tuple[Triage, ...] = (
         "alone gives the vocabulary's size, which is no token",
         upstream="argmax-of-a-row-with-nan",
     ),
+    *(
+        Triage(
+            f"ops:{op}:kernel:{op}:offsets",
+            "unknown",
+            Severity.UNDEFINED_BEHAVIOUR,
+            _reaches("option"),
+            first,
+            "",
+            f"the offset of a row is computed in int32, which {at} do not fit",
+            references=references,
+            upstream="offsets-in-32-bits",
+        )
+        for op, first, at, references in (
+            ("apply_token_bitmask", "0.5.10.post1", "16,384 rows of 151,936 logits", ("vLLM PR #46560",)),
+            ("generate_draft_decode_kv_indices", "0.5.10.post1", "256 x 8 branches of 131,072 tokens at step 8", ()),
+            ("row_argmax", "0.5.21", "16,384 rows of 151,936 logits", ("vLLM PR #46560",)),
+            ("verify_chain_rejection", "0.5.14", "1,024 requests of 16 x 151,936 probabilities", ("vLLM PR #48055",)),
+        )
+    ),
     Triage(
         "ops:verify_logits_greedy:caller:EAGLEWorkerV2.verify, whole",
         "known",

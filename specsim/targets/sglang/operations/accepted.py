@@ -8,7 +8,13 @@ from typing import Any
 import torch
 
 from specsim.ops.contract import Sizes, Tensors
-from specsim.targets.sglang.operations.names import CallerNames, KernelNames, power_of_two, without_overlap
+from specsim.targets.sglang.operations.names import (
+    CallerNames,
+    KernelNames,
+    power_of_two,
+    running_batch,
+    without_overlap,
+)
 
 _CACHE_LOCS = (
     "kernels/ops/speculative/cache_locs.py",
@@ -223,7 +229,94 @@ def _in_future_map(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     }
 
 
+def _after_sampling(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The worker on a GPU, whose outputs of a verification are made by one launch."""
+    return {
+        "batch": running_batch(seq_lens=tensors["seq_lens"], mamba_track_indices=None),
+        "fused_commit_outputs": True,
+        "track_interval": 0,
+        "topk": sizes["topk"],
+        "num_draft_tokens": sizes["num_draft_tokens"],
+        **{name: tensors[name] for name in ("predict", "accept_index", "accept_lens")},
+    }
+
+
+def _before_draft_extend(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The worker without overlap, whose accepted tokens are what the draft extends by. Older ones count the bonus token
+    in, in place, before the launch: lengths are those after it.
+    """
+    lens = tensors["accept_lens"]
+    drafts = {
+        **dict.fromkeys(("seq_lens", "seq_lens_for_draft_extend"), tensors["seq_lens"]),
+        **dict.fromkeys(("accept_length", "num_accepted_tokens", "num_accept_tokens"), lens),
+    }
+    return {
+        "torch": torch,
+        "next_power_of_2": power_of_two,
+        "self": SimpleNamespace(**drafts),
+        "batch": running_batch(input_ids=tensors["accept_tokens"], spec_info=SimpleNamespace(**drafts)),
+        "speculative_num_steps": sizes["num_steps"],
+    }
+
+
+def _before_freeing(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """`verify` of the worker without overlap, where chains free whole pages alone."""
+    return {
+        "torch": torch,
+        "next_power_of_2": power_of_two,
+        "self": SimpleNamespace(topk=1, draft_token_num=sizes["num_draft_tokens"]),
+        "batch": running_batch(seq_lens=tensors["seq_lens"], out_cache_loc=tensors["evict_mask"]),
+        "page_size": sizes["page_size"],
+        "evict_mask": tensors["evict_mask"],
+    }
+
+
+_INFO = ("srt/speculative/eagle_info.py",)
+
 CALLERS: tuple[CallerNames, ...] = (
+    CallerNames(
+        "verify_commit_outputs",
+        "run_eagle_verify",
+        ("srt/speculative/eagle_worker_common.py",),
+        ("prepare_verify_commit_outputs",),
+        _after_sampling,
+        (),
+        which=1,
+        accepts=lambda sizes: sizes["topk"] > 1,
+    ),
+    CallerNames(
+        "verify_commit_outputs",
+        "run_eagle_verify, chains",
+        (),
+        ("prepare_verify_commit_outputs",),
+        _after_sampling,
+        (),
+        which=0,
+        outputs=lambda returned: returned[:2],
+        variant="chains",
+        moved=(("run_eagle_verify", "srt/speculative/eagle_worker_common.py"),),
+        accepts=lambda sizes: sizes["topk"] == 1 and sizes["num_draft_tokens"] == sizes["accept_width"],
+    ),
+    CallerNames(
+        "create_extend_after_decode",
+        "EagleDraftInput.prepare_extend_after_decode",
+        _INFO,
+        ("create_extend_after_decode_spec_info",),
+        _before_draft_extend,
+        (),
+        written=(("positions",), ("bonus_tokens_ptr", "new_verified_id")),
+        moved=(("EagleDraftExtendInput.prepare_extend_after_decode", _INFO[0]),),
+        reach=without_overlap,
+    ),
+    CallerNames(
+        "align_evict_mask_to_page_size",
+        "EagleVerifyInput.verify",
+        _INFO,
+        ("align_evict_mask_to_page_size",),
+        _before_freeing,
+        None,
+        reach=without_overlap,
+    ),
     CallerNames(
         "gather_rows",
         "FutureMap._resolve_spec_extras",

@@ -140,6 +140,7 @@ def function_subject(lifter: Lifter, names: FunctionNames, reach: Callable[[Size
         accepts=names.accepts,
         reach=_reach(lifter, names, found, reach),
         source_hash=found.body_hash,
+        on_cpu=True,
     )
 
 

@@ -19,7 +19,7 @@ from specsim.targets.sglang.operations.names import (
     without_overlap,
 )
 
-_CACHE_LOCS = (
+CACHE_LOCS = (
     "kernels/ops/speculative/cache_locs.py",
     "srt/speculative/triton_ops/cache_locs.py",
     "srt/speculative/spec_utils.py",
@@ -190,6 +190,8 @@ def _launch_fill_accept(
 
 
 BYTES_PER_TILE = 128
+MOVES_MAX = 256
+"""The release moves no more in one launch, whose programs each hold a tile of all of them."""
 
 
 def _launch_move(kernel: Any, buffer: torch.Tensor, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -205,7 +207,7 @@ KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "generate_draft_decode_kv_indices",
         ("generate_draft_decode_kv_indices",),
-        _CACHE_LOCS,
+        CACHE_LOCS,
         _FORMS,
         _launch_kv_indices,
         cost=10,
@@ -213,7 +215,7 @@ KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "generate_draft_decode_kv_indices",
         ("generate_draft_decode_kv_indices",),
-        _CACHE_LOCS,
+        CACHE_LOCS,
         _FORMS[1:],
         partial(_launch_kv_indices, by_blocks=True),
         variant="blocks",
@@ -253,6 +255,7 @@ KERNELS: tuple[KernelNames, ...] = (
         _MOVE,
         (("data_ptrs", "strides", "tgt_loc_ptr", "src_loc_ptr", "num_locs", "num_locs_upper", "BYTES_PER_TILE"),),
         _launch_move,
+        accepts=lambda sizes: sizes["num_moves"] <= MOVES_MAX,
     ),
 )
 
@@ -310,6 +313,32 @@ def _for_branches(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     }
 
 
+def _in_pool(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The KV pool, of which this is the only buffer."""
+    buffer, target = tensors["buffer"], tensors["target"]
+    if not len(target):
+        raise NotCalledError("nothing is moved")
+    stride = buffer.stride(0) * buffer.element_size()
+    config = {
+        "bytes_per_tile": BYTES_PER_TILE,
+        "byte_tiles": -(-stride // BYTES_PER_TILE),
+        "num_warps": 4,
+        "num_locs_upper": MOVES_MAX,
+    }
+    pool = SimpleNamespace(
+        data_ptrs=pointers_to([buffer]),
+        data_strides=torch.tensor([stride], dtype=torch.int64, device=buffer.device),
+        _kv_copy_config=config,
+    )
+    return {
+        "torch": torch,
+        "next_power_of_2": power_of_two,
+        "self": pool,
+        "tgt_loc": target,
+        "src_loc": tensors["source"],
+    }
+
+
 MOVE = "move_accept_tokens_to_target_kvcache"
 _MOVES = (
     (MOVE, "srt/speculative/spec_utils.py"),
@@ -340,6 +369,26 @@ CALLERS: tuple[CallerNames, ...] = (
         for callees, host_paths in (
             (("fill_accept_out_cache_loc", "fill_accepted_out_cache_loc"), ()),
             (("fill_accept_out_cache_loc_func",), _EAGLE),
+        )
+    ),
+    *(
+        CallerNames(
+            "move_kv",
+            "MHATokenToKVPool.move_kv_cache",
+            (),
+            callees,
+            _in_pool,
+            None,
+            host_paths=host_paths,
+            moved=tuple(
+                (f"MHATokenToKVPool.{name}", "srt/mem_cache/memory_pool.py")
+                for name in ("_move_kv_cache_impl", "move_kv_cache")
+            ),
+            accepts=lambda sizes: sizes["num_moves"] <= MOVES_MAX,
+        )
+        for callees, host_paths in (
+            (("copy_all_layer_kv_cache_tiled",), ()),
+            (("copy_all_layer_kv_cache_func",), _MOVE),
         )
     ),
     CallerNames(

@@ -8,6 +8,8 @@ import torch
 
 from specsim.targets.sglang.operations.names import CallerNames, KernelNames, by_option
 
+BITMASK_PATHS = ("kernels/ops/grammar/bitmask_ops.py", "srt/constrained/triton_ops/bitmask_ops.py")
+
 
 def _launch_bitmask(function: Any, logits: torch.Tensor, bitmask: torch.Tensor, indices: torch.Tensor) -> None:
     function(logits, bitmask, indices.tolist())
@@ -36,7 +38,7 @@ KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "apply_token_bitmask",
         ("apply_token_bitmask_inplace_triton",),
-        ("kernels/ops/grammar/bitmask_ops.py", "srt/constrained/triton_ops/bitmask_ops.py"),
+        BITMASK_PATHS,
         (("logits", "bitmask", "indices"),),
         _launch_bitmask,
         reach=by_option,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from specsim.ops.contract import Sizes, Tensors
+from specsim.ops.provider import NotCalledError
 from specsim.targets.sglang.operations.names import CallerNames, KernelNames, by_option, running_batch
 
 _MULTI_LAYER = (
@@ -274,7 +275,95 @@ def _after_verify(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
     }
 
 
+def _after_prefill(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The multi-layer worker, before and after the draft's prefill; a prompt's token is put at its end."""
+    starts, lens = tensors["extend_start_loc"], tensors["extend_seq_lens"]
+    if bool((tensors["select_index"] != (starts + lens - 1).clamp(min=starts)).any()):
+        raise NotCalledError("a prefill selects the last row of each prompt")
+    return {
+        "batch": running_batch(),
+        "forward_batch": running_batch(input_ids=tensors["input_ids"], extend_start_loc=starts, extend_seq_lens=lens),
+        "next_token_ids": tensors["topk_index"],
+    }
+
+
+def _stash(tensors: Tensors) -> dict[str, Any]:
+    return {
+        "draft_extend_num_front_tokens": tensors["stash_tokens"].shape[1],
+        "boundary_kv_stash_tokens": tensors["stash_tokens"],
+        "boundary_kv_stash_hiddens": tensors["stash_hiddens"],
+        "boundary_kv_stash_valid_lens": tensors["stash_valid_lens"],
+    }
+
+
+def _seeding(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The stash's first rows, from a prompt."""
+    forward_batch = running_batch(
+        input_ids=tensors["src_tokens"],
+        extend_seq_lens=tensors["num_available"],
+        extend_start_loc=tensors["src_row_ends"] - tensors["num_available"],
+        req_pool_indices=tensors["req_pool_indices"],
+    )
+    worker = SimpleNamespace(**_stash(tensors))
+    return {
+        "torch": torch,
+        "self": worker,
+        "forward_batch": forward_batch,
+        "target_hidden_states": tensors["src_hiddens"],
+    }
+
+
+def _updating(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The stash after a verification: the accepted rows of windows of one width, side by side."""
+    ends, taken = tensors["src_row_ends"], tensors["num_available"]
+    width = sizes["num_draft_tokens"]
+    if bool((ends - taken != torch.arange(len(taken), device=taken.device) * width).any()):
+        raise NotCalledError("verified rows are windows of num_draft_tokens, side by side")
+    return {
+        "torch": torch,
+        "self": SimpleNamespace(speculative_num_draft_tokens=width, **_stash(tensors)),
+        "batch": running_batch(seq_lens=taken, req_pool_indices=tensors["req_pool_indices"]),
+        "predict": tensors["src_tokens"],
+        "verify_hiddens": tensors["src_hiddens"],
+        "accept_lens": taken,
+    }
+
+
+_WORKER = ("srt/speculative/multi_layer_eagle_worker_v2.py",)
+_DRAFT = "MultiLayerEagleDraftWorker"
+
 CALLERS: tuple[CallerNames, ...] = (
+    CallerNames(
+        "rotate_input_ids",
+        f"{_DRAFT}._draft_extend_for_prefill",
+        _WORKER,
+        ("rotate_input_ids", "rotate_input_ids_triton"),
+        _after_prefill,
+        None,
+        host_paths=_MULTI_LAYER,
+        reach=by_option,
+    ),
+    CallerNames(
+        "stash_append_boundary_state",
+        f"{_DRAFT}._seed_boundary_kv_stash",
+        _WORKER,
+        ("stash_append_boundary_state_triton",),
+        _seeding,
+        None,
+        accepts=lambda sizes: sizes["set_valid"] == 1,
+        reach=by_option,
+    ),
+    CallerNames(
+        "stash_append_boundary_state",
+        f"{_DRAFT}._fill_boundary_kv_front_and_update_stash, updating",
+        (),
+        ("stash_append_boundary_state_triton",),
+        _updating,
+        None,
+        accepts=lambda sizes: sizes["set_valid"] == 0,
+        moved=((f"{_DRAFT}._fill_boundary_kv_front_and_update_stash", _WORKER[0]),),
+        reach=by_option,
+    ),
     CallerNames(
         "fill_widened_draft_extend_inputs",
         "MultiLayerEagleDraftWorker._fill_boundary_kv_front_and_update_stash",

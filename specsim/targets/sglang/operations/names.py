@@ -43,6 +43,7 @@ class KernelNames:
     `cost`     how many times as long a case takes in Triton's interpreter as one of a small kernel; it is judged on as
                many fewer
     `reach`    who reaches it with these sizes
+    `strided`  arguments whose strides the host function asks for
     `called_from`  folders in which a call of it, or of the host function NAME_func, may stand; () when there surely is
                    one
     """
@@ -57,6 +58,7 @@ class KernelNames:
     cost: int = 3
     reach: Callable[[Guards, Sizes], Reach] = overlap_worker
     called_from: tuple[str, ...] = ()
+    strided: frozenset[str] = frozenset()
 
     @property
     def subject(self) -> str:
@@ -79,6 +81,9 @@ class CallerNames:
     `other_length` the buffer that receives the result has a length of its own: what is beyond the contract's is not
                    looked at, what it lacks was never written
     `variant`      of the kernel that it calls
+    `which`        of several calls in the function, from 0 on; None when there is one
+    `outputs`      what the call returns, as the operation's outputs; None when it is that already
+    `written`      for several outputs that are parameters of the callee, the names of each
     `cost`, `reach`, `called_from`  as for a kernel
     """
 
@@ -93,6 +98,9 @@ class CallerNames:
     moved: tuple[tuple[str, str], ...] = ()
     other_length: bool = False
     variant: str = ""
+    which: int | None = None
+    outputs: Callable[[Any], tuple[Any, ...]] | None = None
+    written: tuple[tuple[str, ...], ...] = ()
     cost: int = 3
     reach: Callable[[Guards, Sizes], Reach] = overlap_worker
     called_from: tuple[str, ...] = ()

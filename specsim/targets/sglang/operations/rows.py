@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from specsim.ops.contract import Sizes, Tensors
 from specsim.targets.sglang.operations.names import CallerNames, KernelNames, by_option
 
 _REJECTION = ("kernels/ops/speculative/reject_sampling.py", "srt/speculative/reject_sampling.py")
@@ -27,6 +29,7 @@ _CHAIN = (
     "deterministic",
 )
 _BLOCK = (*_CHAIN, "block_verification")
+_CHAIN_STRIDED = frozenset({"candidates", "uniform_samples", "target_probs", "draft_probs"})
 
 
 def _chain_arguments(
@@ -113,6 +116,7 @@ KERNELS: tuple[KernelNames, ...] = (
         _launch_chain,
         cost=5,
         reach=by_option,
+        strided=_CHAIN_STRIDED,
     ),
     KernelNames(
         "verify_chain_block",
@@ -122,6 +126,7 @@ KERNELS: tuple[KernelNames, ...] = (
         partial(_launch_chain, block_verification=True),
         cost=5,
         reach=by_option,
+        strided=_CHAIN_STRIDED,
     ),
     KernelNames(
         "row_argmax",
@@ -133,6 +138,7 @@ KERNELS: tuple[KernelNames, ...] = (
         accepts=lambda sizes: sizes["nan_policy"] == 0 and sizes["num_nodes"] <= ARGMAX_ROWS_MAX,
         cost=10,
         reach=by_option,
+        strided=frozenset({"logits"}),
     ),
     KernelNames(
         "temperature_softmax",
@@ -143,6 +149,7 @@ KERNELS: tuple[KernelNames, ...] = (
         variant="wide-rows",
         cost=10,
         reach=by_option,
+        strided=frozenset({"probs"}),
     ),
     KernelNames(
         "temperature_softmax",
@@ -155,4 +162,29 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
 )
 
-CALLERS: tuple[CallerNames, ...] = ()
+
+def _in_graph(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """A draft step of the captured runner: its probabilities are one of the steps' of a buffer for more requests."""
+    logits, steps, step = tensors["logits"], 3, 1
+    rows, vocab_size = logits.shape
+    buffers = SimpleNamespace(
+        temperatures=torch.nn.functional.pad(tensors["temperature"], (0, 2), value=1.0)[:, None],
+        draft_probs=torch.zeros(rows + 2, steps, vocab_size, device=logits.device),
+    )
+    runner = SimpleNamespace(buffers=buffers, step=step, _select_step_logits=lambda _ret, bs: logits[:bs])
+    return {"torch": torch, "self": runner, "bs": rows, "ret": None}
+
+
+CALLERS: tuple[CallerNames, ...] = (
+    CallerNames(
+        "temperature_softmax",
+        "MultiLayerEagleDraftExtendCudaGraphRunner._sample_draft_proposal",
+        ("srt/speculative/multi_layer_eagle_draft_extend_cuda_graph_runner.py",),
+        ("wide_row_softmax_triton",),
+        _in_graph,
+        ("out",),
+        variant="wide-rows",
+        cost=10,
+        reach=by_option,
+    ),
+)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from specsim.targets.sglang.operations.names import CallerNames, KernelNames
+from specsim.ops.contract import Sizes, Tensors
+from specsim.targets.sglang.operations.names import CallerNames, KernelNames, running_batch
 
 # Where there is no CUDA extension these two run in Triton, and on such devices alone.
 _TREES = ("kernels/ops/speculative/spec_tree.py", "srt/speculative/eagle_utils.py")
@@ -183,4 +185,54 @@ KERNELS: tuple[KernelNames, ...] = (
     ),
 )
 
-CALLERS: tuple[CallerNames, ...] = ()
+
+class _OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU, where it matters which launch is made."""
+
+    is_cuda = True
+
+
+def _after_draft(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The tail of a draft whose trees are chains, with masks of the nodes alone; slots and positions of several axes,
+    which the launch prepares too, have no contract here.
+    """
+    seq_lens = tensors["verified_seq_len"]
+    bs, device = len(seq_lens), seq_lens.device
+    table = torch.zeros(bs, int(seq_lens.max()) + sizes["num_draft_tokens"], dtype=torch.int32, device=device)
+    batch = running_batch(
+        seq_lens=seq_lens.as_subclass(_OnGpu),
+        req_pool_indices=torch.arange(bs, device=device),
+        req_to_token_pool=SimpleNamespace(req_to_token=table),
+        multimodal_inputs=[],
+    )
+    runner = SimpleNamespace(model_config=SimpleNamespace(model_is_mrope=False))
+    return {
+        "batch": batch,
+        "bs": bs,
+        "topk": 1,
+        "num_steps": sizes["num_steps"],
+        "num_draft_tokens": sizes["num_draft_tokens"],
+        "draft_input": SimpleNamespace(bonus_tokens=tensors["bonus_tokens"]),
+        "draft_tokens": tensors["draft_tokens"],
+        "target_worker": SimpleNamespace(model_runner=runner),
+        "TreeMaskMode": SimpleNamespace(QLEN_ONLY=1),
+        "mask_mode": 1,
+        "tree_mask_buf": None,
+    }
+
+
+def _tokens_first(returned: tuple[Any, ...]) -> tuple[Any, ...]:
+    return returned[5], *returned[:5]
+
+
+CALLERS: tuple[CallerNames, ...] = (
+    CallerNames(
+        "build_chain_tree",
+        "build_eagle_verify_input",
+        ("srt/speculative/eagle_worker_common.py",),
+        ("build_chain_tree",),
+        _after_draft,
+        (),
+        outputs=_tokens_first,
+    ),
+)
