@@ -86,8 +86,9 @@ class SglangHostTarget:
         if part in SESSION_PARTS or part == session_classes.PART:
             return self._guards.reach_of_sessions(sizes)
         reach = self._guards.reach_of_overlap_worker(sizes)
-        # A request asks for penalties; a server has none unasked.
-        return "option" if part == names.PENALTY_FEED.part and reach == "default" else reach
+        # A request asks for penalties, and who starts a server for adaptive steps; neither is there unasked.
+        asked = part == names.PENALTY_FEED.part or config.adaptive
+        return "option" if asked and reach == "default" else reach
 
     def _rehearse(self) -> None:
         """Run a few schedules that are not judged. What a function misses on our objects shows that they do not know
