@@ -66,10 +66,13 @@ _UNWRITTEN = 1_777_777_777
 
 
 class SglangProvider:
-    """The ops tier of a release or checkout of SGLang."""
+    """The ops tier of a release or checkout of SGLang; of one operation alone where `op` names it, so that no other is
+    lifted.
+    """
 
-    def __init__(self, source: SourceTree, store: TextStore) -> None:
+    def __init__(self, source: SourceTree, store: TextStore, op: str = "") -> None:
         self.name = source.label
+        self._op = op
         self._lifter = Lifter(source, store, SHIMS)
         self._guards: Guards = read_guards(source)
 
@@ -81,16 +84,24 @@ class SglangProvider:
         ]
         known = {*(names.op for names in KERNELS), *(names.op for names in FUNCTIONS), *CUDA_ONLY}
         missing += [NotRun(op, "specsim does not lift it from this engine yet") for op in OPS if op not in known]
+        missing = [entry for entry in missing if self._op in ("", entry.what)]
+        callers = [caller for caller in CALLERS if self._op in ("", caller.op)]
+        needed = {caller.needs for caller in callers}
         kernels: dict[str, tuple[KernelNames, LiftedFunction]] = {}
         for names in KERNELS:
+            is_asked = self._op in ("", names.op)
+            if not is_asked and names.subject not in needed:
+                continue
             try:
                 lifted = self._lift(names.names, names.paths, names.signatures)
             except DriftError as error:
-                missing.append(NotRun(f"{names.op} ({names.variant})" if names.variant else names.op, str(error)))
+                if is_asked:
+                    missing.append(NotRun(f"{names.op} ({names.variant})" if names.variant else names.op, str(error)))
                 continue
             kernels[names.subject] = (names, lifted)
-            found.append(self._kernel_subject(names, lifted))
-        for caller in CALLERS:
+            if is_asked:
+                found.append(self._kernel_subject(names, lifted))
+        for caller in callers:
             if caller.needs not in kernels:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", "its kernel could not be lifted"))
                 continue
@@ -99,6 +110,8 @@ class SglangProvider:
             except DriftError as error:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", str(error)))
         for function in FUNCTIONS:
+            if self._op not in ("", function.op):
+                continue
             try:
                 found.append(self.function(function))
             except DriftError as error:
