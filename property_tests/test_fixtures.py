@@ -103,8 +103,8 @@ SHOWN = [
 ]
 
 
-# (requests, events): what is forgotten by a retraction shows when the request has been prefilled again and runs, and too
-# little room shows at the launch after two long ones.
+# (requests, events): what is forgotten by a retraction shows when the request has been prefilled again and runs, too
+# little room at the launch after two long ones.
 SIZES = {"I59": (4, 24), "I07": (1, 13)}
 
 
