@@ -17,8 +17,7 @@ from specsim.sim.text import draw_stop
 # Large pages in a small share: their pools are large too, and a schedule with them is slow.
 _PAGE_SIZES = (*((1, 4, 2, 16) * 8), 64, 256)
 # Turns of a session: a few of any length, or many short ones, each of which leaves its own slip in what is kept.
-_TURNS = (2, 3, 2, 3, 2, 6, 3, 10)
-_FEW_TURNS_MAX = 3
+_TURNS_MAX, _LONG_TURNS_MAX = 7, 4
 _COMMON_TOKENS = FIRST_ORDINARY_TOKEN + 900_000
 
 
@@ -184,8 +183,8 @@ def _sharing(chooser: Chooser, turn: Turn) -> Turn:
 def _draw_turns(chooser: Chooser, sessions: int) -> tuple[Turn, ...]:
     of_sessions = []
     for session in range(sessions):
-        turns = pick(chooser, _TURNS, "turns")
-        is_short = turns > _FEW_TURNS_MAX
+        turns = between(chooser, 2, _TURNS_MAX, "turns")
+        is_short = turns > _LONG_TURNS_MAX
         of_sessions += [
             _draw_turn(chooser, f"s{session}t{turn}", f"s{session}", is_short=is_short) for turn in range(turns)
         ]
