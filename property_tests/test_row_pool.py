@@ -59,7 +59,8 @@ def test_what_the_pool_hands_out_is_not_free_for_the_engine_and_what_it_takes_ba
     released: Any, frees: list[int]
 ) -> None:
     rows = Rows(3, 4)
-    pool, taken = row_pool.make_rows(released, rows), []
+    pool = row_pool.make_rows(released, rows)
+    taken: list[SimpleNamespace] = []
     for number in frees:
         if number < len(taken):
             pool.free(taken.pop(number))
