@@ -28,7 +28,7 @@ from specsim.sim.request import Request
 from specsim.sim.sampling import Counts, bincount
 from specsim.sim.target import SeamPart
 from specsim.sim.workload import draw_scenario
-from specsim.targets.lift import TextStore
+from specsim.targets.lift import TextStore, without_collections
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
 from specsim.targets.sglang import row_pool, session_classes
@@ -65,8 +65,9 @@ class SglangHostTarget:
         """`on_rehearsal` is called before each schedule of the rehearsal: on a busy machine they take a while."""
         self.name = source.label
         self._on_rehearsal = on_rehearsal
-        self._functions = lift_host_functions(source, store)
-        self._guards = read_guards(source)
+        with without_collections():
+            self._functions = lift_host_functions(source, store)
+            self._guards = read_guards(source)
         self.features = FEATURES_OF_RELEASES | self._functions.features()
         if not self._functions.missing:
             self._rehearse()

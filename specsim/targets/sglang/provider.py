@@ -15,7 +15,7 @@ from specsim.ops.contract import Op, Role, Sizes, Tensors, WrongResultError
 from specsim.ops.provider import NotCalledError, Reach, Subject
 from specsim.ops.registry import OPS
 from specsim.targets.callsite import CallSite, Capture, find_call
-from specsim.targets.lift import DriftError, LiftedFunction, Lifter, TextStore
+from specsim.targets.lift import DriftError, LiftedFunction, Lifter, TextStore, without_collections
 from specsim.targets.sglang.guards import Guards, read_guards
 from specsim.targets.sglang.operations import (
     CALLERS,
@@ -74,9 +74,14 @@ class SglangProvider:
         self.name = source.label
         self._op = op
         self._lifter = Lifter(source, store, SHIMS)
-        self._guards: Guards = read_guards(source)
+        with without_collections():
+            self._guards: Guards = read_guards(source)
 
     def subjects(self) -> tuple[list[Subject], list[NotRun]]:
+        with without_collections():
+            return self._subjects()
+
+    def _subjects(self) -> tuple[list[Subject], list[NotRun]]:
         found: list[Subject] = []
         missing: list[NotRun] = [
             NotRun(op, f"CUDA code of a compiled extension ({name}), which has no source to lift")
