@@ -16,12 +16,10 @@ from __future__ import annotations
 import ast
 import builtins
 import dis
-import gc
 import hashlib
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -83,20 +81,6 @@ def parse_module(source: SourceTree, path: str) -> ParsedModule:
     for statement in _module_level(module.tree.body):
         _record(module, statement)
     return module
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """No garbage collection meanwhile: the trees of large files are a million objects, and none of them is garbage.
-    Looking for it takes half of a lift.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @lru_cache(maxsize=128)

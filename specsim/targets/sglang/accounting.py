@@ -28,7 +28,8 @@ from specsim.sim.request import Request
 from specsim.sim.sampling import Counts, bincount
 from specsim.sim.target import SeamPart
 from specsim.sim.workload import draw_scenario
-from specsim.targets.lift import TextStore, without_collections
+from specsim.targets.garbage import without_collections
+from specsim.targets.lift import TextStore
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
 from specsim.targets.sglang import row_pool, session_classes

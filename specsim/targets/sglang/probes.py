@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from specsim.targets.lift import Lifter, TextStore, without_collections
+from specsim.targets.garbage import without_collections
+from specsim.targets.lift import Lifter, TextStore
 from specsim.targets.probe import Probe
 from specsim.targets.sglang.guards import read_guards
 from specsim.targets.sglang.multi_layer import multi_layer_probes

@@ -15,7 +15,8 @@ from specsim.ops.contract import Op, Role, Sizes, Tensors, WrongResultError
 from specsim.ops.provider import NotCalledError, Reach, Subject
 from specsim.ops.registry import OPS
 from specsim.targets.callsite import CallSite, Capture, find_call
-from specsim.targets.lift import DriftError, LiftedFunction, Lifter, TextStore, without_collections
+from specsim.targets.garbage import without_collections
+from specsim.targets.lift import DriftError, LiftedFunction, Lifter, TextStore
 from specsim.targets.sglang.guards import Guards, read_guards
 from specsim.targets.sglang.operations import (
     CALLERS,
