@@ -42,7 +42,7 @@ app = typer.Typer(
 
 TIERS = ("ops", "accounting", "workers")
 DEFAULT_CASES = 100
-DEFAULT_SCHEDULES = 400
+DEFAULT_SCHEDULES = 500
 SHRINK_ATTEMPTS = 5000
 GIT_SKIPS, GIT_STOPS = 125, 128  # what `git bisect run` makes of these exit codes
 
