@@ -46,7 +46,9 @@ class Shrunk:
         self.attempts: list[int] = []
         self._seconds = seconds
 
-    def __call__(self, _target: Any, tape: Tape, _signature: str, attempts_max: int, _on_attempt: Any) -> Any:
+    def __call__(
+        self, _target: Any, tape: Tape, _signature: str, attempts_max: int, _on_attempt: Any, _ends: float
+    ) -> Any:
         time.sleep(self._seconds)
         self.attempts.append(attempts_max)
         return SimpleNamespace(tape=tape)

@@ -8,6 +8,7 @@ judged.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -221,7 +222,8 @@ def _smallest(
         late = time.monotonic() > ends
         if found and late:
             break
-        found.append(shrink(target, tape, signature, SHRINK_ATTEMPTS_LATE if late else SHRINK_ATTEMPTS_MAX, on_attempt))
+        attempts_max = SHRINK_ATTEMPTS_LATE if late else SHRINK_ATTEMPTS_MAX
+        found.append(shrink(target, tape, signature, attempts_max, on_attempt, math.inf if late else ends))
     return min(found, key=Schedule.size)
 
 
@@ -252,9 +254,11 @@ def _first_difference(target: AccountingTarget, schedule: Schedule) -> str:
 
 
 def fewer_requests(
-    target: AccountingTarget, tape: Tape, signature: str, on_attempt: Callable[[], None]
+    target: AccountingTarget, tape: Tape, signature: str, on_attempt: Callable[[], None], ends: float = math.inf
 ) -> Schedule | None:
-    """A schedule with fewer requests that breaks the same rule, its choices drawn anew, None when none is found."""
+    """A schedule with fewer requests that breaks the same rule, its choices drawn anew, None when none is found until
+    `ends` (of time.monotonic).
+    """
     found: Schedule | None = None
     improved = True
     while improved:
@@ -265,6 +269,8 @@ def fewer_requests(
             if len(draw_scenario(replayed(scenario)).workload.turns) >= count:
                 continue
             for number in range(REDRAWS):
+                if time.monotonic() > ends:
+                    return found
                 on_attempt()
                 drawn = continued(scenario, seeded(0, "fewer requests", number))
                 schedule = run_schedule(target, drawn, stop_at=signature)
@@ -277,16 +283,23 @@ def fewer_requests(
 
 
 def shrink(
-    target: AccountingTarget, tape: Tape, signature: str, attempts_max: int, on_attempt: Callable[[], None]
+    target: AccountingTarget,
+    tape: Tape,
+    signature: str,
+    attempts_max: int,
+    on_attempt: Callable[[], None],
+    ends: float = math.inf,
 ) -> Schedule:
     """The smallest schedule that still breaks the rule of `signature`; workload, configuration and choices shrink
-    together. It ends where the rule breaks.
+    together. It ends where the rule breaks. Nothing is tried after `ends` (of time.monotonic).
     """
     best = run_schedule(target, replayed(tape), stop_at=signature)
     assert best is not None
     sizes: dict[Tape, Size] = {tape: best.size()}
 
     def attempt(candidate: Tape) -> Tape | None:
+        if time.monotonic() > ends:
+            return None
         on_attempt()
         schedule = run_schedule(target, replayed(candidate), stop_at=signature)
         if schedule is None or not schedule.violation(signature):
@@ -294,7 +307,7 @@ def shrink(
         sizes[schedule.tape] = schedule.size()
         return schedule.tape
 
-    fewest = fewer_requests(target, tape, signature, on_attempt) if attempts_max > SHRINK_ATTEMPTS_LATE else None
+    fewest = fewer_requests(target, tape, signature, on_attempt, ends) if attempts_max > SHRINK_ATTEMPTS_LATE else None
     if fewest is not None:
         sizes[fewest.tape] = fewest.size()
         tape = fewest.tape
