@@ -27,6 +27,9 @@ TORCH_PIN := $(shell grep '^torch==' constraints.txt)
 RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
 ALL_RELEASES := $(shell sed -n -e 's/^ *"\(.*\)",$$/\1/p' specsim/targets/sglang/releases.py)
 
+# Every file that has tests of all releases, and the table that holds what they expect.
+RELEASE_TESTS := $(addprefix property_tests/test_,$(addsuffix .py,release_accounting release_locations \
+	release_memory release_feed_and_sizes releases tensor_functions workers bisect_targets fixtures triage))
 GPU_TESTS := $(addprefix property_tests/test_,$(addsuffix .py,on_the_gpu kernels_match_the_reference \
 	verify_logits kernels_are_lossless bulk_generators reference_agrees_with_loops bench_kernels))
 
@@ -48,8 +51,7 @@ test: $(READY) ## every test; fetches the releases of fixtures/releases.txt once
 test-releases: $(READY) ## the tests of every known release; fetches them once
 	@$(BIN)/specsim targets $(foreach version,$(ALL_RELEASES),--fetch sglang==$(version)) \
 		|| echo 'make test-releases: not every release is there (see above); its tests are skipped' >&2
-	$(BIN)/python -m pytest -n auto --all-releases property_tests/test_release_accounting.py \
-		property_tests/test_releases.py property_tests/test_fixtures.py
+	$(BIN)/python -m pytest -n auto --all-releases $(RELEASE_TESTS)
 
 test-compiled: $(READY) ## the tests that compile the simulator: minutes
 	SPECSIM_TEST_COMPILED=1 $(BIN)/python -m pytest property_tests/test_compiled.py

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from property_tests.made_up_sources import MadeUpSource
 from property_tests.small_engine import Plan, build, git, import_commits
 from property_tests.test_check import specsim
 from specsim.bisect.changes import changed_functions
@@ -23,6 +24,8 @@ from specsim.bisect.run import Bisection, EndError, Found
 from specsim.bisect.verdicts import Limits, Question
 from specsim.judge.warm import WarmChild
 from specsim.targets.cache import Cache
+from specsim.targets.lift import LiftedFunction, Lifter
+from specsim.targets.sglang.provider import SglangProvider
 from specsim.targets.source import SourceTree
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -50,18 +53,26 @@ def limits(cache: Cache, out: Path) -> Limits:
     return Limits(cache.folder, out, cases=20, schedules=30)
 
 
+def seconds_of_children() -> float:
+    """CPU seconds of the processes that this one started and that have ended: other work on the machine adds none."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 LONG = Plan(commits=200, bad=137, renamed=90, unbuildable=frozenset({20, 33, *range(99, 104), 120, 135, 149, 150, 151}))
 
 
-def test_the_bad_commit_of_two_hundred_is_found_in_few_verdicts_and_nothing_is_touched(tmp_path: Path) -> None:
+def test_the_bad_commit_of_two_hundred_is_found_in_half_a_minute_and_nothing_is_touched(tmp_path: Path) -> None:
     path = tmp_path / "engine"
     commits = build(path, LONG)
+    used = seconds_of_children()
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
     ended = specsim(
         *(tmp_path, "bisect", "--only", "ops:fill_bonus_tokens", "--repo", str(path)),
         *("--good", commits[0], "--bad", "main", "--json", "found.json"),
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert seconds_of_children() - used < 30
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["what"], found["exact"]) == ("first bad", True)
@@ -77,6 +88,27 @@ def test_the_bad_commit_of_two_hundred_is_found_in_few_verdicts_and_nothing_is_t
     assert changed["after"]["path"] == "srt/speculative/eagle_worker_v2.py"
     for line in ("self.speculative_num_draft_tokens)", f"title      {LONG.title(LONG.bad)}", commits[LONG.bad]):
         assert line in ended.stdout
+
+
+def test_of_an_operation_what_belongs_to_it_is_lifted_and_nothing_else(
+    wheel_cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {path.removeprefix("python/sglang/"): text for path, text in Plan(commits=2, bad=1).files(1).items()}
+    source, op = MadeUpSource(files), "fill_bonus_tokens"
+    among_all = [(s.name, s.source_hash) for s in SglangProvider(source, wheel_cache).subjects()[0] if s.op == op]
+    lifted: list[str] = []
+    lift = Lifter.lift
+
+    def noted(lifter: Lifter, path: str, name: str) -> LiftedFunction:
+        lifted.append(name)
+        return lift(lifter, path, name)
+
+    monkeypatch.setattr(Lifter, "lift", noted)
+    alone, not_run = SglangProvider(source, wheel_cache, op).subjects()
+    assert [(s.name, s.source_hash) for s in alone] == among_all
+    assert {entry.what.split(" in ")[0] for entry in not_run} <= {op}
+    assert lifted == [op]
+    assert SglangProvider(source, wheel_cache, "row_argmax").subjects()[0] == []
 
 
 def test_a_fix_is_found_with_the_newer_end_good_across_a_rename(
@@ -121,14 +153,21 @@ def test_git_bisect_run_understands_the_exit_codes_of_a_replay(tmp_path: Path) -
     assert code("missing.json", commits[0]) == 128
 
 
-# Two of them at every run, all by the nightly profile.
-SEARCHED = EXPECTED if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else [EXPECTED[0], EXPECTED[-1]]
+# Two of them at every run, all by the nightly profile and by `make test-releases`.
+OFTEN = EXPECTED if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else [EXPECTED[0], EXPECTED[-1]]
 
 
-@pytest.mark.parametrize("expected", SEARCHED, ids=[expected["name"] for expected in SEARCHED])
-def test_a_defect_of_the_releases_ends_where_it_is_known_to(
-    expected: dict[str, str], children: Children, release: Release, wheel_cache: Cache, tmp_path: Path
+@pytest.mark.parametrize("expected", EXPECTED, ids=[expected["name"] for expected in EXPECTED])
+def test_a_defect_of_the_releases_begins_or_ends_where_it_is_known_to(
+    expected: dict[str, str],
+    children: Children,
+    release: Release,
+    wheel_cache: Cache,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
 ) -> None:
+    if expected not in OFTEN and not pytestconfig.getoption("--all-releases"):
+        pytest.skip("searched by `make test-releases`")
     places = releases_between(expected["good"], expected["bad"])
     for revision in places.revisions:
         release(revision.target.removeprefix("sglang=="))

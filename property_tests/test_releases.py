@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,3 +195,13 @@ def test_a_kernel_that_is_itself_wrong_is_one_finding_and_its_callers_are_not_ju
     )
     assert result.counterexample is not None
     assert {caller.needs for caller in callers} == {kernel.name}
+
+
+def test_make_test_releases_runs_every_file_that_has_tests_of_all_releases() -> None:
+    folder = Path(__file__).parent
+    makefile = (folder.parent / "Makefile").read_text()
+    (listed,) = re.findall(r"^RELEASE_TESTS := .*?\.py,(.*?)\)\)$", makefile, re.DOTALL | re.MULTILINE)
+    for path in folder.glob("test_*.py"):
+        text = path.read_text()
+        if "--all-releases" in text or ("expected.json" in text and "release: Release" in text):
+            assert path.stem.removeprefix("test_") in listed.split()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +43,7 @@ app = typer.Typer(
 
 TIERS = ("ops", "accounting", "workers")
 DEFAULT_CASES = 100
-DEFAULT_SCHEDULES = 400
+DEFAULT_SCHEDULES = 500
 SHRINK_ATTEMPTS = 5000
 GIT_SKIPS, GIT_STOPS = 125, 128  # what `git bisect run` makes of these exit codes
 
@@ -148,12 +149,14 @@ def check(
     jobs: Annotated[int | None, typer.Option(min=1, help="Targets of a matrix at a time. Default: one a core.")] = None,
     device: DeviceOption = "auto",
     bisect_run: BisectRunOption = False,
+    one_core: Annotated[bool, typer.Option("--one-core", help="One tier after the other, as in a matrix.")] = False,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
     """Judge a target: every suite within the budget, a verdict table, one finding per defect. Several targets make a
     matrix: targets across, findings down.
     """
+    from specsim.commands.beside import beside, cores
     from specsim.explore.strategies import STRATEGIES
     from specsim.judge.accounting import AccountingRequest, run_accounting_suite
     from specsim.judge.bulk import run_bulk_suite
@@ -215,6 +218,9 @@ def check(
 
         prepare(parsed, cache, on_gpu=device != "cpu" and shutil.which("nvidia-smi") is not None)
     verdict = Verdict(f"{parsed.text} with mutant {mutant}" if mutant else parsed.text, seed_number)
+    # Of a matrix each target has one process, and as many run at a time as there are cores.
+    apart = only is None and not mutant and not one_core and cores() > 1
+    operations: Callable[[], tuple[Suite, list[Finding]]] | None = None
     with live_progress(parsed.text) as progress:
         # A mutant is of the model's accounting: its operations are not touched.
         if only in (None, "ops") and not mutant:
@@ -229,7 +235,11 @@ def check(
                 out=out,
                 operation=operation,
             )
-            _add(verdict, *(run_bulk_suite if bulk else run_ops_suite)(ops, progress))
+            judge_operations = partial(run_bulk_suite if bulk else run_ops_suite, ops, progress)
+            if apart:
+                operations = beside(judge_operations)
+            else:
+                _add(verdict, *judge_operations())
         if only == "workers" or (only is None and isinstance(parsed, ReleaseTarget | CheckoutTarget)):
             workers = WorkersRequest(
                 target=parsed.text,
@@ -255,6 +265,10 @@ def check(
                 strategy=strategy,
             )
             _add(verdict, *run_accounting_suite(accounting, progress))
+        if operations is not None:
+            suite, found = operations()
+            verdict.suites.insert(0, suite)
+            verdict.findings[:0] = found
     if isinstance(parsed, ReleaseTarget | CheckoutTarget):
         version = parsed.version if isinstance(parsed, ReleaseTarget) else None
         verdict.findings = [replace(found, triage=triage_line(found, version)) for found in verdict.findings]

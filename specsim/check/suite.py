@@ -8,6 +8,7 @@ judged.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +35,8 @@ Size = tuple[int, int, int, tuple[int, Tape]]
 
 SHRINK_ATTEMPTS_MAX = 250  # from each start
 SHRINK_STARTS = 3  # a schedule shrinks to a local minimum: the best of several is taken
+SHRINK_ATTEMPTS_LATE = 60  # from one start alone, when the time is spent
+SHRINK_SHARE = 0.4  # of the time, kept for shrinking as soon as there is a finding
 REDRAWS = 40  # schedules of a scenario with one request fewer
 LARGER_SCHEDULES = 10  # schedules of a defect that are run in another order
 DOUBLED_EVERY = 20
@@ -153,17 +156,19 @@ def simulate(
     strategy: Strategy | None = None,
     ordered: bool = True,
 ) -> SimulationResult:
-    """Run up to `schedules` schedules until `deadline` (of time.monotonic), then shrink what was found.
+    """Run up to `schedules` schedules and shrink what was found, until `deadline` (of time.monotonic) or soon after.
 
     `strategy` is one of `specsim.explore.strategies` or a user's own; the default swarm when left out. What it raises
     is a finding against it and not against the target. `on_schedule(index)` is called before each schedule, with -1
     while shrinking. Without `ordered`, nobody looks for the two events whose order matters.
     """
     result = SimulationResult()
+    started = time.monotonic()
+    shrink_from = started + (deadline - started) * (1 - SHRINK_SHARE)
     smallest: dict[str, list[tuple[tuple[int, int, tuple[int, Tape]], Tape]]] = {}
     hits: dict[str, list[tuple[int, Tape]]] = {}
     for index in range(schedules):
-        if index and time.monotonic() > deadline:
+        if index and time.monotonic() > (shrink_from if smallest else deadline):
             result.cut_short = True
             break
         on_schedule(index)
@@ -191,11 +196,10 @@ def simulate(
             result.nondeterministic = _first_difference(target, schedule)
             if result.nondeterministic:
                 return result
-    for signature, starts in smallest.items():
-        shrunk = min(
-            (shrink(target, tape, signature, SHRINK_ATTEMPTS_MAX, lambda: on_schedule(-1)) for _, tape in starts),
-            key=Schedule.size,
-        )
+    for number, (signature, starts) in enumerate(smallest.items()):
+        now = time.monotonic()
+        ends = now + (deadline - now) / (len(smallest) - number)  # each defect has its share of the time that is left
+        shrunk = _smallest(target, signature, [tape for _, tape in starts], ends, lambda: on_schedule(-1))
         shown = shrunk.violation(signature)
         assert shown is not None
         larger = [tape for _, tape in hits[signature][:LARGER_SCHEDULES]]
@@ -205,6 +209,22 @@ def simulate(
         first, count = hits[signature][0][0], len(hits[signature])
         result.findings.append(ScheduleFinding(signature, shown, shrunk, count, first, order))
     return result
+
+
+def _smallest(
+    target: AccountingTarget, signature: str, tapes: list[Tape], ends: float, on_attempt: Callable[[], None]
+) -> Schedule:
+    """The smallest schedule that the tapes shrink to. After `ends` (of time.monotonic) no other tape is begun, and what
+    begins later takes few attempts.
+    """
+    found: list[Schedule] = []
+    for tape in tapes:
+        late = time.monotonic() > ends
+        if found and late:
+            break
+        attempts_max = SHRINK_ATTEMPTS_LATE if late else SHRINK_ATTEMPTS_MAX
+        found.append(shrink(target, tape, signature, attempts_max, on_attempt, math.inf if late else ends))
+    return min(found, key=Schedule.size)
 
 
 def shares(target: AccountingTarget, *, seed: int, schedules: int) -> dict[str, float]:
@@ -234,9 +254,11 @@ def _first_difference(target: AccountingTarget, schedule: Schedule) -> str:
 
 
 def fewer_requests(
-    target: AccountingTarget, tape: Tape, signature: str, on_attempt: Callable[[], None]
+    target: AccountingTarget, tape: Tape, signature: str, on_attempt: Callable[[], None], ends: float = math.inf
 ) -> Schedule | None:
-    """A schedule with fewer requests that breaks the same rule, its choices drawn anew, None when none is found."""
+    """A schedule with fewer requests that breaks the same rule, its choices drawn anew, None when none is found until
+    `ends` (of time.monotonic).
+    """
     found: Schedule | None = None
     improved = True
     while improved:
@@ -247,6 +269,8 @@ def fewer_requests(
             if len(draw_scenario(replayed(scenario)).workload.turns) >= count:
                 continue
             for number in range(REDRAWS):
+                if time.monotonic() > ends:
+                    return found
                 on_attempt()
                 drawn = continued(scenario, seeded(0, "fewer requests", number))
                 schedule = run_schedule(target, drawn, stop_at=signature)
@@ -259,16 +283,23 @@ def fewer_requests(
 
 
 def shrink(
-    target: AccountingTarget, tape: Tape, signature: str, attempts_max: int, on_attempt: Callable[[], None]
+    target: AccountingTarget,
+    tape: Tape,
+    signature: str,
+    attempts_max: int,
+    on_attempt: Callable[[], None],
+    ends: float = math.inf,
 ) -> Schedule:
     """The smallest schedule that still breaks the rule of `signature`; workload, configuration and choices shrink
-    together. It ends where the rule breaks.
+    together. It ends where the rule breaks. Nothing is tried after `ends` (of time.monotonic).
     """
     best = run_schedule(target, replayed(tape), stop_at=signature)
     assert best is not None
     sizes: dict[Tape, Size] = {tape: best.size()}
 
     def attempt(candidate: Tape) -> Tape | None:
+        if time.monotonic() > ends:
+            return None
         on_attempt()
         schedule = run_schedule(target, replayed(candidate), stop_at=signature)
         if schedule is None or not schedule.violation(signature):
@@ -276,7 +307,7 @@ def shrink(
         sizes[schedule.tape] = schedule.size()
         return schedule.tape
 
-    fewest = fewer_requests(target, tape, signature, on_attempt)
+    fewest = fewer_requests(target, tape, signature, on_attempt, ends) if attempts_max > SHRINK_ATTEMPTS_LATE else None
     if fewest is not None:
         sizes[fewest.tape] = fewest.size()
         tape = fewest.tape

@@ -141,7 +141,7 @@ def _check(target: str, options: Sequence[str], budget_seconds: float) -> Column
     limit = 120 + budget_seconds * _TIME_BEYOND_THE_BUDGET
     with tempfile.TemporaryDirectory() as folder:
         verdict = Path(folder) / "verdict.json"
-        command = [sys.executable, "-m", "specsim", "check", target, *options, "--json", str(verdict)]
+        command = [sys.executable, "-m", "specsim", "check", target, "--one-core", *options, "--json", str(verdict)]
         path = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
         process = subprocess.Popen(
             command,

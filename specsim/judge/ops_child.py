@@ -40,12 +40,13 @@ def choose_device(wanted: str) -> str:
     return device
 
 
-def load_subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
+def load_subjects(request: Request, op: str = "") -> tuple[list[Any], list[NotRun]]:
+    """The subjects of the target, and what of it is not run; of the operation `op` at least, where it is given."""
     from specsim.targets.cache import Cache
     from specsim.targets.load import load_provider
     from specsim.targets.spec import parse_target
 
-    return load_provider(parse_target(request["target"]), Cache(Path(request["cache"]))).subjects()
+    return load_provider(parse_target(request["target"]), Cache(Path(request["cache"])), op).subjects()
 
 
 def load_asked_subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
@@ -183,7 +184,7 @@ def replay(request: Request, messages: Messages) -> None:
         )
     op = OPS[replay.op]
     case = case_of(op, replay, path)
-    subjects, not_run = load_subjects(request)
+    subjects, not_run = load_subjects(request, replay.op)
     subject = _same_subject(subjects, not_run, replay.op, replay.subject)
     if subject is None:
         reasons = "; ".join(f"{entry.what}: {entry.why}" for entry in not_run if entry.what.startswith(replay.op))
@@ -248,7 +249,7 @@ def shrink(request: Request, messages: Messages) -> None:
 
     stored = replay_file.load(Path(request["replay"]))
     assert isinstance(stored, replay_file.OpReplay)
-    subjects, not_run = load_subjects(request)
+    subjects, not_run = load_subjects(request, stored.op)
     subject = _same_subject(subjects, not_run, stored.op, stored.subject)
     problem = f"{request['replay']} does not show {stored.signature} on {request['target']}"
     if stored.op not in OPS or subject is None or not stored.tape:

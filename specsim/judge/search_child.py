@@ -85,7 +85,7 @@ def search_op(request: Request, messages: Messages) -> None:
     from specsim.ops.registry import OPS
 
     op = OPS[request["op"]]
-    subjects, not_run = load_subjects(request)
+    subjects, not_run = load_subjects(request, op.name)
     answers = []
     wanted = request["subjects"]
     for subject in [s for s in subjects if s.op == op.name and (not wanted or s.name in wanted)]:

@@ -36,7 +36,14 @@ PARTS = (
 # Those of an accounting with a radix cache.
 TREE_PARTS = ("prefix match", "tree insert")
 # The classes of the memory that those functions call back.
-MEMORY_PARTS = ("token allocator", "paged allocator", "radix cache", "session controller")
+MEMORY_PARTS = (
+    "token allocator",
+    "paged allocator",
+    "window allocator",
+    "row pool",
+    "radix cache",
+    "session controller",
+)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,8 @@ from specsim.sim.text import draw_stop
 
 # Large pages in a small share: their pools are large too, and a schedule with them is slow.
 _PAGE_SIZES = (*((1, 4, 2, 16) * 8), 64, 256)
+# Turns of a session: a few of any length, or many short ones, each of which leaves its own slip in what is kept.
+_TURNS_MAX, _LONG_TURNS_MAX = 7, 4
 _COMMON_TOKENS = FIRST_ORDINARY_TOKEN + 900_000
 
 
@@ -179,18 +181,20 @@ def _sharing(chooser: Chooser, turn: Turn) -> Turn:
 
 
 def _draw_turns(chooser: Chooser, sessions: int) -> tuple[Turn, ...]:
-    of_sessions = [
-        _draw_turn(chooser, f"s{session}t{turn}", f"s{session}")
-        for session in range(sessions)
-        for turn in range(between(chooser, 2, 3, "turns"))
-    ]
+    of_sessions = []
+    for session in range(sessions):
+        turns = between(chooser, 2, _TURNS_MAX, "turns")
+        is_short = turns > _LONG_TURNS_MAX
+        of_sessions += [
+            _draw_turn(chooser, f"s{session}t{turn}", f"s{session}", is_short=is_short) for turn in range(turns)
+        ]
     count = between(chooser, 0 if sessions else 1, 6, "requests")
     return (*of_sessions, *(_draw_turn(chooser, f"r{number}", "") for number in range(count)))
 
 
-def _draw_turn(chooser: Chooser, rid: str, session: str) -> Turn:
-    prompt_len = between(chooser, 1, 12, "prompt length")
-    max_new_tokens = between(chooser, 1, 24, "max_new_tokens")
+def _draw_turn(chooser: Chooser, rid: str, session: str, *, is_short: bool = False) -> Turn:
+    prompt_len = between(chooser, 1, 3 if is_short else 12, "prompt length")
+    max_new_tokens = between(chooser, 1, 4 if is_short else 24, "max_new_tokens")
     special_at: dict[int, int] = {}
     kind = pick(chooser, ("none", "eos", "stop", "string"), "special token")
     stop = draw_stop(chooser) if kind == "string" else ()

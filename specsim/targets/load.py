@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 MODEL_PROVIDER = ("specsim.kernels", "provider")
 
 
-def load_provider(target: Target, cache: Cache) -> Provider:
-    """The provider of a target. Runs the target's code where it is a user's own module."""
+def load_provider(target: Target, cache: Cache, op: str = "") -> Provider:
+    """The provider of a target. Runs the target's code where it is a user's own module. `op` names the operation that
+    is wanted where one alone is: an engine's others are not lifted then.
+    """
     if isinstance(target, ModelTarget):
         module, factory = MODEL_PROVIDER
         provider: Provider = getattr(importlib.import_module(module), factory)()
@@ -42,7 +44,7 @@ def load_provider(target: Target, cache: Cache) -> Provider:
     from specsim.targets.source import open_source
 
     source = open_source(target, cache)
-    return with_cuda_sources(SglangProvider(source, cache), source, cache)
+    return with_cuda_sources(SglangProvider(source, cache, op), source, cache)
 
 
 def load_accounting(

@@ -16,7 +16,7 @@ from specsim.check.checker import RunStopped
 from specsim.explore.chooser import seeded
 from specsim.memory.allocator import Allocator, OutOfSlotsError
 from specsim.memory.radix import TreeNode
-from specsim.memory.rows import Rows
+from specsim.memory.rows import Rows, RowsExhaustedError
 from specsim.memory.sessions import SessionSlot
 from specsim.sim.accounting import DecodeResult, HostFunctionError, Memory, Observed, ResultSteps, Retracted
 from specsim.sim.config import EngineConfig
@@ -28,10 +28,11 @@ from specsim.sim.request import Request
 from specsim.sim.sampling import Counts, bincount
 from specsim.sim.target import SeamPart
 from specsim.sim.workload import draw_scenario
+from specsim.targets.garbage import without_collections
 from specsim.targets.lift import TextStore
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
-from specsim.targets.sglang import session_classes
+from specsim.targets.sglang import row_pool, session_classes
 from specsim.targets.sglang.drift import is_of_ours
 from specsim.targets.sglang.guards import read_guards
 from specsim.targets.sglang.host_functions import PART_OF_ERROR, SESSION_PARTS, HostFunctions
@@ -65,8 +66,9 @@ class SglangHostTarget:
         """`on_rehearsal` is called before each schedule of the rehearsal: on a busy machine they take a while."""
         self.name = source.label
         self._on_rehearsal = on_rehearsal
-        self._functions = lift_host_functions(source, store)
-        self._guards = read_guards(source)
+        with without_collections():
+            self._functions = lift_host_functions(source, store)
+            self._guards = read_guards(source)
         self.features = FEATURES_OF_RELEASES | self._functions.features()
         if not self._functions.missing:
             self._rehearse()
@@ -86,8 +88,9 @@ class SglangHostTarget:
         if part in SESSION_PARTS or part == session_classes.PART:
             return self._guards.reach_of_sessions(sizes)
         reach = self._guards.reach_of_overlap_worker(sizes)
-        # A request asks for penalties; a server has none unasked.
-        return "option" if part == names.PENALTY_FEED.part and reach == "default" else reach
+        # A request asks for penalties, and who starts a server for adaptive steps; neither is there unasked.
+        asked = part == names.PENALTY_FEED.part or config.adaptive
+        return "option" if asked and reach == "default" else reach
 
     def _rehearse(self) -> None:
         """Run a few schedules that are not judged. What a function misses on our objects shows that they do not know
@@ -136,7 +139,10 @@ class SglangAccounting:
             if isinstance(memory.allocator, Allocator) and slots != memory.allocator.size:
                 memory.allocator = memory.allocator.of_size(slots)
         memory.rows = Rows(rows, config.context_len + names.CONTEXT_UNUSED + beyond_context)
-        self._pool = objects.RowPool(memory.rows, functions.row)
+        if functions.row_type is None:
+            self._pool: Any = objects.RowPool(memory.rows, functions.row)
+        else:
+            self._pool = self._call(row_pool.PART, row_pool.make_rows, functions.row_type, memory.rows)
         self._slots = self._make_slots(memory)
         self._memory_fields = {
             "req_to_token_pool": self._pool,
@@ -213,12 +219,18 @@ class SglangAccounting:
         found: list[int] = req.prefix_indices.tolist()
         if functions.record_type is not None and req.kv is None:
             req.kv = functions.record_type()
-        row = self._memory.rows.alloc()
-        self._memory.rows.write(row, 0, found)
-        functions.row.write(req, row)
+        self._memory.rows.write(self._take_row(req), 0, found)
         functions.committed.write(req, len(found))
         functions.allocated.write(req, len(found))
         return len(found)
+
+    def _take_row(self, req: Any) -> int:
+        """A row of the pool, for a request that has none."""
+        found = self._call(row_pool.PART, self._pool.alloc, [req])
+        if found is None:
+            raise RowsExhaustedError(f"all {self._memory.rows.count} rows are taken")
+        row: int = found[0]
+        return row
 
     def cache_unfinished(self, request: Request) -> None:
         req, is_part = request.state_of_accounting, request.state is State.CHUNKED
@@ -275,8 +287,7 @@ class SglangAccounting:
             req.kv = functions.record_type()
         row = functions.row.read(req)
         if row is None:
-            row = rows.alloc()
-            functions.row.write(req, row)
+            row = self._take_row(req)
         last_slot = rows.read(row, prefix_len - 1, prefix_len)[0] if prefix_len else 0
         if self._mirror is not None and functions.radix is not None:
             page_size = self._memory.config.page_size

@@ -10,7 +10,7 @@ from specsim.sim.config import EngineConfig
 from specsim.sim.target import MEMORY_PARTS, PARTS, TREE_PARTS, SeamPart
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
-from specsim.targets.sglang import session_classes
+from specsim.targets.sglang import row_pool, session_classes
 from specsim.targets.sglang.radix_classes import RadixClasses
 
 # Parts that are the simulator's own for every release.
@@ -60,6 +60,7 @@ class HostFunctions:
     `request_type`    `Req` with the release's methods, `request_fields` what its `__init__` sets
     `batch_type`      `ScheduleBatch`, `processor_type` the owner of `resolve`
     `slot_types`      by part of the memory, the release's allocator; `allocator_type` stands in for one that is not run
+    `row_type`        the release's pool of rows, None when it is not run
     `groups_prefills` whether the frees of a prefill's result are a group
     `sessions`        those of the controller, None when they are not run
     `radix`           the radix cache, None when it is not run
@@ -91,6 +92,7 @@ class HostFunctions:
     processor_type: Any = None
     allocator_type: Any = None
     slot_types: dict[str, Any] = field(default_factory=dict)
+    row_type: Any = None
     groups_prefills: bool = False
     sessions: session_classes.SessionClass | None = None
     radix: RadixClasses | None = None
@@ -168,6 +170,7 @@ class HostFunctions:
             return
         if part in MEMORY_PARTS:
             self.slot_types.pop(part, None)
+            self.row_type = None if part == row_pool.PART else self.row_type
             self.sessions = None if part == session_classes.PART else self.sessions
             return
         if part not in SESSION_PARTS:

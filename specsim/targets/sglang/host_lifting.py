@@ -26,7 +26,7 @@ from specsim.targets.lift import (
 from specsim.targets.lines import assignments, lines_of
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang import host_objects as objects
-from specsim.targets.sglang import locations, session_classes, stand_ins
+from specsim.targets.sglang import locations, row_pool, session_classes, stand_ins
 from specsim.targets.sglang import memory_classes as memory
 from specsim.targets.sglang import pool_sizes as sizes
 from specsim.targets.sglang.drift import attribute_is_declared
@@ -99,6 +99,8 @@ class _Lifting:
         self._guard("release", self._memory)
         for name in names.SLOT_ALLOCATORS:
             self._guard(name, partial(self._slots, name))
+        self._guard("window allocator", self._window)
+        self._guard(row_pool.PART, self._rows)
         self._guard("radix cache", self._radix)
         self._guard("session save", self._sessions)
         self._guard("resolve", self._resolve)
@@ -351,6 +353,15 @@ class _Lifting:
         )
         self._note_class(part, released.path, released.lifted)
         self._result.slot_types[part] = released.slots
+
+    def _window(self) -> None:
+        place = next((f"{path}: {name}" for path, name in names.WINDOW_ALLOCATORS if self._defines(path, name)), "")
+        raise DriftError(f"{place or 'no such class'}: sliding windows of releases are not simulated")
+
+    def _rows(self) -> None:
+        released = row_pool.lift_rows(self._lifter, self._given, partial(self._counted, row_pool.PART))
+        self._note_class(row_pool.PART, released.path, released.lifted)
+        self._result.row_type = released.pool
 
     def _note_class(self, part: str, path: str, lifted: LiftedFunction) -> None:
         self._note(part, path, lifted, find_definitions(self._lifter.module(path), lifted.name)[-1])

@@ -65,6 +65,11 @@ SLOT_ALLOCATORS = {
         ("srt/mem_cache/allocator.py", "PagedTokenToKVPoolAllocator"),
     ),
 }
+WINDOW_ALLOCATORS = (
+    ("srt/mem_cache/allocator/swa.py", "SWATokenToKVPoolAllocator"),
+    ("srt/mem_cache/swa_memory_pool.py", "SWATokenToKVPoolAllocator"),
+)
+ROW_POOL = ("srt/mem_cache/memory_pool.py", "ReqToTokenPool")
 # What the paged allocator launches to extend requests, and the same in PyTorch beside it, with its parameters.
 EXTEND_KERNELS = (
     ("kernels/ops/memory/allocator.py", "alloc_extend_kernel"),
@@ -86,6 +91,9 @@ FREE_LISTS = ("free_pages", "release_pages", "staged_pages")
 # The radix cache, and the functions that make a server's caches: one that makes no other runs none of it.
 RADIX_CACHE = ("srt/mem_cache/radix_cache.py", "RadixCache")
 RADIX_KEY = ("srt/mem_cache/radix_cache.py", "RadixKey")
+# The cache that newer servers make instead, and the option that says in which language its tree is.
+UNIFIED_CACHE = ("srt/mem_cache/unified_radix_cache.py", "UnifiedRadixCache")
+TREE_CORE = ("srt/environ.py", "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND")
 TREE_MAKERS = (
     ("srt/mem_cache/registry.py", "default_radix_cache_factory"),
     ("srt/managers/scheduler.py", "Scheduler.init_cache_with_memory_pool"),

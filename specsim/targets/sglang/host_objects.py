@@ -378,6 +378,13 @@ class RowPool:
     def write(self, indices: Any, values: Any) -> None:
         self.req_to_token[indices] = values
 
+    def alloc(self, reqs: list[Any]) -> list[int] | None:
+        if len(reqs) > len(self._rows.free_rows):
+            return None
+        for req in reqs:
+            self._row_field.write(req, self._rows.alloc())
+        return [self._row_field.read(req) for req in reqs]
+
     def free(self, req: Any) -> None:
         row = self._row_field.read(req)
         if row is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specsim.targets.garbage import without_collections
 from specsim.targets.lift import Lifter, TextStore
 from specsim.targets.probe import Probe
 from specsim.targets.sglang.guards import read_guards
@@ -13,6 +14,7 @@ from specsim.verdict import NotRun
 
 def probes_of(source: SourceTree, store: TextStore) -> tuple[list[Probe], list[NotRun]]:
     """The probes that can be run on a source tree, and those that cannot, with the reasons."""
-    lifter, guards = Lifter(source, store, {}), read_guards(source)
-    found = [*multi_layer_probes(lifter, guards), *penalty_probes(lifter, guards)]
+    with without_collections():
+        lifter, guards = Lifter(source, store, {}), read_guards(source)
+        found = [*multi_layer_probes(lifter, guards), *penalty_probes(lifter, guards)]
     return [p for p in found if isinstance(p, Probe)], [p for p in found if isinstance(p, NotRun)]

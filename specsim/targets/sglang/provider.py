@@ -15,6 +15,7 @@ from specsim.ops.contract import Op, Role, Sizes, Tensors, WrongResultError
 from specsim.ops.provider import NotCalledError, Reach, Subject
 from specsim.ops.registry import OPS
 from specsim.targets.callsite import CallSite, Capture, find_call
+from specsim.targets.garbage import without_collections
 from specsim.targets.lift import DriftError, LiftedFunction, Lifter, TextStore
 from specsim.targets.sglang.guards import Guards, read_guards
 from specsim.targets.sglang.operations import (
@@ -69,14 +70,22 @@ _UNWRITTEN = 1_777_777_777
 
 
 class SglangProvider:
-    """The ops tier of a release or checkout of SGLang."""
+    """The ops tier of a release or checkout of SGLang; of one operation alone where `op` names it, so that no other is
+    lifted.
+    """
 
-    def __init__(self, source: SourceTree, store: TextStore) -> None:
+    def __init__(self, source: SourceTree, store: TextStore, op: str = "") -> None:
         self.name = source.label
+        self._op = op
         self._lifter = Lifter(source, store, SHIMS)
-        self._guards: Guards = read_guards(source)
+        with without_collections():
+            self._guards: Guards = read_guards(source)
 
     def subjects(self) -> tuple[list[Subject], list[NotRun]]:
+        with without_collections():
+            return self._subjects()
+
+    def _subjects(self) -> tuple[list[Subject], list[NotRun]]:
         found: list[Subject] = []
         missing: list[NotRun] = [
             NotRun(op, f"CUDA code of a compiled extension ({name}), which has no source to lift")
@@ -84,21 +93,31 @@ class SglangProvider:
         ]
         known = {*(names.op for names in KERNELS), *(names.op for names in FUNCTIONS), *CUDA_ONLY}
         missing += [NotRun(op, "specsim does not lift it from this engine yet") for op in OPS if op not in known]
+        missing = [entry for entry in missing if self._op in ("", entry.what)]
+        callers = [caller for caller in CALLERS if self._op in ("", caller.op)]
+        needed = {caller.needs for caller in callers}
         kernels: dict[str, tuple[KernelNames, LiftedFunction]] = {}
         for names in KERNELS:
+            is_asked = self._op in ("", names.op)
+            if not is_asked and names.subject not in needed:
+                continue
             try:
                 lifted = self._lift(names.names, names.paths, names.signatures)
             except DriftError as error:
-                missing.append(NotRun(f"{names.op} ({names.variant})" if names.variant else names.op, str(error)))
+                if is_asked:
+                    missing.append(NotRun(f"{names.op} ({names.variant})" if names.variant else names.op, str(error)))
                 continue
             kernels[names.subject] = (names, lifted)
-            found.append(self._kernel_subject(names, lifted))
+            if is_asked:
+                found.append(self._kernel_subject(names, lifted))
         for offsets in OFFSETS:
+            if self._op not in ("", offsets.op):
+                continue
             try:
                 found.append(offset_subject(offsets, self._offsets_kernel(offsets)))
             except DriftError as error:
                 missing.append(NotRun(offsets.what, str(error)))
-        for caller in CALLERS:
+        for caller in callers:
             if caller.needs not in kernels:
                 missing.append(NotRun(f"{caller.op} in {caller.function}", "its kernel could not be lifted"))
                 continue
@@ -109,9 +128,11 @@ class SglangProvider:
         missing += [
             NotRun(call.what, call.why)
             for call in NOT_LIFTED
-            if call.needs in kernels and any(map(self._lifter.source.exists, call.paths))
+            if self._op in ("", call.op) and call.needs in kernels and any(map(self._lifter.source.exists, call.paths))
         ]
         for function in FUNCTIONS:
+            if self._op not in ("", function.op):
+                continue
             try:
                 found.append(self.function(function))
             except DriftError as error:

@@ -55,7 +55,7 @@ def lift_radix(
     class_name = names.RADIX_CACHE[1]
     if not any(calls(lifter, place, class_name) for place in makers):
         where = " or ".join(f"{name} in {path}" for path, name in makers) or "no function known here"
-        raise DriftError(f"{where} makes no {class_name}: the server has a cache of another class")
+        raise DriftError(f"{where} makes no {class_name}: the server has {_other_cache(lifter)}")
     lifted = lifter.lift_method(*names.RADIX_CACHE, given)
     return RadixClasses(
         lifted,
@@ -65,6 +65,25 @@ def lift_radix(
         lifter.lift_method(*names.MATCH_PARAMS, given).value,
         lifter.lift_method(*names.EVICT, given).value,
     )
+
+
+def _other_cache(lifter: Lifter) -> str:
+    """The cache that is made instead, and why it is not run."""
+    (path, name), (options, option) = names.UNIFIED_CACHE, names.TREE_CORE
+    try:
+        line = find_definitions(lifter.module(path), name)[-1].lineno
+        assigned = [
+            node.value
+            for node in ast.walk(lifter.module(options).tree)
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == option
+        ]
+    except DriftError:
+        return "a cache of another class"
+    core = [node.value for value in assigned for node in ast.walk(value) if isinstance(node, ast.Constant)]
+    cache = f"{name} ({path}:{line})"
+    if core == ["python"]:
+        return f"{cache}, whose file needs storage and transfer libraries that specsim does not import"
+    return f"{cache}, whose tree is by default ({option}={', '.join(map(str, core))}) compiled code without a source"
 
 
 def calls(lifter: Lifter, place: tuple[str, str], name: str) -> bool:

@@ -220,6 +220,17 @@ TRIAGE: tuple[Triage, ...] = (
         upstream="row-narrower-than-the-reserve",
     ),
     Triage(
+        "accounting:I07:prepare",
+        "known",
+        Severity.UNDEFINED_BEHAVIOUR,
+        _reaches("option"),
+        "0.5.12",
+        "0.5.12.post1",
+        "a step after adaptive steps became fewer is given room for two of its own length, and the longer one in "
+        "flight has taken some of it",
+        references=("PR #26354, which reserves for the longest", "review of PR #24055", "PR #23336, which brought it"),
+    ),
+    Triage(
         "accounting:I31:resolve",
         "known",
         Severity.WRONG_RESULT,
