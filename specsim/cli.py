@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,15 +16,12 @@ import typer
 import specsim
 from specsim.commands import history, model, template
 from specsim.commands.options import CacheOption, DeviceOption, HangOption, one_of, require_folder, say
+from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOption
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
 
 if TYPE_CHECKING:
-    from specsim.judge.accounting import AccountingRequest
-    from specsim.judge.ops import OpsRequest
-    from specsim.judge.workers import WorkersRequest
-    from specsim.replay_file import OpReplay, Replay, ScheduleReplay, WorkerReplay
-    from specsim.verdict import Finding, Suite, Verdict
+    from specsim.replay_file import Replay
 
 app = typer.Typer(
     name="specsim",
@@ -141,6 +136,19 @@ def check(
         typer.Option("--pin", metavar="FOLDER", help="Put a fixture there for each finding of a matrix without one."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Targets of a matrix at a time. Default: one a core.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|TARGET", help="Exit 1 only for findings that this does not have, checked alike."),
+    ] = None,
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Write the findings to the FILE of --baseline.")
+    ] = False,
+    junit: JUnitOption = None,
+    sarif: SarifOption = None,
+    github: GithubOption = None,
+    shrinks: Annotated[
+        bool, typer.Option("--shrink/--no-shrink", help="Make each finding as small as can be: most of the time.")
+    ] = True,
     device: DeviceOption = "auto",
     bisect_run: BisectRunOption = False,
     hang_seconds: HangOption = 20.0,
@@ -149,18 +157,12 @@ def check(
     """Judge a target: every suite within the budget, a verdict table, one finding per defect. Several targets make a
     matrix: targets across, findings down.
     """
+    from specsim.commands.checking import check_one_target
+    from specsim.commands.judging import Asked
     from specsim.explore.strategies import STRATEGIES
-    from specsim.judge.accounting import AccountingRequest, run_accounting_suite
-    from specsim.judge.bulk import run_bulk_suite
-    from specsim.judge.ops import OpsRequest, run_ops_suite
-    from specsim.judge.workers import WorkersRequest, run_workers_suite
-    from specsim.report.terminal import live_progress, print_verdict
     from specsim.targets.cache import open_cache
     from specsim.targets.ranges import expand_targets
     from specsim.targets.sglang.releases import RELEASES
-    from specsim.targets.sglang.triage import triage_line
-    from specsim.targets.spec import CheckoutTarget, ReleaseTarget
-    from specsim.verdict import Verdict, write_json
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
         one_of("--only", only, TIERS)
@@ -173,89 +175,48 @@ def check(
         if bulk and only != "ops":
             raise UsageError("--bulk without --only ops", "bulk cases are of operations: add --only ops")
         chosen = expand_targets(target or ["model"], RELEASES)
+        options = {"--seed": seed, "--cases": cases, "--schedules": schedules, "--device": device}
+        options |= {"--budget-seconds": budget_seconds, "--hang-seconds": hang_seconds, "--strategy": strategy}
+        options |= {name: value for name, value in (("--only", only), ("--cache-dir", cache_dir)) if value}
+        outputs = Outputs(junit, sarif, github)
+        outputs.require()
         if len(chosen) > 1 or write is not None or pin_to is not None:
-            options = {"--seed": seed, "--cases": cases, "--schedules": schedules, "--device": device}
-            options |= {"--budget-seconds": budget_seconds, "--hang-seconds": hang_seconds, "--strategy": strategy}
-            options |= {name: value for name, value in (("--only", only), ("--cache-dir", cache_dir)) if value}
             if bulk:
                 raise UsageError("--bulk with several targets", "give one target at a time")
             for option, value in (("--mutant", mutant), ("--canary", canary), ("--kernels", kernels)):
                 if value:
                     raise UsageError(f"{option} with several targets", f"it is of the model: check model {option}")
+            if baseline is not None:
+                raise UsageError("--baseline with several targets", "give one target at a time")
             from specsim.commands.many import check_many
 
-            raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, target or []))
+            raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, target or [], outputs))
         (parsed,) = chosen
     if canary:
         _require_model("--canary", parsed.text)
         raise typer.Exit(_sing())
-    cache = open_cache(cache_dir)
-    started = time.monotonic()
-    seed_number = parse_seed(seed)
     if mutant:
         _require_mutant(mutant, parsed.text)
     if kernels and parsed.text != "model":
         raise UsageError(f"--kernels {kernels} with {parsed.text}", "the model uses them: check model --kernels")
-    require_folder("--out", out)
-    if json_file is not None:
-        require_folder("--json", json_file.parent)
-    if isinstance(parsed, ReleaseTarget):
-        from specsim.targets.fetch import fetch_wheel
-
-        fetch_wheel(parsed.version, cache)
-    verdict = Verdict(f"{parsed.text} with mutant {mutant}" if mutant else parsed.text, seed_number)
-    with live_progress(parsed.text) as progress:
-        # A mutant is of the model's accounting: its operations are not touched.
-        if only in (None, "ops") and not mutant:
-            ops = OpsRequest(
-                target=parsed.text,
-                cache=cache.folder,
-                seed=seed_number,
-                cases=cases,
-                seconds=budget_seconds * (0.5 if only is None else 1.0),
-                hang_seconds=hang_seconds,
-                device=device,
-                out=out,
-            )
-            _add(verdict, *(run_bulk_suite if bulk else run_ops_suite)(ops, progress))
-        if only == "workers" or (only is None and isinstance(parsed, ReleaseTarget | CheckoutTarget)):
-            workers = WorkersRequest(
-                target=parsed.text,
-                cache=cache.folder,
-                seed=seed_number,
-                cases=cases,
-                seconds=budget_seconds * (0.2 if only is None else 1.0),
-                hang_seconds=hang_seconds,
-                out=out,
-            )
-            _add(verdict, *run_workers_suite(workers, progress))
-        if only in (None, "accounting"):
-            accounting = AccountingRequest(
-                target=parsed.text,
-                cache=cache.folder,
-                seed=seed_number,
-                schedules=schedules,
-                seconds=max(1.0, budget_seconds - (time.monotonic() - started)),
-                hang_seconds=hang_seconds,
-                out=out,
-                mutant=mutant,
-                kernels=kernels,
-                strategy=strategy,
-            )
-            _add(verdict, *run_accounting_suite(accounting, progress))
-    if isinstance(parsed, ReleaseTarget | CheckoutTarget):
-        version = parsed.version if isinstance(parsed, ReleaseTarget) else None
-        verdict.findings = [replace(found, triage=triage_line(found, version)) for found in verdict.findings]
-    if json_file is not None:
-        write_json(json_file, verdict.to_json())
-    print_verdict(verdict)
-    half_judged = not verdict.findings and not all(suite.cases or suite.schedules for suite in verdict.suites)
-    raise typer.Exit(GIT_SKIPS if bisect_run and half_judged else verdict.exit_code)
-
-
-def _add(verdict: Verdict, suite: Suite, findings: list[Finding]) -> None:
-    verdict.suites.append(suite)
-    verdict.findings += findings
+    asked = Asked(
+        target=parsed,
+        cache=open_cache(cache_dir),
+        only=only,
+        budget_seconds=budget_seconds,
+        seed=parse_seed(seed),
+        cases=cases,
+        schedules=schedules,
+        strategy=strategy,
+        out=out,
+        device=device,
+        hang_seconds=hang_seconds,
+        bulk=bulk,
+        mutant=mutant,
+        kernels=kernels,
+        shrinks=shrinks,
+    )
+    raise typer.Exit(check_one_target(asked, options, outputs, json_file, baseline, update_baseline, bisect_run))
 
 
 def _require_mutant(mutant: str, target: str) -> None:
@@ -307,6 +268,7 @@ def replay(
     """
     from specsim import replay_file
     from specsim.commands.pages import require_file, write_pages
+    from specsim.commands.requests import noted, ops_request, schedule_request, workers_request
     from specsim.judge.accounting import replay_schedule, replay_schedule_twice
     from specsim.judge.ops import replay_ops, replay_ops_twice
     from specsim.judge.workers import replay_case, replay_case_twice
@@ -322,37 +284,21 @@ def replay(
     record = html is not None or perfetto is not None
     answer: dict[str, Any]
     if isinstance(stored, replay_file.OpReplay):
-        request = _ops_request(stored, text, device, hang_seconds, cache_dir, Path())
+        request = ops_request(stored, text, device, hang_seconds, cache_dir, Path())
         answer = replay_ops_twice(request, file) if verify else replay_ops(request, file, record=record)
         exit_code = print_replay(stored, text, answer, verified=verify)
     elif isinstance(stored, replay_file.WorkerReplay):
-        workers = _workers_request(stored, text, hang_seconds, cache_dir, Path())
+        workers = workers_request(stored, text, hang_seconds, cache_dir, Path())
         answer = replay_case_twice(workers, file) if verify else replay_case(workers, file)
         exit_code = print_worker_replay(stored, text, answer, verified=verify)
     else:
-        schedule = _schedule_request(stored, text, hang_seconds, cache_dir, Path())
+        schedule = schedule_request(stored, text, hang_seconds, cache_dir, Path())
         answer = replay_schedule_twice(schedule, file) if verify else replay_schedule(schedule, file, record=record)
         exit_code = print_schedule_replay(stored, text, answer, verified=verify)
     if record and answer.get("judged", True):
-        noted = _noted(stored, file, text, device, hang_seconds, cache_dir) if verify else answer
-        write_pages(stored, file, noted, exit_code, text, cache_dir, html, perfetto)
+        recorded = noted(stored, file, text, device, hang_seconds, cache_dir) if verify else answer
+        write_pages(stored, file, recorded, exit_code, text, cache_dir, html, perfetto)
     raise typer.Exit(exit_code)
-
-
-def _noted(
-    stored: Replay, file: Path, target: str, device: str | None, hang_seconds: float, cache_dir: Path | None
-) -> dict[str, Any]:
-    """A replay with the engine's states noted, or the outputs of a case."""
-    from specsim import replay_file
-    from specsim.judge.accounting import replay_schedule
-    from specsim.judge.ops import replay_ops
-    from specsim.judge.workers import replay_case
-
-    if isinstance(stored, replay_file.OpReplay):
-        return replay_ops(_ops_request(stored, target, device, hang_seconds, cache_dir, Path()), file, record=True)
-    if isinstance(stored, replay_file.WorkerReplay):
-        return replay_case(_workers_request(stored, target, hang_seconds, cache_dir, Path()), file)
-    return replay_schedule(_schedule_request(stored, target, hang_seconds, cache_dir, Path()), file, record=True)
 
 
 @app.command()
@@ -369,11 +315,12 @@ def report(
 ) -> None:
     """Write a static index of a run's findings, with a page for each. Replays each on the target it was found on."""
     from specsim.commands.pages import write_report
+    from specsim.commands.requests import noted
 
-    def noted(stored: Replay, file: Path) -> dict[str, Any]:
-        return _noted(stored, file, stored.target, None, hang_seconds, cache_dir)
+    def noted_there(stored: Replay, file: Path) -> dict[str, Any]:
+        return noted(stored, file, stored.target, None, hang_seconds, cache_dir)
 
-    write_report(folder, html, data, noted, cache_dir)
+    write_report(folder, html, data, noted_there, cache_dir)
 
 
 @app.command()
@@ -404,6 +351,7 @@ def shrink(
 ) -> None:
     """Make a replay file smaller, with more attempts than `check` takes."""
     from specsim import replay_file
+    from specsim.commands.requests import ops_request, schedule_request, workers_request
     from specsim.judge.accounting import shrink_schedule
     from specsim.judge.ops import shrink_ops
     from specsim.judge.workers import shrink_case
@@ -411,62 +359,17 @@ def shrink(
     require_folder("--out", out)
     stored = replay_file.load(file)
     if isinstance(stored, replay_file.OpReplay):
-        request = _ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
+        request = ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
         answer, unit = shrink_ops(request, file, attempts), "input elements"
     elif isinstance(stored, replay_file.WorkerReplay):
-        workers = _workers_request(stored, stored.target, hang_seconds, cache_dir, out)
+        workers = workers_request(stored, stored.target, hang_seconds, cache_dir, out)
         answer, unit = shrink_case(workers, file, attempts), "characters of the case"
     else:
-        schedule = _schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
+        schedule = schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
         answer, unit = shrink_schedule(schedule, file, attempts), "events"
     (choices, size), (choices_now, size_now) = answer["before"], answer["after"]
     typer.echo(f"{choices} choices and {size} {unit} before, {choices_now} choices and {size_now} {unit} now")
     typer.echo(f"specsim replay {answer['replay']}")
-
-
-def _of_one(stored: Replay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path) -> dict[str, Any]:
-    """What a request for the case or schedule of one replay file has, of any tier."""
-    from specsim.targets.cache import open_cache
-
-    cache = open_cache(cache_dir).folder
-    limits = {"seconds": hang_seconds, "hang_seconds": hang_seconds}
-    return {"target": target, "cache": cache, "seed": stored.seed, "out": out, **limits}
-
-
-def _ops_request(
-    stored: OpReplay, target: str, device: str | None, hang_seconds: float, cache_dir: Path | None, out: Path
-) -> OpsRequest:
-    from specsim.judge.ops import OpsRequest
-
-    return OpsRequest(
-        **_of_one(stored, target, hang_seconds, cache_dir, out),
-        cases=1,
-        device=device or stored.device,
-    )
-
-
-def _schedule_request(
-    stored: ScheduleReplay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path
-) -> AccountingRequest:
-    from specsim.judge.accounting import AccountingRequest
-
-    return AccountingRequest(
-        **_of_one(stored, target, hang_seconds, cache_dir, out),
-        schedules=1,
-        mutant=stored.mutant if target == stored.target else "",
-        kernels=stored.kernels if target == stored.target else "",
-    )
-
-
-def _workers_request(
-    stored: WorkerReplay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path
-) -> WorkersRequest:
-    from specsim.judge.workers import WorkersRequest
-
-    return WorkersRequest(
-        **_of_one(stored, target, hang_seconds, cache_dir, out),
-        cases=1,
-    )
 
 
 @app.command()

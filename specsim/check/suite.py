@@ -68,7 +68,8 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class ScheduleFinding:
     """A defect: the violation on its smallest schedule, and how many schedules hit it, the one of number `first` first.
-    `order` are the two events in whose other order the rule holds, None when the defect happens in every order.
+    `order` are the two events in whose other order the rule holds, None when the defect happens in every order, or
+    when nobody `looked`.
     """
 
     signature: str
@@ -77,6 +78,7 @@ class ScheduleFinding:
     count: int
     first: int
     order: Pair | None
+    looked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +95,12 @@ class ExtensionFinding:
 class SimulationResult:
     """What a suite of schedules showed. `nondeterministic` names the first event that differed between two runs of a
     schedule; `marks` counts the schedules that reached each mark or pair of marks. `extension` is what a user's
-    strategy raised, which ends the suite.
+    strategy raised, which ends the suite. `signatures` are those that broke so far, also before they are findings.
     """
 
     schedules: int = 0
     events: int = 0
+    signatures: set[str] = field(default_factory=set)
     findings: list[ScheduleFinding] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
     nondeterministic: str = ""
@@ -152,18 +155,23 @@ def simulate(
     on_schedule: Callable[[int], None],
     strategy: Strategy | None = None,
     ordered: bool = True,
+    result: SimulationResult | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    shrinks: Callable[[str], bool] = lambda _signature: True,
 ) -> SimulationResult:
     """Run up to `schedules` schedules until `deadline` (of time.monotonic), then shrink what was found.
 
     `strategy` is one of `specsim.explore.strategies` or a user's own; the default swarm when left out. What it raises
     is a finding against it and not against the target. `on_schedule(index)` is called before each schedule, with -1
-    while shrinking. Without `ordered`, nobody looks for the two events whose order matters.
+    while shrinking. Without `ordered`, nobody looks for the two events whose order matters. What is found is put into
+    `result` as it goes. `stopped` ends the run as the deadline does; `shrinks(signature)` is asked before each attempt
+    at a smaller schedule, and what it refuses stays as large as it is.
     """
-    result = SimulationResult()
+    result = SimulationResult() if result is None else result
     smallest: dict[str, list[tuple[tuple[int, int, tuple[int, Tape]], Tape]]] = {}
     hits: dict[str, list[tuple[int, Tape]]] = {}
     for index in range(schedules):
-        if index and time.monotonic() > deadline:
+        if index and (time.monotonic() > deadline or stopped()):
             result.cut_short = True
             break
         on_schedule(index)
@@ -183,6 +191,7 @@ def simulate(
         note(result.marks, schedule.run.marks)
         for violation in schedule.run.violations:
             signature = violation.signature
+            result.signatures.add(signature)
             hits.setdefault(signature, []).append((index, schedule.tape))
             size = (len(schedule.scenario.workload.turns), violation.event, shortlex(schedule.tape))
             starts = [*smallest.get(signature, []), (size, schedule.tape)]
@@ -192,18 +201,28 @@ def simulate(
             if result.nondeterministic:
                 return result
     for signature, starts in smallest.items():
+
+        def goes_on(signature: str = signature) -> bool:
+            return shrinks(signature)
+
         shrunk = min(
-            (shrink(target, tape, signature, SHRINK_ATTEMPTS_MAX, lambda: on_schedule(-1)) for _, tape in starts),
+            (
+                shrink(target, tape, signature, SHRINK_ATTEMPTS_MAX, lambda: on_schedule(-1), goes_on)
+                for number, (_, tape) in enumerate(starts)
+                if not number or shrinks(signature)
+            ),
             key=Schedule.size,
         )
         shown = shrunk.violation(signature)
         assert shown is not None
         larger = [tape for _, tape in hits[signature][:LARGER_SCHEDULES]]
         order = None
-        if ordered and not isinstance(target, ExtensionTarget):  # whose chooser and rules other orders would not ask
+        # An extension's chooser and rules would not be asked in other orders.
+        looked = ordered and shrinks(signature) and not isinstance(target, ExtensionTarget)
+        if looked:
             order = decisive_pair(target, shrunk.tape, signature, larger)
         first, count = hits[signature][0][0], len(hits[signature])
-        result.findings.append(ScheduleFinding(signature, shown, shrunk, count, first, order))
+        result.findings.append(ScheduleFinding(signature, shown, shrunk, count, first, order, looked))
     return result
 
 
@@ -234,9 +253,11 @@ def _first_difference(target: AccountingTarget, schedule: Schedule) -> str:
 
 
 def fewer_requests(
-    target: AccountingTarget, tape: Tape, signature: str, on_attempt: Callable[[], None]
+    target: AccountingTarget, tape: Tape, signature: str, on_attempt: Callable[[], None], goes_on: Callable[[], bool]
 ) -> Schedule | None:
-    """A schedule with fewer requests that breaks the same rule, its choices drawn anew, None when none is found."""
+    """A schedule with fewer requests that breaks the same rule, its choices drawn anew, None when none is found before
+    `goes_on` says no.
+    """
     found: Schedule | None = None
     improved = True
     while improved:
@@ -247,6 +268,8 @@ def fewer_requests(
             if len(draw_scenario(replayed(scenario)).workload.turns) >= count:
                 continue
             for number in range(REDRAWS):
+                if not goes_on():
+                    return found
                 on_attempt()
                 drawn = continued(scenario, seeded(0, "fewer requests", number))
                 schedule = run_schedule(target, drawn, stop_at=signature)
@@ -259,16 +282,23 @@ def fewer_requests(
 
 
 def shrink(
-    target: AccountingTarget, tape: Tape, signature: str, attempts_max: int, on_attempt: Callable[[], None]
+    target: AccountingTarget,
+    tape: Tape,
+    signature: str,
+    attempts_max: int,
+    on_attempt: Callable[[], None],
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> Schedule:
     """The smallest schedule that still breaks the rule of `signature`; workload, configuration and choices shrink
-    together. It ends where the rule breaks.
+    together. It ends where the rule breaks. `goes_on` is asked before each attempt: no keeps what there is.
     """
     best = run_schedule(target, replayed(tape), stop_at=signature)
     assert best is not None
     sizes: dict[Tape, Size] = {tape: best.size()}
 
     def attempt(candidate: Tape) -> Tape | None:
+        if not goes_on():
+            return None
         on_attempt()
         schedule = run_schedule(target, replayed(candidate), stop_at=signature)
         if schedule is None or not schedule.violation(signature):
@@ -276,7 +306,7 @@ def shrink(
         sizes[schedule.tape] = schedule.size()
         return schedule.tape
 
-    fewest = fewer_requests(target, tape, signature, on_attempt)
+    fewest = fewer_requests(target, tape, signature, on_attempt, goes_on)
     if fewest is not None:
         sizes[fewest.tape] = fewest.size()
         tape = fewest.tape

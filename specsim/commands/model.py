@@ -46,7 +46,8 @@ def mutants(
     from specsim.mutants.catalogue import CATALOGUE
     from specsim.mutants.load import find
     from specsim.mutants.page import page
-    from specsim.report.terminal import live_count, print_mutants
+    from specsim.report.live import live
+    from specsim.report.terminal import print_mutants
     from specsim.verdict import write_json
 
     for option, file in (("--json", json_file), ("--write", write)):
@@ -63,8 +64,8 @@ def mutants(
     at_once = jobs or os.cpu_count() or 1
     if write is not None:
         efforts = table.efforts_with(seeds, schedules)
-        with live_count("hunts") as count:
-            whole = table.build(chosen, BLIND, jobs=at_once, efforts=efforts, on_done=count)
+        with live("hunting mutants") as line:
+            whole = table.build(chosen, BLIND, jobs=at_once, efforts=efforts, on_done=line.part_done)
         write.write_text(page(whole), encoding="utf-8")
         hunted, data = whole.hunted, table.table_to_json(whole)
     else:
@@ -83,7 +84,8 @@ def _operator_mutants(ids: list[str], seeds: int, jobs: int, json_file: Path | N
     """The mutants of operations: their table, and 1 when a seed does not find one."""
     from specsim.judge import operators
     from specsim.mutants.operators import MUTANTS, find
-    from specsim.report.terminal import live_count, print_mutants
+    from specsim.report.live import live
+    from specsim.report.terminal import print_mutants
     from specsim.verdict import write_json
 
     for option, file in (("--json", json_file), ("--write", write)):
@@ -92,8 +94,8 @@ def _operator_mutants(ids: list[str], seeds: int, jobs: int, json_file: Path | N
     if write is not None and ids:
         raise UsageError("--write with a selection of mutants", "the page is of all: give --write alone")
     chosen = [find(mutant_id) for mutant_id in ids] or list(MUTANTS)
-    with live_count("mutants") as count:
-        judged = operators.judge_all(chosen, seeds=seeds, jobs=jobs, on_done=count)
+    with live("judging mutants of operations") as line:
+        judged = operators.judge_all(chosen, seeds=seeds, jobs=jobs, on_done=line.part_done)
     if write is not None:
         write.write_text(operators.page(judged), encoding="utf-8")
     if json_file is not None:

@@ -12,11 +12,12 @@ import typer
 
 from specsim.commands.options import require_folder
 from specsim.errors import UsageError
+from specsim.verdict import FINDING, NOT_JUDGED, PASS
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
 
-REPRODUCED, GONE, NO_LONGER_APPLIES = 1, 0, 2
+REPRODUCED, GONE, NO_LONGER_APPLIES = FINDING, PASS, NOT_JUDGED
 
 
 def require_file(option: str, file: Path | None) -> None:
@@ -125,7 +126,7 @@ def write_report(
             answer = noted(stored, file)
             if not answer.get("judged", True):
                 raise UsageError(f"{stored.target} does not run it", "replay it on another target")
-            payload = payload_of(stored, file, answer, _exit_code(stored, answer), stored.target, cache_dir)
+            payload = payload_of(stored, file, answer, exit_code_of(stored, answer), stored.target, cache_dir)
         except UsageError as error:
             entries.append(Entry(file.name, "", {}, f"{error.problem}; {error.remedy}"))
             continue
@@ -137,7 +138,7 @@ def write_report(
     typer.echo(f"{html / 'index.html'}: {sum(bool(entry.page) for entry in entries)} findings")
 
 
-def _exit_code(stored: Replay, answer: Mapping[str, Any]) -> int:
+def exit_code_of(stored: Replay, answer: Mapping[str, Any]) -> int:
     """Whether an answer shows the finding."""
     from specsim.replay_file import ScheduleReplay, is_shown
 

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from specsim.errors import UsageError
+from specsim.judge import interrupts
 
 Request = dict[str, Any]
 
@@ -51,6 +52,7 @@ class Messages:
 
 
 def main() -> None:
+    interrupts.listen()
     answer(json.load(sys.stdin), Messages(int(sys.argv[1])))
 
 

@@ -18,7 +18,9 @@ from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
 
 @dataclass(frozen=True, slots=True)
 class OpsRequest:
-    """What to run. `seconds` is the time budget, `hang_seconds` the limit of one call."""
+    """What to run. `seconds` is the time budget, `hang_seconds` the limit of one call; without `shrinks` what is found
+    stays as large as it is.
+    """
 
     target: str
     cache: Path
@@ -28,6 +30,7 @@ class OpsRequest:
     hang_seconds: float
     device: str
     out: Path
+    shrinks: bool = True
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -38,6 +41,7 @@ class OpsRequest:
             "seconds": self.seconds,
             "device": self.device,
             "out": str(self.out),
+            "shrinks": self.shrinks,
         }
 
 

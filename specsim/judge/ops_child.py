@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.errors import UsageError
+from specsim.judge import interrupts
 from specsim.judge.child import Messages, Request
 from specsim.verdict import NotRun
 
@@ -63,8 +64,8 @@ def check(request: Request, messages: Messages) -> None:
         reason = ""
         if subject.needs in failed:
             reason = f"it calls {subject.op}, which is itself wrong"
-        elif now >= end:
-            reason = "the time budget was spent; give a larger --budget-seconds"
+        elif now >= end or interrupts.asked():
+            reason = interrupts.why_not_run()
         if reason:
             send_done(messages, subject, 0, None, listed(subject, reason))
             continue
@@ -76,6 +77,8 @@ def check(request: Request, messages: Messages) -> None:
             device=device,
             deadline=now + (end - now) / (len(todo) - position),
             on_case=lambda index: messages.send("case", index=index),
+            stopped=interrupts.asked,
+            shrinks=lambda: request["shrinks"] and not interrupts.asked(),
         )
         finding = None
         if result.counterexample:

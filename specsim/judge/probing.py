@@ -72,14 +72,24 @@ def chooser_of(seed: int, probe: str, index: int) -> RecordingChooser:
     return seeded(seed, "workers", probe, index)
 
 
-def judge_probe(probe: Probe, *, seed: int, cases: int, deadline: float, on_case: Callable[[int], None]) -> ProbeResult:
+def judge_probe(
+    probe: Probe,
+    *,
+    seed: int,
+    cases: int,
+    deadline: float,
+    on_case: Callable[[int], None],
+    stopped: Callable[[], bool] = lambda: False,
+    shrinks: Callable[[], bool] = lambda: True,
+) -> ProbeResult:
     """Run up to `cases` cases until `deadline` (of time.monotonic), then shrink what was found. `on_case(index)` is
-    called before each case, with -1 while shrinking.
+    called before each case, with -1 while shrinking. `stopped` ends the cases as the deadline does; what `shrinks`
+    refuses stays as large as it is.
     """
     result = ProbeResult()
     tapes: dict[str, list[Tape]] = {}
     for index in range(cases):
-        if index and time.monotonic() > deadline:
+        if index and (time.monotonic() > deadline or stopped()):
             break
         on_case(index)
         chooser = chooser_of(seed, probe.name, index)
@@ -91,7 +101,8 @@ def judge_probe(probe: Probe, *, seed: int, cases: int, deadline: float, on_case
         for broken in shown.broken:
             tapes.setdefault(broken.rule, []).append(chooser.tape)
     for rule, found in sorted(tapes.items()):
-        tape, shown = smallest(probe, rule, min(found, key=shortlex), lambda: on_case(-1))
+        attempts = SHRINK_ATTEMPTS_MAX if shrinks() else 0
+        tape, shown = smallest(probe, rule, min(found, key=shortlex), lambda: on_case(-1), attempts)
         (broken,) = [b for b in shown.broken if b.rule == rule]
         result.findings.append(ProbeFinding(rule, tape, shown, broken, len(found)))
     return result

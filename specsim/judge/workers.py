@@ -18,7 +18,9 @@ from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
 
 @dataclass(frozen=True, slots=True)
 class WorkersRequest:
-    """What to run. `seconds` is the time budget, `hang_seconds` the limit of one case."""
+    """What to run. `seconds` is the time budget, `hang_seconds` the limit of one case; without `shrinks` what is found
+    stays as large as it is.
+    """
 
     target: str
     cache: Path
@@ -27,6 +29,7 @@ class WorkersRequest:
     seconds: float
     hang_seconds: float
     out: Path
+    shrinks: bool = True
 
     def question(self, mode: str, **fields: Any) -> dict[str, Any]:
         return {
@@ -37,6 +40,7 @@ class WorkersRequest:
             "cases": self.cases,
             "seconds": self.seconds,
             "out": str(self.out),
+            "shrinks": self.shrinks,
             **fields,
         }
 

@@ -20,11 +20,10 @@ from typing import Any
 import specsim
 from specsim import replay_file
 from specsim.errors import UsageError
+from specsim.judge import interrupts
 from specsim.judge.child import Messages, Request
 from specsim.replay_file import WorkerReplay
 from specsim.verdict import Finding, NotRun
-
-_SECONDS_SPENT = "the time budget was spent; give a larger --budget-seconds"
 
 
 def _probes(request: Request) -> tuple[list[Any], list[NotRun]]:
@@ -45,8 +44,8 @@ def check(request: Request, messages: Messages) -> None:
     for position, probe in enumerate(todo):
         messages.send("start", probe=probe.name)
         now = time.monotonic()
-        if now >= end:
-            _send_done(messages, probe, 0, [], _SECONDS_SPENT)
+        if now >= end or interrupts.asked():
+            _send_done(messages, probe, 0, [], interrupts.why_not_run())
             continue
         result = judge_probe(
             probe,
@@ -54,6 +53,8 @@ def check(request: Request, messages: Messages) -> None:
             cases=request["cases"],
             deadline=now + (end - now) / (len(todo) - position),
             on_case=lambda index: messages.send("case", index=index),
+            stopped=interrupts.asked,
+            shrinks=lambda: request["shrinks"] and not interrupts.asked(),
         )
         findings = [asdict(_write_finding(probe, found, request)) for found in result.findings]
         _send_done(messages, probe, result.cases, findings, result.why_not)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from rich import box
+from rich import box, markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from specsim import replay_file
 from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
 from specsim.report.kernels import print_kernels
-from specsim.verdict import Finding, Judged, Suite, Verdict
+from specsim.report.page.plain import visible
+from specsim.verdict import NOT_JUDGED, Compared, Finding, Judged, Suite, Verdict
 
-NO_LONGER_APPLIES = 2  # exit code of a replay file whose schedule is not there any more: nothing could be judged
+NO_LONGER_APPLIES = NOT_JUDGED  # exit code of a replay file whose schedule is not there any more
+TEXT_MAX = 20_000  # characters of one text, such as the elements of a tensor
 WIDTH_WITHOUT_TERMINAL = 200
 
 
@@ -28,30 +28,9 @@ def _console(stderr: bool = False) -> Console:
     return console
 
 
-@contextmanager
-def live_progress(target: str) -> Iterator[Callable[[str, int], None]]:
-    """A live line on standard error while a check runs; nothing when that is not a terminal."""
-    console = _console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _subject, _cases: None
-        return
-    with console.status(f"checking {escape(target)}") as status:
-
-        def update(subject: str, cases: int) -> None:
-            status.update(f"checking {escape(target)}: {escape(subject)}, {cases} cases")
-
-        yield update
-
-
-@contextmanager
-def live_count(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A live line on standard error that says how many of how many are done; nothing when that is not a terminal."""
-    console = _console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _done, _of: None
-        return
-    with console.status(escape(what)) as status:
-        yield lambda done, of: status.update(f"{done} of {of} {escape(what)}")
+def escape(text: str) -> str:
+    """Text of a target for the console: neither markup nor a control character of it means anything."""
+    return markup.escape(visible(text, TEXT_MAX))
 
 
 def print_mutants(columns: Sequence[str], rows: Sequence[Sequence[str]], missed: Sequence[str]) -> None:
@@ -91,7 +70,7 @@ def print_sweep(data: dict[str, Any]) -> None:
 def print_verdict(verdict: Verdict) -> None:
     """Findings first, then the table of what was judged, what was not run, and one line with the verdict."""
     console = _console()
-    for number, finding in enumerate(verdict.findings, 1):
+    for number, finding in enumerate(verdict.new, 1):
         _print_finding(console, number, finding, verdict)
     table = _table(
         f"{verdict.target}, seed {verdict.seed}",
@@ -104,7 +83,12 @@ def print_verdict(verdict: Verdict) -> None:
             result = "[red]finding[/]" if found else "[green]ok[/]"
             name = judged.subject.partition(":")[2]
             table.add_row(
-                suite.name, judged.op, "" if name == judged.op else name, judged.where, f"{judged.cases:,}", result
+                suite.name,
+                escape(judged.op),
+                "" if name == judged.op else escape(name),
+                escape(judged.where),
+                f"{judged.cases:,}",
+                result,
             )
         if suite.schedules:
             found = any(finding.tier == suite.name for finding in verdict.findings)
@@ -119,12 +103,25 @@ def print_verdict(verdict: Verdict) -> None:
                 calls = (
                     f"{part['calls']:,} ({part['lines_run']}/{part['lines']} lines)" if part["kind"] == "real" else ""
                 )
-                table.add_row(suite.name, part["name"], part["kind"], part["where"], calls, result)
+                table.add_row(suite.name, escape(part["name"]), part["kind"], escape(part["where"]), calls, result)
     console.print(table)
     for suite in verdict.suites:
         _print_not_run(console, suite)
+    if verdict.baseline is not None:
+        _print_compared(console, verdict.baseline)
     style = {"pass": "bold green", "fail": "bold red", "error": "bold yellow"}[verdict.verdict]
     console.print(f"[{style}]{verdict.verdict}[/]: {_summary(verdict)}")
+
+
+def _print_compared(console: Console, compared: Compared) -> None:
+    """What a baseline knows: a line a signature."""
+    for what, signatures in (
+        ("known", compared.known),
+        ("gone", compared.gone),
+        ("not judged", compared.not_judged),
+    ):
+        for signature in signatures:
+            console.print(f"   {what:<10} {escape(signature)}", soft_wrap=True)
 
 
 def _is_of(signature: str, suite: str, judged: Judged) -> bool:
@@ -135,8 +132,11 @@ def _is_of(signature: str, suite: str, judged: Judged) -> bool:
 
 
 def _summary(verdict: Verdict) -> str:
-    count = len(verdict.findings)
-    findings = f"{count or 'no'} finding{'s' if count > 1 or not count else ''}"
+    count, compared = len(verdict.new), verdict.baseline
+    new = " new" if compared else ""
+    findings = f"{count or 'no'}{new} finding{'s' if count > 1 or not count else ''}"
+    if compared:
+        findings += f", {len(compared.known)} known from {escape(compared.name)}, {len(compared.gone)} gone"
     if verdict.verdict == "error":
         findings = "nothing could be judged"
     counts = [
@@ -146,7 +146,8 @@ def _summary(verdict: Verdict) -> str:
     ]
     not_run = sum(len(suite.not_run) for suite in verdict.suites)
     seconds = sum(suite.seconds for suite in verdict.suites)
-    return f"{findings}, {', '.join(counts) or 'nothing run'} in {seconds:.1f} s, {not_run} not run"
+    interrupted = ", interrupted" if verdict.interrupted else ""
+    return f"{findings}, {', '.join(counts) or 'nothing run'} in {seconds:.1f} s, {not_run} not run{interrupted}"
 
 
 MANY_NOT_RUN = 5
@@ -191,7 +192,8 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
     ]
     for name, value in rows:
         console.print(f"   {name:<10} {escape(value)}", soft_wrap=True)
-    console.print(f"   {'replay':<10} [bold]specsim replay {escape(shlex.quote(finding.replay))}[/]\n", soft_wrap=True)
+    replay = f"[bold]specsim replay {escape(shlex.quote(finding.replay))}[/]" if finding.replay else "none was written"
+    console.print(f"   {'replay':<10} {replay}\n", soft_wrap=True)
 
 
 def _order_rows(finding: Finding) -> list[tuple[str, str]]:

@@ -26,7 +26,7 @@ from specsim.targets.spec import CheckoutTarget, ReleaseTarget, is_version
 if TYPE_CHECKING:
     from specsim.targets.cache import Cache
 
-_LAYOUTS = ("python/sglang", "sglang", "")  # a repository, an unpacked wheel, the package folder itself
+LAYOUTS = ("python/sglang", "sglang", "")  # a repository, an unpacked wheel, the package folder itself
 _GIVE = "give a checkout of SGLang's repository, an unpacked wheel or the package folder"
 
 
@@ -118,7 +118,7 @@ class DirectorySource:
     def __init__(self, path: Path, label: str = "") -> None:
         self.label = label or f"sglang@{path}"
         try:
-            packages = [path / layout for layout in _LAYOUTS if (path / layout / "srt").is_dir()]
+            packages = [path / layout for layout in LAYOUTS if (path / layout / "srt").is_dir()]
         except OSError as error:
             raise UsageError(f"{self.label}: cannot read {path}: {error.strerror or error}", _GIVE) from error
         if not packages:
@@ -212,7 +212,7 @@ class GitSource:
     def _find_package(self) -> dict[str, str]:
         """Object names of the package's regular files by path."""
         prefix = self._git_or_raise("rev-parse", "--show-prefix").decode("utf-8", "surrogateescape").strip("\n")
-        for folder in dict.fromkeys([*(prefix + layout for layout in _LAYOUTS), *_LAYOUTS]):
+        for folder in dict.fromkeys([*(prefix + layout for layout in LAYOUTS), *LAYOUTS]):
             root = f"{folder.strip('/')}/" if folder.strip("/") else ""
             pathspec = ("--", root) if root else ()
             listed = self._git_or_raise("ls-tree", "-r", "-z", "--full-tree", self.commit, *pathspec)
