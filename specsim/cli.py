@@ -5,6 +5,9 @@ at once.
 from __future__ import annotations
 
 import functools
+import io
+import math
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +17,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import specsim
+from specsim.commands import doctor as doctor_command
 from specsim.commands import history, model, template
-from specsim.commands.options import CacheOption, DeviceOption, HangOption, one_of, require_folder, say
+from specsim.commands.options import (
+    CacheOption,
+    DeviceOption,
+    HangOption,
+    NoBudgetOption,
+    NoSeedOption,
+    SeedOption,
+    accept_seed,
+    one_of,
+    require_folder,
+    say,
+)
 from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOption
+from specsim.commands.pages import require_file
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
+from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE, write_json
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
@@ -27,18 +44,18 @@ app = typer.Typer(
     name="specsim",
     help="Deterministic simulation testing for speculative decoding in LLM inference.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog="Exit codes: 0 pass, 1 finding, 2 usage or environment, 3 nondeterminism. "
-    "Checking a TARGET runs its code: check what you trust.",
+    epilog="Exit codes: 0 pass, 1 finding, 2 usage or environment, 3 nondeterminism, 125 not judgeable, "
+    "130 interrupted. Checking a TARGET runs its code: check what you trust.",
 )
 
 TIERS = ("ops", "accounting", "workers")
 DEFAULT_CASES = 100
 DEFAULT_SCHEDULES = 400
 SHRINK_ATTEMPTS = 5000
-GIT_SKIPS, GIT_STOPS = 125, 128  # what `git bisect run` makes of these exit codes
+REPLAYED = "specsim.replayed/1"
+GIT_SKIPS, GIT_STOPS = NOT_JUDGED, 128  # what `git bisect run` makes of these exit codes
 
 BisectRunOption = Annotated[
     bool,
@@ -112,7 +129,7 @@ def check(
         str | None, typer.Option(metavar="TIER", help="Run one tier only: ops, accounting or workers.")
     ] = None,
     budget_seconds: Annotated[float, typer.Option(min=1.0, help="Time budget of the whole check.")] = 60.0,
-    seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
+    seed: SeedOption = "0",
     cases: Annotated[int, typer.Option(min=1, help="Cases per implementation, as far as time goes.")] = DEFAULT_CASES,
     bulk: Annotated[
         bool, typer.Option("--bulk", help="With --only ops: thousands of cases a launch, compared on the device.")
@@ -259,15 +276,20 @@ def replay(
         Path | None, typer.Option(metavar="OUT", help="Write a page that goes through the events: one file.")
     ] = None,
     perfetto: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a trace that Perfetto opens.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what it showed to this file.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: Annotated[
+        float | None, typer.Option("--budget-seconds", min=1.0, help="A case that takes longer counts as hung.")
+    ] = None,
     bisect_run: BisectRunOption = False,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """See a finding again. Exit code 1 when it is reproduced, 0 when it is not, 2 when the file no longer applies,
+    """See a finding again. Exit code 1 when it is reproduced, 0 when it is not, 125 when the file no longer applies,
     3 when it is reproduced but not bit for bit.
     """
     from specsim import replay_file
-    from specsim.commands.pages import require_file, write_pages
+    from specsim.commands.pages import write_pages
     from specsim.commands.requests import noted, ops_request, schedule_request, workers_request
     from specsim.judge.accounting import replay_schedule, replay_schedule_twice
     from specsim.judge.ops import replay_ops, replay_ops_twice
@@ -279,8 +301,10 @@ def replay(
         one_of("--device", device, ("auto", "cpu", "cuda"))
         stored = replay_file.load(file)
         text = parse_target(target or stored.target).text
-        require_file("--html", html)
-        require_file("--perfetto", perfetto)
+        accept_seed(seed)
+        for option, written in (("--html", html), ("--perfetto", perfetto), ("--json", json_file)):
+            require_file(option, written)
+    hang_seconds = min(hang_seconds, budget_seconds or hang_seconds)
     record = html is not None or perfetto is not None
     answer: dict[str, Any]
     if isinstance(stored, replay_file.OpReplay):
@@ -298,6 +322,9 @@ def replay(
     if record and answer.get("judged", True):
         recorded = noted(stored, file, text, device, hang_seconds, cache_dir) if verify else answer
         write_pages(stored, file, recorded, exit_code, text, cache_dir, html, perfetto)
+    if json_file is not None:
+        shown = {name: value for name, value in answer.items() if name not in ("event", "recording")}
+        write_json(json_file, {"format": REPLAYED, "file": str(file), "target": text, "exit_code": exit_code, **shown})
     raise typer.Exit(exit_code)
 
 
@@ -310,17 +337,23 @@ def report(
     data: Annotated[
         Path, typer.Option(metavar="FOLDER", help="A checkout of specsim: its release matrix, mutants and speed.")
     ] = Path(),
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what the index lists to this file.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: Annotated[
+        float | None, typer.Option("--budget-seconds", min=1.0, help="No replay begins after them.")
+    ] = None,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
     """Write a static index of a run's findings, with a page for each. Replays each on the target it was found on."""
+    accept_seed(seed)
     from specsim.commands.pages import write_report
     from specsim.commands.requests import noted
 
     def noted_there(stored: Replay, file: Path) -> dict[str, Any]:
         return noted(stored, file, stored.target, None, hang_seconds, cache_dir)
 
-    write_report(folder, html, data, noted_there, cache_dir)
+    write_report(folder, html, data, noted_there, cache_dir, json_file, budget_seconds)
 
 
 @app.command()
@@ -329,8 +362,13 @@ def pin(
     out: Annotated[Path | None, typer.Option(help="The test to write, test_NAME.py.")] = None,
     target: Annotated[str | None, typer.Option(help="What the test runs. Default: what it was found on.")] = None,
     still: Annotated[bool, typer.Option("--still", help="Assert that the finding is still there.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was written to this file.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: NoBudgetOption = None,
 ) -> None:
     """Write a pytest that replays a finding and asserts that it is gone."""
+    accept_seed(seed)
+    require_file("--json", json_file)
     from specsim import replay_file
     from specsim.judge import pinned
     from specsim.targets.spec import parse_target
@@ -339,6 +377,8 @@ def pin(
     test = out or Path(pinned.default_name(stored))
     pinned.pin(file, test, parse_target(target or stored.target).text, still)
     typer.echo(f"{test}, with {test.with_suffix('.json')} beside it")
+    if json_file is not None:
+        write_json(json_file, {"test": str(test), "replay": str(test.with_suffix(".json")), "still": still})
 
 
 @app.command()
@@ -346,30 +386,43 @@ def shrink(
     file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
     out: Annotated[Path, typer.Option(help="Folder for the smaller replay file.")] = Path("specsim-findings"),
     attempts: Annotated[int, typer.Option(min=1, help="Cases or schedules to try.")] = SHRINK_ATTEMPTS,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the file and its sizes to this file.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: Annotated[
+        float, typer.Option("--budget-seconds", min=0.1, help="Keep what is smallest after them.", show_default="none")
+    ] = math.inf,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """Make a replay file smaller, with more attempts than `check` takes."""
-    from specsim import replay_file
+    """Make a replay file smaller, with more attempts than `check` takes. An interrupt keeps the smallest by then."""
+    from specsim import interrupts, replay_file
     from specsim.commands.requests import ops_request, schedule_request, workers_request
     from specsim.judge.accounting import shrink_schedule
     from specsim.judge.ops import shrink_ops
     from specsim.judge.workers import shrink_case
 
+    accept_seed(seed)
     require_folder("--out", out)
+    require_file("--json", json_file)
     stored = replay_file.load(file)
-    if isinstance(stored, replay_file.OpReplay):
-        request = ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
-        answer, unit = shrink_ops(request, file, attempts), "input elements"
-    elif isinstance(stored, replay_file.WorkerReplay):
-        workers = workers_request(stored, stored.target, hang_seconds, cache_dir, out)
-        answer, unit = shrink_case(workers, file, attempts), "characters of the case"
-    else:
-        schedule = schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
-        answer, unit = shrink_schedule(schedule, file, attempts), "events"
+    with interrupts.gentle():
+        if isinstance(stored, replay_file.OpReplay):
+            request = ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
+            answer, unit = shrink_ops(request, file, attempts, budget_seconds), "input elements"
+        elif isinstance(stored, replay_file.WorkerReplay):
+            workers = workers_request(stored, stored.target, hang_seconds, cache_dir, out)
+            answer, unit = shrink_case(workers, file, attempts, budget_seconds), "characters of the case"
+        else:
+            schedule = schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
+            answer, unit = shrink_schedule(schedule, file, attempts, budget_seconds), "events"
+        interrupted = interrupts.asked()
     (choices, size), (choices_now, size_now) = answer["before"], answer["after"]
     typer.echo(f"{choices} choices and {size} {unit} before, {choices_now} choices and {size_now} {unit} now")
-    typer.echo(f"specsim replay {answer['replay']}")
+    typer.echo(f"specsim replay {shlex.quote(answer['replay'])}")
+    if json_file is not None:
+        sizes = {"before": {"choices": choices, "size": size}, "after": {"choices": choices_now, "size": size_now}}
+        write_json(json_file, {"replay": answer["replay"], "unit": unit, **sizes})
+    raise typer.Exit(INTERRUPTED if interrupted else PASS)
 
 
 @app.command()
@@ -386,11 +439,14 @@ def targets(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the list to this file.")] = None,
     write: Annotated[Path | None, typer.Option(help="Write the data file of known functions of the releases.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: NoBudgetOption = None,
     cache_dir: CacheOption = None,
 ) -> None:
     """What can be tested here, at which tier, and why the rest cannot. With TARGET: what of it can be lifted, what
     drifted, and what a maintainer has to add; exit code 1 when something has to be added.
     """
+    accept_seed(seed)
     if target:
         from specsim.commands.many import survey
 
@@ -402,7 +458,6 @@ def targets(
     from specsim.targets.fetch import fetch_wheel
     from specsim.targets.listing import list_targets
     from specsim.targets.spec import ReleaseTarget, parse_target
-    from specsim.verdict import write_json
 
     cache = open_cache(cache_dir)
     releases = [parse_target(text) for text in fetch or []]
@@ -428,8 +483,9 @@ def bench(
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", help="Of kernels: end after them.")
+        float | None, typer.Option("--budget-seconds", help="No benchmark, and none of the kernels, begins after them.")
     ] = None,
+    seed: NoSeedOption = "0",
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
 
@@ -438,11 +494,11 @@ def bench(
     from specsim.bench import BENCHMARKS, run
     from specsim.judge.ops_child import choose_device
     from specsim.report.terminal import print_bench
-    from specsim.verdict import write_json
 
     one_of("--device", device, ("auto", "cpu", "cuda"))
     one_of("NAME", name, tuple(BENCHMARKS))
-    for option, value in (("--only", only), ("--peer", peer), ("--budget-seconds", budget_seconds)):
+    accept_seed(seed)
+    for option, value in (("--only", only), ("--peer", peer)):
         if value and name != "kernels":
             raise UsageError(f"{option} without kernels", f"it is an option of specsim bench kernels {option} ...")
     chosen = choose_device(device)
@@ -456,6 +512,7 @@ def bench(
 for command in (model.explore, model.mutants, model.sweep, history.bisect):
     app.command()(command)
 app.command()(template.template)
+app.command()(doctor_command.doctor)
 app.command(name="compile")(model.compile_simulator)
 
 
@@ -463,14 +520,17 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Bad input ends as one sentence on standard error and exit code 2."""
     from specsim.judge.accounting import NondeterministicError
 
+    for stream in (sys.stdout, sys.stderr):  # a locale that lacks a character gets it spelled out
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(args=arguments, prog_name="specsim")
     except UsageError as error:
         say(error)
-        raise SystemExit(2) from None
+        raise SystemExit(USAGE) from None
     except NondeterministicError as error:
         print(f"specsim: nondeterministic: two runs of one schedule differ ({error}).", file=sys.stderr)
-        raise SystemExit(3) from None
+        raise SystemExit(NONDETERMINISM) from None
     except KeyboardInterrupt:
         print("specsim: interrupted.", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None

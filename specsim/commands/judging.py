@@ -70,7 +70,7 @@ def judge(asked: Asked, known_of: KnownOf = lambda: None) -> Verdict:
     """Run every suite. `known_of` is asked for the baseline as late as can be. The first interrupt from the keyboard
     ends it gently.
     """
-    from specsim.judge import interrupts
+    from specsim import interrupts
     from specsim.report.live import live
 
     verdict = Verdict(asked.name, asked.seed)

@@ -32,7 +32,7 @@ def check_many(
     outputs: Outputs,
 ) -> int:
     """A matrix of targets; returns the exit code."""
-    from specsim.judge import interrupts
+    from specsim import interrupts
     from specsim.judge.fixtures import pin_missing
     from specsim.judge.matrix import check_all
     from specsim.report.matrix import fixtures_in, page, print_matrix

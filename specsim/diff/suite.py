@@ -107,7 +107,7 @@ def judge(
     if result.failures and shrinking:
         attempts = SHRINK_ATTEMPTS_MAX // subject.cost if shrinks() else 0
         result.counterexample = shrink(
-            op, subject, worst_of(result.failures), device, on_case, attempts, len(result.failures)
+            op, subject, worst_of(result.failures), device, on_case, attempts, len(result.failures), shrinks
         )
     return result
 
@@ -134,11 +134,16 @@ def shrink(
     on_case: Callable[[int], None],
     attempts_max: int,
     failing: int,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> Counterexample:
-    """The smallest case that breaks the same rule for the same users."""
+    """The smallest case that breaks the same rule for the same users. `goes_on` is asked before each attempt: no keeps
+    what there is.
+    """
     related = chosen.rule is KEEPS_RELATIONS
 
     def attempt(tape: Tape) -> Tape | None:
+        if not goes_on():
+            return None
         on_case(-1)
         chooser = replayed(tape)
         case = op.generate(chooser)

@@ -161,6 +161,10 @@ def _flat(event: dict[str, Any]) -> str:
     return " ".join(str(event[name]) for name in ("agent", "event", "who", "details") if event[name])
 
 
-def shrink_schedule(request: AccountingRequest, replay: Path, attempts: int) -> Message:
-    """Make a replay file's schedule smaller; the message names the new file and the sizes before and after."""
-    return shrunk(request.question("shrink", replay=str(replay), attempts=attempts), request.hang_seconds)
+def shrink_schedule(request: AccountingRequest, replay: Path, attempts: int, seconds: float = math.inf) -> Message:
+    """Make a replay file's schedule smaller, for `seconds` at most; the message names the new
+    file and the sizes before and after.
+    """
+    return shrunk(
+        request.question("shrink", replay=str(replay), attempts=attempts, shrink_seconds=seconds), request.hang_seconds
+    )

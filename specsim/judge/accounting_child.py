@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import specsim
-from specsim import replay_file
+from specsim import interrupts, replay_file
 from specsim.errors import UsageError
-from specsim.judge import interrupts
 from specsim.judge.child import Messages, Request
 from specsim.replay_file import ScheduleReplay
 from specsim.verdict import Finding, NotRun
@@ -115,15 +114,14 @@ def check(request: Request, messages: Messages) -> None:
 
 def _counts(result: SimulationResult) -> dict[str, int]:
     """What a live line shows."""
-    from specsim.sim.marks import INTERLEAVINGS, LIFE, OPTIONS
+    from specsim.check.sweep import MARKS
 
-    marks = (*INTERLEAVINGS, *LIFE, *OPTIONS)
     return {
         "schedules": result.schedules,
         "events": result.events,
         "findings": len(result.signatures),
-        "marks": sum(mark in result.marks for mark in marks),
-        "marks_of": len(marks),
+        "marks": sum(mark in result.marks for mark in MARKS),
+        "marks_of": len(MARKS),
     }
 
 
@@ -267,7 +265,12 @@ def shrink(request: Request, messages: Messages) -> None:
         )
     before = len(schedule.tape), len(schedule.run.log)
     shrunk = suite.shrink(
-        target, schedule.tape, stored.signature, request["attempts"], lambda: messages.send("schedule", index=-1)
+        target,
+        schedule.tape,
+        stored.signature,
+        request["attempts"],
+        lambda: messages.send("schedule", index=-1),
+        interrupts.until(request["shrink_seconds"]),
     )
     violation = shrunk.violation(stored.signature)
     assert violation is not None

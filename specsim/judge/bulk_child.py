@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specsim.judge import interrupts
+from specsim import interrupts
 from specsim.judge.child import Messages, Request
 from specsim.judge.ops_child import choose_device, listed, load_subjects, send_done
 

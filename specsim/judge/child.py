@@ -13,8 +13,8 @@ import os
 import sys
 from typing import Any
 
+from specsim import interrupts
 from specsim.errors import UsageError
-from specsim.judge import interrupts
 
 Request = dict[str, Any]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import specsim
-from specsim.judge import interrupts
+from specsim import interrupts
 from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS
 
 FORMAT = "specsim.matrix/1"

@@ -5,6 +5,7 @@ A call that hangs or a child that dies is a finding for that one implementation,
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -158,7 +159,15 @@ def replay_ops(request: OpsRequest, replay: Path, hash_seed: str = "", ask: Ask 
     raise no_answer(request.target)
 
 
-def shrink_ops(request: OpsRequest, replay: Path, attempts: int) -> Message:
-    """Make a replay file's case smaller; the message names the new file and the sizes before and after."""
-    question = {**request.to_json(), "mode": "ops.shrink", "replay": str(replay), "attempts": attempts}
+def shrink_ops(request: OpsRequest, replay: Path, attempts: int, seconds: float = math.inf) -> Message:
+    """Make a replay file's case smaller, for `seconds` at most; the message names the new
+    file and the sizes before and after.
+    """
+    question = {
+        **request.to_json(),
+        "mode": "ops.shrink",
+        "replay": str(replay),
+        "attempts": attempts,
+        "shrink_seconds": seconds,
+    }
     return shrunk(question, request.hang_seconds)

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from specsim import interrupts
 from specsim.errors import UsageError
-from specsim.judge import interrupts
 from specsim.judge.child import Messages, Request
 from specsim.verdict import NotRun
 
@@ -236,7 +236,14 @@ def shrink(request: Request, messages: Messages) -> None:
         raise UsageError(problem, "replay it to see what it shows")
     chosen = Failure(0, tuple(stored.tape), rule, subject.reach(case.sizes))
     found = shrink_case(
-        op, subject, chosen, device, lambda index: messages.send("case", index=index), request["attempts"], 1
+        op,
+        subject,
+        chosen,
+        device,
+        lambda index: messages.send("case", index=index),
+        request["attempts"],
+        1,
+        interrupts.until(request["shrink_seconds"]),
     )
     finding = write_counterexample(
         op,

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from specsim import interrupts
 from specsim.errors import UsageError
-from specsim.judge import interrupts
 
 Message = dict[str, Any]
 # How a child is asked: the question, the limit of one call in seconds, PYTHONHASHSEED or "".

@@ -102,18 +102,25 @@ def judge_probe(
             tapes.setdefault(broken.rule, []).append(chooser.tape)
     for rule, found in sorted(tapes.items()):
         attempts = SHRINK_ATTEMPTS_MAX if shrinks() else 0
-        tape, shown = smallest(probe, rule, min(found, key=shortlex), lambda: on_case(-1), attempts)
+        tape, shown = smallest(probe, rule, min(found, key=shortlex), lambda: on_case(-1), attempts, shrinks)
         (broken,) = [b for b in shown.broken if b.rule == rule]
         result.findings.append(ProbeFinding(rule, tape, shown, broken, len(found)))
     return result
 
 
 def smallest(
-    probe: Probe, rule: str, tape: Tape, on_attempt: Callable[[], None], attempts_max: int = SHRINK_ATTEMPTS_MAX
+    probe: Probe,
+    rule: str,
+    tape: Tape,
+    on_attempt: Callable[[], None],
+    attempts_max: int = SHRINK_ATTEMPTS_MAX,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> tuple[Tape, Shown]:
-    """The smallest case found from `tape` on that still breaks the rule."""
+    """The smallest case found from `tape` on that still breaks the rule. `goes_on` is asked before each attempt."""
 
     def attempt(candidate: Tape) -> Tape | None:
+        if not goes_on():
+            return None
         on_attempt()
         chooser = replayed(candidate)
         shown = run_probe(probe, chooser)

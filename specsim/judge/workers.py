@@ -5,6 +5,7 @@ A case that hangs or a child that dies is a finding for that one probe, and a ne
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -112,6 +113,10 @@ def replay_case_twice(request: WorkersRequest, replay: Path) -> Message:
     return two
 
 
-def shrink_case(request: WorkersRequest, replay: Path, attempts: int) -> Message:
-    """Make a replay file's case smaller; the message names the new file and the sizes before and after."""
-    return shrunk(request.question("shrink", replay=str(replay), attempts=attempts), request.hang_seconds)
+def shrink_case(request: WorkersRequest, replay: Path, attempts: int, seconds: float = math.inf) -> Message:
+    """Make a replay file's case smaller, for `seconds` at most; the message names the new
+    file and the sizes before and after.
+    """
+    return shrunk(
+        request.question("shrink", replay=str(replay), attempts=attempts, shrink_seconds=seconds), request.hang_seconds
+    )

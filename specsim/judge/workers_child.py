@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import specsim
-from specsim import replay_file
+from specsim import interrupts, replay_file
 from specsim.errors import UsageError
-from specsim.judge import interrupts
 from specsim.judge.child import Messages, Request
 from specsim.replay_file import WorkerReplay
 from specsim.verdict import Finding, NotRun
@@ -185,7 +184,12 @@ def shrink(request: Request, messages: Messages) -> None:
             "replay it to see what it shows",
         )
     tape, small = smallest(
-        probe, stored.rule, tuple(stored.tape), lambda: messages.send("case", index=-1), request["attempts"]
+        probe,
+        stored.rule,
+        tuple(stored.tape),
+        lambda: messages.send("case", index=-1),
+        request["attempts"],
+        interrupts.until(request["shrink_seconds"]),
     )
     (broken,) = [b for b in small.broken if b.rule == stored.rule]
     finding = _write_finding(probe, ProbeFinding(stored.rule, tape, small, broken, 1), request)

@@ -97,13 +97,23 @@ def _span(seconds: float) -> str:
 
 
 class Line:
-    """The line while it is shown. `progress` is what it shows; `tell` after it changed."""
+    """The line while it is shown. `progress` is what it shows; `tell` after it changed. `count`, when it is there, is
+    asked for the counts each time the line is shown.
+    """
 
     def __init__(self, progress: Progress, print_plain: Callable[[str], None] | None) -> None:
         self.progress = progress
         self._print_plain = print_plain
+        self.count: Callable[[], dict[str, int]] | None = None
         self._started = time.monotonic()
         self._told = 0.0
+
+    @property
+    def text(self) -> str:
+        """The line now."""
+        if self.count is not None:
+            self.progress.counts = self.count()
+        return line_of(self.progress, self.elapsed)
 
     @property
     def elapsed(self) -> float:
@@ -113,7 +123,7 @@ class Line:
         """Something changed. Where the line is not live, print it if the last time is long ago."""
         if self._print_plain is not None and self.elapsed - self._told >= PLAIN_SECONDS:
             self._told = self.elapsed
-            self._print_plain(line_of(self.progress, self.elapsed))
+            self._print_plain(self.text)
 
     def subject(self, subject: str, cases: int) -> None:
         """Case number `cases` of the implementation or part `subject` comes next."""
@@ -144,7 +154,7 @@ def live(what: str, budget_seconds: float | None = None) -> Iterator[Line]:
     line = Line(progress, None)
 
     def shown() -> Text:
-        return Text(line_of(progress, line.elapsed), style="cyan", no_wrap=True, overflow="crop")
+        return Text(line.text, style="cyan", no_wrap=True, overflow="crop")
 
     with Live(
         get_renderable=shown,

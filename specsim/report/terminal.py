@@ -392,6 +392,24 @@ def print_targets(listing: dict[str, Any]) -> None:
     console.print(f"   cache      {escape(listing['cache'])}", soft_wrap=True)
 
 
+def print_doctor(data: dict[str, Any]) -> None:
+    """What is installed, which tiers work, and a line with the command for each missing piece."""
+    console = _console()
+    table = _table("pieces", "piece", "found", "for")
+    for piece in data["pieces"]:
+        missing = "[red]missing[/]" if piece["needed"] else "[yellow]missing[/]"
+        table.add_row(escape(piece["name"]), escape(piece["found"]) or missing, escape(piece["why"]))
+    console.print(table)
+    table = _table("tiers", "tier", "device", "works", "note")
+    for tier in data["tiers"]:
+        works = "[green]yes[/]" if tier["works"] else "[yellow]no[/]"
+        table.add_row(tier["tier"], tier["device"], works, escape(tier["note"]))
+    console.print(table)
+    for piece in data["pieces"]:
+        if piece["add"]:
+            console.print(f"   add {escape(piece['name'])}: [bold]{escape(piece['add'])}[/]", soft_wrap=True)
+
+
 def print_survey(survey: dict[str, Any], brief: bool) -> None:
     """What lifts of a target: a line a function, or with `brief` one line, then what has to be added."""
     console = _console()

@@ -10,17 +10,29 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 WHY = "the check was interrupted"
 SPENT = "the time budget was spent; give a larger --budget-seconds"
 HINT = "specsim: interrupted: writing what was found. Once more ends it at once."
 
+
+class Answered(NamedTuple):
+    """What a command printed, and its exit status."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 _asked = False
-_children: set[int] = set()  # process ids
+_to_tell: list[Callable[[], None]] = []
 
 
 def asked() -> bool:
@@ -31,6 +43,12 @@ def asked() -> bool:
 def why_not_run() -> str:
     """Why what was left out was left out."""
     return WHY if _asked else SPENT
+
+
+def until(seconds: float) -> Callable[[], bool]:
+    """Whether to go on: for so many seconds from now, unless this process is interrupted."""
+    end = time.monotonic() + seconds
+    return lambda: not _asked and time.monotonic() < end
 
 
 def listen() -> None:
@@ -57,13 +75,25 @@ def held() -> Iterator[None]:
 @contextmanager
 def passed_on(child: int) -> Iterator[None]:
     """Meanwhile an interrupt is passed on to the process `child`."""
-    _children.add(child)
+
+    def interrupt() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGINT)
+
+    with told(interrupt):
+        yield
+
+
+@contextmanager
+def told(stop: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile an interrupt calls `stop`, also one that was there before."""
+    _to_tell.append(stop)
     try:
         if _asked:
-            _interrupt(child)
+            stop()
         yield
     finally:
-        _children.discard(child)
+        _to_tell.remove(stop)
 
 
 @contextmanager
@@ -76,12 +106,12 @@ def gentle() -> Iterator[None]:
 
     def ask(_number: int, _frame: object) -> None:
         global _asked
-        if _asked:
+        again, _asked = _asked, True
+        for stop in _to_tell:
+            stop()
+        if again:
             raise KeyboardInterrupt
-        _asked = True
         print(f"\n{HINT}", file=sys.stderr, flush=True)
-        for child in list(_children):
-            _interrupt(child)
 
     before = signal.signal(signal.SIGINT, ask)
     try:
@@ -91,6 +121,21 @@ def gentle() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _interrupt(child: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(child, signal.SIGINT)
+def run(command: Sequence[str], question: str, timeout: float | None = None, **environment: str) -> Answered:
+    """Run a command with `question` as its input; an interrupt of this process is one of it."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    try:
+        with passed_on(process.pid):
+            stdout, stderr = process.communicate(question, timeout)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    return Answered(process.returncode, stdout, stderr)
