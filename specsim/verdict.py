@@ -211,7 +211,9 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+        # Half of a surrogate pair, which UTF-8 cannot say, becomes the escape by which JSON says it.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

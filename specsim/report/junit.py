@@ -53,7 +53,7 @@ def _cases(verdict: _Json, suite: _Json) -> Iterator[Tree.Element]:
         if finding["signature"] in known:
             Tree.SubElement(case, "skipped", message=visible(f"in the baseline: {finding['title']}"))
         else:
-            failure = Tree.SubElement(case, "failure", type=finding["rule"], message=visible(finding["title"]))
+            failure = Tree.SubElement(case, "failure", type=visible(finding["rule"]), message=visible(finding["title"]))
             failure.text = "\n".join(map(visible, lines_of(finding)))
         yield case
     for entry in suite["not_run"]:

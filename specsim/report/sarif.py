@@ -55,7 +55,7 @@ def _run(verdict: Mapping[str, Any], located: Located, events: Events) -> dict[s
                 "version": specsim.__version__,
                 "rules": [
                     {
-                        "id": rule,
+                        "id": visible(rule),
                         "shortDescription": {"text": visible(rules[rule]["sentence"])},
                         "defaultConfiguration": {"level": _level(rules[rule])},
                         "properties": {"tags": [rules[rule]["tier"], rules[rule]["severity"]]},
@@ -82,7 +82,7 @@ def _result(finding: Mapping[str, Any], verdict: Mapping[str, Any], located: Loc
     place = located(verdict["target"], finding["where"]) or (finding["replay"] or "specsim", 1)
     location = {
         "physicalLocation": {
-            "artifactLocation": {"uri": quote(place[0])},
+            "artifactLocation": {"uri": quote(place[0], errors="replace")},
             "region": {"startLine": max(1, place[1])},
         }
     }
@@ -90,7 +90,7 @@ def _result(finding: Mapping[str, Any], verdict: Mapping[str, Any], located: Loc
     text += f" Replay: specsim replay {finding['replay']}" if finding["replay"] else ""
     flow = _flow(events(finding["replay"]) if finding["replay"] else (), finding["order"] or (), location)
     return {
-        "ruleId": finding["rule"],
+        "ruleId": visible(finding["rule"]),
         "level": _level(finding),
         "message": {"text": visible(text)},
         "locations": [location],
