@@ -246,6 +246,9 @@ def test_what_could_not_be_judged_here_is_not_gone() -> None:
     assert (held.known, held.new) == (("accounting:I32:resolve",), ())
     assert held.gone == ("accounting:I01:prepare", "ops:f:f")
     assert held.not_judged == ("ops:g:g", "workers:x:W1")
+    suites[1].not_run.append(NotRun("the other schedules", "the time budget was spent"))
+    held = judging.compare(Verdict("model", 0, suites, [finding()]), baseline.Baseline("b", known))
+    assert held.gone == ("ops:f:f",)
 
 
 def test_a_baseline_lets_known_findings_pass_and_new_ones_fail(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from typer.main import get_command
 
 from property_tests.test_check import specsim
+from property_tests.test_sweep import ForgetfulTarget
 from specsim import interrupts
 from specsim.check.suite import SimulationResult, simulate
 from specsim.cli import app
@@ -28,7 +29,6 @@ from specsim.commands import doctor
 from specsim.explore.exhaustive import Explorer
 from specsim.judge.matrix import Column, Matrix
 from specsim.report.live import Progress, line_of
-from specsim.sim.target import ModelTarget
 from specsim.targets.cache import Cache
 from specsim.verdict import Finding, Severity, Suite, Verdict
 
@@ -212,15 +212,18 @@ def test_a_second_interrupt_ends_it_at_once(folder: Path) -> None:
 def test_an_interrupted_simulation_keeps_findings_as_they_are() -> None:
     result = SimulationResult()
     simulate(
-        ModelTarget(),
+        ForgetfulTarget(),
         seed=0,
         schedules=50,
         deadline=float("inf"),
         on_schedule=lambda _index: None,
         result=result,
         stopped=lambda: result.schedules >= 3,
+        shrinks=lambda _signature: False,
     )
     assert (result.schedules, result.cut_short) == (3, True)
+    assert {found.signature for found in result.findings} == result.signatures != set()
+    assert not any(found.looked for found in result.findings)
 
 
 def test_an_exploration_that_is_stopped_counts_what_it_saw() -> None:

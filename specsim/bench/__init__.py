@@ -79,9 +79,8 @@ def run(
 ) -> dict[str, Any]:
     """Run the named benchmarks on `device` ("cpu" or "cuda"), with `rounds` timed calls a peer and shape
     instead of each benchmark's own number; with `full` also what takes many minutes. Of "kernels", `only` names
-    operations and families, `targets` the releases and checkouts to compare with. After `budget_seconds` it ends, and no
-    other begins.
-    Raises UsageError for a name that none has.
+    operations and families, `targets` the releases and checkouts to compare with. After `budget_seconds` it ends, and
+    no other begins. Raises UsageError for a name that none has.
     """
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:

@@ -149,7 +149,12 @@ def compare(verdict: Verdict, baseline: Baseline) -> Compared:
 
     found = {finding.signature for finding in verdict.findings}
     column = Column(verdict.target, verdict.to_json(), "", 0, 0.0)
-    missing = {signature: cell_of(column, signature).state for signature in baseline.signatures - found}
+    # A suite that did not come to its end may yet have shown it.
+    cut_short = {suite.name for suite in verdict.suites if any(_is_rest(entry) for entry in suite.not_run)}
+    missing = {
+        signature: "not run" if signature.split(":")[0] in cut_short else cell_of(column, signature).state
+        for signature in baseline.signatures - found
+    }
     return Compared(
         name=baseline.name,
         new=tuple(sorted(found - baseline.signatures)),
@@ -157,6 +162,10 @@ def compare(verdict: Verdict, baseline: Baseline) -> Compared:
         gone=tuple(sorted(signature for signature, state in missing.items() if state == "clean")),
         not_judged=tuple(sorted(signature for signature, state in missing.items() if state != "clean")),
     )
+
+
+def _is_rest(entry: NotRun) -> bool:
+    return entry.what == "the other schedules" or entry.what.startswith("schedules after ")
 
 
 def baseline_of(text: str, update: bool) -> Path | Target:
