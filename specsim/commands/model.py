@@ -29,7 +29,6 @@ from specsim.verdict import FINDING, INTERRUPTED, NOT_JUDGED, PASS, write_json
 def mutants(
     ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Mutants; all when left out.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, from --seed on.")] = 20,
-    seed: SeedOption = "0",
     schedules: Annotated[int, typer.Option(min=1, help="Schedules of a seed, at most.")] = 20000,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time. Default: one a core.")] = None,
     without: Annotated[list[str] | None, typer.Option(metavar="RULE", help="Switch a rule off.")] = None,
@@ -50,6 +49,7 @@ def mutants(
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", min=1.0, help="No hunt begins after them.")
     ] = None,
+    seed: SeedOption = "0",
 ) -> None:
     """Put each historic bug back into the model, and see how soon it is found. Exit code 1 when one is not, 125 when
     the budget ended before all were hunted. An interrupt keeps and prints what was hunted.
