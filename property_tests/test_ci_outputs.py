@@ -164,7 +164,10 @@ def test_an_annotation_is_one_line_that_nothing_in_it_can_leave(data: dict[str, 
     for line in github.annotations_of([data], located):
         assert "\n" not in line
         assert "\r" not in line
-        assert re.fullmatch(r"::(error|warning|notice) [^:]*::.*", line)
+        command = re.fullmatch(r"::(error|warning|notice) ([^:]*)::.*", line)
+        assert command
+        named = [field.partition("=")[0] for field in command[2].split(",")]
+        assert named in (["title"], ["file", "line", "title"])
     text = github.summary_of([data])
     assert not re.search(r"<(?!/?(code|details|summary)>)", text)
     assert all(ord(character) >= 32 or character == "\n" for character in text)

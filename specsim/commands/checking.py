@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def check_one_target(
             if isinstance(beside, Path):
                 stored = known.load(beside) if beside.exists() else known.Baseline(str(beside), frozenset())
                 known_of = lambda: stored  # noqa: E731
+                asked = replace(asked, known=stored.signatures)
             elif beside is not None:
                 alike = {**options, "--only": "accounting"} if asked.mutant else options
                 known_of = stack.enter_context(checked_beside(beside, alike, asked.out))

@@ -32,7 +32,9 @@ class NotJudgeableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a check of one target was asked for. Without `shrinks` what is found stays as large as it is."""
+    """What a check of one target was asked for. Without `shrinks` what is found stays as large as it is, and so do the
+    signatures `known` of a baseline that is a file.
+    """
 
     target: Target
     cache: Cache
@@ -49,6 +51,7 @@ class Asked:
     mutant: str = ""
     kernels: str = ""
     shrinks: bool = True
+    known: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -80,6 +83,7 @@ def judge(asked: Asked, known_of: KnownOf = lambda: None) -> Verdict:
             if interrupts.asked():
                 verdict.suites.append(Suite(tier, not_run=[NotRun(f"tier {tier}", interrupts.WHY)]))
                 continue
+            line.cases_before = sum(suite.cases for suite in verdict.suites)
             suite, findings = _run(tier, asked, known_of, line, started)
             verdict.suites.append(suite)
             verdict.findings += findings
@@ -97,7 +101,7 @@ def _run(tier: str, asked: Asked, known_of: KnownOf, line: Line, started: float)
     from specsim.judge.ops import OpsRequest, run_ops_suite
     from specsim.judge.workers import WorkersRequest, run_workers_suite
 
-    alone = asked.only is not None
+    alone, known = asked.only is not None, tuple(sorted(asked.known))
     of_any: dict[str, Any] = {
         "target": asked.target.text,
         "cache": asked.cache.folder,
@@ -107,11 +111,13 @@ def _run(tier: str, asked: Asked, known_of: KnownOf, line: Line, started: float)
     }
     if tier == "ops":
         seconds = asked.budget_seconds * (1.0 if alone else 0.5)
-        ops = OpsRequest(**of_any, cases=asked.cases, seconds=seconds, device=asked.device, shrinks=asked.shrinks)
+        ops = OpsRequest(
+            **of_any, known=known, cases=asked.cases, seconds=seconds, device=asked.device, shrinks=asked.shrinks
+        )
         return (run_bulk_suite if asked.bulk else run_ops_suite)(ops, line.subject)
     if tier == "workers":
         seconds = asked.budget_seconds * (1.0 if alone else 0.2)
-        workers = WorkersRequest(**of_any, cases=asked.cases, seconds=seconds, shrinks=asked.shrinks)
+        workers = WorkersRequest(**of_any, known=known, cases=asked.cases, seconds=seconds, shrinks=asked.shrinks)
         return run_workers_suite(workers, line.subject)
     line.progress.now = "waiting for the baseline"
     baseline = known_of()

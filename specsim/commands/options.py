@@ -11,6 +11,7 @@ import typer
 
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
+from specsim.report.page.plain import visible
 
 CacheOption = Annotated[
     Path | None,
@@ -37,8 +38,9 @@ def accept_seed(seed: str) -> None:
 
 
 def say(error: UsageError) -> None:
-    """Print an error for the reader."""
-    print(f"specsim: {error.problem}.\n         {error.remedy[:1].upper()}{error.remedy[1:]}.", file=sys.stderr)
+    """Print an error for the reader. Text of a target in it does nothing to the terminal."""
+    problem, remedy = visible(error.problem), visible(f"{error.remedy[:1].upper()}{error.remedy[1:]}")
+    print(f"specsim: {problem}.\n         {remedy}.", file=sys.stderr)
 
 
 def require_folder(option: str, folder: Path) -> None:

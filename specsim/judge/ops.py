@@ -20,7 +20,7 @@ from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
 @dataclass(frozen=True, slots=True)
 class OpsRequest:
     """What to run. `seconds` is the time budget, `hang_seconds` the limit of one call; without `shrinks` what is found
-    stays as large as it is.
+    stays as large as it is, and so do the signatures `known`.
     """
 
     target: str
@@ -32,6 +32,7 @@ class OpsRequest:
     device: str
     out: Path
     shrinks: bool = True
+    known: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -43,6 +44,7 @@ class OpsRequest:
             "device": self.device,
             "out": str(self.out),
             "shrinks": self.shrinks,
+            "known": list(self.known),
         }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def check(request: Request, messages: Messages) -> None:
             deadline=now + (end - now) / (len(todo) - position),
             on_case=lambda index: messages.send("case", index=index),
             stopped=interrupts.asked,
-            shrinks=lambda: request["shrinks"] and not interrupts.asked(),
+            shrinks=_shrinks(request, subject),
         )
         finding = None
         if result.counterexample:
@@ -97,6 +98,12 @@ def check(request: Request, messages: Messages) -> None:
         unjudged = [] if result.cases else listed(subject, "no generated case was one that it accepts")
         send_done(messages, subject, result.cases, finding, unjudged)
     messages.send("end", not_run=[asdict(entry) for entry in not_run])
+
+
+def _shrinks(request: Request, subject: Any) -> Callable[[], bool]:
+    """Whether to go on making smaller what is wrong with a subject."""
+    known = f"ops:{subject.op}:{subject.name}" in request["known"]
+    return lambda: request["shrinks"] and not known and not interrupts.asked()
 
 
 def send_done(

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from specsim.explore.chooser import Chooser, RecordingChooser, Tape, replayed, seeded
@@ -80,11 +81,11 @@ def judge_probe(
     deadline: float,
     on_case: Callable[[int], None],
     stopped: Callable[[], bool] = lambda: False,
-    shrinks: Callable[[], bool] = lambda: True,
+    shrinks: Callable[[str], bool] = lambda _rule: True,
 ) -> ProbeResult:
     """Run up to `cases` cases until `deadline` (of time.monotonic), then shrink what was found. `on_case(index)` is
-    called before each case, with -1 while shrinking. `stopped` ends the cases as the deadline does; what `shrinks`
-    refuses stays as large as it is.
+    called before each case, with -1 while shrinking. `stopped` ends the cases as the deadline does; the case of a
+    rule that `shrinks` refuses stays as large as it is.
     """
     result = ProbeResult()
     tapes: dict[str, list[Tape]] = {}
@@ -101,8 +102,9 @@ def judge_probe(
         for broken in shown.broken:
             tapes.setdefault(broken.rule, []).append(chooser.tape)
     for rule, found in sorted(tapes.items()):
-        attempts = SHRINK_ATTEMPTS_MAX if shrinks() else 0
-        tape, shown = smallest(probe, rule, min(found, key=shortlex), lambda: on_case(-1), attempts, shrinks)
+        goes_on = partial(shrinks, rule)
+        start = min(found, key=shortlex)
+        tape, shown = smallest(probe, rule, start, lambda: on_case(-1), SHRINK_ATTEMPTS_MAX, goes_on)
         (broken,) = [b for b in shown.broken if b.rule == rule]
         result.findings.append(ProbeFinding(rule, tape, shown, broken, len(found)))
     return result

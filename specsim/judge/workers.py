@@ -20,7 +20,7 @@ from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
 @dataclass(frozen=True, slots=True)
 class WorkersRequest:
     """What to run. `seconds` is the time budget, `hang_seconds` the limit of one case; without `shrinks` what is found
-    stays as large as it is.
+    stays as large as it is, and so do the signatures `known`.
     """
 
     target: str
@@ -31,6 +31,7 @@ class WorkersRequest:
     hang_seconds: float
     out: Path
     shrinks: bool = True
+    known: tuple[str, ...] = ()
 
     def question(self, mode: str, **fields: Any) -> dict[str, Any]:
         return {
@@ -42,6 +43,7 @@ class WorkersRequest:
             "seconds": self.seconds,
             "out": str(self.out),
             "shrinks": self.shrinks,
+            "known": list(self.known),
             **fields,
         }
 

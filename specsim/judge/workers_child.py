@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,21 @@ def check(request: Request, messages: Messages) -> None:
             deadline=now + (end - now) / (len(todo) - position),
             on_case=lambda index: messages.send("case", index=index),
             stopped=interrupts.asked,
-            shrinks=lambda: request["shrinks"] and not interrupts.asked(),
+            shrinks=lambda rule: (
+                request["shrinks"] and signature_of(probe.name, rule) not in request["known"] and not interrupts.asked()
+            ),
         )
         findings = [asdict(_write_finding(probe, found, request)) for found in result.findings]
         _send_done(messages, probe, result.cases, findings, result.why_not)
     messages.send("end", not_run=[asdict(entry) for entry in not_run])
+
+
+def _shrinks(request: Request, probe: str) -> Callable[[str], bool]:
+    """Whether to go on making smaller what breaks a rule."""
+    from specsim.targets.probe import signature_of
+
+    known = set(request["known"])
+    return lambda rule: request["shrinks"] and signature_of(probe, rule) not in known and not interrupts.asked()
 
 
 def _send_done(messages: Messages, probe: Any, cases: int, findings: list[dict[str, Any]], why_not: str) -> None:

@@ -104,6 +104,7 @@ class Line:
     def __init__(self, progress: Progress, print_plain: Callable[[str], None] | None) -> None:
         self.progress = progress
         self._print_plain = print_plain
+        self.cases_before = 0  # of the suites that are done
         self.count: Callable[[], dict[str, int]] | None = None
         self._started = time.monotonic()
         self._told = 0.0
@@ -126,10 +127,10 @@ class Line:
             self._print_plain(self.text)
 
     def subject(self, subject: str, cases: int) -> None:
-        """Case number `cases` of the implementation or part `subject` comes next."""
+        """Case number `cases` of this suite comes next, of the implementation or part `subject`."""
         self.progress.now = subject
         if subject not in ("schedules", "shrinking"):
-            self.progress.counts["cases"] = cases
+            self.progress.counts["cases"] = self.cases_before + cases
         self.tell()
 
     def counted(self, message: Mapping[str, Any]) -> None:
