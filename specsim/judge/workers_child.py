@@ -54,9 +54,7 @@ def check(request: Request, messages: Messages) -> None:
             deadline=now + (end - now) / (len(todo) - position),
             on_case=lambda index: messages.send("case", index=index),
             stopped=interrupts.asked,
-            shrinks=lambda rule: (
-                request["shrinks"] and signature_of(probe.name, rule) not in request["known"] and not interrupts.asked()
-            ),
+            shrinks=_shrinks(request, probe.name),
         )
         findings = [asdict(_write_finding(probe, found, request)) for found in result.findings]
         _send_done(messages, probe, result.cases, findings, result.why_not)
