@@ -282,6 +282,8 @@ def test_the_line_says_schedules_speed_findings_marks_and_time_left() -> None:
     progress.take({"schedules": 0, "events": 0, "findings": 0, "marks": 0, "marks_of": 90}, elapsed=10.0)
     progress.take({"schedules": 40, "events": 5000, "findings": 1, "marks": 31, "marks_of": 90}, elapsed=20.0)
     assert line_of(progress, 20.0) == "checking model: 40 schedules, 1 finding, 500 events/s, marks 31/90, 40 s left"
+    progress.schedules_of = 50
+    assert line_of(progress, 20.0).endswith("40 of 50 schedules, 1 finding, 500 events/s, marks 31/90, 2 s left")
     assert line_of(Progress("hunting", done=10, of=40), 30.0) == "hunting: 10 of 40, 1 min 30 s left"
 
 
@@ -323,6 +325,7 @@ def test_hostile_text_in_a_terminal_of_20_columns_is_spelled_out(folder: Path) -
     assert "\x1b[2J" not in shown
     assert "\x1b]0;" not in shown
     assert "\\x1b[2J" in shown
+    assert "result: finding" in ESCAPES.sub("", shown)
     assert "\x1b[1;31m" in shown
     code, plain = in_a_terminal(folder, *check, columns=20, NO_COLOR="1")
     assert code == 1

@@ -121,6 +121,8 @@ def _run(tier: str, asked: Asked, known_of: KnownOf, line: Line, started: float)
         return run_workers_suite(workers, line.subject)
     line.progress.now = "waiting for the baseline"
     baseline = known_of()
+    line.progress.now = "starting"
+    line.progress.schedules_of = asked.schedules
     left = asked.budget_seconds - (time.monotonic() - started)
     accounting = AccountingRequest(
         **of_any,

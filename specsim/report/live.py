@@ -35,6 +35,7 @@ class Progress:
     `done`    of `of` parts; `of` 0 when that is not known
     `events`  of the simulator, shown as a rate
     `findings` distinct ones; `marks` of `marks_of` marks are reached
+    `schedules_of` of how many "schedules" are counted, 0 when that is not known
     `budget_seconds` after which the work ends, None when it has no budget
     """
 
@@ -48,6 +49,7 @@ class Progress:
     findings: int | None = None
     marks: int | None = None
     marks_of: int = 0
+    schedules_of: int = 0
     events_since: float = 0.0  # seconds after the start at which the events began
 
     def take(self, message: Mapping[str, Any], elapsed: float) -> None:
@@ -64,7 +66,9 @@ def line_of(progress: Progress, elapsed: float) -> str:
     parts = []
     if progress.done is not None:
         parts.append(f"{progress.done:,} of {progress.of:,}" if progress.of else f"{progress.done:,}")
-    parts += [f"{count:,} {name}" for name, count in progress.counts.items()]
+    for name, count in progress.counts.items():
+        of = f" of {progress.schedules_of:,}" if name == "schedules" and progress.schedules_of else ""
+        parts.append(f"{count:,}{of} {name}")
     if progress.findings is not None:
         parts.append(f"{progress.findings} finding{'' if progress.findings == 1 else 's'}")
     ran = elapsed - progress.events_since
@@ -85,6 +89,9 @@ def _left(progress: Progress, elapsed: float) -> float | None:
     left = None
     if progress.done and progress.of:
         left = elapsed / progress.done * (progress.of - progress.done)
+    schedules = progress.counts.get("schedules", 0)
+    if schedules and progress.schedules_of:
+        left = (elapsed - progress.events_since) / schedules * max(0, progress.schedules_of - schedules)
     if progress.budget_seconds is not None:
         of_budget = max(0.0, progress.budget_seconds - elapsed)
         left = of_budget if left is None else min(left, of_budget)

@@ -17,6 +17,7 @@ from specsim.report.page.plain import visible
 from specsim.verdict import NOT_JUDGED, Compared, Finding, Judged, Suite, Verdict
 
 NO_LONGER_APPLIES = NOT_JUDGED  # exit code of a replay file whose schedule is not there any more
+COLUMNS_MIN = 60  # of a terminal that tables fit into
 TEXT_MAX = 20_000  # characters of one text, such as the elements of a tensor
 WIDTH_WITHOUT_TERMINAL = 200
 
@@ -39,7 +40,7 @@ def print_mutants(columns: Sequence[str], rows: Sequence[Sequence[str]], missed:
     table = _table(f"{len(rows)} mutants", *columns)
     for cells in rows:
         table.add_row(*cells)
-    console.print(table)
+    _show(console, table)
     console.print(f"not found: {' '.join(missed) or 'none'}")
 
 
@@ -49,7 +50,7 @@ def print_sweep(data: dict[str, Any]) -> None:
     table = _table(f"{data['schedules']:,} schedules of seed {data['seed']}", "mark", "schedules", "share")
     for mark, reached in data["marks"].items():
         table.add_row(escape(mark), f"{reached['schedules']:,}", f"{reached['share']:.4%}")
-    console.print(table)
+    _show(console, table)
     for mark, reached in data["rare"].items():
         console.print(
             f"   fewer than {data['rarer_than']:,}: {escape(mark)}, {reached['schedules']:,}, {reached['share']:.4%}"
@@ -104,7 +105,7 @@ def print_verdict(verdict: Verdict) -> None:
                     f"{part['calls']:,} ({part['lines_run']}/{part['lines']} lines)" if part["kind"] == "real" else ""
                 )
                 table.add_row(suite.name, escape(part["name"]), part["kind"], escape(part["where"]), calls, result)
-    console.print(table)
+    _show(console, table)
     for suite in verdict.suites:
         _print_not_run(console, suite)
     if verdict.baseline is not None:
@@ -159,6 +160,20 @@ def _table(title: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
+
+
+def _show(console: Console, table: Table) -> None:
+    """Print a table; where the terminal is too narrow for columns, a line for each cell."""
+    if console.width >= COLUMNS_MIN:
+        console.print(table)
+        return
+    console.print(table.title)
+    for cells in zip(*(column.cells for column in table.columns), strict=True):
+        console.print()
+        for column, cell in zip(table.columns, cells, strict=True):
+            if cell:
+                console.print(f"{column.header}: {cell}")
+    console.print()
 
 
 def _hit_by(verdict: Verdict, finding: Finding) -> str:
@@ -386,7 +401,7 @@ def print_targets(listing: dict[str, Any]) -> None:
     table = _table(f"devices: {', '.join(listing['devices'])}", "target", "tiers", "note")
     for target in listing["targets"]:
         table.add_row(escape(target["target"]), ", ".join(target["tiers"]) or "none", escape(target["note"]))
-    console.print(table)
+    _show(console, table)
     for entry in listing["not_run"]:
         console.print(f"   not run    {escape(entry['what'])}: {escape(entry['why'])}", style="yellow", soft_wrap=True)
     console.print(f"   cache      {escape(listing['cache'])}", soft_wrap=True)
@@ -399,12 +414,12 @@ def print_doctor(data: dict[str, Any]) -> None:
     for piece in data["pieces"]:
         missing = "[red]missing[/]" if piece["needed"] else "[yellow]missing[/]"
         table.add_row(escape(piece["name"]), escape(piece["found"]) or missing, escape(piece["why"]))
-    console.print(table)
+    _show(console, table)
     table = _table("tiers", "tier", "device", "works", "note")
     for tier in data["tiers"]:
         works = "[green]yes[/]" if tier["works"] else "[yellow]no[/]"
         table.add_row(tier["tier"], tier["device"], works, escape(tier["note"]))
-    console.print(table)
+    _show(console, table)
     for piece in data["pieces"]:
         if piece["add"]:
             console.print(f"   add {escape(piece['name'])}: [bold]{escape(piece['add'])}[/]", soft_wrap=True)
@@ -426,7 +441,7 @@ def print_survey(survey: dict[str, Any], brief: bool) -> None:
             table.add_row(
                 escape(function["name"]), state, escape(function["text"]), function["where"], function["body_hash"]
             )
-        console.print(table)
+        _show(console, table)
     for text in survey["to_add"]:
         console.print(f"   to add     {escape(text)}", style="yellow", soft_wrap=True)
     if not survey["to_add"] and not brief:
@@ -455,4 +470,4 @@ def print_bench(results: dict[str, Any]) -> None:
                     f"{peer['median']:,.1f}",
                     "-" if peer["ratio"] is None else f"{peer['ratio']:.2f}",
                 )
-        console.print(table)
+        _show(console, table)
