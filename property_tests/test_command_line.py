@@ -22,13 +22,14 @@ from typer.main import get_command
 
 from property_tests.test_check import specsim
 from property_tests.test_sweep import ForgetfulTarget
-from specsim import interrupts
+from specsim import interrupts, replay_file
 from specsim.check.suite import SimulationResult, simulate
 from specsim.cli import app
 from specsim.commands import doctor
 from specsim.explore.exhaustive import Explorer
 from specsim.judge.matrix import Column, Matrix
 from specsim.report.live import Progress, line_of
+from specsim.report.terminal import print_replay, print_schedule_replay
 from specsim.targets.cache import Cache
 from specsim.verdict import Finding, Severity, Suite, Verdict
 
@@ -152,6 +153,18 @@ def test_a_replay_that_no_longer_applies_is_125(tmp_path: Path) -> None:
     ended = specsim(tmp_path, "replay", "old.json", "--json", "r.json")
     assert (ended.returncode, "no longer applies" in ended.stdout) == (125, True)
     assert json.loads((tmp_path / "r.json").read_text())["exit_code"] == 125
+
+
+def test_a_replay_on_a_target_that_does_not_run_it_is_125_and_not_passed(capsys: pytest.CaptureFixture[str]) -> None:
+    fixtures = Path(__file__).parents[1] / "fixtures" / "replays"
+    schedule, case = (
+        replay_file.load(fixtures / f"{name}.json") for name in ("session-tail-leak", "bonus-token-stride")
+    )
+    assert isinstance(schedule, replay_file.ScheduleReplay)
+    assert isinstance(case, replay_file.OpReplay)
+    assert print_schedule_replay(schedule, "model", {"judged": False}) == 125
+    assert print_replay(case, "model", {"judged": False, "subject": "f"}) == 125
+    assert capsys.readouterr().out.count("not judged") == 2
 
 
 # Interrupts

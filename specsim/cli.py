@@ -285,8 +285,8 @@ def replay(
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """See a finding again. Exit code 1 when it is reproduced, 0 when it is not, 125 when the file no longer applies,
-    3 when it is reproduced but not bit for bit.
+    """See a finding again. Exit code 1 when it is reproduced, 0 when it is not, 125 when the file no longer applies
+    or the target does not run it, 3 when it is reproduced but not bit for bit.
     """
     from specsim import replay_file
     from specsim.commands.pages import write_pages

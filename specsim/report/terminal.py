@@ -251,8 +251,8 @@ def print_replay(stored: OpReplay, target: str, answer: dict[str, Any], verified
     console.print(f"[bold]{escape(stored.op)}[/], {escape(answer['subject'])} of {escape(target)}")
     console.print(f"   found on   {escape(stored.target)}: {escape(stored.title)}", soft_wrap=True)
     if not answer["judged"]:
-        console.print("not reproduced: this implementation does not accept the configuration of the case")
-        return 0
+        console.print("not judged: this implementation does not accept the configuration of the case")
+        return NOT_JUDGED
     sizes = ", ".join(f"{name}={size}" for name, size in stored.sizes.items())
     console.print(f"   sizes      {escape(sizes)}", soft_wrap=True)
     for kind in ("inputs", "expected"):
@@ -338,8 +338,8 @@ def print_schedule_replay(stored: ScheduleReplay, target: str, answer: dict[str,
     console.print(f"[bold]{escape(stored.rule)}[/] on {escape(named)}")
     console.print(f"   found on   {escape(stored.target)}: {escape(stored.title)}", soft_wrap=True)
     if not answer["judged"]:
-        console.print("not reproduced: this target does not run the scenario")
-        return 0
+        console.print("not judged: this target does not run the scenario")
+        return NOT_JUDGED
     if not answer["same_model"]:
         console.print("   note       made before a change of the simulator: the tape is read by the tolerant rule, and")
         console.print("              may stand for another schedule than it did")
