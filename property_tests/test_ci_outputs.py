@@ -274,6 +274,14 @@ def test_a_baseline_lets_known_findings_pass_and_new_ones_fail(tmp_path: Path) -
     assert ElementTree.parse(tmp_path / "j.xml").getroot().get("failures") == "0"
 
 
+def test_a_baseline_that_cannot_be_judged_is_no_baseline(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("provider = {}\n")
+    arguments = ("check", "model", "--mutant", "A01", "--schedules", "2", "--baseline", "empty:provider")
+    ended = specsim(tmp_path, *arguments)
+    assert ended.returncode == 125
+    assert "the baseline empty:provider cannot be judged" in ended.stderr
+
+
 def test_a_baseline_that_is_a_target_is_checked_in_the_same_run(tmp_path: Path) -> None:
     arguments = ("check", "model", "--mutant", "A01", "--schedules", "12", "--only", "accounting")
     ended = specsim(tmp_path, *arguments, "--baseline", "model", "--json", "v.json", "--github")

@@ -267,6 +267,39 @@ def test_an_interrupt_that_came_before_is_told_and_forgotten_at_the_end() -> Non
         signal.signal(signal.SIGINT, before)
 
 
+# Budgets
+
+
+def test_after_its_budget_no_work_begins_and_that_is_said(tmp_path: Path) -> None:
+    from specsim.commands.pages import write_report
+    from specsim.judge import sweep
+    from specsim.mutants import table
+    from specsim.mutants.load import find
+
+    swept = sweep.run(0, 1000, 1, lambda _swept: None, budget_seconds=0.0)
+    assert (swept.ended, swept.is_interrupted, swept.counts.schedules) == (sweep.SPENT, False, 0)
+    assert table.hunt_all([find("N01")], stopped=lambda: True) == []
+    fixture = Path(__file__).parents[1] / "fixtures" / "replays" / "session-tail-leak.json"
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / "a.json").write_text(fixture.read_text())
+    json_file, pages = tmp_path / "r.json", tmp_path / "pages"
+    write_report(tmp_path / "found", pages, tmp_path, lambda *_: {}, None, json_file, budget_seconds=-1.0)
+    (entry,) = json.loads(json_file.read_text())["entries"]
+    assert entry["why_not"].startswith("the time budget was spent")
+
+
+def test_a_budget_for_making_smaller_keeps_what_there_is(tmp_path: Path) -> None:
+    fixture = Path(__file__).parents[1] / "fixtures" / "replays" / "session-one-token-short.json"
+    stored = json.loads(fixture.read_text())
+    (tmp_path / "a.json").write_text(json.dumps({**stored, "tape": [*stored["tape"], 1, 2, 3]}))
+    arguments = ("--budget-seconds", "0.1", "--attempts", "1000000", "--out", "small", "--json", "s.json")
+    ended = specsim(tmp_path, "shrink", "a.json", *arguments)
+    assert ended.returncode == 0, ended.stderr
+    sizes = json.loads((tmp_path / "s.json").read_text())
+    assert sizes["after"]["choices"] <= sizes["before"]["choices"]
+    assert (tmp_path / sizes["replay"]).is_file()
+
+
 # The live line
 
 
