@@ -11,13 +11,17 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from property_tests.test_check import specsim
-from specsim.commands import judging, outputs
+from specsim.commands import checking, judging, outputs
 from specsim.errors import UsageError
+from specsim.judge import matrix
+from specsim.judge.matrix import Column
 from specsim.report import baseline, github, junit, sarif
+from specsim.targets.cache import Cache
+from specsim.targets.spec import ModelTarget
 from specsim.verdict import Compared, Finding, Judged, NotRun, Severity, Suite, Verdict
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +88,7 @@ def valid(text: str) -> dict[str, Any]:
 # SARIF
 
 
+@settings(max_examples=max(20, settings.default.max_examples // 4))  # a validation takes long
 @given(verdicts())
 def test_sarif_is_valid_whatever_the_text(data: dict[str, Any]) -> None:
     valid(sarif.sarif_of([data], located, lambda _file: [HOSTILE, "   1  host    arrive    r0"]))
@@ -199,7 +204,7 @@ def test_a_place_is_relative_to_the_repository_of_the_workflow(tmp_path: Path, m
 # Baselines
 
 
-@given(st.sets(TEXT, min_size=1), st.sets(TEXT))
+@given(st.sets(TEXT, min_size=1, max_size=4), st.sets(TEXT, max_size=4))
 def test_a_baseline_is_read_back_as_it_was_written(found: set[str], kept: set[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "base.json"
@@ -274,18 +279,24 @@ def test_a_baseline_lets_known_findings_pass_and_new_ones_fail(tmp_path: Path) -
     assert ElementTree.parse(tmp_path / "j.xml").getroot().get("failures") == "0"
 
 
-def test_a_baseline_that_cannot_be_judged_is_no_baseline(tmp_path: Path) -> None:
-    (tmp_path / "empty.py").write_text("provider = {}\n")
-    arguments = ("check", "model", "--mutant", "A01", "--schedules", "2", "--baseline", "empty:provider")
-    ended = specsim(tmp_path, *arguments)
-    assert ended.returncode == 125
-    assert "the baseline empty:provider cannot be judged" in ended.stderr
+@pytest.mark.parametrize(
+    "column", [Column("model", {}, "it hangs", 2, 1.0), Column("model", {"verdict": "error"}, "", 125, 1.0)]
+)
+def test_a_baseline_that_cannot_be_judged_is_no_baseline(
+    column: Column, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(matrix, "check_one", lambda *_arguments, **_options: column)
+    monkeypatch.setattr(checking, "judged", lambda _asked, known_of: known_of())
+    asked = judging.Asked(ModelTarget(), Cache(tmp_path), None, 1.0, 0, 1, 1, "swarm", tmp_path, "cpu", 1.0)
+    options = {"--budget-seconds": 1.0}
+    code = checking.check_one_target(asked, options, outputs.Outputs(), None, "model", False, False)
+    assert (code, "the baseline model cannot be judged" in capsys.readouterr().err) == (125, True)
 
 
 def test_a_baseline_that_is_a_target_is_checked_in_the_same_run(tmp_path: Path) -> None:
     arguments = ("check", "model", "--mutant", "A01", "--schedules", "12", "--only", "accounting")
-    ended = specsim(tmp_path, *arguments, "--baseline", "model", "--json", "v.json", "--github")
+    ended = specsim(tmp_path, *arguments, "--baseline", "model", "--json", "v.json", "--github", "--no-shrink")
     assert (ended.returncode, "1 new finding, 0 known from model" in ended.stdout) == (1, True), ended.stderr
     assert "::error title=I53" in ended.stdout
     (found,) = json.loads((tmp_path / "v.json").read_text())["findings"]
-    assert "smallest schedule: " in found["details"][0]
+    assert found["order"] is None

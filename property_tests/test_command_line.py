@@ -306,9 +306,9 @@ def test_a_budget_for_making_smaller_keeps_what_there_is(tmp_path: Path) -> None
 @given(
     st.builds(
         Progress,
-        what=st.text(max_size=2000),
+        what=st.text(max_size=9) | st.just("x\x1b\u202e" * 999),
         budget_seconds=st.none() | st.floats(1, 1e6),
-        now=st.text(max_size=2000),
+        now=st.text(max_size=9),
         done=st.none() | st.integers(0, 10**9),
         of=st.integers(0, 10**9),
         events=st.none() | st.integers(0, 10**12),
@@ -373,8 +373,8 @@ def test_hostile_text_in_a_terminal_of_20_columns_is_spelled_out(folder: Path) -
     assert "\\x1b[2J" in shown
     assert "result: finding" in ESCAPES.sub("", shown)
     assert "\x1b[1;31m" in shown
-    code, plain = in_a_terminal(folder, *check, columns=20, NO_COLOR="1")
-    assert code == 1
+    code, plain = in_a_terminal(folder, "targets", columns=20, NO_COLOR="1")
+    assert (code, "not run" in plain) == (0, True)
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", plain)
 
 
