@@ -27,7 +27,7 @@ from specsim.verdict import Compared, Finding, Judged, NotRun, Severity, Suite, 
 ROOT = Path(__file__).parents[1]
 SCHEMA = json.loads((ROOT / "fixtures" / "schemas" / "sarif-2.1.0.json").read_text())
 FIXTURE = ROOT / "fixtures" / "replays" / "stale-result-of-a-retracted-request.json"
-HOSTILE = "</script>\x1b[2J\x00\r\n::error::x]]>&%0A|`[b](c)\u202e\ud800"
+HOSTILE = "</script>\x1b[2J\x00\r\n::error::x]]>&%0A|,file=a`[b](c)\u202e\ud800"
 TEXT = st.text(max_size=40) | st.just(HOSTILE)
 
 
