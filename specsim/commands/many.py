@@ -66,6 +66,9 @@ def check_many(
         write.write_text(page(data, command, fixtures_in(fixtures), write), encoding="utf-8")
     outputs.write([column.verdict or _not_judged(column) for column in matrix.columns])
     print_matrix(data)
+    left = [c.target for c in matrix.columns if c.why == interrupts.WHY or c.verdict.get("interrupted")]
+    if left:
+        typer.echo(f"specsim: interrupted; these are left: specsim check {' '.join(left)}", err=True)
     return matrix.exit_code
 
 
