@@ -47,18 +47,20 @@ class Shrunk:
         self._seconds = seconds
 
     def __call__(
-        self, _target: Any, tape: Tape, _signature: str, attempts_max: int, _on_attempt: Any, _ends: float
+        self, _target: Any, tape: Tape, _signature: str, attempts_max: int, _on_attempt: Any, _goes_on: Any
     ) -> Any:
         time.sleep(self._seconds)
         self.attempts.append(attempts_max)
         return SimpleNamespace(tape=tape)
 
 
-def smallest(monkeypatch: pytest.MonkeyPatch, ends: float, seconds: float = 0.0) -> tuple[Tape, list[int]]:
+def smallest(
+    monkeypatch: pytest.MonkeyPatch, ends: float, seconds: float = 0.0, goes_on: bool = True
+) -> tuple[Tape, list[int]]:
     shrunk = Shrunk(seconds)
     monkeypatch.setattr(suite, "shrink", shrunk)
     monkeypatch.setattr(suite.Schedule, "size", lambda schedule: len(schedule.tape))
-    found = suite._smallest(SimpleNamespace(), "x", [(1, 2, 3), (1,), (1, 2)], ends, lambda: None)
+    found = suite._smallest(SimpleNamespace(), "x", [(1, 2, 3), (1,), (1, 2)], ends, lambda: goes_on, lambda: None)
     return found.tape, shrunk.attempts
 
 
@@ -72,6 +74,11 @@ def test_without_time_one_start_is_made_smaller_by_few_attempts(monkeypatch: pyt
 
 def test_no_start_is_begun_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     assert smallest(monkeypatch, time.monotonic() + 0.02, 0.05)[1] == [suite.SHRINK_ATTEMPTS_MAX]
+
+
+def test_no_other_start_is_begun_when_it_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = smallest(monkeypatch, time.monotonic() + 60, goes_on=False)
+    assert found == ((1, 2, 3), [suite.SHRINK_ATTEMPTS_MAX])
 
 
 def test_garbage_is_collected_again_after_a_lift_that_fails() -> None:

@@ -42,6 +42,7 @@ def layer(ours: str = "", foreign: str = "") -> Layer:
 
 LAYERS = {  # lowest first: each may use only layers above it in this table
     "errors": layer(),
+    "interrupts": layer(),
     "verdict": layer("errors"),
     "replay_file": layer("errors verdict"),
     "explore": layer("errors"),
@@ -54,10 +55,12 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "targets": layer("errors verdict explore memory sim ops", "torch triton"),
     "diff": layer("errors verdict replay_file explore reference ops kernels targets", "torch triton numpy"),
     "compiled": layer("errors targets"),
-    "mutants": layer("errors verdict explore memory sim compiled"),
-    "judge": layer("errors verdict replay_file explore memory sim ops diff targets compiled mutants", "torch"),
+    "mutants": layer("errors interrupts verdict explore memory sim compiled"),
+    "judge": layer(
+        "errors interrupts verdict replay_file explore memory sim ops diff targets compiled mutants", "torch"
+    ),
     "bench": layer("errors verdict explore memory sim reference ops kernels targets diff compiled", "torch triton"),
-    "bisect": layer("errors verdict replay_file explore memory sim ops targets judge"),
+    "bisect": layer("errors interrupts verdict replay_file explore memory sim ops targets judge"),
     "report": layer("errors verdict replay_file", "rich"),
 }
 # The engine calls the checker, and the checker reads the engine's values: one layer in two folders.

@@ -235,7 +235,7 @@ def test_a_finding_that_is_not_there_any_more_is_fixed_or_no_longer_applies(
     assert (holds, words in reason) == (applies, True), reason
 
 
-def test_a_replay_that_no_longer_applies_says_so_and_ends_with_exit_code_2(folder: Path) -> None:
+def test_a_replay_that_no_longer_applies_says_so_and_ends_with_exit_code_125(folder: Path) -> None:
     stored = json.loads(Path(found(folder, "schedule")).read_text())
     for change, words in (
         ({"tape": [1, 1, 1, 1]}, "its tape stands for another configuration"),
@@ -244,7 +244,7 @@ def test_a_replay_that_no_longer_applies_says_so_and_ends_with_exit_code_2(folde
         old = {**stored, "mutant": "", "model_hash": "0" * 16, **change}
         (folder / "stale.json").write_text(json.dumps(old))
         ended = specsim(folder, "replay", "stale.json")
-        assert (ended.returncode, "no longer applies" in ended.stdout, words in ended.stdout) == (2, True, True)
+        assert (ended.returncode, "no longer applies" in ended.stdout, words in ended.stdout) == (125, True, True)
 
 
 def test_a_file_without_the_newer_fields_is_read(folder: Path) -> None:

@@ -5,47 +5,57 @@ at once.
 from __future__ import annotations
 
 import functools
-import shutil
+import io
+import math
+import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import specsim
+from specsim.commands import doctor as doctor_command
 from specsim.commands import history, model, template
-from specsim.commands.options import CacheOption, DeviceOption, HangOption, one_of, require_folder, say
+from specsim.commands.options import (
+    CacheOption,
+    DeviceOption,
+    HangOption,
+    NoBudgetOption,
+    NoSeedOption,
+    SeedOption,
+    accept_seed,
+    one_of,
+    require_folder,
+    say,
+)
+from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOption
+from specsim.commands.pages import require_file
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
+from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE, write_json
 
 if TYPE_CHECKING:
-    from specsim.judge.accounting import AccountingRequest
-    from specsim.judge.ops import OpsRequest
-    from specsim.judge.workers import WorkersRequest
-    from specsim.replay_file import OpReplay, Replay, ScheduleReplay, WorkerReplay
-    from specsim.verdict import Finding, Suite, Verdict
+    from specsim.replay_file import Replay
 
 app = typer.Typer(
     name="specsim",
     help="Deterministic simulation testing for speculative decoding in LLM inference.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog="Exit codes: 0 pass, 1 finding, 2 usage or environment, 3 nondeterminism. "
-    "Checking a TARGET runs its code: check what you trust.",
+    epilog="Exit codes: 0 pass, 1 finding, 2 usage or environment, 3 nondeterminism, 125 not judgeable, "
+    "130 interrupted. Checking a TARGET runs its code: check what you trust.",
 )
 
 TIERS = ("ops", "accounting", "workers")
 DEFAULT_CASES = 100
 DEFAULT_SCHEDULES = 500
 SHRINK_ATTEMPTS = 5000
-GIT_SKIPS, GIT_STOPS = 125, 128  # what `git bisect run` makes of these exit codes
+REPLAYED = "specsim.replayed/1"
+GIT_SKIPS, GIT_STOPS = NOT_JUDGED, 128  # what `git bisect run` makes of these exit codes
 
 BisectRunOption = Annotated[
     bool,
@@ -120,7 +130,7 @@ def check(
         typer.Option(metavar="TIER", help="Run one tier only: ops, accounting or workers; ops:NAME for one operation."),
     ] = None,
     budget_seconds: Annotated[float, typer.Option(min=1.0, help="Time budget of the whole check.")] = 60.0,
-    seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
+    seed: SeedOption = "0",
     cases: Annotated[int, typer.Option(min=1, help="Cases per implementation, as far as time goes.")] = DEFAULT_CASES,
     bulk: Annotated[
         bool, typer.Option("--bulk", help="With --only ops: thousands of cases a launch, compared on the device.")
@@ -147,6 +157,19 @@ def check(
         typer.Option("--pin", metavar="FOLDER", help="Put a fixture there for each finding of a matrix without one."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Targets of a matrix at a time. Default: one a core.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="FILE|TARGET", help="Exit 1 only for findings that this does not have, checked alike."),
+    ] = None,
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Write the findings to the FILE of --baseline.")
+    ] = False,
+    junit: JUnitOption = None,
+    sarif: SarifOption = None,
+    github: GithubOption = None,
+    shrinks: Annotated[
+        bool, typer.Option("--shrink/--no-shrink", help="Make each finding as small as can be: most of the time.")
+    ] = True,
     device: DeviceOption = "auto",
     bisect_run: BisectRunOption = False,
     one_core: Annotated[bool, typer.Option("--one-core", help="One tier after the other, as in a matrix.")] = False,
@@ -156,137 +179,68 @@ def check(
     """Judge a target: every suite within the budget, a verdict table, one finding per defect. Several targets make a
     matrix: targets across, findings down.
     """
-    from specsim.commands.beside import beside, cores
+    from specsim.commands.checking import check_one_target
+    from specsim.commands.judging import Asked
     from specsim.explore.strategies import STRATEGIES
-    from specsim.judge.accounting import AccountingRequest, run_accounting_suite
-    from specsim.judge.bulk import run_bulk_suite
-    from specsim.judge.ops import OpsRequest, run_ops_suite
-    from specsim.judge.workers import WorkersRequest, run_workers_suite
-    from specsim.report.terminal import live_progress, print_verdict
     from specsim.targets.cache import open_cache
     from specsim.targets.ranges import expand_targets
     from specsim.targets.sglang.releases import RELEASES
-    from specsim.targets.sglang.triage import triage_line
-    from specsim.targets.spec import CheckoutTarget, PackageTarget, ReleaseTarget
-    from specsim.verdict import Verdict, write_json
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
-        asked, (only, operation) = only, _tier(only)
+        tier, operation = _tier(only)
         if provider:
-            if target or only not in (None, "ops"):
+            if target or tier not in (None, "ops"):
                 raise UsageError("--provider with a TARGET or another tier", "it is a target of the ops tier by itself")
-            target, only, asked = [provider], "ops", asked or "ops"
+            target, tier, only = [provider], "ops", only or "ops"
         one_of("--device", device, ("auto", "cpu", "cuda"))
         one_of("--strategy", strategy, tuple(STRATEGIES))
-        if bulk and only != "ops":
+        if bulk and tier != "ops":
             raise UsageError("--bulk without --only ops", "bulk cases are of operations: add --only ops")
         chosen = expand_targets(target or ["model"], RELEASES)
+        options = {"--seed": seed, "--cases": cases, "--schedules": schedules, "--device": device}
+        options |= {"--budget-seconds": budget_seconds, "--hang-seconds": hang_seconds, "--strategy": strategy}
+        options |= {name: value for name, value in (("--only", only), ("--cache-dir", cache_dir)) if value}
+        outputs = Outputs(junit, sarif, github)
+        outputs.require()
         if len(chosen) > 1 or (write is not None and not bulk) or pin_to is not None:
-            options = {"--seed": seed, "--cases": cases, "--schedules": schedules, "--device": device}
-            options |= {"--budget-seconds": budget_seconds, "--hang-seconds": hang_seconds, "--strategy": strategy}
-            options |= {name: value for name, value in (("--only", asked), ("--cache-dir", cache_dir)) if value}
             if bulk:
                 raise UsageError("--bulk with several targets", "give one target at a time")
             for option, value in (("--mutant", mutant), ("--canary", canary), ("--kernels", kernels)):
                 if value:
                     raise UsageError(f"{option} with several targets", f"it is of the model: check model {option}")
+            if baseline is not None:
+                raise UsageError("--baseline with several targets", "give one target at a time")
             from specsim.commands.many import check_many
 
-            raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, target or []))
+            raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, target or [], outputs))
         (parsed,) = chosen
     if canary:
         _require_model("--canary", parsed.text)
         raise typer.Exit(_sing())
-    cache = open_cache(cache_dir)
-    started = time.monotonic()
-    seed_number = parse_seed(seed)
     if mutant:
         _require_mutant(mutant, parsed.text)
     if kernels and parsed.text != "model":
         raise UsageError(f"--kernels {kernels} with {parsed.text}", "the model uses them: check model --kernels")
-    require_folder("--out", out)
-    if json_file is not None:
-        require_folder("--json", json_file.parent)
-    if write is not None:
-        require_folder("--write", write.parent)
-    if isinstance(parsed, ReleaseTarget):
-        from specsim.targets.fetch import fetch_wheel
-
-        fetch_wheel(parsed.version, cache)
-    if only in (None, "ops"):
-        from specsim.targets.packages import prepare
-
-        prepare(parsed, cache, on_gpu=device != "cpu" and shutil.which("nvidia-smi") is not None)
-    verdict = Verdict(f"{parsed.text} with mutant {mutant}" if mutant else parsed.text, seed_number)
-    # Of a matrix each target has one process, and as many run at a time as there are cores.
-    apart = only is None and not mutant and not one_core and cores() > 1
-    operations: Callable[[], tuple[Suite, list[Finding]]] | None = None
-    with live_progress(parsed.text) as progress:
-        # A mutant is of the model's accounting: its operations are not touched.
-        if only in (None, "ops") and not mutant:
-            ops = OpsRequest(
-                target=parsed.text,
-                cache=cache.folder,
-                seed=seed_number,
-                cases=cases,
-                seconds=budget_seconds * (0.5 if only is None else 1.0),
-                hang_seconds=hang_seconds,
-                device=device,
-                out=out,
-                operation=operation,
-            )
-            judge_operations = partial(run_bulk_suite if bulk else run_ops_suite, ops, progress)
-            if apart:
-                operations = beside(judge_operations)
-            else:
-                _add(verdict, *judge_operations())
-        if only == "workers" or (only is None and isinstance(parsed, ReleaseTarget | CheckoutTarget)):
-            workers = WorkersRequest(
-                target=parsed.text,
-                cache=cache.folder,
-                seed=seed_number,
-                cases=cases,
-                seconds=budget_seconds * (0.2 if only is None else 1.0),
-                hang_seconds=hang_seconds,
-                out=out,
-            )
-            _add(verdict, *run_workers_suite(workers, progress))
-        if only in (None, "accounting"):
-            accounting = AccountingRequest(
-                target=parsed.text,
-                cache=cache.folder,
-                seed=seed_number,
-                schedules=schedules,
-                seconds=max(1.0, budget_seconds - (time.monotonic() - started)),
-                hang_seconds=hang_seconds,
-                out=out,
-                mutant=mutant,
-                kernels=kernels,
-                strategy=strategy,
-            )
-            _add(verdict, *run_accounting_suite(accounting, progress))
-        if operations is not None:
-            suite, found = operations()
-            verdict.suites.insert(0, suite)
-            verdict.findings[:0] = found
-    if isinstance(parsed, ReleaseTarget | CheckoutTarget):
-        version = parsed.version if isinstance(parsed, ReleaseTarget) else None
-        verdict.findings = [replace(found, triage=triage_line(found, version)) for found in verdict.findings]
-    elif isinstance(parsed, PackageTarget):
-        from specsim.targets.package_findings import triage_line as of_package
-
-        verdict.findings = [
-            replace(found, triage=of_package(parsed.package, found.signature)) for found in verdict.findings
-        ]
-    if json_file is not None:
-        write_json(json_file, verdict.to_json())
-    if write is not None:
-        from specsim.commands.counts import add_counts
-
-        add_counts(write, verdict, device)
-    print_verdict(verdict)
-    half_judged = not verdict.findings and not all(suite.cases or suite.schedules for suite in verdict.suites)
-    raise typer.Exit(GIT_SKIPS if bisect_run and half_judged else verdict.exit_code)
+    asked = Asked(
+        target=parsed,
+        cache=open_cache(cache_dir),
+        only=tier,
+        operation=operation,
+        budget_seconds=budget_seconds,
+        seed=parse_seed(seed),
+        cases=cases,
+        schedules=schedules,
+        strategy=strategy,
+        out=out,
+        device=device,
+        hang_seconds=hang_seconds,
+        bulk=bulk,
+        mutant=mutant,
+        kernels=kernels,
+        shrinks=shrinks,
+        one_core=one_core,
+    )
+    raise typer.Exit(check_one_target(asked, options, outputs, json_file, baseline, update_baseline, bisect_run, write))
 
 
 def _tier(only: str | None) -> tuple[str | None, str]:
@@ -296,11 +250,6 @@ def _tier(only: str | None) -> tuple[str | None, str]:
         return tier, operation
     one_of("--only", only, TIERS)
     return only, ""
-
-
-def _add(verdict: Verdict, suite: Suite, findings: list[Finding]) -> None:
-    verdict.suites.append(suite)
-    verdict.findings += findings
 
 
 def _require_mutant(mutant: str, target: str) -> None:
@@ -343,15 +292,21 @@ def replay(
         Path | None, typer.Option(metavar="OUT", help="Write a page that goes through the events: one file.")
     ] = None,
     perfetto: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a trace that Perfetto opens.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what it showed to this file.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: Annotated[
+        float | None, typer.Option("--budget-seconds", min=1.0, help="A case that takes longer counts as hung.")
+    ] = None,
     bisect_run: BisectRunOption = False,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """See a finding again. Exit code 1 when it is reproduced, 0 when it is not, 2 when the file no longer applies,
-    3 when it is reproduced but not bit for bit.
+    """See a finding again. Exit code 1 when it is reproduced, 0 when it is not, 125 when the file no longer applies
+    or the target does not run it, 3 when it is reproduced but not bit for bit.
     """
     from specsim import replay_file
-    from specsim.commands.pages import require_file, write_pages
+    from specsim.commands.pages import write_pages
+    from specsim.commands.requests import noted, ops_request, schedule_request, workers_request
     from specsim.judge.accounting import replay_schedule, replay_schedule_twice
     from specsim.judge.ops import replay_ops, replay_ops_twice
     from specsim.judge.workers import replay_case, replay_case_twice
@@ -362,42 +317,31 @@ def replay(
         one_of("--device", device, ("auto", "cpu", "cuda"))
         stored = replay_file.load(file)
         text = parse_target(target or stored.target).text
-        require_file("--html", html)
-        require_file("--perfetto", perfetto)
+        accept_seed(seed)
+        for option, written in (("--html", html), ("--perfetto", perfetto), ("--json", json_file)):
+            require_file(option, written)
+    hang_seconds = min(hang_seconds, budget_seconds or hang_seconds)
     record = html is not None or perfetto is not None
     answer: dict[str, Any]
     if isinstance(stored, replay_file.OpReplay):
-        request = _ops_request(stored, text, device, hang_seconds, cache_dir, Path())
+        request = ops_request(stored, text, device, hang_seconds, cache_dir, Path())
         answer = replay_ops_twice(request, file) if verify else replay_ops(request, file, record=record)
         exit_code = print_replay(stored, text, answer, verified=verify)
     elif isinstance(stored, replay_file.WorkerReplay):
-        workers = _workers_request(stored, text, hang_seconds, cache_dir, Path())
+        workers = workers_request(stored, text, hang_seconds, cache_dir, Path())
         answer = replay_case_twice(workers, file) if verify else replay_case(workers, file)
         exit_code = print_worker_replay(stored, text, answer, verified=verify)
     else:
-        schedule = _schedule_request(stored, text, hang_seconds, cache_dir, Path())
+        schedule = schedule_request(stored, text, hang_seconds, cache_dir, Path())
         answer = replay_schedule_twice(schedule, file) if verify else replay_schedule(schedule, file, record=record)
         exit_code = print_schedule_replay(stored, text, answer, verified=verify)
     if record and answer.get("judged", True):
-        noted = _noted(stored, file, text, device, hang_seconds, cache_dir) if verify else answer
-        write_pages(stored, file, noted, exit_code, text, cache_dir, html, perfetto)
+        recorded = noted(stored, file, text, device, hang_seconds, cache_dir) if verify else answer
+        write_pages(stored, file, recorded, exit_code, text, cache_dir, html, perfetto)
+    if json_file is not None:
+        shown = {name: value for name, value in answer.items() if name not in ("event", "recording")}
+        write_json(json_file, {"format": REPLAYED, "file": str(file), "target": text, "exit_code": exit_code, **shown})
     raise typer.Exit(exit_code)
-
-
-def _noted(
-    stored: Replay, file: Path, target: str, device: str | None, hang_seconds: float, cache_dir: Path | None
-) -> dict[str, Any]:
-    """A replay with the engine's states noted, or the outputs of a case."""
-    from specsim import replay_file
-    from specsim.judge.accounting import replay_schedule
-    from specsim.judge.ops import replay_ops
-    from specsim.judge.workers import replay_case
-
-    if isinstance(stored, replay_file.OpReplay):
-        return replay_ops(_ops_request(stored, target, device, hang_seconds, cache_dir, Path()), file, record=True)
-    if isinstance(stored, replay_file.WorkerReplay):
-        return replay_case(_workers_request(stored, target, hang_seconds, cache_dir, Path()), file)
-    return replay_schedule(_schedule_request(stored, target, hang_seconds, cache_dir, Path()), file, record=True)
 
 
 @app.command()
@@ -409,16 +353,23 @@ def report(
     data: Annotated[
         Path, typer.Option(metavar="FOLDER", help="A checkout of specsim: its release matrix, mutants and speed.")
     ] = Path(),
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what the index lists to this file.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: Annotated[
+        float | None, typer.Option("--budget-seconds", min=1.0, help="No replay begins after them.")
+    ] = None,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
     """Write a static index of a run's findings, with a page for each. Replays each on the target it was found on."""
+    accept_seed(seed)
     from specsim.commands.pages import write_report
+    from specsim.commands.requests import noted
 
-    def noted(stored: Replay, file: Path) -> dict[str, Any]:
-        return _noted(stored, file, stored.target, None, hang_seconds, cache_dir)
+    def noted_there(stored: Replay, file: Path) -> dict[str, Any]:
+        return noted(stored, file, stored.target, None, hang_seconds, cache_dir)
 
-    write_report(folder, html, data, noted, cache_dir)
+    write_report(folder, html, data, noted_there, cache_dir, json_file, budget_seconds)
 
 
 @app.command()
@@ -427,8 +378,13 @@ def pin(
     out: Annotated[Path | None, typer.Option(help="The test to write, test_NAME.py.")] = None,
     target: Annotated[str | None, typer.Option(help="What the test runs. Default: what it was found on.")] = None,
     still: Annotated[bool, typer.Option("--still", help="Assert that the finding is still there.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was written to this file.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: NoBudgetOption = None,
 ) -> None:
     """Write a pytest that replays a finding and asserts that it is gone."""
+    accept_seed(seed)
+    require_file("--json", json_file)
     from specsim import replay_file
     from specsim.judge import pinned
     from specsim.targets.spec import parse_target
@@ -437,6 +393,8 @@ def pin(
     test = out or Path(pinned.default_name(stored))
     pinned.pin(file, test, parse_target(target or stored.target).text, still)
     typer.echo(f"{test}, with {test.with_suffix('.json')} beside it")
+    if json_file is not None:
+        write_json(json_file, {"test": str(test), "replay": str(test.with_suffix(".json")), "still": still})
 
 
 @app.command()
@@ -444,74 +402,43 @@ def shrink(
     file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
     out: Annotated[Path, typer.Option(help="Folder for the smaller replay file.")] = Path("specsim-findings"),
     attempts: Annotated[int, typer.Option(min=1, help="Cases or schedules to try.")] = SHRINK_ATTEMPTS,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the file and its sizes to this file.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: Annotated[
+        float, typer.Option("--budget-seconds", min=0.1, help="Keep what is smallest after them.", show_default="none")
+    ] = math.inf,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """Make a replay file smaller, with more attempts than `check` takes."""
-    from specsim import replay_file
+    """Make a replay file smaller, with more attempts than `check` takes. An interrupt keeps the smallest by then."""
+    from specsim import interrupts, replay_file
+    from specsim.commands.requests import ops_request, schedule_request, workers_request
     from specsim.judge.accounting import shrink_schedule
     from specsim.judge.ops import shrink_ops
     from specsim.judge.workers import shrink_case
 
+    accept_seed(seed)
     require_folder("--out", out)
+    require_file("--json", json_file)
     stored = replay_file.load(file)
-    if isinstance(stored, replay_file.OpReplay):
-        request = _ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
-        answer, unit = shrink_ops(request, file, attempts), "input elements"
-    elif isinstance(stored, replay_file.WorkerReplay):
-        workers = _workers_request(stored, stored.target, hang_seconds, cache_dir, out)
-        answer, unit = shrink_case(workers, file, attempts), "characters of the case"
-    else:
-        schedule = _schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
-        answer, unit = shrink_schedule(schedule, file, attempts), "events"
+    with interrupts.gentle():
+        if isinstance(stored, replay_file.OpReplay):
+            request = ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
+            answer, unit = shrink_ops(request, file, attempts, budget_seconds), "input elements"
+        elif isinstance(stored, replay_file.WorkerReplay):
+            workers = workers_request(stored, stored.target, hang_seconds, cache_dir, out)
+            answer, unit = shrink_case(workers, file, attempts, budget_seconds), "characters of the case"
+        else:
+            schedule = schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
+            answer, unit = shrink_schedule(schedule, file, attempts, budget_seconds), "events"
+        interrupted = interrupts.asked()
     (choices, size), (choices_now, size_now) = answer["before"], answer["after"]
     typer.echo(f"{choices} choices and {size} {unit} before, {choices_now} choices and {size_now} {unit} now")
-    typer.echo(f"specsim replay {answer['replay']}")
-
-
-def _of_one(stored: Replay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path) -> dict[str, Any]:
-    """What a request for the case or schedule of one replay file has, of any tier."""
-    from specsim.targets.cache import open_cache
-
-    cache = open_cache(cache_dir).folder
-    limits = {"seconds": hang_seconds, "hang_seconds": hang_seconds}
-    return {"target": target, "cache": cache, "seed": stored.seed, "out": out, **limits}
-
-
-def _ops_request(
-    stored: OpReplay, target: str, device: str | None, hang_seconds: float, cache_dir: Path | None, out: Path
-) -> OpsRequest:
-    from specsim.judge.ops import OpsRequest
-
-    return OpsRequest(
-        **_of_one(stored, target, hang_seconds, cache_dir, out),
-        cases=1,
-        device=device or stored.device,
-    )
-
-
-def _schedule_request(
-    stored: ScheduleReplay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path
-) -> AccountingRequest:
-    from specsim.judge.accounting import AccountingRequest
-
-    return AccountingRequest(
-        **_of_one(stored, target, hang_seconds, cache_dir, out),
-        schedules=1,
-        mutant=stored.mutant if target == stored.target else "",
-        kernels=stored.kernels if target == stored.target else "",
-    )
-
-
-def _workers_request(
-    stored: WorkerReplay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path
-) -> WorkersRequest:
-    from specsim.judge.workers import WorkersRequest
-
-    return WorkersRequest(
-        **_of_one(stored, target, hang_seconds, cache_dir, out),
-        cases=1,
-    )
+    typer.echo(f"specsim replay {shlex.quote(answer['replay'])}")
+    if json_file is not None:
+        sizes = {"before": {"choices": choices, "size": size}, "after": {"choices": choices_now, "size": size_now}}
+        write_json(json_file, {"replay": answer["replay"], "unit": unit, **sizes})
+    raise typer.Exit(INTERRUPTED if interrupted else PASS)
 
 
 @app.command()
@@ -528,11 +455,14 @@ def targets(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the list to this file.")] = None,
     write: Annotated[Path | None, typer.Option(help="Write the data file of known functions of the releases.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: NoBudgetOption = None,
     cache_dir: CacheOption = None,
 ) -> None:
     """What can be tested here, at which tier, and why the rest cannot. With TARGET: what of it can be lifted, what
     drifted, and what a maintainer has to add; exit code 1 when something has to be added.
     """
+    accept_seed(seed)
     if target:
         from specsim.commands.many import survey
 
@@ -545,7 +475,6 @@ def targets(
     from specsim.targets.listing import list_targets
     from specsim.targets.packages import fetch_package
     from specsim.targets.spec import PackageTarget, ReleaseTarget, parse_target
-    from specsim.verdict import write_json
 
     cache = open_cache(cache_dir)
     releases = [parse_target(text) for text in fetch or []]
@@ -574,8 +503,9 @@ def bench(
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", help="Of kernels: end after them.")
+        float | None, typer.Option("--budget-seconds", help="No benchmark, and none of the kernels, begins after them.")
     ] = None,
+    seed: NoSeedOption = "0",
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
 
@@ -584,11 +514,11 @@ def bench(
     from specsim.bench import BENCHMARKS, run
     from specsim.judge.ops_child import choose_device
     from specsim.report.terminal import print_bench
-    from specsim.verdict import write_json
 
     one_of("--device", device, ("auto", "cpu", "cuda"))
     one_of("NAME", name, tuple(BENCHMARKS))
-    for option, value in (("--only", only), ("--peer", peer), ("--budget-seconds", budget_seconds)):
+    accept_seed(seed)
+    for option, value in (("--only", only), ("--peer", peer)):
         if value and name != "kernels":
             raise UsageError(f"{option} without kernels", f"it is an option of specsim bench kernels {option} ...")
     chosen = choose_device(device)
@@ -602,6 +532,7 @@ def bench(
 for command in (model.explore, model.mutants, model.sweep, history.bisect):
     app.command()(command)
 app.command()(template.template)
+app.command()(doctor_command.doctor)
 app.command(name="compile")(model.compile_simulator)
 
 
@@ -609,14 +540,17 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Bad input ends as one sentence on standard error and exit code 2."""
     from specsim.judge.accounting import NondeterministicError
 
+    for stream in (sys.stdout, sys.stderr):  # a locale that lacks a character gets it spelled out
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(args=arguments, prog_name="specsim")
     except UsageError as error:
         say(error)
-        raise SystemExit(2) from None
+        raise SystemExit(USAGE) from None
     except NondeterministicError as error:
         print(f"specsim: nondeterministic: two runs of one schedule differ ({error}).", file=sys.stderr)
-        raise SystemExit(3) from None
+        raise SystemExit(NONDETERMINISM) from None
     except KeyboardInterrupt:
         print("specsim: interrupted.", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None

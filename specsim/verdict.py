@@ -1,8 +1,9 @@
 """What a check says: the verdict, its suites and its findings, and their JSON form.
 
 The JSON is an interface (`docs/verdict.md`): `format` is raised when a field changes its meaning or goes away, and
-stays when one is added. A verdict is `fail` when there is a finding, `error` when there is none and nothing could be
-judged, else `pass`. What could not be run is listed with its reason and is never counted as passed.
+stays when one is added. A verdict is `fail` when there is a finding that the baseline, if one was given, does not have;
+`error` when there is none and nothing could be judged; else `pass`. What could not be run is listed with its reason and
+is never counted as passed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import specsim
 from specsim.errors import UsageError
 
 FORMAT = "specsim.verdict/1"
+# The exit codes of every command.
+PASS, FINDING, USAGE, NONDETERMINISM, NOT_JUDGED, INTERRUPTED = 0, 1, 2, 3, 125, 130
 
 
 class Severity(enum.StrEnum):
@@ -134,27 +137,64 @@ class Suite:
     not_run: list[NotRun] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Findings held against a baseline, by signature, each list sorted.
+
+    `name`        the file or target that is the baseline
+    `new`         found here, not in the baseline
+    `known`       found here and in the baseline
+    `gone`        in the baseline; what could show it was run here and did not
+    `not_judged`  in the baseline, and not judged here
+    """
+
+    name: str
+    new: tuple[str, ...]
+    known: tuple[str, ...]
+    gone: tuple[str, ...]
+    not_judged: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Verdict:
-    """The result of checking one target."""
+    """The result of checking one target. `baseline` is None when it was held against none; `interrupted` says that it
+    was ended from the keyboard.
+    """
 
     target: str
     seed: int
     suites: list[Suite] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    baseline: Compared | None = None
+    interrupted: bool = False
+
+    @property
+    def new(self) -> list[Finding]:
+        """The findings that are not in the baseline; all of them when there is none."""
+        known = self.baseline.known if self.baseline else ()
+        return [finding for finding in self.findings if finding.signature not in known]
 
     @property
     def verdict(self) -> Literal["pass", "fail", "error"]:
-        if self.findings:
+        if self.new:
             return "fail"
         judged = any(suite.cases or suite.schedules for suite in self.suites)
         return "pass" if judged else "error"
 
     @property
     def exit_code(self) -> int:
-        return {"pass": 0, "fail": 1, "error": 2}[self.verdict]
+        code = {"pass": PASS, "fail": FINDING, "error": NOT_JUDGED}[self.verdict]
+        return INTERRUPTED if self.interrupted and code != FINDING else code
 
     def to_json(self) -> dict[str, Any]:
+        compared = self.baseline
+        return {
+            **self._judged(),
+            **({"baseline": {n: _plain(getattr(compared, n)) for n in Compared.__slots__}} if compared else {}),
+            **({"interrupted": True} if self.interrupted else {}),
+        }
+
+    def _judged(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "specsim": specsim.__version__,
@@ -174,6 +214,10 @@ class Verdict:
         }
 
 
+def _plain(value: str | tuple[str, ...]) -> str | list[str]:
+    return value if isinstance(value, str) else list(value)
+
+
 def _listed(lines: tuple[str, ...] | None) -> list[str] | None:
     return None if lines is None else list(lines)
 
@@ -183,7 +227,9 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+        # Half of a surrogate pair, which UTF-8 cannot say, becomes the escape by which JSON says it.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

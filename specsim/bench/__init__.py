@@ -16,6 +16,7 @@ specsim reaches, "l2", and with each peer "launches".
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -78,13 +79,20 @@ def run(
 ) -> dict[str, Any]:
     """Run the named benchmarks on `device` ("cpu" or "cuda"), with `rounds` timed calls a peer and shape
     instead of each benchmark's own number; with `full` also what takes many minutes. Of "kernels", `only` names
-    operations and families, `targets` the releases and checkouts to compare with, and after `budget_seconds` it ends.
-    Raises UsageError for a name that none has.
+    operations and families, `targets` the releases and checkouts to compare with. After `budget_seconds` it ends, and
+    no other begins. Raises UsageError for a name that none has.
     """
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise UsageError(f"there is no benchmark {unknown[0]!r}", f"name one of {', '.join(BENCHMARKS)}")
     kernels = partial(kernel_table.run, only=only, targets=targets, budget_seconds=budget_seconds)
     chosen = BENCHMARKS | {kernel_table.NAME: kernels}
-    results = [entry for name in names for entry in chosen[name](device, rounds, full)]
+    started = time.monotonic()
+    results: list[dict[str, Any]] = []
+    for name in names:
+        if budget_seconds is not None and time.monotonic() - started >= budget_seconds:
+            not_run = {"name": name, "not_run": "the time budget was spent"}
+            results.append({"name": name, "unit": "", "shape": {}, "peers": [not_run]})
+            continue
+        results += chosen[name](device, rounds, full)
     return {"format": FORMAT, "environment": environment(), "benchmarks": results}

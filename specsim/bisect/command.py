@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from specsim import interrupts
 from specsim.bisect import report
 from specsim.bisect.changes import changed_functions
 from specsim.bisect.revisions import History, commits_between, releases_between
-from specsim.bisect.run import EndError, Found, bisect
+from specsim.bisect.run import EndError, Found, Step, bisect
 from specsim.bisect.verdicts import FileQuestion, Limits, OpQuestion, Question, RuleQuestion
 from specsim.errors import UsageError
 from specsim.judge.accounting import HASH_SEEDS
@@ -49,16 +51,24 @@ def run(
     repository: Path | None,
     json_file: Path | None,
     say: Callable[[str], None],
+    budget_seconds: float | None = None,
 ) -> int:
     """Search, and say what was found; the exit code: 0, or 125 when revisions that cannot be judged hide the change."""
     if history.note:
         say(history.note)
     say(f"{len(history.revisions)} revisions; {question.text}")
+    goes_on = interrupts.until(budget_seconds or math.inf)
+
+    def on_step(step: Step) -> None:
+        say(report.step_line(step))
+        if not goes_on():
+            raise EndError("the time budget was spent", "narrow it: give revisions above as --good and --bad")
+
     with ExitStack() as stack:
         one, two = (WarmChild(seed) for seed in HASH_SEEDS)
         for child in (one, two):
             stack.callback(child.close)
-        found = bisect(history, question, (one.ask, two.ask), cache, lambda step: say(report.step_line(step)))
+        found = bisect(history, question, (one.ask, two.ask), cache, on_step)
         replay = question.replay(found.bad.revision.target, one.ask)
     sources = [step.revision.open(cache) for step in (found.before, found.after)]
     changed = changed_functions(

@@ -54,12 +54,14 @@ def first_state(scope: Scope) -> EngineState:
     return EngineState(Engine(scope.scenario, replayed(())), scope.delays)
 
 
-def explore(scope: Scope, method: Method = "visited", states_max: int = STATES_MAX) -> ScopeResult:
+def explore(
+    scope: Scope, method: Method = "visited", states_max: int = STATES_MAX, explorer: Explorer | None = None
+) -> ScopeResult:
     """Explore a scope of this process' model. A schedule without end breaks S1 and stops the exploration. UsageError
-    when the scope cannot be reduced.
+    when the scope cannot be reduced. `explorer`, new and of this method, is one that others may stop.
     """
     started = time.process_time()
-    explorer = Explorer(method, states_max)
+    explorer = explorer or Explorer(method, states_max)
     try:
         explorer.run(first_state(scope))
     except CycleError as error:

@@ -8,11 +8,11 @@ judged.
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from specsim.check.checker import Violation
 from specsim.check.coverage import CONTESTS, pairs
@@ -71,7 +71,8 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class ScheduleFinding:
     """A defect: the violation on its smallest schedule, and how many schedules hit it, the one of number `first` first.
-    `order` are the two events in whose other order the rule holds, None when the defect happens in every order.
+    `order` are the two events in whose other order the rule holds, None when the defect happens in every order, or
+    when nobody `looked`.
     """
 
     signature: str
@@ -80,6 +81,7 @@ class ScheduleFinding:
     count: int
     first: int
     order: Pair | None
+    looked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,12 @@ class ExtensionFinding:
 class SimulationResult:
     """What a suite of schedules showed. `nondeterministic` names the first event that differed between two runs of a
     schedule; `marks` counts the schedules that reached each mark or pair of marks. `extension` is what a user's
-    strategy raised, which ends the suite.
+    strategy raised, which ends the suite. `signatures` are those that broke so far, also before they are findings.
     """
 
     schedules: int = 0
     events: int = 0
+    signatures: set[str] = field(default_factory=set)
     findings: list[ScheduleFinding] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
     nondeterministic: str = ""
@@ -155,20 +158,26 @@ def simulate(
     on_schedule: Callable[[int], None],
     strategy: Strategy | None = None,
     ordered: bool = True,
+    result: SimulationResult | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    shrinks: Callable[[str], bool] = lambda _signature: True,
 ) -> SimulationResult:
     """Run up to `schedules` schedules and shrink what was found, until `deadline` (of time.monotonic) or soon after.
 
     `strategy` is one of `specsim.explore.strategies` or a user's own; the default swarm when left out. What it raises
     is a finding against it and not against the target. `on_schedule(index)` is called before each schedule, with -1
-    while shrinking. Without `ordered`, nobody looks for the two events whose order matters.
+    while shrinking. Without `ordered`, nobody looks for the two events whose order matters. What is found is put into
+    `result` as it goes. `stopped` ends the run as the deadline does; `shrinks(signature)` is asked before each attempt
+    at a smaller schedule, and what it refuses stays as large as it is.
     """
-    result = SimulationResult()
+    result = SimulationResult() if result is None else result
     started = time.monotonic()
     shrink_from = started + (deadline - started) * (1 - SHRINK_SHARE)
     smallest: dict[str, list[tuple[tuple[int, int, tuple[int, Tape]], Tape]]] = {}
     hits: dict[str, list[tuple[int, Tape]]] = {}
     for index in range(schedules):
-        if index and time.monotonic() > (shrink_from if smallest else deadline):
+        end = shrink_from if any(shrinks(signature) for signature in smallest) else deadline
+        if index and (time.monotonic() > end or stopped()):
             result.cut_short = True
             break
         on_schedule(index)
@@ -188,6 +197,7 @@ def simulate(
         note(result.marks, schedule.run.marks)
         for violation in schedule.run.violations:
             signature = violation.signature
+            result.signatures.add(signature)
             hits.setdefault(signature, []).append((index, schedule.tape))
             size = (len(schedule.scenario.workload.turns), violation.event, shortlex(schedule.tape))
             starts = [*smallest.get(signature, []), (size, schedule.tape)]
@@ -197,33 +207,45 @@ def simulate(
             if result.nondeterministic:
                 return result
     for number, (signature, starts) in enumerate(smallest.items()):
-        now = time.monotonic()
-        ends = now + (deadline - now) / (len(smallest) - number)  # each defect has its share of the time that is left
-        shrunk = _smallest(target, signature, [tape for _, tape in starts], ends, lambda: on_schedule(-1))
+        now, left = time.monotonic(), sum(map(shrinks, list(smallest)[number:]))
+        ends = now + (deadline - now) / max(1, left)  # each defect has its share of the time that is left
+        tapes, goes_on = [tape for _, tape in starts], partial(shrinks, signature)
+        shrunk = _smallest(target, signature, tapes, ends, goes_on, lambda: on_schedule(-1))
         shown = shrunk.violation(signature)
         assert shown is not None
         larger = [tape for _, tape in hits[signature][:LARGER_SCHEDULES]]
         order = None
-        if ordered and not isinstance(target, ExtensionTarget):  # whose chooser and rules other orders would not ask
+        # An extension's chooser and rules would not be asked in other orders.
+        looked = ordered and shrinks(signature) and not isinstance(target, ExtensionTarget)
+        if looked:
             order = decisive_pair(target, shrunk.tape, signature, larger)
         first, count = hits[signature][0][0], len(hits[signature])
-        result.findings.append(ScheduleFinding(signature, shown, shrunk, count, first, order))
+        result.findings.append(ScheduleFinding(signature, shown, shrunk, count, first, order, looked))
     return result
 
 
 def _smallest(
-    target: AccountingTarget, signature: str, tapes: list[Tape], ends: float, on_attempt: Callable[[], None]
+    target: AccountingTarget,
+    signature: str,
+    tapes: list[Tape],
+    ends: float,
+    goes_on: Callable[[], bool],
+    on_attempt: Callable[[], None],
 ) -> Schedule:
-    """The smallest schedule that the tapes shrink to. After `ends` (of time.monotonic) no other tape is begun, and what
-    begins later takes few attempts.
+    """The smallest schedule that the tapes shrink to, as long as it `goes_on`. After `ends` (of time.monotonic) no
+    other tape is begun, and what begins later takes few attempts.
     """
+
+    def in_time() -> bool:
+        return time.monotonic() <= ends and goes_on()
+
     found: list[Schedule] = []
     for tape in tapes:
         late = time.monotonic() > ends
-        if found and late:
+        if found and (late or not goes_on()):
             break
-        attempts_max = SHRINK_ATTEMPTS_LATE if late else SHRINK_ATTEMPTS_MAX
-        found.append(shrink(target, tape, signature, attempts_max, on_attempt, math.inf if late else ends))
+        attempts_max, asked = (SHRINK_ATTEMPTS_LATE, goes_on) if late else (SHRINK_ATTEMPTS_MAX, in_time)
+        found.append(shrink(target, tape, signature, attempts_max, on_attempt, asked))
     return min(found, key=Schedule.size)
 
 
@@ -254,10 +276,10 @@ def _first_difference(target: AccountingTarget, schedule: Schedule) -> str:
 
 
 def fewer_requests(
-    target: AccountingTarget, tape: Tape, signature: str, on_attempt: Callable[[], None], ends: float = math.inf
+    target: AccountingTarget, tape: Tape, signature: str, on_attempt: Callable[[], None], goes_on: Callable[[], bool]
 ) -> Schedule | None:
-    """A schedule with fewer requests that breaks the same rule, its choices drawn anew, None when none is found until
-    `ends` (of time.monotonic).
+    """A schedule with fewer requests that breaks the same rule, its choices drawn anew, None when none is found before
+    `goes_on` says no.
     """
     found: Schedule | None = None
     improved = True
@@ -269,7 +291,7 @@ def fewer_requests(
             if len(draw_scenario(replayed(scenario)).workload.turns) >= count:
                 continue
             for number in range(REDRAWS):
-                if time.monotonic() > ends:
+                if not goes_on():
                     return found
                 on_attempt()
                 drawn = continued(scenario, seeded(0, "fewer requests", number))
@@ -288,17 +310,17 @@ def shrink(
     signature: str,
     attempts_max: int,
     on_attempt: Callable[[], None],
-    ends: float = math.inf,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> Schedule:
     """The smallest schedule that still breaks the rule of `signature`; workload, configuration and choices shrink
-    together. It ends where the rule breaks. Nothing is tried after `ends` (of time.monotonic).
+    together. It ends where the rule breaks. `goes_on` is asked before each attempt: no keeps what there is.
     """
     best = run_schedule(target, replayed(tape), stop_at=signature)
     assert best is not None
     sizes: dict[Tape, Size] = {tape: best.size()}
 
     def attempt(candidate: Tape) -> Tape | None:
-        if time.monotonic() > ends:
+        if not goes_on():
             return None
         on_attempt()
         schedule = run_schedule(target, replayed(candidate), stop_at=signature)
@@ -307,7 +329,9 @@ def shrink(
         sizes[schedule.tape] = schedule.size()
         return schedule.tape
 
-    fewest = fewer_requests(target, tape, signature, on_attempt, ends) if attempts_max > SHRINK_ATTEMPTS_LATE else None
+    fewest = (
+        fewer_requests(target, tape, signature, on_attempt, goes_on) if attempts_max > SHRINK_ATTEMPTS_LATE else None
+    )
     if fewest is not None:
         sizes[fewest.tape] = fewest.size()
         tape = fewest.tape

@@ -18,6 +18,7 @@ from specsim.check.suite import chooser_of, run_schedule
 from specsim.sim.marks import CROSSED, INTERLEAVINGS, LIFE, NOT_EXPRESSED, OPTIONS, note
 from specsim.sim.target import AccountingTarget
 
+MARKS = (*INTERLEAVINGS, *LIFE, *OPTIONS)  # all that a sweep counts, pairs apart
 PART = 500  # schedules
 ENOUGH = 1000  # schedules that reach a mark; what is reached less often is listed
 EXCEPTION = "exception"  # stands where a rule's id does when the model itself raised
@@ -118,7 +119,7 @@ def ranges(cuts: Iterable[tuple[int, int]]) -> list[list[int]]:
 
 def to_json(counts: Counts) -> dict[str, Any]:
     """The counts, marks by name; pairs of `CROSSED` beside them; and what was reached less than `ENOUGH` times."""
-    singles = {mark: counts.marks[mark] for mark in (*INTERLEAVINGS, *LIFE, *OPTIONS)}
+    singles = {mark: counts.marks[mark] for mark in MARKS}
     singles |= {mark: number for mark, number in sorted(counts.marks.items()) if " & " not in mark}
     pairs = {pair: counts.marks[pair] for pair in crossed(CROSSED)}
     reached = {**singles, **pairs}

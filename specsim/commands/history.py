@@ -23,7 +23,10 @@ def bisect(
         str | None, typer.Option(metavar="ID", help="Ask for a rule of the simulator, in schedules of one seed.")
     ] = None,
     only: Annotated[str | None, typer.Option(metavar="ops:NAME", help="Ask for one operation, on cases.")] = None,
-    seed: Annotated[str, typer.Option(help="A number or a commit hash; for --rule and --only.")] = "0",
+    seed: Annotated[str, typer.Option("--seed", help="A number or a commit hash; for --rule and --only.")] = "0",
+    budget_seconds: Annotated[
+        float | None, typer.Option("--budget-seconds", min=1.0, help="No revision is asked after them: exit code 125.")
+    ] = None,
     schedules: Annotated[int, typer.Option(min=1, help="Schedules of a revision, for --rule.")] = 200,
     cases: Annotated[int, typer.Option(min=1, help="Cases of an implementation, for --only.")] = 50,
     out: Annotated[Path, typer.Option(help="Folder for the replay file of --rule and --only.")] = Path(
@@ -51,7 +54,7 @@ def bisect(
     )
     history = command.history_of(good, bad, repo)
     try:
-        raise typer.Exit(command.run(history, question, cache, repo, json_file, typer.echo))
+        raise typer.Exit(command.run(history, question, cache, repo, json_file, typer.echo, budget_seconds))
     except command.EndError as error:
         say(error)
         raise typer.Exit(command.NOT_JUDGED) from None

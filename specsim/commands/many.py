@@ -10,8 +10,11 @@ import typer
 
 from specsim.commands.options import require_folder
 from specsim.errors import UsageError
+from specsim.verdict import NotRun, Suite, Verdict
 
 if TYPE_CHECKING:
+    from specsim.commands.outputs import Outputs
+    from specsim.judge.matrix import Column
     from specsim.targets.spec import Target
 
 FIXTURES = Path("fixtures/replays")
@@ -26,8 +29,10 @@ def check_many(
     pin_to: Path | None,
     jobs: int | None,
     texts: list[str],
+    outputs: Outputs,
 ) -> int:
     """A matrix of targets; returns the exit code."""
+    from specsim import interrupts
     from specsim.judge.fixtures import pin_missing
     from specsim.judge.matrix import check_all
     from specsim.report.matrix import fixtures_in, page, print_matrix
@@ -39,15 +44,16 @@ def check_many(
     if write is not None and not texts:
         raise UsageError("--write without targets", "name the releases of the page: sglang==A..B")
     at_once = jobs or os.cpu_count() or 1
-    matrix = check_all(
-        [target.text for target in chosen],
-        [text for name, value in options.items() for text in (name, str(value))],
-        out=out,
-        seed=str(options["--seed"]),
-        budget_seconds=float(options["--budget-seconds"]),
-        jobs=at_once,
-        on_column=lambda column: typer.echo(f"{column.target}: {column.summary}", err=True),
-    )
+    with interrupts.gentle():
+        matrix = check_all(
+            [target.text for target in chosen],
+            [*(text for name, value in options.items() for text in (name, str(value))), "--no-github"],
+            out=out,
+            seed=str(options["--seed"]),
+            budget_seconds=float(options["--budget-seconds"]),
+            jobs=at_once,
+            on_column=lambda column: typer.echo(f"{column.target}: {column.summary}", err=True),
+        )
     data = matrix.to_json()
     if json_file is not None:
         write_json(json_file, data)
@@ -58,8 +64,18 @@ def check_many(
         pinned = f" --pin {pin_to}" if pin_to is not None else ""
         command = f"specsim check {' '.join(texts)}{pinned} --write {write}"
         write.write_text(page(data, command, fixtures_in(fixtures), write), encoding="utf-8")
+    outputs.write([column.verdict or _not_judged(column) for column in matrix.columns])
     print_matrix(data)
+    left = [c.target for c in matrix.columns if c.why == interrupts.WHY or c.verdict.get("interrupted")]
+    if left:
+        typer.echo(f"specsim: interrupted; these are left: specsim check {' '.join(left)}", err=True)
     return matrix.exit_code
+
+
+def _not_judged(column: Column) -> dict[str, Any]:
+    """A verdict of a target that has none."""
+    suite = Suite("check", not_run=[NotRun(column.target, column.why)])
+    return Verdict(column.target, 0, [suite]).to_json()
 
 
 def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_dir: Path | None) -> int:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specsim.commands.options import one_of, require_folder
+from specsim.commands.options import (
+    CacheOption,
+    NoBudgetOption,
+    NoSeedOption,
+    SeedOption,
+    accept_seed,
+    one_of,
+    require_folder,
+)
+from specsim.commands.pages import require_file
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
+from specsim.verdict import FINDING, INTERRUPTED, NOT_JUDGED, PASS, write_json
 
 
 def mutants(
     ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Mutants; all when left out.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds, from 0 on.")] = 20,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds, from --seed on.")] = 20,
     schedules: Annotated[int, typer.Option(min=1, help="Schedules of a seed, at most.")] = 20000,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time. Default: one a core.")] = None,
     without: Annotated[list[str] | None, typer.Option(metavar="RULE", help="Switch a rule off.")] = None,
@@ -33,58 +46,112 @@ def mutants(
     tier: Annotated[
         str | None, typer.Option("--only", metavar="TIER", help="ops: mistakes in specsim's own kernels and reference.")
     ] = None,
+    budget_seconds: Annotated[
+        float | None, typer.Option("--budget-seconds", min=1.0, help="No hunt begins after them.")
+    ] = None,
+    seed: SeedOption = "0",
 ) -> None:
-    """Put each historic bug back into the model, and see how soon it is found. Exit code 1 when one is not."""
+    """Put each historic bug back into the model, and see how soon it is found. Exit code 1 when one is not, 125 when
+    the budget ended before all were hunted. An interrupt keeps and prints what was hunted.
+    """
+    first_seed = parse_seed(seed)
     one_of("--only", tier, ("ops", "accounting"))
     if tier == "ops":
         if without or only_oracle or blind or strategy != "swarm":
             raise UsageError("--only ops with options of schedules", "give --seeds, --jobs, --json or --write alone")
-        raise typer.Exit(_operator_mutants(ids or [], seeds, jobs or os.cpu_count() or 1, json_file, write))
+        at_once = jobs or os.cpu_count() or 1
+        raise typer.Exit(_operator_mutants(ids or [], seeds, first_seed, at_once, budget_seconds, json_file, write))
+    from specsim import interrupts
     from specsim.explore.strategies import STRATEGIES
     from specsim.mutants import table
     from specsim.mutants.blind import BLIND
     from specsim.mutants.catalogue import CATALOGUE
     from specsim.mutants.load import find
     from specsim.mutants.page import page
-    from specsim.report.terminal import live_count, print_mutants
-    from specsim.verdict import write_json
+    from specsim.report.live import live
+    from specsim.report.terminal import print_mutants
 
     for option, file in (("--json", json_file), ("--write", write)):
         if file is not None:
             require_folder(option, file.parent)
     if blind and ids:
         raise UsageError("--blind with the ids of mutants", "give one of them")
-    if write is not None and (ids or without or only_oracle or blind or strategy != "swarm"):
+    if write is not None and (ids or without or only_oracle or blind or strategy != "swarm" or first_seed):
         raise UsageError(
-            "--write with a selection of mutants, rules or strategies", "the page is of all: give --write alone"
+            "--write with a selection of mutants, rules, strategies or seeds", "the page is of all: give --write alone"
         )
     one_of("--strategy", strategy, tuple(STRATEGIES))
     chosen = list(BLIND) if blind else [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
     at_once = jobs or os.cpu_count() or 1
     if write is not None:
         efforts = table.efforts_with(seeds, schedules)
-        with live_count("hunts") as count:
-            whole = table.build(chosen, BLIND, jobs=at_once, efforts=efforts, on_done=count)
+        with live("hunting mutants") as line:
+            whole = table.build(chosen, BLIND, jobs=at_once, efforts=efforts, on_done=line.part_done)
         write.write_text(page(whole), encoding="utf-8")
-        hunted, data = whole.hunted, table.table_to_json(whole)
+        hunted, data, interrupted = whole.hunted, table.table_to_json(whole), False
     else:
         off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
-        hunted = table.hunt_all(
-            chosen, seeds=seeds, schedules_max=schedules, jobs=at_once, without=off, only=only, strategy=strategy
-        )
+        goes_on = interrupts.until(budget_seconds or math.inf)
+        with interrupts.gentle(), live("hunting mutants", budget_seconds) as line:
+            hunted = table.hunt_all(
+                chosen,
+                seeds=seeds,
+                schedules_max=schedules,
+                jobs=at_once,
+                without=off,
+                only=only,
+                strategy=strategy,
+                first_seed=first_seed,
+                on_done=line.part_done,
+                stopped=lambda: not goes_on(),
+            )
+            interrupted = interrupts.asked()
         data = {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]}
     print_mutants(table.COLUMNS, [table.row(each) for each in hunted], table.seen_by_nobody(hunted))
     if json_file is not None:
         write_json(json_file, data)
-    raise typer.Exit(0 if blind or all(each.found == seeds for each in hunted) else 1)
+    whole_hunts = [each for each in hunted if len(each.hunts) == seeds]
+    _say_what_is_left([each.id for each in chosen], [each.mutant.id for each in whole_hunts], interrupted)
+    raise typer.Exit(
+        _exit_code(
+            missed=not blind and any(each.found < len(each.hunts) for each in hunted),
+            incomplete=len(whole_hunts) < len(chosen),
+            interrupted=interrupted,
+        )
+    )
 
 
-def _operator_mutants(ids: list[str], seeds: int, jobs: int, json_file: Path | None, write: Path | None) -> int:
+def _exit_code(*, missed: bool, incomplete: bool, interrupted: bool) -> int:
+    if missed:
+        return FINDING
+    if interrupted:
+        return INTERRUPTED
+    return NOT_JUDGED if incomplete else PASS
+
+
+def _say_what_is_left(wanted: list[str], done: list[str], interrupted: bool) -> None:
+    """How to go on after an interrupt or the end of the budget."""
+    left = [mutant for mutant in wanted if mutant not in set(done)]
+    if left:
+        why = "interrupted" if interrupted else "the time budget was spent"
+        typer.echo(f"specsim: {why}; {len(left)} are left: specsim mutants {' '.join(left)}", err=True)
+
+
+def _operator_mutants(
+    ids: list[str],
+    seeds: int,
+    first_seed: int,
+    jobs: int,
+    budget_seconds: float | None,
+    json_file: Path | None,
+    write: Path | None,
+) -> int:
     """The mutants of operations: their table, and 1 when a seed does not find one."""
+    from specsim import interrupts
     from specsim.judge import operators
     from specsim.mutants.operators import MUTANTS, find
-    from specsim.report.terminal import live_count, print_mutants
-    from specsim.verdict import write_json
+    from specsim.report.live import live
+    from specsim.report.terminal import print_mutants
 
     for option, file in (("--json", json_file), ("--write", write)):
         if file is not None:
@@ -92,15 +159,26 @@ def _operator_mutants(ids: list[str], seeds: int, jobs: int, json_file: Path | N
     if write is not None and ids:
         raise UsageError("--write with a selection of mutants", "the page is of all: give --write alone")
     chosen = [find(mutant_id) for mutant_id in ids] or list(MUTANTS)
-    with live_count("mutants") as count:
-        judged = operators.judge_all(chosen, seeds=seeds, jobs=jobs, on_done=count)
-    if write is not None:
+    goes_on = interrupts.until(budget_seconds or math.inf)
+    with interrupts.gentle(), live("judging mutants of operations", budget_seconds) as line:
+        judged = operators.judge_all(
+            chosen,
+            seeds=seeds,
+            first_seed=first_seed,
+            jobs=jobs,
+            on_done=line.part_done,
+            stopped=lambda: not goes_on(),
+        )
+        interrupted = interrupts.asked()
+    incomplete = len(judged) < len(chosen)
+    if write is not None and not incomplete:
         write.write_text(operators.page(judged), encoding="utf-8")
     if json_file is not None:
         write_json(json_file, operators.to_json(judged))
     missed = [each.mutant.id for each in judged if each.found < len(each.kills)]
     print_mutants(operators.COLUMNS, [operators.row(each) for each in judged], missed)
-    return 1 if missed else 0
+    _say_what_is_left([each.id for each in chosen], [each.mutant.id for each in judged], interrupted)
+    return _exit_code(missed=bool(missed), incomplete=incomplete, interrupted=interrupted)
 
 
 def explore(
@@ -111,17 +189,25 @@ def explore(
     states: Annotated[int, typer.Option(min=1, help="States (stateless: schedules) after which to stop.")] = 2_000_000,
     mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the counts to this file.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: Annotated[
+        float | None, typer.Option("--budget-seconds", min=0.1, help="Stop after them, with what was counted.")
+    ] = None,
 ) -> None:
-    """Run every schedule of small scopes of the model; print exact counts of schedules and distinct states."""
+    """Run every schedule of small scopes of the model; print exact counts of schedules and distinct states. An
+    interrupt prints what was counted. Exit code 1 when a rule broke, 130 when it was interrupted.
+    """
+    accept_seed(seed)
     from specsim.mutants.load import apply, find
 
     if mutant:  # before the modules of the simulator are loaded
         apply(find(mutant))
+    from specsim import interrupts
     from specsim.check.exploration import explore as explore_scope
     from specsim.check.exploration import log_of
-    from specsim.explore.exhaustive import METHODS
+    from specsim.explore.exhaustive import METHODS, Explorer
+    from specsim.report.live import live
     from specsim.sim.scopes import SCOPES, scope_named
-    from specsim.verdict import write_json
 
     method = next((method for method in METHODS if method == strategy), None)
     if method is None:
@@ -130,16 +216,29 @@ def explore(
         require_folder("--json", json_file.parent)
     chosen = [scope_named(scope)] if scope is not None else list(SCOPES)
     typer.echo(f"{'scope':15}{'schedules':>22}{'states':>10}{'ends':>7}{'states/s':>10}{'MiB':>6}  {strategy}")
-    results, found = [], False
-    for one in chosen:
-        result = explore_scope(one, method, states)
+    results, found, interrupted = [], False, False
+    goes_on = interrupts.until(budget_seconds or math.inf)
+    for number, one in enumerate(chosen):
+        if interrupted or (number and not goes_on()):
+            typer.echo(f"{one.name:15}  not run: {'interrupted' if interrupted else 'the time budget was spent'}")
+            continue
+        with interrupts.gentle(), live(f"exploring {one.name}", budget_seconds) as line:
+            explorer = Explorer(method, states)
+            line.count = lambda explorer=explorer: {"states": explorer.counted}
+            timer = threading.Timer(budget_seconds or 0.0, explorer.stop)
+            if budget_seconds is not None:
+                timer.start()
+            with interrupts.told(explorer.stop):
+                result = explore_scope(one, method, states, explorer)
+            timer.cancel()
+            interrupted = interrupts.asked()
         results.append(result.to_json())
         explored = result.explored
         shown = str(explored.states) if explored.states else "-"
         rate = f"{result.states_per_second:.0f}" if explored.states else "-"
         typer.echo(
             f"{one.name:15}{explored.schedules:>22}{shown:>10}{len(explored.ends):>7}{rate:>10}"
-            f"{result.memory_mib:>6.0f}  {'complete' if explored.complete else f'stopped at {states}'}"
+            f"{result.memory_mib:>6.0f}  {'complete' if explored.complete else f'stopped at {explorer.counted}'}"
         )
         for signature, tape in sorted(explored.broken.items()):
             found = True
@@ -148,28 +247,45 @@ def explore(
                 typer.echo(f"    {event}")
     if json_file is not None:
         write_json(json_file, {"scopes": results})
-    raise typer.Exit(1 if found else 0)
+    if interrupted:
+        typer.echo("specsim: interrupted; the same again, from the start: specsim explore SCOPE", err=True)
+    raise typer.Exit(FINDING if found else INTERRUPTED if interrupted else PASS)
 
 
-def compile_simulator() -> None:
+def compile_simulator(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write where it is to this file.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: NoBudgetOption = None,
+    cache_dir: CacheOption = None,
+) -> None:
     """Compile the simulator's step loop into the cache: the same digests, several times as fast. SPECSIM_COMPILED=0
     turns it off.
     """
+    accept_seed(seed)
+    require_file("--json", json_file)
     from specsim.compiled.build import build, find_build
     from specsim.targets.cache import open_cache
 
-    cache = open_cache()
+    cache = open_cache(cache_dir)
     found = find_build(cache)
     if found is None:
         typer.echo("specsim: compiling takes a minute or two.", err=True)
-    typer.echo(f"{'compiled into' if found is None else 'compiled before, in'} {found or build(cache)}")
+    folder = found or build(cache)
+    typer.echo(f"{'compiled into' if found is None else 'compiled before, in'} {folder}")
+    if json_file is not None:
+        write_json(json_file, {"folder": str(folder), "compiled_now": found is None})
 
 
 def sweep(
     schedules: Annotated[int, typer.Option(min=1, help="Schedules of the default swarm, from 0 on.")] = 1_000_000,
-    seed: Annotated[str, typer.Option(help="A number or a commit hash.")] = "0",
+    seed: SeedOption = "0",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one a core.")] = None,
-    write: Annotated[Path | None, typer.Option(help="Write the counts to this file, every half minute too.")] = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", "--json", help="Write the counts to this file, every half minute too.")
+    ] = None,
+    budget_seconds: Annotated[
+        float | None, typer.Option("--budget-seconds", min=1.0, help="No part begins after them.")
+    ] = None,
 ) -> None:
     """Count many schedules of the model: events, findings, and how often each interleaving and feature was reached. An
     interrupt keeps and prints what was counted. Exit code 1 when a rule broke, 130 when it was interrupted.
@@ -178,9 +294,10 @@ def sweep(
     if write is not None:
         require_folder("--write", write.parent)
     from specsim.bench.environment import environment
+    from specsim.check.sweep import MARKS, Counts
     from specsim.judge.sweep import Swept, run
+    from specsim.report.live import live
     from specsim.report.terminal import print_sweep
-    from specsim.verdict import write_json
 
     processes = jobs or os.cpu_count() or 1
     where = environment()
@@ -191,7 +308,19 @@ def sweep(
             ran = {"environment": where, "processes": processes, "seconds": round(swept.seconds, 1)}
             write_json(write, {**swept.to_json(), **ran})
 
-    swept = run(seed_number, schedules, processes, keep)
+    with live(f"sweeping {schedules:,} schedules", budget_seconds) as line:
+
+        def tell(parts: Collection[Counts]) -> None:
+            broken = {signature for part in parts for signature in part.broken}
+            reached = {mark for part in parts for mark in part.marks}
+            line.part_done(sum(part.schedules for part in parts), schedules)
+            line.progress.events = sum(part.events for part in parts)
+            line.progress.findings = len(broken)
+            line.progress.marks, line.progress.marks_of = len(reached.intersection(MARKS)), len(MARKS)
+
+        swept = run(seed_number, schedules, processes, keep, on_parts=tell, budget_seconds=budget_seconds)
     keep(swept)
     print_sweep(swept.to_json())
-    raise typer.Exit(1 if swept.counts.broken else 130 if swept.ended else 0)
+    if swept.ended:
+        typer.echo(f"specsim: {swept.ended}; the same schedules again: specsim sweep --seed {seed_number}", err=True)
+    raise typer.Exit(FINDING if swept.counts.broken else INTERRUPTED if swept.is_interrupted else PASS)

@@ -10,12 +10,19 @@ from typing import Annotated
 import typer
 
 from specsim.errors import UsageError
+from specsim.explore.seeds import parse_seed
+from specsim.report.page.plain import visible
 
 CacheOption = Annotated[
     Path | None,
     typer.Option("--cache-dir", help="Folder for fetched wheels. Default: $SPECSIM_CACHE_DIR, else ~/.cache/specsim."),
 ]
 DeviceOption = Annotated[str, typer.Option(help="cpu (Triton's interpreter), cuda, or auto.")]
+SeedOption = Annotated[str, typer.Option("--seed", help="A number or a commit hash.")]
+NoSeedOption = Annotated[str, typer.Option("--seed", help="Accepted, as by every command: nothing here is drawn.")]
+NoBudgetOption = Annotated[
+    float | None, typer.Option("--budget-seconds", min=0.0, help="Accepted, as by every command: this is short.")
+]
 HangOption = Annotated[float, typer.Option(min=1.0, help="Seconds after which a call or schedule counts as hung.")]
 
 
@@ -25,9 +32,15 @@ def one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
         raise UsageError(f"{option} {value!r} is unknown", f"allowed: {', '.join(allowed)}")
 
 
+def accept_seed(seed: str) -> None:
+    """Refuse what is no seed, where nothing is drawn from it too."""
+    parse_seed(seed)
+
+
 def say(error: UsageError) -> None:
-    """Print an error for the reader."""
-    print(f"specsim: {error.problem}.\n         {error.remedy[:1].upper()}{error.remedy[1:]}.", file=sys.stderr)
+    """Print an error for the reader. Text of a target in it does nothing to the terminal."""
+    problem, remedy = visible(error.problem), visible(f"{error.remedy[:1].upper()}{error.remedy[1:]}")
+    print(f"specsim: {problem}.\n         {remedy}.", file=sys.stderr)
 
 
 def require_folder(option: str, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,12 @@ import typer
 
 from specsim.commands.options import require_folder
 from specsim.errors import UsageError
+from specsim.verdict import FINDING, NOT_JUDGED, PASS, write_json
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
 
-REPRODUCED, GONE, NO_LONGER_APPLIES = 1, 0, 2
+REPRODUCED, GONE, NO_LONGER_APPLIES = FINDING, PASS, NOT_JUDGED
 
 
 def require_file(option: str, file: Path | None) -> None:
@@ -105,11 +107,18 @@ def write_text(file: Path, text: str) -> None:
 
 
 def write_report(
-    folder: Path, html: Path, data: Path, noted: Callable[[Replay, Path], Mapping[str, Any]], cache_dir: Path | None
+    folder: Path,
+    html: Path,
+    data: Path,
+    noted: Callable[[Replay, Path], Mapping[str, Any]],
+    cache_dir: Path | None,
+    json_file: Path | None = None,
+    budget_seconds: float | None = None,
 ) -> None:
     """The index of the replay files of a folder, with a page for each. `noted` replays a file, states or outputs noted;
-    `data` is a checkout of specsim, or has none of its data.
+    `data` is a checkout of specsim, or has none of its data. What was not replayed within the budget is listed so.
     """
+    started = time.monotonic()
     from specsim import replay_file
     from specsim.report.page.index import Entry, index_of
     from specsim.report.page.render import html_of
@@ -118,14 +127,17 @@ def write_report(
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "give the folder that `specsim check --out DIR` filled")
     require_folder("--html", html)
+    require_file("--json", json_file)
     entries: list[Entry] = []
     for file in sorted(folder.glob("*.json")):
         try:
             stored = replay_file.load(file)
+            if budget_seconds is not None and time.monotonic() - started > budget_seconds:
+                raise UsageError("the time budget was spent", "give a larger --budget-seconds")
             answer = noted(stored, file)
             if not answer.get("judged", True):
                 raise UsageError(f"{stored.target} does not run it", "replay it on another target")
-            payload = payload_of(stored, file, answer, _exit_code(stored, answer), stored.target, cache_dir)
+            payload = payload_of(stored, file, answer, exit_code_of(stored, answer), stored.target, cache_dir)
         except UsageError as error:
             entries.append(Entry(file.name, "", {}, f"{error.problem}; {error.remedy}"))
             continue
@@ -135,9 +147,12 @@ def write_report(
         typer.echo(f"{html / page}: {payload['finding']['signature']}")
     write_text(html / "index.html", index_of(str(folder), entries, tables_of(data)))
     typer.echo(f"{html / 'index.html'}: {sum(bool(entry.page) for entry in entries)} findings")
+    if json_file is not None:
+        listed = [{name: getattr(entry, name) for name in Entry._fields} for entry in entries]
+        write_json(json_file, {"index": str(html / "index.html"), "entries": listed})
 
 
-def _exit_code(stored: Replay, answer: Mapping[str, Any]) -> int:
+def exit_code_of(stored: Replay, answer: Mapping[str, Any]) -> int:
     """Whether an answer shows the finding."""
     from specsim.replay_file import ScheduleReplay, is_shown
 

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specsim.commands.options import NoBudgetOption, NoSeedOption, accept_seed
+from specsim.commands.pages import require_file
 from specsim.errors import UsageError
+from specsim.verdict import write_json
 
 if TYPE_CHECKING:
     from specsim.ops.contract import Op
@@ -26,10 +29,15 @@ from specsim.ops.registry import REFERENCE
 def template(
     operations: Annotated[list[str], typer.Argument(metavar="OPERATION...", help="Operations to provide.")],
     out: Annotated[Path, typer.Option(help="The file to write; it must not be there.")] = Path("provider.py"),
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was written to this file.")] = None,
+    seed: NoSeedOption = "0",
+    budget_seconds: NoBudgetOption = None,
 ) -> None:
     """Write an adapter of functions of your own: run it as it is, then put yours in the reference's place."""
     from specsim.ops.registry import OPS
 
+    accept_seed(seed)
+    require_file("--json", json_file)
     for name in operations:
         if name not in OPS:
             raise UsageError(f"there is no operation {name!r}", f"specsim has {', '.join(sorted(OPS))}")
@@ -43,6 +51,8 @@ def template(
     except OSError as error:
         raise UsageError(f"cannot write {out} ({error.strerror})", "name a folder that can be written") from error
     typer.echo(f"{out}: {len(chosen)} of {len(OPS)} operations; try: specsim check --provider {out.stem}:provider")
+    if json_file is not None:
+        write_json(json_file, {"file": str(out), "operations": [op.name for op in chosen]})
 
 
 def source_of(module: str, chosen: list[Op]) -> str:

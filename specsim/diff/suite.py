@@ -74,6 +74,8 @@ def judge(
     deadline: float,
     on_case: Callable[[int], None],
     shrinking: bool = True,
+    stopped: Callable[[], bool] = lambda: False,
+    shrinks: Callable[[], bool] = lambda: True,
 ) -> SubjectResult:
     """Run `cases` cases that the subject accepts, until `deadline` (of time.monotonic), then shrink what failed unless
     told not to.
@@ -81,14 +83,14 @@ def judge(
     A subject whose cases cost more is judged on fewer: `cases` divided by its cost, and so are the attempts at a
     smaller case. Cases that it does not accept are
     passed over, up to `DRAWS_PER_CASE_MAX` for each one wanted. `on_case(index)` is called before each case, with -1
-    while shrinking.
+    while shrinking. `stopped` ends the cases as the deadline does; what `shrinks` refuses stays as large as it is.
     """
     result = SubjectResult()
     cases = max(1, cases // subject.cost)
     for index in range(cases * DRAWS_PER_CASE_MAX):
         if result.cases == cases:
             break
-        if index and time.monotonic() > deadline:
+        if index and (time.monotonic() > deadline or stopped()):
             result.cut_short = True
             break
         on_case(index)
@@ -103,7 +105,10 @@ def judge(
         if outcome.violations:
             result.failures.append(Failure(index, chooser.tape, worst(outcome), subject.reach(case.sizes)))
     if result.failures and shrinking:
-        result.counterexample = _shrink(op, subject, result.failures, device, on_case)
+        attempts = SHRINK_ATTEMPTS_MAX // subject.cost if shrinks() else 0
+        result.counterexample = shrink(
+            op, subject, worst_of(result.failures), device, on_case, attempts, len(result.failures), shrinks
+        )
     return result
 
 
@@ -114,13 +119,6 @@ def worst(outcome: Outcome) -> Rule:
 
 def _reach_rank(reach: Reach) -> int:
     return ["default", "option", "unknown", "guarded", "not called"].index(reach.split(":")[0])
-
-
-def _shrink(
-    op: Op, subject: Subject, failures: list[Failure], device: Any, on_case: Callable[[int], None]
-) -> Counterexample:
-    attempts = SHRINK_ATTEMPTS_MAX // subject.cost
-    return shrink(op, subject, worst_of(failures), device, on_case, attempts, len(failures))
 
 
 def worst_of(failures: list[Failure]) -> Failure:
@@ -136,11 +134,16 @@ def shrink(
     on_case: Callable[[int], None],
     attempts_max: int,
     failing: int,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> Counterexample:
-    """The smallest case that breaks the same rule for the same users."""
+    """The smallest case that breaks the same rule for the same users. `goes_on` is asked before each attempt: no keeps
+    what there is.
+    """
     related = chosen.rule is KEEPS_RELATIONS
 
     def attempt(tape: Tape) -> Tape | None:
+        if not goes_on():
+            return None
         on_case(-1)
         chooser = replayed(tape)
         case = op.generate(chooser)

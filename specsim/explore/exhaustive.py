@@ -151,6 +151,15 @@ class Explorer:
         self.explored = Explored(method)
         self._schedules_from: dict[bytes, int] = {}
 
+    def stop(self) -> None:
+        """End the exploration before its next step; from another thread or a signal's handler too."""
+        self._states_max = 0
+
+    @property
+    def counted(self) -> int:
+        """States, or schedules when states are not remembered, that were reached so far."""
+        return len(self._schedules_from) if self._remembers else self.explored.schedules
+
     def run(self, start: System) -> Explored:
         """Explore from `start`, which is used up. Raises CycleError and NotIndependentError."""
         collects = gc.isenabled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ class NondeterministicError(Exception):
 @dataclass(frozen=True, slots=True)
 class AccountingRequest:
     """What to simulate. `seconds` is the time budget, `hang_seconds` the limit of one schedule; `strategy` is one of
-    `specsim.explore.strategies`; `kernels` names the provider whose kernels the model uses, "" for none.
+    `specsim.explore.strategies`; `kernels` names the provider whose kernels the model uses, "" for none. What is found
+    is made smaller for `shrink_seconds` after the budget at most, and the signatures `known` not at all.
     """
 
     target: str
@@ -34,6 +36,8 @@ class AccountingRequest:
     mutant: str = ""
     kernels: str = ""
     strategy: str = "swarm"
+    shrink_seconds: float = math.inf
+    known: tuple[str, ...] = ()
 
     def question(self, mode: str, **fields: Any) -> dict[str, Any]:
         return {
@@ -47,14 +51,20 @@ class AccountingRequest:
             "mutant": self.mutant,
             "kernels": self.kernels,
             "strategy": self.strategy,
+            "shrink_seconds": self.shrink_seconds,
+            "known": list(self.known),
             **fields,
         }
 
 
 def run_accounting_suite(
-    request: AccountingRequest, progress: Callable[[str, int], None]
+    request: AccountingRequest,
+    progress: Callable[[str, int], None],
+    on_counts: Callable[[Message], None] = lambda _counts: None,
 ) -> tuple[Suite, list[Finding]]:
-    """Simulate the target. Raises NondeterministicError when two runs of a schedule differ."""
+    """Simulate the target. Raises NondeterministicError when two runs of a schedule differ. `on_counts` is told what
+    was counted so far: `schedules`, `events`, `findings`, `marks` and `marks_of`.
+    """
     suite = Suite("accounting")
     started = time.monotonic()
     index = -1
@@ -65,7 +75,9 @@ def run_accounting_suite(
             if message["event"] == "schedule":
                 index = message["index"]
                 features = message.get("features", features)
-                progress("schedules", max(0, index))
+                progress("schedules" if index >= 0 else "shrinking", max(0, index))
+                if "events" in message:
+                    on_counts({**message, "tier": suite.name})
             elif message["event"] == "end":
                 if message["nondeterministic"]:
                     raise NondeterministicError(message["nondeterministic"])
@@ -149,6 +161,10 @@ def _flat(event: dict[str, Any]) -> str:
     return " ".join(str(event[name]) for name in ("agent", "event", "who", "details") if event[name])
 
 
-def shrink_schedule(request: AccountingRequest, replay: Path, attempts: int) -> Message:
-    """Make a replay file's schedule smaller; the message names the new file and the sizes before and after."""
-    return shrunk(request.question("shrink", replay=str(replay), attempts=attempts), request.hang_seconds)
+def shrink_schedule(request: AccountingRequest, replay: Path, attempts: int, seconds: float = math.inf) -> Message:
+    """Make a replay file's schedule smaller, for `seconds` at most; the message names the new
+    file and the sizes before and after.
+    """
+    return shrunk(
+        request.question("shrink", replay=str(replay), attempts=attempts, shrink_seconds=seconds), request.hang_seconds
+    )

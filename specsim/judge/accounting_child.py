@@ -1,6 +1,6 @@
 """The accounting tier in the child. Messages:
 
-{"event": "schedule", "index": I}             schedule I comes next; -1 while shrinking
+{"event": "schedule", "index": I, ...}        schedule I comes next, -1 while shrinking; with what was counted so far
 {"event": "schedule", "index": 0, "features"} the target was made, and draws these
 {"event": "end", "schedules", "events", "findings": [...], "seam": [...], "not_run": [...], "nondeterministic"}
 {"event": "replayed", ...}                    the answer to a replay request
@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import specsim
-from specsim import replay_file
+from specsim import interrupts, replay_file
 from specsim.errors import UsageError
 from specsim.judge.child import Messages, Request
 from specsim.replay_file import ScheduleReplay
 from specsim.verdict import Finding, NotRun
 
 if TYPE_CHECKING:
+    from specsim.check.suite import SimulationResult
     from specsim.explore.strategies import Strategy
 
 EVENTS_SHOWN = 8
@@ -74,17 +75,23 @@ def check(request: Request, messages: Messages) -> None:
     if isinstance(target, NotRun):
         messages.send("end", schedules=0, events=0, findings=[], seam=[], not_run=[asdict(target)], nondeterministic="")
         return
-    from specsim.check.suite import simulate, strategy_of
+    from specsim.check.suite import SimulationResult, simulate, strategy_of
     from specsim.sim.features import FEATURES
 
     messages.send("schedule", index=0, features=sorted(target.features))
-    result = simulate(
+    end = time.monotonic() + request["seconds"]
+    known, no_later = set(request["known"]), end + request["shrink_seconds"]
+    result = SimulationResult()
+    simulate(
         target,
         seed=request["seed"],
         schedules=request["schedules"],
-        deadline=time.monotonic() + request["seconds"],
-        on_schedule=lambda index: messages.send("schedule", index=index),
+        deadline=end,
+        on_schedule=lambda index: messages.send("schedule", index=index, **_counts(result)),
         strategy=strategy_of(request["strategy"], request["seed"]),
+        result=result,
+        stopped=interrupts.asked,
+        shrinks=lambda signature: signature not in known and not interrupts.asked() and time.monotonic() < no_later,
     )
     findings = [asdict(write_finding(target, found, request)) for found in result.findings]
     not_run = [NotRun(part.name, part.why) for part in target.parts if part.kind == "not run"]
@@ -93,7 +100,7 @@ def check(request: Request, messages: Messages) -> None:
     if lacking:
         not_run.append(NotRun(f"schedules with {', '.join(lacking)}", "the adapter of this target does not run them"))
     if result.cut_short:
-        not_run.append(NotRun("the other schedules", "the time budget was spent; give a larger --budget-seconds"))
+        not_run.append(NotRun("the other schedules", interrupts.why_not_run()))
     messages.send(
         "end",
         schedules=result.schedules,
@@ -103,6 +110,19 @@ def check(request: Request, messages: Messages) -> None:
         not_run=[asdict(entry) for entry in not_run],
         nondeterministic=result.nondeterministic,
     )
+
+
+def _counts(result: SimulationResult) -> dict[str, int]:
+    """What a live line shows."""
+    from specsim.check.sweep import MARKS
+
+    return {
+        "schedules": result.schedules,
+        "events": result.events,
+        "findings": len(result.signatures),
+        "marks": sum(mark in result.marks for mark in MARKS),
+        "marks_of": len(MARKS),
+    }
 
 
 def failure(request: Request, messages: Messages) -> None:
@@ -245,7 +265,12 @@ def shrink(request: Request, messages: Messages) -> None:
         )
     before = len(schedule.tape), len(schedule.run.log)
     shrunk = suite.shrink(
-        target, schedule.tape, stored.signature, request["attempts"], lambda: messages.send("schedule", index=-1)
+        target,
+        schedule.tape,
+        stored.signature,
+        request["attempts"],
+        lambda: messages.send("schedule", index=-1),
+        interrupts.until(request["shrink_seconds"]),
     )
     violation = shrunk.violation(stored.signature)
     assert violation is not None
@@ -286,7 +311,7 @@ def write_finding(target: Any, found: Any, request: Request) -> Finding:
 
     schedule, violation = found.schedule, found.violation
     order = tuple(line(event) for event in found.order or ())
-    looked_for = not isinstance(target, ExtensionTarget)
+    looked_for = found.looked and not isinstance(target, ExtensionTarget)
     part = _part(target, violation.part)
     subject = f" of {violation.who}" if violation.who else ""
     title = f"{violation.part}{subject}: {violation.actual}; right is {violation.expected}"

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specsim import interrupts
 from specsim.judge.child import Messages, Request
 from specsim.judge.ops_child import ON_CPU, choose_device, listed, load_asked_subjects, load_subjects, send_done
 
@@ -39,7 +40,7 @@ def check(request: Request, messages: Messages) -> None:
     for position, subject in enumerate(todo):
         messages.send("start", subject=subject.name, device=device)
         now = time.monotonic()
-        reason = _reason(subject, OPS[subject.op], failed, device, now >= end)
+        reason = _reason(subject, OPS[subject.op], failed, device, now >= end or interrupts.asked())
         if reason:
             send_done(messages, subject, 0, None, listed(subject, reason))
             continue
@@ -85,7 +86,7 @@ def _reason(subject: Any, op: Op, failed: set[str], device: str, is_late: bool) 
         return ON_CPU
     if op.bulk is None:
         return "its operation has no bulk generator: check it without --bulk"
-    return "the time budget was spent; give a larger --budget-seconds" if is_late else ""
+    return interrupts.why_not_run() if is_late else ""
 
 
 @contextmanager

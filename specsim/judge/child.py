@@ -13,6 +13,7 @@ import os
 import sys
 from typing import Any
 
+from specsim import interrupts
 from specsim.errors import UsageError
 
 Request = dict[str, Any]
@@ -51,6 +52,7 @@ class Messages:
 
 
 def main() -> None:
+    interrupts.listen()
     answer(json.load(sys.stdin), Messages(int(sys.argv[1])))
 
 

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import specsim
+from specsim import interrupts
+from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS
 
 FORMAT = "specsim.matrix/1"
-_FOUND, _NOTHING_JUDGED, _NONDETERMINISTIC = 1, 2, 3
 _TIME_BEYOND_THE_BUDGET = 4  # a check shrinks what it found after its budget, and starts children that import torch
 
 State = Literal["finding", "clean", "not run"]
@@ -82,13 +83,17 @@ class Matrix:
 
     @property
     def exit_code(self) -> int:
-        """1 with a finding; else 3 when a target was not deterministic; else 2 when nothing could be judged."""
+        """1 with a finding; else 3 when a target was not deterministic; else 130 when it was interrupted; else 125 when
+        nothing could be judged.
+        """
         if any(column.verdict.get("findings") for column in self.columns):
-            return _FOUND
+            return FINDING
         codes = {column.exit_code for column in self.columns}
-        if _NONDETERMINISTIC in codes:
-            return _NONDETERMINISTIC
-        return 0 if 0 in codes else _NOTHING_JUDGED
+        if NONDETERMINISM in codes:
+            return NONDETERMINISM
+        if INTERRUPTED in codes:
+            return INTERRUPTED
+        return PASS if PASS in codes else NOT_JUDGED
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -127,7 +132,9 @@ def check_all(
     """Check each target in a process of its own, `jobs` at a time, with the options of `specsim check` given."""
 
     def run(target: str) -> Column:
-        column = _check(target, [*options, "--out", str(out)], budget_seconds)
+        if interrupts.asked():
+            return Column(target, {}, interrupts.WHY, INTERRUPTED, 0.0)
+        column = check_one(target, [*options, "--out", str(out)], budget_seconds)
         on_column(column)
         return column
 
@@ -136,7 +143,13 @@ def check_all(
     return Matrix(seed, columns, rows_of(columns))
 
 
-def _check(target: str, options: Sequence[str], budget_seconds: float) -> Column:
+def check_one(
+    target: str,
+    options: Sequence[str],
+    budget_seconds: float,
+    on_start: Callable[[subprocess.Popen[str]], None] = lambda _process: None,
+) -> Column:
+    """Check a target in a process of its own, which gets an interrupt of this one. `on_start` is told of it."""
     started = time.monotonic()
     limit = 120 + budget_seconds * _TIME_BEYOND_THE_BUDGET
     with tempfile.TemporaryDirectory() as folder:
@@ -153,18 +166,21 @@ def _check(target: str, options: Sequence[str], budget_seconds: float) -> Column
             env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # what it started goes with it
         )
+        on_start(process)
         try:
-            _, stderr = process.communicate(timeout=limit)
+            with interrupts.passed_on(process.pid):
+                _, stderr = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             stderr = f"its check does not end within {limit:g} s"
         finally:
-            _end(process)
+            end(process)
         data: dict[str, Any] = json.loads(verdict.read_text("utf-8")) if verdict.is_file() else {}
     why = "" if data else _reason(stderr, process.returncode)
     return Column(target, data, why, process.returncode, time.monotonic() - started)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def end(process: subprocess.Popen[str]) -> None:
+    """End a check and what it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from itertools import count
 from statistics import median
 from typing import Any
 
+from specsim import interrupts
 from specsim.mutants.load import apply_change
 from specsim.mutants.operators import ITEMS, NOT_EXPRESSED, OperatorMutant, changed_source, find
 
@@ -56,35 +56,37 @@ def judge_all(
     seeds: int,
     jobs: int,
     cases_max: int = CASES_MAX,
+    first_seed: int = 0,
     on_done: Callable[[int, int], object] = lambda _done, _of: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> list[Judged]:
-    """Judge mutants, `jobs` processes at a time, on up to `cases_max` cases of each of `seeds` seeds."""
+    """Judge mutants, `jobs` processes at a time, on up to `cases_max` cases of each of `seeds` seeds from `first_seed`
+    on. After `stopped` none is begun; those that were not judged by then are left out.
+    """
 
     done = count(1)
 
     def judge(mutant: OperatorMutant) -> Judged:
-        judged = judge_in_child(mutant, seeds=seeds, cases_max=cases_max)
+        if stopped():
+            return Judged(mutant, ())
+        judged = judge_in_child(mutant, seeds=seeds, cases_max=cases_max, first_seed=first_seed)
         on_done(next(done), len(mutants))
         return judged
 
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(judge, mutants))
+        return [judged for judged in pool.map(judge, mutants) if judged.kills]
 
 
-def judge_in_child(mutant: OperatorMutant, *, seeds: int, cases_max: int = CASES_MAX) -> Judged:
-    question = {"mutant": mutant.id, "seeds": seeds, "cases_max": cases_max}
+def judge_in_child(mutant: OperatorMutant, *, seeds: int, cases_max: int = CASES_MAX, first_seed: int = 0) -> Judged:
+    question = {"mutant": mutant.id, "first_seed": first_seed, "seeds": seeds, "cases_max": cases_max}
     try:
-        ended = subprocess.run(
-            [sys.executable, "-m", "specsim.judge.operators"],
-            input=json.dumps(question),
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_MAX,
-            env={**os.environ, "TRITON_INTERPRET": "1"},
+        ended = interrupts.run(
+            [sys.executable, "-m", "specsim.judge.operators"], json.dumps(question), SECONDS_MAX, TRITON_INTERPRET="1"
         )
     except subprocess.TimeoutExpired:
         return Judged(mutant, (Kill(0, 0, "does not end"),))
+    if ended.returncode and interrupts.asked():
+        return Judged(mutant, ())
     if ended.returncode:
         raise RuntimeError(f"judging mutant {mutant.id} ended with {ended.returncode}:\n{ended.stderr}")
     return Judged(mutant, tuple(Kill(**kill) for kill in json.loads(ended.stdout)))
@@ -156,8 +158,8 @@ def main() -> int:
     started = time.monotonic()
     kills = [
         _kill(mutant, seed, question["cases_max"])
-        for seed in range(question["seeds"])
-        if seed == 0 or time.monotonic() - started < SECONDS_MAX / 2
+        for seed in range(question["first_seed"], question["first_seed"] + question["seeds"])
+        if seed == question["first_seed"] or time.monotonic() - started < SECONDS_MAX / 2
     ]
     print(json.dumps([asdict(kill) for kill in kills]))
     return 0

@@ -5,6 +5,7 @@ A call that hangs or a child that dies is a finding for that one implementation,
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
 @dataclass(frozen=True, slots=True)
 class OpsRequest:
     """What to run. `seconds` is the time budget, `hang_seconds` the limit of one call, `operation` the one that is
-    judged, "" for all.
+    judged, "" for all; without `shrinks` what is found stays as large as it is, and so do the signatures `known`.
     """
 
     target: str
@@ -31,6 +32,8 @@ class OpsRequest:
     device: str
     out: Path
     operation: str = ""
+    shrinks: bool = True
+    known: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -42,6 +45,8 @@ class OpsRequest:
             "device": self.device,
             "out": str(self.out),
             "operation": self.operation,
+            "shrinks": self.shrinks,
+            "known": list(self.known),
         }
 
 
@@ -159,7 +164,15 @@ def replay_ops(request: OpsRequest, replay: Path, hash_seed: str = "", ask: Ask 
     raise no_answer(request.target)
 
 
-def shrink_ops(request: OpsRequest, replay: Path, attempts: int) -> Message:
-    """Make a replay file's case smaller; the message names the new file and the sizes before and after."""
-    question = {**request.to_json(), "mode": "ops.shrink", "replay": str(replay), "attempts": attempts}
+def shrink_ops(request: OpsRequest, replay: Path, attempts: int, seconds: float = math.inf) -> Message:
+    """Make a replay file's case smaller, for `seconds` at most; the message names the new
+    file and the sizes before and after.
+    """
+    question = {
+        **request.to_json(),
+        "mode": "ops.shrink",
+        "replay": str(replay),
+        "attempts": attempts,
+        "shrink_seconds": seconds,
+    }
     return shrunk(question, request.hang_seconds)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from specsim import interrupts
 from specsim.errors import UsageError
 from specsim.judge.child import Messages, Request
 from specsim.verdict import NotRun
@@ -81,8 +83,8 @@ def check(request: Request, messages: Messages) -> None:
             reason = f"it calls {subject.op}, which is itself wrong"
         elif subject.on_cpu and device == "cuda":
             reason = ON_CPU
-        elif now >= end:
-            reason = "the time budget was spent; give a larger --budget-seconds"
+        elif now >= end or interrupts.asked():
+            reason = interrupts.why_not_run()
         if reason:
             send_done(messages, subject, 0, None, listed(subject, reason))
             continue
@@ -94,6 +96,8 @@ def check(request: Request, messages: Messages) -> None:
             device=device,
             deadline=now + (end - now) / (len(todo) - position),
             on_case=lambda index: messages.send("case", index=index),
+            stopped=interrupts.asked,
+            shrinks=_shrinks(request, subject),
         )
         finding = None
         if result.counterexample:
@@ -112,6 +116,12 @@ def check(request: Request, messages: Messages) -> None:
         unjudged = [] if result.cases else listed(subject, "no generated case was one that it accepts")
         send_done(messages, subject, result.cases, finding, unjudged)
     messages.send("end", not_run=[asdict(entry) for entry in not_run])
+
+
+def _shrinks(request: Request, subject: Any) -> Callable[[], bool]:
+    """Whether to go on making smaller what is wrong with a subject."""
+    known = f"ops:{subject.op}:{subject.name}" in request["known"]
+    return lambda: request["shrinks"] and not known and not interrupts.asked()
 
 
 def send_done(
@@ -263,7 +273,14 @@ def shrink(request: Request, messages: Messages) -> None:
         raise UsageError(problem, "replay it to see what it shows")
     chosen = Failure(0, tuple(stored.tape), rule, subject.reach(case.sizes))
     found = shrink_case(
-        op, subject, chosen, device, lambda index: messages.send("case", index=index), request["attempts"], 1
+        op,
+        subject,
+        chosen,
+        device,
+        lambda index: messages.send("case", index=index),
+        request["attempts"],
+        1,
+        interrupts.until(request["shrink_seconds"]),
     )
     finding = write_counterexample(
         op,

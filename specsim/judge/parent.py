@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from specsim import interrupts
 from specsim.errors import UsageError
 
 Message = dict[str, Any]
@@ -90,14 +91,15 @@ def _child(question: dict[str, Any], hash_seed: str) -> Iterator[tuple[subproces
     with tempfile.TemporaryFile() as stderr:
         # The child finds specsim where this process found it, whatever its own path says.
         path = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "specsim.judge.child", str(writer)],
-            stdin=subprocess.PIPE,
-            stdout=stderr,
-            stderr=stderr,
-            pass_fds=[writer],
-            env={**os.environ, "PYTHONPATH": path, **({"PYTHONHASHSEED": hash_seed} if hash_seed else {})},
-        )
+        with interrupts.held():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "specsim.judge.child", str(writer)],
+                stdin=subprocess.PIPE,
+                stdout=stderr,
+                stderr=stderr,
+                pass_fds=[writer],
+                env={**os.environ, "PYTHONPATH": path, **({"PYTHONHASHSEED": hash_seed} if hash_seed else {})},
+            )
         os.close(writer)
         try:
             assert process.stdin is not None
@@ -106,7 +108,8 @@ def _child(question: dict[str, Any], hash_seed: str) -> Iterator[tuple[subproces
                 process.stdin.close()
             except BrokenPipeError:
                 pass
-            yield process, reader, stderr
+            with interrupts.passed_on(process.pid):
+                yield process, reader, stderr
         finally:
             os.close(reader)
             if process.poll() is None:

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from specsim.explore.chooser import Chooser, RecordingChooser, Tape, replayed, seeded
@@ -72,14 +73,24 @@ def chooser_of(seed: int, probe: str, index: int) -> RecordingChooser:
     return seeded(seed, "workers", probe, index)
 
 
-def judge_probe(probe: Probe, *, seed: int, cases: int, deadline: float, on_case: Callable[[int], None]) -> ProbeResult:
+def judge_probe(
+    probe: Probe,
+    *,
+    seed: int,
+    cases: int,
+    deadline: float,
+    on_case: Callable[[int], None],
+    stopped: Callable[[], bool] = lambda: False,
+    shrinks: Callable[[str], bool] = lambda _rule: True,
+) -> ProbeResult:
     """Run up to `cases` cases until `deadline` (of time.monotonic), then shrink what was found. `on_case(index)` is
-    called before each case, with -1 while shrinking.
+    called before each case, with -1 while shrinking. `stopped` ends the cases as the deadline does; the case of a
+    rule that `shrinks` refuses stays as large as it is.
     """
     result = ProbeResult()
     tapes: dict[str, list[Tape]] = {}
     for index in range(cases):
-        if index and time.monotonic() > deadline:
+        if index and (time.monotonic() > deadline or stopped()):
             break
         on_case(index)
         chooser = chooser_of(seed, probe.name, index)
@@ -91,18 +102,27 @@ def judge_probe(probe: Probe, *, seed: int, cases: int, deadline: float, on_case
         for broken in shown.broken:
             tapes.setdefault(broken.rule, []).append(chooser.tape)
     for rule, found in sorted(tapes.items()):
-        tape, shown = smallest(probe, rule, min(found, key=shortlex), lambda: on_case(-1))
+        goes_on = partial(shrinks, rule)
+        start = min(found, key=shortlex)
+        tape, shown = smallest(probe, rule, start, lambda: on_case(-1), SHRINK_ATTEMPTS_MAX, goes_on)
         (broken,) = [b for b in shown.broken if b.rule == rule]
         result.findings.append(ProbeFinding(rule, tape, shown, broken, len(found)))
     return result
 
 
 def smallest(
-    probe: Probe, rule: str, tape: Tape, on_attempt: Callable[[], None], attempts_max: int = SHRINK_ATTEMPTS_MAX
+    probe: Probe,
+    rule: str,
+    tape: Tape,
+    on_attempt: Callable[[], None],
+    attempts_max: int = SHRINK_ATTEMPTS_MAX,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> tuple[Tape, Shown]:
-    """The smallest case found from `tape` on that still breaks the rule."""
+    """The smallest case found from `tape` on that still breaks the rule. `goes_on` is asked before each attempt."""
 
     def attempt(candidate: Tape) -> Tape | None:
+        if not goes_on():
+            return None
         on_attempt()
         chooser = replayed(candidate)
         shown = run_probe(probe, chooser)

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -23,6 +23,7 @@ from specsim.check import sweep
 from specsim.check.sweep import PART, Counts
 
 SAVE_SECONDS = 30.0
+INTERRUPTED, SPENT = "interrupted", "the time budget was spent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class Swept:
     parts: dict[tuple[int, int], Counts]  # by the schedules that they are of, `[start, end)`
     ended: str
     seconds: float
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it ended neither by itself nor with its budget."""
+        return self.ended not in ("", SPENT)
 
     @property
     def counts(self) -> Counts:
@@ -58,9 +64,12 @@ def run(
     *,
     part: int = PART,
     save_seconds: float = SAVE_SECONDS,
+    on_parts: Callable[[Collection[Counts]], None] = lambda _parts: None,
+    budget_seconds: float | None = None,
 ) -> Swept:
     """Count `schedules` of the model's schedules in `jobs` processes, `part` at a time, of which the digest depends and
-    nothing else. `on_progress` is told what there is, at most every `save_seconds`.
+    nothing else. `on_progress` is told what there is, at most every `save_seconds`, and `on_parts` the
+    parts, after each. After `budget_seconds` no part begins.
     """
     started = saved = time.monotonic()
     parts: dict[tuple[int, int], Counts] = {}
@@ -69,22 +78,26 @@ def run(
     def swept(ended: str) -> Swept:
         return Swept(seed, schedules, dict(parts), ended, time.monotonic() - started)
 
-    cuts = ((start, min(start + part, schedules)) for start in range(0, schedules, part))
+    cuts: Iterator[tuple[int, int]] = ((at, min(at + part, schedules)) for at in range(0, schedules, part))
     running: dict[Future[Counts], tuple[int, int]] = {}
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start)
     try:
         with _termination_interrupts():
             while True:
+                if budget_seconds is not None and time.monotonic() - started >= budget_seconds:
+                    ended = SPENT if next(cuts, None) is not None else ended
+                    cuts = iter(())
                 for cut in islice(cuts, 2 * jobs - len(running)):
                     running[pool.submit(_count, seed, *cut)] = cut
                 if not running:
                     break
                 _collect(running, parts)
+                on_parts(parts.values())
                 if time.monotonic() - saved >= save_seconds:
                     saved = time.monotonic()
                     on_progress(swept("it still runs"))
     except KeyboardInterrupt:
-        ended = "interrupted"
+        ended = INTERRUPTED
     except BrokenProcessPool:
         ended = "a process that counted was killed"
     finally:

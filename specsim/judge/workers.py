@@ -5,6 +5,7 @@ A case that hangs or a child that dies is a finding for that one probe, and a ne
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
 
 @dataclass(frozen=True, slots=True)
 class WorkersRequest:
-    """What to run. `seconds` is the time budget, `hang_seconds` the limit of one case."""
+    """What to run. `seconds` is the time budget, `hang_seconds` the limit of one case; without `shrinks` what is found
+    stays as large as it is, and so do the signatures `known`.
+    """
 
     target: str
     cache: Path
@@ -27,6 +30,8 @@ class WorkersRequest:
     seconds: float
     hang_seconds: float
     out: Path
+    shrinks: bool = True
+    known: tuple[str, ...] = ()
 
     def question(self, mode: str, **fields: Any) -> dict[str, Any]:
         return {
@@ -37,6 +42,8 @@ class WorkersRequest:
             "cases": self.cases,
             "seconds": self.seconds,
             "out": str(self.out),
+            "shrinks": self.shrinks,
+            "known": list(self.known),
             **fields,
         }
 
@@ -108,6 +115,10 @@ def replay_case_twice(request: WorkersRequest, replay: Path) -> Message:
     return two
 
 
-def shrink_case(request: WorkersRequest, replay: Path, attempts: int) -> Message:
-    """Make a replay file's case smaller; the message names the new file and the sizes before and after."""
-    return shrunk(request.question("shrink", replay=str(replay), attempts=attempts), request.hang_seconds)
+def shrink_case(request: WorkersRequest, replay: Path, attempts: int, seconds: float = math.inf) -> Message:
+    """Make a replay file's case smaller, for `seconds` at most; the message names the new
+    file and the sizes before and after.
+    """
+    return shrunk(
+        request.question("shrink", replay=str(replay), attempts=attempts, shrink_seconds=seconds), request.hang_seconds
+    )

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import specsim
-from specsim import replay_file
+from specsim import interrupts, replay_file
 from specsim.errors import UsageError
 from specsim.judge.child import Messages, Request
 from specsim.replay_file import WorkerReplay
 from specsim.verdict import Finding, NotRun
-
-_SECONDS_SPENT = "the time budget was spent; give a larger --budget-seconds"
 
 
 def _probes(request: Request) -> tuple[list[Any], list[NotRun]]:
@@ -45,8 +44,8 @@ def check(request: Request, messages: Messages) -> None:
     for position, probe in enumerate(todo):
         messages.send("start", probe=probe.name)
         now = time.monotonic()
-        if now >= end:
-            _send_done(messages, probe, 0, [], _SECONDS_SPENT)
+        if now >= end or interrupts.asked():
+            _send_done(messages, probe, 0, [], interrupts.why_not_run())
             continue
         result = judge_probe(
             probe,
@@ -54,10 +53,20 @@ def check(request: Request, messages: Messages) -> None:
             cases=request["cases"],
             deadline=now + (end - now) / (len(todo) - position),
             on_case=lambda index: messages.send("case", index=index),
+            stopped=interrupts.asked,
+            shrinks=_shrinks(request, probe.name),
         )
         findings = [asdict(_write_finding(probe, found, request)) for found in result.findings]
         _send_done(messages, probe, result.cases, findings, result.why_not)
     messages.send("end", not_run=[asdict(entry) for entry in not_run])
+
+
+def _shrinks(request: Request, probe: str) -> Callable[[str], bool]:
+    """Whether to go on making smaller what breaks a rule."""
+    from specsim.targets.probe import signature_of
+
+    known = set(request["known"])
+    return lambda rule: request["shrinks"] and signature_of(probe, rule) not in known and not interrupts.asked()
 
 
 def _send_done(messages: Messages, probe: Any, cases: int, findings: list[dict[str, Any]], why_not: str) -> None:
@@ -184,7 +193,12 @@ def shrink(request: Request, messages: Messages) -> None:
             "replay it to see what it shows",
         )
     tape, small = smallest(
-        probe, stored.rule, tuple(stored.tape), lambda: messages.send("case", index=-1), request["attempts"]
+        probe,
+        stored.rule,
+        tuple(stored.tape),
+        lambda: messages.send("case", index=-1),
+        request["attempts"],
+        interrupts.until(request["shrink_seconds"]),
     )
     (broken,) = [b for b in small.broken if b.rule == stored.rule]
     finding = _write_finding(probe, ProbeFinding(stored.rule, tape, small, broken, 1), request)

@@ -7,7 +7,6 @@ Run as a module, this is that child: it reads a question from standard input and
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -15,12 +14,17 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from specsim import interrupts
 from specsim.errors import UsageError
 from specsim.mutants.catalogue import Mutant
 from specsim.mutants.load import apply, find
 
 SECONDS_MAX = 60.0  # CPU seconds of one seed
 EXCEPTION = "exception"  # stands where a rule's id does when the model itself raised
+
+
+class InterruptedHuntError(Exception):
+    """A hunt was interrupted from the keyboard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +125,9 @@ def smallest_in_child(mutant: Mutant, *, schedules: int) -> Smallest | None:
 
 
 def _ask(mutant: Mutant, module: str, question: dict[str, Any]) -> Any:
-    ended = subprocess.run(
-        [sys.executable, "-m", module], input=json.dumps(question), check=False, capture_output=True, text=True
-    )
+    ended = interrupts.run([sys.executable, "-m", module], json.dumps(question))
+    if ended.returncode and interrupts.asked():
+        raise InterruptedHuntError
     if ended.returncode:
         raise RuntimeError(f"the hunt for mutant {mutant.id} ended with {ended.returncode}:\n{ended.stderr}")
     return json.loads(ended.stdout)

@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 from specsim.explore.strategies import STRATEGIES
 from specsim.mutants.catalogue import Mutant
 from specsim.mutants.coverage import entry_of
-from specsim.mutants.hunt import EXCEPTION, Hunted, Smallest, hunt_in_child, joined, smallest_in_child
+from specsim.mutants.hunt import (
+    EXCEPTION,
+    Hunted,
+    InterruptedHuntError,
+    Smallest,
+    hunt_in_child,
+    joined,
+    smallest_in_child,
+)
 
 
 class Effort(NamedTuple):
@@ -98,10 +106,22 @@ def hunt_all(
     without: Collection[str] = (),
     only: Collection[str] = (),
     strategy: str = DEFAULT,
+    first_seed: int = 0,
+    on_done: Callable[[int, int], None] = lambda _done, _of: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> list[Hunted]:
-    """Hunt every mutant, `jobs` processes at a time."""
-    with _Hunters(jobs, lambda _done, _of: None) as hunters:
-        asked = hunters.hunt(mutants, Effort(seeds, schedules_max), without=without, only=only, strategy=strategy)
+    """Hunt every mutant, `jobs` processes at a time. After `stopped` no hunt begins; the mutants that were not hunted
+    by then are left out.
+    """
+    with _Hunters(jobs, on_done, stopped) as hunters:
+        asked = hunters.hunt(
+            mutants,
+            Effort(seeds, schedules_max),
+            without=without,
+            only=only,
+            strategy=strategy,
+            first_seed=first_seed,
+        )
         return asked()
 
 
@@ -149,7 +169,10 @@ def build(
 class _Hunters:
     """A pool of threads, each of which waits for a child."""
 
-    def __init__(self, jobs: int, on_done: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, jobs: int, on_done: Callable[[int, int], None], stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._stopped = stopped
         self._pool = ThreadPoolExecutor(jobs)
         self._on_done = on_done
         self._lock = Lock()
@@ -171,28 +194,40 @@ class _Hunters:
         strategy: str = DEFAULT,
         without: Collection[str] = (),
         only: Collection[str] = (),
+        first_seed: int = 0,
     ) -> Callable[[], list[Hunted]]:
         """Begin to hunt these; what is returned waits for them. The seeds of one mutant are cut into several children,
         so that the one that is hardest to find does not keep all waiting.
         """
 
-        def one(mutant: Mutant, first: int) -> Hunted:
-            hunted = hunt_in_child(
-                mutant,
-                seeds=min(SEEDS_OF_A_CHILD, effort.seeds - first),
-                first_seed=first,
-                schedules_max=effort.schedules,
-                strategy=strategy,
-                without=without,
-                only=only,
-            )
+        def one(mutant: Mutant, first: int) -> Hunted | None:
+            if self._stopped():
+                return None
+            try:
+                hunted = hunt_in_child(
+                    mutant,
+                    seeds=min(SEEDS_OF_A_CHILD, effort.seeds - first),
+                    first_seed=first_seed + first,
+                    schedules_max=effort.schedules,
+                    strategy=strategy,
+                    without=without,
+                    only=only,
+                )
+            except InterruptedHuntError:
+                return None
             self._ended(sum(hunt.cpu_seconds for hunt in hunted.hunts))
             return hunted
 
         firsts = range(0, effort.seeds, SEEDS_OF_A_CHILD)
         futures = [[self._pool.submit(one, mutant, first) for first in firsts] for mutant in mutants]
         self._asked += len(firsts) * len(mutants)
-        return lambda: [joined([part.result() for part in parts]) for parts in futures]
+
+        def hunted() -> list[Hunted]:
+            ended = ([part.result() for part in parts] for parts in futures)
+            whole = ([part for part in parts if part is not None] for parts in ended)
+            return [joined(parts) for parts in whole if parts]
+
+        return hunted
 
     def shrink(self, mutant: Mutant, schedules: int) -> Future[Smallest | None]:
         def one() -> Smallest | None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from rich import box
+from rich import box, markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from specsim import replay_file
 from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
 from specsim.report.kernels import print_kernels
-from specsim.verdict import Finding, Judged, Suite, Verdict
+from specsim.report.page.plain import visible
+from specsim.verdict import NOT_JUDGED, Compared, Finding, Judged, Suite, Verdict
 
-NO_LONGER_APPLIES = 2  # exit code of a replay file whose schedule is not there any more: nothing could be judged
+NO_LONGER_APPLIES = NOT_JUDGED  # exit code of a replay file whose schedule is not there any more
+COLUMNS_MIN = 60  # of a terminal that tables fit into
+TEXT_MAX = 20_000  # characters of one text, such as the elements of a tensor
 WIDTH_WITHOUT_TERMINAL = 200
 
 
@@ -28,30 +29,9 @@ def _console(stderr: bool = False) -> Console:
     return console
 
 
-@contextmanager
-def live_progress(target: str) -> Iterator[Callable[[str, int], None]]:
-    """A live line on standard error while a check runs; nothing when that is not a terminal."""
-    console = _console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _subject, _cases: None
-        return
-    with console.status(f"checking {escape(target)}") as status:
-
-        def update(subject: str, cases: int) -> None:
-            status.update(f"checking {escape(target)}: {escape(subject)}, {cases} cases")
-
-        yield update
-
-
-@contextmanager
-def live_count(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A live line on standard error that says how many of how many are done; nothing when that is not a terminal."""
-    console = _console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _done, _of: None
-        return
-    with console.status(escape(what)) as status:
-        yield lambda done, of: status.update(f"{done} of {of} {escape(what)}")
+def escape(text: str) -> str:
+    """Text of a target for the console: neither markup nor a control character of it means anything."""
+    return markup.escape(visible(text, TEXT_MAX))
 
 
 def print_mutants(columns: Sequence[str], rows: Sequence[Sequence[str]], missed: Sequence[str]) -> None:
@@ -60,7 +40,7 @@ def print_mutants(columns: Sequence[str], rows: Sequence[Sequence[str]], missed:
     table = _table(f"{len(rows)} mutants", *columns)
     for cells in rows:
         table.add_row(*cells)
-    console.print(table)
+    _show(console, table)
     console.print(f"not found: {' '.join(missed) or 'none'}")
 
 
@@ -70,7 +50,7 @@ def print_sweep(data: dict[str, Any]) -> None:
     table = _table(f"{data['schedules']:,} schedules of seed {data['seed']}", "mark", "schedules", "share")
     for mark, reached in data["marks"].items():
         table.add_row(escape(mark), f"{reached['schedules']:,}", f"{reached['share']:.4%}")
-    console.print(table)
+    _show(console, table)
     for mark, reached in data["rare"].items():
         console.print(
             f"   fewer than {data['rarer_than']:,}: {escape(mark)}, {reached['schedules']:,}, {reached['share']:.4%}"
@@ -91,7 +71,7 @@ def print_sweep(data: dict[str, Any]) -> None:
 def print_verdict(verdict: Verdict) -> None:
     """Findings first, then the table of what was judged, what was not run, and one line with the verdict."""
     console = _console()
-    for number, finding in enumerate(verdict.findings, 1):
+    for number, finding in enumerate(verdict.new, 1):
         _print_finding(console, number, finding, verdict)
     table = _table(
         f"{verdict.target}, seed {verdict.seed}",
@@ -104,7 +84,12 @@ def print_verdict(verdict: Verdict) -> None:
             result = "[red]finding[/]" if found else "[green]ok[/]"
             name = judged.subject.partition(":")[2]
             table.add_row(
-                suite.name, judged.op, "" if name == judged.op else name, judged.where, f"{judged.cases:,}", result
+                suite.name,
+                escape(judged.op),
+                "" if name == judged.op else escape(name),
+                escape(judged.where),
+                f"{judged.cases:,}",
+                result,
             )
         if suite.schedules:
             found = any(finding.tier == suite.name for finding in verdict.findings)
@@ -119,12 +104,25 @@ def print_verdict(verdict: Verdict) -> None:
                 calls = (
                     f"{part['calls']:,} ({part['lines_run']}/{part['lines']} lines)" if part["kind"] == "real" else ""
                 )
-                table.add_row(suite.name, part["name"], part["kind"], part["where"], calls, result)
-    console.print(table)
+                table.add_row(suite.name, escape(part["name"]), part["kind"], escape(part["where"]), calls, result)
+    _show(console, table)
     for suite in verdict.suites:
         _print_not_run(console, suite)
+    if verdict.baseline is not None:
+        _print_compared(console, verdict.baseline)
     style = {"pass": "bold green", "fail": "bold red", "error": "bold yellow"}[verdict.verdict]
     console.print(f"[{style}]{verdict.verdict}[/]: {_summary(verdict)}")
+
+
+def _print_compared(console: Console, compared: Compared) -> None:
+    """What a baseline knows: a line a signature."""
+    for what, signatures in (
+        ("known", compared.known),
+        ("gone", compared.gone),
+        ("not judged", compared.not_judged),
+    ):
+        for signature in signatures:
+            console.print(f"   {what:<10} {escape(signature)}", soft_wrap=True)
 
 
 def _is_of(signature: str, suite: str, judged: Judged) -> bool:
@@ -135,8 +133,11 @@ def _is_of(signature: str, suite: str, judged: Judged) -> bool:
 
 
 def _summary(verdict: Verdict) -> str:
-    count = len(verdict.findings)
-    findings = f"{count or 'no'} finding{'s' if count > 1 or not count else ''}"
+    count, compared = len(verdict.new), verdict.baseline
+    new = " new" if compared else ""
+    findings = f"{count or 'no'}{new} finding{'s' if count > 1 or not count else ''}"
+    if compared:
+        findings += f", {len(compared.known)} known from {escape(compared.name)}, {len(compared.gone)} gone"
     if verdict.verdict == "error":
         findings = "nothing could be judged"
     counts = [
@@ -146,7 +147,8 @@ def _summary(verdict: Verdict) -> str:
     ]
     not_run = sum(len(suite.not_run) for suite in verdict.suites)
     seconds = sum(suite.seconds for suite in verdict.suites)
-    return f"{findings}, {', '.join(counts) or 'nothing run'} in {seconds:.1f} s, {not_run} not run"
+    interrupted = ", interrupted" if verdict.interrupted else ""
+    return f"{findings}, {', '.join(counts) or 'nothing run'} in {seconds:.1f} s, {not_run} not run{interrupted}"
 
 
 MANY_NOT_RUN = 5
@@ -158,6 +160,20 @@ def _table(title: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
+
+
+def _show(console: Console, table: Table) -> None:
+    """Print a table; where the terminal is too narrow for columns, a line for each cell."""
+    if console.width >= COLUMNS_MIN:
+        console.print(table)
+        return
+    console.print(table.title)
+    for cells in zip(*(column.cells for column in table.columns), strict=True):
+        console.print()
+        for column, cell in zip(table.columns, cells, strict=True):
+            if cell:
+                console.print(f"{column.header}: {cell}")
+    console.print()
 
 
 def _hit_by(verdict: Verdict, finding: Finding) -> str:
@@ -193,7 +209,8 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
     ]
     for name, value in rows:
         console.print(f"   {name:<10} {escape(value)}", soft_wrap=True)
-    console.print(f"   {'replay':<10} [bold]specsim replay {escape(shlex.quote(finding.replay))}[/]\n", soft_wrap=True)
+    replay = f"[bold]specsim replay {escape(shlex.quote(finding.replay))}[/]" if finding.replay else "none was written"
+    console.print(f"   {'replay':<10} {replay}\n", soft_wrap=True)
 
 
 def _blame_sentence(finding: Finding) -> str:
@@ -242,8 +259,8 @@ def print_replay(stored: OpReplay, target: str, answer: dict[str, Any], verified
     console.print(f"[bold]{escape(stored.op)}[/], {escape(answer['subject'])} of {escape(target)}")
     console.print(f"   found on   {escape(stored.target)}: {escape(stored.title)}", soft_wrap=True)
     if not answer["judged"]:
-        console.print("not reproduced: this implementation does not accept the configuration of the case")
-        return 0
+        console.print("not judged: this implementation does not accept the configuration of the case")
+        return NOT_JUDGED
     sizes = ", ".join(f"{name}={size}" for name, size in stored.sizes.items())
     console.print(f"   sizes      {escape(sizes)}", soft_wrap=True)
     for kind in ("inputs", "expected"):
@@ -329,8 +346,8 @@ def print_schedule_replay(stored: ScheduleReplay, target: str, answer: dict[str,
     console.print(f"[bold]{escape(stored.rule)}[/] on {escape(named)}")
     console.print(f"   found on   {escape(stored.target)}: {escape(stored.title)}", soft_wrap=True)
     if not answer["judged"]:
-        console.print("not reproduced: this target does not run the scenario")
-        return 0
+        console.print("not judged: this target does not run the scenario")
+        return NOT_JUDGED
     if not answer["same_model"]:
         console.print("   note       made before a change of the simulator: the tape is read by the tolerant rule, and")
         console.print("              may stand for another schedule than it did")
@@ -392,10 +409,28 @@ def print_targets(listing: dict[str, Any]) -> None:
     table = _table(f"devices: {', '.join(listing['devices'])}", "target", "tiers", "note")
     for target in listing["targets"]:
         table.add_row(escape(target["target"]), ", ".join(target["tiers"]) or "none", escape(target["note"]))
-    console.print(table)
+    _show(console, table)
     for entry in listing["not_run"]:
         console.print(f"   not run    {escape(entry['what'])}: {escape(entry['why'])}", style="yellow", soft_wrap=True)
     console.print(f"   cache      {escape(listing['cache'])}", soft_wrap=True)
+
+
+def print_doctor(data: dict[str, Any]) -> None:
+    """What is installed, which tiers work, and a line with the command for each missing piece."""
+    console = _console()
+    table = _table("pieces", "piece", "found", "for")
+    for piece in data["pieces"]:
+        missing = "[red]missing[/]" if piece["needed"] else "[yellow]missing[/]"
+        table.add_row(escape(piece["name"]), escape(piece["found"]) or missing, escape(piece["why"]))
+    _show(console, table)
+    table = _table("tiers", "tier", "device", "works", "note")
+    for tier in data["tiers"]:
+        works = "[green]yes[/]" if tier["works"] else "[yellow]no[/]"
+        table.add_row(tier["tier"], tier["device"], works, escape(tier["note"]))
+    _show(console, table)
+    for piece in data["pieces"]:
+        if piece["add"]:
+            console.print(f"   add {escape(piece['name'])}: [bold]{escape(piece['add'])}[/]", soft_wrap=True)
 
 
 def print_survey(survey: dict[str, Any], brief: bool) -> None:
@@ -414,7 +449,7 @@ def print_survey(survey: dict[str, Any], brief: bool) -> None:
             table.add_row(
                 escape(function["name"]), state, escape(function["text"]), function["where"], function["body_hash"]
             )
-        console.print(table)
+        _show(console, table)
     for text in survey["to_add"]:
         console.print(f"   to add     {escape(text)}", style="yellow", soft_wrap=True)
     if not survey["to_add"] and not brief:
@@ -443,4 +478,4 @@ def print_bench(results: dict[str, Any]) -> None:
                     f"{peer['median']:,.1f}",
                     "-" if peer["ratio"] is None else f"{peer['ratio']:.2f}",
                 )
-        console.print(table)
+        _show(console, table)

@@ -23,8 +23,8 @@ def list_targets(cache: Cache) -> dict[str, Any]:
     [{"what", "why"}]}.
     """
     not_run = [{"what": f"tier {tier}", "why": why} for tier, why in LATER_TIERS.items()]
-    gpus = _gpus()
-    if not gpus:
+    found = gpus()
+    if not found:
         not_run.append({"what": "device cuda", "why": "nvidia-smi finds no GPU; kernels run in Triton's interpreter"})
     targets: list[dict[str, Any]] = []
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
@@ -62,7 +62,7 @@ def list_targets(cache: Cache) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "cache": str(cache.folder),
-        "devices": ["cpu", *gpus],
+        "devices": ["cpu", *found],
         "targets": targets,
         "not_run": not_run,
     }
@@ -93,7 +93,8 @@ def _installed(package: str) -> tuple[str, str] | None:
     return (folders[0], version) if folders else None
 
 
-def _gpus() -> list[str]:
+def gpus() -> list[str]:
+    """The GPUs that nvidia-smi lists, by number and name; none where it is not installed."""
     if shutil.which("nvidia-smi") is None:
         return []
     try:

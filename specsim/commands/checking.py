@@ -1,0 +1,110 @@
+"""`specsim check` of one target, from what is asked to the exit code: its verdict is printed and written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from specsim.commands.judging import Asked, KnownOf, NotJudgeableError, also_shown, baseline_of, checked_beside, compare
+from specsim.commands.judging import judge as judged
+from specsim.commands.options import require_folder
+from specsim.commands.outputs import Outputs
+from specsim.commands.pages import require_file
+from specsim.errors import UsageError
+from specsim.verdict import NOT_JUDGED, Verdict
+
+
+def check_one_target(
+    asked: Asked,
+    options: Mapping[str, Any],
+    outputs: Outputs,
+    json_file: Path | None,
+    baseline: str | None,
+    update_baseline: bool,
+    bisect_run: bool,
+    write: Path | None = None,
+) -> int:
+    """Check a target, and the baseline beside it with the same `options`; returns the exit code. How many cases were
+    judged is added to the file `write`.
+    """
+    from specsim.report import baseline as known
+    from specsim.report.terminal import print_verdict
+    from specsim.targets.fetch import fetch_wheel
+    from specsim.targets.packages import prepare
+    from specsim.targets.spec import ReleaseTarget
+    from specsim.verdict import write_json
+
+    require_folder("--out", asked.out)
+    require_file("--json", json_file)
+    require_file("--write", write)
+    if update_baseline and baseline is None:
+        raise UsageError("--update-baseline without --baseline", "name the file to write: --baseline FILE")
+    beside = baseline_of(baseline, update_baseline) if baseline is not None else None
+    for target in (asked.target, beside):
+        if isinstance(target, ReleaseTarget):
+            fetch_wheel(target.version, asked.cache)
+        if target is not None and not isinstance(target, Path) and "ops" in asked.tiers:
+            prepare(target, asked.cache, on_gpu=asked.device != "cpu" and shutil.which("nvidia-smi") is not None)
+    if update_baseline:
+        assert isinstance(beside, Path)
+        require_file("--baseline", beside)
+    try:
+        with ExitStack() as stack:
+            known_of: KnownOf = lambda: None  # noqa: E731 - replaced when there is a baseline
+            if isinstance(beside, Path):
+                stored = known.load(beside) if beside.exists() else known.Baseline(str(beside), frozenset())
+                known_of = lambda: stored  # noqa: E731
+                asked = replace(asked, known=stored.signatures)
+            elif beside is not None:
+                alike = {**options, "--only": "accounting"} if asked.mutant else options
+                asked = replace(asked, one_core=True)  # the baseline has the other
+                known_of = stack.enter_context(checked_beside(beside, alike, asked.out))
+            verdict = judged(asked, known_of)
+    except NotJudgeableError as error:
+        typer.echo(f"specsim: {error}.", err=True)
+        return NOT_JUDGED
+    if verdict.new and beside is not None and not isinstance(beside, Path):
+        verdict.baseline = compare(verdict, also_shown(verdict, beside, asked))
+    data = verdict.to_json()
+    if json_file is not None:
+        write_json(json_file, data)
+    if write is not None:
+        from specsim.commands.counts import add_counts
+
+        add_counts(write, verdict, asked.device)
+    outputs.write([data])
+    print_verdict(verdict)
+    _say_how_to_go_on(verdict, asked)
+    if update_baseline and isinstance(beside, Path):
+        return _update(beside, verdict)
+    half_judged = not verdict.findings and not all(suite.cases or suite.schedules for suite in verdict.suites)
+    return NOT_JUDGED if bisect_run and half_judged else verdict.exit_code
+
+
+def _update(file: Path, verdict: Verdict) -> int:
+    """Write the baseline, unless the check did not come to its end; returns the exit code."""
+    from specsim.report import baseline as known
+
+    if verdict.interrupted or verdict.verdict == "error":
+        typer.echo(f"specsim: the baseline {file} stays as it is: the check did not come to its end.", err=True)
+        return verdict.exit_code or NOT_JUDGED
+    data = verdict.to_json()
+    kept = verdict.baseline.not_judged if verdict.baseline else ()
+    count = known.save(file, verdict.target, data["findings"], kept)
+    unjudged = f", {len(kept)} of them kept because they were not judged" if kept else ""
+    typer.echo(f"{file}: {count} known findings{unjudged}")
+    return 0
+
+
+def _say_how_to_go_on(verdict: Verdict, asked: Asked) -> None:
+    if not verdict.interrupted:
+        return
+    larger = "; specsim shrink FILE makes what was found smaller" if verdict.findings else ""
+    again = f"specsim check {asked.target.text} --seed {asked.seed}"
+    typer.echo(f"specsim: interrupted. The same cases and schedules again, from the first: {again}{larger}.", err=True)

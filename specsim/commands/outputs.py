@@ -1,0 +1,113 @@
+"""What a check writes for machines: JSON, JUnit XML, SARIF, and what GitHub Actions shows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from specsim.report.github import Place
+
+JUnitOption = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML to this file.")]
+SarifOption = Annotated[Path | None, typer.Option("--sarif", metavar="FILE", help="Write SARIF 2.1.0 to this file.")]
+GithubOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--github/--no-github",
+        help="Print annotations and write the step summary of GitHub Actions. Default: when GITHUB_ACTIONS is true.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The files that were asked for, None for the others; `github` is None when it depends on where this runs."""
+
+    junit: Path | None = None
+    sarif: Path | None = None
+    github: bool | None = None
+
+    def require(self) -> None:
+        """Refuse files that cannot be written before the work begins."""
+        from specsim.commands.pages import require_file
+
+        require_file("--junit", self.junit)
+        require_file("--sarif", self.sarif)
+
+    def write(self, verdicts: Sequence[Mapping[str, Any]]) -> None:
+        """Write what was asked for, of verdicts as `specsim check --json` writes each."""
+        from specsim.commands.pages import write_text
+
+        if self.junit is not None:
+            from specsim.report.junit import junit_of
+
+            write_text(self.junit, junit_of(verdicts))
+        if self.sarif is not None:
+            from specsim.report.sarif import sarif_of
+
+            write_text(self.sarif, sarif_of(verdicts, place_of, events_of))
+        if os.environ.get("GITHUB_ACTIONS") == "true" if self.github is None else self.github:
+            _tell_github(verdicts)
+
+
+def _tell_github(verdicts: Sequence[Mapping[str, Any]]) -> None:
+    from specsim.report.github import annotations_of, summary_of
+
+    for line in annotations_of(verdicts, place_of):
+        typer.echo(line)
+    file = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not file:
+        return
+    try:
+        with Path(file).open("a", encoding="utf-8") as opened:
+            opened.write(f"{summary_of(verdicts)}\n")
+    except OSError as error:
+        raise UsageError(f"cannot write GITHUB_STEP_SUMMARY={file} ({error.strerror})", "unset it") from error
+
+
+def place_of(target: str, where: str) -> Place | None:
+    """The file and line of a finding's `where` in the checkout that is checked, relative to the repository; None when
+    that file is not in it. At a git revision the file is named as it lies in the work tree.
+    """
+    from specsim.targets.source import SGLANG, VLLM
+    from specsim.targets.spec import CheckoutTarget, PackageTarget, PythonTarget, parse_target
+
+    path, _, line = where.rpartition(":")
+    if not path or not line.isdigit():
+        return None
+    try:
+        parsed = parse_target(target)
+    except UsageError:  # "model with mutant A01"
+        return None
+    root = Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd()).absolute()
+    package = VLLM if isinstance(parsed, PackageTarget) else SGLANG
+    folders = (
+        [Path(parsed.path).expanduser().absolute() / layout for layout in package.layouts]
+        if isinstance(parsed, CheckoutTarget | PackageTarget)
+        else [Path.cwd()]
+        if isinstance(parsed, PythonTarget)
+        else [Path(__file__).parents[2]]
+    )
+    for folder in folders:
+        file = folder / path
+        if file.is_file() and file.is_relative_to(root):
+            return file.relative_to(root).as_posix(), int(line)
+    return None
+
+
+def events_of(file: str) -> list[str]:
+    """The lines of the event log in a replay file; none when it has none or is not there."""
+    from specsim import replay_file
+
+    try:
+        stored = replay_file.load(Path(file))
+    except UsageError:
+        return []
+    return stored.events if isinstance(stored, replay_file.ScheduleReplay) else []

@@ -1,0 +1,97 @@
+"""A verdict for GitHub Actions: annotations, which are lines on standard output, and the step's summary.
+
+Findings of the baseline are listed in the summary and not annotated: a pull request is shown what it brings.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from specsim.report.page.plain import visible
+
+Place = tuple[str, int]  # a file relative to the repository, and a line from 1 on
+Located = Callable[[str, str], Place | None]  # of a target and a finding's `where`
+LEVELS = {"metric": "warning", "by-design": "notice"}  # of a severity; "error" for the others
+TITLE_MAX = 200
+
+
+def annotations_of(verdicts: Sequence[Mapping[str, Any]], located: Located) -> Iterator[str]:
+    """A line for each new finding, as the runner of workflows reads it."""
+    for verdict in verdicts:
+        for finding in new_of(verdict):
+            place = located(verdict["target"], finding["where"])
+            fields = {"title": f"{finding['rule']}: {visible(finding['title'], TITLE_MAX)}"}
+            if place:
+                fields = {"file": place[0], "line": str(place[1]), **fields}
+            named = ",".join(f"{name}={_field(value)}" for name, value in fields.items())
+            text = [f"{finding['sentence']}", f"expected {finding['expected']}", f"actual {finding['actual']}"]
+            text += [f"specsim replay {finding['replay']}"] if finding["replay"] else []
+            message = "\n".join(map(visible, text))
+            yield f"::{LEVELS.get(finding['severity'], 'error')} {named}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _field(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def new_of(verdict: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The findings that are not in the baseline; all of them when there is none."""
+    known = (verdict.get("baseline") or {}).get("known", ())
+    return [finding for finding in verdict["findings"] if finding["signature"] not in known]
+
+
+def summary_of(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: a headline and a table for each verdict, then what was not run."""
+    return "\n".join(line for verdict in verdicts for line in _summary(verdict))
+
+
+def _summary(verdict: Mapping[str, Any]) -> Iterator[str]:
+    compared = verdict.get("baseline")
+    new = new_of(verdict)
+    counts = f"{len(new)} new" if compared else f"{len(new)}"
+    yield f"### specsim: {verdict['verdict']}, {_cell(verdict['target'])}"
+    yield ""
+    beside = f", {len(compared['known'])} as in {_cell(compared['name'])}" if compared else ""
+    ran = [
+        f"{count:,} {what}"
+        for what in ("cases", "schedules", "events")
+        if (count := sum(suite[what] for suite in verdict["suites"]))
+    ]
+    findings = f"{counts} finding{'' if len(new) == 1 else 's'}{beside}"
+    yield f"{findings}; {', '.join(ran) or 'nothing run'}; seed {verdict['seed']}."
+    yield ""
+    if verdict["findings"]:
+        yield "| | rule | finding | where | severity | replay |"
+        yield "|---|---|---|---|---|---|"
+    for finding in [*new, *(each for each in verdict["findings"] if each not in new)]:
+        state = "known" if finding not in new else "new" if compared else ""
+        cells = [state, f"{finding['rule']}", finding["title"], finding["where"], finding["severity"]]
+        replay = f"<code>specsim replay {_cell(finding['replay'])}</code>" if finding["replay"] else ""
+        yield f"| {' | '.join(map(_cell, cells))} | {replay} |"
+    for name, what in (("gone", "No longer found"), ("not_judged", "In the baseline and not judged here")):
+        if compared and compared[name]:
+            yield ""
+            yield f"{what}: {', '.join(f'<code>{_cell(signature)}</code>' for signature in compared[name])}."
+    not_run = [entry for suite in verdict["suites"] for entry in suite["not_run"]]
+    if not_run:
+        yield ""
+        yield f"<details><summary>{len(not_run)} not run</summary>"
+        yield ""
+        yield from (f"- {_cell(entry['what'])}: {_cell(entry['why'])}" for entry in not_run)
+        yield ""
+        yield "</details>"
+    yield ""
+
+
+_MARKUP = str.maketrans({character: f"\\{character}" for character in "\\`*_[]|~#!@"})
+
+
+def _cell(text: str) -> str:
+    """Text that neither Markdown nor HTML takes for its own."""
+    return html.escape(visible(str(text), TITLE_MAX).translate(_MARKUP), quote=False)

@@ -1,0 +1,80 @@
+"""A verdict as JUnit XML: a test case for each implementation, seam function and finding.
+
+What is known from the baseline, and what was not run, is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from xml.etree import ElementTree as Tree
+
+from specsim.report.page.plain import visible
+
+_Json = Mapping[str, Any]
+
+
+def junit_of(verdicts: Sequence[_Json]) -> str:
+    """XML of verdicts, as `specsim check --json` writes each."""
+    root = Tree.Element("testsuites", name="specsim")
+    for verdict in verdicts:
+        for suite in verdict["suites"]:
+            _add(root, verdict, suite)
+    for name in ("tests", "failures", "skipped"):
+        root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
+    root.set("errors", "0")
+    Tree.indent(root)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{Tree.tostring(root, encoding="unicode")}\n'
+
+
+def _add(root: Tree.Element, verdict: _Json, suite: _Json) -> None:
+    name = f"{verdict['target']} {suite['name']}"
+    element = Tree.SubElement(root, "testsuite", name=visible(name), errors="0", time=f"{suite['seconds']:.3f}")
+    cases = list(_cases(verdict, suite))
+    for case in cases:
+        element.append(case)
+    element.set("tests", str(len(cases)))
+    element.set("failures", str(sum(case.find("failure") is not None for case in cases)))
+    element.set("skipped", str(sum(case.find("skipped") is not None for case in cases)))
+
+
+def _cases(verdict: _Json, suite: _Json) -> Iterator[Tree.Element]:
+    found = [finding for finding in verdict["findings"] if finding["tier"] == suite["name"]]
+    wrong = {finding["signature"] for finding in found}
+    for judged in suite["judged"]:
+        signature = f"{suite['name']}:{judged['op']}:{judged['subject']}"
+        if not any(each == signature or each.startswith(f"{signature}:") for each in wrong):
+            yield _case(suite, f"{judged['op']}, {judged['subject']}")
+    if suite["schedules"]:
+        yield _case(suite, f"{suite['schedules']} schedules, {suite['events']} events")
+    known = (verdict.get("baseline") or {}).get("known", ())
+    for finding in found:
+        case = _case(suite, finding["signature"])
+        if finding["signature"] in known:
+            Tree.SubElement(case, "skipped", message=visible(f"in the baseline: {finding['title']}"))
+        else:
+            failure = Tree.SubElement(case, "failure", type=visible(finding["rule"]), message=visible(finding["title"]))
+            failure.text = "\n".join(map(visible, lines_of(finding)))
+        yield case
+    for entry in suite["not_run"]:
+        case = _case(suite, entry["what"])
+        Tree.SubElement(case, "skipped", message=visible(f"not run: {entry['why']}"))
+        yield case
+
+
+def _case(suite: _Json, name: str) -> Tree.Element:
+    return Tree.Element("testcase", classname=f"specsim.{suite['name']}", name=visible(name))
+
+
+def lines_of(finding: _Json) -> list[str]:
+    """A finding as lines of text, the command that replays it last."""
+    return [
+        f"{finding['rule']}: {finding['sentence']}",
+        f"where    {finding['where'] or 'unknown'}",
+        f"expected {finding['expected']}",
+        f"actual   {finding['actual']}",
+        f"severity {finding['severity']}, reach {finding['reach']}, hit {finding['count']} times",
+        *([f"triage   {finding['triage']}"] if finding.get("triage") else []),
+        *finding["details"],
+        *([f"specsim replay {finding['replay']}"] if finding["replay"] else []),
+    ]
