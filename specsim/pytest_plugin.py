@@ -61,10 +61,13 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     from specsim.errors import UsageError
 
     try:
-        items += [item for target in targets for item in _tiers_of(session, target)]
-        items += [item for path in paths for item in _files_of(session, config.rootpath, path, targets)]
+        added = [item for target in targets for item in _tiers_of(session, target)]
+        added += [item for path in paths for item in _files_of(session, config.rootpath, path, targets)]
     except UsageError as error:
         raise pytest.UsageError(f"specsim: {error.problem}; {error.remedy}") from None
+    report = pytest.CollectReport("specsim", "passed", None, list(added))
+    session.ihook.pytest_collectreport(report=report)  # so that they are counted
+    items += added
 
 
 def _tiers_of(session: pytest.Session, text: str) -> list[pytest.Item]:

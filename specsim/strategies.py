@@ -101,9 +101,9 @@ def draft_trees(
 
 
 def batches() -> SearchStrategy[Case]:
-    """Batches as greedy verification takes them: trees of one shape with their `candidates`, equal siblings among them,
-    `retrieve_index`, `retrieve_next_token` and `retrieve_next_sibling` (-1 for none), and `target_predict`, the target's
-    token after each node, which accepts nothing, a path or all; int64, [bs, num_draft_tokens].
+    """Batches as greedy verification takes them: trees of one shape with their `candidates`, equal siblings among
+    them, `retrieve_index`, `retrieve_next_token` and `retrieve_next_sibling` (-1 for none), and `target_predict`, the
+    target's token after each node, which accepts nothing, a path or all; int64, [bs, num_draft_tokens].
     """
     return cases("verify_tree_greedy")
 
@@ -203,8 +203,8 @@ def logits(
 
 
 def workloads(features: frozenset[str] = FEATURES) -> SearchStrategy[Scenario]:
-    """A `config` of the engine and a `workload`: turns in the order of their arrival, and how often aborts, retractions,
-    timeouts and pauses may come. `features` are those of `specsim.sim.features` that may be on.
+    """A `config` of the engine and a `workload`: turns in the order of their arrival, and how often aborts,
+    retractions, timeouts and pauses may come. `features` are those of `specsim.sim.features` that may be on.
     """
     return chosen(lambda chooser: draw_scenario(chooser, features)).map(lambda drawn: drawn[0])
 

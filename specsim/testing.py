@@ -76,9 +76,7 @@ def assert_matches(
     if _replay_file(operation) is not None:
         _replay_case(op, subject, device)
         return
-    result = judge(
-        op, subject, seed=seed, cases=cases, device=device, deadline=math.inf, on_case=lambda _index: None
-    )
+    result = judge(op, subject, seed=seed, cases=cases, device=device, deadline=math.inf, on_case=lambda _index: None)
     if found := result.counterexample:
         raise AssertionError(_mismatch(op, subject, found, _target_of(function), seed, device, Path(out), result.cases))
 
@@ -163,10 +161,10 @@ def assert_lossless(
     """`rule`, a sampling rule of verification, emits the target model's law exactly: no statistics, no tolerance.
 
     `operation` is verify_tree_target_only, verify_chain_rejection, verify_chain_block or verify_tree_rejection, whose
-    arguments the rule takes; left out, it is the rule's own name. `quick` keeps to a few small models and trees; `dtype`
-    is that of laws and coins, torch.float32 when left out. Raises AssertionError with the
-    model and tree where it is furthest off, and how much more probable some outcome is than it should be, as a
-    fraction; UsageError for another operation.
+    arguments the rule takes; left out, it is the rule's own name. `quick` keeps to a few small models and trees;
+    `dtype` is that of laws and coins, torch.float32 when left out. Raises AssertionError with the model and tree where
+    it is furthest off, and how much more probable some outcome is than it should be, as a fraction; UsageError for
+    another operation.
     """
     __tracebackhide__ = True
     import torch
