@@ -1,4 +1,4 @@
-"""What others use in their own suites: assertions, strategies, the pytest plugin. A failure ends in its replay command."""
+"""What others use in their own suites: assertions, strategies, the plugin. A failure ends in its replay command."""
 
 from __future__ import annotations
 
