@@ -1,6 +1,6 @@
 """Every command and snippet of README and docs: known to the command line at every run, run by `make nightly`.
 
-A page's blocks run from top to bottom in one folder that has the checkout's data. A comment before a block changes that:
+A page's blocks run from top to bottom in one folder that has the checkout's data. A comment before one changes that:
 
     <!-- file NAME -->          the block is a file of that name, for the blocks after it
     <!-- with NAME=VALUE -->    words of the block to replace first
@@ -135,6 +135,14 @@ def test_every_command_and_snippet_does_what_the_page_says(page: str, tmp_path: 
                 for line in shown:
                     found = any(re.search(pattern_of(line), out) for out in printed)
                     assert found, f"{page}: {command} does not print {line!r}\n{ended.stdout}\n{ended.stderr}"
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="the site of the documentation is built by `make nightly`, and by `make docs`")
+def test_the_site_has_no_broken_link(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="MkDocs is not installed: pip install 'specsim[docs]' adds it")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    ended = run(command, ROOT, dict(os.environ))
+    assert ended.returncode == 0, ended.stderr
 
 
 def programs(folder: Path) -> Path:
