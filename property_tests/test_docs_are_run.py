@@ -33,6 +33,7 @@ BLOCK = re.compile(r"(?:<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<kind>\w*)\n(?P<te
 INLINE = re.compile(r"`specsim ([a-z]+)((?: [^`|\n]*)?)`")
 KINDS = {"console", "python", "pycon", "", "text", "yaml", "toml", "json", "mermaid", "bash"}
 SECONDS_MAX = 1800
+WRITTEN = {"docs/releases.md": "not run: an hour; it writes this page, which test_matrix.py makes for few releases"}
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 
 
@@ -61,7 +62,8 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     text = (ROOT / page).read_text(encoding="utf-8")
-    return [Block(page, found["kind"], found["mark"] or "", found["text"]) for found in BLOCK.finditer(text)]
+    mark = WRITTEN.get(page, "")
+    return [Block(page, found["kind"], mark or found["mark"] or "", found["text"]) for found in BLOCK.finditer(text)]
 
 
 def commands_of_cli() -> dict[str, Any]:
@@ -71,7 +73,7 @@ def commands_of_cli() -> dict[str, Any]:
 
 def test_there_is_something_to_run_and_every_mark_is_one_of_three() -> None:
     everything = [block for page in PAGES for block in blocks(page)]
-    assert sum(block.runnable() for block in everything) > 25
+    assert sum(block.runnable() for block in everything) > 30
     assert {block.kind for block in everything} <= KINDS
     odd = [block.mark for block in everything if not re.match(r"$|file \S+$|with \S+=|not run: .{10}", block.mark)]
     assert odd == []
