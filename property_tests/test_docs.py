@@ -96,4 +96,8 @@ def test_pages_that_show_a_picture_name_the_command_that_makes_it_or_link_to_the
 
 @pytest.mark.parametrize("link", re.findall(r"\]\((docs/[^)]+)\)", README))
 def test_links_lead_somewhere(link: str) -> None:
-    assert (ROOT / link).is_file()
+    page, _, anchor = link.partition("#")
+    text = (ROOT / page).read_text() if page.endswith(".md") else ""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    assert not anchor or anchor in [re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in headings]
+    assert (ROOT / page).is_file()
