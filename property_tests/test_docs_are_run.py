@@ -3,7 +3,7 @@
 A page's blocks run from top to bottom in one folder that has the checkout's data. A comment before one changes that:
 
     <!-- file NAME -->          the block is a file of that name, for the blocks after it
-    <!-- with NAME=VALUE -->    words of the block to replace first
+    <!-- with NAME=VALUE -->    words of the block to replace first; in quotes where they have blanks
     <!-- not run: WHY -->
 
 Lines shown below a command must be in what it prints, `...` standing for anything, seconds for any number of them; the
@@ -53,9 +53,9 @@ class Block:
     def commands(self) -> Iterator[tuple[str, list[str]]]:
         """Each command with the lines that are shown below it."""
         text = self.text
-        for pair in self.mark.removeprefix("with ").split() if self.mark.startswith("with ") else ():
+        for pair in shlex.split(self.mark.removeprefix("with ")) if self.mark.startswith("with ") else ():
             name, _, value = pair.partition("=")
-            text = re.sub(rf"\b{re.escape(name)}\b", value, text)
+            text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", value, text)
         for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
             command, *shown = part.splitlines()
             yield command, [line for line in shown if line.strip() not in ("", "...")]
@@ -76,7 +76,7 @@ def test_there_is_something_to_run_and_every_mark_is_one_of_three() -> None:
     everything = [block for page in PAGES for block in blocks(page)]
     assert sum(block.runnable() for block in everything) > 30
     assert {block.kind for block in everything} <= KINDS
-    odd = [block.mark for block in everything if not re.match(r"$|file \S+$|with \S+=|not run: .{10}", block.mark)]
+    odd = [block.mark for block in everything if not re.match(r"$|file \S+$|with .+=|not run: .{10}", block.mark)]
     assert odd == []
 
 

@@ -11,6 +11,7 @@ import tomllib
 import unittest
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from specsim import strategies
 from specsim.errors import UsageError
 from specsim.ops.registry import OPS, REFERENCE
 from specsim.ops.tree import DraftTree
+from specsim.pytest_plugin import pytest_collection_modifyitems
 from specsim.reference import verify_chain_rejection
 from specsim.sim.config import require_runnable
 from specsim.testing import (
@@ -185,7 +187,7 @@ def test_a_target_and_replay_files_of_the_command_line_are_tests(tmp_path: Path)
     (tmp_path / "kept").mkdir()
     shutil.copy(STALE, tmp_path / "kept")
     target = "--specsim-target=test_mine:extension"
-    chosen = ["-k", "accounting or of_a_target or kept", "--specsim-budget-seconds=4"]
+    chosen = ["-k", "accounting or of_a_target or kept", "--specsim-budget-seconds=1"]
     ended = run_pytest(tmp_path, target, "--specsim-target=model", "--specsim-replays=kept", *chosen, "--co", "-q")
     assert ended.stdout.splitlines()[:6] == [
         "test_mine.py::test_of_a_target[test_mine:extension]",
@@ -203,7 +205,22 @@ def test_a_target_and_replay_files_of_the_command_line_are_tests(tmp_path: Path)
     replay = re.fullmatch(r" +replay +specsim replay (\S+)", last)
     assert replay, ended.stdout
     assert Path(replay[1]).is_file()
-    assert run_pytest(tmp_path, "-q", "--specsim-target=sglang", "--co").returncode == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"specsim_target": ["sglang"]}, "specsim: TARGET 'sglang' is not a target"),
+        ({"specsim_replays": ["empty"]}, "has no replay files"),
+    ],
+)
+def test_a_command_line_that_cannot_be_tested_is_refused(
+    options: dict[str, list[str]], words: str, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    config: Any = SimpleNamespace(getoption=lambda name: options.get(name, []), rootpath=tmp_path)
+    session: Any = SimpleNamespace(config=pytestconfig)
+    with pytest.raises(pytest.UsageError, match=words):
+        pytest_collection_modifyitems(session, config, [])
 
 
 def test_without_a_target_its_tests_are_skipped_and_the_plugin_imports_nothing(tmp_path: Path) -> None:
@@ -227,8 +244,7 @@ def test_importing_the_plugin_takes_less_than_20_milliseconds() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program]
-    times = [float(subprocess.check_output(command, env=environment, text=True)) for _ in range(2)]
-    assert min(times) < 0.020
+    assert any(float(subprocess.check_output(command, env=environment, text=True)) < 0.020 for _ in range(3))
 
 
 def test_the_entry_point_has_the_modules_name_so_that_it_is_loaded_once_however_it_is_named() -> None:
@@ -270,7 +286,8 @@ def test_trees_keep_to_their_limits(data: st.DataObject, topk: int, num_steps: i
 
 
 def test_the_dullest_tree_is_a_root_and_a_draft() -> None:
-    assert find(strategies.draft_trees(), lambda _tree: True).parents == [-1, 0]
+    quick = settings(max_examples=20)
+    assert find(strategies.draft_trees(), lambda _tree: True, settings=quick).parents == [-1, 0]
 
 
 @pytest.mark.parametrize(
