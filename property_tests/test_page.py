@@ -408,8 +408,8 @@ def test_the_page_of_a_probe_has_what_was_handed_on() -> None:
     stored = WorkerReplay(**dict.fromkeys(names, "f"), tier="workers", tape=[], case={}, seed=0, rule="W1", digest="d")
     broken = {"rule": "W1", "what": "no penalties", "expected": "one", "actual": "none", "details": ["line"]}
     answer = {"where": "f.py:2", "digest": "d", "case": {"bs": 2}, "seen": {"calls": [1]}, "broken": [broken]}
-    html = html_of(payload_of(stored, answer, HERE))
-    for text in ("no penalties", "What the function handed on", "[1]", "line"):
+    html = html_of(payload_of(stored, answer, dataclasses.replace(HERE, sentence="penalties are applied")))
+    for text in ("no penalties", "What the function handed on", "[1]", "line", "</span> penalties are applied</h1>"):
         assert text in html
 
 
@@ -517,5 +517,6 @@ def test_a_report_links_a_page_for_each_finding_and_says_why_one_has_none(tmp_pa
     assert outline.links == ["data:,", f"{FIXTURE.stem}.html"]
     assert payload_in((tmp_path / "out" / f"{FIXTURE.stem}.html").read_text())["finding"]["rule"] == "I32"
     assert "bad &lt;b&gt;.json" in index
+    assert "ops:ops:" not in index
     for text in ("1 finding<", "Which release has which bug", "Historic bugs put back", "Speed", "A02-retracted"):
         assert text in index

@@ -73,6 +73,7 @@ def payload_of(
         command=f"specsim replay {shlex.quote(str(file))}{elsewhere}",
         verdict=_verdict(stored, answer, exit_code, target),
         severity=severities.get(stored.rule, ""),
+        sentence=next((rule.sentence for rule in (*WORKER_RULES, *RULES) if rule.id == stored.rule), ""),
         source=source_of(target, mutant, where, open_cache(cache_dir)),
     )
     return made(stored, answer, shown)

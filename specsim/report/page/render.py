@@ -79,9 +79,8 @@ def _header(payload: Mapping[str, Any]) -> str:
     where = [finding["part"], finding["who"] and f"of {finding['who']}", finding["where"] and f"at {finding['where']}"]
     facts = [("expected", finding["expected"]), ("actual", finding["actual"])]
     facts = facts if finding["expected"] or finding["actual"] else []
-    what = (
-        f'<p class="what">{escape(finding["title"])}</p>' if payload["kind"] == "case" and finding["sentence"] else ""
-    )
+    told = finding["title"] if payload["kind"] != "schedule" and finding["sentence"] else ""
+    what = f'<p class="what">{escape(told)}</p>' if told else ""
     notes = "".join(f"<p>{escape(note)}</p>" for note in payload["notes"])
     order = _order(payload)
     return f"""<header class="finding">
