@@ -355,4 +355,4 @@ def test_a_case_is_shown_as_heat_maps(opened: Open, tmp_path: Path) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert Outline(page.content()).elements
     page.click("#copy")
-    assert page.inner_text("#copy") == "Copied"
+    sync_api.expect(page.locator("#copy")).to_have_text("Copied")
