@@ -273,7 +273,6 @@ def test_profiles_do_not_inherit_a_derandomised_default(monkeypatch: pytest.Monk
 # ---- strategies
 
 
-@settings(max_examples=40)
 @given(st.data(), st.integers(1, 5), st.integers(1, 4), st.integers(2, 9))
 def test_trees_keep_to_their_limits(data: st.DataObject, topk: int, num_steps: int, nodes: int) -> None:
     limits = {"topk_max": topk, "num_steps_max": num_steps, "num_draft_tokens_max": nodes}
@@ -306,14 +305,12 @@ def test_logits_have(what: str, holds: Callable[[torch.Tensor], bool]) -> None:
     assert (found.shape, found.dtype) == ((1, 5), torch.float32), what
 
 
-@settings(max_examples=40)
 @given(st.data(), st.integers(1, 3), st.integers(1, 40))
 def test_logits_are_finite_where_that_is_asked_for(data: st.DataObject, rows: int, vocab_size: int) -> None:
     drawn = data.draw(strategies.logits(rows, vocab_size, allow_infinity=False))
     assert (tuple(drawn.shape), bool(drawn.isfinite().all())) == ((rows, vocab_size), True)
 
 
-@settings(max_examples=30)
 @given(strategies.cache_layouts())
 def test_a_layout_has_whole_pages_and_nobodys_page_0(layout: strategies.CacheLayout) -> None:
     page_size, table, rows, seq_lens = layout
@@ -325,7 +322,6 @@ def test_a_layout_has_whole_pages_and_nobodys_page_0(layout: strategies.CacheLay
     assert all(row > 0 or length == 0 for row, length in zip(rows.tolist(), seq_lens.tolist(), strict=True))
 
 
-@settings(max_examples=30)
 @given(strategies.batches(), strategies.workloads())
 def test_batches_and_workloads_are_valid_inputs(batch: Any, scenario: Any) -> None:
     op = OPS["verify_tree_greedy"]
