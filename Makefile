@@ -33,7 +33,7 @@ RELEASE_TESTS := $(addprefix property_tests/test_,$(addsuffix .py,release_accoun
 GPU_TESTS := $(addprefix property_tests/test_,$(addsuffix .py,on_the_gpu kernels_match_the_reference \
 	verify_logits kernels_are_lossless bulk_generators reference_agrees_with_loops bench_kernels))
 
-.PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu nightly lint clean
+.PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu nightly docs lint clean
 
 help: ## what can be made
 	@sed -n -e 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -74,6 +74,11 @@ sanitize-gpu: $(READY) ## every kernel on small cases under compute-sanitizer, w
 
 nightly: $(READY) ## every test with fifty times the examples: hours
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n auto
+
+docs: $(READY) ## the documentation as a site, in build/site; installs MkDocs on first use
+	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP) install -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo 'build/site/index.html'
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check

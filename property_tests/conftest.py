@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -21,22 +21,16 @@ os.environ["SPECSIM_COMPILED"] = (
 )
 torch.set_num_threads(1)
 
+from specsim.strategies import register_profiles
 from specsim.targets.cache import Cache, open_cache
 from specsim.targets.source import SourceTree, open_source
 from specsim.targets.spec import ReleaseTarget
 
-# `fast` is what `make test` runs: the same examples each time, so that a change fails by what it changed. `nightly` is
-# what `make nightly` runs: fifty times as many, and others each time.
+# `fast` is what `make test` runs: the same examples each time, so that a change fails by what it changed, and few. The
+# others are those of users (dev, ci, nightly, gpu), with other examples each time; `make nightly` takes `nightly`.
+register_profiles()
 settings.register_profile(
-    "fast",
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-    database=None,
-)
-settings.register_profile(
-    "nightly", parent=settings.get_profile("fast"), max_examples=3000, derandomize=False, print_blob=True
+    "fast", parent=settings.get_profile("dev"), max_examples=60, derandomize=True, database=None, print_blob=False
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -55,6 +57,47 @@ def test_the_readmes_question_about_a_sampling_rule_is_answered_as_it_says(capsy
     assert capsys.readouterr().out == "0\n"
 
 
+# ---- the public names, and the pictures
+
+API = re.findall(r"^\| `(specsim[\w.]*)` \| (`.+`) \|$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+BY_DOCSTRINGS = (ROOT / "docs" / "api-reference.md").read_text()
+PICTURES = {  # the command that makes a picture, by the beginning of its name
+    "page": "SPECSIM_PICTURES=docs/pictures pytest property_tests/test_page_in_a_browser.py",
+    "worked-tree": "python -m specsim.report.worked_tree docs/pictures/worked-tree.svg",
+}
+
+
+@pytest.mark.parametrize(("module", "cell"), API)
+def test_a_public_name_is_there_and_has_a_docstring(module: str, cell: str) -> None:
+    loaded, names = importlib.import_module(module), re.findall(r"`(\w+)`", cell)
+    if module in ("specsim.testing", "specsim.strategies", "specsim.diff"):
+        assert sorted(names) == sorted(loaded.__all__)
+    for name in names:
+        value = getattr(loaded, name)
+        constant = isinstance(value, dict)  # a docstring of it is a comment above
+        assert constant or (inspect.getdoc(value) or "").strip(), f"{module}.{name}"
+        assert name in BY_DOCSTRINGS
+
+
+def test_the_list_of_public_names_is_small() -> None:
+    assert len(API) == 12
+    assert sum(len(re.findall(r"`\w+`", cell)) for _module, cell in API) < 60
+
+
+def test_pages_that_show_a_picture_name_the_command_that_makes_it_or_link_to_the_page_that_does() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text()
+        for picture in re.findall(r"pictures/([\w-]+)\.(?:png|svg)", text):
+            (command,) = [made for name, made in PICTURES.items() if picture.startswith(name)]
+            assert command in text or re.search(r"\]\((docs/)?pages\.md\)", text), f"{page.name}: {picture}"
+    shown = "\n".join(page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    assert [path.name for path in (ROOT / "docs" / "pictures").iterdir() if path.name not in shown] == []
+
+
 @pytest.mark.parametrize("link", re.findall(r"\]\((docs/[^)]+)\)", README))
 def test_links_lead_somewhere(link: str) -> None:
-    assert (ROOT / link).is_file()
+    page, _, anchor = link.partition("#")
+    text = (ROOT / page).read_text() if page.endswith(".md") else ""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    assert not anchor or anchor in [re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in headings]
+    assert (ROOT / page).is_file()

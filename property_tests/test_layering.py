@@ -65,11 +65,13 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
 }
 # The engine calls the checker, and the checker reads the engine's values: one layer in two folders.
 SAME_LAYER = {"check": "sim"}
-TOP = {"cli", "commands", "__main__", "pytest_plugin"}  # may import everything
+TOP = {"cli", "commands", "__main__", "pytest_plugin", "testing", "strategies"}  # may import everything
 # The modules that import Hypothesis, and those for test authors, which nothing else in the product imports.
 STRATEGIES = {"specsim.explore.hypothesis_lane", "specsim.ops.strategies", "specsim.check.strategies"}
 PUBLIC = {
     "specsim.pytest_plugin",
+    "specsim.testing",
+    "specsim.strategies",
     "specsim.ops.strategies",
     "specsim.diff.sanitize",
     "specsim.ops.losslessness",

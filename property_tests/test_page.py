@@ -32,9 +32,13 @@ from specsim.check.suite import chooser_of, run_schedule
 from specsim.cli import main
 from specsim.commands.pages import write_pages
 from specsim.commands.source_lines import LINES_MAX, source_of
+from specsim.diff.run import compared
 from specsim.errors import UsageError
+from specsim.explore.chooser import replayed
 from specsim.judge import ops_child
 from specsim.judge.recording import RecordingEngine, changed, ranges
+from specsim.ops.provider import MappingProvider
+from specsim.ops.registry import OPS
 from specsim.replay_file import OpReplay, WorkerReplay
 from specsim.report.page.payload import Shown, links_of, payload_of
 from specsim.report.page.plain import in_html, plain, visible
@@ -344,9 +348,30 @@ def test_the_page_of_a_case_marks_the_elements_that_differ() -> None:
     assert html.count('class="differs"') == 1
     assert "<b>7</b><span><i>not</i> 5</span>" in html
     assert html.count('class="undefined"') == 1
-    assert "out <small>output, 3, 1 differ</small>" in html
+    assert "out <small>output, [3], 1 differs</small>" in html
+    assert html.count('class="panel tensor output wrong"') == 1
+    assert '<p class="what">model</p>' in html
     assert 'class="s0 padding">-1' in html
     assert "the caller is wrong" in html
+
+
+def test_what_lies_between_no_two_numbers_is_marked_as_odd() -> None:
+    odd = {"shape": [4], "data": [1.5, float("nan"), float("-inf"), -1]}
+    html = html_of(payload_of(op_replay(), op_answer(inputs={"x": odd}), HERE))
+    assert re.findall(r'class="odd">(\S+?)<', html) == ["nan", "-inf"]
+
+
+@pytest.mark.parametrize("wrong_from", [1, 2, 9])
+def test_outputs_are_those_of_the_first_run_that_differs(wrong_from: int) -> None:
+    op, calls = OPS["fill_bonus_tokens"], []
+
+    def luck(predict: Any, accept_index: Any, accept_lens: Any) -> Any:
+        calls.append(1)
+        return op.reference(predict, accept_index, accept_lens) + int(len(calls) >= wrong_from)
+
+    (subject,) = MappingProvider("luck", {op.name: luck}).subjects()[0]
+    shown = compared(op, subject, op.generate(replayed(())))
+    assert bool(shown["bonus_tokens"].differs.any()) == (wrong_from < 9)
 
 
 def test_a_case_that_raised_shows_what_was_expected() -> None:
@@ -383,8 +408,8 @@ def test_the_page_of_a_probe_has_what_was_handed_on() -> None:
     stored = WorkerReplay(**dict.fromkeys(names, "f"), tier="workers", tape=[], case={}, seed=0, rule="W1", digest="d")
     broken = {"rule": "W1", "what": "no penalties", "expected": "one", "actual": "none", "details": ["line"]}
     answer = {"where": "f.py:2", "digest": "d", "case": {"bs": 2}, "seen": {"calls": [1]}, "broken": [broken]}
-    html = html_of(payload_of(stored, answer, HERE))
-    for text in ("no penalties", "What the function handed on", "[1]", "line"):
+    html = html_of(payload_of(stored, answer, dataclasses.replace(HERE, sentence="penalties are applied")))
+    for text in ("no penalties", "What the function handed on", "[1]", "line", "</span> penalties are applied</h1>"):
         assert text in html
 
 
@@ -492,5 +517,6 @@ def test_a_report_links_a_page_for_each_finding_and_says_why_one_has_none(tmp_pa
     assert outline.links == ["data:,", f"{FIXTURE.stem}.html"]
     assert payload_in((tmp_path / "out" / f"{FIXTURE.stem}.html").read_text())["finding"]["rule"] == "I32"
     assert "bad &lt;b&gt;.json" in index
+    assert "ops:ops:" not in index
     for text in ("1 finding<", "Which release has which bug", "Historic bugs put back", "Speed", "A02-retracted"):
         assert text in index

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from property_tests.pages import HOSTILE, Outline, longer, page_of_fixture, payload_in, renamed, states_of
+from property_tests.test_check import specsim
 from specsim.report.page.plain import plain, visible
 from specsim.report.page.render import html_of
 
@@ -28,8 +29,6 @@ pytestmark = pytest.mark.skipif(
 )
 WIDTHS = (390, 820, 1400)
 SCHEMES = ("light", "dark")
-PICTURES = ((1400, "light"), (390, "dark"))  # those of the documentation
-
 Open = Callable[..., Any]
 
 # How far texts stand out from what is behind them, by WCAG's formula: [ratio, class, text] of each.
@@ -249,8 +248,7 @@ def test_no_width_scrolls_sideways_and_pictures_can_be_taken(opened: Open, tmp_p
             )
             picture = page.screenshot()
             assert len(picture) > 10_000
-            if (width, scheme) in PICTURES:
-                (folder / f"page-{width}-{scheme}.png").write_bytes(picture)
+            (folder / f"page-{width}-{scheme}.png").write_bytes(picture)
 
 
 def test_the_page_without_a_script_has_the_trace(opened: Open, payload: dict[str, Any]) -> None:
@@ -310,6 +308,43 @@ def test_a_schedule_that_ended_its_process_has_a_page_without_events(
     assert not page.is_visible("#player")
 
 
+WRONG_MASK = """
+from specsim.ops.registry import REFERENCE
+
+
+def build_chain_tree(**given):
+    tokens, mask, *links = REFERENCE["build_chain_tree"](**given)
+    return tokens, ~mask, *links
+
+
+provider = {"build_chain_tree": build_chain_tree}
+"""
+
+
+def test_the_case_of_a_wrong_function_is_a_page_of_its_tensors(opened: Open, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WRONG_MASK)
+    specsim(tmp_path, "check", "mine:provider", "--cases", "20", "--device", "cpu")
+    (found,) = (tmp_path / "specsim-findings").glob("*.json")
+    specsim(tmp_path, "replay", str(found), "--html", "case.html")
+    tensors = payload_in((tmp_path / "case.html").read_text(encoding="utf-8"))["tensors"]
+    page = opened(tmp_path / "case.html")
+    differing = sum(tensor["count"] for tensor in tensors)
+    assert page.locator("td.differs").count() == differing > 0
+    assert page.locator(".tensor.wrong").count() == sum(1 for tensor in tensors if tensor["count"])
+    assert page.locator(".tensor").count() == len(tensors)
+    folder = Path(os.environ.get("SPECSIM_PICTURES", tmp_path))
+    page.evaluate("document.querySelector('#command').textContent = 'specsim replay FILE'")
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert [each for each in page.evaluate(CONTRASTS) if each[0] < 4.5] == []
+            picture = page.screenshot()
+            if (width, scheme) in ((1400, "light"), (390, "dark")):  # those of the documentation
+                (folder / f"page-of-a-case-{width}-{scheme}.png").write_bytes(picture)
+
+
 def test_a_case_is_shown_as_heat_maps(opened: Open, tmp_path: Path) -> None:
     from property_tests.test_page import HERE, op_answer, op_replay
     from specsim.report.page.payload import payload_of
@@ -320,4 +355,4 @@ def test_a_case_is_shown_as_heat_maps(opened: Open, tmp_path: Path) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert Outline(page.content()).elements
     page.click("#copy")
-    assert page.inner_text("#copy") == "Copied"
+    sync_api.expect(page.locator("#copy")).to_have_text("Copied")

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from hypothesis import strategies as st
 
 from property_tests.test_check import WRONG, specsim
 from specsim import cli, replay_file
-from specsim.judge import accounting, ops
+from specsim.judge import accounting, ops, workers
 from specsim.judge.accounting import NondeterministicError
+from specsim.judge.parent import ChildEnded
 from specsim.judge.pinned import source_of_test
 from specsim.mutants.canary import sing
 from specsim.mutants.load import find
@@ -233,6 +235,22 @@ def test_a_finding_that_is_not_there_any_more_is_fixed_or_no_longer_applies(
     stored = ScheduleReplay(**{**vars_of(STORED), "events": LINES})
     holds, reason = why_not_shown(stored, scenario, lines, same_model)
     assert (holds, words in reason) == (applies, True), reason
+
+
+@pytest.mark.parametrize("name", ["bonus-token-stride", "session-tail-leak", "no-penalties-at-verification"])
+def test_a_replay_that_hangs_is_not_judged_and_never_a_finding_that_is_gone(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hang(*_question: Any, **_options: Any) -> Any:
+        yield {"event": "start", "subject": "s"}
+        yield {"event": "schedule", "index": 0}
+        raise ChildEnded(True, "does not end within 20 s", "")
+
+    for module, name_of in ((accounting, "replay_schedule"), (ops, "replay_ops"), (workers, "replay_case")):
+        monkeypatch.setattr(module, name_of, partial(getattr(module, name_of), ask=hang))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["replay", str(FIXTURES / f"{name}.json")])
+    assert (ended.value.code, "not judged on" in capsys.readouterr().out) == (125, True)
 
 
 def test_a_replay_that_no_longer_applies_says_so_and_ends_with_exit_code_125(folder: Path) -> None:

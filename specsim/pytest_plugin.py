@@ -1,19 +1,173 @@
-"""A pytest fixture that holds a function against its contract: `pytest -p specsim.pytest_plugin`, or
+"""specsim in a pytest of one's own. Installed with specsim; without an installation, `pytest -p specsim.pytest_plugin`.
 
-    pytest_plugins = ["specsim.pytest_plugin"]
+    pytest --specsim-target=sglang@.          adds a test for each tier of the target; may be repeated
+    pytest --specsim-replays=FOLDER           adds a test for each replay file: its finding is gone
+    pytest --specsim-budget-seconds=60        of each target
+    pytest --hypothesis-profile=specsim-ci    one of the profiles of `specsim.strategies.register_profiles`
 
-at the top of `conftest.py`. Triton kernels run on a CPU where `TRITON_INTERPRET=1` is set before triton is imported.
+`-k specsim` keeps to the tests that are added. A failure ends in the command that replays it. The fixtures are
+`holds_contract` and `specsim_target`, the target of the command line.
+
+Nothing but pytest is imported until one of these is used.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 Hold = Callable[..., None]
+
+BUDGET_SECONDS = 60.0
+# Tiers of a target, and the share of its budget that each has; a target that has no such tier skips its test.
+TIERS = {"ops": 0.5, "workers": 0.2, "accounting": 0.3}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("specsim", "speculative decoding (specsim)")
+    target = "a TARGET whose tiers are tested: model, sglang==VERSION, sglang@PATH[#REV], module:object"
+    group.addoption("--specsim-target", action="append", default=[], metavar="TARGET", help=target)
+    files = "a replay file, or a folder of them; their findings must be gone"
+    group.addoption("--specsim-replays", action="append", default=[], metavar="PATH", help=files)
+    group.addoption(
+        "--specsim-budget-seconds",
+        type=float,
+        default=BUDGET_SECONDS,
+        metavar="S",
+        help=f"of each target ({BUDGET_SECONDS:g})",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Before Hypothesis' own plugin loads the profile that was asked for."""
+    if str(config.getoption("hypothesis_profile", None) or "").startswith("specsim-"):
+        from specsim.strategies import register_profiles
+
+        register_profiles("specsim-")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before `-k` looks at them."""
+    targets, paths = config.getoption("specsim_target"), config.getoption("specsim_replays")
+    if not targets and not paths:
+        return
+    from specsim.errors import UsageError
+
+    try:
+        added = [item for target in targets for item in _tiers_of(session, target)]
+        added += [item for path in paths for item in _files_of(session, config.rootpath, path, targets)]
+    except UsageError as error:
+        raise pytest.UsageError(f"specsim: {error.problem}; {error.remedy}") from None
+    report = pytest.CollectReport("specsim", "passed", None, list(added))
+    session.ihook.pytest_collectreport(report=report)  # so that they are counted
+    items += added
+
+
+def _tiers_of(session: pytest.Session, text: str) -> list[pytest.Item]:
+    from specsim.targets.spec import parse_target
+
+    target = parse_target(text).text
+    return [_added(TierItem, session, f"{target}::{tier}", target=target, tier=tier) for tier in TIERS]
+
+
+def _files_of(session: pytest.Session, root: Path, named: str, targets: list[str]) -> list[pytest.Item]:
+    from pathlib import Path
+
+    from specsim.testing import replays
+
+    path = root / named
+    files = [path] if path.is_file() else replays(path)
+    of = [(file, target) for file in files for target in (targets or [""])]
+    names = [f"{Path(named) if path.is_file() else Path(named) / file.name}" for file, _target in of]
+    return [
+        _added(ReplayItem, session, f"{name}::{target}" if target else name, file=file, target=target)
+        for name, (file, target) in zip(names, of, strict=True)
+    ]
+
+
+def _added(kind: type[pytest.Item], session: pytest.Session, name: str, **fields: Any) -> pytest.Item:
+    item: pytest.Item = kind.from_parent(session, name=f"specsim {name}", nodeid=f"specsim::{name}", **fields)
+    return item
+
+
+class TierItem(pytest.Item):
+    """A tier of a target, as a test."""
+
+    def __init__(self, *, target: str, tier: str, **of_pytest: Any) -> None:
+        super().__init__(**of_pytest)
+        self.target, self.tier = target, tier
+
+    def runtest(self) -> None:
+        from specsim.testing import FINDINGS, judge_target, told_findings
+
+        verdict = judge_target(
+            self.target,
+            only=self.tier,
+            budget_seconds=max(1.0, self.config.getoption("specsim_budget_seconds") * TIERS[self.tier]),
+            seed=0,
+            cases=100,
+            schedules=500,
+            device="auto",
+            out=self.config.rootpath / FINDINGS,
+            cache_dir=None,
+        )
+        if verdict.findings:
+            raise AssertionError(told_findings(verdict, verdict.findings))
+        if verdict.verdict == "error":
+            reasons = [f"{entry.what}: {entry.why}" for suite in verdict.suites for entry in suite.not_run]
+            pytest.skip(f"not run: {'; '.join(reasons[:2]) or 'nothing to judge'}")
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *_style: Any) -> Any:
+        return _shown(excinfo) or super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        return "specsim", None, self.name
+
+
+class ReplayItem(pytest.Item):
+    """A replay file on a target, "" for the one that it was found on, as a test: its finding is gone."""
+
+    def __init__(self, *, file: Path, target: str, **of_pytest: Any) -> None:
+        super().__init__(**of_pytest)
+        self.file, self.target = file, target
+
+    def runtest(self) -> None:
+        from specsim.testing import assert_gone
+
+        assert_gone(self.file, self.target)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *_style: Any) -> Any:
+        return _shown(excinfo) or super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        return "specsim", None, self.name
+
+
+def _shown(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
+    """A finding or an error for the reader without a traceback; "" for what is neither."""
+    from specsim.errors import UsageError
+
+    error = excinfo.value
+    return str(error) if isinstance(error, AssertionError | UsageError) else ""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `specsim_target` runs once for each target of the command line."""
+    if "specsim_target" in metafunc.fixturenames and (targets := metafunc.config.getoption("specsim_target")):
+        metafunc.parametrize("specsim_target", targets)
+
+
+@pytest.fixture
+def specsim_target() -> str:
+    """The TARGET of the command line, for `specsim.testing.assert_no_finding`; skips the test where none is given."""
+    pytest.skip("no target: give --specsim-target=TARGET")
 
 
 @pytest.fixture
@@ -23,27 +177,15 @@ def holds_contract() -> Hold:
     """
 
     def hold(operation: str, function: Any, cases: int = 100, seed: int = 0, device: str = "cpu") -> None:
-        from specsim.diff.suite import judge
-        from specsim.ops.provider import MappingProvider
-        from specsim.ops.registry import OPS
+        from specsim.errors import UsageError
+        from specsim.testing import assert_matches
 
-        subjects, not_run = MappingProvider("the test", {operation: function}).subjects()
-        if not subjects:
-            pytest.fail(next(f"{e.what}: {e.why}" for e in not_run if e.what == operation), pytrace=False)
-        (subject,) = subjects
-        result = judge(
-            OPS[operation],
-            subject,
-            seed=seed,
-            cases=cases,
-            device=device,
-            deadline=math.inf,
-            on_case=lambda _index: None,
-        )
-        if found := result.counterexample:
-            sizes = ", ".join(f"{name}={size}" for name, size in found.case.sizes.items())
-            lines = [f"{v.rule.id}: {v.title}; {v.expected}, not {v.actual}" for v in found.outcome.violations]
-            shown = "\n".join(f"{name} = {tensor.tolist()}" for name, tensor in found.case.tensors.items())
-            pytest.fail(f"{operation}: {'; '.join(lines)}\nsmallest case: {sizes}\n{shown}", pytrace=False)
+        problem = ""
+        try:
+            assert_matches(operation, function, cases=cases, seed=seed, device=device)
+        except (AssertionError, UsageError) as error:
+            problem = str(error)
+        if problem:
+            pytest.fail(problem, pytrace=False)
 
     return hold

@@ -197,6 +197,19 @@ def is_shown(stored: ScheduleReplay, violation: Mapping[str, Any]) -> bool:
     return bool(violation["signature"] == stored.signature or violation["rule"] == stored.rule)
 
 
+# Rules that say how the process of a case or schedule ended, and not what it does.
+_ENDED = ("O7", "O8", "X2", "X3")
+
+
+def unheard(broken: Sequence[Mapping[str, Any]]) -> str:
+    """What ended the process of a replay before it could show or not show its finding, a sentence; "" when it lived.
+
+    A machine that is busy takes longer than the limit: that is no sign that a finding is gone.
+    """
+    ended = next((entry["actual"] for entry in broken if entry["rule"] in _ENDED), "")
+    return f"the replay {ended}; --hang-seconds gives it longer" if ended else ""
+
+
 def event_line(event: Mapping[str, Any]) -> str:
     """An event of the log as one line, as in the field `events`."""
     line = f"{event['number']:>4}  {event['agent']:<6}  {event['event']:<8}  {event['who']:<8}  {event['details']}"

@@ -74,31 +74,37 @@ class Asked:
 
 
 def judge(asked: Asked, known_of: KnownOf = lambda: None) -> Verdict:
-    """Run every suite, the operations beside the others where there are two cores for it. `known_of` is asked for the
-    baseline as late as can be. The first interrupt from the keyboard ends it gently.
+    """Run every suite under a live line. `known_of` is asked for the baseline as late as can be. The first interrupt from
+    the keyboard ends it gently.
     """
     from specsim import interrupts
-    from specsim.commands.beside import beside, cores
     from specsim.report.live import live
+
+    with interrupts.gentle(), live(f"checking {asked.name}", asked.budget_seconds) as line:
+        verdict = run_tiers(asked, line, known_of)
+        baseline = known_of()
+        verdict.interrupted = interrupts.asked()
+    if baseline is not None:
+        verdict.baseline = compare(verdict, baseline)
+    return verdict
+
+
+def run_tiers(asked: Asked, line: Line, known_of: KnownOf = lambda: None) -> Verdict:
+    """The verdict of every suite, the operations beside the others where there are two cores for it."""
+    from specsim.commands.beside import beside, cores
 
     verdict = Verdict(asked.name, asked.seed)
     started = time.monotonic()
-    with interrupts.gentle(), live(f"checking {asked.name}", asked.budget_seconds) as line:
-        runs = [partial(_run, tier, asked, known_of, line, started) for tier in asked.tiers]
-        # Of a matrix each target has one process, and as many run at a time as there are cores.
-        if asked.tiers[:1] == ("ops",) and len(runs) > 1 and not asked.one_core and cores() > 1:
-            operations = beside(runs[0])
-            others = [run() for run in runs[1:]]
-            ran = [operations(), *others]
-        else:
-            ran = [run() for run in runs]
-        verdict.suites = [suite for suite, _ in ran]
-        verdict.findings = [finding for _, findings in ran for finding in findings]
-        baseline = known_of()
-        verdict.interrupted = interrupts.asked()
-    verdict.findings = _with_triage(asked.target, verdict.findings)
-    if baseline is not None:
-        verdict.baseline = compare(verdict, baseline)
+    runs = [partial(_run, tier, asked, known_of, line, started) for tier in asked.tiers]
+    # Of a matrix each target has one process, and as many run at a time as there are cores.
+    if asked.tiers[:1] == ("ops",) and len(runs) > 1 and not asked.one_core and cores() > 1:
+        operations = beside(runs[0])
+        others = [run() for run in runs[1:]]
+        ran = [operations(), *others]
+    else:
+        ran = [run() for run in runs]
+    verdict.suites = [suite for suite, _ in ran]
+    verdict.findings = _with_triage(asked.target, [finding for _, findings in ran for finding in findings])
     return verdict
 
 

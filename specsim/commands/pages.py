@@ -75,15 +75,21 @@ def payload_of(
         command=f"specsim replay {shlex.quote(str(file))}{elsewhere}",
         verdict=_verdict(stored, answer, exit_code, target),
         severity=severities.get(stored.rule, ""),
+        sentence=next((rule.sentence for rule in (*WORKER_RULES, *RULES) if rule.id == stored.rule), ""),
         source=source_of(target, mutant, where, open_cache(cache_dir)),
     )
     return made(stored, answer, shown)
 
 
 def _verdict(stored: Replay, answer: Mapping[str, Any], exit_code: int, target: str) -> str:
+    from specsim.replay_file import unheard
+
     if exit_code == GONE:
         return f"Not reproduced on {target}."
     if exit_code == NO_LONGER_APPLIES:
+        reason = unheard(answer.get("violations", answer.get("broken", ())))
+        if reason:
+            return f"Not judged: {reason}."
         return "The file no longer applies."
     if target != stored.target:
         return f"Found on {stored.target}, reproduced on {target}."

@@ -277,16 +277,29 @@ def _differing(op: Op, name: str, expected: torch.Tensor, actual: torch.Tensor, 
 
 
 def compared(op: Op, subject: Subject, case: Case, device: torch.device | str = "cpu") -> dict[str, Compared]:
-    """The outputs of one run by name, beside the reference's; none when it raised."""
+    """The outputs of one run by name, beside the reference's: of the first that differs, under the other poison, with
+    poisoned lanes or in another order of programs; of the plain one when none does; none when that raised.
+    """
     expected = op.expected(case)
     defined = op.defined(case, expected)
-    _, results, _log = _run_once(op, subject, case, 0, device, expected, defined, _INTERPRETED)
-    return {
-        name: Compared(
-            expected[name], actual, defined[name], _differing(op, name, expected[name], actual, defined[name])
-        )
-        for name, actual in (results or {}).items()
-    }
+    runs = [(0, _INTERPRETED), (1, _INTERPRETED)]
+    if interpreted():
+        runs += [(which, _Freedoms(lanes=True)) for which in (0, 1)] + [(1, _Freedoms(backwards=True))]
+    plain: dict[str, Compared] | None = None
+    for which, freedoms in runs:
+        _, results, _log = _run_once(op, subject, case, which, device, expected, defined, freedoms)
+        found = {
+            name: Compared(
+                expected[name], actual, defined[name], _differing(op, name, expected[name], actual, defined[name])
+            )
+            for name, actual in (results or {}).items()
+        }
+        plain = found if plain is None else plain
+        if any(bool(output.differs.any()) for output in found.values()):
+            return found
+        if not plain:
+            break
+    return plain or {}
 
 
 def _poison_dependence(results: list[Tensors]) -> list[Violation]:

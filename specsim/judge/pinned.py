@@ -44,11 +44,15 @@ def replay_pinned(file: Path, target: str, hang_seconds: float = HANG_SECONDS) -
         if not answer["judged"]:
             return Pinned(False, False, f"{text} does not accept the configuration of the case")
         titles = [violation["title"] for violation in answer["violations"] if violation["rule"] == stored.rule]
+        if not titles and (reason := replay_file.unheard(answer["violations"])):
+            return Pinned(False, False, reason)
         return Pinned(True, bool(titles), titles[0] if titles else f"{stored.rule} holds")
     if isinstance(stored, WorkerReplay):
         workers = WorkersRequest(text, cache, stored.seed, 1, hang_seconds, hang_seconds, Path())
         answer = replay_case(workers, file)
         shown = [broken["what"] for broken in answer["broken"] if broken["rule"] == stored.rule]
+        if not shown and (reason := replay_file.unheard(answer["broken"])):
+            return Pinned(False, False, reason)
         if not shown and not answer["same_case"]:
             return Pinned(False, False, "its tape stands for another case now")
         return Pinned(True, bool(shown), shown[0] if shown else f"{stored.rule} holds")
@@ -62,6 +66,8 @@ def replay_pinned(file: Path, target: str, hang_seconds: float = HANG_SECONDS) -
             where = f"{violation['part']} {violation['who']}".strip()
             seen = f"expected {violation['expected']}, seen {violation['actual']}"
             return Pinned(True, True, f"{stored.rule} at event {violation['event']}, {where}: {seen}")
+    if reason := replay_file.unheard(answer["violations"]):
+        return Pinned(False, False, reason)
     lines = [replay_file.event_line(event) for event in answer["events"]]
     applies, reason = replay_file.why_not_shown(stored, answer["scenario"], lines, answer["same_model"])
     return Pinned(applies, False, reason)

@@ -297,6 +297,8 @@ def _reproduced(
 
 def _replay_verdict(console: Console, stored: OpReplay, target: str, answer: dict[str, Any]) -> int:
     if not any(violation["rule"] == stored.rule for violation in answer["violations"]):
+        if reason := replay_file.unheard(answer["violations"]):
+            return _not_judged(console, target, reason)
         console.print(f"[bold green]not reproduced[/] on {escape(target)}")
         return 0
     same_code = answer["same_source"]
@@ -308,6 +310,11 @@ def _replay_verdict(console: Console, stored: OpReplay, target: str, answer: dic
         same_code,
         f"digest {answer['digest'][:16]}, was {stored.digest[:16]}",
     )
+
+
+def _not_judged(console: Console, target: str, reason: str) -> int:
+    console.print(f"[bold yellow]not judged[/] on {escape(target)}: {escape(reason)}", soft_wrap=True)
+    return NOT_JUDGED
 
 
 def print_worker_replay(stored: WorkerReplay, target: str, answer: dict[str, Any], verified: bool = False) -> int:
@@ -327,6 +334,8 @@ def print_worker_replay(stored: WorkerReplay, target: str, answer: dict[str, Any
     if verified:
         _print_verified(console, "the case and what was recorded are")
     shown = any(broken["rule"] == stored.rule for broken in answer["broken"])
+    if not shown and (reason := replay_file.unheard(answer["broken"])):
+        return _not_judged(console, target, reason)
     if not shown and not answer["same_case"]:
         console.print("[bold yellow]no longer applies[/]: its tape stands for another case now")
         return NO_LONGER_APPLIES
@@ -387,6 +396,8 @@ def _flat(data: dict[str, Any]) -> str:
 
 def _schedule_verdict(console: Console, stored: ScheduleReplay, target: str, answer: dict[str, Any]) -> int:
     if not any(replay_file.is_shown(stored, violation) for violation in answer["violations"]):
+        if reason := replay_file.unheard(answer["violations"]):
+            return _not_judged(console, target, reason)
         lines = [replay_file.event_line(event) for event in answer["events"]]
         applies, reason = replay_file.why_not_shown(stored, answer["scenario"], lines, answer["same_model"])
         verdict = "[bold green]not reproduced[/] on" if applies else "[bold yellow]no longer applies[/] to"

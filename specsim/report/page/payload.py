@@ -26,7 +26,7 @@ class Shown:
     `target`    the TARGET it was replayed on, with its mutant
     `command`   what replays it
     `verdict`   how it ended, one line
-    `severity`  of its rule, "" for unknown
+    `severity`  of its rule, "" for unknown, and its `sentence`, for the workers tier, whose answers have none
     `source`    {where, first, line, lines, note} or None
     """
 
@@ -34,6 +34,7 @@ class Shown:
     command: str
     verdict: str
     severity: str = ""
+    sentence: str = ""
     source: Mapping[str, Any] | None = None
 
 
@@ -210,6 +211,7 @@ def _of_probe(stored: WorkerReplay, answer: Mapping[str, Any], shown: Shown) -> 
         {**broken, "sentence": broken["what"], "title": broken["what"], "event": None} for broken in answer["broken"]
     ]
     blamed = next((violation for violation in violations if violation["rule"] == stored.rule), {})
+    blamed = {**blamed, "sentence": shown.sentence or blamed.get("sentence", "")}
     more = {
         "notes": [line for broken in answer["broken"] for line in broken["details"]],
         "tables": {

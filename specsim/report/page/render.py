@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -78,12 +79,14 @@ def _header(payload: Mapping[str, Any]) -> str:
     where = [finding["part"], finding["who"] and f"of {finding['who']}", finding["where"] and f"at {finding['where']}"]
     facts = [("expected", finding["expected"]), ("actual", finding["actual"])]
     facts = facts if finding["expected"] or finding["actual"] else []
+    told = finding["title"] if payload["kind"] != "schedule" and finding["sentence"] else ""
+    what = f'<p class="what">{escape(told)}</p>' if told else ""
     notes = "".join(f"<p>{escape(note)}</p>" for note in payload["notes"])
     order = _order(payload)
     return f"""<header class="finding">
 <p class="eyebrow"><span class="brand">specsim</span> <span>{escape(finding["target"])}</span> {badge}</p>
 <h1><span class="rule">{escape(finding["rule"])}</span> {escape(finding["sentence"] or finding["title"])}</h1>
-<p class="where">{escape(" ".join(filter(None, where)))}</p>
+{what}<p class="where">{escape(" ".join(filter(None, where)))}</p>
 <dl class="compare">{"".join(f'<div class="{n}"><dt>{n}</dt><dd>{escape(v) or "nothing"}</dd></div>' for n, v in facts)}
 </dl>
 {order}
@@ -131,14 +134,10 @@ def _case(payload: Mapping[str, Any]) -> str:
 
 
 def _tensor(tensor: Mapping[str, Any]) -> str:
-    shape = " x ".join(map(str, tensor["shape"])) or "a number"
-    differing = f", {tensor['count']} differ" if tensor["count"] else ""
-    numbers = [
-        value
-        for row in tensor["values"]
-        for value in row
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    ]
+    shape = f"[{', '.join(map(str, tensor['shape']))}]" if tensor["shape"] else "a number"
+    differing = f", {tensor['count']} differ{'s' * (tensor['count'] == 1)}" if tensor["count"] else ""
+    kind = f"{tensor['role']} wrong" if tensor["count"] else tensor["role"]
+    numbers = [value for row in tensor["values"] for value in row if _has_a_shade(value)]
     least, most = (min(numbers), max(numbers)) if numbers else (0, 0)
     columns = range(tensor["first"], tensor["first"] + (len(tensor["values"][0]) if tensor["values"] else 0))
     head = "".join(f'<th scope="col">{number}</th>' for number in columns)
@@ -147,7 +146,7 @@ def _tensor(tensor: Mapping[str, Any]) -> str:
         cells = "".join(_cell(tensor, i, j, value, least, most) for j, value in enumerate(row))
         body.append(f'<tr><th scope="row">{escape(tensor["indices"][i])}</th>{cells}</tr>')
     note = f'<p class="note">{escape(tensor["note"])}</p>' if tensor["note"] else ""
-    return f"""<section class="panel tensor {escape(tensor["role"])}">
+    return f"""<section class="panel tensor {escape(kind)}">
 <h2>{escape(tensor["name"])} <small>{escape(tensor["role"])}, {escape(shape)}{differing}</small></h2>
 <div class="scroll" tabindex="0" role="region" aria-label="{escape(tensor["name"])}"><table class="heat">
 <thead><tr><td></td>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>{note}</section>"""
@@ -160,8 +159,15 @@ def _cell(tensor: Mapping[str, Any], i: int, j: int, value: Any, least: float, m
         return f'<td class="differs"><b>{text}</b><span><i>not</i> {right}</span></td>'
     if tensor["defined"] and not tensor["defined"][i][j]:
         return f'<td class="undefined" title="undefined">{text}</td>'
+    if not isinstance(value, bool) and not _has_a_shade(value):
+        return f'<td class="odd">{text}</td>'
     padding = " padding" if value == -1 and not isinstance(value, bool) else ""
     return f'<td class="s{shade(value, least, most)}{padding}">{text}</td>'
+
+
+def _has_a_shade(value: Any) -> bool:
+    """Whether a value lies between others; NaN and the infinities, which come as texts, do not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _number(value: Any) -> str:

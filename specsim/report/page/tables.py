@@ -49,8 +49,7 @@ def _matrix(folder: Path) -> Table | None:
 def _signatures(tier: str, entry: dict[str, Any]) -> set[str]:
     if tier == "workers":
         return {f"workers:{probe}:{rule}" for probe, rules in entry.items() for rule in rules}
-    findings = entry.get("findings", {})
-    return set(findings) if tier == "accounting" else {f"ops:{name}" for name in findings}
+    return set(entry.get("findings", {}))
 
 
 def _mutants(folder: Path) -> Table | None:

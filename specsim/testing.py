@@ -1,0 +1,322 @@
+"""Assertions for suites of one's own. A failure says what broke on the smallest case, and ends in the command that
+replays it.
+
+    from specsim.testing import assert_lossless, assert_matches, assert_no_finding
+
+    def test_bonus_tokens():
+        assert_matches("fill_bonus_tokens", my_kernel)
+
+    def test_my_rule():
+        assert_lossless(my_rule, "verify_chain_rejection")
+
+    def test_this_checkout():
+        assert_no_finding("sglang@.", only="accounting", budget_seconds=30)
+
+Works in any test runner. Under pytest, Triton kernels run on a CPU where `TRITON_INTERPRET=1` is set before triton is
+imported. `assert_no_finding` and `assert_gone` run the target's code, in a child process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+import unittest
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from specsim.diff.suite import Counterexample
+    from specsim.ops.contract import Op
+    from specsim.ops.provider import Subject
+    from specsim.verdict import Finding, Verdict
+
+__all__ = ["assert_gone", "assert_lossless", "assert_matches", "assert_no_finding", "replays"]
+
+FINDINGS = Path("specsim-findings")
+REPLAY_VARIABLE = "SPECSIM_REPLAY"
+"""Names a replay file: `assert_matches` of its operation then runs the case of that file and no other."""
+
+SHOWN_MAX = 400  # characters of a tensor in a message; the replay file has all of them
+TIERS = ("ops", "workers", "accounting")
+
+
+def assert_matches(
+    operation: str,
+    function: Any,
+    *,
+    cases: int = 100,
+    seed: int = 0,
+    device: str = "cpu",
+    out: Path | str = FINDINGS,
+) -> None:
+    """`function` does what the contract of `operation` says, on `cases` generated inputs on `device`.
+
+    It is called with the contract's arguments by name and returns the outputs, or names them as parameters and writes
+    them in place (`specsim.ops.contract`). Inputs must come back unchanged, outputs arrive poisoned and between red
+    zones. Raises AssertionError with the smallest case that fails, whose replay file is written to `out`; UsageError
+    for an unknown operation and a function that cannot be called so.
+    """
+    __tracebackhide__ = True
+    from specsim.diff.suite import judge
+    from specsim.ops.provider import MappingProvider
+    from specsim.ops.registry import OPS
+
+    subjects, not_run = MappingProvider("the test", {operation: function}).subjects()
+    if not subjects:
+        raise UsageError(next(f"{e.what}: {e.why}" for e in not_run if e.what == operation), "see specsim.ops.contract")
+    (subject,) = subjects
+    op = OPS[operation]
+    if _replay_file(operation) is not None:
+        _replay_case(op, subject, device)
+        return
+    result = judge(op, subject, seed=seed, cases=cases, device=device, deadline=math.inf, on_case=lambda _index: None)
+    if found := result.counterexample:
+        raise AssertionError(_mismatch(op, subject, found, _target_of(function), seed, device, Path(out), result.cases))
+
+
+def _target_of(function: Any) -> str:
+    """`module:name` of a function, as far as it has them; a replay file names what it was found on."""
+    name = getattr(function, "__qualname__", type(function).__qualname__).replace("<locals>.", "")
+    return f"{getattr(function, '__module__', None) or '__main__'}:{name.replace('<lambda>', 'function')}"
+
+
+def _replay_file(operation: str) -> Path | None:
+    """The file that REPLAY_VARIABLE names, where it is of this operation."""
+    from specsim import replay_file
+
+    named = os.environ.get(REPLAY_VARIABLE, "")
+    if not named:
+        return None
+    stored = replay_file.load(Path(named))
+    return Path(named) if isinstance(stored, replay_file.OpReplay) and stored.op == operation else None
+
+
+def _replay_case(op: Op, subject: Subject, device: str) -> None:
+    __tracebackhide__ = True
+    from specsim import replay_file
+    from specsim.diff.finding import case_of
+    from specsim.diff.run import run_case
+
+    path = _replay_file(op.name)
+    assert path is not None
+    stored = replay_file.load(path)
+    assert isinstance(stored, replay_file.OpReplay)
+    case = case_of(op, stored, path)
+    outcome = run_case(op, subject, case, device)
+    if outcome.violations:
+        lines = [f"{v.rule.id}: {v.title}; expected {v.expected}, actual {v.actual}" for v in outcome.violations]
+        shown = [f"{name} = {_short(tensor.tolist())}" for name, tensor in case.tensors.items()]
+        raise AssertionError("\n".join([f"{op.name}, the case of {path}", *lines, *shown, _again(path)]))
+
+
+def _mismatch(
+    op: Op, subject: Subject, found: Counterexample, target: str, seed: int, device: str, out: Path, cases: int
+) -> str:
+    from specsim.diff.finding import write_counterexample
+
+    finding = write_counterexample(op, subject, found, target=target, seed=seed, device=device, out=out)
+    inputs = [f"{name} = {_short(tensor.tolist())}" for name, tensor in found.case.tensors.items()]
+    hit_by = f"{finding.count} of {cases} generated cases"
+    return _told(finding, hit_by, inputs, _again(Path(finding.replay)))
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]} ... ({len(text)} characters)"
+
+
+def _again(replay: Path | None) -> str:
+    """The command that runs the test that is running again, on the case of a replay file."""
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
+    command = f"pytest {shlex.quote(test)}" if test else f"python {shlex.quote(sys.argv[0] or '-')}"
+    return f"{REPLAY_VARIABLE}={shlex.quote(str(replay))} {command}" if replay else command
+
+
+def _told(finding: Finding, hit_by: str, more: Collection[str], command: str) -> str:
+    """A finding as text, the command last."""
+    rows = [
+        ("rule", f"{finding.rule}: {finding.sentence}"),
+        ("where", finding.where or "unknown"),
+        ("expected", finding.expected),
+        ("actual", finding.actual),
+        ("severity", str(finding.severity)),
+        ("hit by", hit_by),
+        *(("", line) for line in (*finding.details, *more)),
+        ("signature", finding.signature),
+        ("replay", command),
+    ]
+    return "\n".join([finding.title, *(f"   {name:<10} {value}" for name, value in rows)])
+
+
+def assert_lossless(
+    rule: Callable[..., Any], operation: str = "", *, quick: bool = False, device: str = "cpu", dtype: Any = None
+) -> None:
+    """`rule`, a sampling rule of verification, emits the target model's law exactly: no statistics, no tolerance.
+
+    `operation` is verify_tree_target_only, verify_chain_rejection, verify_chain_block or verify_tree_rejection, whose
+    arguments the rule takes; left out, it is the rule's own name. `quick` keeps to a few small models and trees;
+    `dtype` is that of laws and coins, torch.float32 when left out. Raises AssertionError with the model and tree where
+    it is furthest off, and how much more probable some outcome is than it should be, as a fraction; UsageError for
+    another operation.
+    """
+    __tracebackhide__ = True
+    import torch
+
+    from specsim.ops.losslessness import NAMES, distances
+
+    name = operation or getattr(rule, "__name__", "")
+    if name not in NAMES:
+        raise UsageError(f"{name!r} is no sampling rule", f"name the operation it implements: {', '.join(NAMES)}")
+    found = distances(name, rule, dtype=dtype or torch.float32, device=device, quick=quick)
+    where, most = max(found.items(), key=lambda item: item[1])
+    if most:
+        off = sum(1 for value in found.values() if value)
+        lines = [
+            f"{name}: what is emitted is {most} = {float(most):.6f} off the target's law, in total variation",
+            f"   {'model':<10} {where}",
+            f"   {'hit by':<10} {off} of {len(found)} models and trees",
+            f"   {'replay':<10} {_again(None)}",
+        ]
+        raise AssertionError("\n".join(lines))
+
+
+def assert_no_finding(
+    target: str,
+    *,
+    only: str = "",
+    budget_seconds: float = 60.0,
+    seed: int = 0,
+    cases: int = 100,
+    schedules: int = 500,
+    known: Collection[str] = (),
+    device: str = "auto",
+    out: Path | str = FINDINGS,
+    cache_dir: Path | str | None = None,
+) -> Verdict:
+    """TARGET ("model", "sglang==VERSION", "sglang@PATH[#REV]", "module:object") breaks no rule within the budget.
+
+    `only` is a tier: ops, workers or accounting. `known` are signatures of findings that are let pass. Returns the
+    verdict, which lists what was not run and why. Raises AssertionError with each finding; UsageError for a target that
+    cannot be used, for one of which nothing could be judged, and for a release that is not in the cache, since tests
+    fetch nothing.
+    """
+    __tracebackhide__ = True
+    verdict = judge_target(
+        target,
+        only=only,
+        budget_seconds=budget_seconds,
+        seed=seed,
+        cases=cases,
+        schedules=schedules,
+        device=device,
+        out=Path(out),
+        cache_dir=cache_dir,
+    )
+    if verdict.verdict == "error":
+        reasons = "; ".join(f"{entry.what}: {entry.why}" for suite in verdict.suites for entry in suite.not_run[:2])
+        raise UsageError(f"nothing of {target} could be judged", reasons or "see specsim targets")
+    new = [finding for finding in verdict.findings if finding.signature not in known]
+    if new:
+        raise AssertionError(told_findings(verdict, new))
+    return verdict
+
+
+def told_findings(verdict: Verdict, findings: Collection[Finding]) -> str:
+    """Findings as text; each ends in the command that replays it."""
+    counted = {suite.name: suite for suite in verdict.suites}
+
+    def of(finding: Finding) -> str:
+        suite = counted[finding.tier]
+        unit = f"{suite.schedules} schedules" if finding.tier == "accounting" else "the generated cases"
+        return f"{finding.count} of {unit}"
+
+    plural = "s" if len(findings) > 1 else ""
+    head = f"{len(findings)} finding{plural} on {verdict.target}"
+    commands = [f"specsim replay {shlex.quote(finding.replay)}" for finding in findings]
+    return "\n\n".join([head, *map(_told, findings, map(of, findings), [()] * len(findings), commands)])
+
+
+def judge_target(
+    target: str,
+    *,
+    only: str,
+    budget_seconds: float,
+    seed: int,
+    cases: int,
+    schedules: int,
+    device: str,
+    out: Path,
+    cache_dir: Path | str | None,
+) -> Verdict:
+    """The verdict on a target, or on one tier of it, as `specsim check --one-core` gives it. Fetches nothing."""
+    from specsim.commands.judging import Asked, run_tiers
+    from specsim.report.live import Line, Progress
+    from specsim.targets.cache import open_cache
+    from specsim.targets.spec import parse_target
+
+    if only and only not in TIERS:
+        raise UsageError(f"only={only!r} is no tier", f"allowed: {', '.join(TIERS)}")
+    parsed, cache = parse_target(target), open_cache(cache_dir)
+    _require_fetched(parsed, cache)
+    asked = Asked(
+        target=parsed,
+        cache=cache,
+        only=only or None,
+        budget_seconds=budget_seconds,
+        seed=seed,
+        cases=cases,
+        schedules=schedules,
+        strategy="swarm",
+        out=out,
+        device=device,
+        hang_seconds=20.0,
+        one_core=True,  # tests run beside one another
+    )
+    return run_tiers(asked, Line(Progress(parsed.text), None))
+
+
+def _require_fetched(parsed: Any, cache: Any) -> None:
+    from specsim.targets.fetch import cached_releases
+    from specsim.targets.spec import ReleaseTarget
+
+    if isinstance(parsed, ReleaseTarget) and parsed.version not in set(cached_releases(cache)):
+        command = f"specsim targets --fetch {parsed.text}"
+        raise UsageError(f"the wheel of {parsed.text} is not in the cache", f"fetch it once: {command}")
+
+
+def replays(folder: Path | str) -> list[Path]:
+    """The replay files of a folder, for `pytest.mark.parametrize("file", replays(FOLDER), ids=str)`.
+
+    Raises UsageError where there is none, since a test of nothing passes.
+    """
+    files = sorted(Path(folder).glob("*.json"))
+    if not files:
+        raise UsageError(f"{folder} has no replay files", "name the folder that `specsim check --out DIR` filled")
+    return files
+
+
+def assert_gone(file: Path | str, target: str = "", *, hang_seconds: float = 20.0) -> None:
+    """The finding of a replay file is not there on `target`, or on the target that it was found on.
+
+    Raises AssertionError where it is, UsageError for a file that cannot be read, and unittest.SkipTest, which skips the
+    test, for one that no longer applies: after a change of the simulator its tape stands for another schedule.
+    """
+    __tracebackhide__ = True
+    from specsim import replay_file
+    from specsim.judge.pinned import replay_pinned
+
+    stored = replay_file.load(Path(file))
+    on = target or stored.target
+    pinned = replay_pinned(Path(file), on, hang_seconds)
+    if not pinned.applies:
+        raise unittest.SkipTest(f"{file} no longer applies: {pinned.reason}")
+    if pinned.shown:
+        elsewhere = f" --target {shlex.quote(on)}" if on != stored.target else ""
+        rows = [("rule", stored.rule), ("seen", pinned.reason), ("signature", stored.signature)]
+        rows += [("replay", f"specsim replay {shlex.quote(str(file))}{elsewhere}")]
+        raise AssertionError("\n".join([stored.title, *(f"   {name:<10} {value}" for name, value in rows)]))
