@@ -74,8 +74,8 @@ class Asked:
 
 
 def judge(asked: Asked, known_of: KnownOf = lambda: None) -> Verdict:
-    """Run every suite under a live line. `known_of` is asked for the baseline as late as can be. The first interrupt from
-    the keyboard ends it gently.
+    """Run every suite under a live line. `known_of` is asked for the baseline as late as can be. The first interrupt
+    from the keyboard ends it gently.
     """
     from specsim import interrupts
     from specsim.report.live import live
