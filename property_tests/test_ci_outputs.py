@@ -236,7 +236,7 @@ def test_a_damaged_baseline_is_refused_by_what_is_wrong_with_it(tmp_path: Path, 
     [
         ("absent.json", False, "there is no baseline absent.json"),
         ("sglang@.", True, "--update-baseline with the target"),
-        ("vllm==1.0", False, "vllm==1.0"),
+        ("vllm==one", False, "vllm==one"),
     ],
 )
 def test_a_baseline_that_is_neither_file_nor_target_is_refused(text: str, update: bool, words: str) -> None:
