@@ -18,6 +18,7 @@ from specsim.targets.lift import DriftError, Lifter, TextStore, body_hash, class
 from specsim.targets.sglang import host_names
 from specsim.targets.sglang.host_lifting import lift_host_functions
 from specsim.targets.sglang.operations import FUNCTIONS, logits
+from specsim.targets.sglang.operations.not_lifted import NOT_LIFTED
 from specsim.targets.sglang.penalties import NOT_FED
 from specsim.targets.sglang.probes import probes_of
 from specsim.targets.sglang.provider import SglangProvider
@@ -75,6 +76,9 @@ class KnownBody:
 _NOT_OF_EVERY_RELEASE = {f"ops:{function.what}" for function in FUNCTIONS}
 _NOT_OF_EVERY_RELEASE |= {f"ops:{kernel.op}" for kernel in logits.KERNELS}
 
+# Why calls are left alone although they could be lifted: that is no drift.
+_ON_PURPOSE = {call.why for call in NOT_LIFTED}
+
 Known = Mapping[str, Sequence[KnownBody]]
 
 
@@ -91,6 +95,7 @@ def survey(source: SourceTree, store: TextStore) -> list[Surveyed]:
         Surveyed(_key_of_missing(entry.what), why_not=entry.why)
         for entry in missing
         if entry.why.startswith(("not found", "signature changed", "cannot be lifted", "its kernel"))
+        and entry.why not in _ON_PURPOSE
     ]
     parts = lift_host_functions(source, store).parts
     found += [
