@@ -99,13 +99,18 @@ def survey(source: SourceTree, store: TextStore) -> list[Surveyed]:
     ]
     parts = lift_host_functions(source, store).parts
     found += [
-        _host_function(lifter, function, parts[function.part].why) for function in _distinct(host_names.HOST_FUNCTIONS)
+        _host_function(lifter, function, _unless_not_fed(parts[function.part].why))
+        for function in _distinct(host_names.HOST_FUNCTIONS)
     ]
     probes, not_run = probes_of(source, store)
     found += [_surveyed(lifter, f"workers:{probe.name}", probe.where, probe.source_hash) for probe in probes]
-    # A release that feeds no penalizers has nothing to run there.
-    found += [Surveyed(f"workers:{entry.what}", why_not="" if NOT_FED in entry.why else entry.why) for entry in not_run]
+    found += [Surveyed(f"workers:{entry.what}", why_not=_unless_not_fed(entry.why)) for entry in not_run]
     return found
+
+
+def _unless_not_fed(why: str) -> str:
+    """A release that feeds no penalizers has nothing to run there."""
+    return "" if NOT_FED in why else why
 
 
 def _key_of_missing(what: str) -> str:
