@@ -192,7 +192,7 @@ def temperature_softmax(logits: Tensor, temperature: Tensor, probs: Tensor) -> N
     # In Triton's interpreter programs run one after the other, and none may wait for another.
     splits = 1 if device.type == "cpu" else _softmax_splits(num_rows, vocab_size, num_sms_of(device))
     blocks = _row_blocks(triton.cdiv(vocab_size, splits))
-    tuned = {"launch_cooperative_grid": True} if splits > 1 else {}
+    tuned = {"launch_cooperative_grid": True, "maxnreg": SOFTMAX_REGISTERS} if splits > 1 else {}
     _temperature_softmax_kernel[(num_rows * splits,)](
         logits,
         temperature,
@@ -209,7 +209,12 @@ def temperature_softmax(logits: Tensor, temperature: Tensor, probs: Tensor) -> N
 
 SOFTMAX_CHUNK_MIN = 2048
 SOFTMAX_SPLITS_MAX = 64
-SOFTMAX_PROGRAMS_PER_SM = 2
+SOFTMAX_REGISTERS = 128
+SM_REGISTERS = 65536
+
+
+def _softmax_programs_per_sm(chunk: int) -> int:
+    return SM_REGISTERS // (32 * _row_blocks(chunk)["num_warps"] * SOFTMAX_REGISTERS)
 
 
 def _softmax_splits(num_rows: int, vocab_size: int, num_sms: int) -> int:
@@ -217,7 +222,7 @@ def _softmax_splits(num_rows: int, vocab_size: int, num_sms: int) -> int:
     splits = 1
     while (
         splits < SOFTMAX_SPLITS_MAX
-        and 2 * splits * num_rows <= SOFTMAX_PROGRAMS_PER_SM * num_sms
+        and 2 * splits * num_rows <= _softmax_programs_per_sm(triton.cdiv(vocab_size, 2 * splits)) * num_sms
         and 2 * splits * SOFTMAX_CHUNK_MIN <= vocab_size + SOFTMAX_CHUNK_MIN
     ):
         splits *= 2

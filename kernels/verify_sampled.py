@@ -67,10 +67,10 @@ BLOCK_V = 1024
 BLOCK_SEARCH = 64
 LIST = 256  # candidates that fit the list
 SHORT_LIST = 64  # that is held against itself at once
-BLOCK_L = 32  # of them that the others are held against at once
-NUM_WARPS = 8
-REGISTERS = 160
-PROGRAMS_PER_SM = 1  # by registers: 65536 // (32 * NUM_WARPS * REGISTERS)
+BLOCK_L = 16  # of them that the others are held against at once
+NUM_WARPS = 4
+REGISTERS = 255
+PROGRAMS_PER_SM = 2  # by registers: 65536 // (32 * NUM_WARPS * REGISTERS)
 SPLITS_MAX = 64
 
 
@@ -445,7 +445,18 @@ def _kernel(
             num_listed = tl.load(p_size, volatile=True)
             if num_listed <= SHORT_LIST:
                 lowest, total = limits_of_list(
-                    p_list, num_listed.to(tl.int32), high, scale, total, k, p, least, False, VOCAB_SIZE, SHORT_LIST, 32
+                    p_list,
+                    num_listed.to(tl.int32),
+                    high,
+                    scale,
+                    total,
+                    k,
+                    p,
+                    least,
+                    False,
+                    VOCAB_SIZE,
+                    SHORT_LIST,
+                    SHORT_LIST // 2,
                 )
             elif num_listed <= LIST:
                 lowest, total = limits_of_list(

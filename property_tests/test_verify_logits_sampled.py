@@ -19,6 +19,7 @@ from specsim.kernels.verify_sampled import launch_verify_logits_sampled, splits_
 from specsim.ops.contract import Case, Op, Tensors
 from specsim.ops.losslessness import distances
 from specsim.ops.registry import OPS
+from specsim.reference.logits import RELAXED
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -193,21 +194,20 @@ def test_what_is_emitted_has_exactly_the_targets_law() -> None:
     assert set(found.values()) == {0}
 
 
-def by_logits(target_probs: torch.Tensor, num_steps: int, **tensors: torch.Tensor) -> None:
+def by_logits(target_probs: torch.Tensor, num_steps: int, **tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """`verify_tree_target_only` as `verify_logits_sampled` of the laws' logarithms."""
     bs, ndt, vocab_size = target_probs.shape
-    plain = case_of(torch.zeros((bs * NDT, vocab_size))).tensors
-    given_tensors = {name: tensor.to(target_probs.device) for name, tensor in plain.items()} | tensors
-    given_tensors["logits"] = target_probs.log().view(bs * ndt, vocab_size).contiguous()
-    given_tensors["bitmask_rows"] = torch.full((bs * ndt,), -1, dtype=torch.int32, device=target_probs.device)
-    given_tensors["out_cache_loc"] = torch.arange(bs * ndt, device=target_probs.device)
-    case = Case({"bs": bs, "num_draft_tokens": ndt, "accept_width": num_steps + 1, "num_nodes": bs * ndt}, {})
-    outputs = OP.allocate_outputs(case, target_probs.device) | {
-        name: tensor for name, tensor in tensors.items() if name in ("predicts", "accept_index")
-    }
-    given_tensors |= outputs
-    launch_verify_logits_sampled(1, *(given_tensors[arg.name] for arg in OP.tensor_args), num_steps, 1)
-    tensors["accept_token_num"].copy_(outputs["accept_lens"] - 1)
+    device = target_probs.device
+    sizes = {"bs": bs, "num_draft_tokens": ndt, "accept_width": num_steps + 1, "num_nodes": bs * ndt}
+    sizes |= {"vocab_size": vocab_size, "num_words": -(-vocab_size // 32)}
+    named = {**case_of(torch.zeros((bs * NDT, vocab_size))).tensors, **tensors}
+    named["logits"] = target_probs.log().view(bs * ndt, vocab_size).contiguous()
+    named["bitmask_rows"] = torch.full((bs * ndt,), -1, dtype=torch.int32)
+    named["out_cache_loc"] = torch.arange(bs * ndt)
+    named = {name: torch.as_tensor(value).to(device) for name, value in named.items()}
+    named |= OP.allocate_outputs(Case(sizes, {}), device)
+    launch_verify_logits_sampled(1, *(named[arg.name] for arg in OP.tensor_args), num_steps, RELAXED)
+    return named["predicts"], named["accept_index"], named["accept_lens"] - 1
 
 
 @pytest.mark.gpu
