@@ -11,6 +11,7 @@ import pytest
 
 from specsim.check.rules import BY_ID as RULES_OF_ACCOUNTING
 from specsim.diff.rules import BY_ID as RULES_OF_OPS
+from specsim.targets.package_findings import TABLE
 from specsim.targets.probe import BY_ID as RULES_OF_WORKERS
 from specsim.targets.probe import signature_of
 from specsim.targets.sglang.operations import FUNCTIONS
@@ -106,7 +107,8 @@ def test_two_defects_of_one_signature_have_spans_apart() -> None:
 
 def test_every_report_is_of_an_entry() -> None:
     reports = {path.stem for path in (ROOT / "docs" / "upstream").glob("*.md")}
-    assert reports == {entry.upstream for entry in TRIAGE if entry.upstream}
+    of_packages = {Path(reference).stem for known in TABLE if known.kind == "unknown" for reference in known.references}
+    assert reports == {entry.upstream for entry in TRIAGE if entry.upstream} | of_packages
 
 
 FINDING = Finding(

@@ -1,7 +1,7 @@
 """What is known of the findings that other packages than SGLang show: one entry a signature, printed beside a finding.
 
-A finding is *known* (there is a public report of it or of its like) or a deviation *by design*. What is not in the
-table is new.
+A finding is *known* (there is a public report of it or of its like), a deviation *by design*, or *unknown*: there is no
+public report of it, and a text ready to send under docs/upstream. What is not in the table is new.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ NEW = "new: there is no entry for it"
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """`text` is one sentence, `references` public reports and reviews."""
+    """`text` is one sentence, `references` public reports and reviews, or the text to send."""
 
     package: str
     signature: str
-    kind: Literal["known", "by design"]
+    kind: Literal["known", "by design", "unknown"]
     text: str
     references: tuple[str, ...] = ()
 
@@ -50,6 +50,13 @@ TABLE: tuple[Known, ...] = (
         "a child is accepted when its share equals the coin, and so at coin 0 also one of probability 0",
         references=("SGLang #35771", "SGLang #35798"),
     ),
+    Known(
+        "sglang-kernel",
+        "ops:apply_token_bitmask:kernel:apply_token_bitmask",
+        "unknown",
+        "the process ends by SIGFPE where no row is to be masked",
+        references=("docs/upstream/bitmask-of-no-rows.md",),
+    ),
 )
 
 
@@ -58,5 +65,6 @@ def triage_line(package: str, signature: str) -> str:
     wanted = "sglang-kernel" if package == "sgl-kernel" else package
     for known in TABLE:
         if (known.package, known.signature) == (wanted, signature):
-            return f"{known.kind}: {known.text} (the like: {', '.join(known.references)})"
+            see = "to send" if known.kind == "unknown" else "the like"
+            return f"{known.kind}: {known.text} ({see}: {', '.join(known.references)})"
     return NEW
