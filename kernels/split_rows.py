@@ -68,14 +68,6 @@ def arrive(p_head, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _load_acquire(p_word):
-    """An int64, after which is seen what was stored before it was written. Atomics would stand in each other's way."""
-    return tl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.s64 $0, [$1];", "=l,l", [p_word.to(tl.int64)], dtype=tl.int64, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def wait(p_head, i_meeting, i_split, SPLITS: tl.constexpr):
     """Wait until all have arrived, and see what they stored; gives the next meeting's number.
 
@@ -83,9 +75,9 @@ def wait(p_head, i_meeting, i_split, SPLITS: tl.constexpr):
     before this one is free.
     """
     if SPLITS > 1:
-        i_here = _load_acquire(p_head)
+        i_here = tl.atomic_add(p_head, 0, sem="acquire")
         while i_here < (i_meeting + 1) * SPLITS:
-            i_here = _load_acquire(p_head)
+            i_here = tl.atomic_add(p_head, 0, sem="acquire")
         tl.debug_barrier()
     if i_split == 0:
         o_d = tl.arange(0, 16)

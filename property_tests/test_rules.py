@@ -22,7 +22,7 @@ HELD_BY_THE_PARENT = {"X2", "X3"}
 # A user's own rules and choosers: test_extension.py shows these.
 OF_EXTENSIONS = {"X4", "X5"}
 # A sabotage that breaks one of two rules, by the page size of the scenario, or where the tree owns the slots.
-EITHER = {"I05": {"I19"}, "I13": {"I14"}, "I14": {"I13"}}
+EITHER = {"I05": {"I19"}, "I13": {"I14"}, "I14": {"I13"}, "S7": {"I01"}}
 
 
 def first_violations(sabotage: Sabotage, rule_id: str) -> tuple[Violation, ...]:
