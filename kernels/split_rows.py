@@ -399,7 +399,8 @@ def limits_of_list(
         o_other = i_other + tl.arange(0, BLOCK_L)
         m_other = o_other < num_listed
         b_other = tl.load(p_list + o_other, mask=m_other, other=float("-inf"), volatile=True)
-        b_other_units = tl.where(m_other, to_units(weight_of(b_other, high, scale, IS_LINEAR)), 0)
+        b_weight_of_other = weight_of(tl.where(m_other, b_other, high), high, scale, IS_LINEAR)
+        b_other_units = tl.where(m_other, to_units(b_weight_of_other), 0)
         m_above = b_other[:, None] > b_value[None, :]
         b_above += tl.sum(m_above.to(tl.int32), axis=0)
         b_units_above += tl.sum(tl.where(m_above, b_other_units[:, None], 0), axis=0)

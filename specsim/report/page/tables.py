@@ -81,7 +81,7 @@ def _speed(folder: Path) -> Table | None:
                 if peer.get("median") is None:
                     continue
                 median = (f"{peer['median']:,.4g} {benchmark['unit']}", "number")
-                ratio = (f"{peer['ratio']:.2f}", "number")
+                ratio = ("" if peer.get("ratio") is None else f"{peer['ratio']:.2f}", "number")
                 rows.append([benchmark["name"], shape, peer["name"], median, ratio, str(device)])
     if not rows:
         return None
