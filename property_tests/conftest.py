@@ -21,6 +21,7 @@ os.environ["SPECSIM_COMPILED"] = (
 )
 torch.set_num_threads(1)
 
+from property_tests.deep import is_left_out
 from specsim.strategies import register_profiles
 from specsim.targets.cache import Cache, open_cache
 from specsim.targets.source import SourceTree, open_source
@@ -40,6 +41,17 @@ RELEASES = (Path(__file__).parents[1] / "fixtures" / "releases.txt").read_text()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-releases", action="store_true", help="test every release that is in the cache")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is deep runs by `make nightly`, with `--all-releases` and on a GPU."""
+    is_nightly = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+    if is_nightly or config.getoption("--all-releases") or torch.cuda.is_available():
+        return
+    seen: dict[str, int] = {}
+    for item in items:
+        if is_left_out(item.nodeid, seen):
+            item.add_marker(pytest.mark.skip(reason="seconds long: in `make nightly` (property_tests/deep.py)"))
 
 
 @pytest.fixture(scope="session")

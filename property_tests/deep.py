@@ -1,0 +1,46 @@
+"""Tests that every run need not repeat: they take many seconds each, and something quicker says most of what they say.
+
+`make nightly` and `--all-releases` run all of them. Of those with parameters every run takes one in so many.
+"""
+
+from __future__ import annotations
+
+DEEP: dict[str, int] = {
+    "test_simulator.py::test_a_request_that_is_dropped_for_want_of_memory_leaves_nothing_behind": 0,
+    "test_marks.py::test_random_schedules_reach_every_interleaving": 0,
+    "test_features.py::test_every_feature_is_on_in_some_schedules_and_off_in_most": 0,
+    "test_lifecycle.py::test_schedules_use_every_transition_but_a_seldom_one": 0,
+    "test_pin.py::test_a_finding_and_its_smallest_schedule_are_the_same_under_every_hash_seed": 0,
+    "test_pin.py::test_a_target_that_depends_on_the_hash_seed_ends_with_exit_code_3": 0,
+    "test_workers.py::test_a_function_that_hangs_or_dies_is_a_finding_and_the_others_are_judged": 0,
+    "test_workers.py::test_a_replay_file_whose_tape_means_another_case_no_longer_applies": 0,
+    "test_workers.py::test_a_replay_file_is_pinned_replayed_and_shrunk": 0,
+    "test_bisect_targets.py::test_host_functions_are_judged_at_git_revisions_too": 0,
+    "test_bisect_targets.py::test_a_fix_is_found_with_the_newer_end_good_across_a_rename": 0,
+    "test_check.py::test_a_replay_is_the_same_in_another_process_with_another_hash_seed": 0,
+    "test_check.py::test_a_replay_says_when_it_is_not_reproduced_and_when_the_code_has_changed": 0,
+    "test_check_strategy.py::test_the_default_is_the_swarm_and_every_strategy_makes_schedules_of_its_own": 0,
+    "test_kernels_in_the_simulator.py::test_the_command_finds_it_and_its_replay_uses_the_same_kernel": 0,
+    "test_mutants.py::test_the_command_for_blind_mutants_ends_well_whatever_is_found": 0,
+    "test_smallest.py::test_the_smallest_schedule_of_a_bug_is_this_small": 3,
+    "test_release_accounting.py::test_a_release_that_takes_the_result_of_a_request_that_has_ended_is_found": 0,
+    "test_release_accounting.py::test_a_schedule_run_twice_is_the_same_schedule": 0,
+    "test_release_accounting.py::test_editing_the_defect_in_or_out_flips_the_finding": 3,
+    "test_release_accounting.py::test_a_part_that_is_gone_is_not_run_and_nothing_is_simulated_without_it": 4,
+    "test_release_accounting.py::test_a_host_function_that_raises_is_a_finding_with_its_part_and_line": 4,
+    "test_kernels_are_lossless.py::test_a_kernel_emits_the_targets_law": 2,
+    "test_contracts.py::test_every_case_fits_its_contract_and_passes_the_references_checks": 2,
+    "test_reference_agrees_with_loops.py::test_the_reference_equals_its_loops_in_double_precision_too": 2,
+    "test_bulk_generators.py::test_the_reference_accepts_bulk_cases_and_equals_its_loops": 2,
+}
+"""File and function, and of how many sets of parameters every run takes the first; 0: none."""
+
+
+def is_left_out(nodeid: str, seen: dict[str, int]) -> bool:
+    """Whether a run that is not deep leaves this test out; `seen` counts the tests of each function, in their order."""
+    function = nodeid.split("[")[0].rsplit("/", 1)[-1]
+    every = DEEP.get(function)
+    if every is None:
+        return False
+    number = seen[function] = seen.get(function, -1) + 1
+    return every == 0 or number % every > 0
