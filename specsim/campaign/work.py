@@ -1,0 +1,93 @@
+"""What a campaign hands to a worker, and what comes back. Plain data: it goes through pipes, Ray and JSON alike.
+
+A campaign is a seed. Its work is one endless row of runs for each shard, cut into batches; which target, tier, scenario
+family and strategy a batch has is drawn from (campaign, shard, number of the batch). So a run is made again from
+(campaign, shard, index), and, where the strategy learns, from the tapes that the store had given to its batch.
+
+This module imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specsim.explore.chooser import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Runs `first`, `first + 1`, ... of a shard, `count` of them.
+
+    `campaign` the seed; `shard` 0 to shards - 1
+    `target`   a TARGET as the user wrote it; `tier` accounting, ops or workers
+    `family`   the scenario family of the batch (`specsim.campaign.families`), "" for tiers without schedules
+    `strategy` one of `specsim.explore.strategies`; "" for tiers without schedules
+    `tapes_to` the tapes that the strategy starts from are those of the store with ids up to this one; 0 for none
+    `tapes`    these tapes, by rising id
+    `known`    signatures that are not made smaller again
+    """
+
+    campaign: int
+    shard: int
+    number: int
+    first: int
+    count: int
+    target: str
+    tier: str
+    family: str = ""
+    strategy: str = ""
+    tapes_to: int = 0
+    tapes: tuple[Tape, ...] = ()
+    known: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTape:
+    """A tape that reached something new, and what: names of pairs, marks and rules. `cost` are its events."""
+
+    tape: Tape
+    features: tuple[str, ...]
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A finding of run `index`. `replay` is the text of its replay file, `size` what smaller ones are compared by;
+    `cpu_seconds` the CPU time from the start of the batch until it was first hit.
+    """
+
+    signature: str
+    tier: str
+    rule: str
+    title: str
+    severity: str
+    reach: str
+    where: str
+    index: int
+    count: int
+    size: tuple[int, ...]
+    replay: str
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What became of a batch.
+
+    `version`    the target's version, commit or content hash; what a finding was first and last seen on
+    `runs`       runs that were judged; `refused` those that were not, by the reason
+    `features`   runs that reached each pair, mark or rule: "pair:...", "mark:...", "rule:..."
+    `ended`      how the process ended when it did not come to its end, "" when it did; that costs one run
+    """
+
+    batch: Batch
+    version: str
+    runs: int
+    events: int
+    seconds: float
+    cpu_seconds: float
+    refused: dict[str, int] = field(default_factory=dict)
+    features: dict[str, int] = field(default_factory=dict)
+    tapes: tuple[KeptTape, ...] = ()
+    findings: tuple[Found, ...] = ()
+    ended: str = ""
