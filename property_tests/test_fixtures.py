@@ -121,7 +121,7 @@ def test_a_schedule_is_as_small_on_every_release_that_shows_its_bug_as_is_promis
     requests_max, events_max = SIZES.get(replay.rule, (REQUESTS_MAX, EVENTS_MAX))
     assert len(schedule.scenario.workload.turns) <= requests_max
     log = schedule.run.log
-    admitted = next(event.number for event in log if event.event == "admit")
+    admitted = next((event.number for event in log if event.event == "admit"), 0)  # a turn may not get that far
     assert len(log) - admitted <= events_max
 
 
