@@ -26,6 +26,8 @@ from specsim.targets.source import SourceTree
 from specsim.verdict import NotRun
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="times kernels on a CPU, in Triton's interpreter")
 every_kernel = pytest.mark.parametrize("name", KERNELS)
 
 
@@ -76,6 +78,7 @@ def test_bytes_are_those_that_a_case_reads_and_writes() -> None:
     assert laws <= bytes_to_move(KERNELS["verify_tree_target_only"], walk) < laws + 2048
 
 
+@interpreted
 def test_the_table_is_json_with_ratios_to_specsims_and_reasons() -> None:
     result = json.loads(
         json.dumps(run(["kernels"], "cpu", only=["fill_bonus_tokens", "build_tree_packed"], targets=[]))
@@ -109,12 +112,14 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Case, Tensors]
     return time
 
 
+@interpreted
 def test_a_peer_that_is_wrong_has_no_time(timed: Callable[..., dict[str, Any]]) -> None:
     peer = timed(lambda _case, tensors: lambda: {"bonus_tokens": tensors["bonus_tokens"] + 7})
     assert peer["median"] is None
     assert peer["not_run"] == "its bonus_tokens differs from the reference's"
 
 
+@interpreted
 def test_a_peer_that_fails_says_with_what_and_the_others_go_on(timed: Callable[..., dict[str, Any]]) -> None:
     def fails(_case: Case, _tensors: Tensors) -> Any:
         raise RuntimeError("no such launch\nand more")
@@ -122,6 +127,7 @@ def test_a_peer_that_fails_says_with_what_and_the_others_go_on(timed: Callable[.
     assert timed(fails)["not_run"] == "RuntimeError: no such launch"
 
 
+@interpreted
 def test_a_shape_without_a_case_has_a_row_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: Any) -> Case:
         raise torch.OutOfMemoryError("too large")
@@ -131,6 +137,7 @@ def test_a_shape_without_a_case_has_a_row_that_says_why(monkeypatch: pytest.Monk
     assert ours["not_run"] == "there is no case: OutOfMemoryError: too large"
 
 
+@interpreted
 def test_rows_that_a_budget_does_not_reach_say_so() -> None:
     (ours,) = kernel_table.run("cpu", 1, only=["row_argmax"], targets=[], budget_seconds=0)[-1]["peers"]
     assert ours["not_run"] == "there is no case: TimeoutError: --budget-seconds were over before it"
@@ -199,7 +206,7 @@ def test_a_step_as_a_release_launches_it_gives_what_specsims_does(
         }
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1" and DEVICE == "cpu", reason="needs Triton's interpreter")
+@pytest.mark.skipif(not IS_INTERPRETED and DEVICE == "cpu", reason="needs Triton's interpreter")
 @pytest.mark.parametrize("version", PEER_RELEASES)
 def test_a_releases_kernels_are_launched_as_they_want_to_be(
     version: str, release: Callable[[str], SourceTree], wheel_cache: Cache

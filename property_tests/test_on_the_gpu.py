@@ -189,12 +189,15 @@ def test_the_largest_tree_is_right(op: Op) -> None:
 
 @pytest.fixture
 def with_warps(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Every launch of a kernel of specsim with so many warps."""
+    """Every launch of a kernel of specsim with so many warps; of one whose programs wait for each other with its own at
+    most, since more would not all be on the device at once.
+    """
     launch = JITFunction.run
 
     def use(num_warps: int) -> None:
         def run_with(self: JITFunction[Any], *args: Any, **kwargs: Any) -> Any:
-            return launch(self, *args, **(kwargs | {"num_warps": num_warps}))
+            most = kwargs["num_warps"] if kwargs.get("launch_cooperative_grid") else num_warps
+            return launch(self, *args, **(kwargs | {"num_warps": min(num_warps, most)}))
 
         monkeypatch.setattr(JITFunction, "run", run_with)
 

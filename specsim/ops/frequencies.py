@@ -60,7 +60,8 @@ def _make_token_frequencies(ids: Tensor, shape: Sizes) -> Case:
     probs = draw_rows(ids, "target", (*TARGET_ROWS, *DRAFT_ROWS), 1, vocab_size)[:, 0].to(torch.float32)
     top_k = (1 + counter.below(ids, "top_k", vocab_size)).to(torch.int32)
     top_p = (2 * counter.below(ids, "top_p", 64) + 1) / 128
-    min_p = (2 * counter.below(ids, "min_p", 32) + 1) / 131
+    # In float64: a GPU divides a float32 by a number as it multiplies by its reciprocal, which rounds otherwise.
+    min_p = (2 * counter.below(ids, "min_p", 32) + 1).double() / 131
     ones = torch.ones(bs, dtype=torch.float32, device=device)
     tensors = {
         "probs": probs.contiguous(),

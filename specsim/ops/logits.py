@@ -165,7 +165,8 @@ def _make_accumulate(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tenso
     tokens = _spread_tokens(numbers, sizes, width)  # [bs, width]
     token = torch.arange(vocab_size, device=tokens.device)
     history = numbers.requests("history", 3)  # [bs, 1]: empty, of some tokens, long
-    counts = (history > 0) * ((token + history) % 3 == 0) * (1 + token % 2) * torch.where(history == 2, 2**15, 1)
+    long = min(2**15, 2**30 // vocab_size)  # a count's; their sum is a length, of 32 bits
+    counts = (history > 0) * ((token + history) % 3 == 0) * (1 + token % 2) * torch.where(history == 2, long, 1)
     kind, any_len = numbers.requests("accept length", 3), numbers.requests("any accept length", width)
     accept_lens = 1 + torch.where(kind == 0, 0, torch.where(kind == 1, width - 1, any_len))[:, 0]
     return {
