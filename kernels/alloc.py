@@ -16,7 +16,11 @@ from torch import Tensor
 from specsim.kernels.launch import operation
 
 BLOCK_B = 256
-BLOCK_LOCS = 256
+FEW = 32
+"""Requests that one warp adds up, without waiting for others: a block of so few has a kernel of its own."""
+
+BLOCK_LOCS = 1024
+BLOCK_LOCS_SHORT = 128
 
 
 @operation()
@@ -32,6 +36,7 @@ def alloc_extend(
     bs = seq_lens.shape[0]
     if bs == 0:
         return
+    is_short = out_cache_loc.shape[0] <= BLOCK_LOCS_SHORT * bs
     _alloc_extend_kernel[(bs,)](
         prefix_lens,
         seq_lens,
@@ -41,8 +46,8 @@ def alloc_extend(
         free_pages.shape[0],
         out_cache_loc.shape[0],
         PAGE_SIZE=page_size,
-        BLOCK_B=BLOCK_B,
-        BLOCK_LOCS=1024,
+        BLOCK_B=FEW if bs <= FEW else BLOCK_B,
+        BLOCK_LOCS=BLOCK_LOCS_SHORT if is_short else BLOCK_LOCS,
         num_warps=4,
     )
 
@@ -58,7 +63,8 @@ def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, out_cac
     bs = seq_lens.shape[0]
     if bs == 0:
         return
-    _alloc_decode_kernel[(triton.cdiv(bs, BLOCK_B),)](
+    block_b = FEW if bs <= FEW else BLOCK_B
+    _alloc_decode_kernel[(triton.cdiv(bs, block_b),)](
         seq_lens,
         last_loc,
         free_pages,
@@ -66,8 +72,8 @@ def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, out_cac
         bs,
         free_pages.shape[0],
         PAGE_SIZE=page_size,
-        BLOCK_B=BLOCK_B,
-        num_warps=4,
+        BLOCK_B=block_b,
+        num_warps=1 if bs <= FEW else 4,
     )
 
 
@@ -80,15 +86,16 @@ def get_last_loc(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Te
     bs = req_pool_indices.shape[0]
     if bs == 0:
         return
-    _get_last_loc_kernel[(triton.cdiv(bs, BLOCK_B),)](
+    block_b = FEW if bs <= FEW else BLOCK_B
+    _get_last_loc_kernel[(triton.cdiv(bs, block_b),)](
         req_to_token,
         req_pool_indices,
         prefix_lens,
         last_loc,
         req_to_token.shape[1],
         bs,
-        BLOCK_B=BLOCK_B,
-        num_warps=4,
+        BLOCK_B=block_b,
+        num_warps=1 if bs <= FEW else 4,
     )
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.alloc import pages_of, require_page_size
+from specsim.kernels.alloc import FEW, pages_of, require_page_size
 from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype, require_size
 
 BLOCK_B = 256
@@ -64,7 +64,7 @@ def generate_draft_decode_kv_indices(
         TOPK=topk,
         NUM_STEPS=num_steps,
         PAGE_SIZE=page_size,
-        BLOCK_B=BLOCK_B,
+        BLOCK_B=FEW if bs <= FEW else BLOCK_B,
         BLOCK_S=triton.next_power_of_2(num_steps),
         BLOCK_LOCS=BLOCK_LOCS,
         num_warps=4,
@@ -144,14 +144,15 @@ def fill_accept_out_cache_loc(accept_index: Tensor, out_cache_loc: Tensor, accep
     require_size("accept_out_cache_loc", "num_accept_entries", accept_out_cache_loc.shape[0], num_entries)
     if num_entries == 0:
         return
-    _fill_accept_kernel[(triton.cdiv(num_entries, BLOCK_B),)](
+    block_b = FEW if num_entries <= FEW else BLOCK_B
+    _fill_accept_kernel[(triton.cdiv(num_entries, block_b),)](
         accept_index,
         out_cache_loc,
         accept_out_cache_loc,
         num_entries,
         out_cache_loc.shape[0],
-        BLOCK_B=BLOCK_B,
-        num_warps=4,
+        BLOCK_B=block_b,
+        num_warps=1 if num_entries <= FEW else 4,
     )
 
 

@@ -1,10 +1,11 @@
 """KV that moves to other slots of its buffer. What bounds it: the bytes that move, once read and once written.
 
-A move is safe for overlapping ranges by construction: a program owns some columns of one buffer in all rows that move,
-reads them all, meets a barrier, and writes. So nothing is read after it was written, whatever the moves are, and no
-byte is moved twice. A program holds up to `TILE_BYTES`, which it loads before it waits for any of them; the columns
-are cut until a launch has `PROGRAMS_WANTED` programs, which is two for each multiprocessor of a large GPU, but never
-below the 64 bytes that memory delivers at once.
+A move is safe for overlapping ranges by construction: the programs that own some columns of one buffer, in all rows
+that move, read them all, meet, and write. So nothing is read after it was written, whatever the moves are, and no byte
+is moved twice. A program holds up to `TILE_BYTES`, which it loads before it waits for any of them. Few rows are owned
+by one program, whose columns are cut until a launch has `PROGRAMS_WANTED` of them. Many are shared by several, so that
+each moves `SHARED_COLUMN_BYTES` of a row at once; those meet through memory, which a cooperative launch allows, and own
+one block of columns after the other.
 """
 # Triton's decorator has no types and kernels take no annotations but tl.constexpr; host functions are typed.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -28,22 +29,35 @@ from specsim.kernels.launch import (
     require_launchable,
     require_size,
 )
+from specsim.kernels.scratch import scratch_of
+from specsim.kernels.verify_logits import num_sms_of
 from specsim.ops.registry import OPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NUM_MOVES_MAX = 8192
-"""Rows that one program can hold, of 16 bytes each; more are gathered into a second buffer first."""
-
 TILE_BYTES = 64 * 1024
-"""Of KV that a program holds in registers between reading and writing; where that leaves less than a sector of memory
-for each of many rows, twice as much."""
+"""Of KV that a program that owns all rows holds in registers between reading and writing."""
 
-SECTOR_BYTES = 32
+SHARED_TILE_BYTES = 32 * 1024
+"""Of KV that one of several programs holds."""
+
+SHARED_NUM_WARPS = 8
 
 PROGRAMS_WANTED = 256
+PROGRAMS_PER_SM = 3
+REGISTERS = 80
 COLUMN_BYTES_MIN = 64
+ROWS_ALONE = 256
+"""Rows that one program moves without help; up to four times as many where all are `BYTES_ALONE`, for which a meeting
+takes longer than narrow columns do."""
+
+BYTES_ALONE = 8 << 20
+
+SHARED_COLUMN_BYTES = 256
+SECTOR_BYTES = 32
+BLOCK_M_MIN = 32
+HEAD_WORDS = 16  # of each group of programs that meet: a line of memory of its own
 
 
 class KvBuffers(NamedTuple):
@@ -83,14 +97,15 @@ def move_kv(buffer: Tensor, target: Tensor, source: Tensor) -> None:
     Shapes and dtypes: specsim.reference.kv.move_kv. Moves of a slot onto itself and slots outside the buffer are
     skipped.
 
-    Compiles once for each power of two of moves from 32 on. More than `NUM_MOVES_MAX` rows, which do not fit a
-    program, are gathered into a second buffer first: two launches and an allocation of the moves' size.
+    Compiles once for each power of two of moves from 32 to where programs share them, and once for more. Rows that no
+    number of programs on the device can hold, some hundred thousand, are gathered into a second buffer first: two
+    launches and an allocation of the moves' size.
     """
     _move((as_words(buffer),), None, target, source)
 
 
 def move_kv_of_buffers(buffers: KvBuffers, target: Tensor, source: Tensor) -> None:
-    """`move_kv` of the same slots in every buffer of a pool, in one launch; two a buffer above `NUM_MOVES_MAX` moves.
+    """`move_kv` of the same slots in every buffer of a pool, in one launch; two a buffer where `move_kv` takes two.
 
     target  [num_moves] int64
     source  [num_moves] int64
@@ -107,40 +122,85 @@ def _move(words: tuple[Tensor, ...], addresses: Tensor | None, target: Tensor, s
     num_slots, row_words = words[0].shape
     if num_moves == 0 or row_words == 0:
         return
-    if num_moves > NUM_MOVES_MAX:
+    word_bytes = words[0].itemsize
+    plan = _plan(num_moves, len(words), row_words, word_bytes, _programs_at_once(target.device))
+    if plan is None:
         staged = words[0].new_empty((num_moves, row_words))
         for buffer in words:
             _move_through_a_buffer(buffer, target, source, staged)
         return
-    word_bytes = words[0].itemsize
-    block_m = max(32, block_of(num_moves, NUM_MOVES_MAX))
-    block_w = _columns(len(words), row_words, block_m, word_bytes)
-    _move_kv_kernel[(triton.cdiv(row_words, block_w), len(words))](
+    meets = plan.num_members > 1
+    tuned = {"launch_cooperative_grid": True, "maxnreg": REGISTERS} if meets else {}
+    _move_kv_kernel[(plan.num_groups * plan.num_members,)](
         words[0],
         target if addresses is None else addresses,  # without addresses the argument is never used
         target,
         source,
+        scratch_of("move_kv heads", target.device, plan.num_groups * HEAD_WORDS) if meets else target,
         num_slots,
         num_moves,
+        len(words) * triton.cdiv(row_words, plan.block_w),
+        plan.num_groups,
+        plan.num_members,
         ROW_WORDS=row_words,
         HAS_ADDRESSES=addresses is not None,
         ALIGNED=16 if all(buffer.data_ptr() % 16 == 0 for buffer in words) else word_bytes,
-        BLOCK_M=block_m,
-        BLOCK_W=block_w,
-        num_warps=_warps(block_m * block_w * word_bytes),
+        MEETS=meets,
+        BLOCK_M=plan.block_m,
+        BLOCK_W=plan.block_w,
+        num_warps=SHARED_NUM_WARPS if meets else _warps(plan.block_m * plan.block_w * word_bytes),
+        **tuned,
     )
 
 
+class _Plan(NamedTuple):
+    """Rows and words of a row that a program holds, programs that meet, and groups of such programs."""
+
+    block_m: int
+    block_w: int
+    num_members: int
+    num_groups: int
+
+
+def _plan(num_moves: int, num_buffers: int, row_words: int, word_bytes: int, programs_at_once: int) -> _Plan | None:
+    """How the moves are shared out; None where `programs_at_once` programs cannot hold them."""
+    is_small = num_moves * num_buffers * row_words * word_bytes <= BYTES_ALONE
+    if num_moves > (4 * ROWS_ALONE if is_small else ROWS_ALONE) and programs_at_once > 1:
+        return _shared_plan(num_moves, num_buffers, row_words, word_bytes, programs_at_once)
+    block_m = max(BLOCK_M_MIN, triton.next_power_of_2(num_moves))
+    if block_m * SECTOR_BYTES // 2 > TILE_BYTES:
+        return None
+    block_w = _columns(num_buffers, row_words, block_m, word_bytes)
+    return _Plan(block_m, block_w, 1, num_buffers * triton.cdiv(row_words, block_w))
+
+
+def _shared_plan(
+    num_moves: int, num_buffers: int, row_words: int, word_bytes: int, programs_at_once: int
+) -> _Plan | None:
+    column_bytes = SHARED_COLUMN_BYTES
+    while column_bytes >= SECTOR_BYTES:
+        block_w = block_of(row_words, max(1, column_bytes // word_bytes))
+        block_m = SHARED_TILE_BYTES // max(SECTOR_BYTES, block_w * word_bytes)
+        num_members = triton.cdiv(num_moves, block_m)
+        if num_members <= programs_at_once:
+            num_units = num_buffers * triton.cdiv(row_words, block_w)
+            return _Plan(block_m, block_w, num_members, min(num_units, programs_at_once // num_members))
+        column_bytes //= 2
+    return None
+
+
+def _programs_at_once(device: torch.device) -> int:
+    """Programs that can wait for each other; in Triton's interpreter they run one after the other, and none can."""
+    return 1 if device.type == "cpu" else PROGRAMS_PER_SM * num_sms_of(device)
+
+
 def _warps(tile_bytes: int) -> int:
-    if tile_bytes > TILE_BYTES:
-        return 16
     return 8 if tile_bytes >= TILE_BYTES // 2 else 4
 
 
 def _columns(num_buffers: int, row_words: int, block_m: int, word_bytes: int) -> int:
-    """Words of a row that a program moves."""
-    column_bytes = max(TILE_BYTES // block_m, min(SECTOR_BYTES, 2 * TILE_BYTES // block_m))
-    block_w = block_of(row_words, max(1, column_bytes // word_bytes))
+    """Words of a row that a program moves that owns all rows."""
+    block_w = block_of(row_words, max(1, TILE_BYTES // (block_m * word_bytes)))
     while block_w * word_bytes > COLUMN_BYTES_MIN and num_buffers * triton.cdiv(row_words, block_w) < PROGRAMS_WANTED:
         block_w //= 2
     return block_w
@@ -166,35 +226,62 @@ def _move_through_a_buffer(words: Tensor, target: Tensor, source: Tensor, staged
         )
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_moves"])
+@triton.jit(do_not_specialize=["num_slots", "num_moves", "num_units", "num_groups", "num_members"])
 def _move_kv_kernel(
     p_words,
     p_addresses,
     p_target,
     p_source,
+    p_heads,
     num_slots,
     num_moves,
+    num_units,
+    num_groups,
+    num_members,
     ROW_WORDS: tl.constexpr,
     HAS_ADDRESSES: tl.constexpr,
     ALIGNED: tl.constexpr,
+    MEETS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
-    """One program a buffer and block of columns, for all moves: read everything, meet, write everything."""
-    if HAS_ADDRESSES:
-        p_words = tl.multiple_of(tl.load(p_addresses + tl.program_id(1)).to(p_words.dtype), ALIGNED)
+    """A group of programs has some blocks of columns of the buffers, and each of its members some of the moves: all
+    read, meet, and write.
+    """
+    i_group = tl.program_id(0) // num_members
+    i_member = tl.program_id(0) % num_members
+    p_head = p_heads + i_group * 16
     # [BLOCK_M]
-    o_m = tl.arange(0, BLOCK_M)
+    o_m = i_member * BLOCK_M + tl.arange(0, BLOCK_M)
     b_target = tl.load(p_target + o_m, mask=o_m < num_moves, other=0)
     b_source = tl.load(p_source + o_m, mask=o_m < num_moves, other=0)
     m_move = (b_target != b_source) & (b_target >= 0) & (b_target < num_slots)
     m_move = m_move & (b_source >= 0) & (b_source < num_slots)
-    # [BLOCK_M, BLOCK_W]
-    o_w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
-    m_tile = m_move[:, None] & (o_w < ROW_WORDS)[None, :]
-    b_tile = tl.load(p_words + b_source[:, None] * ROW_WORDS + o_w[None, :], mask=m_tile, other=0)
-    tl.debug_barrier()
-    tl.store(p_words + b_target[:, None] * ROW_WORDS + o_w[None, :], b_tile, mask=m_tile)
+    b_target = b_target.to(tl.int32)  # half the registers; those that do not fit are masked
+    b_source = b_source.to(tl.int32)
+    blocks: tl.constexpr = (ROW_WORDS + BLOCK_W - 1) // BLOCK_W
+    i_meeting = 0
+    for i_unit in range(i_group, num_units, num_groups):
+        p_buffer = p_words
+        if HAS_ADDRESSES:
+            p_buffer = tl.multiple_of(tl.load(p_addresses + i_unit // blocks).to(p_words.dtype), ALIGNED)
+        # [BLOCK_M, BLOCK_W]
+        o_w = (i_unit % blocks) * BLOCK_W + tl.arange(0, BLOCK_W)
+        m_tile = m_move[:, None] & (o_w < ROW_WORDS)[None, :]
+        b_tile = tl.load(p_buffer + b_source.to(tl.int64)[:, None] * ROW_WORDS + o_w[None, :], mask=m_tile, other=0)
+        tl.debug_barrier()
+        if MEETS:
+            i_meeting += 1
+            i_here = tl.atomic_add(p_head, 1, sem="acq_rel") + 1
+            while i_here < i_meeting * num_members:
+                i_here = tl.atomic_add(p_head, 0, sem="acquire")
+            tl.debug_barrier()
+        tl.store(p_buffer + b_target.to(tl.int64)[:, None] * ROW_WORDS + o_w[None, :], b_tile, mask=m_tile)
+    if MEETS:  # the last to leave makes the head ready for the next launch
+        i_done = tl.atomic_add(p_head + 1, 1, sem="acq_rel")
+        if i_done == num_members - 1:
+            tl.store(p_head, 0)
+            tl.store(p_head + 1, 0)
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_moves"])

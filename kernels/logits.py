@@ -1,9 +1,9 @@
 """From logits to laws: penalties, bias and grammar in place, the greedy token, softmax and min-p.
 
 What changes element by element (penalties, grammar) is shared out over programs by blocks of the vocabulary and bound
-by its bytes. What needs a whole row has one program a row, which reads it several times; after the first pass a row of
-half a megabyte comes from the L2 cache, and rows enough to fill the chip are bound by the first pass and the write.
-The greedy token of few rows is found by several programs a row.
+by its bytes. So is the softmax, in two launches: what each block adds to its row's sum, and the law; bound by the bytes
+of reading twice and writing once. Min-p has one program a row, which reads it several times. The greedy token of few
+rows is found by several programs a row.
 """
 # Triton's decorator has no types and kernels take no annotations but tl.constexpr; host functions are typed.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -17,13 +17,12 @@ from torch import Tensor
 
 from specsim.kernels.argmax import best_of_chunk, token_of
 from specsim.kernels.launch import LOGITS, block_of, operation, require_size, require_vocabulary
-from specsim.kernels.scratch import scratch_of
-from specsim.kernels.split_rows import HEAD, arrive, leave, wait
-from specsim.kernels.verify_logits import num_sms_of
 from specsim.reference.logits import EXACT, NAN_HIGHEST, NAN_LOWEST, RELAXED, WORD_BITS
 
 BLOCK_V = 1024
 BLOCK_ROW = 8192
+BITMASK_BLOCK = 2048
+BITMASK_NUM_WARPS = 4
 PROBS = (torch.float32,)
 
 
@@ -106,24 +105,25 @@ def apply_penalties(
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor) -> None:
     """Forbid, in place, the tokens whose bit is 0: they get -inf, whatever they were.
 
-    Shapes and dtypes: specsim.reference.logits.apply_token_bitmask; logits are float32, bfloat16 or float16. Logits are
-    not read, and those that are allowed not written. Rows outside the tensor are skipped.
+    Shapes and dtypes: specsim.reference.logits.apply_token_bitmask; logits are float32, bfloat16 or float16. Of 32
+    tokens that are all allowed or all forbidden no logit is read; of others those that are allowed are written as they
+    are. Rows outside the tensor are skipped.
     """
     num_rows, vocab_size = logits.shape
     require_size("bitmask", "num_words", bitmask.shape[1], triton.cdiv(vocab_size, WORD_BITS))
     num_indices = indices.shape[0]
     if num_indices == 0 or num_rows == 0:
         return
-    block_v = block_of(vocab_size, 4 * BLOCK_V)
-    _apply_token_bitmask_kernel[(num_indices, triton.cdiv(vocab_size, block_v))](
+    block_w = block_of(bitmask.shape[1], max(1, BITMASK_BLOCK // WORD_BITS))
+    _apply_token_bitmask_kernel[(num_indices, triton.cdiv(bitmask.shape[1], block_w))](
         logits,
         bitmask,
         indices,
         num_rows,
         VOCAB=vocab_size,
         NUM_WORDS=bitmask.shape[1],
-        BLOCK_V=block_v,
-        num_warps=4,
+        BLOCK_W=block_w,
+        num_warps=BITMASK_NUM_WARPS,
     )
 
 
@@ -182,51 +182,33 @@ def _argmax_splits(num_rows: int, vocab_size: int) -> int:
 def temperature_softmax(logits: Tensor, temperature: Tensor, probs: Tensor) -> None:
     """Write the law of each row, the softmax of `logits / temperature`, in float32.
 
-    Shapes: specsim.reference.logits.temperature_softmax; logits are float32, bfloat16 or float16. A row in which every
-    token is forbidden has no law and becomes NaN.
+    Several programs share a row, which takes two launches and an allocation of their results' size. Shapes:
+    specsim.reference.logits.temperature_softmax; logits are float32, bfloat16 or float16. A row in which every token is
+    forbidden has no law and becomes NaN.
     """
     num_rows = require_vocabulary("logits", logits)
     if num_rows == 0:
         return
-    device, vocab_size = logits.device, logits.shape[1]
-    # In Triton's interpreter programs run one after the other, and none may wait for another.
-    splits = 1 if device.type == "cpu" else _softmax_splits(num_rows, vocab_size, num_sms_of(device))
-    blocks = _row_blocks(triton.cdiv(vocab_size, splits))
-    tuned = {"launch_cooperative_grid": True, "maxnreg": SOFTMAX_REGISTERS} if splits > 1 else {}
-    _temperature_softmax_kernel[(num_rows * splits,)](
-        logits,
-        temperature,
-        probs,
-        scratch_of("temperature_softmax heads", device, num_rows * HEAD.value),
-        scratch_of("temperature_softmax parts", device, num_rows * 2 * splits, torch.float32),
-        VOCAB=vocab_size,
-        SPLITS=splits,
-        CHUNK=triton.cdiv(vocab_size, splits * blocks["BLOCK_V"]) * blocks["BLOCK_V"],
-        **blocks,
-        **tuned,
-    )
+    vocab_size = logits.shape[1]
+    blocks = _row_blocks(vocab_size, _softmax_block(num_rows, vocab_size))
+    splits = triton.cdiv(vocab_size, blocks["BLOCK_V"])
+    parts = probs.new_empty((num_rows, 2, splits))
+    _parts_of_row_kernel[(num_rows, splits)](logits, temperature, parts, VOCAB=vocab_size, SPLITS=splits, **blocks)
+    sizes = {"VOCAB": vocab_size, "SPLITS": splits, "BLOCK_S": triton.next_power_of_2(splits), **blocks}
+    _softmax_of_parts_kernel[(num_rows, splits)](logits, temperature, parts, probs, **sizes)
 
 
-SOFTMAX_CHUNK_MIN = 2048
-SOFTMAX_SPLITS_MAX = 64
-SOFTMAX_REGISTERS = 128
-SM_REGISTERS = 65536
+SOFTMAX_PROGRAMS = 512
+"""Programs of a launch, four for each multiprocessor of a large GPU: with more of them their blocks grow."""
+
+SOFTMAX_BLOCK_MIN = 2048
 
 
-def _softmax_programs_per_sm(chunk: int) -> int:
-    return SM_REGISTERS // (32 * _row_blocks(chunk)["num_warps"] * SOFTMAX_REGISTERS)
-
-
-def _softmax_splits(num_rows: int, vocab_size: int, num_sms: int) -> int:
-    """Programs a row, a power of two, that can all be on a device of `num_sms` multiprocessors at once."""
-    splits = 1
-    while (
-        splits < SOFTMAX_SPLITS_MAX
-        and 2 * splits * num_rows <= _softmax_programs_per_sm(triton.cdiv(vocab_size, 2 * splits)) * num_sms
-        and 2 * splits * SOFTMAX_CHUNK_MIN <= vocab_size + SOFTMAX_CHUNK_MIN
-    ):
-        splits *= 2
-    return splits
+def _softmax_block(num_rows: int, vocab_size: int) -> int:
+    block_v = min(SOFTMAX_BLOCK_MIN, BLOCK_ROW)
+    while block_v < BLOCK_ROW and num_rows * triton.cdiv(vocab_size, block_v) > SOFTMAX_PROGRAMS:
+        block_v *= 2
+    return block_v
 
 
 @operation()
@@ -238,7 +220,8 @@ def min_p_renorm_probs(probs: Tensor, min_p: Tensor, renorm_probs: Tensor) -> No
     num_rows = require_vocabulary("probs", probs)
     if num_rows == 0:
         return
-    _min_p_renorm_kernel[(num_rows,)](probs, min_p, renorm_probs, VOCAB=probs.shape[1], **_row_blocks(probs.shape[1]))
+    blocks = _row_blocks(probs.shape[1], BLOCK_ROW)
+    _min_p_renorm_kernel[(num_rows,)](probs, min_p, renorm_probs, VOCAB=probs.shape[1], **blocks)
 
 
 def _require_law(law: int) -> None:
@@ -246,9 +229,9 @@ def _require_law(law: int) -> None:
         raise ValueError(f"law is {law}; allowed: EXACT ({EXACT}), RELAXED ({RELAXED})")
 
 
-def _row_blocks(vocab_size: int) -> dict[str, int]:
+def _row_blocks(vocab_size: int, most: int) -> dict[str, int]:
     """Warps for 16 tokens a thread, so that each has several wide loads under way."""
-    block_v = block_of(vocab_size, BLOCK_ROW)
+    block_v = block_of(vocab_size, most)
     return {"BLOCK_V": block_v, "num_warps": max(1, min(16, block_v // 512))}
 
 
@@ -338,18 +321,28 @@ def _apply_penalties_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _apply_token_bitmask_kernel(
-    p_logits, p_bitmask, p_indices, num_rows, VOCAB: tl.constexpr, NUM_WORDS: tl.constexpr, BLOCK_V: tl.constexpr
+    p_logits, p_bitmask, p_indices, num_rows, VOCAB: tl.constexpr, NUM_WORDS: tl.constexpr, BLOCK_W: tl.constexpr
 ):
-    """One program a masked row and a block of the vocabulary."""
+    """One program a masked row and a block of its words."""
     i_row = tl.load(p_indices + tl.program_id(0)).to(tl.int64)
-    end = tl.where((i_row >= 0) & (i_row < num_rows), VOCAB, 0)
-    # [BLOCK_V]
-    o_v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    m_v = o_v < end
-    b_word = tl.load(p_bitmask + i_row * NUM_WORDS + o_v // 32, mask=m_v, other=-1)
-    m_forbidden = m_v & (((b_word >> (o_v % 32)) & 1) == 0)
-    b_forbidden = tl.full([BLOCK_V], float("-inf"), p_logits.dtype.element_ty)
-    tl.store(p_logits + i_row * VOCAB + o_v, b_forbidden, mask=m_forbidden)
+    end = tl.where((i_row >= 0) & (i_row < num_rows), NUM_WORDS, 0)
+    # [BLOCK_W]
+    o_w = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+    b_word = tl.load(p_bitmask + i_row * NUM_WORDS + o_w, mask=o_w < end, other=-1)
+    # [BLOCK_W, 32]
+    o_bit = tl.arange(0, 32)
+    o_v = o_w[:, None] * 32 + o_bit[None, :]
+    p_token = p_logits + i_row * VOCAB + o_v
+    b_forbidden = tl.full([BLOCK_W, 32], float("-inf"), p_logits.dtype.element_ty)
+    # A mask that is the same for a whole word lets the compiler store 16 bytes at once.
+    tl.store(p_token, b_forbidden, mask=(b_word == 0)[:, None] & (o_v < VOCAB))
+    m_some = (b_word != 0) & (b_word != -1)
+    if tl.max(m_some.to(tl.int32), axis=0) > 0:
+        # To write parts of a sector costs more than to read it and write it whole.
+        m_token = m_some[:, None] & (o_v < VOCAB)
+        m_allowed = ((b_word[:, None] >> o_bit[None, :]) & 1) != 0
+        b_logit = tl.load(p_token, mask=m_token, other=float("-inf"))
+        tl.store(p_token, tl.where(m_allowed, b_logit, b_forbidden), mask=m_token)
 
 
 @triton.jit
@@ -379,55 +372,47 @@ def _best_word_kernel(p_words, p_ids, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _temperature_softmax_kernel(
+def _parts_of_row_kernel(
+    p_logits, p_temperature, p_parts, VOCAB: tl.constexpr, SPLITS: tl.constexpr, BLOCK_V: tl.constexpr
+):
+    """A program a block of a row: its highest logit, and the sum of weights relative to it."""
+    i_row = tl.program_id(0).to(tl.int64)
+    i_split = tl.program_id(1)
+    # [BLOCK_V]
+    o_v = i_split * BLOCK_V + tl.arange(0, BLOCK_V)
+    b_logit = tl.load(p_logits + i_row * VOCAB + o_v, mask=o_v < VOCAB, other=float("-inf")).to(tl.float32)
+    b_logit = tl.div_rn(b_logit, tl.load(p_temperature + i_row))
+    high = tl.max(b_logit, axis=0)
+    total = tl.sum(tl.exp(b_logit - tl.where(high == float("-inf"), 0.0, high)), axis=0)
+    p_part = p_parts + i_row * 2 * SPLITS + i_split
+    tl.store(p_part, high)
+    tl.store(p_part + SPLITS, total)
+
+
+@triton.jit
+def _softmax_of_parts_kernel(
     p_logits,
     p_temperature,
-    p_probs,
-    p_heads,
     p_parts,
+    p_probs,
     VOCAB: tl.constexpr,
     SPLITS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """`SPLITS` programs a row: the highest logit and the sum in one pass, lane by lane, and the law in a second."""
-    i_row = tl.program_id(0).to(tl.int64) // SPLITS
-    i_split = tl.program_id(0) % SPLITS
-    i_begin = i_split * CHUNK
-    i_end = tl.minimum(i_begin + CHUNK, VOCAB)
-    p_row = p_logits + i_row * VOCAB
+    """A program a block of a row, which is still in the L2 cache: its law."""
+    i_row = tl.program_id(0).to(tl.int64)
+    # [BLOCK_V], loaded before the sum of parts is waited for
+    o_v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    b_logit = tl.load(p_logits + i_row * VOCAB + o_v, mask=o_v < VOCAB, other=float("-inf")).to(tl.float32)
     temperature = tl.load(p_temperature + i_row)
-    # [BLOCK_V]
-    b_high = tl.full([BLOCK_V], float("-inf"), tl.float32)
-    b_sum = tl.zeros([BLOCK_V], dtype=tl.float32)
-    for i_first in range(0, CHUNK, BLOCK_V):
-        o_v = i_begin + i_first + tl.arange(0, BLOCK_V)
-        b_logit = tl.load(p_row + o_v, mask=o_v < i_end, other=float("-inf")).to(tl.float32)
-        b_logit = tl.div_rn(b_logit, temperature)
-        b_higher = tl.maximum(b_high, b_logit)
-        b_base = tl.where(b_higher == float("-inf"), 0.0, b_higher)
-        b_sum = b_sum * tl.exp(b_high - b_base) + tl.exp(b_logit - b_base)
-        b_high = b_higher
-    high, total = _sum_of_parts(b_high, b_sum)
-    if SPLITS > 1:
-        p_head = p_heads + i_row * HEAD
-        p_part = p_parts + i_row * 2 * SPLITS
-        tl.store(p_part + i_split, high)
-        tl.store(p_part + SPLITS + i_split, total)
-        arrive(p_head, SPLITS)
-        wait(p_head, 0, i_split, SPLITS)
-        # [SPLITS]
-        o_s = tl.arange(0, SPLITS)
-        b_high_s = tl.load(p_part + o_s, volatile=True)
-        b_sum_s = tl.load(p_part + SPLITS + o_s, volatile=True)
-        high, total = _sum_of_parts(b_high_s, b_sum_s)
-    for i_first in range(0, CHUNK, BLOCK_V):
-        o_v = i_begin + i_first + tl.arange(0, BLOCK_V)
-        b_logit = tl.load(p_row + o_v, mask=o_v < i_end, other=float("-inf")).to(tl.float32)
-        b_prob = tl.exp(tl.div_rn(b_logit, temperature) - high) / total
-        tl.store(p_probs + i_row * VOCAB + o_v, b_prob, mask=o_v < i_end)
-    if SPLITS > 1:
-        leave(p_heads + i_row * HEAD, SPLITS)
+    # [BLOCK_S]
+    o_s = tl.arange(0, BLOCK_S)
+    p_part = p_parts + i_row * 2 * SPLITS + o_s
+    b_high = tl.load(p_part, mask=o_s < SPLITS, other=float("-inf"))
+    high, total = _sum_of_parts(b_high, tl.load(p_part + SPLITS, mask=o_s < SPLITS, other=0.0))
+    b_prob = tl.exp(tl.div_rn(b_logit, temperature) - high) / total
+    tl.store(p_probs + i_row * VOCAB + o_v, b_prob, mask=o_v < VOCAB)
 
 
 @triton.jit

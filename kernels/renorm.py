@@ -24,14 +24,12 @@ from specsim.kernels.split_rows import (
     arrive,
     bound_of_groups,
     leave,
-    limits_of_list,
-    list_candidates,
+    limits_from_bound,
     scan_chunk,
-    search_limits,
     to_units,
     wait,
 )
-from specsim.kernels.verify_logits import num_sms_of
+from specsim.kernels.verify_logits import num_sms_of, splits_of
 
 GROUP = 128  # tokens of a group, at least: a warp's widest loads of float32
 GROUPS_MAX = 1024  # of a row: more would not fit the registers
@@ -67,8 +65,7 @@ def top_p_renorm_probs(probs: Tensor, top_p: Tensor, renorm_probs: Tensor) -> No
 
 def splits_of_rows(num_rows: int, num_sms: int) -> int:
     """Programs a row that fill a device of `num_sms` multiprocessors, and can all be on it at once."""
-    programs = PROGRAMS_PER_SM * num_sms // max(num_rows, 1)
-    return min(SPLITS_MAX, 1 << max(0, programs.bit_length() - 1))
+    return splits_of(PROGRAMS_PER_SM * num_sms // max(num_rows, 1), SPLITS_MAX)
 
 
 def _renorm(probs: Tensor, limit: Tensor, renorm_probs: Tensor, is_count: bool) -> None:
@@ -183,73 +180,39 @@ def _renorm_kernel(
     if ((k < VOCAB_SIZE) | (p < 1)) & has_law:
         wanted = k.to(tl.float32) if IS_COUNT else p * scale * (1 + 2.0**-16)
         bound = bound_of_groups(b_high, b_most, b_sum, high, scale, wanted, k < VOCAB_SIZE, True, GROUP)
-        p_size = p_head + 2 + (i_meeting % 3) * 16
-        list_candidates(
+        lowest, total, i_meeting = limits_from_bound(
             p_row,
             b_high,
             p_own,
             p_list,
-            p_size,
+            p_head,
+            i_meeting,
             i_split,
             bound,
+            high,
+            scale,
+            total,
+            k,
+            p,
+            nothing,
             rules,
             0,
             nothing,
             False,
             True,
             VOCAB_SIZE,
+            SPLITS,
             CHUNK,
             GROUP,
             LIST,
+            SHORT_LIST,
+            SHORT_LIST,
+            BLOCK_L,
             BLOCK_V,
+            BLOCK_SEARCH,
             BLOCK_G,
             1,
         )
-        arrive(p_head, SPLITS)
-        i_meeting = wait(p_head, i_meeting, i_split, SPLITS)
-        num_listed = tl.load(p_size, volatile=True)
-        if num_listed <= SHORT_LIST:
-            lowest, total = limits_of_list(
-                p_list,
-                num_listed.to(tl.int32),
-                high,
-                scale,
-                total,
-                k,
-                p,
-                nothing,
-                True,
-                VOCAB_SIZE,
-                SHORT_LIST,
-                SHORT_LIST,
-            )
-        elif num_listed <= LIST:
-            lowest, total = limits_of_list(
-                p_list, num_listed.to(tl.int32), high, scale, total, k, p, nothing, True, VOCAB_SIZE, LIST, BLOCK_L
-            )
-        else:
-            lowest, total, i_meeting = search_limits(
-                p_row,
-                p_head,
-                i_meeting,
-                i_split,
-                i_first,
-                high,
-                scale,
-                k,
-                p,
-                nothing,
-                rules,
-                0,
-                nothing,
-                False,
-                True,
-                VOCAB_SIZE,
-                SPLITS,
-                CHUNK,
-                BLOCK_SEARCH,
-                1,
-            )
     whole = tl.div_rn(total.to(tl.float32) / UNIT, scale)
     for i_block in range(CHUNK // BLOCK_V):
         # [BLOCK_V]

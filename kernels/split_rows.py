@@ -486,6 +486,103 @@ def search_limits(
 
 
 @triton.jit
+def limits_from_bound(
+    p_row,
+    b_high,
+    p_own,
+    p_list,
+    p_head,
+    i_meeting,
+    i_split,
+    bound,
+    high,
+    scale,
+    total,
+    k,
+    p,
+    least,
+    rules,
+    i_level,
+    b_token,
+    IS_EXACT: tl.constexpr,
+    IS_LINEAR: tl.constexpr,
+    VOCAB_SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
+    LIST: tl.constexpr,
+    SHORT_LIST: tl.constexpr,
+    BLOCK_SHORT: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_SEARCH: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """The least value that top-k, top-p and min-p keep, which is not below `bound`, and the weight of what is kept; of
+    the list where it is long enough, else by search. Also gives the next meeting's number.
+    """
+    p_size = p_head + 2 + (i_meeting % 3) * 16
+    list_candidates(
+        p_row,
+        b_high,
+        p_own,
+        p_list,
+        p_size,
+        i_split,
+        bound,
+        rules,
+        i_level,
+        b_token,
+        IS_EXACT,
+        IS_LINEAR,
+        VOCAB_SIZE,
+        CHUNK,
+        GROUP,
+        LIST,
+        BLOCK_V,
+        BLOCK_G,
+        BLOCK_W,
+    )
+    arrive(p_head, SPLITS)
+    i_meeting = wait(p_head, i_meeting, i_split, SPLITS)
+    num_listed = tl.load(p_size, volatile=True)
+    i_listed = num_listed.to(tl.int32)
+    if num_listed <= SHORT_LIST:
+        lowest, total = limits_of_list(
+            p_list, i_listed, high, scale, total, k, p, least, IS_LINEAR, VOCAB_SIZE, SHORT_LIST, BLOCK_SHORT
+        )
+    elif num_listed <= LIST:
+        lowest, total = limits_of_list(
+            p_list, i_listed, high, scale, total, k, p, least, IS_LINEAR, VOCAB_SIZE, LIST, BLOCK_L
+        )
+    else:
+        lowest, total, i_meeting = search_limits(
+            p_row,
+            p_head,
+            i_meeting,
+            i_split,
+            i_split * CHUNK,
+            high,
+            scale,
+            k,
+            p,
+            least,
+            rules,
+            i_level,
+            b_token,
+            IS_EXACT,
+            IS_LINEAR,
+            VOCAB_SIZE,
+            SPLITS,
+            CHUNK,
+            BLOCK_SEARCH,
+            BLOCK_W,
+        )
+    return lowest, total, i_meeting
+
+
+@triton.jit
 def without_children(
     m_kept,
     o_group,

@@ -76,9 +76,9 @@ def variant_plan(is_lazy: bool, bs: int, num_draft_tokens: int, num_sms: int) ->
     return Plan(False, splits_of(EAGER_PROGRAMS_PER_SM * num_sms // (bs * num_draft_tokens)))
 
 
-def splits_of(programs: int) -> int:
-    """The power of two at or below a number of programs, within bounds."""
-    return min(SPLITS_MAX, 1 << max(0, programs.bit_length() - 1))
+def splits_of(programs: int, most: int = SPLITS_MAX) -> int:
+    """The power of two at or below a number of programs, 1 to `most`."""
+    return min(most, 1 << max(0, programs.bit_length() - 1))
 
 
 LOGITS = (torch.float32, torch.bfloat16, torch.float16)

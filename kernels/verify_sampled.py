@@ -43,21 +43,19 @@ from specsim.kernels.split_rows import (
     bound_of_groups,
     lane,
     leave,
-    limits_of_list,
-    list_candidates,
+    limits_from_bound,
     load_tokens,
     number_lanes,
     processed,
     rules_of_node,
     scan_chunk,
-    search_limits,
     sum_groups,
     to_units,
     tokens_of_groups,
     wait,
     without_children,
 )
-from specsim.kernels.verify_logits import num_sms_of, store_step, touch_links
+from specsim.kernels.verify_logits import num_sms_of, splits_of, store_step, touch_links
 from specsim.reference.logits import EXACT, RELAXED
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
 
@@ -170,8 +168,7 @@ def verify_logits_sampled(
 
 def splits_of_batch(bs: int, num_sms: int) -> int:
     """Programs a request that fill a device of `num_sms` multiprocessors, and can all be on it at once."""
-    programs = PROGRAMS_PER_SM * num_sms // max(bs, 1)
-    return min(SPLITS_MAX, 1 << max(0, programs.bit_length() - 1))
+    return splits_of(PROGRAMS_PER_SM * num_sms // max(bs, 1), SPLITS_MAX)
 
 
 def launch_verify_logits_sampled(splits: int, logits: Tensor, candidates: Tensor, *rest: Any) -> None:
@@ -418,73 +415,39 @@ def _kernel(
                 bound = bound_of_groups(b_high, b_most, b_sum, high, scale, limit, k < VOCAB_SIZE, False, GROUP)
             nothing = high - NOTHING / scale
             bound = tl.where(bound > nothing, bound, nothing)
-            p_size = p_head + 2 + (i_meeting % 3) * 16
-            list_candidates(
+            lowest, total, i_meeting = limits_from_bound(
                 p_row,
                 b_high,
                 p_own,
                 p_list,
-                p_size,
+                p_head,
+                i_meeting,
                 i_split,
                 bound,
+                high,
+                scale,
+                total,
+                k,
+                p,
+                least,
                 rules,
                 i_drafts,
                 b_token,
                 IS_EXACT,
                 False,
                 VOCAB_SIZE,
+                SPLITS,
                 CHUNK,
                 GROUP,
                 LIST,
+                SHORT_LIST,
+                SHORT_LIST // 2,
+                BLOCK_L,
                 BLOCK_V,
+                BLOCK_SEARCH,
                 BLOCK_G,
                 BLOCK_W,
             )
-            arrive(p_head, SPLITS)
-            i_meeting = wait(p_head, i_meeting, i_split, SPLITS)
-            num_listed = tl.load(p_size, volatile=True)
-            if num_listed <= SHORT_LIST:
-                lowest, total = limits_of_list(
-                    p_list,
-                    num_listed.to(tl.int32),
-                    high,
-                    scale,
-                    total,
-                    k,
-                    p,
-                    least,
-                    False,
-                    VOCAB_SIZE,
-                    SHORT_LIST,
-                    SHORT_LIST // 2,
-                )
-            elif num_listed <= LIST:
-                lowest, total = limits_of_list(
-                    p_list, num_listed.to(tl.int32), high, scale, total, k, p, least, False, VOCAB_SIZE, LIST, BLOCK_L
-                )
-            else:
-                lowest, total, i_meeting = search_limits(
-                    p_row,
-                    p_head,
-                    i_meeting,
-                    i_split,
-                    i_first,
-                    high,
-                    scale,
-                    k,
-                    p,
-                    least,
-                    rules,
-                    i_drafts,
-                    b_token,
-                    IS_EXACT,
-                    False,
-                    VOCAB_SIZE,
-                    SPLITS,
-                    CHUNK,
-                    BLOCK_SEARCH,
-                    BLOCK_W,
-                )
 
         b_weight = tl.exp2((b_child - high) * scale)
         weight = tl.maximum(total.to(tl.float32) / UNIT, 2.0**-40)

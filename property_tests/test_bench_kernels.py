@@ -193,7 +193,14 @@ def test_a_step_as_a_release_launches_it_gives_what_specsims_does(
     def walk(predicts: torch.Tensor, index: torch.Tensor, accepted: torch.Tensor, *inputs: torch.Tensor) -> None:
         kernels.verify_tree_greedy(*inputs, predicts, index, accepted, num_steps=index.shape[1] - 1)
 
-    cuda: dict[str, Callable[..., None]] = {"verify_tree_greedy": walk, "build_tree_kernel_efficient": lambda *_: None}
+    def build(parents: torch.Tensor, selected: torch.Tensor, *more: Any) -> None:
+        topk, num_steps = more[-4], more[-3]
+        assert parents.shape == (
+            len(selected),
+            topk * (num_steps - 1) + 1,
+        )  # else it finds the parents of another request
+
+    cuda: dict[str, Callable[..., None]] = {"verify_tree_greedy": walk, "build_tree_kernel_efficient": build}
     monkeypatch.setattr(verify_step, "sgl_kernel_operation", lambda name, _device: cuda[name])
     monkeypatch.setattr(verify_logits_greedy, "VOCAB_SIZE", 64)
     step = verify_step.make_step({"bs": 2, "num_draft_tokens": nodes}, "cpu")

@@ -75,9 +75,10 @@ def compiled() -> dict[str, list[dict[str, Any]]]:
     return json.loads(done.stdout)
 
 
-SPILLS_MOST = {"verify_logits_sampled": 128}
-"""Bytes of a thread. What it spills is addresses of arguments, stored once before the walk and read again outside of
-its loops over tokens; with twice the warps it spills none, and takes 1.1 to 1.9 times as long on an H200."""
+SPILLS_MOST = {"verify_logits_sampled": 160}
+"""Bytes of a thread: 8 with Triton 3.9, 100 with 3.7, 152 with 3.6. What it spills is addresses of arguments, stored
+once before the walk and read again outside of its loops over tokens; with twice the warps it spills none, and takes 1.1
+to 1.9 times as long on an H200."""
 
 
 @pytest.mark.parametrize("op", OPERATIONS)

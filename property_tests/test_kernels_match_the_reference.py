@@ -15,6 +15,7 @@ from specsim import kernels
 from specsim.explore.chooser import seeded
 from specsim.kernels import (
     accepted,
+    alloc,
     cache_locs,
     drafting,
     kv,
@@ -127,12 +128,13 @@ def test_a_kernel_gives_the_references_result_whatever_its_buffers_held(op: Op) 
 
 
 SMALL_BLOCKS: dict[Any, dict[str, int]] = {
+    alloc: {"BLOCK_B": 2, "FEW": 1, "BLOCK_LOCS": 4, "BLOCK_LOCS_SHORT": 2},
     accepted: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2},
     cache_locs: {"BLOCK_B": 2, "BLOCK_LOCS": 2},
     drafting: {"BLOCK_J": 2},
-    kv: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2, "PROGRAMS_MAX": 30},
-    kv_move: {"TILE_BYTES": 64, "NUM_MOVES_MAX": 6},
-    logits: {"BLOCK_V": 16, "BLOCK_ROW": 16, "ARGMAX_BLOCK": 8},
+    kv: {"BLOCK_B": 2, "FEW": 1, "BLOCK_LOCS": 2, "BLOCK_H": 2, "PROGRAMS_MAX": 30},
+    kv_move: {"TILE_BYTES": 64, "BLOCK_M_MIN": 2},
+    logits: {"BLOCK_V": 16, "BLOCK_ROW": 16, "BITMASK_BLOCK": 64, "ARGMAX_BLOCK": 8},
     masks: {"BLOCK_C": 2},
     multi_layer: {"BLOCK_T": 2, "BLOCK_H": 2},
     renorm: {"GROUP": 4, "BLOCK_V": 32, "BLOCK_SEARCH": 32, "LIST": 16, "SHORT_LIST": 4},

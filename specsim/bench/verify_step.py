@@ -200,7 +200,7 @@ def _long(step: Step, kernels: Mapping[str, LiftedPeer], needed: tuple[str, ...]
     find, fill = (kernels[name].value for name in needed[:2])
     upper = 1 << (bs - 1).bit_length()
     # What a release without a kernel for chains builds is the same tree from lists of parents.
-    parents = t.get("tree parent_list", torch.arange(-1, ndt - 1, device=device).repeat(bs, 1))
+    parents = t.get("tree parent_list", torch.arange(-1, ndt - 2, device=device).repeat(bs, 1))
     selected = t.get("tree selected_index", torch.arange(ndt - 1, device=device).repeat(bs, 1))
     layers = layers_of(step.buffers, device)
 
