@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype, require_size
-from specsim.kernels.ragged import BLOCK_B, sum_before, sum_of_differences_before
+from specsim.kernels.ragged import BLOCK_B, block_of_requests, sum_before, sum_of_differences_before
 from specsim.kernels.verify import bonus_of
 
 if TYPE_CHECKING:
@@ -176,9 +176,9 @@ def write_req_to_token_pool(
         pool_len,
         prefix_indices.shape[0],
         out_cache_loc.shape[0],
-        BLOCK_B=BLOCK_B,
+        BLOCK_B=block_of_requests(bs),
         BLOCK_LOCS=1024,
-        num_warps=4,
+        num_warps=8,
     )
 
 
@@ -403,6 +403,10 @@ def _gather_rows_kernel(
     i_h = tl.program_id(1)
     i_row = tl.load(p_indices + i_b)
     i_row = tl.where((i_row >= 0) & (i_row < buffer_rows), i_row, 0)
+    # [BLOCK_H], loaded before anything is stored: stores may not be passed by loads
+    o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)
+    m_h = o_h < HIDDEN_SIZE
+    b_state = tl.load(p_states_buf + i_row * HIDDEN_SIZE + o_h, mask=m_h, other=0)
     if i_h == 0:
         # [BLOCK_K]
         o_k = tl.arange(0, BLOCK_K)
@@ -411,8 +415,4 @@ def _gather_rows_kernel(
         b_index = tl.load(p_topk_index_buf + i_row * TOPK + o_k, mask=m_k, other=0)
         tl.store(p_topk_index + i_b * TOPK + o_k, b_index, mask=m_k)
         tl.store(p_bonus_tokens + i_b, tl.load(p_output_tokens_buf + i_row))
-    # [BLOCK_H]
-    o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)
-    m_h = o_h < HIDDEN_SIZE
-    b_state = tl.load(p_states_buf + i_row * HIDDEN_SIZE + o_h, mask=m_h, other=0)
     tl.store(p_states + i_b * HIDDEN_SIZE + o_h, b_state, mask=m_h)

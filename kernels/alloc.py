@@ -14,10 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.kernels.launch import operation
-
-BLOCK_B = 256
-FEW = 32
-"""Requests that one warp adds up, without waiting for others: a block of so few has a kernel of its own."""
+from specsim.kernels.ragged import BLOCK_B, FEW
 
 BLOCK_LOCS = 1024
 BLOCK_LOCS_SHORT = 128

@@ -2,7 +2,7 @@
 
 What bounds them: a launch each. A request's segment is a few dozen columns of one row, so its bytes do not
 matter. Where a segment begins in the ragged tensor is a sum over the requests before it, which every program
-reduces for itself in vectors of `BLOCK_B` requests: cheaper than a second launch up to thousands of requests.
+reduces for itself in vectors of `BLOCK_B` of them: cheaper than a second launch up to thousands of requests.
 """
 # Triton's decorator has no types and kernels take no annotations but tl.constexpr; host functions are typed.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from specsim.kernels.launch import operation
-from specsim.kernels.ragged import BLOCK_B, sum_of_differences_before
+from specsim.kernels.ragged import block_of_requests, sum_of_differences_before
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ def assign_req_to_token_pool(
         out_cache_loc,
         req_to_token.shape[1],
         out_cache_loc.shape[0],
-        BLOCK_B=BLOCK_B,
+        BLOCK_B=block_of_requests(bs),
         BLOCK_LOCS=BLOCK_LOCS,
         num_warps=4,
     )
@@ -107,7 +107,7 @@ def assign_extend_cache_locs(
         out_cache_loc,
         req_to_token.shape[1],
         out_cache_loc.shape[0],
-        BLOCK_B=BLOCK_B,
+        BLOCK_B=block_of_requests(bs),
         BLOCK_LOCS=BLOCK_LOCS,
         num_warps=4,
     )

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.alloc import FEW, pages_of, require_page_size
+from specsim.kernels.alloc import pages_of, require_page_size
 from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype, require_size
+from specsim.kernels.ragged import BLOCK_B, FEW
 
-BLOCK_B = 256
 BLOCK_LOCS = 256
 BLOCK_H = 2048
 TILE_WORDS = 4096

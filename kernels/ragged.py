@@ -12,6 +12,13 @@ import triton
 import triton.language as tl
 
 BLOCK_B = 256
+FEW = 32
+"""Requests that one warp adds up, without waiting for others: a block of so few has a kernel of its own."""
+
+
+def block_of_requests(bs: int) -> int:
+    """Lanes of a sum over requests: two sums of one warp are faster than one of several."""
+    return FEW if bs <= 2 * FEW else BLOCK_B
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Verification at a temperature: the walk and the draw of the token after it, in one launch.
+"""Verification at a temperature: the walk and the draw of the token after it, in one launch but for few blocks.
 
 One program a request: a walk reads single probabilities of the nodes that it visits, each load dependent on the
 one before, and the draw reads one row of the target's law (and one of the draft's) once, and a block of it again. No
@@ -118,7 +118,8 @@ def verify_chain_block(
 
     Shapes and dtypes: specsim.reference.sampling.verify_chain_block; laws and coins are float32.
 
-    Prefixes are tried from the longest to the shortest, so that the rows after the accepted one are read and no other.
+    Prefixes are tried from the longest to the shortest. Of many chains the rows after the accepted one are read and no
+    other; of few, a launch before adds up the rows of all prefixes at once, in an allocation of their sums' size.
     Writes `accept_index` and `accept_token_num` whole, and `predicts` at the accepted path alone.
     """
     arguments = (candidates, draft_probs, target_probs, uniform_samples, uniform_final)
@@ -192,10 +193,29 @@ def _verify_chain(
     _require_result(predicts, accept_index, num_draft_tokens, num_steps)
     if bs == 0:
         return
+    blocks = _blocks(vocab_size, BLOCK_V_OF_TWO_LAWS)
+    block_w = triton.next_power_of_2(num_steps + 1)
+    splits, masses = 0, target_probs
+    if by_block and num_steps > 1 and bs < LAZY_FROM:
+        splits = _mass_splits(bs * (num_steps - 1), blocks["NUM_BLOCKS"])
+        masses = target_probs.new_empty((bs, num_steps, splits))
+        _masses_of_prefixes_kernel[(bs, num_steps - 1, splits)](
+            candidates,
+            draft_probs,
+            target_probs,
+            masses,
+            NUM_STEPS=num_steps,
+            VOCAB=vocab_size,
+            SPLITS=splits,
+            BLOCK_W=block_w,
+            BLOCK_V=blocks["BLOCK_V"],
+            num_warps=blocks["num_warps"],
+        )
     _verify_chain_kernel[(bs,)](
         candidates,
         draft_probs,
         target_probs,
+        masses,
         uniform_samples,
         uniform_final,
         predicts,
@@ -203,10 +223,25 @@ def _verify_chain(
         accept_token_num,
         NUM_STEPS=num_steps,
         VOCAB=vocab_size,
+        SPLITS=splits,
         BY_BLOCK=by_block,
-        BLOCK_W=triton.next_power_of_2(num_steps + 1),
-        **_blocks(vocab_size, BLOCK_V_OF_TWO_LAWS),
+        BLOCK_W=block_w,
+        **blocks,
     )
+
+
+LAZY_FROM = 128
+"""Chains that fill a large GPU with a program each, which reads the rows that it needs and no other."""
+
+MASS_PROGRAMS = 1024
+
+
+def _mass_splits(num_rows: int, num_blocks: int) -> int:
+    """Programs that share a row, a power of two."""
+    splits = 1
+    while 2 * splits <= num_blocks and 2 * splits * num_rows <= MASS_PROGRAMS:
+        splits *= 2
+    return splits
 
 
 def _require_result(predicts: Tensor, accept_index: Tensor, num_draft_tokens: int, num_steps: int) -> None:
@@ -435,39 +470,80 @@ def _accepted_by_token(p_drafted, p_p, p_q, p_coin, NUM_STEPS: tl.constexpr, VOC
 
 
 @triton.jit
+def _reaches(p_drafted, p_p, p_q, NUM_STEPS: tl.constexpr, VOCAB: tl.constexpr, BLOCK_W: tl.constexpr):
+    """The reach r of each prefix [BLOCK_W]."""
+    o_w = tl.arange(0, BLOCK_W)
+    b_token = tl.load(p_drafted + o_w, mask=o_w < NUM_STEPS, other=-1)
+    m_token = (b_token >= 0) & (b_token < VOCAB)
+    b_p = tl.load(p_p + o_w * VOCAB + b_token, mask=m_token, other=0.0)
+    b_q = tl.load(p_q + o_w * VOCAB + b_token, mask=m_token, other=0.0)
+    b_reach = tl.full([BLOCK_W], 1.0, tl.float32)
+    reach = tl.sum(b_reach, axis=0) * 0.0 + 1.0
+    for i_step in range(NUM_STEPS):
+        p, q = _lane(b_p, i_step, BLOCK_W), _lane(b_q, i_step, BLOCK_W)
+        reach = tl.where(q > 0, tl.minimum(tl.div_rn(reach * p, tl.where(q > 0, q, 1.0)), 1.0), 0.0)
+        b_reach = tl.where(o_w == i_step + 1, reach, b_reach)
+    return b_reach
+
+
+@triton.jit
+def _masses_of_prefixes_kernel(
+    p_candidates,
+    p_draft_probs,
+    p_target_probs,
+    p_masses,
+    NUM_STEPS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """`SPLITS` programs for each prefix between the empty one and the whole chain: its share of what is left of the
+    law after it, where the block rule asks for that.
+    """
+    i_b = tl.program_id(0).to(tl.int64)
+    i_row = tl.program_id(1) + 1
+    p_p = p_target_probs + i_b * (NUM_STEPS + 1) * VOCAB
+    p_q = p_draft_probs + i_b * NUM_STEPS * VOCAB
+    b_reach = _reaches(p_candidates + i_b * (NUM_STEPS + 1) + 1, p_p, p_q, NUM_STEPS, VOCAB, BLOCK_W)
+    reach = _lane(b_reach, i_row, BLOCK_W)
+    if (reach > 0) & (reach < 1):
+        b_mass = tl.zeros([BLOCK_V], dtype=tl.float32)
+        for i_block in range(tl.program_id(2), (VOCAB + BLOCK_V - 1) // BLOCK_V, SPLITS):
+            o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
+            b_mass += _residual(p_p + i_row * VOCAB, p_q + i_row * VOCAB, reach, VOCAB, o_v, VOCAB)
+        tl.store(p_masses + (i_b * NUM_STEPS + i_row) * SPLITS + tl.program_id(2), tl.sum(b_mass, axis=0))
+
+
+@triton.jit
 def _accepted_by_block(
     p_drafted,
     p_p,
     p_q,
+    p_mass,
     p_coin,
     NUM_STEPS: tl.constexpr,
     VOCAB: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """How many drafts the block rule accepts, and the reach r of that prefix."""
-    o_w = tl.arange(0, BLOCK_W)
-    b_reach = tl.full([BLOCK_W], 1.0, tl.float32)
-    reach = tl.sum(b_reach, axis=0) * 0.0 + 1.0
-    for i_step in range(NUM_STEPS):
-        i_token = tl.load(p_drafted + i_step)
-        m_token = (i_token >= 0) & (i_token < VOCAB)
-        p = tl.load(p_p + i_step * VOCAB + i_token, mask=m_token, other=0.0)
-        q = tl.load(p_q + i_step * VOCAB + i_token, mask=m_token, other=0.0)
-        reach = tl.where(q > 0, tl.minimum(tl.div_rn(reach * p, tl.where(q > 0, q, 1.0)), 1.0), 0.0)
-        b_reach = tl.where(o_w == i_step + 1, reach, b_reach)
-
+    """How many drafts the block rule accepts, and the reach of that prefix; masses are there if there are `SPLITS`."""
+    b_reach = _reaches(p_drafted, p_p, p_q, NUM_STEPS, VOCAB, BLOCK_W)
     i_accepted = NUM_STEPS
     is_going = NUM_STEPS > 0
     while is_going:
         reach = _lane(b_reach, i_accepted, BLOCK_W)
         height = reach
         if (i_accepted < NUM_STEPS) & (reach > 0) & (reach < 1):
-            b_mass = tl.zeros([BLOCK_V], dtype=tl.float32)
-            for i_block in range((VOCAB + BLOCK_V - 1) // BLOCK_V):
-                o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
-                b_mass += _residual(p_p + i_accepted * VOCAB, p_q + i_accepted * VOCAB, reach, VOCAB, o_v, VOCAB)
-            mass = tl.sum(b_mass, axis=0)
+            if SPLITS > 0:
+                mass = tl.sum(tl.load(p_mass + i_accepted * SPLITS + tl.arange(0, SPLITS)), axis=0)
+            else:
+                b_mass = tl.zeros([BLOCK_V], dtype=tl.float32)
+                for i_block in range((VOCAB + BLOCK_V - 1) // BLOCK_V):
+                    o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
+                    b_mass += _residual(p_p + i_accepted * VOCAB, p_q + i_accepted * VOCAB, reach, VOCAB, o_v, VOCAB)
+                mass = tl.sum(b_mass, axis=0)
             height = tl.div_rn(mass, mass + 1 - reach)
         is_accepted = tl.load(p_coin + i_accepted - 1) < height
         i_accepted -= (~is_accepted).to(tl.int32)
@@ -480,6 +556,7 @@ def _verify_chain_kernel(
     p_candidates,
     p_draft_probs,
     p_target_probs,
+    p_masses,
     p_uniform_samples,
     p_uniform_final,
     p_predicts,
@@ -487,6 +564,7 @@ def _verify_chain_kernel(
     p_accept_token_num,
     NUM_STEPS: tl.constexpr,
     VOCAB: tl.constexpr,
+    SPLITS: tl.constexpr,
     BY_BLOCK: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -500,7 +578,10 @@ def _verify_chain_kernel(
     p_q = p_draft_probs + i_b * NUM_STEPS * VOCAB
     p_coin = p_uniform_samples + i_b * NUM_STEPS
     if BY_BLOCK:
-        i_accepted, scale = _accepted_by_block(p_drafted, p_p, p_q, p_coin, NUM_STEPS, VOCAB, BLOCK_W, BLOCK_V)
+        p_mass = p_masses + i_b * NUM_STEPS * SPLITS
+        i_accepted, scale = _accepted_by_block(
+            p_drafted, p_p, p_q, p_mass, p_coin, NUM_STEPS, VOCAB, SPLITS, BLOCK_W, BLOCK_V
+        )
         scale = tl.where(i_accepted < NUM_STEPS, scale, 1.0)
     else:
         i_accepted = _accepted_by_token(p_drafted, p_p, p_q, p_coin, NUM_STEPS, VOCAB)
