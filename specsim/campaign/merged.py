@@ -1,7 +1,7 @@
 """What several stores say together: the shards of a campaign, or campaigns one after another.
 
-A store is read as it is at one moment, while it may be written. Batches are counted once: two stores with the same batch
-in them are copies of one campaign, and are refused.
+A store is read as it is at one moment, while it may be written. Batches are counted once: two stores with the same
+batch in them are copies of one campaign, and are refused.
 
 This module imports neither torch nor triton.
 """
@@ -29,8 +29,8 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A finding on a target: `stored` is of its first hit, with the counts of all stores; `first` the batch of that hit;
-    `seen` version -> verdict; `replays` the smallest first.
+    """A finding on a target: `stored` is of its first hit, with the counts of all stores; `first` the batch of that
+    hit; `seen` version -> verdict; `replays` the smallest first.
     """
 
     stored: StoredFinding
@@ -41,7 +41,9 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """`batches` by the time they were stored; `coverage` target -> name of what was reached; `tapes` kept, by target."""
+    """`batches` by the time they were stored; `coverage` target -> name of what was reached; `tapes` that
+    were kept of each target.
+    """
 
     stores: tuple[str, ...]
     versions: tuple[str, ...]
@@ -82,9 +84,7 @@ def merged(files: Sequence[Path]) -> Merged:
     )
 
 
-def _take_batch(
-    batches: dict[tuple[int, int, int], tuple[StoredBatch, Path]], batch: StoredBatch, file: Path
-) -> None:
+def _take_batch(batches: dict[tuple[int, int, int], tuple[StoredBatch, Path]], batch: StoredBatch, file: Path) -> None:
     key = batch.campaign, batch.shard, batch.number
     if key in batches:
         raise UsageError(

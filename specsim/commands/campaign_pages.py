@@ -88,7 +88,7 @@ def shown(found: Merged, html: Path, names: Names) -> Page:
 
 
 def _headline(found: Merged) -> str:
-    states = Counter(known.stored.state for known in found.findings)
+    states = Counter[str](known.stored.state for known in found.findings)
     said = f"{states['open']} open finding{'' if states['open'] == 1 else 's'}"
     rest = ", ".join(f"{states[state]} {state}" for state in _STATES[1:] if states[state])
     runs = sum(batch.runs for batch in found.batches)
@@ -230,7 +230,7 @@ def _moments(batches: Iterable[StoredBatch], value: Callable[[StoredBatch], int]
 def _card(known: Known, html: Path, names: Names) -> Card:
     stored = known.stored
     files = names[stored.signature, stored.target]
-    versions = stored.first_seen if stored.first_seen == stored.last_seen else f"{stored.first_seen} to {stored.last_seen}"
+    versions = " to ".join(dict.fromkeys((stored.first_seen, stored.last_seen)))
     others = [f"{version}: {verdict}" for version, verdict in known.seen.items() if verdict != "shown"]
     facts = [
         ("seen on", versions),
@@ -287,10 +287,8 @@ def _targets(found: Merged) -> Table | None:
         target, tier = name.split("\n")
         group = [batch for batch in found.batches if (batch.target, batch.tier) == (target, tier)]
         versions = ", ".join(dict.fromkeys(batch.version[:16] for batch in group))
-        states = Counter(
-            known.stored.state
-            for known in found.findings
-            if (known.stored.target, known.stored.tier) == (target, tier)
+        states = Counter[str](
+            known.stored.state for known in found.findings if (known.stored.target, known.stored.tier) == (target, tier)
         )
         said = ", ".join(f"{states[state]} {state}" for state in _STATES if states[state]) or "none"
         row = _row(target, total)
@@ -395,3 +393,45 @@ def _cell(outcomes: Mapping[str, int] | None, is_elsewhere: bool, state: str, ev
     runs = max(outcomes.values())  # a run that reached two outcomes is in both
     several = ", ".join(f"{outcome or 'no outcome'}: {count:,} runs" for outcome, count in sorted(outcomes.items()))
     return Cell(runs, False, f"{event} of a request that is {state}; {several}")
+
+
+def pair_of(name: str) -> tuple[str, str, str]:
+    """(state, event, outcome) of what follows "pair:" in the name of what was reached."""
+    state, in_flight, aborted, event, outcome = name.split(":", 4)
+    flying = f", {in_flight} in flight" if in_flight != "0" else ""
+    return f"{state}{flying}{', aborted' if aborted == 'aborted' else ''}", event, outcome
+
+
+# JSON
+
+
+def answer_of(found: Merged, html: Path, names: Names) -> dict[str, Any]:
+    """What the page says, for a machine: format specsim.campaign/1."""
+    by: dict[str, Callable[[StoredBatch], str]] = {
+        "target": lambda batch: batch.target,
+        "tier": lambda batch: batch.tier,
+        "strategy": lambda batch: batch.strategy,
+        "family": lambda batch: batch.family,
+        "shard": lambda batch: f"{batch.campaign}:{batch.shard}",
+    }
+    findings = [
+        {
+            **{name: getattr(known.stored, name) for name in known.stored.__dataclass_fields__},
+            "campaign": known.first.campaign,
+            "seen": known.seen,
+            "replays": [str(html / name) for name in names[known.stored.signature, known.stored.target]],
+        }
+        for known in found.findings
+    ]
+    return {
+        "format": FORMAT,
+        "stores": list(found.stores),
+        "index": str(html / "index.html"),
+        "totals": {kind: {name: total._asdict() for name, total in sums(found, of).items()} for kind, of in by.items()},
+        "findings": findings,
+        "reached": {
+            target: {name: reached.runs for name, reached in features.items()}
+            for target, features in found.coverage.items()
+        },
+        "tapes": found.tapes,
+    }

@@ -17,7 +17,8 @@ COLOURS = 8  # of page.css, --o0 and on
 _WIDTH, _HEIGHT = 720, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 26
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_STEPS_OF_TIME = (1, 2, 5, 10, 20, 30, *(_MINUTE * n for n in (1, 2, 5, 10, 20, 30)), *(_HOUR * n for n in (1, 2, 4, 8)))
+_STEPS = (1, 2, 5, 10, 20, 30)
+_STEPS_OF_TIME = (*_STEPS, *(_MINUTE * n for n in _STEPS), *(_HOUR * n for n in (1, 2, 4, 8)))
 
 
 class Line(NamedTuple):

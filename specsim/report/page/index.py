@@ -65,7 +65,11 @@ def _left_out(entries: Sequence[Entry]) -> str:
 
 def table_of(table: Table) -> str:
     """A panel with the table."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+    kinds = [cell[1] if not isinstance(cell, str) and cell[1] == "number" else "" for cell in (table.rows or [[]])[0]]
+    kinds += [""] * (len(table.columns) - len(kinds))
+    head = "".join(
+        f'<th scope="col" class="{kind}">{escape(name)}</th>' for name, kind in zip(table.columns, kinds, strict=True)
+    )
     body = "".join(
         f'<tr><th scope="row">{escape(_text(row[0]))}</th>{"".join(map(_cell, row[1:]))}</tr>' for row in table.rows
     )
