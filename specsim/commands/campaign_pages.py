@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT = "specsim.campaign/1"
 LINES_MAX = 6  # of a chart, by target
+MODEL_SCHEDULES = 200  # that say what can be reached where no store has the model
 _SEVERITIES = ("wrong-result", "leak", "undefined-behaviour", "metric", "by-design")
 _STATES = ("open", "not applicable", "fixed")
 
@@ -345,14 +346,15 @@ def _troubles(found: Merged) -> Table | None:
 
 
 def _matrices(found: Merged) -> list[Matrix]:
-    from specsim.check.rules import RULES
     from specsim.check.sweep import MARKS
 
     targets = sorted(target for target, features in found.coverage.items() if features)
     everything = {target: _pairs(found.coverage[target]) for target in targets}
-    states = sorted({state for pairs in everything.values() for state, _ in pairs}, key=_order_of_life)
-    events = sorted({event for pairs in everything.values() for _, event in pairs})
     anywhere = {pair for pairs in everything.values() for pair in pairs}
+    if targets and "model" not in targets:
+        anywhere |= pairs_of_the_model()
+    states = sorted({state for state, _ in anywhere}, key=_order_of_life)
+    events = sorted({event for _, event in anywhere})
     matrices = []
     for target in targets:
         pairs, features = everything[target], found.coverage[target]
@@ -361,11 +363,24 @@ def _matrices(found: Merged) -> list[Matrix]:
             for state in states
         ]
         holes = [f"mark: {mark}" for mark in MARKS if f"mark:{mark}" not in features]
-        holes += [f"rule: {rule.id}" for rule in RULES if f"rule:{rule.id}" not in features]
         missing = sum((state, event) in anywhere - pairs.keys() for state in states for event in events)
         title = f"{target}: {len(pairs)} of {len(anywhere)} pairs, {missing} hole{'' if missing == 1 else 's'}"
         matrices.append(Matrix(title, "state", events, rows, holes, is_open=target == targets[0]))
     return matrices
+
+
+def pairs_of_the_model(schedules: int = MODEL_SCHEDULES) -> set[tuple[str, str]]:
+    """(state, event) pairs that the model reaches in its first schedules of seed 0: what a target could reach."""
+    from specsim.check.coverage import pairs
+    from specsim.check.suite import chooser_of, run_schedule
+    from specsim.sim.target import ModelTarget
+
+    found: set[tuple[str, str]] = set()
+    for index in range(schedules):
+        ended = run_schedule(ModelTarget(), chooser_of(0, index))
+        if ended is not None:
+            found |= {(state_of(*pair[:3]), pair[3]) for pair in pairs(ended.run)}
+    return found
 
 
 def _pairs(features: Mapping[str, Reached]) -> dict[tuple[str, str], dict[str, int]]:
@@ -397,9 +412,13 @@ def _cell(outcomes: Mapping[str, int] | None, is_elsewhere: bool, state: str, ev
 
 def pair_of(name: str) -> tuple[str, str, str]:
     """(state, event, outcome) of what follows "pair:" in the name of what was reached."""
-    state, in_flight, aborted, event, outcome = name.split(":", 4)
-    flying = f", {in_flight} in flight" if in_flight != "0" else ""
-    return f"{state}{flying}{', aborted' if aborted == 'aborted' else ''}", event, outcome
+    state, in_flight, aborted, event, outcome = name.split(" ", 4)
+    return state_of(state, int(in_flight), aborted == "True"), event, outcome
+
+
+def state_of(state: str, in_flight: int, is_aborted: bool) -> str:
+    """A row of the matrix: a request's state, its launches in flight, and whether it was aborted."""
+    return f"{state}{f', {in_flight} in flight' if in_flight else ''}{', aborted' if is_aborted else ''}"
 
 
 # JSON

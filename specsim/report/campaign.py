@@ -115,7 +115,7 @@ def _coverage(matrices: Sequence[Matrix]) -> str:
         )
     legend = (
         '<ul class="legend"><li><i class="swatch s3"></i>runs that reached it, darker for more</li>'
-        '<li><i class="swatch hole"></i>a hole: another target of the stores reached it, this one did not</li>'
+        '<li><i class="swatch hole"></i>a hole: another target, or the model, reached it; this one did not</li>'
         '<li><i class="swatch none"></i>no run of any target reached it</li></ul>'
     )
     inner = "".join(map(_matrix, matrices))
