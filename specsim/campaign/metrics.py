@@ -131,7 +131,7 @@ class Served:
 
     def show(self, text: str) -> None:
         """Serve this text from now on."""
-        self._text[0] = text.encode()
+        self._text[0] = text.encode(errors="backslashreplace")
 
     def close(self) -> None:
         self._server.shutdown()

@@ -352,7 +352,7 @@ def _matrices(found: Merged) -> list[Matrix]:
     everything = {target: _pairs(found.coverage[target]) for target in targets}
     anywhere = {pair for pairs in everything.values() for pair in pairs}
     if targets and "model" not in targets:
-        anywhere |= pairs_of_the_model()
+        anywhere |= pairs_of_the_model(MODEL_SCHEDULES)
     states = sorted({state for state, _ in anywhere}, key=_order_of_life)
     events = sorted({event for _, event in anywhere})
     matrices = []
@@ -369,7 +369,7 @@ def _matrices(found: Merged) -> list[Matrix]:
     return matrices
 
 
-def pairs_of_the_model(schedules: int = MODEL_SCHEDULES) -> set[tuple[str, str]]:
+def pairs_of_the_model(schedules: int) -> set[tuple[str, str]]:
     """(state, event) pairs that the model reaches in its first schedules of seed 0: what a target could reach."""
     from specsim.check.coverage import pairs
     from specsim.check.suite import chooser_of, run_schedule
