@@ -103,7 +103,7 @@ def go_on(
             pool.interrupt()
             told = True
         done, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-        for future in done:
+        for future in sorted(done, key=lambda future: running[future].number):
             batch = running.pop(future)
             try:
                 result = future.result()
