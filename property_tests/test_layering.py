@@ -61,6 +61,9 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     ),
     "bench": layer("errors verdict explore memory sim reference ops kernels targets diff compiled", "torch triton"),
     "bisect": layer("errors interrupts verdict replay_file explore memory sim ops targets judge"),
+    "campaign": layer(
+        "errors interrupts verdict replay_file explore memory sim ops targets compiled mutants judge bisect"
+    ),
     "report": layer("errors verdict replay_file", "rich"),
 }
 # The engine calls the checker, and the checker reads the engine's values: one layer in two folders.
