@@ -203,7 +203,7 @@ def simulate(
             starts = [*smallest.get(signature, []), (size, schedule.tape)]
             smallest[signature] = sorted(starts)[:SHRINK_STARTS]
         if index % DOUBLED_EVERY == 0:
-            result.nondeterministic = _first_difference(target, schedule)
+            result.nondeterministic = first_difference(target, schedule)
             if result.nondeterministic:
                 return result
     for number, (signature, starts) in enumerate(smallest.items()):
@@ -263,7 +263,7 @@ def shares(target: AccountingTarget, *, seed: int, schedules: int) -> dict[str, 
     return {mark: count / max(1, run) for mark, count in counts.most_common()}
 
 
-def _first_difference(target: AccountingTarget, schedule: Schedule) -> str:
+def first_difference(target: AccountingTarget, schedule: Schedule) -> str:
     """Run a schedule again; the first event that differs, "" when none does."""
     again = run_schedule(target, replayed(schedule.tape))
     if again is not None and again.run.digest == schedule.run.digest:
