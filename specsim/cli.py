@@ -346,7 +346,14 @@ def replay(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of replay files of a run.")],
+    folder: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="DIR", help="The folder of replay files of a run; with --campaign, more stores."),
+    ] = None,
+    campaign: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Instead of DIR: a store of `specsim fuzz`; several are shown as one."),
+    ] = None,
     html: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the index and the pages go.")] = Path(
         "specsim-report"
     ),
@@ -361,15 +368,28 @@ def report(
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """Write a static index of a run's findings, with a page for each. Replays each on the target it was found on."""
+    """Write a static index of a run's findings, with a page for each. Replays each on the target it was found on.
+
+    With --campaign a page of what stores of `specsim fuzz` hold; nothing is replayed.
+    """
     accept_seed(seed)
+    if campaign:
+        from specsim.commands.campaign_pages import write_campaign
+
+        write_campaign([*campaign, *(folder or [])], html, json_file)
+        return
+    if folder is None or len(folder) != 1 or folder[0].is_file():
+        given = " ".join(map(str, folder or [])) or "nothing"
+        raise UsageError(
+            f"{given} is not the folder of a run", "give one folder of replay files, or --campaign FILE ..."
+        )
     from specsim.commands.pages import write_report
     from specsim.commands.requests import noted
 
     def noted_there(stored: Replay, file: Path) -> dict[str, Any]:
         return noted(stored, file, stored.target, None, hang_seconds, cache_dir)
 
-    write_report(folder, html, data, noted_there, cache_dir, json_file, budget_seconds)
+    write_report(folder[0], html, data, noted_there, cache_dir, json_file, budget_seconds)
 
 
 @app.command()

@@ -18,8 +18,9 @@ from typing import Any
 
 from specsim.campaign.batches import seed_of
 from specsim.campaign.families import FAMILIES
+from specsim.campaign.observability import observed_run
 from specsim.campaign.reached import Reached
-from specsim.campaign.work import Batch, BatchResult, Found
+from specsim.campaign.work import Batch, BatchResult, Found, Observed
 from specsim.check.checker import Violation
 from specsim.check.order import decisive_pair
 from specsim.check.suite import (
@@ -127,10 +128,15 @@ def run_batch_here(
     refused: dict[str, int] = {}
     reached = Reached(learns=batch.strategy in ("coverage", "portfolio"))
     hits: dict[str, _Hits] = {}
+    observed: list[Observed] = []
+    last = started
     runs = events = 0
     ended = ""
     deadline = started + seconds
     for index, schedule in runs_of(target, batch, refused, on_run):
+        if batch.observe:
+            last, before = time.monotonic(), last
+            observed.append(observed_run(index, schedule, last - before))
         if schedule is not None:
             runs += 1
             events += len(schedule.run.log)
@@ -167,6 +173,7 @@ def run_batch_here(
         tapes=tuple(reached.tapes),
         findings=tuple(findings),
         ended=ended,
+        observed=tuple(observed),
     )
 
 

@@ -316,6 +316,10 @@ class Store:
         ((newest,),) = self._all("SELECT ifnull(max(id), 0) FROM tapes WHERE target = ?", target)
         return int(newest)
 
+    def tape_counts(self) -> dict[str, int]:
+        """Tapes of each target."""
+        return dict(self._all("SELECT target, count(*) FROM tapes GROUP BY target ORDER BY target"))
+
     def tapes(self, target: str, upto: int, most: int = TAPES_MAX) -> list[StoredTape]:
         """The newest `most` tapes of the target with ids up to `upto`, by rising id."""
         rows = self._all(
@@ -364,6 +368,15 @@ class Store:
                 )
 
     # SQLite
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[None]:
+        """What is read inside is the store at one moment, whoever writes it meanwhile. For one that is read only."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
 
     def _rows(self, kind: type[Row], query: str) -> list[Row]:
         """The rows of a table whose columns are the fields of `kind`."""
