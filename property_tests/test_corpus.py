@@ -21,7 +21,7 @@ from specsim.campaign.corpus import CORRUPT, FOREIGN, FORMAT, KEY, NEWER, Corpus
 from specsim.campaign.work import KeptTape
 from specsim.errors import UsageError
 
-HOW_TO_ADD = "needs redis-server on PATH and the package redis: apt-get install redis-server; pip install 'specsim[redis]'"
+HOW_TO_ADD = "needs a redis-server and its client: apt-get install redis-server; pip install 'specsim[redis]'"
 ONE = KeptTape((1, 0, 2), ("mark:R1", "pair:new/0/live/arrive"), 40)
 TWO = KeptTape((5,), ("mark:R2",), 12)
 TAPES = st.builds(
