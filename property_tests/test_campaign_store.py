@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.campaign.store import FORMAT, REPLAYS_MAX, Store, digest_of
@@ -74,6 +74,7 @@ def test_what_was_stored_is_read_again_by_another_process_meanwhile(store: Store
         assert [replay.text for replay in reader.replays(finding.signature, "model")] == ["replay of size (1,)"]
 
 
+@settings(max_examples=20)
 @given(
     numbers=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(1, 9)), max_size=30),
     reopened=st.integers(0, 29),
@@ -132,9 +133,10 @@ def test_time_to_finding_is_the_cpu_time_of_the_whole_campaign(store: Store) -> 
 
 def test_a_finding_that_is_marked_fixed_is_open_again_when_it_is_hit(store: Store) -> None:
     store.add(result(batch(0), "v1", findings=(found(),)))
-    store.mark("accounting:C1:x", "model", "v2", "fixed")
+    (finding,) = store.findings()
+    store.mark(finding, "model", "v2", "fixed")
     assert [(f.state, f.last_seen) for f in store.findings()] == [("fixed", "v1")]
-    store.mark("accounting:C1:x", "model", "v3", "not applicable")
+    store.mark(finding, "model", "v3", "not applicable")
     assert [f.state for f in store.findings()] == ["not applicable"]
     store.add(result(batch(1), "v4", findings=(found(),)))
     assert [(f.state, f.last_seen) for f in store.findings()] == [("open", "v4")]
@@ -144,6 +146,18 @@ def test_a_finding_that_is_marked_fixed_is_open_again_when_it_is_hit(store: Stor
         ("v3", "not applicable"),
         ("v4", "shown"),
     ]
+
+
+def test_a_finding_that_another_target_shows_too_is_one_of_that_target(store: Store) -> None:
+    store.add(result(batch(0), "v1", findings=(found(),)))
+    (finding,) = store.findings()
+    for target, verdict in (("same", "shown"), ("mended", "fixed")):
+        store.mark(finding, target, "v2", verdict)  # type: ignore[arg-type]
+    (_, other) = store.findings()
+    assert (other.target, other.count, other.first_seen, other.state) == ("same", 0, "v2", "open")
+    assert [replay.text for replay in store.replays(other.signature, "same")] == ["replay of size (1,)"]
+    store.mark(finding, "same", "v3", "shown")
+    assert [(f.target, f.last_seen) for f in store.findings()] == [("model", "v1"), ("same", "v3")]
 
 
 def test_tapes_are_kept_once_and_given_as_they_were_at_the_time(store: Store) -> None:

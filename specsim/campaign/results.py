@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from specsim.campaign.work import Batch, BatchResult, Found, KeptTape
+from specsim.campaign.work import Batch, BatchResult, Found, KeptTape, Observed
 
 
 def batch_to_json(batch: Batch) -> dict[str, Any]:
@@ -30,6 +30,11 @@ def result_to_json(result: BatchResult) -> dict[str, Any]:
 
 
 def result_from_json(data: Mapping[str, Any]) -> BatchResult:
-    tapes = [KeptTape(tuple(kept["tape"]), tuple(kept["features"]), kept["cost"]) for kept in data["tapes"]]
-    findings = tuple(map(found_from_json, data["findings"]))
-    return BatchResult(**{**data, "batch": batch_from_json(data["batch"]), "tapes": tuple(tapes), "findings": findings})
+    """The result of its JSON form."""
+    made = {
+        "batch": batch_from_json(data["batch"]),
+        "tapes": tuple(KeptTape(tuple(t["tape"]), tuple(t["features"]), t["cost"]) for t in data["tapes"]),
+        "findings": tuple(map(found_from_json, data["findings"])),
+        "observed": tuple(Observed(**{**run, "marks": tuple(run["marks"])}) for run in data["observed"]),
+    }
+    return BatchResult(**{**data, **made})

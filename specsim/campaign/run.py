@@ -44,6 +44,7 @@ from specsim.verdict import Finding
 DOUBLED_EVERY = 250  # runs are made twice: what is not deterministic is not judged
 SHRINK_SECONDS = 20.0  # of a batch, for everything that it found
 SHRINKING, ORDERING = -1, -2  # told in place of an index
+NONDETERMINISTIC = "two runs"  # how a batch says that it ended so
 WITHOUT_HISTORY = "swarm"  # the strategy whose runs do not depend on one another
 
 
@@ -148,7 +149,7 @@ def run_batch_here(
                 hit.tapes = [*hit.tapes, schedule.tape][:LARGER_SCHEDULES]
                 hit.smallest = min(hit.smallest, schedule, key=Schedule.size)
             if index % DOUBLED_EVERY == 0 and (difference := first_difference(target, schedule)):
-                ended = f"two runs of schedule {index} differ: {difference}"
+                ended = f"{NONDETERMINISTIC} of schedule {index} differ: {difference}"
                 break
         if time.monotonic() > deadline or stopped():
             break

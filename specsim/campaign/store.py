@@ -26,7 +26,7 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 from urllib.parse import quote
@@ -122,7 +122,8 @@ class StoredTape:
 @dataclass(frozen=True, slots=True)
 class StoredFinding:
     """A finding of a target. Strategy, family, shard, number and run are those of its first hit; `cpu_seconds` the
-    CPU time of the whole campaign until then; `first_seen` and `last_seen` versions of the target.
+    CPU time of the whole campaign until then; `first_seen` and `last_seen` versions of the target. A `count` of 0 says
+    that it was found on another target, and that its replay file shows it on this one too.
     """
 
     signature: str
@@ -354,18 +355,25 @@ class Store:
         ]
         return sorted(found, key=lambda replay: (replay.size, replay.digest))
 
-    def mark(self, signature: str, target: str, version: str, verdict: Verdict) -> None:
-        """Note what a version of the target shows of a finding that was found before; its state follows."""
+    def mark(self, finding: StoredFinding, target: str, version: str, verdict: Verdict) -> None:
+        """Note what a version of the target shows of a finding that was found before, on it or on another target; the
+        state of the target's own follows, which is made when there is none and the finding is shown.
+        """
         state: State = "open" if verdict == "shown" else verdict
+        of = (finding.signature, target)
         with self._transaction() as cursor:
-            cursor.execute("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)", (signature, target, version, verdict))
+            cursor.execute("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)", (*of, version, verdict))
+            cursor.execute("UPDATE findings SET state = ? WHERE signature = ? AND target = ?", (state, *of))
+            if verdict != "shown":
+                return
+            cursor.execute("UPDATE findings SET last_seen = ? WHERE signature = ? AND target = ?", (version, *of))
+            made = replace(finding, target=target, count=0, first_seen=version, last_seen=version, state="open")
+            cursor.execute(f"INSERT OR IGNORE INTO findings VALUES ({', '.join('?' * 18)})", astuple(made))
             cursor.execute(
-                "UPDATE findings SET state = ? WHERE signature = ? AND target = ?", (state, signature, target)
+                "INSERT OR IGNORE INTO replays SELECT signature, ?, digest, size, text FROM replays "
+                "WHERE signature = ? AND target = ?",
+                (target, finding.signature, finding.target),
             )
-            if verdict == "shown":
-                cursor.execute(
-                    "UPDATE findings SET last_seen = ? WHERE signature = ? AND target = ?", (version, signature, target)
-                )
 
     # SQLite
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import tempfile
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specsim import replay_file
+from specsim import interrupts, replay_file
 from specsim.campaign.batches import seed_of
 from specsim.campaign.results import batch_to_json, result_from_json
 from specsim.campaign.versions import version_of
@@ -29,7 +31,7 @@ from specsim.judge.warm import WarmChild
 from specsim.judge.workers import WorkersRequest, replay_case, run_workers_suite
 from specsim.replay_file import OpReplay
 from specsim.targets.cache import Cache
-from specsim.targets.spec import parse_target
+from specsim.targets.spec import CheckoutTarget, PackageTarget, parse_target
 from specsim.verdict import Finding, Suite
 
 BATCH_SECONDS = 15.0  # a batch begins no run after them
@@ -47,14 +49,21 @@ class Worker:
         self._hang_seconds = hang_seconds
         self._children: OrderedDict[str, WarmChild] = OrderedDict()
         self._asked: WarmChild | None = None
+        self._closed = False
 
     def run(self, batch: Batch, seconds: float = math.inf) -> BatchResult:
         """Run a batch, for `seconds` at most where it can be cut short. UsageError when there is no such target."""
+        _require_there(batch.target)
         if batch.tier == "accounting":
             return self._run_schedules(batch, seconds)
         return _run_cases(batch, self._cache, self._hang_seconds, min(seconds, BATCH_SECONDS))
 
+    def has_loaded(self, target: str) -> bool:
+        return target in self._children
+
     def close(self) -> None:
+        """End the children. A batch that runs is a UsageError."""
+        self._closed = True
         while self._children:
             self._children.popitem()[1].close()
 
@@ -101,12 +110,22 @@ class Worker:
         return result, None
 
     def _child_of(self, target: str) -> WarmChild:
+        if self._closed:
+            raise UsageError("the campaign was ended", "specsim fuzz --resume goes on with it")
         child = self._children.get(target) or WarmChild(HASH_SEED, _CHILD)
         self._children[target] = child
         self._children.move_to_end(target)
         while len(self._children) > CHILDREN_MAX:
             self._children.popitem(last=False)[1].close()
         return child
+
+
+def _require_there(text: str) -> None:
+    """A child that has a checkout loaded does not notice that it is gone."""
+    target = parse_target(text)
+    path = target.path if isinstance(target, CheckoutTarget | PackageTarget) else ""
+    if path and not os.path.exists(os.path.expanduser(path)):
+        raise UsageError(f"{text}: the path {path} does not exist any more", "restore it")
 
 
 _of_threads = threading.local()
@@ -142,7 +161,7 @@ def _run_cases(batch: Batch, cache: Path, hang_seconds: float, seconds: float) -
         suite, findings, ended = _judged_cases(batch, asked)
         found = tuple(_found(batch, finding) for finding in findings)
     took = time.monotonic() - started
-    refused = {entry.why: 1 for entry in suite.not_run} if not suite.cases else {}
+    refused = {} if suite.cases or ended else _reasons(suite, batch.count)
     return BatchResult(
         batch=batch,
         version=version,
@@ -186,6 +205,12 @@ def _probe_case_ends(request: WorkersRequest, replay: Path) -> bool:
     return any(broken["rule"] in replay_file.ENDED for broken in replay_case(request, replay)["broken"])
 
 
+def _reasons(suite: Suite, count: int) -> dict[str, int]:
+    """Why none of `count` cases was judged; empty when time alone was short."""
+    reasons = dict.fromkeys(entry.why for entry in suite.not_run) or {f"it has nothing of the tier {suite.name}": None}
+    return {} if reasons.keys() & {interrupts.SPENT, interrupts.WHY} else dict.fromkeys(reasons, count)
+
+
 def _tell_nobody(_subject: str, _cases: int) -> None:
     pass
 
@@ -218,3 +243,39 @@ def _found(batch: Batch, finding: Finding) -> Found:
         replay="" if known else Path(finding.replay).read_text(encoding="utf-8"),
         cpu_seconds=0.0,
     )
+
+
+class LocalPool:
+    """`jobs` workers on this machine, a thread of this process for each. Close it at the end."""
+
+    def __init__(self, jobs: int, cache: Path, hang_seconds: float) -> None:
+        self.width = jobs
+        self._free = [Worker(cache, hang_seconds) for _ in range(jobs)]
+        self._all = tuple(self._free)
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(jobs, "worker")
+
+    def submit(self, batch: Batch, seconds: float) -> Future[BatchResult]:
+        """Run a batch as soon as a worker is free."""
+        return self._threads.submit(self._run, batch, seconds)
+
+    def _run(self, batch: Batch, seconds: float) -> BatchResult:
+        with self._lock:  # a worker that has the target loaded is the better one
+            worker = max(self._free, key=lambda worker: worker.has_loaded(batch.target))
+            self._free.remove(worker)
+        try:
+            return worker.run(batch, seconds)
+        finally:
+            with self._lock:
+                self._free.append(worker)
+
+    def interrupt(self) -> None:
+        """Let the batches that run end soon, with what they have done."""
+        for worker in self._all:
+            worker.interrupt()
+
+    def close(self) -> None:
+        """End the workers and their children. Nothing runs any more."""
+        for worker in self._all:
+            worker.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
