@@ -157,6 +157,9 @@ def run_batch_here(
         no_later = time.monotonic() + SHRINK_SECONDS
         findings = []
         for number, (signature, hit) in enumerate(hits.items()):
+            if signature not in batch.known and not _shown_again(target, hit.smallest, signature):
+                ended = ended or f"{NONDETERMINISTIC} of a schedule differ: {signature} in the first one alone"
+                continue
             now = time.monotonic()
             ends = now + max(0.0, no_later - now) / (len(hits) - number)
             wanted = shrinks and not ended and signature not in batch.known
@@ -176,6 +179,11 @@ def run_batch_here(
         ended=ended,
         observed=tuple(observed),
     )
+
+
+def _shown_again(target: AccountingTarget, schedule: Schedule, signature: str) -> bool:
+    again = run_schedule(target, replayed(schedule.tape), stop_at=signature)
+    return again is not None and again.violation(signature) is not None
 
 
 def _found(
@@ -215,6 +223,17 @@ def _found(
     schedule_finding = ScheduleFinding(signature, violation_now, smallest, hit.count, hit.first, order, looked)
     finding = write_finding(target, schedule_finding, _request(batch, folder))
     return found_of(finding, hit.first, _size(smallest), hit.cpu_seconds)
+
+
+def shown_as_found(target: AccountingTarget, batch: Batch, index: int, schedule: Schedule) -> list[Found]:
+    """What one run shows, each as it is: nothing is made smaller."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for violation in {violation.signature: violation for violation in schedule.run.violations}.values():
+            as_it_is = ScheduleFinding(violation.signature, violation, schedule, 1, index, None, looked=False)
+            finding = write_finding(target, as_it_is, _request(batch, Path(folder)))
+            found.append(found_of(finding, index, _size(schedule), 0.0))
+    return found
 
 
 def _size(schedule: Schedule) -> tuple[int, ...]:
