@@ -89,7 +89,7 @@ def run_one(
 
 def begun(batch: Batch) -> Strategy:
     """The batch's strategy, before its first run."""
-    return strategy_of(batch.strategy, seed_of(batch))
+    return strategy_of(batch.strategy, seed_of(batch), batch.tapes)
 
 
 def chooser_of(strategy: Strategy, batch: Batch, index: int) -> RecordingChooser:
