@@ -53,10 +53,9 @@ class Campaign:
     def __init__(self, store: Path, seed: int, where: str, said: list[str], strategy: str = "coverage") -> None:
         self.store = Store.open(store, campaign=seed)
         self.plan = Plan(seed, (Lot("model", "accounting", 1),), (("any", 1),), ((strategy, 1),))
-        corpus = open_corpus(where, [], model_hash="m", specsim_version="1.0", say=said.append)
-        assert corpus is not None
-        self.corpus = corpus
-        self.sharing = Sharing(self.store, corpus, "m")
+        self.corpus = open_corpus(where, [], model_hash="m", specsim_version="1.0")
+        self.corpus.tell(said.append)
+        self.sharing = Sharing(self.store, self.corpus, "m")
         self.pool = Here()
 
     def run(self, batches: int = 1) -> None:

@@ -42,17 +42,17 @@ class Place(ExampleDatabase):
     """
 
     def __init__(
-        self, database: ExampleDatabase, name: str, errors: tuple[type[Exception], ...], say: Say, *, read_only: bool
+        self, database: ExampleDatabase, name: str, errors: tuple[type[Exception], ...], *, read_only: bool
     ) -> None:
         super().__init__()
         self._database = database
         self._name = name
         self._errors = errors
-        self._say = say
         self._consequence = "its tapes are not read" if read_only else "tapes stay in the campaign's own store"
         self._wait = 0
         self._looks_left = 0
         self.is_away = False
+        self.say: Say = print
 
     def fetch(self, key: bytes) -> Iterator[bytes]:
         self._looks_left -= 1
@@ -65,7 +65,7 @@ class Place(ExampleDatabase):
             return
         if self.is_away:
             self.is_away, self._wait = False, 0
-            self._say(f"the corpus {self._name} answers again")
+            self.say(f"the corpus {self._name} answers again")
         yield from entries
 
     def save(self, key: bytes, value: bytes) -> None:
@@ -84,7 +84,7 @@ class Place(ExampleDatabase):
         if not self.is_away:
             self.is_away = True
             why = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            self._say(f"the corpus {self._name} does not answer ({why}): {self._consequence} until it does")
+            self.say(f"the corpus {self._name} does not answer ({why}): {self._consequence} until it does")
 
 
 class Corpus:
@@ -94,13 +94,19 @@ class Corpus:
 
     def __init__(self, own: Place | None, others: Sequence[Place], model_hash: str, specsim_version: str) -> None:
         self._own = own
-        places = [own] if own is not None else []
-        self._database = MultiplexedDatabase(*places, *(ReadOnlyDatabase(place) for place in others))
+        self._places = [*([own] if own is not None else []), *others]
+        written = [own] if own is not None else []
+        self._database = MultiplexedDatabase(*written, *(ReadOnlyDatabase(place) for place in others))
         self._model_hash = model_hash
         self._specsim_version = specsim_version
         self._seen: dict[str, set[bytes]] = {}
         self._unsent: dict[str, dict[bytes, None]] = {}
         self.skipped: Counter[str] = Counter()
+
+    def tell(self, say: Say) -> None:
+        """`say` gets one sentence when a place goes away, at the start too, and one when it is back."""
+        for place in self._places:
+            place.say = say
 
     def offer(self, target: str, tapes: Iterable[KeptTape]) -> None:
         """Send tapes. Each counts as sent when it was read from the corpus: until then it is sent with every look."""
@@ -141,17 +147,12 @@ class Corpus:
         return sum(map(len, self._unsent.values()))
 
 
-def open_corpus(
-    own: str | None, others: Sequence[str], *, model_hash: str, specsim_version: str, say: Say
-) -> Corpus | None:
-    """The corpus of `--corpus` and `--corpus-read`, each a folder or the URL of a Redis; None when there is none.
-    `say` gets one sentence when a Redis goes away or comes back, at the start too. Raises UsageError for a folder that
-    cannot be used and for a URL that none is.
+def open_corpus(own: str | None, others: Sequence[str], *, model_hash: str, specsim_version: str) -> Corpus:
+    """The corpus of `--corpus` and `--corpus-read`, each a folder or the URL of a Redis. Nothing is asked of a Redis
+    yet. Raises UsageError for a folder that cannot be used and for a URL that none is.
     """
-    if own is None and not others:
-        return None
-    written = _place(own, "--corpus", say, read_only=False) if own is not None else None
-    read = [_place(other, "--corpus-read", say, read_only=True) for other in others]
+    written = _place(own, "--corpus", read_only=False) if own is not None else None
+    read = [_place(other, "--corpus-read", read_only=True) for other in others]
     return Corpus(written, read, model_hash, specsim_version)
 
 
@@ -200,10 +201,10 @@ def _key(target: str) -> bytes:
     return (KEY + target).encode()
 
 
-def _place(where: str, option: str, say: Say, *, read_only: bool) -> Place:
+def _place(where: str, option: str, *, read_only: bool) -> Place:
     """The folder or Redis at `where`."""
     if "://" in where:
-        return _redis(where, option, say, read_only=read_only)
+        return _redis(where, option, read_only=read_only)
     folder = Path(where).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{option} {where} is a file", "give a folder, or redis://HOST:PORT")
@@ -217,10 +218,10 @@ def _place(where: str, option: str, say: Say, *, read_only: bool) -> Place:
             raise UsageError(f"{option} {where} cannot be made ({error.strerror})", "give another folder") from error
         if not writable:
             raise UsageError(f"{option} {where} cannot be written", f"read it only: --corpus-read {where}")
-    return Place(DirectoryBasedExampleDatabase(folder), str(folder), (OSError,), say, read_only=read_only)
+    return Place(DirectoryBasedExampleDatabase(folder), str(folder), (OSError,), read_only=read_only)
 
 
-def _redis(url: str, option: str, say: Say, *, read_only: bool) -> Place:
+def _redis(url: str, option: str, *, read_only: bool) -> Place:
     """The Redis at a URL; it is not asked anything yet."""
     scheme = urlsplit(url).scheme
     if scheme not in ("redis", "rediss", "unix"):
@@ -241,7 +242,7 @@ def _redis(url: str, option: str, say: Say, *, read_only: bool) -> Place:
         )
     except ValueError as error:
         raise UsageError(f"{option} {shown(url)} is no URL of a Redis ({error})", "give redis://HOST:PORT") from error
-    return Place(RedisExampleDatabase(connection), shown(url), (RedisError, OSError), say, read_only=read_only)
+    return Place(RedisExampleDatabase(connection), shown(url), (RedisError, OSError), read_only=read_only)
 
 
 def shown(url: str) -> str:

@@ -6,12 +6,14 @@ target is offered again when the target's first batch begins, whatever became of
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 from specsim.campaign.corpus import Corpus
 from specsim.campaign.guided import worth_keeping
 from specsim.campaign.store import Store
 from specsim.campaign.work import BatchResult, KeptTape
+from specsim.errors import UsageError
 
 ORIGIN = "corpus"
 
@@ -35,8 +37,9 @@ class Sharing:
             newest = self._store.tapes(target, self._store.tapes_to(target))
             mine = [each for each in newest if each.origin != ORIGIN and each.model_hash == self._model_hash]
             self._corpus.offer(target, [KeptTape(each.tape, each.features, each.cost) for each in mine])
-        for kept in self._worth(known, self._corpus.look(target)):
-            self.received += self._store.add_tape(target, kept, self._model_hash, ORIGIN)
+        with contextlib.suppress(UsageError):  # a store that cannot be written says so at the next result
+            for kept in self._worth(known, self._corpus.look(target)):
+                self.received += self._store.add_tape(target, kept, self._model_hash, ORIGIN)
 
     def send(self, result: BatchResult) -> None:
         """Offer what a batch found: after its result was stored."""
@@ -46,6 +49,25 @@ class Sharing:
         kept = self._worth(self._known.setdefault(target, set()), result.tapes)
         self.sent += len(kept)
         self._corpus.offer(target, kept)
+
+    def end(self) -> None:
+        """A last look: what was sent is then known to have arrived, or not."""
+        for target in self._known:
+            self.receive(target)
+
+    def __str__(self) -> str:
+        skipped = ", ".join(f"{count} {what}" for what, count in sorted(self._corpus.skipped.items()))
+        words = [f"{self.sent} tapes sent, {self.received} received"]
+        words += [f"{self._corpus.unsent} not sent yet: the next campaign with this store does"] * bool(
+            self._corpus.unsent
+        )
+        words += [f"entries that are no tapes of this version: {skipped}"] * bool(skipped)
+        return "; ".join(words)
+
+    def to_json(self) -> dict[str, int | dict[str, int]]:
+        corpus = self._corpus
+        skipped = dict(sorted(corpus.skipped.items()))
+        return {"sent": self.sent, "received": self.received, "unsent": corpus.unsent, "skipped": skipped}
 
     def _worth(self, known: set[str], tapes: Iterable[KeptTape]) -> list[KeptTape]:
         kept = worth_keeping(tapes, known.__contains__)

@@ -171,7 +171,7 @@ class DelayBounded:
 
 
 class _Kept(NamedTuple):
-    """The scenario of a schedule, as the values of each label in their order, what the schedule showed, and its work."""
+    """The scenario of a schedule, as the values of each label in order, what the schedule showed, and its work."""
 
     scenario: dict[str, list[int]]
     features: tuple[Hashable, ...]
