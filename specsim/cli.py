@@ -18,7 +18,7 @@ import typer
 
 import specsim
 from specsim.commands import doctor as doctor_command
-from specsim.commands import history, model, template
+from specsim.commands import fuzzing, history, model, template
 from specsim.commands.options import (
     CacheOption,
     DeviceOption,
@@ -549,7 +549,7 @@ def bench(
     print_bench(results)
 
 
-for command in (model.explore, model.mutants, model.sweep, history.bisect):
+for command in (model.explore, model.mutants, model.sweep, fuzzing.fuzz, history.bisect):
     app.command()(command)
 app.command()(template.template)
 app.command()(doctor_command.doctor)

@@ -40,7 +40,14 @@ from specsim.campaign.results import (
     result_from_json,
     result_to_json,
 )
-from specsim.campaign.run import SHRINKING, chooser_before, failure_of, run_batch_here, run_one
+from specsim.campaign.run import (
+    SHRINKING,
+    chooser_before,
+    failure_of,
+    run_batch_here,
+    run_one,
+    shown_as_found,
+)
 from specsim.campaign.versions import version_of
 from specsim.campaign.work import Batch, BatchResult
 from specsim.errors import UsageError
@@ -316,6 +323,37 @@ def _run_batch(request: Request, loaded: Loaded, forks: Forks) -> None:
     forks.messages.send("end", result=result_to_json(whole))
 
 
+def _make_again(request: Request, loaded: Loaded, forks: Forks) -> None:
+    """Make one run again, and say what it did."""
+    batch, index = batch_from_json(request["batch"]), request["index"]
+    target, page = loaded.target, forks.page
+    if isinstance(target, NotRun):
+        forks.messages.send("again", version=loaded.version, judged=False, why=target.why)
+        return
+
+    def work() -> dict[str, Any]:
+        refused: dict[str, int] = {}
+        chooser = chooser_before(target, batch, index, page.tell)
+        page.tell(index)
+        schedule = run_one(target, chooser, refused)
+        if schedule is None:
+            return {"judged": False, "why": next(iter(refused), "")}
+        findings = shown_as_found(target, batch, index, schedule)
+        return {
+            "judged": True,
+            "digest": schedule.run.digest,
+            "events": len(schedule.run.log),
+            "tape": list(schedule.tape),
+            "findings": [found_to_json(found) for found in findings],
+        }
+
+    answer = forks.run(work, request["hang_seconds"])
+    if isinstance(answer, Died):
+        blamed, told = _alone(batch, answer, loaded, forks, request["hang_seconds"])
+        answer = {"judged": True, "digest": "", "events": 0, "tape": [], "findings": blamed, "why": told}
+    forks.messages.send("again", version=loaded.version, **answer)
+
+
 def _empty(batch: Batch, version: str) -> dict[str, Any]:
     return result_to_json(BatchResult(batch, version, 0, 0, 0.0, 0.0))
 
@@ -372,7 +410,10 @@ class _WrittenChooser(RecordingChooser):
         return self._inner.tape
 
 
-_ANSWERS: dict[str, Callable[[Request, Loaded, Forks], None]] = {"batch": _run_batch}
+_ANSWERS: dict[str, Callable[[Request, Loaded, Forks], None]] = {
+    "batch": _run_batch,
+    "again": _make_again,
+}
 
 
 if __name__ == "__main__":

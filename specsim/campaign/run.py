@@ -217,6 +217,17 @@ def _found(
     return found_of(finding, hit.first, _size(smallest), hit.cpu_seconds)
 
 
+def shown_as_found(target: AccountingTarget, batch: Batch, index: int, schedule: Schedule) -> list[Found]:
+    """What one run shows, each as it is: nothing is made smaller."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for violation in {violation.signature: violation for violation in schedule.run.violations}.values():
+            as_it_is = ScheduleFinding(violation.signature, violation, schedule, 1, index, None, looked=False)
+            finding = write_finding(target, as_it_is, _request(batch, Path(folder)))
+            found.append(found_of(finding, index, _size(schedule), 0.0))
+    return found
+
+
 def _size(schedule: Schedule) -> tuple[int, ...]:
     turns, events, switches, (length, _) = schedule.size()
     return turns, events, switches, length

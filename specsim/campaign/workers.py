@@ -26,7 +26,7 @@ from specsim.campaign.versions import version_of
 from specsim.campaign.work import Batch, BatchResult, Found
 from specsim.errors import UsageError
 from specsim.judge.ops import OpsRequest, replay_ops, run_ops_suite
-from specsim.judge.parent import ChildEnded
+from specsim.judge.parent import ChildEnded, ended_early, no_answer
 from specsim.judge.warm import WarmChild
 from specsim.judge.workers import WorkersRequest, replay_case, run_workers_suite
 from specsim.replay_file import OpReplay
@@ -57,6 +57,26 @@ class Worker:
         if batch.tier == "accounting":
             return self._run_schedules(batch, seconds)
         return _run_cases(batch, self._cache, self._hang_seconds, min(seconds, BATCH_SECONDS))
+
+    def again(self, batch: Batch, index: int) -> dict[str, Any]:
+        """Make run `index` of a batch of schedules again: `judged` or `why` not, `digest`, `events`, `tape`, `version`
+        and `findings`, each as `specsim.campaign.results` writes it.
+        """
+        question = {
+            "mode": "again",
+            "batch": batch_to_json(batch),
+            "index": index,
+            "cache": str(self._cache),
+            "mutant": "",
+            "hang_seconds": self._hang_seconds,
+        }
+        try:
+            for message in self._child_of(batch.target).ask(question, math.inf):
+                if message["event"] == "again":
+                    return message
+        except ChildEnded as ended:
+            raise ended_early(batch.target, ended) from None
+        raise no_answer(batch.target)
 
     def has_loaded(self, target: str) -> bool:
         return target in self._children
