@@ -29,7 +29,7 @@ from specsim.sim.target import ModelTarget
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed: pip install 'specsim[ray]' adds it"
 )
-RUNS = 120  # of a batch
+RUNS = 60  # of a batch
 MEMORY = 80_000_000  # bytes of a node's object store, about the least that Ray takes
 PLAN = Plan(11, (Lot("model", "accounting", 1),), (("any", 1),), (("swarm", 1),))
 
@@ -69,9 +69,9 @@ class Nodes:
         self.address: str = self._cluster.address
         self.head = raylet_of(self._cluster.head_node)
 
-    def add(self) -> int:
-        """One more node with one CPU; its raylet's process."""
-        return raylet_of(self._cluster.add_node(num_cpus=1, object_store_memory=MEMORY))
+    def add(self, gpus: int = 0) -> int:
+        """One more node with one CPU, and so many GPUs that Ray takes on trust; its raylet's process."""
+        return raylet_of(self._cluster.add_node(num_cpus=1, num_gpus=gpus, object_store_memory=MEMORY))
 
     def end(self) -> None:
         self._cluster.shutdown()
@@ -126,6 +126,7 @@ def campaign(
         on_result(result)
 
     with Store.open(path, campaign=PLAN.campaign) as store:
+        before, runs_before = [batch.number for batch in store.batches()], store.totals()[0]
         go_on(
             PLAN,
             store,
@@ -137,8 +138,10 @@ def campaign(
             prepare=lambda batch: replace(batch, count=runs),
             batches_max=count,
         )
-        assert sorted(batch.number for batch in store.batches()) == sorted(result.batch.number for result in seen)
-        assert store.totals()[0] == sum(result.runs for result in seen)
+        assert sorted(batch.number for batch in store.batches()) == sorted(
+            [*before, *(result.batch.number for result in seen)]
+        )
+        assert store.totals()[0] - runs_before == sum(result.runs for result in seen)
     return seen
 
 
@@ -178,7 +181,8 @@ def test_a_campaign_ends_complete_when_a_node_is_killed_and_each_batch_is_counte
 
 
 @needs_ray
-def test_when_the_cluster_is_lost_the_campaign_goes_on_here(tmp_path: Path) -> None:
+def test_when_the_cluster_is_lost_the_campaign_goes_on_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "3")
     nodes = Nodes()
     here, told, done = Here(), [], []
 
@@ -196,7 +200,7 @@ def test_when_the_cluster_is_lost_the_campaign_goes_on_here(tmp_path: Path) -> N
     assert sorted(result.batch.number for result in stored) == list(range(8))
     assert done[1] == []  # the first two were the cluster's
     assert 4 <= len(here.asked) <= 6
-    assert told == [f"the Ray cluster at {nodes.address} was lost: its batches are run on this machine"]
+    assert told == [f"the Ray cluster at {nodes.address} was lost: what it had is run on this machine"]
 
 
 @needs_ray
@@ -208,15 +212,15 @@ def test_an_interrupt_gives_back_what_the_cluster_has_and_a_resume_runs_it(tmp_p
         pool = RayPool(cluster, here, False, lambda _text: None)
         began = time.monotonic()
         first = campaign(
-            tmp_path / "a.db", pool, 12, lambda r: done.append(r.batch.number), interrupted=lambda: bool(done)
+            tmp_path / "a.db", pool, 6, lambda r: done.append(r.batch.number), interrupted=lambda: bool(done)
         )
         assert time.monotonic() - began < 60
     finally:
         cluster.close()
     assert here.is_interrupted
-    assert len(first) < 12
-    then = campaign(tmp_path / "a.db", Here(), 12 - len(first))
-    assert sorted(result.batch.number for result in [*first, *then]) == list(range(12))
+    assert len(first) < 6
+    then = campaign(tmp_path / "a.db", Here(), 6 - len(first))
+    assert sorted(result.batch.number for result in [*first, *then]) == list(range(6))
 
 
 @needs_ray
@@ -233,7 +237,27 @@ def test_a_target_that_the_nodes_do_not_have_is_asked_for_here_and_told_once(nod
         cluster.close()
     assert here.asked == [0, 1]
     assert len(told) == 1
-    assert told[0].endswith("its batches are run on this machine")
+    assert told[0].endswith("what it had is run on this machine")
+
+
+@needs_ray
+def test_a_batch_for_a_gpu_waits_for_a_node_that_has_one_and_comes_to_it(nodes: Nodes) -> None:
+    cluster = RayCluster.connect(nodes.address, None, 20.0)
+    batch = Batch(1, 0, 0, 0, 5, "model", "accounting", "any", "swarm", device="cuda")
+    second = 0
+    try:
+        assert cluster.gpus == 0
+        waiting = cluster.submit(batch, 5.0)
+        assert cluster.submit(replace(batch, number=1, device="cpu"), 5.0).result(timeout=60).runs
+        assert not waiting.done()
+        second = nodes.add(gpus=1)
+        assert waiting.result(timeout=60).runs
+        assert children_of(second)
+        assert cluster.gpus == 1
+    finally:
+        cluster.close()
+        if second:
+            os.kill(second, signal.SIGKILL)
 
 
 @needs_ray

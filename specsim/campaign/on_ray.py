@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -35,6 +36,7 @@ from specsim.errors import UsageError
 
 LISTEN_SECONDS = 10.0  # until a host answers
 CONNECT_SECONDS = 45.0
+LOST_SECONDS = 30  # without the cluster's head, until it counts as lost
 INSTALL = "pip install 'specsim[ray]'"
 GO_ON = "start it, or leave --ray away: what is stored is kept, and --resume goes on with it"
 _CHILD = "specsim.campaign.ray_child"
@@ -79,7 +81,7 @@ class RayCluster:
             stderr=stderr,
             pass_fds=[writer],
             start_new_session=True,  # an interrupt of the keyboard is for this process
-            env={**os.environ, "PYTHONPATH": path, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1"},
+            env={"RAY_gcs_rpc_server_reconnect_timeout_s": str(LOST_SECONDS), **os.environ, "PYTHONPATH": path},
         )
         os.close(writer)
         cluster = cls(address, process, reader, stderr)
@@ -219,9 +221,11 @@ class RayPool:
         GivenBack after an interrupt.
         """
         outer: Future[BatchResult] = Future()
+        if batch.device == "cuda" and not self._cluster.gpus:
+            batch = replace(batch, device="cpu")
         if self._cluster.room:
             inner = self._cluster.submit(batch, seconds)
-            inner.add_done_callback(partial(self._answered, batch, seconds, outer))
+            inner.add_done_callback(partial(self._answered, batch, time.monotonic() + seconds, outer))
         else:
             self._run_here(batch, seconds, outer)
         return outer
@@ -232,18 +236,18 @@ class RayPool:
         self._local.interrupt()
         self._cluster.give_back()
 
-    def _answered(self, batch: Batch, seconds: float, outer: Future[BatchResult], inner: Future[BatchResult]) -> None:
+    def _answered(self, batch: Batch, until: float, outer: Future[BatchResult], inner: Future[BatchResult]) -> None:
         error = inner.exception()
         if error is None:
             _settle(outer, inner)
-        elif self._stopping:
+        elif self._stopping or time.monotonic() > until:
             outer.set_exception(GivenBack())
         else:
             why = f"{error.problem}; {error.remedy}" if isinstance(error, UsageError) else str(error)
             if why not in self._told:
                 self._told.add(why)
-                self._tell(f"{why}: its batches are run on this machine")
-            self._run_here(batch, seconds, outer)
+                self._tell(f"{why}: what it had is run on this machine")
+            self._run_here(batch, until - time.monotonic(), outer)
 
     def _run_here(self, batch: Batch, seconds: float, outer: Future[BatchResult]) -> None:
         inner = self._local.submit(replace(batch, device="cpu"), seconds)

@@ -29,8 +29,10 @@ from specsim.errors import UsageError
 from specsim.judge.child import Messages
 
 RETRIES = 3
+_OF_THE_CLUSTER = ("LocalRayletDiedError", "RaySystemError", "ConnectionError")  # no task will do better
 WAIT_SECONDS = 0.2
 LOOK_SECONDS = 2.0
+GRACE_SECONDS = 60.0  # for a batch that runs when its time is over to come to its end
 
 
 def run_there(
@@ -76,6 +78,7 @@ class Connected:
         self._fixed = asked["cache"], asked["hang_seconds"]
         self._task = ray.remote(max_retries=RETRIES, num_cpus=1)(run_there)
         self._keys: dict[Any, list[int]] = {}
+        self._ends: dict[Any, float] = {}  # of time.monotonic()
         self._pending = b""
         self._told: dict[str, int] = {}
         self._looked = 0.0
@@ -92,6 +95,7 @@ class Connected:
                 ready, _ = self._ray.wait(list(self._keys), num_returns=1, timeout=WAIT_SECONDS)
                 for reference in ready:
                     self._answer(reference)
+            self._cancel_late()
         self._ray.shutdown()
 
     def _submit(self) -> bool:
@@ -109,14 +113,25 @@ class Connected:
                 task = self._task.options(num_gpus=gpus) if gpus else self._task
                 reference = task.remote(batch, *self._fixed, asked["seconds"], specsim.__version__)
                 self._keys[reference] = [batch["campaign"], batch["shard"], batch["number"]]
+                self._ends[reference] = time.monotonic() + asked["seconds"] + GRACE_SECONDS
         return True
+
+    def _cancel_late(self) -> None:
+        """What waits for a node that does not come is not waited for when the campaign's time is over."""
+        now = time.monotonic()
+        for reference in [reference for reference, end in self._ends.items() if end < now]:
+            del self._ends[reference]
+            self._ray.cancel(reference, force=False)
 
     def _answer(self, reference: Any) -> None:
         key = self._keys.pop(reference)
+        self._ends.pop(reference, None)
         try:
             answer = self._ray.get(reference)
         except Exception as error:  # a node, a worker or its memory was lost too often, or the node has no specsim
-            self._messages.send("lost", key=key, why=_line(error))
+            if type(error).__name__ in _OF_THE_CLUSTER:
+                sys.exit(_line(error))
+            self._messages.send("lost", key=key, why=f"Ray could not run a batch ({_line(error)})")
             return
         self._messages.send("result" if "result" in answer else "refused", key=key, **answer)
 
