@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from property_tests.test_check import specsim
 from specsim.campaign.batches import Lot, Plan
 from specsim.campaign.campaign import GivenBack, go_on
 from specsim.campaign.on_ray import RayCluster, RayPool
@@ -238,6 +240,19 @@ def test_a_target_that_the_nodes_do_not_have_is_asked_for_here_and_told_once(nod
     assert here.asked == [0, 1]
     assert len(told) == 1
     assert told[0].endswith("what it had is run on this machine")
+
+
+@needs_ray
+def test_the_command_runs_a_campaign_on_the_cluster_and_says_so(tmp_path: Path, nodes: Nodes) -> None:
+    arguments = ["fuzz", "model", "--ray", nodes.address, "--budget-seconds", "6", "--json", "f.json"]
+    ended = specsim(tmp_path, *arguments)
+    assert ended.returncode == 0, ended.stderr
+    assert f"Ray at {nodes.address}: " in ended.stderr + ended.stdout
+    assert json.loads((tmp_path / "f.json").read_text())["runs"] > 0
+    ended = specsim(tmp_path, "fuzz", "model", "--ray", "127.0.0.1:1", "--store", "other.db")
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert "specsim: there is no Ray cluster at 127.0.0.1:1 (Connection refused)." in ended.stderr
 
 
 @needs_ray

@@ -21,9 +21,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -198,6 +199,19 @@ class RayCluster:
         return f": {lines[-1]}" if lines else ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A batch, when it is to end (of time.monotonic), and what has its result."""
+
+    batch: Batch
+    until: float
+    outer: Future[BatchResult]
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, self.until - time.monotonic())
+
+
 class RayPool:
     """A cluster, and the workers of this machine for what the cluster does not do: `beside` it from the start, else
     when it is gone, lost a batch too often, or has no such target. `tell` is told a sentence of each trouble, once.
@@ -209,6 +223,9 @@ class RayPool:
         self._beside = beside
         self._tell = tell
         self._told: set[str] = set()
+        self._lock = threading.RLock()
+        self._here = 0  # batches that run on this machine
+        self._waiting: deque[_Asked] = deque()
         self._stopping = False
 
     @property
@@ -220,38 +237,65 @@ class RayPool:
         """Run a batch where there is room. The future raises UsageError when there is no such target here either, and
         GivenBack after an interrupt.
         """
-        outer: Future[BatchResult] = Future()
-        if batch.device == "cuda" and not self._cluster.gpus:
-            batch = replace(batch, device="cpu")
+        asked = _Asked(batch, time.monotonic() + seconds, Future())
         if self._cluster.room:
-            inner = self._cluster.submit(batch, seconds)
-            inner.add_done_callback(partial(self._answered, batch, time.monotonic() + seconds, outer))
+            device = batch.device if self._cluster.gpus else "cpu"
+            inner = self._cluster.submit(replace(batch, device=device), seconds)
+            inner.add_done_callback(partial(self._answered, asked))
         else:
-            self._run_here(batch, seconds, outer)
-        return outer
+            self._run_here(asked)
+        return asked.outer
 
     def interrupt(self) -> None:
         """Give back what the cluster has, which --resume runs again, and let the batches of this machine end soon."""
-        self._stopping = True
+        with self._lock:
+            self._stopping = True
+            given_back = [*self._waiting]
+            self._waiting.clear()
+        for asked in given_back:
+            asked.outer.set_exception(GivenBack())
         self._local.interrupt()
         self._cluster.give_back()
 
-    def _answered(self, batch: Batch, until: float, outer: Future[BatchResult], inner: Future[BatchResult]) -> None:
+    def _answered(self, asked: _Asked, inner: Future[BatchResult]) -> None:
         error = inner.exception()
         if error is None:
-            _settle(outer, inner)
-        elif self._stopping or time.monotonic() > until:
-            outer.set_exception(GivenBack())
+            asked.outer.set_result(inner.result())
+        elif self._stopping or not asked.seconds:
+            asked.outer.set_exception(GivenBack())
         else:
             why = f"{error.problem}; {error.remedy}" if isinstance(error, UsageError) else str(error)
-            if why not in self._told:
+            with self._lock:
+                is_new = why not in self._told
                 self._told.add(why)
+            if is_new:
                 self._tell(f"{why}: what it had is run on this machine")
-            self._run_here(batch, until - time.monotonic(), outer)
+            self._run_here(asked)
 
-    def _run_here(self, batch: Batch, seconds: float, outer: Future[BatchResult]) -> None:
-        inner = self._local.submit(replace(batch, device="cpu"), seconds)
-        inner.add_done_callback(partial(_settle, outer))
+    def _run_here(self, asked: _Asked) -> None:
+        with self._lock:
+            if self._here >= self._local.width:
+                self._waiting.append(asked)
+                return
+            self._here += 1
+        inner = self._local.submit(replace(asked.batch, device="cpu"), asked.seconds)
+        inner.add_done_callback(partial(self._done_here, asked))
+
+    def _done_here(self, asked: _Asked, inner: Future[BatchResult]) -> None:
+        error = inner.exception()
+        if error is None:
+            asked.outer.set_result(inner.result())
+        else:
+            asked.outer.set_exception(error)
+        with self._lock:
+            self._here -= 1
+            late = [one for one in self._waiting if not one.seconds]
+            self._waiting = deque(one for one in self._waiting if one not in late)
+            following = self._waiting.popleft() if self._waiting else None
+        for one in late:
+            one.outer.set_exception(GivenBack())
+        if following is not None:
+            self._run_here(following)
 
 
 def _require_listener(address: str) -> None:
@@ -265,14 +309,6 @@ def _require_listener(address: str) -> None:
         socket.create_connection((found["host"].strip("[]"), int(found["port"])), LISTEN_SECONDS).close()
     except OSError as error:
         raise UsageError(f"there is no Ray cluster at {address} ({error.strerror or error})", GO_ON) from error
-
-
-def _settle(outer: Future[BatchResult], inner: Future[BatchResult]) -> None:
-    error = inner.exception()
-    if error is None:
-        outer.set_result(inner.result())
-    else:
-        outer.set_exception(error)
 
 
 def _whole(lines: IO[bytes]) -> Iterator[bytes]:
