@@ -34,7 +34,8 @@ from specsim.targets.cache import Cache
 from specsim.targets.spec import CheckoutTarget, PackageTarget, parse_target
 from specsim.verdict import Finding, Suite
 
-BATCH_SECONDS = 15.0  # a batch begins no run after them
+BATCH_SECONDS = 15.0  # a batch of schedules begins no run after them
+CASES_SECONDS = 30.0  # of a batch of cases, whose child takes some to start
 CHILDREN_MAX = 4  # that a worker keeps loaded, each with its target
 RESTARTS_MAX = 3
 HASH_SEED = "0"
@@ -56,7 +57,7 @@ class Worker:
         _require_there(batch.target)
         if batch.tier == "accounting":
             return self._run_schedules(batch, seconds)
-        return _run_cases(batch, self._cache, self._hang_seconds, min(seconds, BATCH_SECONDS))
+        return _run_cases(batch, self._cache, self._hang_seconds, min(seconds, CASES_SECONDS))
 
     def again(self, batch: Batch, index: int) -> dict[str, Any]:
         """Make run `index` of a batch of schedules again: `judged` or `why` not, `digest`, `events`, `tape`, `version`
