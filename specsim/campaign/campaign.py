@@ -76,13 +76,14 @@ def go_on(
     on_result: Callable[[BatchResult, Outcome], None] = lambda _result, _outcome: None,
     on_stop: Callable[[str], None] = lambda _text: None,
     prepare: Callable[[Batch], Batch] = lambda batch: batch,
+    on_learning: Callable[[str], None] = lambda _target: None,
     model_hash: str = "",
     batches_max: int | None = None,
 ) -> Outcome:
     """Run batches of a shard until `until` (of time.monotonic), until it is `interrupted`, or `batches_max` of them.
 
     `on_result` is told each result after it was stored, `on_stop` a sentence when batches of a target stop; `prepare`
-    may change a batch before it is run.
+    may change a batch before it is run. `on_learning` is told the target of a batch before the store gives it tapes.
     """
     outcome = Outcome()
     running: dict[Future[BatchResult], Batch] = {}
@@ -98,7 +99,10 @@ def go_on(
     while True:
         while len(running) < pool.width and goes_on():
             number = store.next_number(shard, {batch.number for batch in running.values()})
-            batch = prepare(_with_memory(store, batch_at(plan, shard, number, outcome.stopped)))
+            drawn = batch_at(plan, shard, number, outcome.stopped)
+            if drawn.strategy in LEARNING:
+                on_learning(drawn.target)
+            batch = prepare(_with_memory(store, drawn))
             running[pool.submit(batch, max(0.0, until - time.monotonic()))] = batch
             begun += 1
         if not running:
@@ -107,7 +111,7 @@ def go_on(
             pool.interrupt()
             told = True
         done, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-        for future in done:
+        for future in sorted(done, key=lambda future: running[future].number):
             batch = running.pop(future)
             try:
                 result = future.result()

@@ -18,8 +18,8 @@ from typing import Any
 
 from specsim.campaign.batches import seed_of
 from specsim.campaign.families import FAMILIES
+from specsim.campaign.guided import Reached
 from specsim.campaign.observability import observed_run
-from specsim.campaign.reached import Reached
 from specsim.campaign.work import Batch, BatchResult, Found, Observed
 from specsim.check.checker import Violation
 from specsim.check.order import decisive_pair
@@ -89,7 +89,7 @@ def run_one(
 
 def begun(batch: Batch) -> Strategy:
     """The batch's strategy, before its first run."""
-    return strategy_of(batch.strategy, seed_of(batch))
+    return strategy_of(batch.strategy, seed_of(batch), batch.tapes)
 
 
 def chooser_of(strategy: Strategy, batch: Batch, index: int) -> RecordingChooser:

@@ -32,6 +32,7 @@ from typing import Any, Literal, TypeVar, cast
 from urllib.parse import quote
 
 import specsim
+from specsim.campaign.guided import worth_keeping
 from specsim.campaign.work import BatchResult, Found, KeptTape
 from specsim.errors import UsageError
 from specsim.explore.chooser import Tape
@@ -244,8 +245,9 @@ class Store:
         return self._next[shard]
 
     def add(self, result: BatchResult, model_hash: str = "") -> bool:
-        """Store what became of a batch, whole or not at all; False when it was there already. `model_hash` is that of
-        the code that gives the tapes their meaning. UsageError when the file cannot be written.
+        """Store what became of a batch, whole or not at all; False when it was there already. Of its tapes those are
+        kept that reach what no batch before did. `model_hash` is that of the code that gives the tapes their meaning.
+        UsageError when the file cannot be written.
         """
         batch = result.batch
         with self._transaction() as cursor:
@@ -275,13 +277,18 @@ class Store:
             )
             if cursor.rowcount == 0:
                 return False
+            known = {
+                name
+                for (name,) in cursor.execute("SELECT feature FROM coverage WHERE target = ?", (batch.target,))
+                if result.tapes
+            }
             cursor.executemany(
                 "INSERT INTO coverage VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT(target, feature) DO UPDATE SET runs = runs + excluded.runs",
                 [(batch.target, name, runs, batch.shard, batch.number) for name, runs in result.features.items()],
             )
             origin = f"campaign {batch.campaign}, shard {batch.shard}, batch {batch.number}"
-            for kept in result.tapes:
+            for kept in worth_keeping(result.tapes, known.__contains__):
                 _put_tape(cursor, batch.target, kept, model_hash, origin)
             for found in result.findings:
                 _put_finding(cursor, result, found, before)

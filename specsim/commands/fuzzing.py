@@ -25,6 +25,8 @@ from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PA
 if TYPE_CHECKING:
     from specsim.campaign.batches import Plan
     from specsim.campaign.campaign import Outcome, Pool
+    from specsim.campaign.corpus import Corpus
+    from specsim.campaign.sharing import Sharing
     from specsim.campaign.store import Store, StoredFinding
     from specsim.campaign.work import BatchResult
     from specsim.report.live import Line
@@ -68,6 +70,12 @@ def fuzz(
     ] = None,
     only: Annotated[str | None, typer.Option(metavar="TIER", help="accounting, ops or workers.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for replay files of what is new.")] = Path("specsim-findings"),
+    corpus: Annotated[
+        str | None, typer.Option(metavar="FOLDER|redis://...", help="Share tapes with other campaigns there.")
+    ] = None,
+    corpus_read: Annotated[
+        list[str] | None, typer.Option("--corpus-read", metavar="...", help="Read tapes there too; may be repeated.")
+    ] = None,
     ci: Annotated[
         bool, typer.Option("--ci", help="A time budget, the commit as seed, and canaries that must be found.")
     ] = False,
@@ -101,6 +109,7 @@ def fuzz(
         plan = _plan(target, strategy, family, only, asked_seed or 0, None)
         raise typer.Exit(make_again(again, store_file, plan, out, json_file, hang_seconds, cache.folder))
     require_folder("--out", out)
+    shared = _opened(corpus, corpus_read or ())
     width = jobs_of(jobs)
     if resume and not store_file.exists():
         raise UsageError(f"--resume: there is no campaign in {store_file}", "begin one without --resume")
@@ -115,7 +124,18 @@ def fuzz(
         seconds = budget_seconds or (CI_SECONDS if ci else math.inf)
         campaign = _Campaign(store, plan, shard_number, width, seconds, out, hang_seconds, cache, unavailable)
         campaign.on_cluster(ray, jobs != "auto", cache_dir)
-        raise typer.Exit(campaign.run(ci, metrics_port, observe, json_file))
+        raise typer.Exit(campaign.run(ci, metrics_port, observe, json_file, shared))
+
+
+def _opened(own: str | None, others: Sequence[str]) -> Corpus | None:
+    """The corpus, None when none was asked for."""
+    if own is None and not others:
+        return None
+    import specsim
+    from specsim.campaign.corpus import open_corpus
+    from specsim.judge.accounting_child import model_hash
+
+    return open_corpus(own, others, model_hash=model_hash(), specsim_version=specsim.__version__)
 
 
 def shard_of(text: str) -> int:
@@ -252,16 +272,25 @@ class _Campaign:
         self._marks: set[str] = set()
         self._told = 0
         self._verdicts: list[dict[str, str]] = []
+        self._sharing: Sharing | None = None
         self._ray: tuple[str | None, bool, Path | None] = None, False, None
 
     def on_cluster(self, address: str | None, beside: bool, cache_dir: Path | None) -> None:
         """Run batches on a Ray cluster, with processes here `beside` it; `cache_dir` as its nodes have it."""
         self._ray = address, beside, cache_dir
 
-    def run(self, ci: bool, metrics_port: int | None, observe: Path | None, json_file: Path | None) -> int:
+    def run(
+        self,
+        ci: bool,
+        metrics_port: int | None,
+        observe: Path | None,
+        json_file: Path | None,
+        corpus: Corpus | None = None,
+    ) -> int:
         """Run it, print and write what it did; returns the exit code."""
         from specsim import interrupts
         from specsim.campaign.campaign import go_on
+        from specsim.campaign.sharing import Sharing
         from specsim.commands.campaign_pool import pool_of
         from specsim.judge.accounting_child import model_hash
         from specsim.report.live import live
@@ -278,6 +307,10 @@ class _Campaign:
                 stack, self._jobs, address, beside, self._cache.folder, nodes_cache, self._hang_seconds, line.say
             )
             watchers = _watchers(stack, self._store, pool, metrics_port, observe, line)
+            if corpus is not None:
+                corpus.tell(lambda text: line.say(f"specsim: {text}."))
+                self._sharing = sharing = Sharing(self._store, corpus, model_hash())
+                watchers.append(sharing.send)
             for text, why in self._unavailable.items():
                 line.say(f"specsim: {text} is left out ({why}).")
             self._ask_other_versions(line, until)
@@ -285,7 +318,11 @@ class _Campaign:
             def on_result(result: BatchResult, outcome: Outcome) -> None:
                 self._show(result, outcome, line)
                 for watcher in [*watchers]:
-                    watcher(result)
+                    try:
+                        watcher(result)
+                    except UsageError as error:  # the store has everything: the campaign goes on without
+                        watchers.remove(watcher)
+                        line.say(f"specsim: {error.problem}; the campaign goes on without it.")
 
             outcome = go_on(
                 self._plan,
@@ -301,8 +338,11 @@ class _Campaign:
                     observe=observe is not None,
                     device="cuda" if address is not None and batch.tier == "ops" else "cpu",
                 ),
+                on_learning=self._sharing.receive if self._sharing else lambda _target: None,
                 model_hash=model_hash(),
             )
+            if self._sharing:
+                self._sharing.end()
             interrupted = interrupts.asked()
         code = _exit_code(outcome, missed, interrupted)
         self._print(outcome, missed, interrupted)
@@ -378,6 +418,8 @@ class _Campaign:
             f"{outcome.runs} runs in {outcome.batches} batches, {outcome.events} events, {took:.0f} s; "
             f"the store has {runs} runs, {events} events, {cpu_seconds:.0f} s of CPU time"
         )
+        if self._sharing:
+            typer.echo(f"corpus: {self._sharing}")
         for finding in outcome.new:
             where = f"run {finding.shard}:{finding.run}, {finding.strategy or finding.tier}"
             after = f"after {finding.cpu_seconds:.0f} s of CPU time"
@@ -417,6 +459,7 @@ class _Campaign:
             "stored": {"runs": runs, "events": events, "cpu_seconds": cpu_seconds},
             "new": [asdict(finding) for finding in outcome.new],
             "other_versions": self._verdicts,
+            "corpus": self._sharing.to_json() if self._sharing else None,
             "stopped": [{"target": t, "tier": tier, "why": why} for (t, tier), why in outcome.stopped.items()],
             "left_out": [{"target": text, "why": why} for text, why in self._unavailable.items()],
             "missed_canaries": list(missed),

@@ -29,11 +29,14 @@ class Chooser(Protocol):
 
 
 class RecordingChooser:
-    """A chooser that writes its tape. `source(bound, label)` proposes; what fits is recorded and returned."""
+    """A chooser that writes its tape. `source(bound, label)` proposes; what fits is recorded and returned. One that
+    `follows` tapes is never biased.
+    """
 
-    __slots__ = ("_source", "_tape", "_unbiased")
+    __slots__ = ("_follows", "_source", "_tape", "_unbiased")
 
-    def __init__(self, source: Callable[[int, str], int]) -> None:
+    def __init__(self, source: Callable[[int, str], int], *, follows: bool = False) -> None:
+        self._follows = follows
         self._source = source
         self._unbiased = source
         self._tape: list[int] = []
@@ -48,6 +51,8 @@ class RecordingChooser:
 
     def bias(self, values: Mapping[str, Sequence[int]]) -> None:
         """Until `unbias`, a choice with one of these labels is one of its values, which the source draws from."""
+        if self._follows:
+            return
         source = self._unbiased
 
         def biased(bound: int, label: str) -> int:

@@ -3,7 +3,7 @@
 `swarm`     every choice from a seeded generator
 `pct`       probabilistic concurrency testing: agents have priorities, which change at a few drawn moments
 `delays`    the dullest schedule, but for a few decisions that are drawn
-`coverage`  tapes that showed something new are kept, changed and spliced
+`coverage`  scenarios of schedules that showed rare things are kept, changed and mixed
 `portfolio` all of them, each with the same share of the work
 
 A schedule is made from (seed, strategy, index) and what was learnt from the schedules before it; what is learnt
@@ -17,8 +17,9 @@ This module imports neither torch nor triton.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Mapping
+from itertools import chain, repeat
 from typing import NamedTuple, Protocol
 
 from specsim.explore.chooser import RecordingChooser, Tape, stream
@@ -27,7 +28,11 @@ Source = Callable[[int, str], int]
 HOST = "host"
 FIRST_GUESS = 32  # contests of a schedule, before one was seen
 PATIENCE = 8  # refusals without progress after which an agent goes whatever its priority: the host spins
-CORPUS_MAX = 512
+KEPT_MAX = 64  # schedules that have descendants
+RIVALS = 6  # of which one is a parent, or gives way
+DRAWN_AFRESH = 3  # one in so many schedules
+DRAWN_ANEW = 12  # one in so many choices of a scenario
+ONE = 1 << 20  # the worth of a feature that one schedule showed
 
 
 class Contest(NamedTuple):
@@ -165,51 +170,114 @@ class DelayBounded:
         self._most = max(self._most, self._seen)
 
 
-class CoverageGuided:
-    """Half of the schedules are drawn afresh; the other half are kept tapes with a change, or two of them spliced.
+class _Kept(NamedTuple):
+    """The scenario of a schedule, as the values of each label in order, what the schedule showed, and its work."""
 
-    A tape is kept when it showed a feature that none before it did: for a simulation, a pair of a request's state and
-    an event.
+    scenario: dict[str, list[int]]
+    features: tuple[Hashable, ...]
+    cost: int
+
+
+def _rarity(kept: _Kept, shown: Mapping[Hashable, int]) -> int:
+    """Whole numbers: a sum of them does not depend on its order."""
+    return sum([ONE // shown[feature] for feature in kept.features]) // max(1, len(kept.features))
+
+
+def _richness(kept: _Kept, shown: Mapping[Hashable, int]) -> int:
+    total: int = sum([ONE // shown[feature] for feature in kept.features])
+    return total * total // max(1, kept.cost)
+
+
+_WORTHS = (_rarity, _richness)
+
+
+class CoverageGuided:
+    """A third of the schedules are drawn afresh. The others have the scenario of a kept one, or of two of them mixed
+    label by label, with some choices drawn anew; what comes after the scenario is drawn.
+
+    A schedule is kept for what it showed, and gives way to one that showed rarer things. A feature that n schedules
+    showed is worth 1 / n; a schedule is worth, by turns, the mean of its features, and their sum over the root of its
+    work: the first favours what is rare altogether, the second what shows many rare things at once.
+
+    Source: energy by rarity is that of Boehme, Pham, Roychoudhury, "Coverage-based Greybox Fuzzing as Markov Chain",
+    CCS 2016; to mix by labels in place of positions is this project's.
     """
 
     name = "coverage"
 
-    def __init__(self, seed: int, _contests: Mapping[str, Contest]) -> None:
+    def __init__(self, seed: int, contests: Mapping[str, Contest]) -> None:
         self._seed = seed
-        self._corpus: list[Tape] = []
-        self.features: set[Hashable] = set()
+        self._contests = contests
+        self._given: deque[Tape] = deque()
+        self._kept: list[_Kept] = []
+        self._shown: Counter[Hashable] = Counter()
+        self._labels: list[str] = []
+        self._turn = 0
+
+    def start(self, tapes: Collection[Tape]) -> None:
+        """Run these tapes as they are, before anything else."""
+        self._given.extend(tapes)
 
     def chooser(self, index: int) -> RecordingChooser:
+        if self._given:
+            tape = iter(self._given.popleft())
+            return RecordingChooser(self.noted(lambda _bound, _label: next(tape, 0)), follows=True)
         draw = stream(self._seed, self.name, index)
-        if not self._corpus or not draw(2, "changed"):
-            return RecordingChooser(draw)
-        tape = iter(self._changed(draw))
-        return RecordingChooser(lambda bound, label: value if (value := next(tape, -1)) >= 0 else draw(bound, label))
+        if len(self._kept) < RIVALS or not draw(DRAWN_AFRESH, "afresh"):
+            return RecordingChooser(self.noted(draw))
+        one = self._parent(draw)
+        other = self._parent(draw) if draw(2, "mixed") else one
+        return RecordingChooser(self.noted(self._changed(draw, one.scenario, other.scenario)), follows=True)
 
-    def _changed(self, draw: Source) -> list[int]:
-        """A kept tape, changed in one to four places; what it lacks at its end is drawn."""
-        corpus = self._corpus
-        tape = list(corpus[draw(len(corpus), "tape")])
-        for _ in range(1 + draw(4, "changes")):
-            at = draw(len(tape) + 1, "at")
-            kind = draw(4, "change")
-            if kind == 0:
-                other = corpus[draw(len(corpus), "other tape")]
-                tape = tape[:at] + list(other[at:])
-            elif kind == 1:
-                del tape[at:]
-            elif kind == 2:
-                del tape[at : at + 1 + draw(4, "block")]
-            elif at < len(tape):
-                tape[at] = draw(max(4, 2 * tape[at]), "value")
-        return tape
+    def noted(self, source: Source) -> Source:
+        """`source`, whose labels are noted for what `learn` is told next."""
+        labels: list[str] = []
+        self._labels = labels
+
+        def noting(bound: int, label: str) -> int:
+            labels.append(label)
+            return source(bound, label)
+
+        return noting
+
+    def _changed(self, draw: Source, one: dict[str, list[int]], other: dict[str, list[int]]) -> Source:
+        """Choices of a scenario that is a child of two, then drawn ones. The first contest is the scenario's end."""
+        used: Counter[str] = Counter()
+        contests = self._contests
+        drawn = False
+
+        def source(bound: int, label: str) -> int:
+            nonlocal drawn
+            drawn = drawn or label in contests
+            if drawn or not draw(DRAWN_ANEW, "anew"):
+                return draw(bound, label)
+            values = (one if one is other or draw(2, "of whom") else other).get(label, ())
+            at = used[label]
+            used[label] += 1
+            return values[at] if at < len(values) else draw(bound, label)
+
+        return source
+
+    def _parent(self, draw: Source) -> _Kept:
+        worth = _WORTHS[draw(2, "by what")]
+        rivals = [self._kept[draw(len(self._kept), "rival")] for _ in range(RIVALS)]
+        return max(rivals, key=lambda kept: worth(kept, self._shown))
 
     def learn(self, tape: Tape, features: Collection[Hashable], cost: int) -> None:
-        new = [feature for feature in features if feature not in self.features]
-        if new:
-            self.features.update(new)
-            self._corpus.append(tape)
-            del self._corpus[:-CORPUS_MAX]
+        self._shown.update(features)
+        scenario: dict[str, list[int]] = {}
+        for label, value in zip(self._labels, chain(tape, repeat(0)), strict=False):
+            if label in self._contests:
+                break
+            scenario.setdefault(label, []).append(value)
+        kept = _Kept(scenario, tuple(features), cost)
+        if len(self._kept) < KEPT_MAX:
+            self._kept.append(kept)
+            return
+        self._turn += 1
+        rivals = [(self._turn * RIVALS + place) % KEPT_MAX for place in range(RIVALS)]
+        worth = _WORTHS[self._turn % 2]
+        self._kept[min(rivals, key=lambda place: worth(self._kept[place], self._shown))] = kept
 
 
 class Portfolio:
@@ -218,20 +286,28 @@ class Portfolio:
     name = "portfolio"
 
     def __init__(self, seed: int, contests: Mapping[str, Contest]) -> None:
-        self._strategies: list[Strategy] = [make(seed, contests) for make in (Swarm, Pct, DelayBounded, CoverageGuided)]
+        self._guided = CoverageGuided(seed, contests)
+        drawn: list[Strategy] = [make(seed, contests) for make in (Swarm, Pct, DelayBounded)]
+        self._strategies = [*drawn, self._guided]
         self._work = [0] * len(self._strategies)
         self._turn = 0
 
+    def start(self, tapes: Collection[Tape]) -> None:
+        """Run these tapes as they are, when it is the turn of `coverage`."""
+        self._guided.start(tapes)
+
     def chooser(self, index: int) -> RecordingChooser:
         self._turn = self._work.index(min(self._work))
-        return self._strategies[self._turn].chooser(index)
+        chooser = self._strategies[self._turn].chooser(index)
+        if self._strategies[self._turn] is self._guided:
+            return chooser
+        return RecordingChooser(self._guided.noted(chooser.choose))
 
     def learn(self, tape: Tape, features: Collection[Hashable], cost: int) -> None:
         self._work[self._turn] += cost
         self._strategies[self._turn].learn(tape, features, cost)
-        guided = self._strategies[-1]
-        if self._strategies[self._turn] is not guided:
-            guided.learn(tape, features, cost)
+        if self._strategies[self._turn] is not self._guided:
+            self._guided.learn(tape, features, cost)
 
 
 STRATEGIES: dict[str, Callable[[int, Mapping[str, Contest]], Strategy]] = {
