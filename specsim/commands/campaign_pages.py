@@ -346,6 +346,7 @@ def _troubles(found: Merged) -> Table | None:
 
 
 def _matrices(found: Merged) -> list[Matrix]:
+    from specsim.check.applied import CONDITIONAL
     from specsim.check.sweep import MARKS
 
     targets = sorted(target for target, features in found.coverage.items() if features)
@@ -363,6 +364,7 @@ def _matrices(found: Merged) -> list[Matrix]:
             for state in states
         ]
         holes = [f"mark: {mark}" for mark in MARKS if f"mark:{mark}" not in features]
+        holes += [f"rule: {rule}" for rule in sorted(CONDITIONAL) if f"rule:{rule}" not in features]
         missing = sum((state, event) in anywhere - pairs.keys() for state in states for event in events)
         title = f"{target}: {len(pairs)} of {len(anywhere)} pairs, {missing} hole{'' if missing == 1 else 's'}"
         matrices.append(Matrix(title, "state", events, rows, holes, is_open=target == targets[0]))
