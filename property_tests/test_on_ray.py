@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from property_tests.test_campaign_shares import Campaign
 from property_tests.test_check import specsim
+from property_tests.test_corpus import RedisServer, redis_server
 from specsim.campaign.batches import Lot, Plan
 from specsim.campaign.campaign import GivenBack, go_on
 from specsim.campaign.on_ray import RayCluster, RayPool
@@ -28,6 +30,7 @@ from specsim.campaign.work import Batch, BatchResult
 from specsim.errors import UsageError
 from specsim.sim.target import ModelTarget
 
+__all__ = ["redis_server"]  # a fixture
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed: pip install 'specsim[ray]' adds it"
 )
@@ -61,12 +64,12 @@ class Here:
 
 
 class Nodes:
-    """A cluster of one node, the head, with one CPU; more may be added."""
+    """A cluster of one node, the head; more may be added."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpus: int = 1) -> None:
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 1, "object_store_memory": MEMORY, "include_dashboard": False}
+        head = {"num_cpus": cpus, "object_store_memory": MEMORY, "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
         self.head = raylet_of(self._cluster.head_node)
@@ -240,6 +243,35 @@ def test_a_target_that_the_nodes_do_not_have_is_asked_for_here_and_told_once(nod
     assert here.asked == [0, 1]
     assert len(told) == 1
     assert told[0].endswith("what it had is run on this machine")
+
+
+@needs_ray
+def test_a_tape_that_one_node_found_is_run_by_another_within_its_next_batch(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    nodes, said = Nodes(cpus=0), []
+    try:
+        first = nodes.add()
+        cluster = RayCluster.connect(nodes.address, None, 20.0)
+        one, two = [Campaign(tmp_path / f"{n}.db", n, redis_server.url, said) for n in (1, 2)]
+        pools = [RayPool(cluster, Here(), False, said.append) for _ in range(2)]
+        one.pool, two.pool = pools
+        one.run()
+        found = one.tapes()
+        nodes.add()
+        os.kill(first, signal.SIGKILL)
+        two.run()
+        assert set(cluster.ran.values()) == {1}  # two nodes, a batch each
+        assert len(cluster.ran) == 2
+        cluster.close()
+    finally:
+        nodes.end()
+    assert len(found) == one.sharing.sent == two.sharing.received > 3
+    assert found <= two.tapes()  # a batch starts from the tapes that its store has by then, all of them
+    (batch,) = two.store.batches()
+    assert batch.tapes_to >= len(found)
+    assert batch.runs >= len(found)
+    assert said == []
 
 
 @needs_ray

@@ -172,11 +172,11 @@ def _charts(found: Merged) -> list[Chart]:
     start = found.batches[0].at - max(0.0, found.batches[0].seconds)
 
     def over_time(name: str, moments: Iterable[tuple[float, float]]) -> Line:
-        total, points = 0.0, [(0.0, 0.0)]
+        total, points = 0.0, {0.0: 0.0}
         for at, count in moments:
             total += count
-            points.append((at - start, total))
-        return Line(name, points)
+            points[at - start] = total
+        return Line(name, list(points.items()))
 
     targets = sorted({batch.target for batch in found.batches})
     named = targets if 1 < len(targets) <= LINES_MAX else []
@@ -338,7 +338,7 @@ def _troubles(found: Merged) -> Table | None:
     rows: list[list[str | tuple[str, str]]] = [
         [target, reason, _number(f"{count:,}")] for (target, reason), count in sorted(reasons.items())
     ]
-    note = "Each costs one run; the batch goes on in another process."
+    note = "A process that ended early costs one run: its batch goes on in another one."
     return Table("Not judged", note, ["target", "why", "runs"], rows) if rows else None
 
 
