@@ -217,6 +217,11 @@ def test_copies_of_one_campaign_are_refused(tmp_path: Path, two_stores: tuple[Pa
         merged([two_stores[0], copy])
 
 
+def test_campaigns_of_one_seed_on_other_targets_are_no_copies(tmp_path: Path) -> None:
+    one, two = store_of(tmp_path / "a.db", [result_of(0)]), store_of(tmp_path / "b.db", [result_of(0, FAST)])
+    assert len(merged([one, two]).batches) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -21,9 +21,12 @@ import pytest
 from property_tests.test_campaign_shares import Campaign
 from property_tests.test_check import specsim
 from property_tests.test_corpus import RedisServer, redis_server
+from specsim import __version__ as specsim_version
 from specsim.campaign.batches import Lot, Plan
 from specsim.campaign.campaign import GivenBack, go_on
 from specsim.campaign.on_ray import RayCluster, RayPool
+from specsim.campaign.ray_child import run_there
+from specsim.campaign.results import batch_to_json
 from specsim.campaign.run import run_batch_here
 from specsim.campaign.store import Store
 from specsim.campaign.work import Batch, BatchResult
@@ -305,6 +308,13 @@ def test_a_batch_for_a_gpu_waits_for_a_node_that_has_one_and_comes_to_it(nodes: 
         cluster.close()
         if second:
             os.kill(second, signal.SIGKILL)
+
+
+def test_a_node_with_another_version_of_specsim_says_so() -> None:
+    batch = Batch(1, 0, 0, 0, 5, "model", "accounting", "any", "swarm")
+    answer = run_there(batch_to_json(batch), None, 20.0, 5.0, "0.0")
+    assert set(answer) == {"problem", "remedy"}
+    assert f"has specsim {specsim_version}, the campaign 0.0" in answer["problem"]
 
 
 @needs_ray

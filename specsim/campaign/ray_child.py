@@ -156,7 +156,9 @@ class Connected:
 
 
 def _line(error: Exception) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if type(error).__name__.startswith("RayTaskError") and lines:
+        return lines[-1]  # of the traceback of the node
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
 
 
