@@ -20,6 +20,7 @@ DEEP: dict[str, int] = {
     "test_check.py::test_a_replay_is_the_same_in_another_process_with_another_hash_seed": 0,
     "test_check.py::test_a_replay_says_when_it_is_not_reproduced_and_when_the_code_has_changed": 0,
     "test_check.py::test_the_same_seed_gives_the_same_verdict_and_a_commit_hash_is_a_seed": 0,
+    "test_campaign_docs.py::test_a_shard_goes_on_from_part_to_part_and_from_machine_to_machine": 0,
     "test_matrix.py::test_a_target_that_cannot_be_judged_costs_its_own_column": 0,
     "test_sweep.py::test_the_command_writes_what_it_counted": 0,
     "test_check_strategy.py::test_the_default_is_the_swarm_and_every_strategy_makes_schedules_of_its_own": 0,
