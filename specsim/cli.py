@@ -529,7 +529,7 @@ def bench(
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
 
-    `kernels` is run when it is named or there is a GPU.
+    `kernels` is run when it is named or there is a GPU, `guidance` when it is named.
     """
     from specsim.bench import BENCHMARKS, run
     from specsim.judge.ops_child import choose_device
@@ -542,7 +542,8 @@ def bench(
         if value and name != "kernels":
             raise UsageError(f"{option} without kernels", f"it is an option of specsim bench kernels {option} ...")
     chosen = choose_device(device)
-    names = [name] if name else [each for each in BENCHMARKS if each != "kernels" or chosen == "cuda"]
+    unasked = {"guidance"} if chosen == "cuda" else {"guidance", "kernels"}
+    names = [name] if name else [each for each in BENCHMARKS if each not in unasked]
     results = run(names, chosen, rounds, full, only or (), peer, budget_seconds)
     if json_file is not None:
         write_json(json_file, results)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from specsim.errors import UsageError
