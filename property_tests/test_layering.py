@@ -64,7 +64,7 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     ),
     "bisect": layer("errors interrupts verdict replay_file explore memory sim ops targets judge"),
     "campaign": layer(
-        "errors interrupts verdict replay_file explore memory sim ops targets compiled mutants judge bisect"
+        "errors interrupts verdict replay_file explore memory sim ops targets compiled mutants judge bisect", "ray"
     ),
     "report": layer("errors verdict replay_file", "rich"),
 }

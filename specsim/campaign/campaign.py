@@ -25,8 +25,12 @@ LEARNING = ("coverage", "portfolio")  # strategies that start from tapes
 POLL_SECONDS = 0.2
 
 
+class GivenBack(Exception):  # noqa: N818 - not an error: a batch was not run, and is when the campaign goes on
+    """A batch was not run: the campaign was interrupted."""
+
+
 class Pool(Protocol):
-    """Where batches are run. What a Future raises is a UsageError of the batch's target."""
+    """Where batches are run. What a Future raises is a UsageError of the batch's target, or GivenBack."""
 
     @property
     def width(self) -> int:
@@ -107,10 +111,12 @@ def go_on(
             pool.interrupt()
             told = True
         done, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-        for future in done:
+        for future in sorted(done, key=lambda future: running[future].number):
             batch = running.pop(future)
             try:
                 result = future.result()
+            except GivenBack:
+                continue
             except UsageError as error:
                 _stop(outcome, batch, f"{error.problem}; {error.remedy}", on_stop)
                 continue

@@ -37,7 +37,9 @@ Labels = tuple[str, ...]
 
 @dataclass(slots=True)
 class Counts:
-    """What a store holds, in numbers. `start` is when this process began, in seconds since 1970; `workers` work now."""
+    """What a store holds, in numbers. `start` is when this process began, in seconds since 1970; `workers` how many
+    batches are run at a time.
+    """
 
     start: float
     workers: int = 0
@@ -93,7 +95,7 @@ def text_of(counts: Counts) -> str:
     lines += _family("specsim_findings", "gauge", "Findings, by what became of them.", of_a_finding, counts.findings)
     lines += _family("specsim_features", "gauge", "Pairs, marks and rules that were reached.", ("target",), features)
     lines += _family("specsim_tapes", "gauge", "Tapes that were kept, some of them more than once.", ("target",), tapes)
-    lines += _family("specsim_workers", "gauge", "Batches that run now.", (), {(): float(counts.workers)})
+    lines += _family("specsim_workers", "gauge", "Batches that are run at a time.", (), {(): float(counts.workers)})
     lines += _family(
         "specsim_start_time_seconds", "gauge", "When this process began, since 1970.", (), {(): counts.start}
     )

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from specsim.bisect.verdicts import FileQuestion, Limits, State
 from specsim.campaign.store import Store, StoredFinding, StoredReplay, Verdict
 from specsim.errors import UsageError
+from specsim.judge.parent import Ask, ask
 from specsim.judge.warm import WarmChild
 from specsim.targets.spec import CheckoutTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
 
 _VERDICTS: dict[State, Verdict] = {State.BAD: "shown", State.GOOD: "fixed", State.SKIPPED: "not applicable"}
 _HASH_SEED = "0"
+MANY = 3  # findings for which a child is worth its start that has torch loaded
 
 
 def due(store: Store, target: str, version: str) -> Iterator[tuple[StoredFinding, StoredReplay]]:
@@ -49,24 +52,25 @@ def run_again(
     waiting = list(due(store, target, version))
     if not waiting or not goes_on():
         return
-    child = WarmChild(_HASH_SEED)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "replay.json"
-            for finding, replay in waiting:
-                if not goes_on():
-                    return
-                file.write_text(replay.text, encoding="utf-8")
-                verdict, why = _judged(file, limits, target, child)
-                store.mark(finding, target, version, verdict)
-                on_verdict(finding, verdict, why)
-    finally:
-        child.close()
+    with ExitStack() as stack:
+        asked: Ask = ask
+        if len(waiting) >= MANY:
+            child = WarmChild(_HASH_SEED)
+            stack.callback(child.close)
+            asked = child.ask
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "replay.json"
+        for finding, replay in waiting:
+            if not goes_on():
+                return
+            file.write_text(replay.text, encoding="utf-8")
+            verdict, why = _judged(file, limits, target, asked)
+            store.mark(finding, target, version, verdict)
+            on_verdict(finding, verdict, why)
 
 
-def _judged(file: Path, limits: Limits, target: str, child: WarmChild) -> tuple[Verdict, str]:
+def _judged(file: Path, limits: Limits, target: str, ask: Ask) -> tuple[Verdict, str]:
     try:
-        judgement = FileQuestion(file, limits, as_written=True).judge(target, child.ask, _HASH_SEED)
+        judgement = FileQuestion(file, limits, as_written=True).judge(target, ask, _HASH_SEED)
     except UsageError as error:  # a file that this specsim does not read
         return "not applicable", error.problem
     return _VERDICTS[judgement.state], judgement.why

@@ -26,6 +26,7 @@ class Batch:
     `tapes`    these tapes, by rising id
     `known`    signatures that are not made smaller again
     `observe`  whether each run is told of in `BatchResult.observed`
+    `device`   of the ops tier: cpu or cuda
     """
 
     campaign: int
@@ -41,6 +42,7 @@ class Batch:
     tapes: tuple[Tape, ...] = ()
     known: tuple[str, ...] = ()
     observe: bool = False
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

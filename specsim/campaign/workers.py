@@ -199,7 +199,7 @@ def _run_cases(batch: Batch, cache: Path, hang_seconds: float, seconds: float) -
 def _judged_cases(batch: Batch, asked: dict[str, Any]) -> tuple[Suite, list[Finding], list[str]]:
     """The suite of a batch and its findings; and how processes ended that do not when their case is run again."""
     if batch.tier == "ops":
-        ops = OpsRequest(**asked, device="cpu")
+        ops = OpsRequest(**asked, device=batch.device)
         suite, findings = run_ops_suite(ops, _tell_nobody)
         again = partial(_ops_case_ends, ops)
     else:

@@ -24,7 +24,7 @@ from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PA
 
 if TYPE_CHECKING:
     from specsim.campaign.batches import Plan
-    from specsim.campaign.campaign import Outcome
+    from specsim.campaign.campaign import Outcome, Pool
     from specsim.campaign.corpus import Corpus
     from specsim.campaign.sharing import Sharing
     from specsim.campaign.store import Store, StoredFinding
@@ -49,7 +49,12 @@ def fuzz(
         Path, typer.Option("--store", metavar="FILE", help="Where all is kept: one SQLite file.")
     ] = DEFAULT_STORE,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the campaign in the store.")] = False,
-    jobs: Annotated[str, typer.Option(metavar="N|auto", help="Processes at a time; auto: one a core.")] = "auto",
+    jobs: Annotated[
+        str, typer.Option(metavar="N|auto", help="Processes at a time; auto: one a core, none beside a cluster.")
+    ] = "auto",
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run batches on this Ray cluster: HOST:PORT or auto.")
+    ] = None,
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="This one of N machines, from 0: each has a store.")
     ] = "0/1",
@@ -118,6 +123,7 @@ def fuzz(
         store.set_meta(campaign=str(plan.campaign), plan=plan.to_json())
         seconds = budget_seconds or (CI_SECONDS if ci else math.inf)
         campaign = _Campaign(store, plan, shard_number, width, seconds, out, hang_seconds, cache, unavailable)
+        campaign.on_cluster(ray, jobs != "auto", cache_dir)
         raise typer.Exit(campaign.run(ci, metrics_port, observe, json_file, shared))
 
 
@@ -267,6 +273,11 @@ class _Campaign:
         self._told = 0
         self._verdicts: list[dict[str, str]] = []
         self._sharing: Sharing | None = None
+        self._ray: tuple[str | None, bool, Path | None] = None, False, None
+
+    def on_cluster(self, address: str | None, beside: bool, cache_dir: Path | None) -> None:
+        """Run batches on a Ray cluster, with processes here `beside` it; `cache_dir` as its nodes have it."""
+        self._ray = address, beside, cache_dir
 
     def run(
         self,
@@ -280,7 +291,7 @@ class _Campaign:
         from specsim import interrupts
         from specsim.campaign.campaign import go_on
         from specsim.campaign.sharing import Sharing
-        from specsim.campaign.workers import LocalPool
+        from specsim.commands.campaign_pool import pool_of
         from specsim.judge.accounting_child import model_hash
         from specsim.report.live import live
 
@@ -290,10 +301,12 @@ class _Campaign:
         with ExitStack() as stack:
             stack.enter_context(interrupts.gentle())
             stack.enter_context(_termination_asks())
-            pool = LocalPool(self._jobs, self._cache.folder, self._hang_seconds)
-            stack.callback(pool.close)
             line = stack.enter_context(live(f"fuzzing {self._names()}", budget))
-            watchers = _watchers(stack, self._store, metrics_port, observe, line)
+            address, beside, nodes_cache = self._ray
+            pool = pool_of(
+                stack, self._jobs, address, beside, self._cache.folder, nodes_cache, self._hang_seconds, line.say
+            )
+            watchers = _watchers(stack, self._store, pool, metrics_port, observe, line)
             if corpus is not None:
                 corpus.tell(lambda text: line.say(f"specsim: {text}."))
                 self._sharing = sharing = Sharing(self._store, corpus, model_hash())
@@ -304,8 +317,12 @@ class _Campaign:
 
             def on_result(result: BatchResult, outcome: Outcome) -> None:
                 self._show(result, outcome, line)
-                for watcher in watchers:
-                    watcher(result)
+                for watcher in [*watchers]:
+                    try:
+                        watcher(result)
+                    except UsageError as error:  # the store has everything: the campaign goes on without
+                        watchers.remove(watcher)
+                        line.say(f"specsim: {error.problem}; the campaign goes on without it.")
 
             outcome = go_on(
                 self._plan,
@@ -316,7 +333,11 @@ class _Campaign:
                 interrupted=interrupts.asked,
                 on_result=on_result,
                 on_stop=lambda text: line.say(f"specsim: {text}."),
-                prepare=lambda batch: replace(batch, observe=observe is not None),
+                prepare=lambda batch: replace(
+                    batch,
+                    observe=observe is not None,
+                    device="cuda" if address is not None and batch.tier == "ops" else "cpu",
+                ),
                 on_learning=self._sharing.receive if self._sharing else lambda _target: None,
                 model_hash=model_hash(),
             )
@@ -466,7 +487,9 @@ def _missed_canaries() -> list[str]:
     return [hunted.mutant.id for hunted in sing() if not hunted.found]
 
 
-def _watchers(stack: ExitStack, store: Store, metrics_port: int | None, observe: Path | None, line: Line) -> list[Any]:
+def _watchers(
+    stack: ExitStack, store: Store, pool: Pool, metrics_port: int | None, observe: Path | None, line: Line
+) -> list[Any]:
     """What is told of each result beside the live line: functions of one."""
     found: list[Any] = []
     now = time.time()
@@ -474,6 +497,7 @@ def _watchers(stack: ExitStack, store: Store, metrics_port: int | None, observe:
         from specsim.campaign.metrics import Counts, serve, text_of
 
         counts = Counts(now)
+        counts.workers = pool.width
         counts.begin(store)
         served = serve(metrics_port)
         stack.callback(served.close)
@@ -481,6 +505,7 @@ def _watchers(stack: ExitStack, store: Store, metrics_port: int | None, observe:
         line.say(f"numbers for Prometheus: {served.url}")
 
         def count(result: BatchResult) -> None:
+            counts.workers = pool.width
             counts.take(result, store.findings())
             served.show(text_of(counts))
 
@@ -490,7 +515,15 @@ def _watchers(stack: ExitStack, store: Store, metrics_port: int | None, observe:
 
         observations = Observations.open(observe, now)
         stack.callback(observations.close)
-        found.append(observations.take)
+
+        def note(result: BatchResult) -> None:
+            try:
+                observations.take(result)
+            except UsageError as error:  # a full disk ends the lines, not the campaign
+                line.say(f"specsim: {error.problem}: no more lines are written.")
+                found.remove(note)
+
+        found.append(note)
     return found
 
 
