@@ -177,10 +177,11 @@ def test_two_scenarios_are_mixed_by_label_and_what_comes_after_is_drawn() -> Non
     strategy = CoverageGuided(0, CONTESTS)
     scenarios = [[("few", 1), ("turn", 10), ("end", 3)], [("few", 2), ("turn", 20), ("turn", 21), ("end", 4)]]
     for index in range(40):
-        choices = dict(enumerate(scenarios[index % 2]))
-        source = strategy.noted(lambda at, _label, choices=choices: choices[at][1])
-        tape = tuple(source(at, label) for at, (label, _) in choices.items())
-        strategy.learn(tape, {"a"}, 1)
+        values = iter(scenarios[index % 2])
+        chooser = strategy.noted(lambda _bound, _label, values=values: next(values)[1])  # type: ignore[misc]
+        for label, _ in scenarios[index % 2]:
+            chooser.choose(99, label)
+        strategy.learn(chooser.tape, {"a"}, 1)
     seen: Counter[tuple[int, ...]] = Counter()
     for index in range(300):
         chooser = strategy.chooser(index)
@@ -207,6 +208,22 @@ def test_what_is_learnt_does_not_depend_on_the_order_of_features() -> None:
         return found
 
     assert run(names) == run(names[::-1])
+
+
+def test_after_the_scenario_a_child_of_kept_schedules_is_drawn_like_any_other() -> None:
+    strategy = CoverageGuided(0, CONTESTS)
+    strategy.start([(7, 1, 5, 5)])
+    for index in range(40):
+        chooser = strategy.chooser(index)
+        for label in ("x", "abort", "x", "x"):
+            chooser.choose(1 << 30, label)
+        strategy.learn(chooser.tape, {"a"}, 1)
+    tapes = []
+    for index in range(60):
+        chooser = strategy.chooser(index)
+        tapes.append([chooser.choose(1 << 30, label) for label in ("x", "abort", "x", "x")])
+    assert any(tape[0] == 7 for tape in tapes)
+    assert all(5 not in tape[1:] for tape in tapes)
 
 
 def test_a_schedule_that_follows_tapes_is_not_biased() -> None:
