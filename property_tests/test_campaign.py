@@ -417,6 +417,6 @@ def test_an_interrupt_keeps_what_was_done_and_says_how_to_go_on(tmp_path: Path, 
 
 def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> None:
     """`python property_tests/kills.py 1000` is the deep form."""
-    killed = kill_again_and_again(tmp_path, int(os.environ.get("SPECSIM_KILLS", "4")), seed=3)
+    killed = kill_again_and_again(tmp_path, int(os.environ.get("SPECSIM_KILLS", "3")), seed=3)
     assert killed.wrong == []
     assert killed.batches > 0
