@@ -31,7 +31,8 @@ FIRST_GUESS = 32  # contests of a schedule, before one was seen
 PATIENCE = 8  # refusals without progress after which an agent goes whatever its priority: the host spins
 KEPT_MAX = 64  # schedules that have descendants
 RIVALS = 6  # of which one is a parent, or gives way
-DRAWN_AFRESH = 3  # one in so many schedules
+DRAWN_FIRST = 32  # schedules, before what they showed says what is rare
+DRAWN_AFRESH = 3  # one in so many schedules after them
 DRAWN_ANEW = 12  # one in so many choices of a scenario
 ONE = 1 << 20  # the worth of a feature that one schedule showed
 
@@ -184,8 +185,8 @@ class _Kept:
 
 
 class CoverageGuided:
-    """A third of the schedules are drawn afresh. The others have the scenario of a kept one, or of two of them mixed
-    label by label, with some choices drawn anew; what comes after the scenario is drawn.
+    """The first schedules are the swarm's, and so is a third of those after them. The others have the scenario of a
+    kept one, or of two of them mixed label by label, with some choices drawn anew; what comes after it is drawn.
 
     A schedule is kept for what it showed, and gives way to one that showed rarer things. A feature that n schedules
     showed is worth 1 / n; a schedule, by turns, the mean of its features, and their sum over the root of its work: the
@@ -215,8 +216,8 @@ class CoverageGuided:
             tape = iter(self._given.popleft())
             return self.noted(lambda _bound, _label: next(tape, 0), follows=True)
         draw = stream(self._seed, self.name, index)
-        if len(self._kept) < RIVALS or not draw(DRAWN_AFRESH, "afresh"):
-            return self.noted(draw)
+        if len(self._kept) < DRAWN_FIRST or not draw(DRAWN_AFRESH, "afresh"):
+            return self.noted(stream(self._seed, "schedules", index))  # the swarm's of that number
         one = self._parent(draw)
         other = self._parent(draw) if draw(2, "mixed") else one
         return self.noted(_child(draw, one, other), draw, follows=True)
