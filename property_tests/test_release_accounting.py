@@ -24,7 +24,7 @@ from specsim.sim.config import EngineConfig
 from specsim.sim.engine import Engine, UnjudgeableError
 from specsim.sim.log import Run
 from specsim.sim.request import Turn
-from specsim.sim.target import MEMORY_PARTS, PARTS, TREE_PARTS
+from specsim.sim.target import MEMORY_PARTS, PARTS, TREE_PARTS, SeamPart
 from specsim.sim.workload import Scenario, Workload, draw_scenario
 from specsim.targets.cache import Cache
 from specsim.targets.lift import DriftError, Lifter, find_function, parse_module
@@ -32,6 +32,7 @@ from specsim.targets.sglang import accounting
 from specsim.targets.sglang.accounting import FEATURES_OF_RELEASES, SglangHostTarget
 from specsim.targets.sglang.guards import read_guards
 from specsim.targets.sglang.host_functions import PARTS_TO_DO_WITHOUT
+from specsim.targets.sglang.host_lifting import _Lifting
 from specsim.targets.source import SourceTree
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -488,3 +489,25 @@ def test_a_class_is_lifted_whole_on_the_base_that_is_given(lifter: Lifter) -> No
 def test_what_cannot_be_lifted_is_named(lifter: Lifter, name: str, message: str) -> None:
     with pytest.raises(DriftError, match=message):
         lifter.lift_method("srt/host.py", name, {})
+
+
+def test_an_exception_of_the_compiled_simulator_passes_through_a_release_as_it_is() -> None:
+    """mypyc's exceptions have no `__dict__`: marking one raised AttributeError, which was taken for the release's."""
+
+    class Compiled(Exception):  # noqa: N818 - as RunStopped
+        def __setattr__(self, name: str, _value: object) -> None:
+            raise AttributeError(name)
+
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise AttributeError("__dict__")
+
+    part = SeamPart("resolve", "real")
+    lifting: Any = SimpleNamespace(_result=SimpleNamespace(parts={"resolve": part}))
+
+    def stops() -> None:
+        raise Compiled
+
+    with pytest.raises(Compiled):
+        _Lifting._counted(lifting, "resolve", stops)()
+    assert part.calls == 1

@@ -18,7 +18,7 @@ import typer
 
 import specsim
 from specsim.commands import doctor as doctor_command
-from specsim.commands import history, model, template
+from specsim.commands import fuzzing, history, model, template
 from specsim.commands.options import (
     CacheOption,
     DeviceOption,
@@ -346,7 +346,14 @@ def replay(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of replay files of a run.")],
+    folder: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="DIR", help="The folder of replay files of a run; with --campaign, more stores."),
+    ] = None,
+    campaign: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Instead of DIR: a store of `specsim fuzz`; several are shown as one."),
+    ] = None,
     html: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the index and the pages go.")] = Path(
         "specsim-report"
     ),
@@ -361,15 +368,28 @@ def report(
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
-    """Write a static index of a run's findings, with a page for each. Replays each on the target it was found on."""
+    """Write a static index of a run's findings, with a page for each. Replays each on the target it was found on.
+
+    With --campaign a page of what stores of `specsim fuzz` hold; nothing is replayed.
+    """
     accept_seed(seed)
+    if campaign:
+        from specsim.commands.campaign_pages import write_campaign
+
+        write_campaign([*campaign, *(folder or [])], html, json_file)
+        return
+    if folder is None or len(folder) != 1 or folder[0].is_file():
+        given = " ".join(map(str, folder or [])) or "nothing"
+        raise UsageError(
+            f"{given} is not the folder of a run", "give one folder of replay files, or --campaign FILE ..."
+        )
     from specsim.commands.pages import write_report
     from specsim.commands.requests import noted
 
     def noted_there(stored: Replay, file: Path) -> dict[str, Any]:
         return noted(stored, file, stored.target, None, hang_seconds, cache_dir)
 
-    write_report(folder, html, data, noted_there, cache_dir, json_file, budget_seconds)
+    write_report(folder[0], html, data, noted_there, cache_dir, json_file, budget_seconds)
 
 
 @app.command()
@@ -502,6 +522,7 @@ def bench(
     only: Annotated[list[str] | None, typer.Option("--only", help="Of kernels: an operation or family.")] = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
+    write: Annotated[Path | None, typer.Option("--write", help="Of guidance: write its page to this file.")] = None,
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", help="No benchmark, and none of the kernels, begins after them.")
     ] = None,
@@ -509,7 +530,7 @@ def bench(
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
 
-    `kernels` is run when it is named or there is a GPU.
+    `kernels` is run when it is named or there is a GPU, `guidance` when it is named.
     """
     from specsim.bench import BENCHMARKS, run
     from specsim.judge.ops_child import choose_device
@@ -521,15 +542,24 @@ def bench(
     for option, value in (("--only", only), ("--peer", peer)):
         if value and name != "kernels":
             raise UsageError(f"{option} without kernels", f"it is an option of specsim bench kernels {option} ...")
+    if write is not None and name != "guidance":
+        raise UsageError("--write without guidance", "it is an option of specsim bench guidance --write PAGE")
+    if write is not None:
+        require_folder("--write", write.parent)
     chosen = choose_device(device)
-    names = [name] if name else [each for each in BENCHMARKS if each != "kernels" or chosen == "cuda"]
+    unasked = {"guidance"} if chosen == "cuda" else {"guidance", "kernels"}
+    names = [name] if name else [each for each in BENCHMARKS if each not in unasked]
     results = run(names, chosen, rounds, full, only or (), peer, budget_seconds)
     if json_file is not None:
         write_json(json_file, results)
+    if write is not None:
+        from specsim.bench.guidance import page
+
+        write.write_text(page(results["benchmarks"]), encoding="utf-8")
     print_bench(results)
 
 
-for command in (model.explore, model.mutants, model.sweep, history.bisect):
+for command in (model.explore, model.mutants, model.sweep, fuzzing.fuzz, history.bisect):
     app.command()(command)
 app.command()(template.template)
 app.command()(doctor_command.doctor)

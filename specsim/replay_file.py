@@ -198,7 +198,7 @@ def is_shown(stored: ScheduleReplay, violation: Mapping[str, Any]) -> bool:
 
 
 # Rules that say how the process of a case or schedule ended, and not what it does.
-_ENDED = ("O7", "O8", "X2", "X3")
+ENDED = ("O7", "O8", "X2", "X3")
 
 
 def unheard(broken: Sequence[Mapping[str, Any]]) -> str:
@@ -206,7 +206,7 @@ def unheard(broken: Sequence[Mapping[str, Any]]) -> str:
 
     A machine that is busy takes longer than the limit: that is no sign that a finding is gone.
     """
-    ended = next((entry["actual"] for entry in broken if entry["rule"] in _ENDED), "")
+    ended = next((entry["actual"] for entry in broken if entry["rule"] in ENDED), "")
     return f"the replay {ended}; --hang-seconds gives it longer" if ended else ""
 
 

@@ -92,14 +92,17 @@ class FileQuestion:
     """Whether a revision shows the finding of a replay file.
 
     The tape of a schedule must stand everywhere for what it stands for on the first bad revision, which may not be what
-    it stood for when the file was written: the simulator may have changed since.
+    it stood for when the file was written: the simulator may have changed since. With `as_written` it must stand for
+    that.
     """
 
-    def __init__(self, file: Path, limits: Limits) -> None:
+    def __init__(self, file: Path, limits: Limits, *, as_written: bool = False) -> None:
         self._file = file
         self._limits = limits
         self._stored = replay_file.load(file)
         self._scenario: Any = None
+        if as_written and isinstance(self._stored, ScheduleReplay):
+            self._scenario = self._stored.scenario
         self.text = f"{self._stored.signature} of {file}"
 
     def judge(self, target: str, ask: Ask, hash_seed: str) -> Judgement:

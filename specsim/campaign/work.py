@@ -25,6 +25,8 @@ class Batch:
     `tapes_to` the tapes that the strategy starts from are those of the store with ids up to this one; 0 for none
     `tapes`    these tapes, by rising id
     `known`    signatures that are not made smaller again
+    `observe`  whether each run is told of in `BatchResult.observed`
+    `device`   of the ops tier: cpu or cuda
     """
 
     campaign: int
@@ -39,6 +41,8 @@ class Batch:
     tapes_to: int = 0
     tapes: tuple[Tape, ...] = ()
     known: tuple[str, ...] = ()
+    observe: bool = False
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +75,34 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Observed:
+    """What one run was and did. `why` it was not judged, or what it broke: "" for a run that broke nothing.
+
+    `judged`    whether the target ran it
+    `seconds`   wall clock
+    `choices`   length of its tape
+    `scenario`  options of its configuration and counts of its workload, those that are on
+    `marks`     what it reached
+    """
+
+    index: int
+    judged: bool
+    why: str
+    seconds: float
+    events: int = 0
+    choices: int = 0
+    scenario: dict[str, int] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class BatchResult:
     """What became of a batch.
 
     `version`    the target's version, commit or content hash; what a finding was first and last seen on
     `runs`       runs that were judged; `refused` those that were not, by the reason
     `features`   runs that reached each pair, mark or rule: "pair:...", "mark:...", "rule:..."
+    `observed`   each run, when the batch asks for it
     `ended`      how the process ended when it did not come to its end, "" when it did; that costs one run
     """
 
@@ -91,3 +117,4 @@ class BatchResult:
     tapes: tuple[KeptTape, ...] = ()
     findings: tuple[Found, ...] = ()
     ended: str = ""
+    observed: tuple[Observed, ...] = ()

@@ -1,9 +1,16 @@
-"""What a run showed, as pairs of a request's state and an event; and which choices are contests of agents."""
+"""What a run showed: pairs of a request's state and an event, marks, rules that were asked, and which of them met; and
+which choices are contests of agents.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from itertools import combinations
+
+from specsim.check.applied import rules_applied
 from specsim.explore.strategies import Contest
 from specsim.sim.log import Run
+from specsim.sim.workload import Scenario
 
 # Who goes when a choice does not say "the host goes on": the device, a client, the scheduler, an operator.
 CONTESTS = {
@@ -57,3 +64,11 @@ def pairs(run: Run) -> set[tuple[str, int, bool, str, str]]:
             if outcome != "stale":
                 states[who] = _BECOMES.get(event, states[who])
     return found
+
+
+def features_of(scenario: Scenario, run: Run) -> set[Hashable]:
+    """What strategies learn from: the pairs of the run, whatever the outcome; its marks and the rules that it gave
+    something to judge; and each two of those that met in it.
+    """
+    met = sorted({*run.marks, *rules_applied(scenario, run)})
+    return {*(pair[:-1] for pair in pairs(run)), *met, *combinations(met, 2)}

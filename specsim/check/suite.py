@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
 from specsim.check.checker import Violation
-from specsim.check.coverage import CONTESTS, pairs
+from specsim.check.coverage import CONTESTS, features_of
 from specsim.check.extension import ExtensionTarget
 from specsim.check.fewer import without_one_item
 from specsim.check.order import Pair, decisive_pair
@@ -61,7 +61,7 @@ class Schedule:
 
     def teach(self, strategy: Strategy) -> None:
         """Tell the strategy that chose it what came of it. ExtensionError for whatever it raises."""
-        features = pairs(self.run) if isinstance(strategy, CoverageGuided | Portfolio) else ()
+        features = features_of(self.scenario, self.run) if isinstance(strategy, CoverageGuided | Portfolio) else ()
         try:
             strategy.learn(self.tape, features, len(self.run.log))
         except Exception as error:
@@ -138,11 +138,14 @@ def run_schedule(
     return Schedule(scenario, chooser.tape, run)
 
 
-def strategy_of(name: str, seed: int) -> Strategy:
-    """The strategy of that name; UsageError when there is none."""
+def strategy_of(name: str, seed: int, tapes: Collection[Tape] = ()) -> Strategy:
+    """The strategy of that name, which runs these tapes first if it learns; UsageError when there is none."""
     if name not in STRATEGIES:
         raise UsageError(f"there is no strategy {name!r}", f"choose one of {', '.join(STRATEGIES)}")
-    return STRATEGIES[name](seed, CONTESTS)
+    strategy = STRATEGIES[name](seed, CONTESTS)
+    if isinstance(strategy, CoverageGuided | Portfolio):
+        strategy.start(tapes)
+    return strategy
 
 
 def chooser_of(seed: int, index: int) -> RecordingChooser:
@@ -203,7 +206,7 @@ def simulate(
             starts = [*smallest.get(signature, []), (size, schedule.tape)]
             smallest[signature] = sorted(starts)[:SHRINK_STARTS]
         if index % DOUBLED_EVERY == 0:
-            result.nondeterministic = _first_difference(target, schedule)
+            result.nondeterministic = first_difference(target, schedule)
             if result.nondeterministic:
                 return result
     for number, (signature, starts) in enumerate(smallest.items()):
@@ -263,7 +266,7 @@ def shares(target: AccountingTarget, *, seed: int, schedules: int) -> dict[str, 
     return {mark: count / max(1, run) for mark, count in counts.most_common()}
 
 
-def _first_difference(target: AccountingTarget, schedule: Schedule) -> str:
+def first_difference(target: AccountingTarget, schedule: Schedule) -> str:
     """Run a schedule again; the first event that differs, "" when none does."""
     again = run_schedule(target, replayed(schedule.tape))
     if again is not None and again.run.digest == schedule.run.digest:

@@ -13,7 +13,7 @@ This module imports neither torch nor triton.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 Tape = tuple[int, ...]
@@ -29,12 +29,16 @@ class Chooser(Protocol):
 
 
 class RecordingChooser:
-    """A chooser that writes its tape. `source(bound, label)` proposes; what fits is recorded and returned."""
+    """A chooser that writes its tape. `source(bound, label)` proposes; what fits is recorded and returned. One that
+    `follows` tapes is never biased.
+    """
 
-    __slots__ = ("_source", "_tape")
+    __slots__ = ("_follows", "_source", "_tape", "_unbiased")
 
-    def __init__(self, source: Callable[[int, str], int]) -> None:
+    def __init__(self, source: Callable[[int, str], int], *, follows: bool = False) -> None:
+        self._follows = follows
         self._source = source
+        self._unbiased = source
         self._tape: list[int] = []
 
     def choose(self, bound: int, label: str) -> int:
@@ -44,6 +48,26 @@ class RecordingChooser:
         value = 0 if value < 0 else min(value, bound - 1)
         self._tape.append(value)
         return value
+
+    def bias(self, values: Mapping[str, Sequence[int]]) -> None:
+        """Until `unbias`, a choice with one of these labels is one of its values, which the source draws from."""
+        if self._follows:
+            return
+        source = self._unbiased
+
+        def biased(bound: int, label: str) -> int:
+            among = values.get(label)
+            return source(bound, label) if among is None else among[min(source(len(among), label), len(among) - 1)]
+
+        self._source = biased
+
+    def go_on(self, source: Callable[[int, str], int]) -> None:
+        """Choices are those of `source` from the next one on."""
+        self._source = self._unbiased = source
+
+    def unbias(self) -> None:
+        """Choices are those of the source again."""
+        self._source = self._unbiased
 
     @property
     def tape(self) -> Tape:

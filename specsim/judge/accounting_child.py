@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,13 +129,21 @@ def failure(request: Request, messages: Messages) -> None:
     """Make the finding of a schedule that took a child with it. Runs none of it, but those before it where the strategy
     learns from them.
     """
-    from specsim.check.rules import BY_ID
     from specsim.sim.features import FEATURES
     from specsim.sim.workload import draw_scenario
 
     features = FEATURES if request["features"] is None else frozenset(request["features"])
     chooser = _strategy_before(request, messages).chooser(request["index"])
     scenario = draw_scenario(chooser, features)
+    messages.send("done alone", finding=asdict(write_failure(chooser.tape, scenario, request)))
+
+
+def write_failure(tape: Sequence[int], scenario: Any, request: Request) -> Finding:
+    """The finding of schedule `index` of the request, whose process ended as its `text` says and which breaks `rule`,
+    and its replay file. `tape` holds the choices of its scenario.
+    """
+    from specsim.check.rules import BY_ID
+
     rule = BY_ID[request["rule"]]
     signature = f"accounting:{rule.id}:process"
     title = f"a schedule {request['text']}"
@@ -146,7 +154,7 @@ def failure(request: Request, messages: Messages) -> None:
         part="process",
         where="",
         source_hash="",
-        tape=list(chooser.tape),
+        tape=list(tape),
         scenario=_plain(scenario),
         seed=request["seed"],
         rule=rule.id,
@@ -157,7 +165,7 @@ def failure(request: Request, messages: Messages) -> None:
         kernels=request["kernels"],
     )
     path = _save(replay, Path(request["out"]))
-    finding = Finding(
+    return Finding(
         rule=rule.id,
         sentence=rule.sentence,
         title=title,
@@ -172,7 +180,6 @@ def failure(request: Request, messages: Messages) -> None:
         count=1,
         details=(f"schedule {request['index']} of seed {request['seed']}",),
     )
-    messages.send("done alone", finding=asdict(finding))
 
 
 def _strategy_before(request: Request, messages: Messages) -> Strategy:
@@ -313,8 +320,7 @@ def write_finding(target: Any, found: Any, request: Request) -> Finding:
     order = tuple(line(event) for event in found.order or ())
     looked_for = found.looked and not isinstance(target, ExtensionTarget)
     part = _part(target, violation.part)
-    subject = f" of {violation.who}" if violation.who else ""
-    title = f"{violation.part}{subject}: {violation.actual}; right is {violation.expected}"
+    title = title_of(violation)
     log = schedule.run.log
     config = {**asdict(schedule.scenario.config)}
     details = (
@@ -361,6 +367,12 @@ def write_finding(target: Any, found: Any, request: Request) -> Finding:
         details=details,
         order=order if looked_for else None,
     )
+
+
+def title_of(violation: Any) -> str:
+    """The sentence of a Violation."""
+    subject = f" of {violation.who}" if violation.who else ""
+    return f"{violation.part}{subject}: {violation.actual}; right is {violation.expected}"
 
 
 def _count(number: int, what: str) -> str:

@@ -5,6 +5,7 @@ torch each time. For commands that judge many targets in a row.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -21,12 +22,14 @@ from specsim.judge.parent import PROGRESS_EVENTS, START_SECONDS_MAX, Answers, Ch
 
 class WarmChild:
     """One process that forks for each question, under one PYTHONHASHSEED. It is started at once, and again after a
-    question that it did not survive. Close it at the end.
+    question that it did not survive. Close it at the end. `module` is what it runs.
     """
 
-    def __init__(self, hash_seed: str) -> None:
+    def __init__(self, hash_seed: str, module: str = "specsim.judge.warm_child") -> None:
         self._hash_seed = hash_seed
+        self._module = module
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
+        fcntl.fcntl(self._stderr.fileno(), fcntl.F_SETFL, os.O_APPEND)
         self._process: subprocess.Popen[bytes] | None = None
         self._start()
 
@@ -35,24 +38,30 @@ class WarmChild:
         self._end()
         self._stderr.close()
 
+    def interrupt(self) -> None:
+        """Pass an interrupt on to the child."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGINT)
+
     def ask(self, question: dict[str, Any], hang_seconds: float, hash_seed: str = "") -> Iterator[Message]:
         """As `specsim.judge.parent.ask`; `hash_seed` is the one that the child was started with, or "" for it."""
         assert hash_seed in ("", self._hash_seed)
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._start()
-        printed = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.truncate(0)  # what a target prints for hours is not to fill the disk
         answers = Answers(self._reader, START_SECONDS_MAX)
         messages = iter(answers)
         is_open = self._send(question)
         try:
             for message in messages:
                 if message is None:
-                    raise ChildEnded(True, f"does not end within {answers.limit_s:g} s", tail(self._stderr, printed))
+                    raise ChildEnded(True, f"does not end within {answers.limit_s:g} s", tail(self._stderr))
                 if message["event"] == "ended":
                     is_open = False
                     if message["code"]:
-                        raise ChildEnded(False, _how(message["code"]), tail(self._stderr, printed))
+                        raise ChildEnded(False, _how(message["code"]), tail(self._stderr))
                     return
                 if message["event"] == "error":
                     raise UsageError(message["problem"], message["remedy"])
@@ -60,7 +69,7 @@ class WarmChild:
                 yield message
             is_open = False
             code = self._process.wait() if self._process else 0
-            raise ChildEnded(False, _how(code), tail(self._stderr, printed))
+            raise ChildEnded(False, _how(code), tail(self._stderr))
         finally:
             # Who asked may have heard enough before the end: the next question must not hear the rest.
             if is_open and not any(message and message["event"] == "ended" for message in messages):
@@ -81,7 +90,7 @@ class WarmChild:
         # The child finds specsim where this process found it, whatever its own path says.
         path = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "specsim.judge.warm_child", str(writer)],
+            [sys.executable, "-m", self._module, str(writer)],
             stdin=subprocess.PIPE,
             stdout=self._stderr,
             stderr=self._stderr,

@@ -105,11 +105,17 @@ def _span(seconds: float) -> str:
 
 class Line:
     """The line while it is shown. `progress` is what it shows; `tell` after it changed. `count`, when it is there, is
-    asked for the counts each time the line is shown.
+    asked for the counts each time the line is shown. `say` prints a line of its own above it.
     """
 
-    def __init__(self, progress: Progress, print_plain: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        print_plain: Callable[[str], None] | None,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
         self.progress = progress
+        self.say = say
         self._print_plain = print_plain
         self._cases: dict[str, int] = {}  # of each tier; two may run at a time
         self.count: Callable[[], dict[str, int]] | None = None
@@ -157,10 +163,14 @@ def live(what: str, budget_seconds: float | None = None) -> Iterator[Line]:
     """Show a live line while work runs."""
     progress = Progress(what, budget_seconds)
     console = Console(stderr=True, highlight=False)
+
+    def print_line(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
     if not console.is_terminal or console.is_dumb_terminal:
-        yield Line(progress, lambda text: console.print(text, markup=False, soft_wrap=True))
+        yield Line(progress, print_line, print_line)
         return
-    line = Line(progress, None)
+    line = Line(progress, None, print_line)
 
     def shown() -> Text:
         return Text(line.text, style="cyan", no_wrap=True, overflow="crop")

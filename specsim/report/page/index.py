@@ -34,7 +34,7 @@ def index_of(folder: str, entries: Sequence[Entry], tables: Sequence[Table]) -> 
     head = f"""<header class="finding"><p class="eyebrow"><span class="brand">specsim</span> <span>report</span></p>
 <h1>{len(shown)} {"finding" if len(shown) == 1 else "findings"}</h1>
 <p class="where">replay files of {escape(visible(folder))}</p></header>"""
-    parts = [_findings(shown), _left_out(entries), *map(_table, tables)]
+    parts = [_findings(shown), _left_out(entries), *map(table_of, tables)]
     return document("specsim report", "report", f"{head}<main>{''.join(parts)}</main><footer></footer>")
 
 
@@ -63,8 +63,13 @@ def _left_out(entries: Sequence[Entry]) -> str:
     return f'<section class="panel changes"><h2>Without a page</h2><ul>{items}</ul></section>' if items else ""
 
 
-def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
+def table_of(table: Table) -> str:
+    """A panel with the table."""
+    kinds = [cell[1] if not isinstance(cell, str) and cell[1] == "number" else "" for cell in (table.rows or [[]])[0]]
+    kinds += [""] * (len(table.columns) - len(kinds))
+    head = "".join(
+        f'<th scope="col" class="{kind}">{escape(name)}</th>' for name, kind in zip(table.columns, kinds, strict=True)
+    )
     body = "".join(
         f'<tr><th scope="row">{escape(_text(row[0]))}</th>{"".join(map(_cell, row[1:]))}</tr>' for row in table.rows
     )

@@ -175,7 +175,9 @@ class _Lifting:
             try:
                 return function(*arguments, **named)
             except Exception as error:
-                error.__dict__.setdefault(PART_OF_ERROR, part)
+                # A compiled exception takes no attribute: it is the simulator's own, which nobody asks for its part.
+                with contextlib.suppress(AttributeError):
+                    setattr(error, PART_OF_ERROR, getattr(error, PART_OF_ERROR, part))
                 raise
 
         return counted

@@ -1,0 +1,129 @@
+"""Which batch comes next: drawn from (campaign, shard, number of the batch), with integer weights.
+
+Run `index` of a shard is in batch `index // RUNS_MAX`, whatever its target and tier.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from specsim.campaign.families import FAMILIES
+from specsim.campaign.work import Batch
+from specsim.errors import UsageError
+from specsim.explore.chooser import stream
+from specsim.explore.strategies import STRATEGIES
+
+RUNS_MAX = 5000  # of a batch
+COUNTS = {"accounting": RUNS_MAX, "ops": 100, "workers": 100}  # cases are of each implementation or probe
+TIER_WEIGHTS = {"accounting": 20, "ops": 1, "workers": 1}
+STRATEGY_WEIGHTS = {"swarm": 4, "pct": 2, "delays": 1, "coverage": 2}
+
+Drawn = TypeVar("Drawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """Batches of one tier of a target, and their weight."""
+
+    target: str
+    tier: str
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the batches of a campaign are drawn from. `campaign` is its seed; weights are by name."""
+
+    campaign: int
+    lots: tuple[Lot, ...]
+    families: tuple[tuple[str, int], ...]
+    strategies: tuple[tuple[str, int], ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(lot.target for lot in self.lots))
+
+
+def plan_from_json(text: str) -> Plan:
+    data = json.loads(text)
+    return Plan(
+        data["campaign"],
+        tuple(Lot(**lot) for lot in data["lots"]),
+        tuple((name, weight) for name, weight in data["families"]),
+        tuple((name, weight) for name, weight in data["strategies"]),
+    )
+
+
+def lots_of(tiers: Mapping[str, Sequence[str]]) -> tuple[Lot, ...]:
+    """The lots of targets, by the tiers that each has. A target without schedules has its time for its cases."""
+    return tuple(Lot(target, tier, TIER_WEIGHTS[tier]) for target, of in tiers.items() for tier in of)
+
+
+def weights_of(option: str, given: Sequence[str], known: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """The weights of NAME=WEIGHT texts: of those alone, where some are given. NAME alone weighs 1."""
+    weights: dict[str, int] = {}
+    for text in given:
+        name, _, weight = text.partition("=")
+        if name not in known:
+            raise UsageError(f"{option} {text!r}: there is no {name!r}", f"choose among {', '.join(known)}")
+        if weight and not (weight.isascii() and weight.isdigit() and len(weight) < 7):
+            raise UsageError(f"{option} {text!r}: the weight {weight!r} is no whole number", f"give {name}=2")
+        weights[name] = int(weight or 1)
+    if given and not any(weights.values()):
+        raise UsageError(f"{option}: every weight is 0", "give one at least a weight of 1")
+    chosen = weights or known
+    return tuple((name, weight) for name, weight in chosen.items() if weight)
+
+
+def family_weights(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    return weights_of("--family", given, {family.name: family.weight for family in FAMILIES.values()})
+
+
+def strategy_weights(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    known = {name: STRATEGY_WEIGHTS.get(name, 0) for name in STRATEGIES}
+    return weights_of("--strategy", given, known)
+
+
+def batch_at(plan: Plan, shard: int, number: int, stopped: Collection[tuple[str, str]] = ()) -> Batch:
+    """Batch `number` of the shard, without the tapes that it starts from. Lots whose (target, tier) has `stopped` are
+    left out; one at least must not have.
+    """
+    draw = stream(plan.campaign, "batch", shard, number)
+
+    def among(options: Sequence[tuple[Drawn, int]]) -> Drawn:
+        left = draw(sum(weight for _, weight in options), "")
+        for option, weight in options:
+            left -= weight
+            if left < 0:
+                return option
+        raise AssertionError("weights are positive")
+
+    lot = among([(lot, lot.weight) for lot in plan.lots if (lot.target, lot.tier) not in stopped])
+    has_schedules = lot.tier == "accounting"
+    return Batch(
+        campaign=plan.campaign,
+        shard=shard,
+        number=number,
+        first=number * RUNS_MAX,
+        count=COUNTS[lot.tier],
+        target=lot.target,
+        tier=lot.tier,
+        family=among(plan.families) if has_schedules else "",
+        strategy=among(plan.strategies) if has_schedules else "",
+    )
+
+
+def seed_of(batch: Batch) -> int:
+    """The seed of the batch's runs: that of its shard for schedules, whose numbers go on from batch to batch; one of
+    its own for cases, whose numbers begin at 0.
+    """
+    path = [batch.campaign, batch.shard] if batch.tier == "accounting" else [batch.campaign, batch.shard, batch.number]
+    material = "\x1f".join(["campaign", *map(str, path)]).encode()
+    return int.from_bytes(hashlib.sha256(material).digest()[:8], "big")

@@ -1,0 +1,458 @@
+"""`specsim report --campaign`: what stores hold, as a page, with the replay files of its findings beside it."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from specsim.campaign.merged import Known, Merged, Reached, merged
+from specsim.commands.options import require_folder
+from specsim.commands.pages import require_file, write_text
+from specsim.errors import UsageError
+from specsim.report.campaign import Card, Cell, Matrix, Page, Tile, page_of
+from specsim.report.page.charts import Chart, Line, Mark, span
+from specsim.report.page.index import Table
+from specsim.verdict import write_json
+
+if TYPE_CHECKING:
+    from specsim.campaign.store import StoredBatch
+
+FORMAT = "specsim.campaign/1"
+LINES_MAX = 6  # of a chart, by target
+MODEL_SCHEDULES = 200  # that say what can be reached where no store has the model
+_SEVERITIES = ("wrong-result", "leak", "undefined-behaviour", "metric", "by-design")
+_STATES = ("open", "not applicable", "fixed")
+
+
+def write_campaign(files: Sequence[Path], html: Path, json_file: Path | None) -> None:
+    """Write the page of the stores into the folder `html`, `index.html` and `replays/`. UsageError for bad stores."""
+    if not files:
+        raise UsageError("there is no store", "give --campaign FILE, what `specsim fuzz --store FILE` wrote")
+    if len(set(map(Path.absolute, files))) < len(files):
+        raise UsageError("a store is named twice", "name each once")
+    require_folder("--html", html)
+    require_file("--json", json_file)
+    found = merged(files)
+    names = replay_names(found.findings)
+    for known in found.findings:
+        for name, replay in zip(names[known.stored.signature, known.stored.target], known.replays, strict=True):
+            write_text(html / name, replay.text)
+    write_text(html / "index.html", page_of(shown(found, html, names)))
+    typer.echo(f"{html / 'index.html'}: {_headline(found)}")
+    if json_file is not None:
+        write_json(json_file, answer_of(found, html, names))
+
+
+Names = Mapping[tuple[str, str], Sequence[str]]
+
+
+def replay_names(findings: Iterable[Known]) -> dict[tuple[str, str], list[str]]:
+    """Where the replay files of each finding lie in the page's folder."""
+    from specsim.replay_file import file_name
+
+    names: dict[tuple[str, str], list[str]] = {}
+    taken: set[str] = set()
+    for known in findings:
+        key = known.stored.signature, known.stored.target
+        names[key] = []
+        for replay in known.replays:
+            name = file_name(f"{known.stored.target}-{known.stored.rule}-{replay.digest[:12]}")
+            while name in taken:
+                name += "-"
+            taken.add(name)
+            names[key].append(f"replays/{name}.json")
+    return names
+
+
+def shown(found: Merged, html: Path, names: Names) -> Page:
+    """What the page says."""
+    import specsim
+
+    batches = found.batches
+    period = f"{_clock(batches[0].at)} to {_clock(batches[-1].at)}, " if batches else ""
+    return Page(
+        headline=_headline(found),
+        where=f"{period}{', '.join(found.stores)}",
+        tiles=_tiles(found),
+        charts=_charts(found),
+        findings=[_card(known, html, names) for known in sorted(found.findings, key=_worst_first)],
+        tables=[table for table in (_targets(found), _strategies(found), _families(found), _troubles(found)) if table],
+        matrices=_matrices(found),
+        version=", ".join(found.versions) or specsim.__version__,
+    )
+
+
+def _headline(found: Merged) -> str:
+    states = Counter[str](known.stored.state for known in found.findings)
+    said = f"{states['open']} open finding{'' if states['open'] == 1 else 's'}"
+    rest = ", ".join(f"{states[state]} {state}" for state in _STATES[1:] if states[state])
+    runs = sum(batch.runs for batch in found.batches)
+    return f"{said}{f', {rest}' if rest else ''}, in {runs:,} runs"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+
+
+def _worst_first(known: Known) -> tuple[int, int, str, str]:
+    stored = known.stored
+    worst = _SEVERITIES.index(stored.severity) if stored.severity in _SEVERITIES else len(_SEVERITIES)
+    return _STATES.index(stored.state), worst, stored.rule, stored.target
+
+
+# Numbers
+
+
+class Sum(NamedTuple):
+    """Of some batches. `reached` are things that they were the first to reach, `found` findings they were the first
+    to hit.
+    """
+
+    batches: int
+    runs: int
+    events: int
+    refused: int
+    cpu_seconds: float
+    died: int
+    reached: int
+    found: int
+
+    @property
+    def rate(self) -> float:
+        """Events of a second of CPU time."""
+        return self.events / self.cpu_seconds if self.cpu_seconds else 0.0
+
+
+def sums(found: Merged, by: Callable[[StoredBatch], str]) -> dict[str, Sum]:
+    """Sums over the batches for which `by` says the same."""
+    groups: dict[str, list[StoredBatch]] = defaultdict(list)
+    for batch in found.batches:
+        groups[by(batch)].append(batch)
+    reached = Counter(by(each.first) for features in found.coverage.values() for each in features.values())
+    first_hit = Counter(by(known.first) for known in found.findings)
+    return {
+        name: Sum(
+            batches=len(group),
+            runs=sum(batch.runs for batch in group),
+            events=sum(batch.events for batch in group),
+            refused=sum(sum(batch.refused.values()) for batch in group),
+            cpu_seconds=sum(batch.cpu_seconds for batch in group),
+            died=sum(bool(batch.ended) for batch in group),
+            reached=reached[name],
+            found=first_hit[name],
+        )
+        for name, group in sorted(groups.items())
+    }
+
+
+def _tiles(found: Merged) -> list[Tile]:
+    everything = sums(found, lambda _: "").get("", Sum(0, 0, 0, 0, 0.0, 0, 0, 0))
+    machines = len({(batch.campaign, batch.shard) for batch in found.batches})
+    names = {name for features in found.coverage.values() for name in features}
+    return [
+        Tile("runs", f"{everything.runs:,}", f"in {everything.batches:,} batches"),
+        Tile("events", f"{everything.events:,}", f"{everything.rate:,.0f} for a CPU second"),
+        Tile("CPU time", span(everything.cpu_seconds), f"of {machines} shard{'' if machines == 1 else 's'}"),
+        Tile("findings", str(len(found.findings)), f"{len({k.stored.signature for k in found.findings})} signatures"),
+        Tile("reached", f"{len(names):,}", "pairs, marks and rules"),
+        Tile("tapes kept", f"{sum(found.tapes.values()):,}", "that reached something new"),
+        Tile("not judged", f"{everything.refused:,}", f"and {everything.died} batches cut short"),
+    ]
+
+
+def _charts(found: Merged) -> list[Chart]:
+    if not found.batches:
+        return []
+    start = found.batches[0].at - max(0.0, found.batches[0].seconds)
+
+    def over_time(name: str, moments: Iterable[tuple[float, float]]) -> Line:
+        total, points = 0.0, {0.0: 0.0}
+        for at, count in moments:
+            total += count
+            points[at - start] = total
+        return Line(name, list(points.items()))
+
+    targets = sorted({batch.target for batch in found.batches})
+    named = targets if 1 < len(targets) <= LINES_MAX else []
+
+    def by_target(value: Callable[[StoredBatch], int]) -> list[Line]:
+        return [
+            over_time("all" if named else "runs" if value is _runs else "events", _moments(found.batches, value)),
+            *(over_time(name, _moments([b for b in found.batches if b.target == name], value)) for name in named),
+        ]
+
+    marks = [
+        Mark(known.first.at - start, f"{known.stored.rule} on {known.stored.target}: {known.stored.title}")
+        for known in found.findings
+    ]
+    firsts = sorted(
+        (each.first.at, each.first.strategy) for features in found.coverage.values() for each in features.values()
+    )
+    strategies = sorted({strategy for _, strategy in firsts})
+    reached = [over_time("all", ((at, 1) for at, _ in firsts))] if firsts else []
+    reached += [
+        over_time(f"first by {strategy}", ((at, 1) for at, by in firsts if by == strategy))
+        for strategy in (strategies if len(strategies) > 1 else [])
+        if strategy
+    ]
+    note = "A stroke is the first hit of a finding." if marks else ""
+    return [
+        Chart("Runs over time", note, by_target(_runs), marks),
+        Chart("Events over time", "", by_target(_events), marks),
+        Chart(
+            "Pairs, marks and rules reached",
+            "How many of each target had been reached by then. While the line rises, more time finds more.",
+            reached,
+        ),
+    ]
+
+
+def _runs(batch: StoredBatch) -> int:
+    return batch.runs
+
+
+def _events(batch: StoredBatch) -> int:
+    return batch.events
+
+
+def _moments(batches: Iterable[StoredBatch], value: Callable[[StoredBatch], int]) -> list[tuple[float, float]]:
+    return [(batch.at, float(value(batch))) for batch in batches]
+
+
+# Findings
+
+
+def _card(known: Known, html: Path, names: Names) -> Card:
+    stored = known.stored
+    files = names[stored.signature, stored.target]
+    versions = " to ".join(dict.fromkeys((stored.first_seen, stored.last_seen)))
+    others = [f"{version}: {verdict}" for version, verdict in known.seen.items() if verdict != "shown"]
+    facts = [
+        ("seen on", versions),
+        *([("asked again", ", ".join(others))] if others else []),
+        ("hit by", f"{stored.count:,} runs"),
+        ("found by", " in ".join(filter(None, (stored.strategy or stored.tier, stored.family)))),
+        ("CPU time until then", span(stored.cpu_seconds)),
+        ("first hit", f"campaign {known.first.campaign}, shard {stored.shard}, run {stored.run}"),
+        ("reach", stored.reach),
+        ("at", stored.where or "unknown"),
+    ]
+    return Card(
+        rule=stored.rule,
+        title=stored.title,
+        target=stored.target,
+        severity=stored.severity,
+        state=stored.state,
+        sentence=stored.signature,
+        facts=facts,
+        replays=[(name, f"{_size(replay.size)}") for name, replay in zip(files, known.replays, strict=True)],
+        commands=[f"specsim replay {shlex.quote(str(html / files[0]))}"] if files else [],
+    )
+
+
+def _size(size: Sequence[int]) -> str:
+    return f"size {' '.join(map(str, size))}" if size else "replay file"
+
+
+# Tables
+
+
+def _number(text: str) -> tuple[str, str]:
+    return text, "number"
+
+
+def _row(name: str, total: Sum) -> list[str | tuple[str, str]]:
+    numbers = (total.batches, total.runs, total.events)
+    return [
+        name,
+        *(_number(f"{value:,}") for value in numbers),
+        _number(span(total.cpu_seconds)),
+        _number(f"{total.rate:,.0f}"),
+        _number(f"{total.reached:,}"),
+        _number(str(total.found)),
+    ]
+
+
+_COLUMNS = ["batches", "runs", "events", "CPU time", "events a CPU second", "first to reach", "first to find"]
+
+
+def _targets(found: Merged) -> Table | None:
+    rows: list[list[str | tuple[str, str]]] = []
+    for name, total in sums(found, lambda batch: f"{batch.target}\n{batch.tier}").items():
+        target, tier = name.split("\n")
+        group = [batch for batch in found.batches if (batch.target, batch.tier) == (target, tier)]
+        versions = ", ".join(dict.fromkeys(batch.version[:16] for batch in group))
+        states = Counter[str](
+            known.stored.state for known in found.findings if (known.stored.target, known.stored.tier) == (target, tier)
+        )
+        said = ", ".join(f"{states[state]} {state}" for state in _STATES if states[state]) or "none"
+        row = _row(target, total)
+        rows.append([row[0], tier, versions, *row[1:6], _number(f"{total.refused:,}"), said])
+    if not rows:
+        return None
+    columns = ["target", "tier", "version", *_COLUMNS[:5], "not judged", "findings"]
+    return Table("Targets", "A version is the target's own, or the beginning of a hash of its code.", columns, rows)
+
+
+def _strategies(found: Merged) -> Table | None:
+    rows = []
+    for name, total in sums(found, lambda batch: batch.strategy).items():
+        if not name:
+            continue
+        times = sorted(known.stored.cpu_seconds for known in found.findings if known.first.strategy == name)
+        hours = total.cpu_seconds / 3600
+        rows.append(
+            [
+                *_row(name, total),
+                _number(f"{total.reached / hours:,.0f}" if hours else "-"),
+                _number(span(times[len(times) // 2]) if times else "-"),
+            ]
+        )
+    if not rows:
+        return None
+    note = (
+        "First to reach, and to find, is who came first in this campaign: a strategy with more weight comes first more "
+        "often. The last column is the CPU time of the whole campaign until its findings, in the median."
+    )
+    return Table("Strategies", note, ["strategy", *_COLUMNS, "firsts in a CPU hour", "time to its findings"], rows)
+
+
+def _families(found: Merged) -> Table | None:
+    rows = [_row(name, total) for name, total in sums(found, lambda batch: batch.family).items() if name]
+    return Table("Scenario families", "", ["family", *_COLUMNS], rows) if rows else None
+
+
+def _troubles(found: Merged) -> Table | None:
+    """What was not judged, by its reason, and how processes ended that did not come to their end."""
+    reasons: Counter[tuple[str, str]] = Counter()
+    for batch in found.batches:
+        reasons.update({(batch.target, reason): count for reason, count in batch.refused.items()})
+        if batch.ended:
+            reasons[batch.target, f"a process ended early: {batch.ended}"] += 1
+    rows: list[list[str | tuple[str, str]]] = [
+        [target, reason, _number(f"{count:,}")] for (target, reason), count in sorted(reasons.items())
+    ]
+    note = "A process that ended early costs one run: its batch goes on in another one."
+    return Table("Not judged", note, ["target", "why", "runs"], rows) if rows else None
+
+
+# What was reached
+
+
+def _matrices(found: Merged) -> list[Matrix]:
+    from specsim.check.applied import CONDITIONAL
+    from specsim.check.sweep import MARKS
+
+    targets = sorted(target for target, features in found.coverage.items() if features)
+    everything = {target: _pairs(found.coverage[target]) for target in targets}
+    anywhere = {pair for pairs in everything.values() for pair in pairs}
+    if targets and "model" not in targets:
+        anywhere |= pairs_of_the_model(MODEL_SCHEDULES)
+    states = sorted({state for state, _ in anywhere}, key=_order_of_life)
+    events = sorted({event for _, event in anywhere})
+    matrices = []
+    for target in targets:
+        pairs, features = everything[target], found.coverage[target]
+        rows = [
+            (state, [_cell(pairs.get((state, event)), (state, event) in anywhere, state, event) for event in events])
+            for state in states
+        ]
+        holes = [f"mark: {mark}" for mark in MARKS if f"mark:{mark}" not in features]
+        holes += [f"rule: {rule}" for rule in sorted(CONDITIONAL) if f"rule:{rule}" not in features]
+        missing = sum((state, event) in anywhere - pairs.keys() for state in states for event in events)
+        title = f"{target}: {len(pairs)} of {len(anywhere)} pairs, {missing} hole{'' if missing == 1 else 's'}"
+        matrices.append(Matrix(title, "state", events, rows, holes, is_open=target == targets[0]))
+    return matrices
+
+
+def pairs_of_the_model(schedules: int) -> set[tuple[str, str]]:
+    """(state, event) pairs that the model reaches in its first schedules of seed 0: what a target could reach."""
+    from specsim.check.coverage import pairs
+    from specsim.check.suite import chooser_of, run_schedule
+    from specsim.sim.target import ModelTarget
+
+    found: set[tuple[str, str]] = set()
+    for index in range(schedules):
+        ended = run_schedule(ModelTarget(), chooser_of(0, index))
+        if ended is not None:
+            found |= {(state_of(*pair[:3]), pair[3]) for pair in pairs(ended.run)}
+    return found
+
+
+def _pairs(features: Mapping[str, Reached]) -> dict[tuple[str, str], dict[str, int]]:
+    """(state, event) -> outcome -> runs. A state has the launches in flight, and whether the request was aborted."""
+    found: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for name, reached in features.items():
+        kind, _, rest = name.partition(":")
+        if kind == "pair":
+            state, event, outcome = pair_of(rest)
+            found[state, event][outcome] = found[state, event].get(outcome, 0) + reached.runs
+    return dict(found)
+
+
+_LIFE = ("new", "waiting", "prefilling", "prefilled", "running", "retracted", "finished")
+
+
+def _order_of_life(state: str) -> tuple[int, str]:
+    name = state.partition(",")[0].partition(" ")[0]
+    return (_LIFE.index(name) if name in _LIFE else len(_LIFE)), state
+
+
+def _cell(outcomes: Mapping[str, int] | None, is_elsewhere: bool, state: str, event: str) -> Cell:
+    if outcomes is None:
+        return Cell(0, is_elsewhere, f"{event} of a request that is {state}" if is_elsewhere else "")
+    runs = max(outcomes.values())  # a run that reached two outcomes is in both
+    several = ", ".join(f"{outcome or 'no outcome'}: {count:,} runs" for outcome, count in sorted(outcomes.items()))
+    return Cell(runs, False, f"{event} of a request that is {state}; {several}")
+
+
+def pair_of(name: str) -> tuple[str, str, str]:
+    """(state, event, outcome) of what follows "pair:" in the name of what was reached."""
+    state, in_flight, aborted, event, outcome = name.split(" ", 4)
+    return state_of(state, int(in_flight), aborted == "True"), event, outcome
+
+
+def state_of(state: str, in_flight: int, is_aborted: bool) -> str:
+    """A row of the matrix: a request's state, its launches in flight, and whether it was aborted."""
+    return f"{state}{f', {in_flight} in flight' if in_flight else ''}{', aborted' if is_aborted else ''}"
+
+
+# JSON
+
+
+def answer_of(found: Merged, html: Path, names: Names) -> dict[str, Any]:
+    """What the page says, for a machine: format specsim.campaign/1."""
+    by: dict[str, Callable[[StoredBatch], str]] = {
+        "target": lambda batch: batch.target,
+        "tier": lambda batch: batch.tier,
+        "strategy": lambda batch: batch.strategy,
+        "family": lambda batch: batch.family,
+        "shard": lambda batch: f"{batch.campaign}:{batch.shard}",
+    }
+    findings = [
+        {
+            **{name: getattr(known.stored, name) for name in known.stored.__dataclass_fields__},
+            "campaign": known.first.campaign,
+            "seen": known.seen,
+            "replays": [str(html / name) for name in names[known.stored.signature, known.stored.target]],
+        }
+        for known in found.findings
+    ]
+    return {
+        "format": FORMAT,
+        "stores": list(found.stores),
+        "index": str(html / "index.html"),
+        "totals": {kind: {name: total._asdict() for name, total in sums(found, of).items()} for kind, of in by.items()},
+        "findings": findings,
+        "reached": {
+            target: {name: reached.runs for name, reached in features.items()}
+            for target, features in found.coverage.items()
+        },
+        "tapes": found.tapes,
+    }
