@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from property_tests.test_campaign_shares import Campaign
 from property_tests.test_check import specsim
@@ -25,7 +27,7 @@ from specsim import __version__ as specsim_version
 from specsim.campaign.batches import Lot, Plan
 from specsim.campaign.campaign import GivenBack, go_on
 from specsim.campaign.on_ray import RayCluster, RayPool
-from specsim.campaign.ray_child import run_there
+from specsim.campaign.ray_child import left_of, run_there
 from specsim.campaign.results import batch_to_json
 from specsim.campaign.run import run_batch_here
 from specsim.campaign.store import Store
@@ -312,9 +314,16 @@ def test_a_batch_for_a_gpu_waits_for_a_node_that_has_one_and_comes_to_it(nodes: 
 
 def test_a_node_with_another_version_of_specsim_says_so() -> None:
     batch = Batch(1, 0, 0, 0, 5, "model", "accounting", "any", "swarm")
-    answer = run_there(batch_to_json(batch), None, 20.0, 5.0, "0.0")
+    answer = run_there(batch_to_json(batch), None, 20.0, 5.0, 0.0, "0.0")
     assert set(answer) == {"problem", "remedy"}
     assert f"has specsim {specsim_version}, the campaign 0.0" in answer["problem"]
+
+
+@given(st.floats(0, 1e6) | st.just(math.inf), st.floats(-1e6, 1e6))
+def test_waiting_costs_time_and_a_wrong_clock_costs_none(seconds: float, waited: float) -> None:
+    left = left_of(seconds, waited)
+    assert 0 <= left <= seconds
+    assert left == seconds or left + waited == pytest.approx(seconds)
 
 
 @needs_ray
