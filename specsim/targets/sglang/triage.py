@@ -302,6 +302,27 @@ TRIAGE: tuple[Triage, ...] = (
         references=("PR #22897",),
     ),
     Triage(
+        "accounting:I53:retracted:session controller",
+        "known",
+        Severity.WRONG_RESULT,
+        _reaches("option"),
+        "0.5.11",
+        "",
+        "a retraction ends a turn for its session: aborted after it, the turn is in the next one's prompt all the same, "
+        "retracted twice, with what its last run has beyond its end too",
+        references=("PR #40252, open", "PR #22790, which says that an aborted turn's tokens are not kept"),
+    ),
+    Triage(
+        "accounting:S4:left:session match",
+        "known",
+        Severity.METRIC,
+        _reaches("option"),
+        "0.5.11",
+        "",
+        "a retraction ends a turn for its session, and the second one takes the session from it: all is computed again",
+        references=("PR #40252, open, which ends its cause",),
+    ),
+    Triage(
         "accounting:I54:leak:session match",
         "known",
         Severity.LEAK,
