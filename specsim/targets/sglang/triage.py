@@ -209,6 +209,17 @@ TRIAGE: tuple[Triage, ...] = (
         upstream="min-p-ignored-at-verification",
     ),
     Triage(
+        "ops:organize_draft_results:function:organize_draft_results, ties",
+        "unknown",
+        Severity.WRONG_RESULT,
+        _reaches("guarded default option"),
+        "0.5.10.post1",
+        "",
+        "the order of ties is left to torch.topk, which may keep a child without its parent: an orphan",
+        references=("PR #36201, which stops the walk of a builder that meets one", "issue #7477"),
+        upstream="orphans-of-tied-scores",
+    ),
+    Triage(
         "accounting:I01:prepare",
         "unknown",
         Severity.WRONG_RESULT,
