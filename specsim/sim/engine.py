@@ -297,9 +297,7 @@ class Engine(Results):
         session = request.turn.session
         before = [other.rid for other in self._requests if other.turn.session == session]
         aspect = "retracted" if before and self._retracted_turns.get(session) == before[-1] else ""
-        self._checker.broken(
-            "I53", "session controller", request.rid, expected, made, aspect=aspect, go_on=not aspect
-        )
+        self._checker.broken("I53", "session controller", request.rid, expected, made, aspect=aspect, go_on=not aspect)
 
     def _capped(self, turn: Turn) -> Turn:
         """A client that names no limit gets what the context has room for."""

@@ -319,8 +319,7 @@ TRIAGE: tuple[Triage, ...] = (
         _reaches("option"),
         "0.5.11",
         "",
-        "a retraction ends a turn for its session: aborted after it, the turn is in the next one's prompt all the same, "
-        "retracted twice, with what its last run has beyond its end too",
+        "a retraction ends a turn for its session: aborted after it, it is in the next turn's prompt all the same",
         references=("PR #40252, open", "PR #22790, which says that an aborted turn's tokens are not kept"),
     ),
     Triage(
