@@ -9,7 +9,8 @@ import json
 import os
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from property_tests.test_bad_providers import forked
 from specsim.cli import app
 from specsim.diff import bulk
 from specsim.diff.run import DeviceLostError, raise_if_lost, run_case
@@ -24,9 +26,8 @@ from specsim.explore.chooser import replayed
 from specsim.judge import bulk_child
 from specsim.judge.apart import Ended, blame, run_apart
 from specsim.judge.bulk import run_bulk_suite
-from specsim.judge.child import Messages, answer
+from specsim.judge.child import Messages
 from specsim.judge.ops import OpsRequest, replay_ops
-from specsim.judge.parent import Answers, ChildEnded
 from specsim.ops.contract import Implementation, Tensors
 from specsim.ops.provider import MappingProvider, Subject
 from specsim.ops.registry import OPS, REFERENCE
@@ -174,6 +175,7 @@ def test_launches_are_wide_where_requests_do_not_meet(op: str, packed: int) -> N
 
 MISBEHAVING = """
     import os
+    import time
 
     import torch
     from specsim.reference import verify_tree_greedy as right
@@ -195,11 +197,23 @@ MISBEHAVING = """
             os._exit(9)
         return right(candidates, **others)
 
+    def leaves(candidates, **others):
+        if _at(candidates):
+            os._exit(0)
+        return right(candidates, **others)
+
+    def hangs(candidates, **others):
+        while _at(candidates):
+            time.sleep(0.1)
+        return right(candidates, **others)
+
     def bonus(predict, accept_index, accept_lens):
         return predict[accept_index.gather(1, (accept_lens - 1).long()[:, None])[:, 0].long()]
 
     wrongly = {{"verify_tree_greedy": wrong}}
     dying = {{"verify_tree_greedy": dies, "fill_bonus_tokens": bonus}}
+    leaving = {{"verify_tree_greedy": leaves, "fill_bonus_tokens": bonus}}
+    hanging = {{"verify_tree_greedy": hangs, "fill_bonus_tokens": bonus}}
 """
 
 
@@ -219,23 +233,6 @@ def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     )
 
 
-def forked(question: dict[str, Any], _hang_seconds: float, _hash_seed: str = "") -> Iterator[dict[str, Any]]:
-    """A child that is a fork of this process, which is there at once."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        answer(question, Messages(writer))
-        os._exit(0)
-    os.close(writer)
-    for message in Answers(reader, 60.0):
-        assert message is not None
-        yield message
-    os.close(reader)
-    _pid, status = os.waitpid(pid, 0)
-    if status:
-        raise ChildEnded(False, f"ends its process (exit code {os.waitstatus_to_exitcode(status)})", "")
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[OpsRequest], tuple[Suite, list[Finding]]]:
     monkeypatch.setattr("specsim.judge.bulk.ask", forked)
@@ -253,12 +250,22 @@ def test_the_finding_of_a_bulk_case_replays_alone(
     assert replay_ops(request, Path(finding.replay), ask=forked)["violations"][0]["rule"] == "O1"
 
 
+@pytest.mark.parametrize("name", ["dying", "leaving"])  # with exit code 0 too, which says nothing
 def test_a_launch_that_ends_its_process_costs_one_case(
+    name: str, request_of: Callable[[str], OpsRequest], run: Callable[[OpsRequest], tuple[Suite, list[Finding]]]
+) -> None:
+    _one_case_is_lost(run, request_of(name), "O8")
+
+
+def test_a_launch_that_hangs_costs_one_case_and_the_run_goes_on(
     request_of: Callable[[str], OpsRequest], run: Callable[[OpsRequest], tuple[Suite, list[Finding]]]
 ) -> None:
-    request = request_of("dying")
+    _one_case_is_lost(run, replace(request_of("hanging"), hang_seconds=2.0), "O7")
+
+
+def _one_case_is_lost(run: Callable[[OpsRequest], tuple[Suite, list[Finding]]], request: OpsRequest, rule: str) -> None:
     suite, (finding,) = run(request)
-    assert finding.rule == "O8"
+    assert finding.rule == rule
     stored = json.loads(Path(finding.replay).read_text())
     assert stored["tensors"]["candidates"]["shape"][0] == 1
     assert stored["tensors"]["candidates"]["data"][0] == a_root(1, 77)

@@ -102,6 +102,19 @@ EDITS = [
 ]
 
 
+def test_with_an_order_of_ties_of_its_own_a_release_keeps_every_parent(release: Release, wheel_cache: Cache) -> None:
+    stable = edited(
+        release(NEWEST),
+        TREES,
+        r"torch\.topk\((\w+), (\w+ - 1), dim=-1\)",
+        r"torch.return_types.topk(s[..., : \2] for s in \1.sort(dim=-1, descending=True, stable=True))",
+    )
+    subjects = subjects_of(stable, wheel_cache)[0]
+    found = outcomes(subjects["function:organize_draft_results, ties"], 10)
+    assert len(found) == 10
+    assert not [violation for _case, outcome in found for violation in outcome.violations]
+
+
 @pytest.mark.parametrize(("path", "pattern", "becomes", "name"), EDITS, ids=[f"{e[3]}: {e[2]}" for e in EDITS])
 def test_a_defect_edited_into_a_release_is_found(
     path: str, pattern: str, becomes: str, name: str, release: Release, wheel_cache: Cache

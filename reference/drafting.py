@@ -158,7 +158,7 @@ def rerank_candidates(
              of the last step have no children: they are not handed on, and with one step nothing is
 
     Raises ValueError for flat ids that do not exist, for a candidate better than its parent, and when more candidates
-    are to be kept than there are. Source: EAGLE-2 (arXiv 2406.16858), section 4.2; orphans: SGLang issue #36201.
+    are to be kept than there are. Source: EAGLE-2 (arXiv 2406.16858), section 4.2; orphans: SGLang PR #36201.
     """
     if validation.enabled():
         _check_rerank(scores, tokens, parents, topk, num_steps, num_draft_tokens)

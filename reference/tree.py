@@ -73,7 +73,7 @@ def build_tree(
     tree_mask_mode    FULL_MASK or QLEN_ONLY
 
     Raises ValueError for flat ids that do not exist, and for an orphan: a selected node whose parent is not
-    selected. Source: EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2; orphans: SGLang issue #36201.
+    selected. Source: EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2; orphans: SGLang PR #36201 and issue #7477.
     """
     if validation.enabled():
         _check(parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, tree_mask_mode)

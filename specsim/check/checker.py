@@ -526,12 +526,28 @@ class Checker:
         self.hold(expected == seen, "I57", "session save", request.rid, expected, seen)
 
     def session_matched(self, request: Request, claim: int, reused: int) -> None:
-        right = min(claim, len(request.prompt) - 1)
+        # A turn that was retracted is computed with the outputs that it had.
+        right = min(claim, len(request.prompt) + len(request.outputs) - 1)
         expected = f"{right} positions reused"
         if reused > right:
             self.broken("I54", "session match", request.rid, expected, reused, aspect="reuse")
         if reused < right:  # what is not reused is computed again
             self.broken("S4", "session match", request.rid, expected, reused, go_on=True)
+
+    def session_left(self, request: Request, claim: int) -> None:
+        """A turn with memory of its session does without it. One that is to abort may: it leaves the session as it
+        is.
+        """
+        if not request.abort_wanted:
+            self.broken(
+                "S4",
+                "session match",
+                request.rid,
+                f"{claim} positions reused",
+                "the turn does without its session",
+                aspect="left",
+                go_on=True,
+            )
 
     def at_idle(self, content: Sequence[int] = (), swa_content: Sequence[int] = ()) -> None:
         """Nothing runs and no session is open. `content` and `swa_content` are the device's."""

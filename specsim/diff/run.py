@@ -238,6 +238,9 @@ def _changed_inputs(op: Op, case: Case, guarded: dict[str, GuardedTensor]) -> li
     for arg in op.tensor_args:
         if arg.role is Role.IN:
             before, after = case.tensors[arg.name], guarded[arg.name].view.cpu()
+            if before.shape != after.shape:
+                shapes = [f"{arg.name} of shape {list(tensor.shape)}" for tensor in (before, after)]
+                return [Violation(rules.LEAVES_INPUTS, f"input {arg.name} has another shape afterwards", *shapes)]
             changed = differing(before, after)
             if bool(changed.any()):
                 at = tuple(int(i) for i in changed.nonzero()[0])

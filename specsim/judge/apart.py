@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 POLL_SECONDS = 0.002
 LOST = 3  # exit code of a fork whose device is lost
+_CAME_TO_ITS_END = 64  # and of one that did; 0 is what a function gives that ends its process and means no harm
 
 
 class Ended(NamedTuple):
@@ -30,10 +31,10 @@ def run_apart(function: Callable[[], object], seconds_max: float) -> Ended | Non
         try:
             function()
         except SystemExit as asked:
-            os._exit(asked.code if isinstance(asked.code, int) else 1)
+            os._exit(asked.code if isinstance(asked.code, int) else int(asked.code is not None))
         except BaseException:  # what is looked for is what takes a process with it
-            os._exit(0)
-        os._exit(0)
+            os._exit(_CAME_TO_ITS_END)
+        os._exit(_CAME_TO_ITS_END)
     deadline = time.monotonic() + seconds_max
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -47,7 +48,7 @@ def run_apart(function: Callable[[], object], seconds_max: float) -> Ended | Non
 
 
 def _ended(code: int) -> Ended | None:
-    if code == 0:
+    if code == _CAME_TO_ITS_END:
         return None
     if code == LOST:
         return Ended(False, "leaves a device that does no more work")

@@ -53,7 +53,9 @@ class Messages:
 
 def main() -> None:
     interrupts.listen()
-    answer(json.load(sys.stdin), Messages(int(sys.argv[1])))
+    messages = Messages(int(sys.argv[1]))
+    answer(json.load(sys.stdin), messages)
+    messages.send("answered")  # what it runs may have ended it before, with exit code 0 too
 
 
 def answer(request: Request, messages: Messages) -> None:

@@ -74,13 +74,16 @@ def ask(question: dict[str, Any], hang_seconds: float, hash_seed: str = "") -> I
             if message is None:
                 process.kill()
                 raise ChildEnded(True, f"does not end within {answers.limit_s:g} s", tail(stderr))
+            if message["event"] == "answered":
+                finished = True
+                continue
             if message["event"] == "error":
                 raise UsageError(message["problem"], message["remedy"])
             answers.limit_s = hang_seconds if message["event"] in PROGRESS_EVENTS else START_SECONDS_MAX
             finished = message["event"] in LAST_EVENTS
             yield message
-        code = process.wait()
-        if code and not finished:
+        if not finished:
+            code = process.wait()
             name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise ChildEnded(False, f"ends its process ({name})", tail(stderr))
 

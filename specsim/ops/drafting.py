@@ -480,7 +480,7 @@ OPS: tuple[Op, ...] = (
         loops=rerank_candidates_loops,
         generate=_generate_organize_draft_results,
         bulk=Bulk(draw_batch_shape, _make_organize_draft_results),
-        source="EAGLE-2 (arXiv 2406.16858), section 4.2; orphans: SGLang issue #36201",
+        source="EAGLE-2 (arXiv 2406.16858), section 4.2; orphans: SGLang PR #36201 and issue #7477",
     ),
     Op(
         name="build_chain_tree",

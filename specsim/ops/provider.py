@@ -91,7 +91,7 @@ class MappingProvider:
 
         found: list[Subject] = []
         missing = [
-            NotRun(name, f"specsim has no operation of this name; it has {', '.join(sorted(OPS))}")
+            NotRun(str(name), f"specsim has no operation of this name; it has {', '.join(sorted(OPS))}")
             for name in self._mapping
             if name not in OPS
         ]

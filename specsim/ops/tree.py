@@ -367,7 +367,7 @@ OPS: tuple[Op, ...] = (
         loops=build_tree_loops,
         generate=_generate_build_tree,
         bulk=Bulk(_draw_build_tree_shape, _make_build_tree),
-        source="EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2; orphans: SGLang issue #36201",
+        source="EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2; orphans: SGLang PR #36201 and issue #7477",
     ),
     Op(
         name="build_tree_packed",

@@ -206,8 +206,10 @@ class Accounting(Protocol):
         """Ask that the request finish at its next result."""
         ...
 
-    def session_match(self, request: Request, key_len: int) -> int:
-        """Restore the memory of the request's session; returns how many positions are reused."""
+    def session_match(self, request: Request, key_len: int) -> int | None:
+        """Restore the memory of the request's session; returns how many positions are reused, None when the request
+        does without its session from here on.
+        """
         ...
 
     def session_close(self, session: str) -> None:

@@ -34,6 +34,7 @@ class Admission:
     _requests: list[Request]
     _chunked: Request | None
     _resumed: set[tuple[str, int]]
+    _left: set[str]
     _unresolved: deque[Launch]
     _batch_is_full: bool
     _open_sessions: list[str]
@@ -77,7 +78,9 @@ class Admission:
                 self._waiting.pop(0).happens(Event.DROP)
                 continue
             has_session_row = self._accounting.session_slot(request.turn.session) is not None
-            if not has_session_row and not self._memory.rows.free_rows:
+            # Who was retracted may do without its session from now on.
+            needs_row = not has_session_row or request.incarnation > 0
+            if needs_row and not self._memory.rows.free_rows:
                 self._batch_is_full = True
                 break
             if taken + need > self._memory.available:
@@ -89,13 +92,18 @@ class Admission:
             end = self._end_of_chunk(request, prefix_len, budget)
             self._extend(request, prefix_len, end)
             if has_session_row:
-                self._resumed.add(request.key)
+                if request.rid not in self._left:
+                    self._resumed.add(request.key)
                 self._checker.ownership("session match", self._requests, self._open_sessions, at_match=True)
             admitted.append(self._waiting.pop(0))
             budget -= end - prefix_len
             if self._chunked is not None:
                 break
         return admitted
+
+    def _has_session(self, request: Request) -> bool:
+        """Whether a request is a session's turn, and has not left it."""
+        return bool(request.turn.session) and request.rid not in self._left
 
     def _end_of_chunk(self, request: Request, start: int, budget: int) -> int:
         """Where the next part of a request's prefill ends: at a page's end, unless it is the last."""
@@ -107,14 +115,18 @@ class Admission:
     def _restore(self, request: Request, fill_len: int) -> int:
         """Reuse the memory of a request's session, or what the tree has of its prefix; returns how many positions."""
         prefix_len = 0
-        slot = self._accounting.session_slot(request.turn.session) if request.turn.session else None
+        slot = self._accounting.session_slot(request.turn.session) if self._has_session(request) else None
         if slot is not None:
             claim = slot.claim
-            prefix_len = self._accounting.session_match(request, fill_len)
+            matched = self._accounting.session_match(request, fill_len)
             self._checker.after_memory_calls("session match")
-            self._checker.session_matched(request, claim, prefix_len)
-            self._marks.add("session resumed")
-        elif self._memory.tree is not None:
+            if matched is not None:
+                self._checker.session_matched(request, claim, matched)
+                self._marks.add("session resumed")
+                return matched
+            self._left.add(request.rid)
+            self._checker.session_left(request, claim)
+        if self._memory.tree is not None:
             self._checker.before_tree_calls()
             prefix_len = self._accounting.match_prefix(request, fill_len)
             self._checker.after_memory_calls("prefix match")

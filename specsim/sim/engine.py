@@ -117,6 +117,8 @@ class Engine(Results):
         self._requests: list[Request] = []
         self._chunked: Request | None = None
         self._resumed: set[tuple[str, int]] = set()
+        self._left: set[str] = set()  # turns that have left their session
+        self._retracted_turns: dict[str, str] = {}  # by session, the last one that was retracted
         self._steps = self._config.num_steps
         self._paused = 0
         self._unresolved: deque[Launch] = deque()
@@ -278,7 +280,7 @@ class Engine(Results):
             request = make_request(turn, self._histories.get(turn.session, []) if turn.session else [])
             other = self._accounting.arrive(request)
             if other is not None:
-                self._checker.broken("I53", "session controller", request.rid, *other, go_on=True)
+                self._other_prompt(request, *other)
             self._requests.append(request)
             self._waiting.append(request)
             if turn.session and turn.session not in self._open_sessions:
@@ -287,6 +289,15 @@ class Engine(Results):
             self._checker.waiting(request, "arrive")
         if self._aborts_left and self._chooser.choose(4, "abort") == 1:
             self._aborts_left -= self._abort_one("abort")
+
+    def _other_prompt(self, request: Request, expected: str, made: str) -> None:
+        """A session made another prompt of a turn: the run goes on with the right one, unless its session's memory is
+        that of a turn that the client does not know.
+        """
+        session = request.turn.session
+        before = [other.rid for other in self._requests if other.turn.session == session]
+        aspect = "retracted" if before and self._retracted_turns.get(session) == before[-1] else ""
+        self._checker.broken("I53", "session controller", request.rid, expected, made, aspect=aspect, go_on=not aspect)
 
     def _capped(self, turn: Turn) -> Turn:
         """A client that names no limit gets what the context has room for."""
@@ -336,7 +347,7 @@ class Engine(Results):
         request.happens(Event.DROP)
         if self._memory.tree is not None:
             self._checker.inserted_nothing(request, "release")
-        if request.turn.session:
+        if self._has_session(request):
             self._checker.session_aborted(request, None)
         self._chunked = None
 
@@ -506,7 +517,7 @@ class Engine(Results):
             self._checker.before_release(request)
             request.abort_wanted = True
             request.happens(Event.DROP)
-            if request.turn.session:
+            if self._has_session(request):
                 self._checker.session_aborted(request, None)
         self._futures.filter([batch.index(request) for request in outcome.kept])
         self._running = outcome.kept
@@ -518,6 +529,8 @@ class Engine(Results):
         self._record("host", "retract", request.rid, why)
         self._marks |= retract_marks(request, why)
         self._retracted_in[request.rid] = self._iterations
+        if request.turn.session:
+            self._retracted_turns[request.turn.session] = request.rid
         self._checker.before_release(request)
         request.happens(Event.RETRACT)
         self._checker.after_retract(request)

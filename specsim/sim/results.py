@@ -163,7 +163,7 @@ class Results(Admission):
         self._checker.before_tree_calls()
 
     def _released(self, request: Request) -> None:
-        session, tree = request.turn.session, self._memory.tree
+        session, tree = self._has_session(request), self._memory.tree
         visible = _visible_len(request, self._accounting.observe(request).finished_len)
         self._checker.after_memory_calls("release")
         request.happens(Event.FINISH)
@@ -174,10 +174,11 @@ class Results(Admission):
             if tree.key_len(claim) > request.honest_len:
                 self._marks.add("R12")
             self._checker.inserted(request, claim, "release", -1, "I30")
+        if request.turn.session and not request.abort_wanted:
+            self._histories[request.turn.session] = request.prompt + request.outputs[:visible]
         if session and request.abort_wanted:
             self._checker.session_aborted(request, None)
         elif session:
-            self._histories[request.turn.session] = request.prompt + request.outputs[:visible]
             self._checker.session_saved(request, request.kv_ready)
 
     def _begin_frees(self) -> None:

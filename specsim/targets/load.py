@@ -94,7 +94,7 @@ def _user_object(target: PythonTarget) -> Any:
                 f"{target.module} needs the module {error.name}, which is not installed", "install it"
             ) from error
         raise UsageError(f"there is no module {target.module!r}", _REMEDY) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"{target.module} cannot be imported ({type(error).__name__}: {error})", "mend the module"
         ) from error

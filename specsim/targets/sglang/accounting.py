@@ -45,7 +45,6 @@ from specsim.targets.source import SourceTree
 _REHEARSALS = 60
 
 # Which of `specsim.sim.features.FEATURES` the adapter runs on host functions of every release; some have more.
-# Sessions are not retracted: their turns keep what they have then, which the rules of sessions do not know.
 FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"} | {
     "late results",
     "no limit",
@@ -373,9 +372,11 @@ class SglangAccounting:
     def abort(self, request: Request) -> None:
         request.state_of_accounting.to_finish = self._functions.abort_type()
 
-    def session_match(self, request: Request, key_len: int) -> int:
+    def session_match(self, request: Request, key_len: int) -> int | None:
         req = request.state_of_accounting
         self._call("session match", req.init_next_round_input, self._tree)
+        if req.session is None:
+            return None
         prefix = getattr(req, self._functions.prefix)
         return prefix if isinstance(prefix, int) else len(prefix)
 

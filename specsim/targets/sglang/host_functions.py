@@ -131,7 +131,7 @@ class HostFunctions:
         config = EngineConfig(page_size=4, topk=2, num_steps=2)
         found = self.has_signs_of | ({"radix cache"} if self.radix is not None else set())
         if self.sessions is not None and self.sessions.knows_ends:
-            found |= {"session faults"}
+            found |= {"session faults", "session retractions"}
         self.current.server_args = objects.server_args(config, self.server_defaults)
         try:
             if self.alloc_len is not None:

@@ -358,7 +358,10 @@ class _Lifting:
 
     def _window(self) -> None:
         place = next((f"{path}: {name}" for path, name in names.WINDOW_ALLOCATORS if self._defines(path, name)), "")
-        raise DriftError(f"{place or 'no such class'}: sliding windows of releases are not simulated")
+        raise DriftError(
+            f"{place or 'no such class'}: sliding windows of releases are not simulated; that needs its two pools "
+            "under our ledgers, and the release's own eviction and cache of a window"
+        )
 
     def _rows(self) -> None:
         released = row_pool.lift_rows(self._lifter, self._given, partial(self._counted, row_pool.PART))

@@ -81,9 +81,14 @@ def _other_cache(lifter: Lifter) -> str:
         return "a cache of another class"
     core = [node.value for value in assigned for node in ast.walk(value) if isinstance(node, ast.Constant)]
     cache = f"{name} ({path}:{line})"
+    needed = "its tree core and components, lifted, and stand-ins for what moves KV to the host and to storage"
     if core == ["python"]:
-        return f"{cache}, whose file needs storage and transfer libraries that specsim does not import"
-    return f"{cache}, whose tree is by default ({option}={', '.join(map(str, core))}) compiled code without a source"
+        return f"{cache}, which needs {needed}"
+    by_default = f"{option}={', '.join(map(str, core))}"
+    return (
+        f"{cache}, whose tree is by default ({by_default}) compiled code, for one Python and no source beside it in "
+        f"the wheel; the Python tree of its other setting needs {needed}"
+    )
 
 
 def calls(lifter: Lifter, place: tuple[str, str], name: str) -> bool:

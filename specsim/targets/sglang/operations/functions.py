@@ -232,6 +232,18 @@ class TorchWithoutTies:
         return torch.return_types.topk((ordered.narrow(dim, 0, k), index.narrow(dim, 0, k)))
 
 
+class TorchWithHigherTies:
+    """`torch`, whose `topk` takes the higher index of equal values first, as it may."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def topk(values: torch.Tensor, k: int, dim: int = -1, **options: Any) -> Any:
+        best, index = TorchWithoutTies.topk(values.flip(dim), k, dim, **options)
+        return torch.return_types.topk((best, values.shape[dim] - 1 - index))
+
+
 def fast_topk(values: torch.Tensor, topk: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The release's function of this name, which is `torch.topk`, without ties."""
     best = TorchWithoutTies.topk(values, topk, dim)
@@ -254,4 +266,13 @@ _EVERYWHERE: Mapping[str, Any] = {
     **{f"_is_{name}": False for name in ("hip", "npu", "xpu", "cpu", "musa", "mps")},
 }
 
-__all__ = ["Fields", "FunctionNames", "Lifted", "Place", "TorchWithoutTies", "fast_topk", "function_subject"]
+__all__ = [
+    "Fields",
+    "FunctionNames",
+    "Lifted",
+    "Place",
+    "TorchWithHigherTies",
+    "TorchWithoutTies",
+    "fast_topk",
+    "function_subject",
+]

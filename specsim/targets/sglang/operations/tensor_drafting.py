@@ -10,7 +10,13 @@ import torch
 from specsim.ops.contract import WrongResultError
 from specsim.ops.provider import NotCalledError
 from specsim.ops.registry import OPS
-from specsim.targets.sglang.operations.functions import Fields, FunctionNames, Lifted, fast_topk
+from specsim.targets.sglang.operations.functions import (
+    Fields,
+    FunctionNames,
+    Lifted,
+    TorchWithHigherTies,
+    fast_topk,
+)
 from specsim.targets.sglang.stand_ins import OFF, nothing
 
 _UTILS = "srt/speculative/spec_utils.py"
@@ -59,6 +65,32 @@ def _organize(
     lifted: Lifted, scores: Tensor, tokens: Tensor, parents: Tensor, topk: int, num_steps: int, num_draft_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _organized(lifted.value(*_by_step(scores, tokens, parents, topk, num_steps), num_draft_tokens))
+
+
+def _organize_any_ties(
+    lifted: Lifted, scores: Tensor, tokens: Tensor, parents: Tensor, topk: int, num_steps: int, num_draft_tokens: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With the order of ties that is the worst for it. As many best candidates, each with its parent, are as good as
+    those that the operation takes, which are then its answer.
+    """
+    found = _organize(lifted, scores, tokens, parents, topk, num_steps, num_draft_tokens)
+    right: tuple[Tensor, Tensor, Tensor] = OPS["organize_draft_results"].reference(
+        scores, tokens, parents, topk, num_steps, num_draft_tokens
+    )
+    selected = found[1]
+    if selected.shape != right[1].shape or not torch.equal(found[0], right[0]):
+        return found
+    is_best = torch.equal(scores.gather(1, selected).sort(1).values, scores.gather(1, right[1]).sort(1).values)
+    is_whole = is_best and bool((selected.diff(dim=1) > 0).all()) and torch.equal(found[2], tokens.gather(1, selected))
+    return right if is_whole and _have_their_parents(selected, parents, topk) else found
+
+
+def _have_their_parents(selected: Tensor, parents: Tensor, topk: int) -> bool:
+    """Whether the parent of each selected candidate is selected, or is the root."""
+    groups = selected // topk
+    of_group = parents.gather(1, groups)  # -1 for the root's successors
+    held = (of_group[:, :, None] == selected[:, None, :]).any(dim=2)
+    return bool((held | (groups == 0)).all())
 
 
 # Building trees
@@ -349,6 +381,15 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         ((_EAGLE_UTILS, "organize_draft_results"),),
         (("score_list", "token_list", "parents_list", "num_draft_token"),),
         _organize,
+    ),
+    FunctionNames(
+        "organize_draft_results",
+        "function:organize_draft_results, ties",
+        ((_EAGLE_UTILS, "organize_draft_results"),),
+        (("score_list", "token_list", "parents_list", "num_draft_token"),),
+        _organize_any_ties,
+        stand_ins=lambda: {"torch": TorchWithHigherTies()},
+        accepts=lambda sizes: sizes["topk"] > 1,
     ),
     FunctionNames(
         "organize_draft_results",
