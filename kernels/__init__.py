@@ -3,8 +3,9 @@
 Every host function has the operation's name and the contract's arguments, outputs included, which it writes in place.
 It allocates nothing, never waits for the device, reads no tensor value on the host, and compiles once per engine
 configuration (topk, num_steps, num_draft_tokens, mask mode, vocabulary, hidden size), not once per batch size;
-`move_kv` and `row_argmax` say where they differ. Kernels write every defined output element themselves, the -1 padding
-included, so that a buffer that is used again needs no prefill. Offsets that grow with the batch or the pool are int64.
+`move_kv`, `row_argmax`, `temperature_softmax` and `verify_chain_block` say where they differ. Kernels write every
+defined output element themselves, the -1 padding included, so that a buffer that is used again needs no prefill.
+Offsets that grow with the batch or the pool are int64.
 
 Values are not checked, for that would read them. Wrong ones give wrong results, but a walk over broken links
 ends, and no row or column outside the tensors is touched on behalf of a segment that is too long.
@@ -77,8 +78,6 @@ from specsim.kernels.multi_layer import (
 )
 from specsim.kernels.renorm import top_k_renorm_probs, top_p_renorm_probs
 from specsim.kernels.sampling import (
-    verify_chain_block,
-    verify_chain_rejection,
     verify_tree_rejection,
     verify_tree_target_only,
 )
@@ -90,6 +89,10 @@ from specsim.kernels.tree import (
 from specsim.kernels.verify import (
     fill_bonus_tokens,
     verify_tree_greedy,
+)
+from specsim.kernels.verify_chain import (
+    verify_chain_block,
+    verify_chain_rejection,
 )
 from specsim.kernels.verify_logits import (
     verify_logits_greedy,

@@ -1,4 +1,4 @@
-"""Verification at a temperature: the walk and the draw of the token after it, in one launch but for few blocks.
+"""Verification at a temperature: the walk and the draw of the token after it, in one launch.
 
 One program a request: a walk reads single probabilities of the nodes that it visits, each load dependent on the
 one before, and the draw reads one row of the target's law (and one of the draft's) once, and a block of it again. No
@@ -55,7 +55,7 @@ def verify_tree_target_only(
     most `num_draft_tokens` nodes and ends at a link that leaves the row, so it ends on any input.
     """
     bs, num_draft_tokens, vocab_size = target_probs.shape
-    _require_result(predicts, accept_index, num_draft_tokens, num_steps)
+    require_result(predicts, accept_index, num_draft_tokens, num_steps)
     if bs == 0:
         return
     _verify_tree_target_only_kernel[(bs,)](
@@ -78,52 +78,8 @@ def verify_tree_target_only(
         ACC_MIN=THRESHOLD_ACC_MIN,
         BLOCK_N=triton.next_power_of_2(num_draft_tokens),
         BLOCK_W=triton.next_power_of_2(num_steps + 1),
-        **_blocks(vocab_size, BLOCK_V),
+        **blocks_of_row(vocab_size, BLOCK_V),
     )
-
-
-@operation()
-def verify_chain_rejection(
-    candidates: Tensor,
-    draft_probs: Tensor,
-    target_probs: Tensor,
-    uniform_samples: Tensor,
-    uniform_final: Tensor,
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-) -> None:
-    """Accept each chain's drafts one after the other, by the ratio of target to draft probability.
-
-    Shapes and dtypes: specsim.reference.sampling.verify_chain_rejection; laws and coins are float32.
-
-    Writes `accept_index` and `accept_token_num` whole, and `predicts` at the accepted path alone.
-    """
-    arguments = (candidates, draft_probs, target_probs, uniform_samples, uniform_final)
-    _verify_chain(*arguments, predicts, accept_index, accept_token_num, by_block=False)
-
-
-@operation()
-def verify_chain_block(
-    candidates: Tensor,
-    draft_probs: Tensor,
-    target_probs: Tensor,
-    uniform_samples: Tensor,
-    uniform_final: Tensor,
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-) -> None:
-    """Accept a prefix of each chain as a block: the longest whose coin is below its height.
-
-    Shapes and dtypes: specsim.reference.sampling.verify_chain_block; laws and coins are float32.
-
-    Prefixes are tried from the longest to the shortest. Of many chains the rows after the accepted one are read and no
-    other; of few, a launch before adds up the rows of all prefixes at once, in an allocation of their sums' size.
-    Writes `accept_index` and `accept_token_num` whole, and `predicts` at the accepted path alone.
-    """
-    arguments = (candidates, draft_probs, target_probs, uniform_samples, uniform_final)
-    _verify_chain(*arguments, predicts, accept_index, accept_token_num, by_block=True)
 
 
 @operation()
@@ -150,7 +106,7 @@ def verify_tree_rejection(
     and `predicts` at the accepted path alone. A walk visits at most `num_draft_tokens` nodes.
     """
     bs, num_draft_tokens, vocab_size = target_probs.shape
-    _require_result(predicts, accept_index, num_draft_tokens, num_steps)
+    require_result(predicts, accept_index, num_draft_tokens, num_steps)
     if bs == 0:
         return
     _verify_tree_rejection_kernel[(bs,)](
@@ -171,85 +127,16 @@ def verify_tree_rejection(
         VOCAB=vocab_size,
         BLOCK_N=triton.next_power_of_2(num_draft_tokens),
         BLOCK_W=triton.next_power_of_2(num_steps + 1),
-        **_blocks(vocab_size, BLOCK_V_OF_TWO_LAWS),
+        **blocks_of_row(vocab_size, BLOCK_V_OF_TWO_LAWS),
     )
 
 
-def _verify_chain(
-    candidates: Tensor,
-    draft_probs: Tensor,
-    target_probs: Tensor,
-    uniform_samples: Tensor,
-    uniform_final: Tensor,
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    *,
-    by_block: bool,
-) -> None:
-    bs, num_draft_tokens, vocab_size = target_probs.shape
-    num_steps = draft_probs.shape[1]
-    require_size("draft_probs", "num_steps", num_steps, num_draft_tokens - 1)
-    _require_result(predicts, accept_index, num_draft_tokens, num_steps)
-    if bs == 0:
-        return
-    blocks = _blocks(vocab_size, BLOCK_V_OF_TWO_LAWS)
-    block_w = triton.next_power_of_2(num_steps + 1)
-    splits, masses = 0, target_probs
-    if by_block and num_steps > 1 and bs < LAZY_FROM:
-        splits = _mass_splits(bs * (num_steps - 1), blocks["NUM_BLOCKS"])
-        masses = target_probs.new_empty((bs, num_steps, splits))
-        _masses_of_prefixes_kernel[(bs, num_steps - 1, splits)](
-            candidates,
-            draft_probs,
-            target_probs,
-            masses,
-            NUM_STEPS=num_steps,
-            VOCAB=vocab_size,
-            SPLITS=splits,
-            BLOCK_W=block_w,
-            BLOCK_V=blocks["BLOCK_V"],
-            num_warps=blocks["num_warps"],
-        )
-    _verify_chain_kernel[(bs,)](
-        candidates,
-        draft_probs,
-        target_probs,
-        masses,
-        uniform_samples,
-        uniform_final,
-        predicts,
-        accept_index,
-        accept_token_num,
-        NUM_STEPS=num_steps,
-        VOCAB=vocab_size,
-        SPLITS=splits,
-        BY_BLOCK=by_block,
-        BLOCK_W=block_w,
-        **blocks,
-    )
-
-
-LAZY_FROM = 128
-"""Chains that fill a large GPU with a program each, which reads the rows that it needs and no other."""
-
-MASS_PROGRAMS = 1024
-
-
-def _mass_splits(num_rows: int, num_blocks: int) -> int:
-    """Programs that share a row, a power of two."""
-    splits = 1
-    while 2 * splits <= num_blocks and 2 * splits * num_rows <= MASS_PROGRAMS:
-        splits *= 2
-    return splits
-
-
-def _require_result(predicts: Tensor, accept_index: Tensor, num_draft_tokens: int, num_steps: int) -> None:
+def require_result(predicts: Tensor, accept_index: Tensor, num_draft_tokens: int, num_steps: int) -> None:
     require_size("predicts", "num_nodes", predicts.shape[0], accept_index.shape[0] * num_draft_tokens)
     require_size("accept_index", "accept_width", accept_index.shape[1], num_steps + 1)
 
 
-def _blocks(vocab_size: int, most: int) -> dict[str, int]:
+def blocks_of_row(vocab_size: int, most: int) -> dict[str, int]:
     """How a row is cut, and warps for 8 or 16 tokens a thread, so that each has several wide loads under way."""
     block_v = block_of(vocab_size, most)
     num_blocks = triton.next_power_of_2(triton.cdiv(vocab_size, block_v))
@@ -257,33 +144,33 @@ def _blocks(vocab_size: int, most: int) -> dict[str, int]:
 
 
 @triton.jit
-def _lane(b_values, i_lane, LANES: tl.constexpr):
+def lane_of(b_values, i_lane, LANES: tl.constexpr):
     """One element of a vector, as a scalar."""
     return tl.sum(tl.where(tl.arange(0, LANES) == i_lane, b_values, 0), axis=0)
 
 
 @triton.jit
-def _positive(b_difference):
+def positive(b_difference):
     return tl.where(b_difference > 0, b_difference, 0.0)
 
 
 @triton.jit
-def _find_block(b_sums, coin, NUM_BLOCKS: tl.constexpr):
+def find_block(b_sums, coin, NUM_BLOCKS: tl.constexpr):
     """Of blocks with sums `b_sums` [NUM_BLOCKS]: the one in which `coin` falls, the sum before it and the threshold.
 
     Where no block's end exceeds the threshold it is the last one that has any weight.
     """
     o_block = tl.arange(0, NUM_BLOCKS)
     b_end = tl.cumsum(b_sums, axis=0)
-    threshold = coin * _lane(b_end, NUM_BLOCKS - 1, NUM_BLOCKS)
+    threshold = coin * lane_of(b_end, NUM_BLOCKS - 1, NUM_BLOCKS)
     i_above = tl.min(tl.where(b_end > threshold, o_block, NUM_BLOCKS), axis=0)
     i_last = tl.max(tl.where(b_sums > 0, o_block, 0), axis=0)
     i_block = tl.where(i_above < NUM_BLOCKS, i_above, i_last)
-    return i_block, _lane(b_end, i_block - 1, NUM_BLOCKS), threshold
+    return i_block, lane_of(b_end, i_block - 1, NUM_BLOCKS), threshold
 
 
 @triton.jit
-def _find_token(b_weights, o_v, before, threshold, VOCAB: tl.constexpr):
+def find_token(b_weights, o_v, before, threshold, VOCAB: tl.constexpr):
     """The first token with a weight whose sum exceeds the threshold; else the last with a weight; else the last."""
     m_weight = b_weights > 0
     b_cdf = before + tl.cumsum(b_weights, axis=0)
@@ -422,14 +309,14 @@ def _verify_tree_target_only_kernel(
             )
         b_sums = tl.where(o_block == i_block, tl.sum(b_weights, axis=0), b_sums)
 
-    i_block, before, threshold = _find_block(b_sums, tl.load(p_uniform_final + i_b), NUM_BLOCKS)
+    i_block, before, threshold = find_block(b_sums, tl.load(p_uniform_final + i_b), NUM_BLOCKS)
     o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
     b_weights = tl.load(p_row + o_v, mask=o_v < VOCAB, other=0.0)
     if tl.sum((b_rejected >= 0).to(tl.int32), axis=0) > 0:
         b_weights = _without_children(
             b_weights, o_v, p_candidates, p_retrieve_next_token, p_retrieve_next_sibling, i_first_node, i_node, NDT
         )
-    i_token = _find_token(b_weights, o_v, before, threshold, VOCAB)
+    i_token = find_token(b_weights, o_v, before, threshold, VOCAB)
     b_token = tl.where(o_w == i_accepted, i_token, b_token)
     _store_path(
         p_predicts,
@@ -446,172 +333,6 @@ def _verify_tree_target_only_kernel(
 
 
 @triton.jit
-def _residual(p_p, p_q, scale, len_q, o_v, VOCAB: tl.constexpr):
-    """The positive part of `scale * p - q` over a block [BLOCK_V]; `len_q` is VOCAB, or 0 where there is no q."""
-    b_p = tl.load(p_p + o_v, mask=o_v < VOCAB, other=0.0)
-    b_q = tl.load(p_q + o_v, mask=o_v < len_q, other=0.0)
-    return _positive(scale * b_p - b_q)
-
-
-@triton.jit
-def _accepted_by_token(p_drafted, p_p, p_q, p_coin, NUM_STEPS: tl.constexpr, VOCAB: tl.constexpr):
-    """How many drafts the token rule accepts: those before the first with `u q >= p`."""
-    i_accepted = 0
-    is_going = NUM_STEPS > 0
-    while is_going:
-        i_token = tl.load(p_drafted + i_accepted)
-        m_token = (i_token >= 0) & (i_token < VOCAB)
-        p = tl.load(p_p + i_accepted * VOCAB + i_token, mask=m_token, other=0.0)
-        q = tl.load(p_q + i_accepted * VOCAB + i_token, mask=m_token, other=0.0)
-        is_accepted = (tl.load(p_coin + i_accepted) * q < p) & (q > 0)
-        i_accepted += is_accepted.to(tl.int32)
-        is_going = is_accepted & (i_accepted < NUM_STEPS)
-    return i_accepted
-
-
-@triton.jit
-def _reaches(p_drafted, p_p, p_q, NUM_STEPS: tl.constexpr, VOCAB: tl.constexpr, BLOCK_W: tl.constexpr):
-    """The reach r of each prefix [BLOCK_W]."""
-    o_w = tl.arange(0, BLOCK_W)
-    b_token = tl.load(p_drafted + o_w, mask=o_w < NUM_STEPS, other=-1)
-    m_token = (b_token >= 0) & (b_token < VOCAB)
-    b_p = tl.load(p_p + o_w * VOCAB + b_token, mask=m_token, other=0.0)
-    b_q = tl.load(p_q + o_w * VOCAB + b_token, mask=m_token, other=0.0)
-    b_reach = tl.full([BLOCK_W], 1.0, tl.float32)
-    reach = tl.sum(b_reach, axis=0) * 0.0 + 1.0
-    for i_step in range(NUM_STEPS):
-        p, q = _lane(b_p, i_step, BLOCK_W), _lane(b_q, i_step, BLOCK_W)
-        reach = tl.where(q > 0, tl.minimum(tl.div_rn(reach * p, tl.where(q > 0, q, 1.0)), 1.0), 0.0)
-        b_reach = tl.where(o_w == i_step + 1, reach, b_reach)
-    return b_reach
-
-
-@triton.jit
-def _masses_of_prefixes_kernel(
-    p_candidates,
-    p_draft_probs,
-    p_target_probs,
-    p_masses,
-    NUM_STEPS: tl.constexpr,
-    VOCAB: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    """`SPLITS` programs for each prefix between the empty one and the whole chain: its share of what is left of the
-    law after it, where the block rule asks for that.
-    """
-    i_b = tl.program_id(0).to(tl.int64)
-    i_row = tl.program_id(1) + 1
-    p_p = p_target_probs + i_b * (NUM_STEPS + 1) * VOCAB
-    p_q = p_draft_probs + i_b * NUM_STEPS * VOCAB
-    b_reach = _reaches(p_candidates + i_b * (NUM_STEPS + 1) + 1, p_p, p_q, NUM_STEPS, VOCAB, BLOCK_W)
-    reach = _lane(b_reach, i_row, BLOCK_W)
-    if (reach > 0) & (reach < 1):
-        b_mass = tl.zeros([BLOCK_V], dtype=tl.float32)
-        for i_block in range(tl.program_id(2), (VOCAB + BLOCK_V - 1) // BLOCK_V, SPLITS):
-            o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
-            b_mass += _residual(p_p + i_row * VOCAB, p_q + i_row * VOCAB, reach, VOCAB, o_v, VOCAB)
-        tl.store(p_masses + (i_b * NUM_STEPS + i_row) * SPLITS + tl.program_id(2), tl.sum(b_mass, axis=0))
-
-
-@triton.jit
-def _accepted_by_block(
-    p_drafted,
-    p_p,
-    p_q,
-    p_mass,
-    p_coin,
-    NUM_STEPS: tl.constexpr,
-    VOCAB: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
-    """How many drafts the block rule accepts, and the reach of that prefix; masses are there if there are `SPLITS`."""
-    b_reach = _reaches(p_drafted, p_p, p_q, NUM_STEPS, VOCAB, BLOCK_W)
-    i_accepted = NUM_STEPS
-    is_going = NUM_STEPS > 0
-    while is_going:
-        reach = _lane(b_reach, i_accepted, BLOCK_W)
-        height = reach
-        if (i_accepted < NUM_STEPS) & (reach > 0) & (reach < 1):
-            if SPLITS > 0:
-                mass = tl.sum(tl.load(p_mass + i_accepted * SPLITS + tl.arange(0, SPLITS)), axis=0)
-            else:
-                b_mass = tl.zeros([BLOCK_V], dtype=tl.float32)
-                for i_block in range((VOCAB + BLOCK_V - 1) // BLOCK_V):
-                    o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
-                    b_mass += _residual(p_p + i_accepted * VOCAB, p_q + i_accepted * VOCAB, reach, VOCAB, o_v, VOCAB)
-                mass = tl.sum(b_mass, axis=0)
-            height = tl.div_rn(mass, mass + 1 - reach)
-        is_accepted = tl.load(p_coin + i_accepted - 1) < height
-        i_accepted -= (~is_accepted).to(tl.int32)
-        is_going = (~is_accepted) & (i_accepted > 0)
-    return i_accepted, _lane(b_reach, i_accepted, BLOCK_W)
-
-
-@triton.jit
-def _verify_chain_kernel(
-    p_candidates,
-    p_draft_probs,
-    p_target_probs,
-    p_masses,
-    p_uniform_samples,
-    p_uniform_final,
-    p_predicts,
-    p_accept_index,
-    p_accept_token_num,
-    NUM_STEPS: tl.constexpr,
-    VOCAB: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BY_BLOCK: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    NUM_BLOCKS: tl.constexpr,
-):
-    """One program a request: how many drafts are accepted, and a token of what is left of the law after them."""
-    i_b = tl.program_id(0).to(tl.int64)
-    i_first_node = i_b * (NUM_STEPS + 1)
-    p_drafted = p_candidates + i_first_node + 1
-    p_p = p_target_probs + i_first_node * VOCAB
-    p_q = p_draft_probs + i_b * NUM_STEPS * VOCAB
-    p_coin = p_uniform_samples + i_b * NUM_STEPS
-    if BY_BLOCK:
-        p_mass = p_masses + i_b * NUM_STEPS * SPLITS
-        i_accepted, scale = _accepted_by_block(
-            p_drafted, p_p, p_q, p_mass, p_coin, NUM_STEPS, VOCAB, SPLITS, BLOCK_W, BLOCK_V
-        )
-        scale = tl.where(i_accepted < NUM_STEPS, scale, 1.0)
-    else:
-        i_accepted = _accepted_by_token(p_drafted, p_p, p_q, p_coin, NUM_STEPS, VOCAB)
-        scale = 1.0
-
-    len_q = tl.where(i_accepted < NUM_STEPS, VOCAB, 0)
-    o_block = tl.arange(0, NUM_BLOCKS)
-    o_row = i_accepted.to(tl.int64) * VOCAB
-    b_sums = tl.zeros([NUM_BLOCKS], dtype=tl.float32)
-    for i_block in range((VOCAB + BLOCK_V - 1) // BLOCK_V):
-        # [BLOCK_V]
-        o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
-        b_weights = _residual(p_p + o_row, p_q + o_row, scale, len_q, o_v, VOCAB)
-        b_sums = tl.where(o_block == i_block, tl.sum(b_weights, axis=0), b_sums)
-    i_block, before, threshold = _find_block(b_sums, tl.load(p_uniform_final + i_b), NUM_BLOCKS)
-    o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
-    b_weights = _residual(p_p + o_row, p_q + o_row, scale, len_q, o_v, VOCAB)
-    i_token = _find_token(b_weights, o_v, before, threshold, VOCAB)
-
-    o_w = tl.arange(0, BLOCK_W)
-    m_path = o_w <= i_accepted
-    b_drafted = tl.load(p_drafted + o_w, mask=o_w < i_accepted, other=0)
-    b_token = tl.where(o_w < i_accepted, b_drafted, i_token)
-    tl.store(p_predicts + i_first_node + o_w, b_token.to(tl.int32), mask=m_path)
-    b_path = tl.where(m_path, (i_first_node + o_w).to(tl.int32), -1)
-    tl.store(p_accept_index + i_first_node + o_w, b_path, mask=o_w <= NUM_STEPS)
-    tl.store(p_accept_token_num + i_b, i_accepted)
-
-
-@triton.jit
 def _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N: tl.constexpr):
     """Laws p and q, a block or a scalar, after the children with tokens `b_drawn` [BLOCK_N] were rejected.
 
@@ -619,10 +340,10 @@ def _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N:
     """
     i_drawn = 0
     while i_drawn < num_drawn:
-        total_p = _lane(b_total_p, i_drawn, BLOCK_N)
-        total_q = _lane(b_total_q, i_drawn, BLOCK_N)
-        b_p = tl.div_rn(_positive(b_p - b_q), total_p)
-        b_q = tl.div_rn(tl.where(o_v == _lane(b_drawn, i_drawn, BLOCK_N), 0.0, b_q), total_q)
+        total_p = lane_of(b_total_p, i_drawn, BLOCK_N)
+        total_q = lane_of(b_total_q, i_drawn, BLOCK_N)
+        b_p = tl.div_rn(positive(b_p - b_q), total_p)
+        b_q = tl.div_rn(tl.where(o_v == lane_of(b_drawn, i_drawn, BLOCK_N), 0.0, b_q), total_q)
         i_drawn += 1
     return b_p, b_q
 
@@ -689,7 +410,7 @@ def _verify_tree_rejection_kernel(
                 b_p = tl.load(p_target_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
                 b_q = tl.load(p_draft_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
                 b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
-                b_sum_p += _positive(b_p - b_q)
+                b_sum_p += positive(b_p - b_q)
                 b_sum_q += tl.where(o_v == i_token, 0.0, b_q)
             total_p = tl.sum(b_sum_p, axis=0)
             total_q = tl.sum(b_sum_q, axis=0)
@@ -717,12 +438,12 @@ def _verify_tree_rejection_kernel(
         b_q = tl.load(p_draft_probs + o_row + o_v, mask=o_v < len_q, other=0.0)
         b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
         b_sums = tl.where(o_block == i_block, tl.sum(b_p, axis=0), b_sums)
-    i_block, before, threshold = _find_block(b_sums, tl.load(p_uniform_final + i_b), NUM_BLOCKS)
+    i_block, before, threshold = find_block(b_sums, tl.load(p_uniform_final + i_b), NUM_BLOCKS)
     o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
     b_p = tl.load(p_target_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
     b_q = tl.load(p_draft_probs + o_row + o_v, mask=o_v < len_q, other=0.0)
     b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
-    b_token = tl.where(o_w == i_accepted, _find_token(b_p, o_v, before, threshold, VOCAB), b_token)
+    b_token = tl.where(o_w == i_accepted, find_token(b_p, o_v, before, threshold, VOCAB), b_token)
     _store_path(
         p_predicts,
         p_accept_index,

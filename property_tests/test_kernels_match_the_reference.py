@@ -28,6 +28,7 @@ from specsim.kernels import (
     sampling,
     tree,
     verify,
+    verify_chain,
     verify_sampled,
 )
 from specsim.ops.contract import Case, Op, Role, TensorArg, Tensors, differing
@@ -140,9 +141,10 @@ SMALL_BLOCKS: dict[Any, dict[str, int]] = {
     multi_layer: {"BLOCK_T": 2, "BLOCK_H": 2},
     ragged: {"BLOCK_B": 2, "FEW": 1},
     renorm: {"GROUP": 4, "BLOCK_V": 32, "BLOCK_SEARCH": 32, "LIST": 16, "SHORT_LIST": 4},
-    sampling: {"BLOCK_V": 2, "BLOCK_V_OF_TWO_LAWS": 2, "LAZY_FROM": 2},
+    sampling: {"BLOCK_V": 2, "BLOCK_V_OF_TWO_LAWS": 2},
     tree: {"BLOCK_B": 2, "BLOCK_C": 2, "BLOCK_FILL": 2, "FILL_BYTES": 64},
     verify: {"BLOCK_B": 2},
+    verify_chain: {"BLOCK_V_OF_TWO_LAWS": 2, "LAZY_FROM": 2},
     verify_sampled: {"GROUP": 4, "BLOCK_V": 32, "BLOCK_SEARCH": 32, "LIST": 16, "SHORT_LIST": 4},
 }
 
