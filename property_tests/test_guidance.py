@@ -45,10 +45,10 @@ def test_the_page_says_who_was_sooner_by_sums_mutants_and_hunts() -> None:
 
 
 def test_the_benchmark_has_both_beside_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guidance, "SLOWEST", ("A09", "B06"))
-    entries = guidance.run("cpu", 2)
+    monkeypatch.setattr(guidance, "SLOWEST", ("A09",))
+    entries = guidance.run("cpu", 1)
     assert [(entry["shape"]["mutant"], entry["unit"]) for entry in entries] == [
-        (name, unit) for name in ("A09", "B06") for unit in ("CPU s", "schedules")
+        (name, unit) for name in ("A09",) for unit in ("CPU s", "schedules")
     ]
     for entry in entries:
         assert [peer["name"] for peer in entry["peers"]] == ["swarm", "coverage"]
