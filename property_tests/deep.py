@@ -43,6 +43,7 @@ DEEP: dict[str, int] = {
     "test_campaign.py::test_an_interrupt_keeps_what_was_done_and_says_how_to_go_on": 2,
     "test_campaign.py::test_in_ci_the_commit_is_the_seed_and_a_canary_that_is_not_found_is_red": 0,
     "test_campaign_runs.py::test_a_run_that_ends_its_process_is_a_finding_and_costs_one_run": 4,
+    "test_campaign_runs.py::test_a_child_that_is_killed_is_started_again": 0,
     "test_campaign_runs.py::test_a_run_is_made_again_from_its_numbers_in_another_process": 3,
     "test_campaign_runs.py::test_a_process_that_somebody_kills_is_no_finding_and_its_batch_is_whole": 0,
     "test_campaign_runs.py::test_a_batch_is_the_same_here_in_a_child_and_as_json": 0,

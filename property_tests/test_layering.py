@@ -59,7 +59,9 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "judge": layer(
         "errors interrupts verdict replay_file explore memory sim ops diff targets compiled mutants", "torch"
     ),
-    "bench": layer("errors verdict explore memory sim reference ops kernels targets diff compiled", "torch triton"),
+    "bench": layer(
+        "errors verdict explore memory sim reference ops kernels targets diff compiled mutants", "torch triton"
+    ),
     "bisect": layer("errors interrupts verdict replay_file explore memory sim ops targets judge"),
     "campaign": layer(
         "errors interrupts verdict replay_file explore memory sim ops targets compiled mutants judge bisect", "ray"

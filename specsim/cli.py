@@ -522,6 +522,7 @@ def bench(
     only: Annotated[list[str] | None, typer.Option("--only", help="Of kernels: an operation or family.")] = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
+    write: Annotated[Path | None, typer.Option("--write", help="Of guidance: write its page to this file.")] = None,
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", help="No benchmark, and none of the kernels, begins after them.")
     ] = None,
@@ -529,7 +530,7 @@ def bench(
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
 
-    `kernels` is run when it is named or there is a GPU.
+    `kernels` is run when it is named or there is a GPU, `guidance` when it is named.
     """
     from specsim.bench import BENCHMARKS, run
     from specsim.judge.ops_child import choose_device
@@ -541,11 +542,20 @@ def bench(
     for option, value in (("--only", only), ("--peer", peer)):
         if value and name != "kernels":
             raise UsageError(f"{option} without kernels", f"it is an option of specsim bench kernels {option} ...")
+    if write is not None and name != "guidance":
+        raise UsageError("--write without guidance", "it is an option of specsim bench guidance --write PAGE")
+    if write is not None:
+        require_folder("--write", write.parent)
     chosen = choose_device(device)
-    names = [name] if name else [each for each in BENCHMARKS if each != "kernels" or chosen == "cuda"]
+    unasked = {"guidance"} if chosen == "cuda" else {"guidance", "kernels"}
+    names = [name] if name else [each for each in BENCHMARKS if each not in unasked]
     results = run(names, chosen, rounds, full, only or (), peer, budget_seconds)
     if json_file is not None:
         write_json(json_file, results)
+    if write is not None:
+        from specsim.bench.guidance import page
+
+        write.write_text(page(results["benchmarks"]), encoding="utf-8")
     print_bench(results)
 
 

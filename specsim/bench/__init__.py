@@ -1,5 +1,5 @@
 """Benchmarks: implementations of one operation side by side in one run, as medians with ratios; every kernel beside its
-peers in one table; and the simulator.
+peers in one table; the simulator; and what guidance is worth.
 
 A ratio is a peer's median over the reference's: below 1 is faster. Absolute times hold on the machine in
 `environment` alone. Nothing here asserts a time. A peer that cannot run here, or whose result is wrong, says
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.bench import (
     differential,
+    guidance,
     kernel_table,
     simulator,
     verify_logits_greedy,
@@ -65,6 +66,7 @@ BENCHMARKS: dict[str, Callable[[str, int | None, bool], list[dict[str, Any]]]] =
     simulator.NAME: simulator.run,
     differential.NAME: differential.run,
     kernel_table.NAME: kernel_table.run,
+    guidance.NAME: guidance.run,
 }
 
 

@@ -67,8 +67,8 @@ def pairs(run: Run) -> set[tuple[str, int, bool, str, str]]:
 
 
 def features_of(scenario: Scenario, run: Run) -> set[Hashable]:
-    """What strategies learn from: the pairs of the run, its marks and the rules that it gave something to judge, and
-    each two of those that met in it.
+    """What strategies learn from: the pairs of the run, whatever the outcome; its marks and the rules that it gave
+    something to judge; and each two of those that met in it.
     """
     met = sorted({*run.marks, *rules_applied(scenario, run)})
-    return {*pairs(run), *met, *combinations(met, 2)}
+    return {*(pair[:-1] for pair in pairs(run)), *met, *combinations(met, 2)}

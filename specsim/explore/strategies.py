@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import NamedTuple, Protocol
 
@@ -30,7 +31,8 @@ FIRST_GUESS = 32  # contests of a schedule, before one was seen
 PATIENCE = 8  # refusals without progress after which an agent goes whatever its priority: the host spins
 KEPT_MAX = 64  # schedules that have descendants
 RIVALS = 6  # of which one is a parent, or gives way
-DRAWN_AFRESH = 3  # one in so many schedules
+DRAWN_FIRST = 32  # schedules, before what they showed says what is rare
+DRAWN_AFRESH = 3  # one in so many schedules after them
 DRAWN_ANEW = 12  # one in so many choices of a scenario
 ONE = 1 << 20  # the worth of a feature that one schedule showed
 
@@ -170,34 +172,25 @@ class DelayBounded:
         self._most = max(self._most, self._seen)
 
 
-class _Kept(NamedTuple):
-    """The scenario of a schedule, as the values of each label in order, what the schedule showed, and its work."""
+@dataclass(slots=True)
+class _Kept:
+    """The scenario of a schedule, as the values of each label in order; what the schedule showed, and its work; and
+    what that was worth, in two ways, when it was last weighed.
+    """
 
     scenario: dict[str, list[int]]
     features: tuple[Hashable, ...]
     cost: int
-
-
-def _rarity(kept: _Kept, shown: Mapping[Hashable, int]) -> int:
-    """Whole numbers: a sum of them does not depend on its order."""
-    return sum([ONE // shown[feature] for feature in kept.features]) // max(1, len(kept.features))
-
-
-def _richness(kept: _Kept, shown: Mapping[Hashable, int]) -> int:
-    total: int = sum([ONE // shown[feature] for feature in kept.features])
-    return total * total // max(1, kept.cost)
-
-
-_WORTHS = (_rarity, _richness)
+    worth: tuple[int, int] = (0, 0)
 
 
 class CoverageGuided:
-    """A third of the schedules are drawn afresh. The others have the scenario of a kept one, or of two of them mixed
-    label by label, with some choices drawn anew; what comes after the scenario is drawn.
+    """The first schedules are the swarm's, and so is a third of those after them. The others have the scenario of a
+    kept one, or of two of them mixed label by label, with some choices drawn anew; what comes after it is drawn.
 
     A schedule is kept for what it showed, and gives way to one that showed rarer things. A feature that n schedules
-    showed is worth 1 / n; a schedule is worth, by turns, the mean of its features, and their sum over the root of its
-    work: the first favours what is rare altogether, the second what shows many rare things at once.
+    showed is worth 1 / n; a schedule, by turns, the mean of its features, and their sum over the root of its work: the
+    first favours what is rare altogether, the second what shows many rare things at once.
 
     Source: energy by rarity is that of Boehme, Pham, Roychoudhury, "Coverage-based Greybox Fuzzing as Markov Chain",
     CCS 2016; to mix by labels in place of positions is this project's.
@@ -221,63 +214,74 @@ class CoverageGuided:
     def chooser(self, index: int) -> RecordingChooser:
         if self._given:
             tape = iter(self._given.popleft())
-            return RecordingChooser(self.noted(lambda _bound, _label: next(tape, 0)), follows=True)
+            return self.noted(lambda _bound, _label: next(tape, 0), follows=True)
         draw = stream(self._seed, self.name, index)
-        if len(self._kept) < RIVALS or not draw(DRAWN_AFRESH, "afresh"):
-            return RecordingChooser(self.noted(draw))
+        if len(self._kept) < DRAWN_FIRST or not draw(DRAWN_AFRESH, "afresh"):
+            return self.noted(stream(self._seed, "schedules", index))  # the swarm's of that number
         one = self._parent(draw)
         other = self._parent(draw) if draw(2, "mixed") else one
-        return RecordingChooser(self.noted(self._changed(draw, one.scenario, other.scenario)), follows=True)
+        return self.noted(_child(draw, one, other), draw, follows=True)
 
-    def noted(self, source: Source) -> Source:
-        """`source`, whose labels are noted for what `learn` is told next."""
+    def noted(self, source: Source, then: Source | None = None, *, follows: bool = False) -> RecordingChooser:
+        """A chooser whose labels are noted up to the first contest, for what `learn` is told next. The choices are
+        those of `source`, from that contest on those of `then`, if there is one.
+        """
         labels: list[str] = []
         self._labels = labels
+        contests = self._contests
+        after = then or source
 
         def noting(bound: int, label: str) -> int:
+            if label in contests:
+                chooser.go_on(after)
+                return after(bound, label)
             labels.append(label)
             return source(bound, label)
 
-        return noting
+        chooser = RecordingChooser(noting, follows=follows)
+        return chooser
 
-    def _changed(self, draw: Source, one: dict[str, list[int]], other: dict[str, list[int]]) -> Source:
-        """Choices of a scenario that is a child of two, then drawn ones. The first contest is the scenario's end."""
-        used: Counter[str] = Counter()
-        contests = self._contests
-        drawn = False
-
-        def source(bound: int, label: str) -> int:
-            nonlocal drawn
-            drawn = drawn or label in contests
-            if drawn or not draw(DRAWN_ANEW, "anew"):
-                return draw(bound, label)
-            values = (one if one is other or draw(2, "of whom") else other).get(label, ())
-            at = used[label]
-            used[label] += 1
-            return values[at] if at < len(values) else draw(bound, label)
-
-        return source
-
-    def _parent(self, draw: Source) -> _Kept:
-        worth = _WORTHS[draw(2, "by what")]
+    def _parent(self, draw: Source) -> dict[str, list[int]]:
         rivals = [self._kept[draw(len(self._kept), "rival")] for _ in range(RIVALS)]
-        return max(rivals, key=lambda kept: worth(kept, self._shown))
+        way = draw(2, "worth")
+        return max(rivals, key=lambda kept: kept.worth[way]).scenario
 
     def learn(self, tape: Tape, features: Collection[Hashable], cost: int) -> None:
         self._shown.update(features)
         scenario: dict[str, list[int]] = {}
         for label, value in zip(self._labels, chain(tape, repeat(0)), strict=False):
-            if label in self._contests:
-                break
             scenario.setdefault(label, []).append(value)
         kept = _Kept(scenario, tuple(features), cost)
+        self._weigh(kept)
         if len(self._kept) < KEPT_MAX:
             self._kept.append(kept)
             return
-        self._turn += 1
-        rivals = [(self._turn * RIVALS + place) % KEPT_MAX for place in range(RIVALS)]
-        worth = _WORTHS[self._turn % 2]
-        self._kept[min(rivals, key=lambda place: worth(self._kept[place], self._shown))] = kept
+        self._turn = (self._turn + 1) % KEPT_MAX
+        self._weigh(self._kept[self._turn])
+        rivals = [(self._turn + place) % KEPT_MAX for place in range(RIVALS)]
+        way = self._turn % 2
+        self._kept[min(rivals, key=lambda place: self._kept[place].worth[way])] = kept
+
+    def _weigh(self, kept: _Kept) -> None:
+        """In whole numbers: a sum of them does not depend on its order."""
+        shown = self._shown
+        total = sum([ONE // shown[feature] for feature in kept.features])
+        kept.worth = total // max(1, len(kept.features)), total * total // max(1, kept.cost)
+
+
+def _child(draw: Source, one: dict[str, list[int]], other: dict[str, list[int]]) -> Source:
+    """Choices of a scenario that is a child of two."""
+    used: Counter[str] = Counter()
+
+    def source(bound: int, label: str) -> int:
+        at = used[label]
+        used[label] = at + 1
+        if not draw(DRAWN_ANEW, "anew"):
+            return draw(bound, label)
+        values = (one if one is other or draw(2, "of whom") else other).get(label, ())
+        return values[at] if at < len(values) else draw(bound, label)
+
+    return source
 
 
 class Portfolio:
@@ -301,7 +305,7 @@ class Portfolio:
         chooser = self._strategies[self._turn].chooser(index)
         if self._strategies[self._turn] is self._guided:
             return chooser
-        return RecordingChooser(self._guided.noted(chooser.choose))
+        return self._guided.noted(chooser.choose)
 
     def learn(self, tape: Tape, features: Collection[Hashable], cost: int) -> None:
         self._work[self._turn] += cost
