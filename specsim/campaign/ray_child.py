@@ -36,7 +36,7 @@ GRACE_SECONDS = 60.0  # for a batch that runs when its time is over to come to i
 
 
 def run_there(
-    batch: dict[str, Any], cache: str | None, hang_seconds: float, seconds: float, version: str
+    batch: dict[str, Any], cache: str | None, hang_seconds: float, seconds: float, asked_at: float, version: str
 ) -> dict[str, Any]:
     """The task, on a node: {"result", "node"}, or {"problem", "remedy"} for what the node lacks."""
     from specsim.campaign.workers import run_batch
@@ -49,10 +49,17 @@ def run_there(
                 "install the same version on every node",
             )
         folder = open_cache(Path(cache) if cache else None).folder
-        result = run_batch(batch_from_json(batch), folder, hang_seconds, seconds)
+        result = run_batch(batch_from_json(batch), folder, hang_seconds, left_of(seconds, time.time() - asked_at))
         return {"result": result_to_json(result), "node": _node()}
     except UsageError as error:
         return {"problem": error.problem, "remedy": error.remedy}
+
+
+def left_of(seconds: float, waited: float) -> float:
+    """What is left of a batch's time when it begins on a node. A clock that is far off its neighbours' is not asked:
+    all that clocks decide here is when a batch is cut short.
+    """
+    return seconds - waited if 0 <= waited <= seconds else seconds
 
 
 def _node() -> str:
@@ -119,7 +126,7 @@ class Connected:
                 batch = asked["batch"]
                 gpus = 1 if batch.get("device") == "cuda" else 0
                 task = self._task.options(num_gpus=gpus) if gpus else self._task
-                reference = task.remote(batch, *self._fixed, asked["seconds"], specsim.__version__)
+                reference = task.remote(batch, *self._fixed, asked["seconds"], time.time(), specsim.__version__)
                 self._keys[reference] = [batch["campaign"], batch["shard"], batch["number"]]
                 self._ends[reference] = time.monotonic() + asked["seconds"] + GRACE_SECONDS
         return True
