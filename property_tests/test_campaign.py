@@ -89,7 +89,7 @@ def run(store: Store, plan: Plan, pool: Made, **options: Any) -> Outcome:
 # ---- the loop
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(dies_at=st.lists(st.integers(1, 30), max_size=4))
 def test_a_campaign_that_is_killed_and_goes_on_has_each_batch_once(
     tmp_path_factory: pytest.TempPathFactory, dies_at: list[int]

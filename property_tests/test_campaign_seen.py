@@ -217,6 +217,11 @@ def test_copies_of_one_campaign_are_refused(tmp_path: Path, two_stores: tuple[Pa
         merged([two_stores[0], copy])
 
 
+def test_campaigns_of_one_seed_on_other_targets_are_no_copies(tmp_path: Path) -> None:
+    one, two = store_of(tmp_path / "a.db", [result_of(0)]), store_of(tmp_path / "b.db", [result_of(0, FAST)])
+    assert len(merged([one, two]).batches) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -294,9 +299,8 @@ def test_a_line_is_thinned_to_some_of_its_points_and_keeps_its_ends(points: list
 def test_a_chart_of_any_length_is_drawn_inside_its_frame(seconds: float, count: int) -> None:
     points = [(seconds * n / count, float(n)) for n in range(count + 1)]
     drawn = chart_of(Chart("x", "", [Line("a", points)]))
-    numbers = [
-        float(x) for path in re.findall(r'class="series o0[^>]*? d="M([^"]+)"', drawn) for x in re.split("[L ]", path)
-    ]
+    (path,) = re.findall(r'class="series o0[^>]*? d="M([^"]+)"', drawn)
+    numbers = [float(number) for number in re.split("[HV ]", path)]
     assert numbers
     assert all(0 <= x <= 720 for x in numbers)
 

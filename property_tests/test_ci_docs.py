@@ -62,7 +62,7 @@ def test_every_command_is_accepted(arguments: list[str]) -> None:
 
 
 def test_there_are_commands_of_a_pull_request_of_a_night_and_of_a_hook() -> None:
-    assert len(WORKFLOWS) == 2
+    assert len(WORKFLOWS) == 3
     assert [arguments[0] for arguments in commands()].count("check") >= 5
     assert WORKFLOWS[1]["jobs"]["fuzz"]["strategy"]["matrix"]["strategy"] == list(STRATEGIES)
     (hook,) = HOOKS
@@ -78,6 +78,22 @@ def test_a_pull_request_compares_with_its_base_and_cannot_reach_secrets() -> Non
     written = set(re.findall(r"--(?:junit|sarif|json) (\S+)", check["run"]))
     used = json.dumps([step.get("with", {}) for step in steps(workflow)])
     assert all(name in used for name in written)
+
+
+def test_a_campaign_goes_on_from_the_cache_and_is_saved_whatever_comes_of_it() -> None:
+    (job,) = WORKFLOWS[2]["jobs"].values()
+    named = {step.get("uses", step.get("name", "")).split("@")[0]: step for step in job["steps"]}
+    order = list(named)
+    restore, save = named["actions/cache/restore"], named["actions/cache/save"]
+    assert order.index("actions/cache/restore") < order.index("specsim") < order.index("actions/cache/save")
+    assert save["if"] == "always()"
+    assert save["with"]["key"] == restore["with"]["key"]
+    assert restore["with"]["key"].startswith(restore["with"]["restore-keys"])
+    arguments = shlex.split(named["specsim"]["run"])
+    kept = [arguments[arguments.index(option) + 1] for option in ("--store", "--corpus")]
+    assert "--ci" in arguments
+    assert all(Path(path).parts[0] == restore["with"]["path"] == save["with"]["path"] for path in kept)
+    assert float(arguments[arguments.index("--budget-seconds") + 1]) < 60 * job["timeout-minutes"]
 
 
 def test_the_exit_codes_are_those_of_the_code() -> None:

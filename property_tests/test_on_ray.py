@@ -17,17 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from property_tests.test_campaign_shares import Campaign
 from property_tests.test_check import specsim
+from property_tests.test_corpus import RedisServer, redis_server
+from specsim import __version__ as specsim_version
 from specsim.campaign.batches import Lot, Plan
 from specsim.campaign.campaign import GivenBack, go_on
 from specsim.campaign.on_ray import RayCluster, RayPool
+from specsim.campaign.ray_child import left_of, run_there
+from specsim.campaign.results import batch_to_json
 from specsim.campaign.run import run_batch_here
 from specsim.campaign.store import Store
 from specsim.campaign.work import Batch, BatchResult
 from specsim.errors import UsageError
 from specsim.sim.target import ModelTarget
 
+__all__ = ["redis_server"]  # a fixture
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed: pip install 'specsim[ray]' adds it"
 )
@@ -61,12 +69,12 @@ class Here:
 
 
 class Nodes:
-    """A cluster of one node, the head, with one CPU; more may be added."""
+    """A cluster of one node, the head; more may be added."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpus: int = 1) -> None:
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 1, "object_store_memory": MEMORY, "include_dashboard": False}
+        head = {"num_cpus": cpus, "object_store_memory": MEMORY, "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address: str = self._cluster.address
         self.head = raylet_of(self._cluster.head_node)
@@ -84,16 +92,15 @@ def raylet_of(node: Any) -> int:
     return int(process.process.pid)
 
 
-def children_of(ancestor: int) -> set[int]:
-    """The processes that run batches below a process."""
+def below(ancestor: int) -> dict[int, bytes]:
+    """The processes below a process, and their commands."""
     parents: dict[int, int] = {}
-    found: set[int] = set()
+    commands: dict[int, bytes] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if b"specsim.campaign.child" in (entry / "cmdline").read_bytes():
-                    found.add(int(entry.name))
+                commands[int(entry.name)] = (entry / "cmdline").read_bytes()
 
     def is_below(process: int) -> bool:
         while process in parents:
@@ -102,7 +109,19 @@ def children_of(ancestor: int) -> set[int]:
                 return True
         return False
 
-    return set(filter(is_below, found))
+    return {process: command for process, command in commands.items() if is_below(process)}
+
+
+def children_of(raylet: int) -> set[int]:
+    """The processes that run batches on a node."""
+    return {process for process, command in below(raylet).items() if b"specsim.campaign.child" in command}
+
+
+def kill_node(raylet: int) -> None:
+    """All of a node's processes at once, as a machine dies. Those of Ray alone would still answer."""
+    for process in [raylet, *below(raylet)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +183,7 @@ def test_a_campaign_ends_complete_when_a_node_is_killed_and_each_batch_is_counte
     def kill_one(_result: BatchResult) -> None:
         if not both_worked and children_of(second):
             both_worked.append(bool(children_of(nodes.head)))
-            os.kill(second, signal.SIGKILL)
+            kill_node(second)
 
     try:
         stored = campaign(tmp_path / "a.db", RayPool(cluster, here, False, told.append), 10, kill_one)
@@ -243,6 +262,35 @@ def test_a_target_that_the_nodes_do_not_have_is_asked_for_here_and_told_once(nod
 
 
 @needs_ray
+def test_a_tape_that_one_node_found_is_run_by_another_within_its_next_batch(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    nodes, said = Nodes(cpus=0), []
+    try:
+        first = nodes.add()
+        cluster = RayCluster.connect(nodes.address, None, 20.0)
+        one, two = [Campaign(tmp_path / f"{n}.db", n, redis_server.url, said) for n in (1, 2)]
+        pools = [RayPool(cluster, Here(), False, said.append) for _ in range(2)]
+        one.pool, two.pool = pools
+        one.run()
+        found = one.tapes()
+        nodes.add()
+        kill_node(first)
+        two.run()
+        assert set(cluster.ran.values()) == {1}  # two nodes, a batch each
+        assert len(cluster.ran) == 2
+        cluster.close()
+    finally:
+        nodes.end()
+    assert len(found) == one.sharing.sent == two.sharing.received > 3
+    assert found <= two.tapes()  # a batch starts from the tapes that its store has by then, all of them
+    (batch,) = two.store.batches()
+    assert batch.tapes_to >= len(found)
+    assert batch.runs >= len(found)
+    assert said == []
+
+
+@needs_ray
 def test_the_command_runs_a_campaign_on_the_cluster_and_says_so(tmp_path: Path, nodes: Nodes) -> None:
     arguments = ["fuzz", "model", "--ray", nodes.address, "--budget-seconds", "6", "--json", "f.json"]
     ended = specsim(tmp_path, *arguments)
@@ -272,7 +320,21 @@ def test_a_batch_for_a_gpu_waits_for_a_node_that_has_one_and_comes_to_it(nodes: 
     finally:
         cluster.close()
         if second:
-            os.kill(second, signal.SIGKILL)
+            kill_node(second)
+
+
+def test_a_node_with_another_version_of_specsim_says_so() -> None:
+    batch = Batch(1, 0, 0, 0, 5, "model", "accounting", "any", "swarm")
+    answer = run_there(batch_to_json(batch), None, 20.0, 5.0, 0.0, "0.0")
+    assert set(answer) == {"problem", "remedy"}
+    assert f"has specsim {specsim_version}, the campaign 0.0" in answer["problem"]
+
+
+@given(st.floats(0, 1e6) | st.just(math.inf), st.floats(-1e6, 1e6))
+def test_waiting_costs_time_and_a_wrong_clock_costs_none(seconds: float, waited: float) -> None:
+    left = left_of(seconds, waited)
+    assert 0 <= left <= seconds
+    assert left == seconds or left + waited == pytest.approx(seconds)
 
 
 @needs_ray

@@ -121,11 +121,11 @@ a simple one, and campaigns draw both: each is sooner for some mutants ([by stra
 
 ## Why, and what was tried
 
-- What makes these mutants slow is the scenario, not the schedule. Of one that shows a mutant, 15 to 100 % of newly drawn
+- What makes these mutants slow is the scenario, not the schedule. Of one that shows a mutant, 15 to 100 % of new
   schedules show it again, more than half for most. Each needs two or three features to meet, which 1 in 100 of drawn
   scenarios have; nothing that the model shows before tells which.
-- What there is to reach is soon reached: 300 drawn schedules show nine in ten of the pairs, marks, rules and meetings of
-  two of them that 1,500 do.
+- What there is to reach is soon reached: 300 drawn schedules show nine in ten of the pairs, marks, rules and meetings
+  of two of them that 1,500 do.
 - Scenarios mixed label by label, with one choice in twelve drawn anew, all that follows drawn, and parents by rarity (a
   feature that n schedules showed is worth 1 / n; the sum over the root of the events, or the mean) was the best of a
   dozen variants: in the same test 840 schedules where the swarm needs 855, but 6.98 CPU seconds where the swarm needs

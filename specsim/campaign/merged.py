@@ -18,6 +18,8 @@ from specsim.errors import UsageError
 
 _STATES = ("open", "not applicable", "fixed")  # where stores differ: the first of them
 
+Key = tuple[int | str, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Reached:
@@ -55,7 +57,7 @@ class Merged:
 
 def merged(files: Sequence[Path]) -> Merged:
     """What the stores hold. UsageError for one that is none, and for copies of one campaign."""
-    batches: dict[tuple[int, int, int], tuple[StoredBatch, Path]] = {}
+    batches: dict[Key, tuple[StoredBatch, Path]] = {}
     coverage: dict[str, dict[str, Reached]] = defaultdict(dict)
     findings: dict[tuple[str, str], Known] = {}
     tapes: Counter[str] = Counter()
@@ -84,8 +86,10 @@ def merged(files: Sequence[Path]) -> Merged:
     )
 
 
-def _take_batch(batches: dict[tuple[int, int, int], tuple[StoredBatch, Path]], batch: StoredBatch, file: Path) -> None:
-    key = batch.campaign, batch.shard, batch.number
+def _take_batch(batches: dict[Key, tuple[StoredBatch, Path]], batch: StoredBatch, file: Path) -> None:
+    # Campaigns of one seed may be of other targets, and those of other code make other runs.
+    what = batch.target, batch.version, batch.tier, batch.family, batch.strategy
+    key = batch.campaign, batch.shard, batch.number, *what
     if key in batches:
         raise UsageError(
             f"{batches[key][1]} and {file} both hold batch {batch.number} of shard {batch.shard} of campaign "

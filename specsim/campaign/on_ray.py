@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -53,6 +53,7 @@ class RayCluster:
     def __init__(self, address: str, process: subprocess.Popen[bytes], reader: int, stderr: IO[bytes]) -> None:
         self.address = address
         self.nodes = self.cpus = self.gpus = 0
+        self.ran: Counter[str] = Counter()  # batches that each node ran, by its id
         self._process = process
         self._stderr = stderr
         self._pending: dict[tuple[int, int, int], Future[BatchResult]] = {}
@@ -185,6 +186,7 @@ class RayCluster:
         if future is None:
             return
         if message["event"] == "result":
+            self.ran[message["node"]] += 1
             future.set_result(result_from_json(message["result"]))
         elif message["event"] == "refused":
             future.set_exception(UsageError(message["problem"], message["remedy"]))

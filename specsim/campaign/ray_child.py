@@ -4,7 +4,7 @@ The first line of standard input says which cluster, {"address", "cache", "hang_
 {"batch", "seconds"}. When standard input closes, this process ends. Messages:
 
 {"event": "cluster", "nodes", "cpus", "gpus"}      when it is connected, and when they change
-{"event": "result", "key", "result"}               a BatchResult; `key` is [campaign, shard, number]
+{"event": "result", "key", "result", "node"}       a BatchResult; `key` is [campaign, shard, number]
 {"event": "refused", "key", "problem", "remedy"}   the node that ran it has no such target
 {"event": "lost", "key", "why"}                    Ray lost it as often as it tries a task
 {"event": "error", "why"}                          there is no cluster
@@ -36,9 +36,9 @@ GRACE_SECONDS = 60.0  # for a batch that runs when its time is over to come to i
 
 
 def run_there(
-    batch: dict[str, Any], cache: str | None, hang_seconds: float, seconds: float, version: str
+    batch: dict[str, Any], cache: str | None, hang_seconds: float, seconds: float, asked_at: float, version: str
 ) -> dict[str, Any]:
-    """The task, on a node: {"result"}, or {"problem", "remedy"} for what the node lacks."""
+    """The task, on a node: {"result", "node"}, or {"problem", "remedy"} for what the node lacks."""
     from specsim.campaign.workers import run_batch
     from specsim.targets.cache import open_cache
 
@@ -49,9 +49,24 @@ def run_there(
                 "install the same version on every node",
             )
         folder = open_cache(Path(cache) if cache else None).folder
-        return {"result": result_to_json(run_batch(batch_from_json(batch), folder, hang_seconds, seconds))}
+        result = run_batch(batch_from_json(batch), folder, hang_seconds, left_of(seconds, time.time() - asked_at))
+        return {"result": result_to_json(result), "node": _node()}
     except UsageError as error:
         return {"problem": error.problem, "remedy": error.remedy}
+
+
+def left_of(seconds: float, waited: float) -> float:
+    """What is left of a batch's time when it begins on a node. A clock that is far off its neighbours' is not asked:
+    all that clocks decide here is when a batch is cut short.
+    """
+    return seconds - waited if 0 <= waited <= seconds else seconds
+
+
+def _node() -> str:
+    """The node that runs the task, by its id, for nodes may share a host."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def main() -> None:
@@ -111,7 +126,7 @@ class Connected:
                 batch = asked["batch"]
                 gpus = 1 if batch.get("device") == "cuda" else 0
                 task = self._task.options(num_gpus=gpus) if gpus else self._task
-                reference = task.remote(batch, *self._fixed, asked["seconds"], specsim.__version__)
+                reference = task.remote(batch, *self._fixed, asked["seconds"], time.time(), specsim.__version__)
                 self._keys[reference] = [batch["campaign"], batch["shard"], batch["number"]]
                 self._ends[reference] = time.monotonic() + asked["seconds"] + GRACE_SECONDS
         return True
@@ -148,7 +163,9 @@ class Connected:
 
 
 def _line(error: Exception) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if type(error).__name__.startswith("RayTaskError") and lines:
+        return lines[-1]  # of the traceback of the node
     return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
 
 

@@ -34,7 +34,8 @@ from specsim.targets.cache import Cache
 from specsim.targets.spec import CheckoutTarget, PackageTarget, parse_target
 from specsim.verdict import Finding, Suite
 
-BATCH_SECONDS = 15.0  # a batch begins no run after them
+BATCH_SECONDS = 15.0  # a batch of schedules begins no run after them
+CASES_SECONDS = 30.0  # of a batch of cases, whose child takes some to start
 CHILDREN_MAX = 4  # that a worker keeps loaded, each with its target
 RESTARTS_MAX = 3
 HASH_SEED = "0"
@@ -49,6 +50,7 @@ class Worker:
         self._hang_seconds = hang_seconds
         self._children: OrderedDict[str, WarmChild] = OrderedDict()
         self._asked: WarmChild | None = None
+        self._interrupted = False
         self._closed = False
 
     def run(self, batch: Batch, seconds: float = math.inf) -> BatchResult:
@@ -56,7 +58,7 @@ class Worker:
         _require_there(batch.target)
         if batch.tier == "accounting":
             return self._run_schedules(batch, seconds)
-        return _run_cases(batch, self._cache, self._hang_seconds, min(seconds, BATCH_SECONDS))
+        return _run_cases(batch, self._cache, self._hang_seconds, min(seconds, CASES_SECONDS))
 
     def again(self, batch: Batch, index: int) -> dict[str, Any]:
         """Make run `index` of a batch of schedules again: `judged` or `why` not, `digest`, `events`, `tape`, `version`
@@ -88,7 +90,8 @@ class Worker:
             self._children.popitem()[1].close()
 
     def interrupt(self) -> None:
-        """Let the batch that runs end soon, with what it has done."""
+        """Let the batch that runs end soon, with what it has done, and any that comes."""
+        self._interrupted = True
         asked = self._asked
         if asked is not None:
             asked.interrupt()
@@ -100,10 +103,10 @@ class Worker:
             "cache": str(self._cache),
             "mutant": "",
             "hang_seconds": self._hang_seconds,
-            "seconds": min(seconds, BATCH_SECONDS),
         }
         restarts: list[str] = []
         while True:
+            question["seconds"] = 0.0 if self._interrupted else min(seconds, BATCH_SECONDS)
             result, ended = self._ask(batch.target, question)
             if result is not None:
                 return replace(result, ended="; ".join(filter(None, [*restarts, result.ended])))
@@ -120,6 +123,8 @@ class Worker:
         result = None
         try:
             self._asked = child
+            if self._interrupted:
+                child.interrupt()
             for message in child.ask(question, math.inf):
                 if message["event"] == "end":
                     result = result_from_json(message["result"])

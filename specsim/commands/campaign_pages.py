@@ -172,11 +172,11 @@ def _charts(found: Merged) -> list[Chart]:
     start = found.batches[0].at - max(0.0, found.batches[0].seconds)
 
     def over_time(name: str, moments: Iterable[tuple[float, float]]) -> Line:
-        total, points = 0.0, [(0.0, 0.0)]
+        total, points = 0.0, {0.0: 0.0}
         for at, count in moments:
             total += count
-            points.append((at - start, total))
-        return Line(name, points)
+            points[at - start] = total
+        return Line(name, list(points.items()))
 
     targets = sorted({batch.target for batch in found.batches})
     named = targets if 1 < len(targets) <= LINES_MAX else []
@@ -338,7 +338,7 @@ def _troubles(found: Merged) -> Table | None:
     rows: list[list[str | tuple[str, str]]] = [
         [target, reason, _number(f"{count:,}")] for (target, reason), count in sorted(reasons.items())
     ]
-    note = "Each costs one run; the batch goes on in another process."
+    note = "A process that ended early costs one run: its batch goes on in another one."
     return Table("Not judged", note, ["target", "why", "runs"], rows) if rows else None
 
 
@@ -346,6 +346,7 @@ def _troubles(found: Merged) -> Table | None:
 
 
 def _matrices(found: Merged) -> list[Matrix]:
+    from specsim.check.applied import CONDITIONAL
     from specsim.check.sweep import MARKS
 
     targets = sorted(target for target, features in found.coverage.items() if features)
@@ -363,6 +364,7 @@ def _matrices(found: Merged) -> list[Matrix]:
             for state in states
         ]
         holes = [f"mark: {mark}" for mark in MARKS if f"mark:{mark}" not in features]
+        holes += [f"rule: {rule}" for rule in sorted(CONDITIONAL) if f"rule:{rule}" not in features]
         missing = sum((state, event) in anywhere - pairs.keys() for state in states for event in events)
         title = f"{target}: {len(pairs)} of {len(anywhere)} pairs, {missing} hole{'' if missing == 1 else 's'}"
         matrices.append(Matrix(title, "state", events, rows, holes, is_open=target == targets[0]))

@@ -33,6 +33,7 @@ def pool_of(
 
         cluster = RayCluster.connect(ray, nodes_cache, hang_seconds)
         stack.callback(cluster.close)
+        stack.callback(lambda: say(f"Ray: {sum(cluster.ran.values())} batches on {len(cluster.ran)} nodes"))
     local = LocalPool(jobs, cache, hang_seconds)
     stack.callback(local.close)
     if cluster is None:

@@ -139,6 +139,7 @@ def _python(imported: dict[str, Any], problem: str) -> Iterator[Piece]:
         ("xgrammar llguidance", "grammars of engines behind the reference's protocol"),
         ("pytest", "the pytest plugin and the test-suite"),
         ("mypy", "specsim compile"),
+        ("ray", "specsim fuzz --ray"),
         ("playwright", "tests of pages in a browser"),
     ):
         for name in names.split():

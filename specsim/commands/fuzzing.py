@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.commands.options import CacheOption, HangOption, one_of, require_folder
+from specsim.commands.options import CacheOption, HangOption, one_of, require_folder, say
 from specsim.commands.pages import require_file
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
@@ -397,19 +397,34 @@ class _Campaign:
         line.tell()
 
     def _write(self, finding: StoredFinding) -> list[Path]:
-        """Write the smallest replay file of a finding."""
+        """Write the smallest replay file of a finding, as far as there is room: the store has it."""
+        replays = self._store.replays(finding.signature, finding.target)[:1]
+        return [
+            path for replay in replays if (path := self._write_file(finding.target, finding.signature, replay.text))
+        ]
+
+    def _write_file(self, target: str, signature: str, text: str) -> Path | None:
         from specsim.replay_file import file_name
 
-        written = []
-        for replay in self._store.replays(finding.signature, finding.target)[:1]:
-            path = self._out / f"{file_name(f'{finding.target}-{finding.signature}')}.json"
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(replay.text, encoding="utf-8")
-            except OSError:  # a full disk: the store has it
-                continue
-            written.append(path)
-        return written
+        path = self._out / f"{file_name(f'{target}-{signature}')}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError:
+            return None
+        return path
+
+    def _keep_lost(self, lost: Sequence[BatchResult]) -> None:
+        """Name the findings that the store does not have, with the runs that make them again, and write their files
+        where there may be room.
+        """
+        for result in lost:
+            for found in result.findings:
+                batch = result.batch
+                run = f"specsim fuzz --again {batch.shard}:{found.index} --store {self._store.path}"
+                typer.echo(f"         not stored: {found.signature} on {batch.target}: {run}", err=True)
+                if found.replay:
+                    self._write_file(batch.target, found.signature, found.replay)
 
     def _print(self, outcome: Outcome, missed: Sequence[str], interrupted: bool) -> None:
         runs, events, cpu_seconds = self._store.totals()
@@ -429,12 +444,14 @@ class _Campaign:
         for mutant in missed:
             typer.echo(f"specsim: the canary {mutant} was NOT FOUND: what passes here says nothing.", err=True)
         if outcome.problem is not None:
-            typer.echo(f"specsim: {outcome.problem.problem}.\n         {outcome.problem.remedy}.", err=True)
-            for result in outcome.lost:
-                for found in result.findings:
-                    run = f"specsim fuzz --again {result.batch.shard}:{found.index} --store {self._store.path}"
-                    typer.echo(f"         not stored: {found.signature} on {result.batch.target}: {run}", err=True)
-        verdict = "fail" if outcome.new or missed else "pass" if outcome.runs else "error: nothing could be judged"
+            say(outcome.problem)
+            self._keep_lost(outcome.lost)
+        if outcome.new or missed:
+            verdict = "fail"
+        elif outcome.problem is not None:
+            verdict = "error: the store cannot be written"
+        else:
+            verdict = "pass" if outcome.runs else "error: nothing could be judged"
         typer.echo(verdict)
         if interrupted:
             typer.echo(f"specsim: interrupted; specsim fuzz --resume --store {self._store.path} goes on.", err=True)
@@ -458,6 +475,7 @@ class _Campaign:
             "batches": outcome.batches,
             "stored": {"runs": runs, "events": events, "cpu_seconds": cpu_seconds},
             "new": [asdict(finding) for finding in outcome.new],
+            "time_to_finding": [asdict(hits) for hits in self._store.hits()],
             "other_versions": self._verdicts,
             "corpus": self._sharing.to_json() if self._sharing else None,
             "stopped": [{"target": t, "tier": tier, "why": why} for (t, tier), why in outcome.stopped.items()],

@@ -22,7 +22,7 @@ _STEPS_OF_TIME = (*_STEPS, *(_MINUTE * n for n in _STEPS), *(_HOUR * n for n in 
 
 
 class Line(NamedTuple):
-    """`points` are (seconds, value), seconds rising from 0."""
+    """`points` are (seconds, value), seconds rising from 0. Between two of them the value is that of the first."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -56,7 +56,10 @@ def chart_of(chart: Chart) -> str:
         text = escape(visible(mark.text))
         body.append(f'<path class="moment" d="M{x:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"><title>{text}</title></path>')
     for number, line in enumerate(lines):
-        path = "L".join(f"{_x(at, seconds):.1f} {_y(value, most):.1f}" for at, value in line.points)
+        (at, value), *rest = line.points
+        path = f"{_x(at, seconds):.1f} {_y(value, most):.1f}"
+        path += "".join(f"H{_x(at, seconds):.1f}V{_y(value, most):.1f}" for at, value in rest)
+        path += f"H{_x(seconds, seconds):.1f}"
         name = escape(line.name)
         kind = f"series o{number % COLOURS} d{number % 4}"
         body.append(f'<path class="{kind}" d="M{path}"><title>{name}</title></path>')
