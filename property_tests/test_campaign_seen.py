@@ -490,9 +490,7 @@ def test_a_full_disk_ends_the_lines_and_not_the_campaign(tmp_path: Path) -> None
     (served, full) = said
     why = "--observe /dev/full cannot be written (No space left on device)"
     assert served.startswith("numbers for Prometheus: http://127.0.0.1:")
-    assert (
-        full == "specsim: --observe /dev/full cannot be written (No space left on device): no more lines are written."
-    )
+    assert full == f"specsim: {why}: no more lines are written."
 
 
 def test_a_file_of_lines_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
