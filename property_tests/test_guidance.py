@@ -22,7 +22,8 @@ def hunted(name: str, seconds: list[float]) -> Hunted:
 
 
 def test_the_mutants_are_the_ten_slowest_of_the_committed_table() -> None:
-    rows = [line.split(" | ") for line in MUTANTS.splitlines() if re.match(r"\| [A-Z]\d\d\S* \| .* \| 10/10 \|", line)]
+    table = MUTANTS.split("## By strategy")[0]  # what was written blind is scored apart
+    rows = [line.split(" | ") for line in table.splitlines() if re.match(r"\| [A-Z]\d\d\S* \| .* \| 10/10 \|", line)]
     slowest = sorted(rows, key=lambda cells: -float(cells[6]))[:10]
     assert [cells[0].removeprefix("| ") for cells in slowest] == list(guidance.SLOWEST)
 
