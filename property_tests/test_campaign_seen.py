@@ -9,9 +9,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import ExitStack
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jsonschema
 import pytest
@@ -28,6 +30,7 @@ from specsim.campaign.work import Batch, BatchResult, Found, KeptTape
 from specsim.cli import main
 from specsim.commands import campaign_pages
 from specsim.commands.campaign_pages import pair_of, pairs_of_the_model
+from specsim.commands.fuzzing import _watchers
 from specsim.errors import UsageError
 from specsim.report.campaign import shade
 from specsim.report.page.charts import POINTS_MAX, Chart, Line, chart_of, span, thinned, ticks
@@ -471,6 +474,23 @@ def test_other_tiers_findings_and_deaths_are_lines_too() -> None:
         SCHEMA.validate(line)
     assert [line["type"] for line in lines] == ["test_case", "info", "error"]
     assert lines[0]["status_reason"] == SIGNATURE
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_ends_the_lines_and_not_the_campaign(tmp_path: Path) -> None:
+    said: list[str] = []
+    line = cast("Any", SimpleNamespace(say=said.append))
+    with Store.open(tmp_path / "a.db", campaign=3) as store, ExitStack() as stack:
+        watchers = _watchers(stack, store, cast("Any", SimpleNamespace(width=1)), 0, Path("/dev/full"), line)
+        for number in range(3):
+            store.add(result_of(number))
+            for watcher in [*watchers]:
+                watcher(result_of(number))
+        assert len(watchers) == 1
+    (served, full) = said
+    why = "--observe /dev/full cannot be written (No space left on device)"
+    assert served.startswith("numbers for Prometheus: http://127.0.0.1:")
+    assert full == f"specsim: {why}: no more lines are written."
 
 
 def test_a_file_of_lines_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:

@@ -131,6 +131,24 @@ def test_time_to_finding_is_the_cpu_time_of_the_whole_campaign(store: Store) -> 
     assert store.findings()[0].cpu_seconds == 30.5
 
 
+def test_time_to_finding_of_a_strategy_is_its_own_cpu_time_on_the_target(store: Store) -> None:
+    for number, strategy, cpu_seconds, findings in (
+        (0, "swarm", 10.0, ()),
+        (1, "pct", 7.0, (found(),)),
+        (2, "swarm", 5.0, (found(), found("other"))),
+        (3, "swarm", 5.0, (found(),)),
+    ):
+        store.add(result(batch(number, strategy=strategy), cpu_seconds=cpu_seconds, findings=findings))
+    store.add(result(batch(4, target="elsewhere", strategy="delays"), findings=(found(),)))
+    hits = {(h.strategy, h.target, h.signature): (h.cpu_seconds, h.count, h.number) for h in store.hits()}
+    assert hits == {
+        ("pct", "model", "accounting:C1:x"): (0.5, 2, 1),
+        ("swarm", "model", "accounting:C1:x"): (10.5, 4, 2),
+        ("swarm", "model", "other"): (10.5, 2, 2),
+        ("delays", "elsewhere", "accounting:C1:x"): (0.5, 2, 4),
+    }
+
+
 def test_a_finding_that_is_marked_fixed_is_open_again_when_it_is_hit(store: Store) -> None:
     store.add(result(batch(0), "v1", findings=(found(),)))
     (finding,) = store.findings()

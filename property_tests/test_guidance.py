@@ -22,7 +22,8 @@ def hunted(name: str, seconds: list[float]) -> Hunted:
 
 
 def test_the_mutants_are_the_ten_slowest_of_the_committed_table() -> None:
-    rows = [line.split(" | ") for line in MUTANTS.splitlines() if re.match(r"\| [A-Z]\d\d\S* \| .* \| 10/10 \|", line)]
+    table = MUTANTS.split("## By strategy")[0]  # what was written blind is scored apart
+    rows = [line.split(" | ") for line in table.splitlines() if re.match(r"\| [A-Z]\d\d\S* \| .* \| 10/10 \|", line)]
     slowest = sorted(rows, key=lambda cells: -float(cells[6]))[:10]
     assert [cells[0].removeprefix("| ") for cells in slowest] == list(guidance.SLOWEST)
 
@@ -53,5 +54,4 @@ def test_the_benchmark_has_both_beside_one_another(monkeypatch: pytest.MonkeyPat
     for entry in entries:
         assert [peer["name"] for peer in entry["peers"]] == ["swarm", "coverage"]
         assert entry["peers"][0]["ratio"] == 1
-        # The first schedules of both are the same.
-        assert entry["unit"] == "CPU s" or entry["peers"][1]["ratio"] == 1
+        assert [peer["found"] for peer in entry["peers"]] == [1, 1]

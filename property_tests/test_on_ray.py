@@ -92,16 +92,15 @@ def raylet_of(node: Any) -> int:
     return int(process.process.pid)
 
 
-def children_of(ancestor: int) -> set[int]:
-    """The processes that run batches below a process."""
+def below(ancestor: int) -> dict[int, bytes]:
+    """The processes below a process, and their commands."""
     parents: dict[int, int] = {}
-    found: set[int] = set()
+    commands: dict[int, bytes] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if b"specsim.campaign.child" in (entry / "cmdline").read_bytes():
-                    found.add(int(entry.name))
+                commands[int(entry.name)] = (entry / "cmdline").read_bytes()
 
     def is_below(process: int) -> bool:
         while process in parents:
@@ -110,7 +109,19 @@ def children_of(ancestor: int) -> set[int]:
                 return True
         return False
 
-    return set(filter(is_below, found))
+    return {process: command for process, command in commands.items() if is_below(process)}
+
+
+def children_of(raylet: int) -> set[int]:
+    """The processes that run batches on a node."""
+    return {process for process, command in below(raylet).items() if b"specsim.campaign.child" in command}
+
+
+def kill_node(raylet: int) -> None:
+    """All of a node's processes at once, as a machine dies. Those of Ray alone would still answer."""
+    for process in [raylet, *below(raylet)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +183,7 @@ def test_a_campaign_ends_complete_when_a_node_is_killed_and_each_batch_is_counte
     def kill_one(_result: BatchResult) -> None:
         if not both_worked and children_of(second):
             both_worked.append(bool(children_of(nodes.head)))
-            os.kill(second, signal.SIGKILL)
+            kill_node(second)
 
     try:
         stored = campaign(tmp_path / "a.db", RayPool(cluster, here, False, told.append), 10, kill_one)
@@ -264,7 +275,7 @@ def test_a_tape_that_one_node_found_is_run_by_another_within_its_next_batch(
         one.run()
         found = one.tapes()
         nodes.add()
-        os.kill(first, signal.SIGKILL)
+        kill_node(first)
         two.run()
         assert set(cluster.ran.values()) == {1}  # two nodes, a batch each
         assert len(cluster.ran) == 2
@@ -309,7 +320,7 @@ def test_a_batch_for_a_gpu_waits_for_a_node_that_has_one_and_comes_to_it(nodes: 
     finally:
         cluster.close()
         if second:
-            os.kill(second, signal.SIGKILL)
+            kill_node(second)
 
 
 def test_a_node_with_another_version_of_specsim_says_so() -> None:

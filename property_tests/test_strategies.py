@@ -9,21 +9,12 @@ from itertools import pairwise
 
 import pytest
 
+from specsim.check.applied import rules_applied
 from specsim.check.coverage import CONTESTS, pairs
 from specsim.check.suite import chooser_of, run_schedule, simulate, strategy_of
 from specsim.errors import UsageError
 from specsim.explore.chooser import Chooser, RecordingChooser, Tape, replayed
-from specsim.explore.strategies import (
-    HOST,
-    KEPT_MAX,
-    STRATEGIES,
-    Contest,
-    CoverageGuided,
-    DelayBounded,
-    Pct,
-    Portfolio,
-    Swarm,
-)
+from specsim.explore.strategies import HOST, STRATEGIES, Contest, CoverageGuided, DelayBounded, Pct, Portfolio, Swarm
 from specsim.sim.target import ModelTarget
 
 STEPS = 12
@@ -128,23 +119,34 @@ def test_delay_bounding_leaves_the_dullest_schedule_at_few_places_and_reaches_al
     assert set(places) == set(range(32))
 
 
-def first_choices(strategy: CoverageGuided, schedules: int, rare: int = -1) -> list[int]:
-    """The first choice of each schedule: every schedule shows the same, but those whose first choice is `rare`."""
-    found = []
-    for index in range(schedules):
-        chooser = strategy.chooser(index)
-        found.append(chooser.choose(1 << 30, "x"))
-        chooser.choose(2, "abort")
-        strategy.learn(chooser.tape, {"often", "rare"} if found[-1] == rare else {"often"}, 1)
-    return found
+def test_coverage_keeps_the_tapes_that_show_something_new() -> None:
+    strategy = CoverageGuided(0, CONTESTS)
+    strategy.learn((1, 2, 3), {"a"}, 1)
+    strategy.learn((9, 9, 9), {"a"}, 1)
+    seen = {value for index in range(60) for value in [strategy.chooser(index).choose(1 << 30, "x")] if value < 10}
+    assert 1 in seen  # an unchanged first choice of the kept tape
+    assert 9 not in seen
+
+
+def test_coverage_keeps_what_shows_a_mark_or_a_rule_that_is_new() -> None:
+    strategy = strategy_of("coverage", 5)
+    shown: set[object] = set()
+    for index in range(40):
+        schedule = run_schedule(ModelTarget(), strategy.chooser(index))
+        assert schedule is not None
+        schedule.teach(strategy)
+        shown |= pairs(schedule.run) | schedule.run.marks | rules_applied(schedule.scenario, schedule.run)
+    assert isinstance(strategy, CoverageGuided)
+    assert strategy.features == shown
+    assert {"R1", "I31"} <= shown
 
 
 def test_given_tapes_are_run_first_as_they_are() -> None:
     strategy = CoverageGuided(0, CONTESTS)
-    strategy.start([(5, 1), (6, 0)])
-    for tape in ((5, 1), (6,)):
+    strategy.start([(5, 1), (6,)])
+    for tape in ((5, 1), (6, 0)):
         chooser = strategy.chooser(100)
-        assert [chooser.choose(9, label) for label in ("x", "y")] == [*tape, 0][:2]
+        assert tuple(chooser.choose(9, label) for label in ("x", "y")) == tape
     portfolio = strategy_of("portfolio", 0, [(5, 1)])
     firsts = []
     for index in range(4):
@@ -152,78 +154,6 @@ def test_given_tapes_are_run_first_as_they_are() -> None:
         firsts.append(chooser.choose(1 << 30, "x"))
         portfolio.learn(chooser.tape, (), 1)
     assert firsts.count(5) == 1
-
-
-def test_what_showed_something_rare_has_descendants() -> None:
-    strategy = CoverageGuided(0, CONTESTS)
-    strategy.start([(77,)])
-    found = first_choices(strategy, 200, rare=77)
-    assert found.count(77) > 20
-    without = first_choices(CoverageGuided(0, CONTESTS), 200)
-    assert 77 not in without
-
-
-def test_a_schedule_gives_way_to_one_that_showed_rarer_things() -> None:
-    strategy = CoverageGuided(0, CONTESTS)
-    first_choices(strategy, KEPT_MAX)
-    strategy.start([(77,)])
-    first_choices(strategy, 3 * KEPT_MAX, rare=77)
-    kept = [kept.scenario["x"] for kept in strategy._kept]
-    assert len(kept) == KEPT_MAX
-    assert kept.count([77]) > KEPT_MAX // 4
-
-
-def test_two_scenarios_are_mixed_by_label_and_what_comes_after_is_drawn() -> None:
-    strategy = CoverageGuided(0, CONTESTS)
-    scenarios = [[("few", 1), ("turn", 10), ("end", 3)], [("few", 2), ("turn", 20), ("turn", 21), ("end", 4)]]
-    for index in range(40):
-        values = iter(scenarios[index % 2])
-        chooser = strategy.noted(lambda _bound, _label, values=values: next(values)[1])  # type: ignore[misc]
-        for label, _ in scenarios[index % 2]:
-            chooser.choose(99, label)
-        strategy.learn(chooser.tape, {"a"}, 1)
-    seen: Counter[tuple[int, ...]] = Counter()
-    for index in range(300):
-        chooser = strategy.chooser(index)
-        seen[tuple(chooser.choose(1 << 30, label) for label in ("few", "turn", "turn", "end"))] += 1
-    mixed = {values for values in seen if set(values) <= {1, 2, 3, 4, 10, 20, 21}}
-    assert (1, 20, 21, 3) in mixed  # the label that one has once and the other twice
-    assert {(2, 20, 21, 4), (1, 20, 21, 4), (2, 10, 21, 3)} <= mixed
-    assert all(values[0] < 3 and values[3] in (3, 4) for values in mixed)
-
-
-def test_what_is_learnt_does_not_depend_on_the_order_of_features() -> None:
-    names = [f"feature {number}" for number in range(40)]
-
-    def run(order: list[str]) -> list[Tape]:
-        strategy = CoverageGuided(3, CONTESTS)
-        found = []
-        for index in range(150):
-            chooser = strategy.chooser(index)
-            values = [chooser.choose(8, "x") for _ in range(6)]
-            chooser.choose(2, "abort")
-            shown = {name for number, name in enumerate(names) if values[number % 6] > number % 7}
-            found.append(chooser.tape)
-            strategy.learn(chooser.tape, [name for name in order if name in shown], 10 + values[0])
-        return found
-
-    assert run(names) == run(names[::-1])
-
-
-def test_after_the_scenario_a_child_of_kept_schedules_is_drawn_like_any_other() -> None:
-    strategy = CoverageGuided(0, CONTESTS)
-    strategy.start([(7, 1, 5, 5)])
-    for index in range(40):
-        chooser = strategy.chooser(index)
-        for label in ("x", "abort", "x", "x"):
-            chooser.choose(1 << 30, label)
-        strategy.learn(chooser.tape, {"a"}, 1)
-    tapes = []
-    for index in range(60):
-        chooser = strategy.chooser(index)
-        tapes.append([chooser.choose(1 << 30, label) for label in ("x", "abort", "x", "x")])
-    assert any(tape[0] == 7 for tape in tapes)
-    assert all(5 not in tape[1:] for tape in tapes)
 
 
 def test_a_schedule_that_follows_tapes_is_not_biased() -> None:

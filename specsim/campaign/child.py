@@ -158,10 +158,11 @@ class Forks:
         self._pending = b""
         self._interrupted = False
         signal.signal(signal.SIGINT, self._pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     @property
     def interrupted(self) -> bool:
-        """Whether this request was interrupted."""
+        """Whether this request was interrupted, maybe before it came."""
         return self._interrupted
 
     def requests(self) -> Any:
@@ -169,19 +170,20 @@ class Forks:
         while True:
             while not self._lines:
                 self._read()
-            self._interrupted = False
             yield self._lines.pop(0)
+            self._interrupted = False
 
     def run(self, function: Callable[[], dict[str, Any]], hang_seconds: float) -> dict[str, Any] | Died:
         """What the function returns in a fork, or how the fork died."""
         self.page.clear()
         reader, writer = os.pipe()
         parent = os.getpid()
-        fork = os.fork()
-        if fork == 0:
-            os.close(reader)
-            _answer_and_end(function, writer, parent)
-        self._fork = fork
+        with interrupts.held():  # one that comes now is passed on, and waits until the fork can note it
+            fork = os.fork()
+            if fork == 0:
+                os.close(reader)
+                _answer_and_end(function, writer, parent)
+            self._fork = fork
         os.close(writer)
         try:
             return self._wait(reader, hang_seconds)

@@ -11,6 +11,7 @@ This module imports neither torch nor triton.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -136,4 +137,5 @@ class Observations:
             ) from error
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk, which was told
+            self._file.close()

@@ -10,6 +10,7 @@ read meanwhile. Nothing is decided by the wall clock: the time of a batch is the
     tapes     tapes that reached something new
     findings  one row for each signature and target; shard, number, run and cpu_seconds are those of its first hit
     seen      what each version of a target showed of a signature
+    hits      each strategy that hit a signature: how often, and its own CPU time on the target until the first hit
     replays   the smallest replay files of a signature, at most `REPLAYS_MAX`
 
 Seeds are text there: SQLite's integers end at 2**63 - 1.
@@ -33,7 +34,7 @@ from urllib.parse import quote
 
 import specsim
 from specsim.campaign.guided import worth_keeping
-from specsim.campaign.work import BatchResult, Found, KeptTape
+from specsim.campaign.work import Batch, BatchResult, Found, KeptTape
 from specsim.errors import UsageError
 from specsim.explore.chooser import Tape
 
@@ -65,6 +66,9 @@ CREATE TABLE findings(
     state TEXT, PRIMARY KEY(signature, target));
 CREATE TABLE seen(
     signature TEXT, target TEXT, version TEXT, verdict TEXT, PRIMARY KEY(signature, target, version));
+CREATE TABLE hits(
+    signature TEXT, target TEXT, strategy TEXT, count INT, shard INT, number INT, run INT, cpu_seconds REAL,
+    PRIMARY KEY(signature, target, strategy));
 CREATE TABLE replays(
     signature TEXT, target TEXT, digest TEXT, size TEXT, text TEXT, PRIMARY KEY(signature, target, digest));
 """
@@ -155,6 +159,22 @@ class Seen:
     target: str
     version: str
     verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """How often a strategy hit a signature of a target, the first time in run `run`; `cpu_seconds` is the CPU time of
+    that strategy's batches of the target until then.
+    """
+
+    signature: str
+    target: str
+    strategy: str
+    count: int
+    shard: int
+    number: int
+    run: int
+    cpu_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +272,8 @@ class Store:
         batch = result.batch
         with self._transaction() as cursor:
             before = cursor.execute("SELECT total(cpu_seconds) FROM batches").fetchone()[0]
+            of_strategy = "SELECT total(cpu_seconds) FROM batches WHERE target = ? AND strategy = ?"
+            before_of_it = cursor.execute(of_strategy, (batch.target, batch.strategy)).fetchone()[0]
             cursor.execute(
                 f"INSERT OR IGNORE INTO batches VALUES ({', '.join('?' * 18)})",
                 (
@@ -292,6 +314,7 @@ class Store:
                 _put_tape(cursor, batch.target, kept, model_hash, origin)
             for found in result.findings:
                 _put_finding(cursor, result, found, before)
+                _put_hits(cursor, batch, found, before_of_it)
         if batch.shard in self._stored:
             self._stored[batch.shard].add(batch.number)
         return True
@@ -348,6 +371,10 @@ class Store:
     def findings(self) -> list[StoredFinding]:
         """Every finding, by its target and signature."""
         return self._rows(StoredFinding, "SELECT * FROM findings ORDER BY target, signature")
+
+    def hits(self) -> list[Hits]:
+        """What each strategy hit and when, soonest first."""
+        return self._rows(Hits, "SELECT * FROM hits ORDER BY cpu_seconds, signature, target, strategy")
 
     def seen(self) -> list[Seen]:
         return self._rows(Seen, "SELECT * FROM seen ORDER BY rowid")
@@ -498,6 +525,24 @@ def _put_finding(cursor: sqlite3.Cursor, result: BatchResult, found: Found, cpu_
         "DELETE FROM replays WHERE signature = ? AND target = ? AND digest = ?",
         [(found.signature, batch.target, digest) for _, digest in by_size[REPLAYS_MAX:]],
     )
+
+
+def _put_hits(cursor: sqlite3.Cursor, batch: Batch, found: Found, cpu_seconds_before: float) -> None:
+    if batch.strategy:
+        cursor.execute(
+            "INSERT INTO hits VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT(signature, target, strategy) DO UPDATE SET count = count + excluded.count",
+            (
+                found.signature,
+                batch.target,
+                batch.strategy,
+                found.count,
+                batch.shard,
+                batch.number,
+                found.index,
+                cpu_seconds_before + found.cpu_seconds,
+            ),
+        )
 
 
 def _locked(path: Path) -> int:

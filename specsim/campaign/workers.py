@@ -50,6 +50,7 @@ class Worker:
         self._hang_seconds = hang_seconds
         self._children: OrderedDict[str, WarmChild] = OrderedDict()
         self._asked: WarmChild | None = None
+        self._interrupted = False
         self._closed = False
 
     def run(self, batch: Batch, seconds: float = math.inf) -> BatchResult:
@@ -89,7 +90,8 @@ class Worker:
             self._children.popitem()[1].close()
 
     def interrupt(self) -> None:
-        """Let the batch that runs end soon, with what it has done."""
+        """Let the batch that runs end soon, with what it has done, and any that comes."""
+        self._interrupted = True
         asked = self._asked
         if asked is not None:
             asked.interrupt()
@@ -101,10 +103,10 @@ class Worker:
             "cache": str(self._cache),
             "mutant": "",
             "hang_seconds": self._hang_seconds,
-            "seconds": min(seconds, BATCH_SECONDS),
         }
         restarts: list[str] = []
         while True:
+            question["seconds"] = 0.0 if self._interrupted else min(seconds, BATCH_SECONDS)
             result, ended = self._ask(batch.target, question)
             if result is not None:
                 return replace(result, ended="; ".join(filter(None, [*restarts, result.ended])))
@@ -121,6 +123,8 @@ class Worker:
         result = None
         try:
             self._asked = child
+            if self._interrupted:
+                child.interrupt()
             for message in child.ask(question, math.inf):
                 if message["event"] == "end":
                     result = result_from_json(message["result"])

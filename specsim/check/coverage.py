@@ -1,11 +1,10 @@
-"""What a run showed: pairs of a request's state and an event, marks, rules that were asked, and which of them met; and
-which choices are contests of agents.
+"""What a run showed: pairs of a request's state and an event, marks, and rules that were asked; and which choices are
+contests of agents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from itertools import combinations
 
 from specsim.check.applied import rules_applied
 from specsim.explore.strategies import Contest
@@ -67,8 +66,5 @@ def pairs(run: Run) -> set[tuple[str, int, bool, str, str]]:
 
 
 def features_of(scenario: Scenario, run: Run) -> set[Hashable]:
-    """What strategies learn from: the pairs of the run, whatever the outcome; its marks and the rules that it gave
-    something to judge; and each two of those that met in it.
-    """
-    met = sorted({*run.marks, *rules_applied(scenario, run)})
-    return {*(pair[:-1] for pair in pairs(run)), *met, *combinations(met, 2)}
+    """What strategies learn from: the pairs of the run, its marks, and the rules that it gave something to judge."""
+    return {*pairs(run), *run.marks, *rules_applied(scenario, run)}

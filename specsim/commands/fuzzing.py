@@ -475,6 +475,7 @@ class _Campaign:
             "batches": outcome.batches,
             "stored": {"runs": runs, "events": events, "cpu_seconds": cpu_seconds},
             "new": [asdict(finding) for finding in outcome.new],
+            "time_to_finding": [asdict(hits) for hits in self._store.hits()],
             "other_versions": self._verdicts,
             "corpus": self._sharing.to_json() if self._sharing else None,
             "stopped": [{"target": t, "tier": tier, "why": why} for (t, tier), why in outcome.stopped.items()],

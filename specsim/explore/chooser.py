@@ -61,10 +61,6 @@ class RecordingChooser:
 
         self._source = biased
 
-    def go_on(self, source: Callable[[int, str], int]) -> None:
-        """Choices are those of `source` from the next one on."""
-        self._source = self._unbiased = source
-
     def unbias(self) -> None:
         """Choices are those of the source again."""
         self._source = self._unbiased

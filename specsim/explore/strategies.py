@@ -3,7 +3,7 @@
 `swarm`     every choice from a seeded generator
 `pct`       probabilistic concurrency testing: agents have priorities, which change at a few drawn moments
 `delays`    the dullest schedule, but for a few decisions that are drawn
-`coverage`  scenarios of schedules that showed rare things are kept, changed and mixed
+`coverage`  tapes that showed something new are kept, changed and spliced
 `portfolio` all of them, each with the same share of the work
 
 A schedule is made from (seed, strategy, index) and what was learnt from the schedules before it; what is learnt
@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass
-from itertools import chain, repeat
 from typing import NamedTuple, Protocol
 
 from specsim.explore.chooser import RecordingChooser, Tape, stream
@@ -29,12 +27,7 @@ Source = Callable[[int, str], int]
 HOST = "host"
 FIRST_GUESS = 32  # contests of a schedule, before one was seen
 PATIENCE = 8  # refusals without progress after which an agent goes whatever its priority: the host spins
-KEPT_MAX = 64  # schedules that have descendants
-RIVALS = 6  # of which one is a parent, or gives way
-DRAWN_FIRST = 32  # schedules, before what they showed says what is rare
-DRAWN_AFRESH = 3  # one in so many schedules after them
-DRAWN_ANEW = 12  # one in so many choices of a scenario
-ONE = 1 << 20  # the worth of a feature that one schedule showed
+CORPUS_MAX = 512
 
 
 class Contest(NamedTuple):
@@ -172,40 +165,20 @@ class DelayBounded:
         self._most = max(self._most, self._seen)
 
 
-@dataclass(slots=True)
-class _Kept:
-    """The scenario of a schedule, as the values of each label in order; what the schedule showed, and its work; and
-    what that was worth, in two ways, when it was last weighed.
-    """
-
-    scenario: dict[str, list[int]]
-    features: tuple[Hashable, ...]
-    cost: int
-    worth: tuple[int, int] = (0, 0)
-
-
 class CoverageGuided:
-    """The first schedules are the swarm's, and so is a third of those after them. The others have the scenario of a
-    kept one, or of two of them mixed label by label, with some choices drawn anew; what comes after it is drawn.
+    """Half of the schedules are drawn afresh; the other half are kept tapes with a change, or two of them spliced.
 
-    A schedule is kept for what it showed, and gives way to one that showed rarer things. A feature that n schedules
-    showed is worth 1 / n; a schedule, by turns, the mean of its features, and their sum over the root of its work: the
-    first favours what is rare altogether, the second what shows many rare things at once.
-
-    Source: energy by rarity is that of Boehme, Pham, Roychoudhury, "Coverage-based Greybox Fuzzing as Markov Chain",
-    CCS 2016; to mix by labels in place of positions is this project's.
+    A tape is kept when it showed a feature that none before it did: for a simulation, a pair of a request's state and
+    an event, a mark, or a rule that was asked.
     """
 
     name = "coverage"
 
-    def __init__(self, seed: int, contests: Mapping[str, Contest]) -> None:
+    def __init__(self, seed: int, _contests: Mapping[str, Contest]) -> None:
         self._seed = seed
-        self._contests = contests
         self._given: deque[Tape] = deque()
-        self._kept: list[_Kept] = []
-        self._shown: Counter[Hashable] = Counter()
-        self._labels: list[str] = []
-        self._turn = 0
+        self._corpus: list[Tape] = []
+        self.features: set[Hashable] = set()
 
     def start(self, tapes: Collection[Tape]) -> None:
         """Run these tapes as they are, before anything else."""
@@ -213,75 +186,40 @@ class CoverageGuided:
 
     def chooser(self, index: int) -> RecordingChooser:
         if self._given:
-            tape = iter(self._given.popleft())
-            return self.noted(lambda _bound, _label: next(tape, 0), follows=True)
+            given = iter(self._given.popleft())
+            return RecordingChooser(lambda _bound, _label: next(given, 0), follows=True)
         draw = stream(self._seed, self.name, index)
-        if len(self._kept) < DRAWN_FIRST or not draw(DRAWN_AFRESH, "afresh"):
-            return self.noted(stream(self._seed, "schedules", index))  # the swarm's of that number
-        one = self._parent(draw)
-        other = self._parent(draw) if draw(2, "mixed") else one
-        return self.noted(_child(draw, one, other), draw, follows=True)
+        if not self._corpus or not draw(2, "changed"):
+            return RecordingChooser(draw)
+        tape = iter(self._changed(draw))
+        return RecordingChooser(
+            lambda bound, label: value if (value := next(tape, -1)) >= 0 else draw(bound, label), follows=True
+        )
 
-    def noted(self, source: Source, then: Source | None = None, *, follows: bool = False) -> RecordingChooser:
-        """A chooser whose labels are noted up to the first contest, for what `learn` is told next. The choices are
-        those of `source`, from that contest on those of `then`, if there is one.
-        """
-        labels: list[str] = []
-        self._labels = labels
-        contests = self._contests
-        after = then or source
-
-        def noting(bound: int, label: str) -> int:
-            if label in contests:
-                chooser.go_on(after)
-                return after(bound, label)
-            labels.append(label)
-            return source(bound, label)
-
-        chooser = RecordingChooser(noting, follows=follows)
-        return chooser
-
-    def _parent(self, draw: Source) -> dict[str, list[int]]:
-        rivals = [self._kept[draw(len(self._kept), "rival")] for _ in range(RIVALS)]
-        way = draw(2, "worth")
-        return max(rivals, key=lambda kept: kept.worth[way]).scenario
+    def _changed(self, draw: Source) -> list[int]:
+        """A kept tape, changed in one to four places; what it lacks at its end is drawn."""
+        corpus = self._corpus
+        tape = list(corpus[draw(len(corpus), "tape")])
+        for _ in range(1 + draw(4, "changes")):
+            at = draw(len(tape) + 1, "at")
+            kind = draw(4, "change")
+            if kind == 0:
+                other = corpus[draw(len(corpus), "other tape")]
+                tape = tape[:at] + list(other[at:])
+            elif kind == 1:
+                del tape[at:]
+            elif kind == 2:
+                del tape[at : at + 1 + draw(4, "block")]
+            elif at < len(tape):
+                tape[at] = draw(max(4, 2 * tape[at]), "value")
+        return tape
 
     def learn(self, tape: Tape, features: Collection[Hashable], cost: int) -> None:
-        self._shown.update(features)
-        scenario: dict[str, list[int]] = {}
-        for label, value in zip(self._labels, chain(tape, repeat(0)), strict=False):
-            scenario.setdefault(label, []).append(value)
-        kept = _Kept(scenario, tuple(features), cost)
-        self._weigh(kept)
-        if len(self._kept) < KEPT_MAX:
-            self._kept.append(kept)
-            return
-        self._turn = (self._turn + 1) % KEPT_MAX
-        self._weigh(self._kept[self._turn])
-        rivals = [(self._turn + place) % KEPT_MAX for place in range(RIVALS)]
-        way = self._turn % 2
-        self._kept[min(rivals, key=lambda place: self._kept[place].worth[way])] = kept
-
-    def _weigh(self, kept: _Kept) -> None:
-        """In whole numbers: a sum of them does not depend on its order."""
-        shown = self._shown
-        total = sum([ONE // shown[feature] for feature in kept.features])
-        kept.worth = total // max(1, len(kept.features)), total * total // max(1, kept.cost)
-
-
-def _child(draw: Source, one: dict[str, list[int]], other: dict[str, list[int]]) -> Source:
-    """Choices of a scenario that is a child of two."""
-    used: Counter[str] = Counter()
-
-    def source(bound: int, label: str) -> int:
-        at = used[label]
-        used[label] = at + 1
-        if not draw(DRAWN_ANEW, "anew"):
-            return draw(bound, label)
-        values = (one if one is other or draw(2, "of whom") else other).get(label, ())
-        return values[at] if at < len(values) else draw(bound, label)
-
-    return source
+        new = [feature for feature in features if feature not in self.features]
+        if new:
+            self.features.update(new)
+            self._corpus.append(tape)
+            del self._corpus[:-CORPUS_MAX]
 
 
 class Portfolio:
@@ -302,10 +240,7 @@ class Portfolio:
 
     def chooser(self, index: int) -> RecordingChooser:
         self._turn = self._work.index(min(self._work))
-        chooser = self._strategies[self._turn].chooser(index)
-        if self._strategies[self._turn] is self._guided:
-            return chooser
-        return self._guided.noted(chooser.choose)
+        return self._strategies[self._turn].chooser(index)
 
     def learn(self, tape: Tape, features: Collection[Hashable], cost: int) -> None:
         self._work[self._turn] += cost

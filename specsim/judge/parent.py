@@ -25,6 +25,7 @@ Message = dict[str, Any]
 Ask = Callable[[dict[str, Any], float, str], Iterator[Message]]
 PROGRESS_EVENTS = ("start", "case", "schedule")
 LAST_EVENTS = ("end", "replayed", "done alone")
+TAIL_BYTES = 1 << 16  # of what was printed, in which the last line is looked for
 START_SECONDS_MAX = 120.0  # a child imports torch and triton, and lifts the target
 
 
@@ -145,6 +146,6 @@ class Answers:
 
 def tail(stderr: IO[bytes], start: int = 0) -> str:
     """The last line that was printed from the byte `start` on, "" for none."""
-    stderr.seek(start)
+    stderr.seek(max(start, stderr.seek(0, os.SEEK_END) - TAIL_BYTES))
     lines = stderr.read().decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""

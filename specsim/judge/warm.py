@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from specsim import interrupts
 from specsim.errors import UsageError
 from specsim.judge.parent import PROGRESS_EVENTS, START_SECONDS_MAX, Answers, ChildEnded, Message, tail
 
@@ -89,15 +90,16 @@ class WarmChild:
         self._reader, writer = os.pipe()
         # The child finds specsim where this process found it, whatever its own path says.
         path = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", self._module, str(writer)],
-            stdin=subprocess.PIPE,
-            stdout=self._stderr,
-            stderr=self._stderr,
-            pass_fds=[writer],
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": self._hash_seed},
-        )
+        with interrupts.held():  # until the child can note them
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", self._module, str(writer)],
+                stdin=subprocess.PIPE,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                pass_fds=[writer],
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": self._hash_seed},
+            )
         os.close(writer)
 
     def _end(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
 
@@ -32,6 +33,7 @@ def main() -> None:
     from specsim.judge.ops_child import choose_device
 
     messages = Messages(int(sys.argv[1]))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     choose_device("cpu")  # a fork can use no GPU that its parent has seen
     for name in _LOADED_BEFORE:
         importlib.import_module(name)
