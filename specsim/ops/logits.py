@@ -53,7 +53,7 @@ from specsim.reference.logits import (
     top_p_renorm_probs,
 )
 
-__all__ = ["OPS", "Numbers", "make_penalties"]
+__all__ = ["OPS", "Numbers", "as_fewest", "make_penalties"]
 
 VOCAB_SIZES = (4, 31, 32, 33, 63, 64, 65, 4097)
 ROW_ELEMENTS_MAX = 40_000  # a case with a large vocabulary has few nodes
@@ -361,6 +361,25 @@ _generate_top_k, _bulk_top_k = _generators(_make_top_k)
 _generate_top_p, _bulk_top_p = _generators(_make_top_p)
 _generate_min_p, _bulk_min_p = _generators(_make_min_p)
 
+
+def as_fewest(probs: Tensor, top_p: Tensor, renorm_probs: Tensor) -> Tensor:
+    """What an implementation of `top_p_renorm_probs` gave that counts up from the least probable token, and keeps those
+    from a mass of 1 - p on: where fewer tokens add up to p, it keeps one more, as its rule says. Such rows become those
+    of the contract, which keeps the fewest; all others stay.
+
+    probs, renorm_probs  [num_rows, V] float32
+    top_p                [num_rows] float32
+
+    Its sums and 1 - p are float32: n positive probabilities with sum 1 take n - 1 additions and one subtraction, each
+    off by 2^-25 at most, so that a sum within n * 2^-25 of p may be p for it.
+    """
+    exact, p = probs.double(), top_p.double()
+    roundings = (probs > 0).sum(1) * 2.0**-25
+    fewest, one_more = (top_p_renorm_probs(exact, (p + by).clamp(max=1)).float() for by in (0 * p, roundings))
+    has_one_more = ((renorm_probs - one_more).abs() <= RENORM_TOLERANCE).all(1, keepdim=True)
+    return torch.where(has_one_more, fewest, renorm_probs)
+
+
 OPS: tuple[Op, ...] = (
     Op(
         name="accumulate_penalties",
@@ -491,7 +510,17 @@ OPS: tuple[Op, ...] = (
         name="top_p_renorm_probs",
         family="logits",
         summary="keep the fewest most probable tokens that add up to p, and those equal to the last of them",
-        args=(_PROBS, _tensor("top_p", _OF_NODE, torch.float32, "above 0, at most 1, which keeps all"), _RENORM),
+        args=(
+            _PROBS,
+            _tensor(
+                "top_p",
+                _OF_NODE,
+                torch.float32,
+                "above 0, at most 1, which keeps all; what counts up from the least probable token to 1 - p may keep "
+                "one more, and those equal to it, where fewer add up to p but for its rounding (`as_fewest`)",
+            ),
+            _RENORM,
+        ),
         reference=top_p_renorm_probs,
         loops=top_p_renorm_probs_loops,
         generate=_generate_top_p,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from specsim.ops.contract import Sizes
+from specsim.ops.logits import as_fewest
 from specsim.ops.provider import NotCalledError
 from specsim.targets.lift import Lifter
 from specsim.targets.sglang.operations.functions import FunctionNames, Lifted
@@ -281,8 +282,9 @@ def _launch_top_k(kernel: Any, probs: Tensor, top_k: Tensor, renorm_probs: Tenso
 
 
 def _launch_top_p(kernel: Any, probs: Tensor, top_p: Tensor, renorm_probs: Tensor) -> None:
+    """Its documentation says that it discards what has less than a mass of 1 - p below it."""
     _only_on_a_gpu(probs)
-    renorm_probs.copy_(kernel(probs, top_p))
+    renorm_probs.copy_(as_fewest(probs, top_p, kernel(probs, top_p)))
 
 
 _RENORM = ("kernels/ops/sampling/renorm_triton.py",)
