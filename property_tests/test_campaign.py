@@ -38,7 +38,7 @@ from specsim.targets.spec import parse_target
 RULES = """
 from specsim.check.extension import Extension
 
-LIMIT = 4
+LIMIT = 3
 
 def many(call, memory, requests):
     return "many" if call == "prepare" and len(requests) >= LIMIT else ""
@@ -245,7 +245,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("campaign")
     (folder / "mine.py").write_text(RULES)
     options = ["--only", "accounting", "--jobs", "1", "--strategy", "swarm", "--family", "retractions"]
-    ended = specsim(folder, "fuzz", "mine:extension", *options, "--budget-seconds", "2", "--json", "one.json")
+    ended = specsim(folder, "fuzz", "mine:extension", *options, "--budget-seconds", "1", "--json", "one.json")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     return folder
 
@@ -276,8 +276,8 @@ def test_findings_are_run_again_on_a_version_that_mends_or_keeps_them(
     path = tmp_path / "c.db"
     path.write_bytes((folder / ".specsim" / "campaign.db").read_bytes())
     with Store.open(path) as store:
-        for version, limit in (("still", 4), ("mended", 99), ("back", 3)):
-            (tmp_path / "mine.py").write_text(RULES.replace("LIMIT = 4", f"LIMIT = {limit}"))
+        for version, limit in (("still", 3), ("mended", 99), ("back", 2)):
+            (tmp_path / "mine.py").write_text(RULES.replace("LIMIT = 3", f"LIMIT = {limit}"))
             limits = Limits(tmp_path / "cache", tmp_path)
             run_again(store, "mine:extension", version, limits, lambda: True, tell)
             run_again(store, "mine:extension", version, limits, lambda: True, tell)
@@ -417,6 +417,6 @@ def test_an_interrupt_keeps_what_was_done_and_says_how_to_go_on(tmp_path: Path, 
 
 def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> None:
     """`python property_tests/kills.py 1000` is the deep form."""
-    killed = kill_again_and_again(tmp_path, int(os.environ.get("SPECSIM_KILLS", "3")), seed=3)
+    killed = kill_again_and_again(tmp_path, int(os.environ.get("SPECSIM_KILLS", "2")), seed=3)
     assert killed.wrong == []
     assert killed.batches > 0
