@@ -85,8 +85,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "a turn that asks for logprobs of its prompt is matched with the part before them only",
         references=("sgl-project/sglang#20557",),
         module=_ADMISSION,
-        line="prefix_len = self._accounting.session_match(request, fill_len)",
-        becomes="prefix_len = self._accounting.session_match("
+        line="matched = self._accounting.session_match(request, fill_len)",
+        becomes="matched = self._accounting.session_match("
         "request, [fill_len, request.turn.logprob_start + 1][request.turn.logprob_start >= 0])",
     ),
     Mutant(
