@@ -303,6 +303,9 @@ def small_case(op: Op) -> Case:
     return several[2]
 
 
+LAUNCHES = {"temperature_softmax": 2}
+
+
 @pytest.mark.parametrize("op", [op for op in OPS.values() if op.name not in FOREIGN], ids=lambda op: op.name)
 def test_no_kernel_of_ours_is_flagged_and_each_load_says_what_masked_lanes_hold(op: Op) -> None:
     case = small_case(op)
@@ -313,4 +316,4 @@ def test_no_kernel_of_ours_is_flagged_and_each_load_says_what_masked_lanes_hold(
     report = sanitize(getattr(kernels, op.name), outputs=outputs, defined=op.defined(case, expected), **arguments)
     assert [str(flaw) for flaw in report.flaws] == []
     assert report.without_other == ()
-    assert report.launches == 1
+    assert report.launches == LAUNCHES.get(op.name, 1)

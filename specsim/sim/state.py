@@ -161,6 +161,8 @@ def fork(engine: Engine) -> Engine:
     new._arriving = deque(engine._arriving)
     new._histories = dict(engine._histories)
     new._open_sessions = list(engine._open_sessions)
+    new._left = set(engine._left)
+    new._retracted_turns = dict(engine._retracted_turns)
     new._device_lens = dict(engine._device_lens)
     return new
 
