@@ -154,6 +154,10 @@ def test_a_page_links_each_finding_to_the_fixture_that_shows_it(tmp_path: Path) 
     text = page(matrix.to_json(), "the command", fixtures_in(folder), tmp_path / "docs" / "page.md")
     assert "| `accounting:I31:resolve` | [x](../fixtures/f.json) | ok | - |" in text
     assert "$ the command" in text
+    stored["expect"]["good"]["shows"] = True  # the run missed it
+    (folder / "f.json").write_text(json.dumps(stored))
+    text = page(matrix.to_json(), "the command", fixtures_in(folder), tmp_path / "docs" / "page.md")
+    assert "| `accounting:I31:resolve` | [x](../fixtures/f.json) | [x](../fixtures/f.json) | - |" in text
     assert "- lost: its check ended with SIGKILL" in text
 
 
