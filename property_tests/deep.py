@@ -55,6 +55,15 @@ DEEP: dict[str, int] = {
     "test_contracts.py::test_every_case_fits_its_contract_and_passes_the_references_checks": 2,
     "test_reference_agrees_with_loops.py::test_the_reference_equals_its_loops_in_double_precision_too": 2,
     "test_bulk_generators.py::test_the_reference_accepts_bulk_cases_and_equals_its_loops": 2,
+    "test_fixtures.py::test_a_schedule_is_as_small_on_every_release_that_shows_its_bug_as_is_promised_of_the_model": 8,
+    "test_marks.py::test_random_schedules_reach_every_other_mark_and_no_mark_is_left_out_of_the_tables": 0,
+    "test_strategies.py::test_a_seed_gives_the_same_schedules_which_replay_and_break_no_rule": 3,
+    "test_pin.py::test_a_pinned_finding_fails_while_it_is_there_and_with_still_it_passes": 3,
+    "test_kernels_are_lossless.py::test_coins_next_to_a_threshold_fall_on_the_references_side": 3,
+    "test_matrix.py::test_bad_input_is_one_clear_sentence_with_exit_code_2": 3,
+    "test_smallest.py::test_a_schedule_ends_where_its_rule_breaks_and_a_pair_names_events_of_it": 0,
+    "test_features.py::test_visible_outputs_of_the_swarm_are_read_by_their_grammars": 0,
+    "test_mutants.py::test_the_default_swarm_finds": 5,
 }
 """File and function, and of how many sets of parameters every run takes the first; 0: none."""
 
