@@ -36,7 +36,7 @@ DEEP: dict[str, int] = {
     "test_smallest.py::test_the_smallest_schedule_of_a_bug_is_this_small": 3,
     "test_release_accounting.py::test_a_release_that_takes_the_result_of_a_request_that_has_ended_is_found": 0,
     "test_release_accounting.py::test_a_schedule_run_twice_is_the_same_schedule": 0,
-    "test_release_accounting.py::test_editing_the_defect_in_or_out_flips_the_finding": 3,
+    "test_release_accounting.py::test_editing_the_defect_in_or_out_flips_the_finding": 6,
     "test_release_accounting.py::test_a_part_that_is_gone_is_not_run_and_nothing_is_simulated_without_it": 4,
     "test_release_accounting.py::test_a_host_function_that_raises_is_a_finding_with_its_part_and_line": 4,
     "test_kernels_are_lossless.py::test_a_kernel_emits_the_targets_law": 2,
@@ -64,6 +64,13 @@ DEEP: dict[str, int] = {
     "test_smallest.py::test_a_schedule_ends_where_its_rule_breaks_and_a_pair_names_events_of_it": 0,
     "test_features.py::test_visible_outputs_of_the_swarm_are_read_by_their_grammars": 0,
     "test_mutants.py::test_the_default_swarm_finds": 5,
+    "test_check.py::test_a_finding_of_a_release_is_found_and_replayed_through_the_command_line": 0,
+    "test_known.py::test_the_command_says_it_in_one_screen_and_as_json": 0,
+    "test_extension.py::test_what_an_extension_does_wrong_is_a_finding_against_it_with_the_seed": 3,
+    "test_campaign.py::test_a_campaign_says_what_is_new_and_how_to_see_it_again": 2,
+    "test_judging.py::test_the_own_kernels_have_no_finding": 3,
+    "test_release_accounting.py::test_a_deleted_body_is_not_run_and_does_not_pass": 3,
+    "test_warm_child.py::test_it_answers_as_a_fresh_child_does": 0,
 }
 """File and function, and of how many sets of parameters every run takes the first; 0: none."""
 
