@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.kernels.launch import operation
-from specsim.kernels.ragged import BLOCK_B, FEW
+from specsim.kernels.ragged import lanes_for
 
 BLOCK_LOCS = 1024
 BLOCK_LOCS_SHORT = 128
@@ -43,7 +43,7 @@ def alloc_extend(
         free_pages.shape[0],
         out_cache_loc.shape[0],
         PAGE_SIZE=page_size,
-        BLOCK_B=FEW if bs <= FEW else BLOCK_B,
+        BLOCK_B=lanes_for(bs)[0],
         BLOCK_LOCS=BLOCK_LOCS_SHORT if is_short else BLOCK_LOCS,
         num_warps=4,
     )
@@ -60,7 +60,7 @@ def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, out_cac
     bs = seq_lens.shape[0]
     if bs == 0:
         return
-    block_b = FEW if bs <= FEW else BLOCK_B
+    block_b, num_warps = lanes_for(bs)
     _alloc_decode_kernel[(triton.cdiv(bs, block_b),)](
         seq_lens,
         last_loc,
@@ -70,7 +70,7 @@ def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, out_cac
         free_pages.shape[0],
         PAGE_SIZE=page_size,
         BLOCK_B=block_b,
-        num_warps=1 if bs <= FEW else 4,
+        num_warps=num_warps,
     )
 
 
@@ -83,7 +83,7 @@ def get_last_loc(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Te
     bs = req_pool_indices.shape[0]
     if bs == 0:
         return
-    block_b = FEW if bs <= FEW else BLOCK_B
+    block_b, num_warps = lanes_for(bs)
     _get_last_loc_kernel[(triton.cdiv(bs, block_b),)](
         req_to_token,
         req_pool_indices,
@@ -92,7 +92,7 @@ def get_last_loc(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Te
         req_to_token.shape[1],
         bs,
         BLOCK_B=block_b,
-        num_warps=1 if bs <= FEW else 4,
+        num_warps=num_warps,
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specsim.kernels.alloc import pages_of, require_page_size
 from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype, require_size
-from specsim.kernels.ragged import BLOCK_B, FEW
+from specsim.kernels.ragged import BLOCK_B, lanes_for
 
 BLOCK_LOCS = 256
 BLOCK_H = 2048
@@ -64,7 +64,7 @@ def generate_draft_decode_kv_indices(
         TOPK=topk,
         NUM_STEPS=num_steps,
         PAGE_SIZE=page_size,
-        BLOCK_B=FEW if bs <= FEW else BLOCK_B,
+        BLOCK_B=lanes_for(bs)[0],
         BLOCK_S=triton.next_power_of_2(num_steps),
         BLOCK_LOCS=BLOCK_LOCS,
         num_warps=4,
@@ -144,7 +144,7 @@ def fill_accept_out_cache_loc(accept_index: Tensor, out_cache_loc: Tensor, accep
     require_size("accept_out_cache_loc", "num_accept_entries", accept_out_cache_loc.shape[0], num_entries)
     if num_entries == 0:
         return
-    block_b = FEW if num_entries <= FEW else BLOCK_B
+    block_b, num_warps = lanes_for(num_entries)
     _fill_accept_kernel[(triton.cdiv(num_entries, block_b),)](
         accept_index,
         out_cache_loc,
@@ -152,7 +152,7 @@ def fill_accept_out_cache_loc(accept_index: Tensor, out_cache_loc: Tensor, accep
         num_entries,
         out_cache_loc.shape[0],
         BLOCK_B=block_b,
-        num_warps=1 if num_entries <= FEW else 4,
+        num_warps=num_warps,
     )
 
 

@@ -57,7 +57,7 @@ BYTES_ALONE = 8 << 20
 SHARED_COLUMN_BYTES = 256
 SECTOR_BYTES = 32
 BLOCK_M_MIN = 32
-HEAD_WORDS = 16  # of each group of programs that meet: a line of memory of its own
+HEAD = tl.constexpr(16)  # words of a group of programs that meet: a line of memory of its own
 
 
 class KvBuffers(NamedTuple):
@@ -136,7 +136,7 @@ def _move(words: tuple[Tensor, ...], addresses: Tensor | None, target: Tensor, s
         target if addresses is None else addresses,  # without addresses the argument is never used
         target,
         source,
-        scratch_of("move_kv heads", target.device, plan.num_groups * HEAD_WORDS) if meets else target,
+        scratch_of("move_kv heads", target.device, plan.num_groups * HEAD.value) if meets else target,
         num_slots,
         num_moves,
         len(words) * triton.cdiv(row_words, plan.block_w),
@@ -250,7 +250,7 @@ def _move_kv_kernel(
     """
     i_group = tl.program_id(0) // num_members
     i_member = tl.program_id(0) % num_members
-    p_head = p_heads + i_group * 16
+    p_head = p_heads + i_group * HEAD
     # [BLOCK_M]
     o_m = i_member * BLOCK_M + tl.arange(0, BLOCK_M)
     b_target = tl.load(p_target + o_m, mask=o_m < num_moves, other=0)

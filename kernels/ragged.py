@@ -16,6 +16,11 @@ FEW = 32
 """Requests that one warp adds up, without waiting for others: a block of so few has a kernel of its own."""
 
 
+def lanes_for(count: int) -> tuple[int, int]:
+    """Lanes of a block with a lane for each of `count`, and its warps."""
+    return (FEW, 1) if count <= FEW else (BLOCK_B, 4)
+
+
 def block_of_requests(bs: int) -> int:
     """Lanes of a sum over requests: two sums of one warp are faster than one of several."""
     return FEW if bs <= 2 * FEW else BLOCK_B

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from specsim.kernels.launch import block_of, operation, require_size
+from specsim.kernels.split_rows import lane
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
 
 if TYPE_CHECKING:
@@ -144,12 +145,6 @@ def blocks_of_row(vocab_size: int, most: int) -> dict[str, int]:
 
 
 @triton.jit
-def lane_of(b_values, i_lane, LANES: tl.constexpr):
-    """One element of a vector, as a scalar."""
-    return tl.sum(tl.where(tl.arange(0, LANES) == i_lane, b_values, 0), axis=0)
-
-
-@triton.jit
 def positive(b_difference):
     return tl.where(b_difference > 0, b_difference, 0.0)
 
@@ -162,11 +157,11 @@ def find_block(b_sums, coin, NUM_BLOCKS: tl.constexpr):
     """
     o_block = tl.arange(0, NUM_BLOCKS)
     b_end = tl.cumsum(b_sums, axis=0)
-    threshold = coin * lane_of(b_end, NUM_BLOCKS - 1, NUM_BLOCKS)
+    threshold = coin * lane(b_end, NUM_BLOCKS - 1, NUM_BLOCKS)
     i_above = tl.min(tl.where(b_end > threshold, o_block, NUM_BLOCKS), axis=0)
     i_last = tl.max(tl.where(b_sums > 0, o_block, 0), axis=0)
     i_block = tl.where(i_above < NUM_BLOCKS, i_above, i_last)
-    return i_block, lane_of(b_end, i_block - 1, NUM_BLOCKS), threshold
+    return i_block, lane(b_end, i_block - 1, NUM_BLOCKS), threshold
 
 
 @triton.jit
@@ -340,10 +335,10 @@ def _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N:
     """
     i_drawn = 0
     while i_drawn < num_drawn:
-        total_p = lane_of(b_total_p, i_drawn, BLOCK_N)
-        total_q = lane_of(b_total_q, i_drawn, BLOCK_N)
+        total_p = lane(b_total_p, i_drawn, BLOCK_N)
+        total_q = lane(b_total_q, i_drawn, BLOCK_N)
         b_p = tl.div_rn(positive(b_p - b_q), total_p)
-        b_q = tl.div_rn(tl.where(o_v == lane_of(b_drawn, i_drawn, BLOCK_N), 0.0, b_q), total_q)
+        b_q = tl.div_rn(tl.where(o_v == lane(b_drawn, i_drawn, BLOCK_N), 0.0, b_q), total_q)
         i_drawn += 1
     return b_p, b_q
 

@@ -22,10 +22,11 @@ from specsim.kernels.sampling import (
     blocks_of_row,
     find_block,
     find_token,
-    lane_of,
     positive,
     require_result,
 )
+from specsim.kernels.split_rows import lane
+from specsim.kernels.verify_logits import splits_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,7 +98,7 @@ def _verify_chain(
     block_w = triton.next_power_of_2(num_steps + 1)
     splits, masses = 0, target_probs
     if by_block and num_steps > 1 and bs < LAZY_FROM:
-        splits = _mass_splits(bs * (num_steps - 1), blocks["NUM_BLOCKS"])
+        splits = splits_of(MASS_PROGRAMS // (bs * (num_steps - 1)), blocks["NUM_BLOCKS"])
         masses = target_probs.new_empty((bs, num_steps, splits))
         _masses_of_prefixes_kernel[(bs, num_steps - 1, splits)](
             candidates,
@@ -136,14 +137,6 @@ LAZY_FROM = 128
 MASS_PROGRAMS = 1024
 
 
-def _mass_splits(num_rows: int, num_blocks: int) -> int:
-    """Programs that share a row, a power of two."""
-    splits = 1
-    while 2 * splits <= num_blocks and 2 * splits * num_rows <= MASS_PROGRAMS:
-        splits *= 2
-    return splits
-
-
 @triton.jit
 def residual(p_p, p_q, scale, len_q, o_v, VOCAB: tl.constexpr):
     """The positive part of `scale * p - q` over a block [BLOCK_V]; `len_q` is VOCAB, or 0 where there is no q."""
@@ -179,7 +172,7 @@ def _reaches(p_drafted, p_p, p_q, NUM_STEPS: tl.constexpr, VOCAB: tl.constexpr, 
     b_reach = tl.full([BLOCK_W], 1.0, tl.float32)
     reach = tl.sum(b_reach, axis=0) * 0.0 + 1.0
     for i_step in range(NUM_STEPS):
-        p, q = lane_of(b_p, i_step, BLOCK_W), lane_of(b_q, i_step, BLOCK_W)
+        p, q = lane(b_p, i_step, BLOCK_W), lane(b_q, i_step, BLOCK_W)
         reach = tl.where(q > 0, tl.minimum(tl.div_rn(reach * p, tl.where(q > 0, q, 1.0)), 1.0), 0.0)
         b_reach = tl.where(o_w == i_step + 1, reach, b_reach)
     return b_reach
@@ -205,7 +198,7 @@ def _masses_of_prefixes_kernel(
     p_p = p_target_probs + i_b * (NUM_STEPS + 1) * VOCAB
     p_q = p_draft_probs + i_b * NUM_STEPS * VOCAB
     b_reach = _reaches(p_candidates + i_b * (NUM_STEPS + 1) + 1, p_p, p_q, NUM_STEPS, VOCAB, BLOCK_W)
-    reach = lane_of(b_reach, i_row, BLOCK_W)
+    reach = lane(b_reach, i_row, BLOCK_W)
     if (reach > 0) & (reach < 1):
         b_mass = tl.zeros([BLOCK_V], dtype=tl.float32)
         for i_block in range(tl.program_id(2), (VOCAB + BLOCK_V - 1) // BLOCK_V, SPLITS):
@@ -232,7 +225,7 @@ def _accepted_by_block(
     i_accepted = NUM_STEPS
     is_going = NUM_STEPS > 0
     while is_going:
-        reach = lane_of(b_reach, i_accepted, BLOCK_W)
+        reach = lane(b_reach, i_accepted, BLOCK_W)
         height = reach
         if (i_accepted < NUM_STEPS) & (reach > 0) & (reach < 1):
             if SPLITS > 0:
@@ -247,7 +240,7 @@ def _accepted_by_block(
         is_accepted = tl.load(p_coin + i_accepted - 1) < height
         i_accepted -= (~is_accepted).to(tl.int32)
         is_going = (~is_accepted) & (i_accepted > 0)
-    return i_accepted, lane_of(b_reach, i_accepted, BLOCK_W)
+    return i_accepted, lane(b_reach, i_accepted, BLOCK_W)
 
 
 @triton.jit

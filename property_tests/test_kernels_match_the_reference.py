@@ -130,11 +130,11 @@ def test_a_kernel_gives_the_references_result_whatever_its_buffers_held(op: Op) 
 
 
 SMALL_BLOCKS: dict[Any, dict[str, int]] = {
-    alloc: {"BLOCK_B": 2, "FEW": 1, "BLOCK_LOCS": 4, "BLOCK_LOCS_SHORT": 2},
+    alloc: {"BLOCK_LOCS": 4, "BLOCK_LOCS_SHORT": 2},
     accepted: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2},
     cache_locs: {"BLOCK_LOCS": 2},
     drafting: {"BLOCK_J": 2},
-    kv: {"BLOCK_B": 2, "FEW": 1, "BLOCK_LOCS": 2, "BLOCK_H": 2, "PROGRAMS_MAX": 30},
+    kv: {"BLOCK_B": 2, "BLOCK_LOCS": 2, "BLOCK_H": 2, "PROGRAMS_MAX": 30},
     kv_move: {"TILE_BYTES": 64, "BLOCK_M_MIN": 2},
     logits: {"BLOCK_V": 16, "BLOCK_ROW": 16, "BITMASK_BLOCK": 64, "ARGMAX_BLOCK": 8},
     masks: {"BLOCK_C": 2},

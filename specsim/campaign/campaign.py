@@ -20,8 +20,8 @@ from specsim.campaign.run import NONDETERMINISTIC
 from specsim.campaign.store import Store, StoredFinding
 from specsim.campaign.work import Batch, BatchResult
 from specsim.errors import UsageError
+from specsim.explore.strategies import LEARNING
 
-LEARNING = ("coverage", "portfolio")  # strategies that start from tapes
 POLL_SECONDS = 0.2
 
 

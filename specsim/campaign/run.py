@@ -34,7 +34,7 @@ from specsim.check.suite import (
     strategy_of,
 )
 from specsim.explore.chooser import RecordingChooser, Tape, replayed
-from specsim.explore.strategies import Strategy
+from specsim.explore.strategies import LEARNING, Strategy
 from specsim.judge.accounting_child import title_of, write_failure, write_finding
 from specsim.sim.engine import Engine
 from specsim.sim.target import AccountingTarget
@@ -127,7 +127,7 @@ def run_batch_here(
     """Run a batch in this process, for `seconds` at most or until it is `stopped`, and make smaller what it found."""
     started, cpu_started = time.monotonic(), time.process_time()
     refused: dict[str, int] = {}
-    reached = Reached(learns=batch.strategy in ("coverage", "portfolio"))
+    reached = Reached(learns=batch.strategy in LEARNING)
     hits: dict[str, _Hits] = {}
     observed: list[Observed] = []
     last = started

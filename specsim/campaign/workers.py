@@ -22,6 +22,7 @@ from typing import Any
 from specsim import interrupts, replay_file
 from specsim.campaign.batches import seed_of
 from specsim.campaign.results import batch_to_json, result_from_json
+from specsim.campaign.run import found_of
 from specsim.campaign.versions import version_of
 from specsim.campaign.work import Batch, BatchResult, Found
 from specsim.errors import UsageError
@@ -253,21 +254,8 @@ def _found(batch: Batch, finding: Finding) -> Found:
     stored = replay_file.load(Path(finding.replay))
     tensors = stored.tensors.values() if isinstance(stored, OpReplay) else ()
     elements = sum(len(tensor["data"]) for tensor in tensors)
-    known = finding.signature in batch.known
-    return Found(
-        signature=finding.signature,
-        tier=batch.tier,
-        rule=finding.rule,
-        title=finding.title,
-        severity=str(finding.severity),
-        reach=finding.reach,
-        where=finding.where,
-        index=batch.first,
-        count=finding.count,
-        size=() if known else (elements, len(stored.tape)),
-        replay="" if known else Path(finding.replay).read_text(encoding="utf-8"),
-        cpu_seconds=0.0,
-    )
+    found = found_of(finding, batch.first, (elements, len(stored.tape)), 0.0)
+    return replace(found, size=(), replay="") if finding.signature in batch.known else found
 
 
 class LocalPool:

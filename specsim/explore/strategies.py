@@ -256,6 +256,7 @@ STRATEGIES: dict[str, Callable[[int, Mapping[str, Contest]], Strategy]] = {
     "coverage": CoverageGuided,
     "portfolio": Portfolio,
 }
+LEARNING = ("coverage", "portfolio")  # of them: those that keep tapes, and start from given ones
 
 
 class ExtensionError(Exception):
