@@ -13,9 +13,13 @@ import torch
 from property_tests.made_up_sources import edited
 from property_tests.test_release_accounting import EXPECTED, NEWEST, Release, findings
 from specsim.check.ledger import SlotLedger
+from specsim.explore.chooser import replayed
 from specsim.sim.accounting import HostFunctionError
 from specsim.sim.config import EngineConfig
+from specsim.sim.engine import Engine
+from specsim.sim.request import Turn
 from specsim.sim.target import MEMORY_PARTS
+from specsim.sim.workload import Scenario, Workload
 from specsim.targets.cache import Cache
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang.accounting import SglangHostTarget
@@ -91,6 +95,20 @@ def test_a_session_that_forgets_what_was_said_is_found(release: Release, wheel_c
     source = edited(release(NEWEST), path, r"(last_req\.output_ids)\[[^\]]*\]", r"\1[:0]")
     found = findings(SglangHostTarget(source, wheel_cache), 60).keys()
     assert "accounting:I53:session controller" in found - EXPECTED[NEWEST]["findings"].keys()
+
+
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.13"])
+def test_the_tree_gets_no_more_of_a_prefill_than_the_part_that_was_computed(
+    version: str, release: Release, wheel_cache: Cache
+) -> None:
+    """Up to 0.5.12 the tree takes what `fill_ids` has, which ends with the part; later a length stands beside it."""
+    target = SglangHostTarget(release(version), wheel_cache)
+    config = EngineConfig(context_len=16, pool_slots=80, rows=2, radix=True, bigram=True, chunk_size=4)
+    turns = tuple(Turn(rid, tuple(range(10, 21)), 1) for rid in ("r0", "r1"))
+    run = Engine(Scenario(config, Workload(turns)), replayed((0,) * 64), target.make).run()
+    assert [violation for violation in run.violations if violation.part == "tree insert"] == []
+    parts = [event.details for event in run.log if (event.event, event.who) == ("admit", "r0")]
+    assert parts == ["extend 0 to 4", "extend 4 to 8", "extend 8 to 11"]
 
 
 class Pool:

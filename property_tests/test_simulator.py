@@ -219,6 +219,13 @@ def test_the_default_swarm_reaches(thing: str) -> None:
     assert percent_seen().get(thing, 0) >= LEAST_PERCENT[thing]
 
 
+def test_without_chunks_prompts_that_are_admitted_together_are_prefilled_whole() -> None:
+    turns = tuple(Turn(rid, tuple(range(10, 21)), 1) for rid in ("r0", "r1", "r2"))
+    config = EngineConfig(context_len=12, pool_slots=80, rows=3)
+    run = Engine(Scenario(config, Workload(turns)), replayed((0,) * 64)).run()
+    assert [event.details for event in run.log if event.event == "admit"] == ["extend 0 to 11"] * 3
+
+
 def test_a_scenario_has_memory_for_its_longest_request_so_that_retraction_drops_nobody() -> None:
     for scenario, run in swarm():
         if not scenario.config.tight_pool:

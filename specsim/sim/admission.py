@@ -14,6 +14,8 @@ from specsim.sim.device import Launch
 from specsim.sim.lifecycle import Event, State
 from specsim.sim.request import Request
 
+NO_BOUND = 1 << 62  # tokens of a prefill: without chunks no request is cut, however many are admitted together
+
 
 def out_of_memory(part: str, error: OutOfSlotsError | RowsExhaustedError) -> HostFunctionError:
     """What an allocation raises for want of memory, as an error of the host function that asked for it."""
@@ -50,7 +52,7 @@ class Admission:
         ones' next.
         """
         admitted: list[Request] = []
-        budget = self._config.chunk_size or self._config.row_width
+        budget = self._config.chunk_size or NO_BOUND
         chunked = self._chunked
         if chunked is not None:
             start = self._accounting.observe(chunked).committed

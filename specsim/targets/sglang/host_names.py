@@ -481,4 +481,5 @@ REQUEST_ACCEPTED_DRAFTS = ("spec_num_correct_drafts", "spec_accepted_drafts", "s
 REQUEST_HISTOGRAM = ("spec_correct_drafts_histogram", "spec_acceptance_histogram")
 RESULT_ACCEPTED_DRAFTS = ("num_correct_drafts", "num_accepted_drafts", "num_accepted_tokens")
 REQUEST_PREFIX = ("prefix_indices", "prefix_len")
-REQUEST_FILL_IDS = ("full_untruncated_fill_ids", "fill_ids")
+TRUNCATED_FILL_IDS = "fill_ids"  # it ends where the part of a prefill ends; the newer one has a length beside it
+REQUEST_FILL_IDS = ("full_untruncated_fill_ids", TRUNCATED_FILL_IDS)
