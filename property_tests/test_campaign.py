@@ -263,6 +263,20 @@ def test_a_campaign_says_what_is_new_and_how_to_see_it_again(folder: Path) -> No
     assert specsim(folder, "replay", str(file)).returncode == 1
 
 
+def test_a_replay_file_that_cannot_be_written_is_told_with_the_run_that_makes_it_again(folder: Path) -> None:
+    """As on a full disk: nothing half-written stays, and the store has the finding."""
+    (written,) = (folder / "specsim-findings").iterdir()
+    (folder / "full" / f".{written.name}.tmp").mkdir(parents=True)  # where the file is written before it has its name
+    options = ["--only", "accounting", "--jobs", "1", "--strategy", "swarm", "--family", "retractions"]
+    places = ["--store", "full.db", "--out", "full"]
+    ended = specsim(folder, "fuzz", "mine:extension", *options, *places, "--budget-seconds", "1")
+    assert f"cannot write full/{written.name} (" in ended.stdout + ended.stderr
+    again = re.search(r"specsim (fuzz --again 0:\d+ --store full.db)\n", ended.stdout + ended.stderr)
+    assert again is not None
+    assert [path.suffix for path in (folder / "full").iterdir()] == [".tmp"]
+    assert "accounting:X5:rule a: " in specsim(folder, *again[1].split(), "--out", "made").stdout
+
+
 def test_findings_are_run_again_on_a_version_that_mends_or_keeps_them(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

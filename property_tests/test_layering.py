@@ -43,8 +43,9 @@ def layer(ours: str = "", foreign: str = "") -> Layer:
 LAYERS = {  # lowest first: each may use only layers above it in this table
     "errors": layer(),
     "interrupts": layer(),
+    "files": layer("errors"),
     "verdict": layer("errors"),
-    "replay_file": layer("errors verdict"),
+    "replay_file": layer("errors files"),
     "explore": layer("errors"),
     "memory": layer("errors"),
     "sim": layer("errors verdict explore memory"),
@@ -57,16 +58,16 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "compiled": layer("errors targets"),
     "mutants": layer("errors interrupts verdict explore memory sim compiled"),
     "judge": layer(
-        "errors interrupts verdict replay_file explore memory sim ops diff targets compiled mutants", "torch"
+        "errors interrupts files verdict replay_file explore memory sim ops diff targets compiled mutants", "torch"
     ),
     "bench": layer(
         "errors verdict explore memory sim reference ops kernels targets diff compiled mutants", "torch triton"
     ),
-    "bisect": layer("errors interrupts verdict replay_file explore memory sim ops targets judge"),
+    "bisect": layer("errors interrupts files verdict replay_file explore memory sim ops targets judge"),
     "campaign": layer(
         "errors interrupts verdict replay_file explore memory sim ops targets compiled mutants judge bisect", "ray"
     ),
-    "report": layer("errors verdict replay_file", "rich"),
+    "report": layer("errors files verdict replay_file", "rich"),
 }
 # The engine calls the checker, and the checker reads the engine's values: one layer in two folders.
 SAME_LAYER = {"check": "sim"}

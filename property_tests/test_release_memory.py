@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from property_tests.made_up_sources import edited
-from property_tests.test_release_accounting import EXPECTED, NEWEST, Release, findings
+from property_tests.test_release_accounting import EXPECTED, NEWEST, OFTEN, Release, findings
 from specsim.check.ledger import SlotLedger
 from specsim.explore.chooser import replayed
 from specsim.sim.accounting import HostFunctionError
@@ -97,11 +97,11 @@ def test_a_session_that_forgets_what_was_said_is_found(release: Release, wheel_c
     assert "accounting:I53:session controller" in found - EXPECTED[NEWEST]["findings"].keys()
 
 
-@pytest.mark.parametrize("version", ["0.5.12", "0.5.13"])
+@pytest.mark.parametrize("version", OFTEN)
 def test_the_tree_gets_no_more_of_a_prefill_than_the_part_that_was_computed(
     version: str, release: Release, wheel_cache: Cache
 ) -> None:
-    """Up to 0.5.12 the tree takes what `fill_ids` has, which ends with the part; later a length stands beside it."""
+    """The older releases' trees take what `fill_ids` has, which ends with the part; later a length stands beside it."""
     target = SglangHostTarget(release(version), wheel_cache)
     config = EngineConfig(context_len=16, pool_slots=80, rows=2, radix=True, bigram=True, chunk_size=4)
     turns = tuple(Turn(rid, tuple(range(10, 21)), 1) for rid in ("r0", "r1"))

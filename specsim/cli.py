@@ -35,7 +35,8 @@ from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOp
 from specsim.commands.pages import require_file
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
-from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE, write_json
+from specsim.files import write_json, write_text
+from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
@@ -555,7 +556,7 @@ def bench(
     if write is not None:
         from specsim.bench.guidance import page
 
-        write.write_text(page(results["benchmarks"]), encoding="utf-8")
+        write_text(write, page(results["benchmarks"]))
     print_bench(results)
 
 

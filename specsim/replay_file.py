@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.errors import UsageError
-from specsim.verdict import write_json
+from specsim.files import write_json
 
 FORMAT = "specsim.replay/1"
 REMEDY = "give a replay file that `specsim check --out DIR` wrote"

@@ -9,15 +9,12 @@ is never counted as passed.
 from __future__ import annotations
 
 import enum
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import specsim
-from specsim.errors import UsageError
 
 FORMAT = "specsim.verdict/1"
 # The exit codes of every command.
@@ -220,19 +217,3 @@ def _plain(value: str | tuple[str, ...]) -> str | list[str]:
 
 def _listed(lines: tuple[str, ...] | None) -> list[str] | None:
     return None if lines is None else list(lines)
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write `data` as JSON to `path`, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-        # Half of a surrogate pair, which UTF-8 cannot say, becomes the escape by which JSON says it.
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UsageError(
-            f"cannot write {path} ({error.strerror})", "name a file in a folder that can be written"
-        ) from error

@@ -14,11 +14,11 @@ from specsim.bisect.revisions import History, commits_between, releases_between
 from specsim.bisect.run import EndError, Found, Step, bisect
 from specsim.bisect.verdicts import FileQuestion, Limits, OpQuestion, Question, RuleQuestion
 from specsim.errors import UsageError
+from specsim.files import write_json
 from specsim.judge.accounting import HASH_SEEDS
 from specsim.judge.warm import WarmChild
 from specsim.targets.cache import Cache
 from specsim.targets.git import Repository
-from specsim.verdict import write_json
 
 NOT_JUDGED = 125  # what `git bisect run` takes for "skip this one"
 GIVE_ONE = "give a replay file, --rule ID or --only ops:NAME, and one of them alone"

@@ -10,7 +10,8 @@ import typer
 
 from specsim.commands.options import require_folder
 from specsim.errors import UsageError
-from specsim.verdict import FINDING, NOT_JUDGED, PASS, write_json
+from specsim.files import write_json
+from specsim.verdict import FINDING, NOT_JUDGED, PASS
 
 if TYPE_CHECKING:
     from specsim.campaign.batches import Plan

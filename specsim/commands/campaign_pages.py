@@ -13,12 +13,12 @@ import typer
 
 from specsim.campaign.merged import Known, Merged, Reached, merged
 from specsim.commands.options import require_folder
-from specsim.commands.pages import require_file, write_text
+from specsim.commands.pages import require_file
 from specsim.errors import UsageError
+from specsim.files import write_json, write_text
 from specsim.report.campaign import Card, Cell, Matrix, Page, Tile, page_of
 from specsim.report.page.charts import Chart, Line, Mark, span
 from specsim.report.page.index import Table
-from specsim.verdict import write_json
 
 if TYPE_CHECKING:
     from specsim.campaign.store import StoredBatch

@@ -33,12 +33,12 @@ def check_one_target(
     """Check a target, and the baseline beside it with the same `options`; returns the exit code. How many cases were
     judged is added to the file `write`.
     """
+    from specsim.files import write_json
     from specsim.report import baseline as known
     from specsim.report.terminal import print_verdict
     from specsim.targets.fetch import fetch_wheel
     from specsim.targets.packages import prepare
     from specsim.targets.spec import ReleaseTarget
-    from specsim.verdict import write_json
 
     require_folder("--out", asked.out)
     require_file("--json", json_file)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from specsim.errors import UsageError
-from specsim.verdict import Verdict, write_json
+from specsim.files import write_json
+from specsim.verdict import Verdict
 
 FORMAT = "specsim.counts/1"
 

@@ -19,7 +19,8 @@ import typer
 
 from specsim.commands.options import CacheOption, NoBudgetOption, NoSeedOption, accept_seed
 from specsim.commands.pages import require_file
-from specsim.verdict import PASS, USAGE, write_json
+from specsim.files import write_json
+from specsim.verdict import PASS, USAGE
 
 if TYPE_CHECKING:
     from specsim.targets.cache import Cache

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,8 @@ from specsim.commands.options import CacheOption, HangOption, one_of, require_fo
 from specsim.commands.pages import require_file
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
-from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE, write_json
+from specsim.files import write_json, write_text
+from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
 
 if TYPE_CHECKING:
     from specsim.campaign.batches import Plan
@@ -391,28 +392,31 @@ class _Campaign:
         progress.now = ", ".join(filter(None, (batch.target, batch.tier, batch.family, batch.strategy)))
         for finding in outcome.new[self._told :]:
             line.say(f"new: {finding.signature} on {finding.target}: {finding.title}")
-            for replay in self._write(finding):
-                line.say(f"     specsim replay {shlex.quote(str(replay))}")
+            for said in self._write(finding):
+                line.say(f"     {said}")
         self._told = len(outcome.new)
         line.tell()
 
-    def _write(self, finding: StoredFinding) -> list[Path]:
-        """Write the smallest replay file of a finding, as far as there is room: the store has it."""
-        replays = self._store.replays(finding.signature, finding.target)[:1]
-        return [
-            path for replay in replays if (path := self._write_file(finding.target, finding.signature, replay.text))
-        ]
+    def _write(self, finding: StoredFinding) -> list[str]:
+        """Write the smallest replay file of a finding; returns lines that say where it is, or why there is none."""
+        said = []
+        for replay in self._store.replays(finding.signature, finding.target)[:1]:
+            try:
+                path = self._write_file(finding.target, finding.signature, replay.text)
+                said.append(f"specsim replay {shlex.quote(str(path))}")
+            except UsageError as error:  # the store has it
+                said += [f"{error.problem}; it is made again by", self._again(finding.shard, finding.run)]
+        return said
 
-    def _write_file(self, target: str, signature: str, text: str) -> Path | None:
+    def _write_file(self, target: str, signature: str, text: str) -> Path:
         from specsim.replay_file import file_name
 
         path = self._out / f"{file_name(f'{target}-{signature}')}.json"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError:
-            return None
+        write_text(path, text)
         return path
+
+    def _again(self, shard: int, index: int) -> str:
+        return f"specsim fuzz --again {shard}:{index} --store {shlex.quote(str(self._store.path))}"
 
     def _keep_lost(self, lost: Sequence[BatchResult]) -> None:
         """Name the findings that the store does not have, with the runs that make them again, and write their files
@@ -421,10 +425,11 @@ class _Campaign:
         for result in lost:
             for found in result.findings:
                 batch = result.batch
-                run = f"specsim fuzz --again {batch.shard}:{found.index} --store {self._store.path}"
+                run = self._again(batch.shard, found.index)
                 typer.echo(f"         not stored: {found.signature} on {batch.target}: {run}", err=True)
                 if found.replay:
-                    self._write_file(batch.target, found.signature, found.replay)
+                    with suppress(UsageError):  # the disk is full, as was said
+                        self._write_file(batch.target, found.signature, found.replay)
 
     def _print(self, outcome: Outcome, missed: Sequence[str], interrupted: bool) -> None:
         runs, events, cpu_seconds = self._store.totals()

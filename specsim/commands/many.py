@@ -33,10 +33,10 @@ def check_many(
 ) -> int:
     """A matrix of targets; returns the exit code."""
     from specsim import interrupts
+    from specsim.files import write_json
     from specsim.judge.fixtures import pin_missing
     from specsim.judge.matrix import check_all
     from specsim.report.matrix import fixtures_in, page, print_matrix
-    from specsim.verdict import write_json
 
     for option, file in (("--out", out), ("--json", json_file), ("--write", write), ("--pin", pin_to)):
         if file is not None:
@@ -80,6 +80,7 @@ def _not_judged(column: Column) -> dict[str, Any]:
 
 def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_dir: Path | None) -> int:
     """What lifts of each target; 1 when a maintainer has to add something."""
+    from specsim.files import write_json
     from specsim.report.terminal import print_survey
     from specsim.targets.cache import open_cache
     from specsim.targets.ranges import expand_targets
@@ -87,7 +88,6 @@ def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_d
     from specsim.targets.sglang.releases import RELEASES
     from specsim.targets.source import open_source
     from specsim.targets.spec import CheckoutTarget, ReleaseTarget
-    from specsim.verdict import write_json
 
     cache, chosen = open_cache(cache_dir), expand_targets(texts, RELEASES)
     for option, file in (("--json", json_file), ("--write", write)):

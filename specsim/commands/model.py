@@ -23,7 +23,8 @@ from specsim.commands.options import (
 from specsim.commands.pages import require_file
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
-from specsim.verdict import FINDING, INTERRUPTED, NOT_JUDGED, PASS, write_json
+from specsim.files import write_json, write_text
+from specsim.verdict import FINDING, INTERRUPTED, NOT_JUDGED, PASS
 
 
 def mutants(
@@ -87,7 +88,7 @@ def mutants(
         efforts = table.efforts_with(seeds, schedules)
         with live("hunting mutants") as line:
             whole = table.build(chosen, BLIND, jobs=at_once, efforts=efforts, on_done=line.part_done)
-        write.write_text(page(whole), encoding="utf-8")
+        write_text(write, page(whole))
         hunted, data, interrupted = whole.hunted, table.table_to_json(whole), False
     else:
         off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
@@ -172,7 +173,7 @@ def _operator_mutants(
         interrupted = interrupts.asked()
     incomplete = len(judged) < len(chosen)
     if write is not None and not incomplete:
-        write.write_text(operators.page(judged), encoding="utf-8")
+        write_text(write, operators.page(judged))
     if json_file is not None:
         write_json(json_file, operators.to_json(judged))
     missed = [each.mutant.id for each in judged if each.found < len(each.kills)]

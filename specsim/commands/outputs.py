@@ -43,7 +43,7 @@ class Outputs:
 
     def write(self, verdicts: Sequence[Mapping[str, Any]]) -> None:
         """Write what was asked for, of verdicts as `specsim check --json` writes each."""
-        from specsim.commands.pages import write_text
+        from specsim.files import write_text
 
         if self.junit is not None:
             from specsim.report.junit import junit_of

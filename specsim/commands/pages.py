@@ -13,7 +13,8 @@ import typer
 
 from specsim.commands.options import require_folder
 from specsim.errors import UsageError
-from specsim.verdict import FINDING, NOT_JUDGED, PASS, write_json
+from specsim.files import write_json, write_text
+from specsim.verdict import FINDING, NOT_JUDGED, PASS
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
@@ -96,20 +97,6 @@ def _verdict(stored: Replay, answer: Mapping[str, Any], exit_code: int, target: 
     if answer.get("digest") == stored.digest:
         return "Reproduced, bit for bit."
     return "Reproduced; the code has changed since it was found."
-
-
-def write_text(file: Path, text: str) -> None:
-    """Write a file, whole or not at all. UsageError where that cannot be."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        temporary.replace(file)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UsageError(
-            f"cannot write {file} ({error.strerror})", "name a file in a folder that can be written"
-        ) from (error)
 
 
 def write_report(

@@ -10,7 +10,7 @@ import typer
 from specsim.commands.options import NoBudgetOption, NoSeedOption, accept_seed
 from specsim.commands.pages import require_file
 from specsim.errors import UsageError
-from specsim.verdict import write_json
+from specsim.files import write_json
 
 if TYPE_CHECKING:
     from specsim.ops.contract import Op

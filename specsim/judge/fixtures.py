@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from specsim import replay_file
+from specsim.files import write_json
 from specsim.judge.matrix import Matrix
 from specsim.judge.pinned import replay_pinned
-from specsim.verdict import write_json
 
 
 def pin_missing(

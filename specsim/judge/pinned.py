@@ -14,6 +14,7 @@ from pathlib import Path
 
 from specsim import replay_file
 from specsim.errors import UsageError
+from specsim.files import write_text
 from specsim.judge.accounting import AccountingRequest, replay_schedule
 from specsim.judge.ops import OpsRequest, replay_ops
 from specsim.judge.workers import WorkersRequest, replay_case
@@ -88,12 +89,8 @@ def pin(file: Path, out: Path, target: str, still: bool) -> None:
         if path.exists() and path.resolve() != file.resolve():
             raise UsageError(f"{path} is there already", "remove it, or name another file with --out")
     content, test = file.read_text(encoding="utf-8"), source_of_test(stored, target, still)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(content, encoding="utf-8")
-        out.write_text(test, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {out} ({error.strerror})", "name a folder that can be written") from error
+    write_text(beside, content)
+    write_text(out, test)
 
 
 def source_of_test(stored: Replay, target: str, still: bool) -> str:

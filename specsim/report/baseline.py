@@ -15,8 +15,8 @@ from typing import Any
 
 import specsim
 from specsim.errors import UsageError
+from specsim.files import write_json
 from specsim.verdict import FORMAT as VERDICT_FORMAT
-from specsim.verdict import write_json
 
 FORMAT = "specsim.baseline/1"
 REMEDY = "give a file that `specsim check --baseline FILE --update-baseline` or `specsim check --json FILE` wrote"
