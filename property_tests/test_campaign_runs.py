@@ -109,6 +109,16 @@ def test_a_batch_is_drawn_from_its_numbers_alone(campaign: int, shard: int, numb
     assert seed_of(drawn) not in others
 
 
+@given(campaign=NAMES, shard=st.integers(0, 9))
+def test_a_campaign_begins_with_each_tier_of_each_target(campaign: int, shard: int) -> None:
+    lots = lots_of({"a": ["accounting", "ops", "workers"], "b": ["ops"]})
+    plan = Plan(campaign, lots, family_weights(()), strategy_weights(()))
+    first = [batch_at(plan, shard, number) for number in range(4)]
+    assert {(batch.target, batch.tier) for batch in first} == {(lot.target, lot.tier) for lot in lots}
+    stopped = {("a", tier) for tier in ("accounting", "ops", "workers")}
+    assert {batch_at(plan, shard, number, stopped).target for number in range(4)} == {"b"}
+
+
 def test_batches_are_shared_by_weight() -> None:
     plan = Plan(
         1,

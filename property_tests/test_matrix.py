@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from property_tests.test_check import specsim
 from specsim.errors import UsageError
+from specsim.judge import fixtures
 from specsim.judge.matrix import Column, Matrix, cell_of, rows_of
+from specsim.judge.pinned import Pinned
 from specsim.report.matrix import fixtures_in, page
 from specsim.targets.ranges import expand_targets
 from specsim.targets.sglang.releases import RELEASES
@@ -161,6 +163,26 @@ def test_a_page_links_each_finding_to_the_fixture_that_shows_it(tmp_path: Path) 
     assert "- lost: its check ended with SIGKILL" in text
 
 
+def test_a_finding_that_no_check_met_has_a_row_when_its_fixture_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = FIXTURES / "fewer-steps-than-the-launch-in-flight.json"
+    stored = json.loads(path.read_text())
+    (tmp_path / "f.json").write_text(
+        json.dumps({**stored, "expect": {"good": {"shows": True}, "bad": {"shows": True}}})
+    )
+    monkeypatch.setattr(fixtures, "replay_pinned", lambda _path, target: Pinned(True, target == "bad", ""))
+    matrix = Matrix("0", [BAD, GOOD, LOST], rows_of([BAD, GOOD, LOST]))
+    before = len(matrix.rows)
+    fixtures.add_pinned(matrix, fixtures_in(tmp_path), 1)
+    (row,) = [row for row in matrix.rows if row.signature == stored["signature"]]
+    assert [row.cells[target].state for target in ("bad", "good", "lost")] == ["finding", "clean", "not run"]
+    assert (row.rule, row.severity, row.triage.split(",")[0]) == ("I07", "undefined-behaviour", "known")
+    assert [row.rule for row in matrix.rows] == sorted(row.rule for row in matrix.rows)
+    fixtures.add_pinned(matrix, fixtures_in(tmp_path), 1)
+    assert len(matrix.rows) == before + 1
+
+
 # The committed page
 
 
@@ -178,8 +200,17 @@ def test_the_committed_page_has_every_release_and_names_its_command() -> None:
     assert {len(row) for row in rows} == {len(columns)}
 
 
+def test_every_fixture_of_a_release_is_on_the_committed_page() -> None:
+    columns, *rows = rows_of_page()
+    cells = {signature.strip("`"): dict(zip(columns[1:], of, strict=True)) for signature, *of in rows}
+    for signature, target in fixtures_in(FIXTURES):
+        engine, _, version = target.partition("==")
+        if engine == "sglang":
+            assert cells[signature][version].startswith("[x]"), f"{signature} on {version}"
+
+
 def test_every_finding_of_the_committed_page_is_triaged_and_has_a_fixture_that_shows_it() -> None:
-    fixtures = fixtures_in(FIXTURES)
+    shown = fixtures_in(FIXTURES)
     columns, *rows = rows_of_page()
     for signature, *cells in rows:
         name = signature.strip("`")
@@ -191,5 +222,5 @@ def test_every_finding_of_the_committed_page_is_triaged_and_has_a_fixture_that_s
                 continue
             link = re.fullmatch(r"\[x\]\(\.\./fixtures/replays/(.+)\)", cell)
             assert link, f"{name} on {version} has no fixture"
-            assert fixtures[name, f"sglang=={version}"] == FIXTURES / link[1]
+            assert shown[name, f"sglang=={version}"] == FIXTURES / link[1]
             assert entries, f"{name} on {version} is not in the triage"

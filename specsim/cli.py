@@ -9,7 +9,7 @@ import io
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,6 +115,7 @@ def _skipping(command: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 @_skipping
 def check(
+    context: typer.Context,
     target: Annotated[
         list[str] | None,
         typer.Argument(
@@ -213,7 +214,8 @@ def check(
                 raise UsageError("--baseline with several targets", "give one target at a time")
             from specsim.commands.many import check_many
 
-            raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, target or [], outputs))
+            texts = [*target, *_given(context, options)] if target else []
+            raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, texts, outputs))
         (parsed,) = chosen
     if canary:
         _require_model("--canary", parsed.text)
@@ -242,6 +244,16 @@ def check(
         one_core=one_core,
     )
     raise typer.Exit(check_one_target(asked, options, outputs, json_file, baseline, update_baseline, bisect_run, write))
+
+
+def _given(context: typer.Context, options: Mapping[str, Any]) -> list[str]:
+    """Those of the options that stand on the command line and say what is run, as they would be typed."""
+    given = []
+    for name, value in options.items():
+        source = context.get_parameter_source(name.removeprefix("--").replace("-", "_"))
+        if name != "--cache-dir" and source is not None and source.name == "COMMANDLINE":
+            given += [name, f"{value:g}" if isinstance(value, float) else str(value)]
+    return given
 
 
 def _tier(only: str | None) -> tuple[str | None, str]:

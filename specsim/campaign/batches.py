@@ -1,4 +1,5 @@
-"""Which batch comes next: drawn from (campaign, shard, number of the batch), with integer weights.
+"""Which batch comes next: one of each tier of each target at first, so that a campaign begins with all that a check
+runs; then drawn from (campaign, shard, number of the batch), with integer weights.
 
 Run `index` of a shard is in batch `index // RUNS_MAX`, whatever its target and tier.
 """
@@ -105,7 +106,9 @@ def batch_at(plan: Plan, shard: int, number: int, stopped: Collection[tuple[str,
                 return option
         raise AssertionError("weights are positive")
 
-    lot = among([(lot, lot.weight) for lot in plan.lots if (lot.target, lot.tier) not in stopped])
+    goes_on = [lot for lot in plan.lots if (lot.target, lot.tier) not in stopped]
+    first_round = [plan.lots[(number + shard) % len(plan.lots)]] if number < len(plan.lots) else []
+    lot = next((lot for lot in first_round if lot in goes_on), None) or among([(lot, lot.weight) for lot in goes_on])
     has_schedules = lot.tier == "accounting"
     return Batch(
         campaign=plan.campaign,

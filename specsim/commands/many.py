@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,12 @@ def check_many(
     texts: list[str],
     outputs: Outputs,
 ) -> int:
-    """A matrix of targets; returns the exit code."""
+    """A matrix of targets; returns the exit code. `texts` are the targets and options as they were typed, which the
+    page names.
+    """
     from specsim import interrupts
-    from specsim.files import write_json
-    from specsim.judge.fixtures import pin_missing
+    from specsim.files import write_json, write_text
+    from specsim.judge.fixtures import add_pinned, pin_missing
     from specsim.judge.matrix import check_all
     from specsim.report.matrix import fixtures_in, page, print_matrix
 
@@ -54,16 +57,18 @@ def check_many(
             jobs=at_once,
             on_column=lambda column: typer.echo(f"{column.target}: {column.summary}", err=True),
         )
-    data = matrix.to_json()
-    if json_file is not None:
-        write_json(json_file, data)
     fixtures = pin_to or FIXTURES
     if pin_to is not None:
         pin_missing(matrix, pin_to, fixtures_in(pin_to), at_once, typer.echo)
     if write is not None:
+        add_pinned(matrix, fixtures_in(fixtures), at_once)
+    data = matrix.to_json()
+    if json_file is not None:
+        write_json(json_file, data)
+    if write is not None:
         pinned = f" --pin {pin_to}" if pin_to is not None else ""
-        command = f"specsim check {' '.join(texts)}{pinned} --write {write}"
-        write.write_text(page(data, command, fixtures_in(fixtures), write), encoding="utf-8")
+        command = f"specsim check {shlex.join(texts)}{pinned} --write {write}"
+        write_text(write, page(data, command, fixtures_in(fixtures), write))
     outputs.write([column.verdict or _not_judged(column) for column in matrix.columns])
     print_matrix(data)
     left = [c.target for c in matrix.columns if c.why == interrupts.WHY or c.verdict.get("interrupted")]

@@ -1,7 +1,7 @@
 """Fixtures of a matrix: replay files, each with the targets on which it is seen to show its finding.
 
 A fixture that is there already and shows a finding on another target serves that one, too; what none shows gets its own
-replay file.
+replay file. A finding that no check of a minute met has its row when its fixture shows it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from specsim import replay_file
+from specsim.check.rules import BY_ID as RULES_OF_ACCOUNTING
+from specsim.diff.rules import BY_ID as RULES_OF_OPS
 from specsim.files import write_json
-from specsim.judge.matrix import Matrix
+from specsim.judge.matrix import Cell, Matrix, Row, cell_of, in_order
 from specsim.judge.pinned import replay_pinned
+from specsim.targets.probe import BY_ID as RULES_OF_WORKERS
+from specsim.targets.sglang.triage import NEW, triage_of
+
+RULES_OF = {"accounting": RULES_OF_ACCOUNTING, "ops": RULES_OF_OPS, "workers": RULES_OF_WORKERS}
 
 
 def pin_missing(
@@ -40,6 +46,39 @@ def pin_missing(
             _expect(path, {target: target in shown for target in [*lacking, *clean] if target in {*shown, *clean}})
             say(f"{path}: {', '.join(target for target in lacking if target in shown)}")
             lacking = [target for target in lacking if target not in shown]
+
+
+def add_pinned(matrix: Matrix, known: Mapping[tuple[str, str], Path], jobs: int) -> None:
+    """Add rows for the findings that no target of the matrix has shown, and that a fixture shows when it is replayed on
+    one of those on which it is known to.
+    """
+    columns = {column.target: column for column in matrix.columns if column.verdict}
+    listed = {row.signature for row in matrix.rows}
+    missed: dict[str, dict[Path, list[str]]] = {}
+    for (signature, target), path in known.items():
+        if signature not in listed and target in columns:
+            missed.setdefault(signature, {}).setdefault(path, []).append(target)
+    for signature, targets_of in missed.items():
+        shown = {target: path for path, targets in targets_of.items() for target in _shown(path, targets, jobs)}
+        if not shown:
+            continue
+        cells = {column.target: cell_of(column, signature) for column in matrix.columns}
+        for target, path in shown.items():
+            known_of = triage_of(signature, target.partition("==")[2])
+            reach = " or ".join(sorted(known_of.reaches)) if known_of else ""
+            cells[target] = Cell("finding", reach=reach, replay=str(path))
+        newest = [target for target in cells if target in shown][-1]
+        matrix.rows.append(_row(signature, shown[newest], newest, cells))
+    matrix.rows = in_order(matrix.rows)
+
+
+def _row(signature: str, path: Path, target: str, cells: dict[str, Cell]) -> Row:
+    """The row of a finding that is known by its fixture alone."""
+    stored = replay_file.load(path)
+    rule = RULES_OF[stored.tier][stored.rule]
+    triage = triage_of(signature, target.partition("==")[2])
+    severity = str(triage.severity if triage else rule.severity)
+    return Row(signature, rule.id, rule.sentence, severity, stored.tier, triage.line if triage else NEW, cells)
 
 
 def _shown(path: Path, targets: Iterable[str], jobs: int) -> set[str]:

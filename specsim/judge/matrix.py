@@ -200,7 +200,7 @@ def _reason(stderr: str, code: int) -> str:
 
 
 def rows_of(columns: Sequence[Column]) -> list[Row]:
-    """A row for each signature that any target shows: by tier, then by rule as the tiers list them."""
+    """A row for each signature that any target shows."""
     by_signature: dict[str, list[dict[str, Any]]] = {}
     for column in columns:
         for finding in column.verdict.get("findings", ()):
@@ -219,6 +219,11 @@ def rows_of(columns: Sequence[Column]) -> list[Row]:
                 cells={column.target: cell_of(column, signature) for column in columns},
             )
         )
+    return in_order(rows)
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Rows by tier, then by rule as the tiers list them."""
     return sorted(rows, key=lambda row: (row.tier, _rule_key(row.rule), row.signature))
 
 
