@@ -37,7 +37,7 @@ def check_many(
     """
     from specsim import interrupts
     from specsim.files import write_json, write_text
-    from specsim.judge.fixtures import add_pinned, pin_missing
+    from specsim.judge.fixtures import pin_missing, replay_known
     from specsim.judge.matrix import check_all
     from specsim.report.matrix import fixtures_in, page, print_matrix
 
@@ -61,7 +61,7 @@ def check_many(
     if pin_to is not None:
         pin_missing(matrix, pin_to, fixtures_in(pin_to), at_once, typer.echo)
     if write is not None:
-        add_pinned(matrix, fixtures_in(fixtures), at_once)
+        replay_known(matrix, fixtures_in(fixtures), at_once)
     data = matrix.to_json()
     if json_file is not None:
         write_json(json_file, data)

@@ -1,7 +1,7 @@
 """Fixtures of a matrix: replay files, each with the targets on which it is seen to show its finding.
 
 A fixture that is there already and shows a finding on another target serves that one, too; what none shows gets its own
-replay file. A finding that no check of a minute met has its row when its fixture shows it.
+replay file. What a check of a minute does not meet, a replay of its fixture shows.
 """
 
 from __future__ import annotations
@@ -48,28 +48,26 @@ def pin_missing(
             lacking = [target for target in lacking if target not in shown]
 
 
-def add_pinned(matrix: Matrix, known: Mapping[tuple[str, str], Path], jobs: int) -> None:
-    """Add rows for the findings that no target of the matrix has shown, and that a fixture shows when it is replayed on
-    one of those on which it is known to.
+def replay_known(matrix: Matrix, known: Mapping[tuple[str, str], Path], jobs: int) -> None:
+    """Replay the fixtures of findings that the checks did not meet, each on the targets of the matrix on which it is
+    `known` to show its finding. A cell, and where no target has the finding a row, tells what is seen then.
     """
-    columns = {column.target: column for column in matrix.columns if column.verdict}
-    listed = {row.signature for row in matrix.rows}
-    missed: dict[str, dict[Path, list[str]]] = {}
+    judged = {column.target for column in matrix.columns if column.verdict}
+    rows = {row.signature: row for row in matrix.rows}
+    missed: dict[tuple[str, Path], list[str]] = {}
     for (signature, target), path in known.items():
-        if signature not in listed and target in columns:
-            missed.setdefault(signature, {}).setdefault(path, []).append(target)
-    for signature, targets_of in missed.items():
-        shown = {target: path for path, targets in targets_of.items() for target in _shown(path, targets, jobs)}
-        if not shown:
-            continue
-        cells = {column.target: cell_of(column, signature) for column in matrix.columns}
-        for target, path in shown.items():
-            known_of = triage_of(signature, target.partition("==")[2])
-            reach = " or ".join(sorted(known_of.reaches)) if known_of else ""
-            cells[target] = Cell("finding", reach=reach, replay=str(path))
-        newest = [target for target in cells if target in shown][-1]
-        matrix.rows.append(_row(signature, shown[newest], newest, cells))
-    matrix.rows = in_order(matrix.rows)
+        met = signature in rows and rows[signature].cells[target].state == "finding" if target in judged else True
+        if not met:
+            missed.setdefault((signature, path), []).append(target)
+    for (signature, path), targets in missed.items():
+        for target in sorted(_shown(path, targets, jobs), key=targets.index):
+            if signature not in rows:
+                cells = {column.target: cell_of(column, signature) for column in matrix.columns}
+                rows[signature] = _row(signature, path, target, cells)
+            entry = triage_of(signature, target.partition("==")[2])
+            reach = " or ".join(sorted(entry.reaches)) if entry else ""
+            rows[signature].cells[target] = Cell("finding", reach=reach, replay=str(path))
+    matrix.rows = in_order(rows.values())
 
 
 def _row(signature: str, path: Path, target: str, cells: dict[str, Cell]) -> Row:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,7 +222,7 @@ def rows_of(columns: Sequence[Column]) -> list[Row]:
     return in_order(rows)
 
 
-def in_order(rows: Sequence[Row]) -> list[Row]:
+def in_order(rows: Iterable[Row]) -> list[Row]:
     """Rows by tier, then by rule as the tiers list them."""
     return sorted(rows, key=lambda row: (row.tier, _rule_key(row.rule), row.signature))
 

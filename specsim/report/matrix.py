@@ -93,9 +93,9 @@ def page(matrix: Mapping[str, Any], command: str, links: Links, written: Path) -
         f"$ {command}",
         "```",
         "",
-        "`x`: the finding was seen there, or its fixture shows it there, to which the link leads (`specsim replay FILE "
-        "--target RELEASE`). `ok`: what could show it was run and did not. `-`: it was not run, for a reason below. "
-        "None of it is read off a changelog.",
+        "`x`: the finding was seen there, by the check or by a replay of the fixture to which the link leads (`specsim "
+        "replay FILE --target RELEASE`). `ok`: what could show it was run and did not. `-`: it was not run, for a "
+        "reason below. None of it is read off a changelog.",
         "",
         *_table(["finding", *map(_short, targets)], (_cells(row, targets, links, written) for row in matrix["rows"])),
         "",
@@ -143,8 +143,8 @@ def _cells(row: Mapping[str, Any], targets: Sequence[str], links: Links, written
         state = row["cells"][target]["state"]
         fixture = links.get((row["signature"], target))
         mark = MARKS[state]
-        if state != "not run" and fixture is not None:  # a run of a minute may miss what the fixture shows
-            mark = f"[{MARKS['finding']}]({os.path.relpath(fixture, written.parent)})"
+        if state == "finding" and fixture is not None:
+            mark = f"[{mark}]({os.path.relpath(fixture, written.parent)})"
         cells.append(mark)
     return cells
 
