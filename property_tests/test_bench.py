@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specsim.bench import OPERATIONS, Peer, Timing, differential, environment, run, simulator
+from specsim.bench import OPERATIONS, Peer, Timing, campaign, differential, environment, run, simulator
 from specsim.bench.measure import run_shape
 from specsim.check import throughput
 from specsim.diff.bulk import Place
@@ -138,3 +138,30 @@ def test_a_provider_that_is_wrong_in_bulk_has_no_time() -> None:
     (subject,) = MappingProvider("mine", {"fill_bonus_tokens": wrong}).subjects()[0]
     with pytest.raises(RuntimeError, match="fill_bonus_tokens is wrong"):
         differential.measure(OPS[subject.op], subject, Place("cpu", "interpreter"), rounds=1)
+
+
+def test_a_campaign_is_measured_beside_the_loop_that_makes_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "SECONDS", 1)
+    around, wider = campaign.run("cpu", 1)
+    assert [peer["name"] for peer in around["peers"]] == ["bare loop", "campaign"]
+    assert [peer["name"] for peer in wider["peers"]] == ["1 job", "2 jobs"]
+    assert (around["unit"], wider["unit"]) == ("CPU us an event", "events/s")
+    for peer in around["peers"]:
+        assert peer["median"] > 0
+        assert len(peer["parts"]) == 1
+
+
+def test_a_part_counts_the_processor_time_of_what_it_started() -> None:
+    busy = "import time; t = time.process_time()\nwhile time.process_time() - t < 0.3: pass"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}]); print('{{\"events\": 3}}')"
+    part = campaign._measured(["-c", code], None)
+    assert (part.events, part.cpu_seconds >= 0.3, part.seconds > 0.2) == (3, True, True)
+    assert campaign.Part(1000, 4.0, 2.0).cpu_us == 2000
+    assert campaign.Part(1000, 4.0, 2.0).rate == 250
+
+
+def test_with_fewer_cores_than_jobs_nothing_is_claimed() -> None:
+    parts = {"1 job": [campaign.Part(1000, 4.0, 2.0)], "2 jobs": []}
+    one, two = campaign.entry("events/s", {}, "wall", parts, "rate")["peers"]
+    assert (one["median"], one["ratio"], two["median"], two["ratio"]) == (250, 1, None, None)
+    assert "fewer cores" in two["not_run"]

@@ -543,7 +543,7 @@ def bench(
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
 
-    `kernels` is run when it is named or there is a GPU, `guidance` when it is named.
+    `kernels` is run when it is named or there is a GPU, `campaign` and `guidance` when they are named.
     """
     from specsim.bench import BENCHMARKS, run
     from specsim.judge.ops_child import choose_device
@@ -560,7 +560,7 @@ def bench(
     if write is not None:
         require_folder("--write", write.parent)
     chosen = choose_device(device)
-    unasked = {"guidance"} if chosen == "cuda" else {"guidance", "kernels"}
+    unasked = {"campaign", "guidance"} | ({"kernels"} if chosen != "cuda" else set())
     names = [name] if name else [each for each in BENCHMARKS if each not in unasked]
     results = run(names, chosen, rounds, full, only or (), peer, budget_seconds)
     if json_file is not None:

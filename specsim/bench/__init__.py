@@ -1,5 +1,5 @@
 """Benchmarks: implementations of one operation side by side in one run, as medians with ratios; every kernel beside its
-peers in one table; the simulator; and what guidance is worth.
+peers in one table; the simulator; what a campaign costs; and what guidance is worth.
 
 A ratio is a peer's median over the reference's: below 1 is faster. Absolute times hold on the machine in
 `environment` alone. Nothing here asserts a time. A peer that cannot run here, or whose result is wrong, says
@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from specsim.bench import (
+    campaign,
     differential,
     guidance,
     kernel_table,
@@ -66,6 +67,7 @@ BENCHMARKS: dict[str, Callable[[str, int | None, bool], list[dict[str, Any]]]] =
     simulator.NAME: simulator.run,
     differential.NAME: differential.run,
     kernel_table.NAME: kernel_table.run,
+    campaign.NAME: campaign.run,
     guidance.NAME: guidance.run,
 }
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from specsim.targets.interpreter import mend_ranges
+
 Program = tuple[int, int, int]
 Order = Callable[[Sequence[Program]], Sequence[Program]]
 
@@ -72,6 +74,7 @@ def watching(watcher: Watcher, order: Order = tuple, *, overflow: bool = False) 
     from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
+    mend_ranges()
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
     shared = interpreter.interpreter_builder
     running = _Running(order)
@@ -79,7 +82,6 @@ def watching(watcher: Watcher, order: Order = tuple, *, overflow: bool = False) 
     saved = [
         (owner, name, owner.__dict__[name])
         for owner, name in (
-            (interpreter, "_patch_lang_tensor"),
             (executor, "__call__"),
             (executor, "_init_args_hst"),
             *(
@@ -166,13 +168,7 @@ def watching(watcher: Watcher, order: Order = tuple, *, overflow: bool = False) 
         )
         return original["create_splat"](self, *args)
 
-    def patch_tensor(tensor: Any, scope: Any) -> None:
-        """Triton 3.6 with NumPy 2.4: `range(scalar)` fails, since NumPy makes no integer of an array of one element."""
-        original["_patch_lang_tensor"](tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
-
     hooks = (
-        patch_tensor,
         call,
         init_args,
         set_grid_dim,

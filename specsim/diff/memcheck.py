@@ -26,6 +26,7 @@ from specsim.diff.hooks import source_line
 from specsim.diff.interpreter import quickened
 from specsim.diff.memory import poison_value
 from specsim.ops.pointers import pointees
+from specsim.targets.interpreter import mend_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def memcheck(poison: int = 0, *, lanes: bool = False, backwards: bool = False) -
     log = MemoryLog()
     current: list[_Launch] = []
     executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
-    patch_tensor, patch_builtin = interpreter._patch_lang_tensor, interpreter._patch_builtin
+    patch_builtin = interpreter._patch_builtin
     call, init = executor.__call__, executor._init_args_hst
     load, store = builder.create_masked_load, builder.create_masked_store
     set_grid_idx, semantic_load = builder.set_grid_idx, TritonSemantic.load
@@ -162,12 +163,8 @@ def memcheck(poison: int = 0, *, lanes: bool = False, backwards: bool = False) -
         for owner, name, value in _REPLACED[namespace]:
             scope.set_attr(owner, name, value)
 
-    def patched_tensor(tensor: Any, scope: Any) -> None:
-        """Triton 3.6 with NumPy 2.4: `range(scalar)` fails, since NumPy makes no integer of an array of one element."""
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
-
-    interpreter._patch_lang_tensor, interpreter._patch_builtin = patched_tensor, patched_builtin
+    mend_ranges()
+    interpreter._patch_builtin = patched_builtin
     executor.__call__, executor._init_args_hst = checked_call, checked_init
     builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
     if lanes:
@@ -178,7 +175,7 @@ def memcheck(poison: int = 0, *, lanes: bool = False, backwards: bool = False) -
         with quickened(), np.errstate(all="ignore"):  # a GPU has no warnings either
             yield log
     finally:
-        interpreter._patch_lang_tensor, interpreter._patch_builtin = patch_tensor, patch_builtin
+        interpreter._patch_builtin = patch_builtin
         executor.__call__, executor._init_args_hst = call, init
         builder.create_masked_load, builder.create_masked_store = load, store
         builder.set_grid_idx, TritonSemantic.load = set_grid_idx, semantic_load

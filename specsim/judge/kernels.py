@@ -70,7 +70,9 @@ def _provider(name: str, cache: Path) -> Provider:
 
         return MappingProvider(name, REFERENCE)
     from specsim.targets.cache import Cache
+    from specsim.targets.interpreter import mend_ranges
     from specsim.targets.load import load_provider
     from specsim.targets.spec import parse_target
 
+    mend_ranges()
     return load_provider(parse_target("model" if name == "triton" else name), Cache(cache))

@@ -18,6 +18,7 @@ import torch
 from specsim.memory.allocator import Allocator, OutOfSlotsError, SlotWatcher
 from specsim.sim.accounting import HostFunctionError
 from specsim.sim.config import EngineConfig
+from specsim.targets.interpreter import mend_ranges
 from specsim.targets.lift import DriftError, LiftedFunction, Lifter
 from specsim.targets.sglang import host_names as names
 from specsim.targets.sglang.host_objects import StandInError
@@ -119,6 +120,7 @@ def _choose_extend(lifter: Lifter, path: str, given: dict[str, Any], current: An
     kernel = lifter.lift(*kernels[0]).value if kernels else None
     if type(kernel).__name__ != "InterpretedFunction":
         return lambda: on_cpu
+    mend_ranges()
     by_kernel = extending(kernel, in_torch.value)
     return lambda: by_kernel if runs_kernel(current.config) else on_cpu
 
