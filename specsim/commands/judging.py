@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specsim.targets.spec import Target
 
 KnownOf = Callable[[], "Baseline | None"]
-SHRINK_OVERTIME = 0.5  # of the budget, after it, for what is still to be made smaller
+SCHEDULES_SHARE = 0.75  # of what the simulator gets; the rest is for making smaller what it found
 ACCOUNTING_SHARE = 0.3  # of the budget, which the simulator gets however long the other tiers and the baseline take
 REPLAY_SHARE = 0.25  # of the budget, after it, for replaying on the baseline what it did not show
 
@@ -147,14 +147,16 @@ def _run(tier: str, asked: Asked, known_of: KnownOf, line: Line, started: float)
     line.progress.now = "starting"
     line.progress.schedules_of = asked.schedules
     left = asked.budget_seconds - (time.monotonic() - started)
+    whole = max(1.0, left, asked.budget_seconds * ACCOUNTING_SHARE if baseline else 0.0)
+    seconds = whole * SCHEDULES_SHARE if asked.shrinks else whole
     accounting = AccountingRequest(
         **of_any,
         schedules=asked.schedules,
-        seconds=max(1.0, left, asked.budget_seconds * ACCOUNTING_SHARE if baseline else 0.0),
+        seconds=seconds,
         mutant=asked.mutant,
         kernels=asked.kernels,
         strategy=asked.strategy,
-        shrink_seconds=asked.budget_seconds * SHRINK_OVERTIME if asked.shrinks else -1e9,
+        shrink_seconds=whole - seconds if asked.shrinks else -1e9,
         known=tuple(sorted(baseline.signatures)) if baseline else (),
     )
     return run_accounting_suite(accounting, told, line.counted)
