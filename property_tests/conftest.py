@@ -22,10 +22,13 @@ os.environ["SPECSIM_COMPILED"] = (
 torch.set_num_threads(1)
 
 from property_tests.deep import is_left_out
+from specsim.compiled.finder import uninstall
 from specsim.strategies import register_profiles
 from specsim.targets.cache import Cache, open_cache
 from specsim.targets.source import SourceTree, open_source
 from specsim.targets.spec import ReleaseTarget
+
+uninstall()  # pytest imported the plugin, and with it specsim, before SPECSIM_COMPILED was set
 
 # `fast` is what `make test` runs: the same examples each time, so that a change fails by what it changed, and few. The
 # others are those of users (dev, ci, nightly, gpu), with other examples each time; `make nightly` takes `nightly`.

@@ -56,8 +56,8 @@ def replay_known(matrix: Matrix, known: Mapping[tuple[str, str], Path], jobs: in
     rows = {row.signature: row for row in matrix.rows}
     missed: dict[tuple[str, Path], list[str]] = {}
     for (signature, target), path in known.items():
-        met = signature in rows and rows[signature].cells[target].state == "finding" if target in judged else True
-        if not met:
+        row = rows.get(signature)
+        if target in judged and (row is None or row.cells[target].state != "finding"):
             missed.setdefault((signature, path), []).append(target)
     for (signature, path), targets in missed.items():
         for target in sorted(_shown(path, targets, jobs), key=targets.index):
