@@ -36,7 +36,7 @@ from specsim.targets.spec import CheckoutTarget, PackageTarget, parse_target
 from specsim.verdict import Finding, Suite
 
 BATCH_SECONDS = 15.0  # a batch of schedules begins no run after them
-CASES_SECONDS = 60.0  # a batch of cases: every implementation of a release has its turn
+CASES_SECONDS = 120.0  # a batch of cases ends before: every implementation of a release has its turn
 CHILDREN_MAX = 4  # that a worker keeps loaded, each with its target
 RESTARTS_MAX = 3
 HASH_SEED = "0"
