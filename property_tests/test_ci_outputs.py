@@ -286,7 +286,7 @@ def test_a_baseline_that_cannot_be_judged_is_no_baseline(
     column: Column, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(matrix, "check_one", lambda *_arguments, **_options: column)
-    monkeypatch.setattr(checking, "judged", lambda _asked, known_of: known_of())
+    monkeypatch.setattr(checking, "judged", lambda asked: Verdict(asked.name, asked.seed))
     asked = judging.Asked(ModelTarget(), Cache(tmp_path), None, 1.0, 0, 1, 1, "swarm", tmp_path, "cpu", 1.0)
     options = {"--budget-seconds": 1.0}
     code = checking.check_one_target(asked, options, outputs.Outputs(), None, "model", False, False)

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from specsim.cli import app
 from specsim.commands.counts import add_counts
-from specsim.diff.finding import WHOLE_MAX, write_counterexample
+from specsim.diff.finding import WHOLE_MAX, finding_of
 from specsim.diff.memory import RED_ZONE, ROW_GAP, GuardedTensor
 from specsim.diff.run import run_case
-from specsim.diff.suite import judge
+from specsim.diff.suite import Limits, judge
 from specsim.errors import UsageError
 from specsim.explore.chooser import seeded
 from specsim.ops.contract import Implementation
@@ -94,16 +94,14 @@ def test_an_implementation_that_says_it_takes_strides_and_does_not_is_found() ->
     assert run_case(op, replace(subject, strided=frozenset({"logits"})), case).violations
 
 
-def test_a_finding_names_operation_provider_blame_and_arguments_whole(tmp_path: Path) -> None:
+def test_a_finding_names_operation_provider_blame_and_arguments_whole() -> None:
     def wrong(predict: torch.Tensor, accept_index: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
         return predict[accept_index[:, -1].long()]
 
     op, subject = OPS["fill_bonus_tokens"], subject_of("fill_bonus_tokens", wrong)
-    found = judge(op, subject, seed=0, cases=20, device="cpu", deadline=1e18, on_case=lambda _index: None)
+    found = judge(op, subject, seed=0, limits=Limits(20))
     assert found.counterexample is not None
-    finding = write_counterexample(
-        op, subject, found.counterexample, target="mine:wrong", seed=0, device="cpu", out=tmp_path
-    )
+    finding, _replay = finding_of(op, subject, found.counterexample, target="mine:wrong", seed=0, device="cpu")
     assert (finding.op, finding.provider, finding.blame) == ("fill_bonus_tokens", "mine:wrong", "kernel")
     tensors = found.counterexample.case.tensors
     assert all(tensor.numel() <= WHOLE_MAX for tensor in tensors.values())

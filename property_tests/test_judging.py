@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +13,8 @@ import torch
 from specsim import kernels
 from specsim.diff import rules
 from specsim.diff.rules import BY_ID, RULES
-from specsim.diff.run import run_case
-from specsim.diff.suite import SubjectResult, judge
+from specsim.diff.run import LaunchHere, run_case
+from specsim.diff.suite import Limits, SubjectResult, judge
 from specsim.explore.chooser import replayed, seeded
 from specsim.ops.contract import Implementation, Tensors
 from specsim.ops.provider import MappingProvider, NotCalledError, Subject
@@ -30,9 +29,7 @@ def subject_of(op: str, implementation: Implementation, **fields: Any) -> Subjec
 
 
 def judged(subject: Subject, cases: int = 40, seed: int = 1) -> SubjectResult:
-    return judge(
-        OPS[subject.op], subject, seed=seed, cases=cases, device="cpu", deadline=math.inf, on_case=lambda _index: None
-    )
+    return judge(OPS[subject.op], subject, seed=seed, limits=Limits(cases))
 
 
 def reads_the_last_column(predict: Any, accept_index: Any, accept_lens: Any) -> Any:
@@ -177,7 +174,7 @@ def test_a_call_that_is_not_made_is_not_judged() -> None:
 
 def test_a_spent_budget_stops_after_one_case() -> None:
     subject = subject_of("fill_bonus_tokens", REFERENCE["fill_bonus_tokens"])
-    result = judge(BONUS, subject, seed=0, cases=50, device="cpu", deadline=time.monotonic(), on_case=lambda _i: None)
+    result = judge(BONUS, subject, seed=0, limits=Limits(50, deadline=time.monotonic() + 0.001, first_round=1))
     assert result.cases == 1
     assert result.cut_short
 
@@ -194,7 +191,7 @@ def test_the_own_kernels_have_no_finding(op: str) -> None:
     assert {s.op for s in subjects} | {entry.what for entry in not_run} == set(OPS)
     (subject,) = [s for s in subjects if s.op == op]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    result = judge(OPS[op], subject, seed=3, cases=4, device=device, deadline=math.inf, on_case=lambda _i: None)
+    result = judge(OPS[op], subject, seed=3, limits=Limits(4), launcher=LaunchHere(device))
     assert (result.cases, result.failures) == (4, [])
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specsim.diff.relations import LABELS, broken_relation, related_cases
-from specsim.diff.run import run_case, watched
+from specsim.diff.relations import LABELS, related_cases
+from specsim.diff.run import LaunchHere, relation_broken_by, run_case
 from specsim.diff.suite import chooser_of
 from specsim.explore.chooser import replayed
 from specsim.kernels import provider as kernels
@@ -54,8 +54,7 @@ def test_every_implementation_keeps_to_the_relations_on_cases_that_are_valid(nam
     for subject in subjects():
         op = OPS[subject.op]
         for case in cases_of(op, subject, count):
-            with watched(0):
-                assert broken_relation(op, subject, case, "cpu") is None, (subject.op, case.sizes)
+            assert relation_broken_by(op, subject, case, LaunchHere()) is None, (subject.op, case.sizes)
 
 
 def test_operations_have_a_relation_or_say_why_not() -> None:
@@ -85,7 +84,7 @@ def by_token(**arguments: Any) -> Any:
 )
 def test_what_breaks_a_relation_is_found_without_a_reference(op: str, wrong: Callable[..., Any], what: str) -> None:
     subject = subject_of(wrong, op)
-    found = [broken_relation(OPS[op], subject, case, "cpu") for case in cases_of(OPS[op], subject, 16)]
+    found = [relation_broken_by(OPS[op], subject, case, LaunchHere()) for case in cases_of(OPS[op], subject, 16)]
     assert any(difference is not None and what in difference.what for difference in found)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 from property_tests.made_up_sources import MadeUpSource
 from specsim.diff.finding import signature_of
 from specsim.diff.run import run_case
-from specsim.diff.suite import SubjectResult, judge, worst_of
+from specsim.diff.suite import Limits, SubjectResult, judge, worst_of
 from specsim.explore.chooser import replayed
 from specsim.ops.registry import OPS
 from specsim.targets.cache import Cache
@@ -55,16 +54,7 @@ def judge_all(
     subjects = [s for s in subjects if s.name not in ELSEWHERE]
     return {
         s.name: (
-            judge(
-                OPS[s.op],
-                s,
-                seed=0,
-                cases=cases,
-                device="cpu",
-                deadline=math.inf,
-                on_case=lambda _i: None,
-                shrinking=False,
-            ),
+            judge(OPS[s.op], s, seed=0, limits=Limits(cases, attempts=0, first_round=1)),
             s,
         )
         for s in subjects
@@ -190,9 +180,7 @@ def test_a_kernel_that_is_itself_wrong_is_one_finding_and_its_callers_are_not_ju
     provider = SglangProvider(subtract_one_more(source, flip["kernel_path"], flip["callee"]), wheel_cache)
     subjects, _not_run = provider.subjects()
     kernel, *callers = [s for s in subjects if s.op == "fill_bonus_tokens"]
-    result = judge(
-        OPS["fill_bonus_tokens"], kernel, seed=0, cases=20, device="cpu", deadline=math.inf, on_case=lambda _i: None
-    )
+    result = judge(OPS["fill_bonus_tokens"], kernel, seed=0, limits=Limits(20))
     assert result.counterexample is not None
     assert {caller.needs for caller in callers} == {kernel.name}
 

@@ -19,6 +19,7 @@ import typer
 import specsim
 from specsim.commands import doctor as doctor_command
 from specsim.commands import fuzzing, history, model, template
+from specsim.commands.limits import DEFAULT_CASES, DEFAULT_SCHEDULES
 from specsim.commands.options import (
     CacheOption,
     DeviceOption,
@@ -52,8 +53,6 @@ app = typer.Typer(
 )
 
 TIERS = ("ops", "accounting", "workers")
-DEFAULT_CASES = 100
-DEFAULT_SCHEDULES = 500
 SHRINK_ATTEMPTS = 5000
 REPLAYED = "specsim.replayed/1"
 GIT_SKIPS, GIT_STOPS = NOT_JUDGED, 128  # what `git bisect run` makes of these exit codes
@@ -131,13 +130,36 @@ def check(
         str | None,
         typer.Option(metavar="TIER", help="Run one tier only: ops, accounting or workers; ops:NAME for one operation."),
     ] = None,
-    budget_seconds: Annotated[float, typer.Option(min=1.0, help="Time budget of the whole check.")] = 60.0,
+    budget_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0, help="Wall time of the whole check. Counts given without it end it alone.", show_default="60"
+        ),
+    ] = None,
     seed: SeedOption = "0",
-    cases: Annotated[int, typer.Option(min=1, help="Cases per implementation, as far as time goes.")] = DEFAULT_CASES,
+    cases: Annotated[
+        int | None, typer.Option(min=1, help="Cases of each implementation.", show_default=str(DEFAULT_CASES))
+    ] = None,
     bulk: Annotated[
         bool, typer.Option("--bulk", help="With --only ops: thousands of cases a launch, compared on the device.")
     ] = False,
-    schedules: Annotated[int, typer.Option(min=1, help="Schedules, as far as time goes.")] = DEFAULT_SCHEDULES,
+    schedules: Annotated[
+        int | None, typer.Option(min=1, help="Schedules of the simulator.", show_default=str(DEFAULT_SCHEDULES))
+    ] = None,
+    attempts: Annotated[
+        int | None, typer.Option(min=0, help="Attempts at a smaller case or schedule of each finding.")
+    ] = None,
+    ci: Annotated[
+        bool,
+        typer.Option("--ci", help="Gate a pull request: fixed counts and seed, no clock; the same bytes each time."),
+    ] = False,
+    fixtures: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Run these replay files first. Default: known findings that come along."),
+    ] = None,
+    use_fixtures: Annotated[
+        bool, typer.Option("--known/--no-known", help="Run the replay files of known findings first.")
+    ] = True,
     strategy: Annotated[
         str, typer.Option(help="How schedules are made: swarm, pct, delays, coverage, portfolio.")
     ] = "swarm",
@@ -174,7 +196,7 @@ def check(
     ] = True,
     device: DeviceOption = "auto",
     bisect_run: BisectRunOption = False,
-    one_core: Annotated[bool, typer.Option("--one-core", help="One tier after the other, as in a matrix.")] = False,
+    one_core: Annotated[bool, typer.Option("--one-core", help="Share one core.")] = False,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
@@ -182,7 +204,8 @@ def check(
     matrix: targets across, findings down.
     """
     from specsim.commands.checking import check_one_target
-    from specsim.commands.judging import Asked
+    from specsim.commands.judging import FIXTURES, Asked
+    from specsim.commands.limits import limits_of
     from specsim.explore.strategies import STRATEGIES
     from specsim.targets.cache import open_cache
     from specsim.targets.ranges import expand_targets
@@ -199,9 +222,26 @@ def check(
         if bulk and tier != "ops":
             raise UsageError("--bulk without --only ops", "bulk cases are of operations: add --only ops")
         chosen = expand_targets(target or ["model"], RELEASES)
-        options = {"--seed": seed, "--cases": cases, "--schedules": schedules, "--device": device}
-        options |= {"--budget-seconds": budget_seconds, "--hang-seconds": hang_seconds, "--strategy": strategy}
-        options |= {name: value for name, value in (("--only", only), ("--cache-dir", cache_dir)) if value}
+        limits = limits_of(ci, budget_seconds, seed, cases, schedules, attempts)
+        options: dict[str, Any] = {
+            "--seed": seed,
+            "--cases": limits.cases,
+            "--schedules": limits.schedules,
+            "--device": device,
+        }
+        options |= {"--hang-seconds": hang_seconds, "--strategy": strategy}
+        given: dict[str, Any] = {
+            "--attempts": limits.attempts,
+            "--fixtures": fixtures,
+            "--only": only,
+            "--cache-dir": cache_dir,
+        }
+        given |= {"--budget-seconds": limits.seconds if limits.seconds < math.inf else None}
+        options |= {name: value for name, value in given.items() if value is not None}
+        if not use_fixtures and fixtures is not None:
+            raise UsageError("--fixtures with --no-known", "give one of them")
+        if not use_fixtures:
+            options["--no-known"] = None
         outputs = Outputs(junit, sarif, github)
         outputs.require()
         if len(chosen) > 1 or (write is not None and not bulk) or pin_to is not None:
@@ -229,10 +269,13 @@ def check(
         cache=open_cache(cache_dir),
         only=tier,
         operation=operation,
-        budget_seconds=budget_seconds,
+        budget_seconds=limits.seconds,
         seed=parse_seed(seed),
-        cases=cases,
-        schedules=schedules,
+        cases=limits.cases,
+        schedules=limits.schedules,
+        attempts=limits.attempts,
+        # A mutant is put back to see what finds it.
+        fixtures=(fixtures or FIXTURES) if use_fixtures and not mutant else None,
         strategy=strategy,
         out=out,
         device=device,
@@ -252,7 +295,7 @@ def _given(context: typer.Context, options: Mapping[str, Any]) -> list[str]:
     for name, value in options.items():
         source = context.get_parameter_source(name.removeprefix("--").replace("-", "_"))
         if name != "--cache-dir" and source is not None and source.name == "COMMANDLINE":
-            given += [name, f"{value:g}" if isinstance(value, float) else str(value)]
+            given += [name] if value is None else [name, f"{value:g}" if isinstance(value, float) else str(value)]
     return given
 
 

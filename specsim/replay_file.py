@@ -8,6 +8,7 @@ anything of it is used: a bad one is refused with one sentence.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,9 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import specsim
 from specsim.errors import UsageError
-from specsim.files import write_json
+from specsim.files import write_text
 
 FORMAT = "specsim.replay/1"
 REMEDY = "give a replay file that `specsim check --out DIR` wrote"
@@ -122,9 +124,32 @@ _Kind = type[OpReplay] | type[ScheduleReplay] | type[WorkerReplay]
 _KINDS: dict[str, _Kind] = {"ops": OpReplay, "accounting": ScheduleReplay, "workers": WorkerReplay}
 
 
-def save(path: Path, replay: Replay, specsim_version: str) -> None:
+def save(path: Path, replay: Replay) -> None:
     """Write a replay file, whole or not at all."""
-    write_json(path, {"format": FORMAT, "specsim": specsim_version, **asdict(replay)})
+    write_text(path, to_text(replay))
+
+
+def to_text(replay: Replay) -> str:
+    """The text of a replay file."""
+    return json.dumps(to_json(replay), indent=2, ensure_ascii=False) + "\n"
+
+
+def to_json(replay: Replay) -> dict[str, Any]:
+    """What a replay file holds."""
+    return {"format": FORMAT, "specsim": specsim.__version__, **asdict(replay)}
+
+
+def name_of(replay: Replay) -> str:
+    """The name of the file of a finding: one for each target and signature."""
+    seeded = (replay.mutant, replay.kernels) if isinstance(replay, ScheduleReplay) else ()
+    return f"{file_name('-'.join([replay.target, *filter(None, seeded), replay.signature]))}.json"
+
+
+def save_in(folder: Path, replay: Replay) -> Path:
+    """Write a replay file into a folder, under the name of its finding."""
+    path = folder / name_of(replay)
+    save(path, replay)
+    return path
 
 
 def load(path: Path) -> Replay:
@@ -139,6 +164,11 @@ def load(path: Path) -> Replay:
         data = json.loads(text)
     except ValueError as error:
         raise UsageError(f"{path} is not complete JSON ({error}), it may be truncated", REMEDY) from error
+    return from_json(data, path)
+
+
+def from_json(data: Any, path: Path) -> Replay:
+    """The replay that JSON holds, checked; `path` is what an error names. Raises UsageError."""
     if not isinstance(data, dict) or not str(data.get("format", "")).startswith("specsim.replay/"):
         raise UsageError(f"{path} is not a specsim replay file (no format {FORMAT!r})", REMEDY)
     if data["format"] != FORMAT:
@@ -150,6 +180,15 @@ def load(path: Path) -> Replay:
     if kind is None:
         raise UsageError(f"{path}: tier {data.get('tier')!r} is unknown, must be one of {', '.join(_KINDS)}", REMEDY)
     return _checked(path, kind(**_values(path, data, kind)))
+
+
+def load_all(folder: str | Path) -> list[tuple[Path, Replay]]:
+    """The replay files of a folder by name; what is none is passed over. No folder ("") has none."""
+    found = []
+    for path in sorted(Path(folder).glob("*.json")) if str(folder) else ():
+        with contextlib.suppress(UsageError):
+            found.append((path, load(path)))
+    return found
 
 
 _TYPES = {"str": str, "int": int, "dict": dict, "list": list}

@@ -18,7 +18,7 @@ imported. `assert_no_finding` and `assert_gone` run the target's code, in a chil
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import os
 import shlex
 import sys
@@ -62,7 +62,8 @@ def assert_matches(
     for an unknown operation and a function that cannot be called so.
     """
     __tracebackhide__ = True
-    from specsim.diff.suite import judge
+    from specsim.diff.run import LaunchHere
+    from specsim.diff.suite import Limits, judge
     from specsim.ops.provider import MappingProvider
     from specsim.ops.registry import OPS
 
@@ -74,7 +75,7 @@ def assert_matches(
     if _replay_file(operation) is not None:
         _replay_case(op, subject, device)
         return
-    result = judge(op, subject, seed=seed, cases=cases, device=device, deadline=math.inf, on_case=lambda _index: None)
+    result = judge(op, subject, seed=seed, limits=Limits(cases), launcher=LaunchHere(device))
     if found := result.counterexample:
         raise AssertionError(_mismatch(op, subject, found, _target_of(function), seed, device, Path(out), result.cases))
 
@@ -117,9 +118,11 @@ def _replay_case(op: Op, subject: Subject, device: str) -> None:
 def _mismatch(
     op: Op, subject: Subject, found: Counterexample, target: str, seed: int, device: str, out: Path, cases: int
 ) -> str:
-    from specsim.diff.finding import write_counterexample
+    from specsim import replay_file
+    from specsim.diff.finding import finding_of
 
-    finding = write_counterexample(op, subject, found, target=target, seed=seed, device=device, out=out)
+    finding, replay = finding_of(op, subject, found, target=target, seed=seed, device=device)
+    finding = dataclasses.replace(finding, replay=str(replay_file.save_in(out, replay)))
     inputs = [f"{name} = {_short(tensor.tolist())}" for name, tensor in found.case.tensors.items()]
     hit_by = f"{finding.count} of {cases} generated cases"
     return _told(finding, hit_by, inputs, _again(Path(finding.replay)))
@@ -253,7 +256,7 @@ def judge_target(
     out: Path,
     cache_dir: Path | str | None,
 ) -> Verdict:
-    """The verdict on a target, or on one tier of it, as `specsim check --one-core` gives it. Fetches nothing."""
+    """The verdict on a target, or on one tier of it, as `specsim check` gives it. Fetches nothing."""
     from specsim.commands.judging import Asked, run_tiers
     from specsim.report.live import Line, Progress
     from specsim.targets.cache import open_cache
@@ -275,7 +278,6 @@ def judge_target(
         out=out,
         device=device,
         hang_seconds=20.0,
-        one_core=True,  # tests run beside one another
     )
     return run_tiers(asked, Line(Progress(parsed.text), None))
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import specsim
 
-FORMAT = "specsim.verdict/1"
+FORMAT = "specsim.verdict/2"
 # The exit codes of every command.
 PASS, FINDING, USAGE, NONDETERMINISM, NOT_JUDGED, INTERRUPTED = 0, 1, 2, 3, 125, 130
 
@@ -154,8 +154,9 @@ class Compared:
 
 @dataclass(slots=True)
 class Verdict:
-    """The result of checking one target. `baseline` is None when it was held against none; `interrupted` says that it
-    was ended from the keyboard.
+    """The result of checking one target, in `seconds` of wall time. `baseline` is None when it was compared with none;
+    `interrupted` says that it was ended from the keyboard. Its JSON has times only if it is `timed`: a check that ends
+    by counts alone gives the same bytes each time.
     """
 
     target: str
@@ -164,6 +165,8 @@ class Verdict:
     findings: list[Finding] = field(default_factory=list)
     baseline: Compared | None = None
     interrupted: bool = False
+    seconds: float = 0.0
+    timed: bool = True
 
     @property
     def new(self) -> list[Finding]:
@@ -189,6 +192,14 @@ class Verdict:
             **self._judged(),
             **({"baseline": {n: _plain(getattr(compared, n)) for n in Compared.__slots__}} if compared else {}),
             **({"interrupted": True} if self.interrupted else {}),
+            **({"times": self._times()} if self.timed else {}),
+        }
+
+    def _times(self) -> dict[str, Any]:
+        """Seconds of wall time: of the check, and of each suite, which run beside one another."""
+        return {
+            "seconds": round(self.seconds, 3),
+            "suites": {suite.name: round(suite.seconds, 3) for suite in self.suites},
         }
 
     def _judged(self) -> dict[str, Any]:
@@ -198,7 +209,7 @@ class Verdict:
             "target": self.target,
             "seed": self.seed,
             "verdict": self.verdict,
-            "suites": [asdict(suite) for suite in self.suites],
+            "suites": [_untimed(suite) for suite in self.suites],
             "findings": [
                 {
                     **asdict(finding),
@@ -209,6 +220,13 @@ class Verdict:
                 for finding in self.findings
             ],
         }
+
+
+def _untimed(suite: Suite) -> dict[str, Any]:
+    data = asdict(suite)
+    for timed in (data, *data["judged"]):
+        del timed["seconds"]
+    return data
 
 
 def _plain(value: str | tuple[str, ...]) -> str | list[str]:

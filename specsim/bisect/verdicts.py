@@ -17,7 +17,8 @@ from specsim import replay_file
 from specsim.errors import UsageError
 from specsim.judge.accounting import AccountingRequest, replay_schedule
 from specsim.judge.ops import OpsRequest, replay_ops
-from specsim.judge.parent import Ask, ChildEnded
+from specsim.judge.parent import START_SECONDS_MAX, Ask, ChildEnded
+from specsim.judge.received import kept
 from specsim.judge.workers import WorkersRequest, replay_case
 from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
 
@@ -208,7 +209,9 @@ class RuleQuestion:
         return Judgement(State.GOOD, f"no schedule of {answer['schedules']} breaks {self._rule}", code)
 
     def replay(self, target: str, ask: Ask) -> Path:
-        return _written(target, ask(self._question(target, write=True), self._limits.hang_seconds, ""))
+        return _written(
+            target, ask(self._question(target, write=True), self._limits.hang_seconds, ""), self._limits.out
+        )
 
     def _question(self, target: str, write: bool) -> dict[str, Any]:
         request = self._limits.accounting(target, self._limits.seed)
@@ -239,7 +242,7 @@ class OpQuestion:
     def judge(self, target: str, ask: Ask, hash_seed: str) -> Judgement:
         answer = None
         try:
-            for message in ask(self._question(target, ""), self.limits.hang_seconds, hash_seed):
+            for message in ask(self._question(target, ""), self.limits.hang_seconds + START_SECONDS_MAX, hash_seed):
                 answer = message
         except UsageError as error:
             return _skipped(error.problem)
@@ -262,7 +265,8 @@ class OpQuestion:
 
     def replay(self, target: str, ask: Ask) -> Path:
         subject = self.judge(target, ask, "").blamed
-        return _written(target, ask(self._question(target, subject), self.limits.hang_seconds, ""))
+        messages = ask(self._question(target, subject), self.limits.hang_seconds + START_SECONDS_MAX, "")
+        return _written(target, messages, self.limits.out)
 
     def _question(self, target: str, write: str) -> dict[str, Any]:
         request = self.limits.ops(target, self.limits.seed).to_json()
@@ -273,11 +277,11 @@ def _codes(entries: Iterable[Mapping[str, Any]]) -> tuple[Code, ...]:
     return tuple(Code(e["name"], e["where"], e["source_hash"]) for e in entries if e["where"])
 
 
-def _written(target: str, messages: Iterable[Mapping[str, Any]]) -> Path:
+def _written(target: str, messages: Iterable[Mapping[str, Any]], out: Path) -> Path:
     try:
         for message in messages:
             if message["event"] == "done alone":
-                return Path(message["replay"])
+                return Path(kept(message, out)["replay"])
     except ChildEnded as ended:
         raise UsageError(
             f"the change was found, but making its replay file on {target} {ended.text}",

@@ -8,12 +8,11 @@ This module imports neither torch nor triton.
 
 from __future__ import annotations
 
+import contextlib
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from specsim.campaign.batches import seed_of
@@ -22,7 +21,7 @@ from specsim.campaign.guided import Reached
 from specsim.campaign.observability import observed_run
 from specsim.campaign.work import Batch, BatchResult, Found, Observed
 from specsim.check.checker import Violation
-from specsim.check.order import decisive_pair
+from specsim.check.order import StoppedError, decisive_pair
 from specsim.check.suite import (
     LARGER_SCHEDULES,
     SHRINK_ATTEMPTS_MAX,
@@ -35,7 +34,9 @@ from specsim.check.suite import (
 )
 from specsim.explore.chooser import RecordingChooser, Tape, replayed
 from specsim.explore.strategies import LEARNING, Strategy
-from specsim.judge.accounting_child import title_of, write_failure, write_finding
+from specsim.judge.accounting_child import failure_of as process_failure_of
+from specsim.judge.accounting_child import finding_of, title_of
+from specsim.replay_file import Replay, to_text
 from specsim.sim.engine import Engine
 from specsim.sim.target import AccountingTarget
 from specsim.sim.workload import Scenario, draw_scenario
@@ -153,18 +154,17 @@ def run_batch_here(
                 break
         if time.monotonic() > deadline or stopped():
             break
-    with tempfile.TemporaryDirectory() as folder:
-        no_later = time.monotonic() + SHRINK_SECONDS
-        findings = []
-        for number, (signature, hit) in enumerate(hits.items()):
-            if signature not in batch.known and not _shown_again(target, hit.smallest, signature):
-                ended = ended or f"{NONDETERMINISTIC} of a schedule differ: {signature} in the first one alone"
-                continue
-            now = time.monotonic()
-            ends = now + max(0.0, no_later - now) / (len(hits) - number)
-            wanted = shrinks and not ended and signature not in batch.known
-            goes_on = (lambda ends=ends: time.monotonic() < ends and not stopped()) if wanted else lambda: False
-            findings.append(_found(target, batch, signature, hit, Path(folder), on_run, goes_on))
+    no_later = time.monotonic() + SHRINK_SECONDS
+    findings = []
+    for number, (signature, hit) in enumerate(hits.items()):
+        if signature not in batch.known and not _shown_again(target, hit.smallest, signature):
+            ended = ended or f"{NONDETERMINISTIC} of a schedule differ: {signature} in the first one alone"
+            continue
+        now = time.monotonic()
+        ends = now + max(0.0, no_later - now) / (len(hits) - number)
+        wanted = shrinks and not ended and signature not in batch.known
+        goes_on = (lambda ends=ends: time.monotonic() < ends and not stopped()) if wanted else lambda: False
+        findings.append(_found(target, batch, signature, hit, on_run, goes_on))
     return BatchResult(
         batch=batch,
         version=version,
@@ -191,7 +191,6 @@ def _found(
     batch: Batch,
     signature: str,
     hit: _Hits,
-    folder: Path,
     on_run: Callable[[int], None],
     goes_on: Callable[[], bool],
 ) -> Found:
@@ -212,27 +211,27 @@ def _found(
             replay="",
             cpu_seconds=hit.cpu_seconds,
         )
-    tape, order = hit.smallest.tape, None
+    tape, order, looked = hit.smallest.tape, None, False
     smallest = shrink(target, tape, signature, SHRINK_ATTEMPTS_MAX, lambda: on_run(SHRINKING), goes_on)
-    looked = goes_on()
-    if looked:
+    if goes_on():
         on_run(ORDERING)
-        order = decisive_pair(target, smallest.tape, signature, hit.tapes)
+        with contextlib.suppress(StoppedError):
+            order = decisive_pair(target, smallest.tape, signature, hit.tapes, goes_on)
+            looked = True
     violation_now = smallest.violation(signature)
     assert violation_now is not None
     schedule_finding = ScheduleFinding(signature, violation_now, smallest, hit.count, hit.first, order, looked)
-    finding = write_finding(target, schedule_finding, _request(batch, folder))
-    return found_of(finding, hit.first, _size(smallest), hit.cpu_seconds)
+    finding, replay = finding_of(target, schedule_finding, _request(batch))
+    return found_of(finding, replay, hit.first, _size(smallest), hit.cpu_seconds)
 
 
 def shown_as_found(target: AccountingTarget, batch: Batch, index: int, schedule: Schedule) -> list[Found]:
     """What one run shows, each as it is: nothing is made smaller."""
     found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for violation in {violation.signature: violation for violation in schedule.run.violations}.values():
-            as_it_is = ScheduleFinding(violation.signature, violation, schedule, 1, index, None, looked=False)
-            finding = write_finding(target, as_it_is, _request(batch, Path(folder)))
-            found.append(found_of(finding, index, _size(schedule), 0.0))
+    for violation in {violation.signature: violation for violation in schedule.run.violations}.values():
+        as_it_is = ScheduleFinding(violation.signature, violation, schedule, 1, index, None, looked=False)
+        finding, replay = finding_of(target, as_it_is, _request(batch))
+        found.append(found_of(finding, replay, index, _size(schedule), 0.0))
     return found
 
 
@@ -241,19 +240,18 @@ def _size(schedule: Schedule) -> tuple[int, ...]:
     return turns, events, switches, length
 
 
-def _request(batch: Batch, folder: Path, **fields: Any) -> dict[str, Any]:
-    """What writing a finding asks for."""
+def _request(batch: Batch, **fields: Any) -> dict[str, Any]:
+    """What making a finding asks for."""
     return {
         "target": batch.target,
         "mutant": "",
         "kernels": "",
         "seed": batch.campaign,
-        "out": str(folder),
         **fields,
     }
 
 
-def found_of(finding: Finding, index: int, size: tuple[int, ...], cpu_seconds: float) -> Found:
+def found_of(finding: Finding, replay: Replay, index: int, size: tuple[int, ...], cpu_seconds: float) -> Found:
     """A Finding, first hit in run `index`, with the text of its replay file."""
     return Found(
         signature=finding.signature,
@@ -266,7 +264,7 @@ def found_of(finding: Finding, index: int, size: tuple[int, ...], cpu_seconds: f
         index=index,
         count=finding.count,
         size=size,
-        replay=Path(finding.replay).read_text(encoding="utf-8"),
+        replay=to_text(replay),
         cpu_seconds=cpu_seconds,
     )
 
@@ -274,7 +272,5 @@ def found_of(finding: Finding, index: int, size: tuple[int, ...], cpu_seconds: f
 def failure_of(batch: Batch, features: frozenset[str], index: int, tape: Tape, rule: str, text: str) -> Found:
     """The finding of run `index`, which took its process with it: `text` says how, `tape` are its choices by then."""
     scenario = draw_scenario(replayed(tape), features)
-    with tempfile.TemporaryDirectory() as folder:
-        request = _request(batch, Path(folder), index=index, rule=rule, text=text)
-        finding = write_failure(tape, scenario, request)
-        return found_of(finding, index, (len(scenario.workload.turns), len(tape)), 0.0)
+    finding, replay = process_failure_of(tape, scenario, _request(batch, index=index, rule=rule, text=text))
+    return found_of(finding, replay, index, (len(scenario.workload.turns), len(tape)), 0.0)

@@ -254,7 +254,7 @@ def _found(batch: Batch, finding: Finding) -> Found:
     stored = replay_file.load(Path(finding.replay))
     tensors = stored.tensors.values() if isinstance(stored, OpReplay) else ()
     elements = sum(len(tensor["data"]) for tensor in tensors)
-    found = found_of(finding, batch.first, (elements, len(stored.tape)), 0.0)
+    found = found_of(finding, stored, batch.first, (elements, len(stored.tape)), 0.0)
     return replace(found, size=(), replay="") if finding.signature in batch.known else found
 
 

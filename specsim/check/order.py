@@ -159,14 +159,32 @@ class _SteppedEngine(Engine):
             self.steps.append(_Step(kind, ordinal, self.resumed, start, len(self._log)))
 
 
-def decisive_pair(target: AccountingTarget, tape: Tape, signature: str, larger: Sequence[Tape] = ()) -> Pair | None:
+class StoppedError(Exception):
+    """There was no time to look at every order."""
+
+
+def decisive_pair(
+    target: AccountingTarget,
+    tape: Tape,
+    signature: str,
+    larger: Sequence[Tape] = (),
+    goes_on: Callable[[], bool] = lambda: True,
+) -> Pair | None:
     """The two events of the schedule of `tape`, in its order, whose other order does not break the rule of `signature`;
-    None when it breaks in every order. `larger` are other schedules that break it.
+    None when it breaks in every order. `larger` are other schedules that break it. `goes_on` is evaluated before each
+    run: raises StoppedError when it says no.
     """
+
+    def another(ran: _Ran, orders: _Orders) -> Run:
+        if not goes_on():
+            raise StoppedError
+        return _again(target, ran, signature, orders).run
+
     ran = _first_run(target, tape, signature)
     run, steps = ran.run, ran.engine.steps
     overlapped = list(_overlapped(steps)) if ran.scenario.config.overlap else []
-    if overlapped and any(_breaks(target, other, signature, _NO_OVERLAP) for other in larger):
+    others = (another(_first_run(target, each, signature), _NO_OVERLAP) for each in larger) if overlapped else ()
+    if any(violation.signature == signature for other in others for violation in other.violations):
         overlapped = []
     swaps = _between_agents(steps)
     swaps += _around_launches(steps, ran.engine.late)
@@ -175,7 +193,7 @@ def decisive_pair(target: AccountingTarget, tape: Tape, signature: str, larger: 
     if overlapped:
         swaps.append((*overlapped[-1], _NO_OVERLAP))
     for one, two, orders in swaps:
-        other = _again(target, ran, signature, orders).run
+        other = another(ran, orders)
         if _holds(run, other, signature):
             first = _telling_event(run, one)
             return first, _telling_event(run, two) if two else _missing_event(run, other, one, orders)
@@ -195,11 +213,6 @@ def _holds(run: Run, other: Run, signature: str) -> bool:
         violation.signature == signature or (violation.signature not in known and violation.event < len(run.log))
         for violation in other.violations
     )
-
-
-def _breaks(target: AccountingTarget, tape: Tape, signature: str, orders: _Orders) -> bool:
-    run = _again(target, _first_run(target, tape, signature), signature, orders).run
-    return any(violation.signature == signature for violation in run.violations)
 
 
 @dataclass(frozen=True, slots=True)

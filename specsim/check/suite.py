@@ -8,17 +8,17 @@ judged.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 from specsim.check.checker import Violation
 from specsim.check.coverage import CONTESTS, features_of
 from specsim.check.extension import ExtensionTarget
 from specsim.check.fewer import without_one_item
-from specsim.check.order import Pair, decisive_pair
+from specsim.check.order import Pair, StoppedError, decisive_pair
 from specsim.check.rules import BY_ID
 from specsim.errors import UsageError
 from specsim.explore.chooser import RecordingChooser, Tape, continued, replayed, seeded
@@ -35,8 +35,7 @@ Size = tuple[int, int, int, tuple[int, Tape]]
 
 SHRINK_ATTEMPTS_MAX = 250  # from each start
 SHRINK_STARTS = 3  # a schedule shrinks to a local minimum: the best of several is taken
-SHRINK_ATTEMPTS_LATE = 60  # from one start alone, when the time is spent
-SHRINK_SHARE = 0.4  # of the time, kept for shrinking as soon as there is a finding
+SHRINK_SHARE = 0.4  # of the time, kept for shrinking as soon as there is something to shrink
 REDRAWS = 40  # schedules of a scenario with one request fewer
 LARGER_SCHEDULES = 10  # schedules of a defect that are run in another order
 DOUBLED_EVERY = 20
@@ -69,10 +68,19 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownSchedule:
+    """The schedule of a replay file, which is run before schedules are drawn, and the signature it is known for."""
+
+    name: str
+    tape: Tape
+    signature: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleFinding:
-    """A defect: the violation on its smallest schedule, and how many schedules hit it, the one of number `first` first.
-    `order` are the two events in whose other order the rule holds, None when the defect happens in every order, or
-    when nobody `looked`.
+    """A defect: the violation on its smallest schedule, and how many drawn schedules hit it, the one of number `first`
+    first. `order` are the two events in whose other order the rule holds, None when the defect happens in every order,
+    or when nobody `looked`. `known` names the replay file whose schedule it is, "" for a drawn one.
     """
 
     signature: str
@@ -82,6 +90,7 @@ class ScheduleFinding:
     first: int
     order: Pair | None
     looked: bool = True
+    known: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +161,30 @@ def chooser_of(seed: int, index: int) -> RecordingChooser:
     return seeded(seed, "schedules", index)
 
 
+@dataclass(slots=True)
+class _Hits:
+    """The schedules that break the rule of one signature: how many, the smallest, the first ones, and a known one."""
+
+    first: int
+    count: int = 0
+    smallest: list[tuple[tuple[int, int, tuple[int, Tape]], Tape]] = field(default_factory=list)
+    tapes: list[Tape] = field(default_factory=list)
+    known: KnownSchedule | None = None
+
+    def add(self, schedule: Schedule, violation: Violation, known: KnownSchedule | None) -> None:
+        if known is not None and known.signature == violation.signature:
+            self.known = self.known or known
+            return
+        self.count += known is None
+        self.tapes = [*self.tapes, schedule.tape][:LARGER_SCHEDULES]
+        size = (len(schedule.scenario.workload.turns), violation.event, shortlex(schedule.tape))
+        self.smallest = sorted([*self.smallest, (size, schedule.tape)])[:SHRINK_STARTS]
+
+    @property
+    def starts(self) -> list[Tape]:
+        return [self.known.tape] if self.known else [tape for _, tape in self.smallest]
+
+
 def simulate(
     target: AccountingTarget,
     *,
@@ -164,22 +197,38 @@ def simulate(
     result: SimulationResult | None = None,
     stopped: Callable[[], bool] = lambda: False,
     shrinks: Callable[[str], bool] = lambda _signature: True,
+    attempts: int | None = None,
+    known: Collection[KnownSchedule] = (),
+    on_known: Callable[[str], None] = lambda _name: None,
+    on_found: Callable[[ScheduleFinding], None] = lambda _found: None,
 ) -> SimulationResult:
-    """Run up to `schedules` schedules and shrink what was found, until `deadline` (of time.monotonic) or soon after.
+    """Run up to `schedules` schedules until `deadline` (of time.monotonic), then shrink what was found in what is left.
 
-    `strategy` is one of `specsim.explore.strategies` or a user's own; the default swarm when left out. What it raises
-    is a finding against it and not against the target. `on_schedule(index)` is called before each schedule, with -1
-    while shrinking. Without `ordered`, nobody looks for the two events whose order matters. What is found is put into
-    `result` as it goes. `stopped` ends the run as the deadline does; `shrinks(signature)` is asked before each attempt
-    at a smaller schedule, and what it refuses stays as large as it is.
+    The schedules `known` come first, `on_known(name)` before each. `strategy` is one of `specsim.explore.strategies` or
+    a user's own; the default swarm when left out. What it raises is a finding against it and not against the target.
+    `on_schedule(index)` is called before each schedule, with -1 while shrinking. Each finding is shrunk with `attempts`
+    attempts at most, as many as the shrinker makes by itself when left out. Without `ordered`, nobody looks for the two
+    events whose order matters. Findings are in `result`; `on_found` gets each as it was hit, and again when it was
+    shrunk. `stopped` ends the run as the deadline does; what `shrinks(signature)` refuses stays as large as it is.
     """
     result = SimulationResult() if result is None else result
-    started = time.monotonic()
-    shrink_from = started + (deadline - started) * (1 - SHRINK_SHARE)
-    smallest: dict[str, list[tuple[tuple[int, int, tuple[int, Tape]], Tape]]] = {}
-    hits: dict[str, list[tuple[int, Tape]]] = {}
+    hits: dict[str, _Hits] = {}
+    shrink_from = deadline if deadline == math.inf else deadline - SHRINK_SHARE * (deadline - time.monotonic())
+
+    def take(schedule: Schedule, index: int, each: KnownSchedule | None = None) -> None:
+        for violation in schedule.run.violations:
+            result.signatures.add(violation.signature)
+            hits.setdefault(violation.signature, _Hits(index)).add(schedule, violation, each)
+
+    for each in known:
+        if stopped():
+            break
+        on_known(each.name)
+        shown = run_schedule(target, replayed(each.tape))
+        if shown is not None:
+            take(shown, 0, each)
     for index in range(schedules):
-        end = shrink_from if any(shrinks(signature) for signature in smallest) else deadline
+        end = shrink_from if any(shrinks(name) for name, hit in hits.items() if not hit.known) else deadline
         if index and (time.monotonic() > end or stopped()):
             result.cut_short = True
             break
@@ -198,58 +247,77 @@ def simulate(
         result.schedules += 1
         result.events += len(schedule.run.log)
         note(result.marks, schedule.run.marks)
-        for violation in schedule.run.violations:
-            signature = violation.signature
-            result.signatures.add(signature)
-            hits.setdefault(signature, []).append((index, schedule.tape))
-            size = (len(schedule.scenario.workload.turns), violation.event, shortlex(schedule.tape))
-            starts = [*smallest.get(signature, []), (size, schedule.tape)]
-            smallest[signature] = sorted(starts)[:SHRINK_STARTS]
+        take(schedule, index)
         if index % DOUBLED_EVERY == 0:
             result.nondeterministic = first_difference(target, schedule)
             if result.nondeterministic:
                 return result
-    for number, (signature, starts) in enumerate(smallest.items()):
-        now, left = time.monotonic(), sum(map(shrinks, list(smallest)[number:]))
+    as_hit = {signature: _as_hit(target, signature, hit) for signature, hit in hits.items()}
+    for found in as_hit.values():
+        on_found(found)
+    for number, (signature, hit) in enumerate(hits.items()):
+        now, left = time.monotonic(), sum(map(shrinks, list(hits)[number:]))
         ends = now + (deadline - now) / max(1, left)  # each defect has its share of the time that is left
-        tapes, goes_on = [tape for _, tape in starts], partial(shrinks, signature)
-        shrunk = _smallest(target, signature, tapes, ends, goes_on, lambda: on_schedule(-1))
-        shown = shrunk.violation(signature)
-        assert shown is not None
-        larger = [tape for _, tape in hits[signature][:LARGER_SCHEDULES]]
-        order = None
-        # An extension's chooser and rules would not be asked in other orders.
-        looked = ordered and shrinks(signature) and not isinstance(target, ExtensionTarget)
-        if looked:
-            order = decisive_pair(target, shrunk.tape, signature, larger)
-        first, count = hits[signature][0][0], len(hits[signature])
-        result.findings.append(ScheduleFinding(signature, shown, shrunk, count, first, order, looked))
+        found = as_hit[signature]
+        if shrinks(signature) and now < ends and not stopped():
+            looks = ordered and not isinstance(target, ExtensionTarget)
+            found = _shrunk(target, found, hit, attempts, ends, stopped, looks, lambda: on_schedule(-1))
+            on_found(found)
+        result.findings.append(found)
     return result
 
 
-def _smallest(
+def _as_hit(target: AccountingTarget, signature: str, hit: _Hits) -> ScheduleFinding:
+    """A defect on the smallest schedule that hit it, which ends where the rule breaks."""
+    schedule = run_schedule(target, replayed(hit.starts[0]), stop_at=signature)
+    assert schedule is not None
+    violation = schedule.violation(signature)
+    assert violation is not None
+    known = hit.known.name if hit.known else ""
+    return ScheduleFinding(signature, violation, schedule, hit.count, hit.first, None, looked=False, known=known)
+
+
+def _shrunk(
     target: AccountingTarget,
-    signature: str,
-    tapes: list[Tape],
+    found: ScheduleFinding,
+    hit: _Hits,
+    attempts: int | None,
     ends: float,
-    goes_on: Callable[[], bool],
+    stopped: Callable[[], bool],
+    ordered: bool,
     on_attempt: Callable[[], None],
-) -> Schedule:
-    """The smallest schedule that the tapes shrink to, as long as it `goes_on`. After `ends` (of time.monotonic) no
-    other tape is begun, and what begins later takes few attempts.
+) -> ScheduleFinding:
+    """A defect on the smallest schedule found from several starts, by `ends` (of time.monotonic) and in so many
+    attempts in all; and the two events whose order matters, if it is `ordered` and there is time to look. The schedule
+    of a known finding stays as it is.
     """
+    left = math.inf if attempts is None else attempts
 
-    def in_time() -> bool:
-        return time.monotonic() <= ends and goes_on()
+    def goes_on() -> bool:
+        return left > 0 and time.monotonic() < ends and not stopped()
 
-    found: list[Schedule] = []
-    for tape in tapes:
-        late = time.monotonic() > ends
-        if found and (late or not goes_on()):
-            break
-        attempts_max, asked = (SHRINK_ATTEMPTS_LATE, goes_on) if late else (SHRINK_ATTEMPTS_MAX, in_time)
-        found.append(shrink(target, tape, signature, attempts_max, on_attempt, asked))
-    return min(found, key=Schedule.size)
+    def attempted() -> None:
+        nonlocal left
+        left -= 1
+        on_attempt()
+
+    smallest = found.schedule
+    for tape in [] if hit.known else hit.starts:
+        if goes_on():
+            shrunk = shrink(target, tape, found.signature, SHRINK_ATTEMPTS_MAX, attempted, goes_on)
+            smallest = min(smallest, shrunk, key=Schedule.size)
+    violation = smallest.violation(found.signature)
+    assert violation is not None
+    found = replace(found, violation=violation, schedule=smallest)
+    if not ordered:  # an extension's chooser and rules would not be asked in other orders
+        return found
+    try:
+        on_attempt()
+        in_time = lambda: time.monotonic() < ends and not stopped()  # noqa: E731
+        order = decisive_pair(target, smallest.tape, found.signature, hit.tapes, in_time)
+    except StoppedError:
+        return found
+    return replace(found, order=order, looked=True)
 
 
 def shares(target: AccountingTarget, *, seed: int, schedules: int) -> dict[str, float]:
@@ -332,9 +400,7 @@ def shrink(
         sizes[schedule.tape] = schedule.size()
         return schedule.tape
 
-    fewest = (
-        fewer_requests(target, tape, signature, on_attempt, goes_on) if attempts_max > SHRINK_ATTEMPTS_LATE else None
-    )
+    fewest = fewer_requests(target, tape, signature, on_attempt, goes_on)
     if fewest is not None:
         sizes[fewest.tape] = fewest.size()
         tape = fewest.tape

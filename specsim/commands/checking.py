@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,7 +13,15 @@ from typing import Any
 
 import typer
 
-from specsim.commands.judging import Asked, KnownOf, NotJudgeableError, also_shown, baseline_of, checked_beside, compare
+from specsim.commands.judging import (
+    REPLAY_SHARE,
+    Asked,
+    NotJudgeableError,
+    also_shown,
+    baseline_of,
+    checked_beside,
+    compare,
+)
 from specsim.commands.judging import judge as judged
 from specsim.commands.options import require_folder
 from specsim.commands.outputs import Outputs
@@ -54,23 +64,28 @@ def check_one_target(
     if update_baseline:
         assert isinstance(beside, Path)
         require_file("--baseline", beside)
+    stored = known.Baseline(str(beside), frozenset())
+    if isinstance(beside, Path) and beside.exists():
+        stored = known.load(beside)
+    asked = replace(asked, known=stored.signatures)
     try:
         with ExitStack() as stack:
-            known_of: KnownOf = lambda: None  # noqa: E731 - replaced when there is a baseline
-            if isinstance(beside, Path):
-                stored = known.load(beside) if beside.exists() else known.Baseline(str(beside), frozenset())
-                known_of = lambda: stored  # noqa: E731
-                asked = replace(asked, known=stored.signatures)
-            elif beside is not None:
-                alike = {**options, "--only": "accounting"} if asked.mutant else options
-                asked = replace(asked, one_core=True)  # the baseline has the other
-                known_of = stack.enter_context(checked_beside(beside, alike, asked.out))
-            verdict = judged(asked, known_of)
+            if beside is None or isinstance(beside, Path):
+                verdict = judged(asked)
+                verdict.baseline = compare(verdict, stored) if beside is not None else None
+            else:
+                share = asked.budget_seconds * (1.0 - REPLAY_SHARE)
+                alike = {**options, "--only": "accounting"} if asked.mutant else dict(options)
+                if share < math.inf:
+                    alike["--budget-seconds"] = share
+                known_of = stack.enter_context(checked_beside(beside, alike, asked.out, share))
+                deadline = time.monotonic() + asked.budget_seconds
+                verdict = judged(replace(asked, budget_seconds=share))
+                verdict.baseline = compare(verdict, known_of())
+                verdict.baseline = compare(verdict, also_shown(verdict, beside, asked, deadline))
     except NotJudgeableError as error:
         typer.echo(f"specsim: {error}.", err=True)
         return NOT_JUDGED
-    if verdict.new and beside is not None and not isinstance(beside, Path):
-        verdict.baseline = compare(verdict, also_shown(verdict, beside, asked))
     data = verdict.to_json()
     if json_file is not None:
         write_json(json_file, data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import specsim
+from specsim.commands import unjudged
 from specsim.errors import UsageError
 from specsim.verdict import Compared, Finding, NotRun, Suite, Verdict
 
@@ -21,10 +25,11 @@ if TYPE_CHECKING:
     from specsim.targets.cache import Cache
     from specsim.targets.spec import Target
 
-KnownOf = Callable[[], "Baseline | None"]
-SCHEDULES_SHARE = 0.75  # of what the simulator gets; the rest is for making smaller what it found
-ACCOUNTING_SHARE = 0.3  # of the budget, which the simulator gets however long the other tiers and the baseline take
-REPLAY_SHARE = 0.25  # of the budget, after it, for replaying on the baseline what it did not show
+KnownOf = Callable[[], "Baseline"]
+WORKERS_SHARE = 0.3  # of the budget, which the workers tier gets at most: the accounting tier comes after it
+REPLAY_SHARE = 0.2  # of the budget, with a baseline that is a target: for replaying on it what it did not show
+FIXTURES = Path(specsim.__file__).parent / "fixtures" / "replays"
+"""Replay files of known findings, which come with specsim."""
 
 
 class NotJudgeableError(Exception):
@@ -33,9 +38,11 @@ class NotJudgeableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a check of one target was asked for. `operation` is the one that is judged, "" for all. Without `shrinks`
-    what is found stays as large as it is, and so do the signatures `known` of a baseline that is a file. With
-    `one_core` one tier runs after the other.
+    """What a check of one target was asked for. `operation` is the one that is judged, "" for all. `attempts` at a
+    smaller case or schedule of each finding, as many as each tier makes by itself for None. Without `shrinks` what is
+    found stays as large as it is, and so do the signatures `known` of a baseline that is a file. The replay files in
+    the folder `fixtures` are run first, None for none. A budget of infinity leaves the counts alone to end the check.
+    With `one_core` everything shares one core.
     """
 
     target: Target
@@ -56,6 +63,8 @@ class Asked:
     shrinks: bool = True
     known: frozenset[str] = frozenset()
     one_core: bool = False
+    attempts: int | None = None
+    fixtures: Path | None = FIXTURES
 
     @property
     def name(self) -> str:
@@ -73,42 +82,50 @@ class Asked:
         return (*ops, *workers, "accounting")
 
 
-def judge(asked: Asked, known_of: KnownOf = lambda: None) -> Verdict:
-    """Run every suite under a live line. `known_of` is asked for the baseline as late as can be. The first interrupt
-    from the keyboard ends it gently.
-    """
+def judge(asked: Asked) -> Verdict:
+    """Run every suite under a live line. The first interrupt from the keyboard ends it gently."""
     from specsim import interrupts
     from specsim.report.live import live
 
-    with interrupts.gentle(), live(f"checking {asked.name}", asked.budget_seconds) as line:
-        verdict = run_tiers(asked, line, known_of)
-        baseline = known_of()
+    budget = asked.budget_seconds if asked.budget_seconds < math.inf else None
+    with interrupts.gentle(), live(f"checking {asked.name}", budget) as line:
+        verdict = run_tiers(asked, line)
         verdict.interrupted = interrupts.asked()
-    if baseline is not None:
-        verdict.baseline = compare(verdict, baseline)
     return verdict
 
 
-def run_tiers(asked: Asked, line: Line, known_of: KnownOf = lambda: None) -> Verdict:
-    """The verdict of every suite, the operations beside the others where there are two cores for it."""
-    from specsim.commands.beside import beside, cores
+def run_tiers(asked: Asked, line: Line) -> Verdict:
+    """The verdict of every suite. Tiers run beside one another, each in processes of its own, so that time that one
+    does not need is the others'.
+    """
+    from specsim.commands.beside import beside
 
-    verdict = Verdict(asked.name, asked.seed)
+    verdict = Verdict(asked.name, asked.seed, timed=asked.budget_seconds < math.inf)
     started = time.monotonic()
-    runs = [partial(_run, tier, asked, known_of, line, started) for tier in asked.tiers]
-    # Of a matrix each target has one process, and as many run at a time as there are cores.
-    if asked.tiers[:1] == ("ops",) and len(runs) > 1 and not asked.one_core and cores() > 1:
-        operations = beside(runs[0])
-        others = [run() for run in runs[1:]]
-        ran = [operations(), *others]
-    else:
-        ran = [run() for run in runs]
+    if asked.one_core:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    line.progress.schedules_of = asked.schedules if "accounting" in asked.tiers else 0
+    deadline = started + asked.budget_seconds
+    # Worker functions take seconds, and then their core is the simulator's.
+    lanes = [[tier for tier in asked.tiers if tier == "ops"], [tier for tier in asked.tiers if tier != "ops"]]
+    running = [beside(partial(_run_in_turn, lane, asked, line, deadline)) for lane in lanes if lane]
+    ran = [result for results in running for result in results()]
     verdict.suites = [suite for suite, _ in ran]
     verdict.findings = _with_triage(asked.target, [finding for _, findings in ran for finding in findings])
+    verdict.seconds = time.monotonic() - started
     return verdict
 
 
-def _run(tier: str, asked: Asked, known_of: KnownOf, line: Line, started: float) -> tuple[Suite, list[Finding]]:
+def _run_in_turn(tiers: list[str], asked: Asked, line: Line, deadline: float) -> list[tuple[Suite, list[Finding]]]:
+    ran = []
+    for tier in tiers:
+        share = asked.budget_seconds * (1.0 - WORKERS_SHARE) if tier != tiers[-1] else 0.0
+        ran.append(_run(tier, asked, line, deadline - share if share < math.inf else math.inf))
+    return ran
+
+
+def _run(tier: str, asked: Asked, line: Line, deadline: float) -> tuple[Suite, list[Finding]]:
+    """The suite of a tier, until `deadline` (of time.monotonic)."""
     from specsim import interrupts
     from specsim.judge.accounting import AccountingRequest, run_accounting_suite
     from specsim.judge.bulk import run_bulk_suite
@@ -118,48 +135,41 @@ def _run(tier: str, asked: Asked, known_of: KnownOf, line: Line, started: float)
     if interrupts.asked():
         return Suite(tier, not_run=[NotRun(f"tier {tier}", interrupts.WHY)]), []
     told = partial(line.subject, tier)
-    alone, known = asked.only is not None, tuple(sorted(asked.known))
     of_any: dict[str, Any] = {
         "target": asked.target.text,
         "cache": asked.cache.folder,
         "seed": asked.seed,
+        "seconds": max(1.0, deadline - time.monotonic()),
         "hang_seconds": asked.hang_seconds,
-        "out": asked.out,
+        "out": asked.out.absolute(),
+        "shrinks": asked.shrinks,
+        "known": tuple(sorted(asked.known)),
+        "attempts": asked.attempts,
+        "fixtures": str(asked.fixtures.absolute()) if asked.fixtures else "",
     }
     if tier == "ops":
-        seconds = asked.budget_seconds * (1.0 if alone else 0.5)
-        ops = OpsRequest(
+        first = unjudged.recall(asked.cache, asked.target.text) if deadline < math.inf else ()
+        ops = OpsRequest(**of_any, cases=asked.cases, device=asked.device, operation=asked.operation, first=first)
+        suite, findings = (run_bulk_suite if asked.bulk else run_ops_suite)(ops, told)
+        if deadline < math.inf and not asked.operation:
+            unjudged.remember(asked.cache, asked.target.text, suite)
+    elif tier == "workers":
+        suite, findings = run_workers_suite(WorkersRequest(**of_any, cases=asked.cases), told)
+    else:
+        accounting = AccountingRequest(
             **of_any,
-            known=known,
-            cases=asked.cases,
-            seconds=seconds,
-            device=asked.device,
-            shrinks=asked.shrinks,
-            operation=asked.operation,
+            schedules=asked.schedules,
+            mutant=asked.mutant,
+            kernels=asked.kernels,
+            strategy=asked.strategy,
         )
-        return (run_bulk_suite if asked.bulk else run_ops_suite)(ops, told)
-    if tier == "workers":
-        seconds = asked.budget_seconds * (1.0 if alone else 0.2)
-        workers = WorkersRequest(**of_any, known=known, cases=asked.cases, seconds=seconds, shrinks=asked.shrinks)
-        return run_workers_suite(workers, told)
-    line.progress.now = "waiting for the baseline"
-    baseline = known_of()
-    line.progress.now = "starting"
-    line.progress.schedules_of = asked.schedules
-    left = asked.budget_seconds - (time.monotonic() - started)
-    whole = max(1.0, left, asked.budget_seconds * ACCOUNTING_SHARE if baseline else 0.0)
-    seconds = whole * SCHEDULES_SHARE if asked.shrinks else whole
-    accounting = AccountingRequest(
-        **of_any,
-        schedules=asked.schedules,
-        seconds=seconds,
-        mutant=asked.mutant,
-        kernels=asked.kernels,
-        strategy=asked.strategy,
-        shrink_seconds=whole - seconds if asked.shrinks else -1e9,
-        known=tuple(sorted(baseline.signatures)) if baseline else (),
-    )
-    return run_accounting_suite(accounting, told, line.counted)
+        suite, findings = run_accounting_suite(accounting, told, line.counted)
+    return suite, [_as_named(finding, asked.out) for finding in findings]
+
+
+def _as_named(finding: Finding, out: Path) -> Finding:
+    """A finding whose replay file is named as the folder was."""
+    return replace(finding, replay=str(out / Path(finding.replay).name)) if finding.replay else finding
 
 
 def _with_triage(target: Target, findings: list[Finding]) -> list[Finding]:
@@ -221,16 +231,20 @@ def baseline_of(text: str, update: bool) -> Path | Target:
     return file
 
 
+def arguments_of(options: Mapping[str, Any]) -> list[str]:
+    """Options as a command line has them; None is the value of one that has none."""
+    return [text for name, value in options.items() for text in ((name,) if value is None else (name, str(value)))]
+
+
 @contextmanager
-def checked_beside(target: Target, options: Mapping[str, Any], out: Path) -> Iterator[KnownOf]:
-    """Check the baseline in a process of its own meanwhile; what is yielded waits for its signatures. Nothing is made
-    smaller there. Raises NotJudgeableError when it has no verdict.
+def checked_beside(target: Target, options: Mapping[str, Any], out: Path, seconds: float) -> Iterator[KnownOf]:
+    """Check the baseline in a process of its own meanwhile, for `seconds`; what is yielded waits for its signatures.
+    Nothing is shrunk there. Raises NotJudgeableError when it has no verdict.
     """
     from specsim.judge.matrix import check_one, end
     from specsim.report.baseline import Baseline
 
-    arguments = [text for name, value in options.items() for text in (name, str(value))]
-    arguments += ["--no-shrink", "--no-github", "--out", str(out / "baseline")]
+    arguments = [*arguments_of(options), "--no-shrink", "--no-github", "--out", str(out / "baseline")]
     processes: list[subprocess.Popen[str]] = []
 
     def known_of() -> Baseline:
@@ -241,9 +255,7 @@ def checked_beside(target: Target, options: Mapping[str, Any], out: Path) -> Ite
         return Baseline(target.text, frozenset(finding["signature"] for finding in column.verdict["findings"]))
 
     with ThreadPoolExecutor(1) as pool:
-        checked = pool.submit(
-            check_one, target.text, arguments, float(options["--budget-seconds"]), on_start=processes.append
-        )
+        checked = pool.submit(check_one, target.text, arguments, seconds, on_start=processes.append)
         try:
             yield known_of
         finally:
@@ -251,9 +263,9 @@ def checked_beside(target: Target, options: Mapping[str, Any], out: Path) -> Ite
                 end(process)
 
 
-def also_shown(verdict: Verdict, target: Target, asked: Asked) -> Baseline:
-    """The baseline `target` with what is new in the verdict and shows there too when its case or schedule is replayed:
-    the baseline's own check may have missed what is rare.
+def also_shown(verdict: Verdict, target: Target, asked: Asked, deadline: float) -> Baseline:
+    """The baseline `target` with what is new in the verdict and shows there too when its case or schedule is replayed
+    by `deadline` (of time.monotonic): the baseline's own check may have missed what is rare.
     """
     from specsim import replay_file
     from specsim.commands.pages import exit_code_of
@@ -262,9 +274,8 @@ def also_shown(verdict: Verdict, target: Target, asked: Asked) -> Baseline:
 
     assert verdict.baseline is not None
     signatures = {*verdict.baseline.known, *verdict.baseline.gone, *verdict.baseline.not_judged}
-    no_later = time.monotonic() + asked.budget_seconds * REPLAY_SHARE
     for finding in verdict.new if not verdict.interrupted else ():
-        if not finding.replay or time.monotonic() > no_later:
+        if not finding.replay or time.monotonic() > deadline:
             continue
         file = Path(finding.replay)
         try:

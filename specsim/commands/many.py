@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from specsim.commands.judging import arguments_of
 from specsim.commands.options import require_folder
 from specsim.errors import UsageError
 from specsim.verdict import NotRun, Suite, Verdict
@@ -50,10 +52,10 @@ def check_many(
     with interrupts.gentle():
         matrix = check_all(
             [target.text for target in chosen],
-            [*(text for name, value in options.items() for text in (name, str(value))), "--no-github"],
+            [*arguments_of(options), "--no-github"],
             out=out,
             seed=str(options["--seed"]),
-            budget_seconds=float(options["--budget-seconds"]),
+            budget_seconds=float(options.get("--budget-seconds", math.inf)),
             jobs=at_once,
             on_column=lambda column: typer.echo(f"{column.target}: {column.summary}", err=True),
         )

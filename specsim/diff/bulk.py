@@ -27,7 +27,7 @@ from torch import Tensor
 from specsim.diff.memory import poison_value
 from specsim.diff.relations import is_of_requests
 from specsim.diff.rules import EQUALS_REFERENCE
-from specsim.diff.run import Outcome, Violation, raise_if_lost, run_case, watched
+from specsim.diff.run import LaunchHere, Outcome, Violation, raise_if_lost, run_case, watched
 from specsim.diff.suite import SHRINK_ATTEMPTS_MAX, Counterexample, Failure, shrink, worst
 from specsim.explore.chooser import Chooser, RecordingChooser, Tape, replayed, seeded
 from specsim.ops.contract import Bulk, Case, Op, Role, Sizes, Tensors, WrongResultError, differing
@@ -320,6 +320,7 @@ def judge_in_bulk(
     deadline: float,
     on_launch: Callable[[int, Launch], None],
     on_attempt: Callable[[], None],
+    attempts: int = SHRINK_ATTEMPTS_MAX,
 ) -> BulkResult:
     """Run `cases` cases in launches that the subject accepts, until `deadline` (of time.monotonic) or one is wrong;
     that one is narrowed down and shrunk. `on_launch(cases so far, launch)` is called before each launch, `on_attempt()`
@@ -341,13 +342,19 @@ def judge_in_bulk(
         result.packed = max(result.packed, launch.count)
         if wrong:
             numbers = narrowed(op, subject, launch, place, on_attempt)
-            result.counterexample = _counterexample(op, subject, launch, numbers, device, on_attempt)
+            result.counterexample = _counterexample(op, subject, launch, numbers, device, on_attempt, attempts)
             break
     return result
 
 
 def _counterexample(
-    op: Op, subject: Subject, launch: Launch, numbers: list[int], device: str, on_attempt: Callable[[], None]
+    op: Op,
+    subject: Subject,
+    launch: Launch,
+    numbers: list[int],
+    device: str,
+    on_attempt: Callable[[], None],
+    attempts: int,
 ) -> Counterexample:
     blamed = numbers or [launch.first]
     bulk_op = with_bulk_cases(op)
@@ -360,7 +367,7 @@ def _counterexample(
     said = f"first seen in a launch of {launch.count} requests: {_listed(blamed)} of the bulk cases with {sizes}"
     if numbers and outcome.violations:
         chosen = Failure(0, tape, worst(outcome), reach)
-        found = shrink(bulk_op, subject, chosen, device, lambda _index: on_attempt(), SHRINK_ATTEMPTS_MAX, 1)
+        found = shrink(bulk_op, subject, chosen, lambda _index: on_attempt(), attempts, 1, launcher=LaunchHere(device))
         return replace(found, explanation="; ".join(filter(None, [found.explanation, said])))
     company = f"in a launch of {len(numbers)} requests and not in guarded memory" if numbers else "once, and not again"
     title = f"results of {launch.count} requests differ from the reference {company}"

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-import specsim
-from specsim import replay_file
 from specsim.diff.suite import Counterexample
 from specsim.errors import UsageError
 from specsim.ops.contract import Case, Op, TensorArg
@@ -26,7 +24,7 @@ def signature_of(subject: Subject) -> str:
     return f"ops:{subject.op}:{subject.name}"
 
 
-def write_counterexample(
+def finding_of(
     op: Op,
     subject: Subject,
     found: Counterexample,
@@ -34,16 +32,28 @@ def write_counterexample(
     target: str,
     seed: int,
     device: str,
-    out: Path,
     generator: str = "",
-) -> Finding:
-    """Write the replay file and return the finding. A guarded or optional caller keeps its severity: `reach` says who
-    is hit. `generator` is "bulk" for a tape of bulk cases.
+) -> tuple[Finding, OpReplay]:
+    """The finding of a counterexample, and what its replay file holds. A guarded or optional caller keeps its severity:
+    `reach` says who is hit. `generator` is "bulk" for a tape of bulk cases.
     """
+    if found.outcome is None:
+        return process_failure(
+            op,
+            subject,
+            found.case,
+            found.rule,
+            found.ended,
+            target=target,
+            seed=seed,
+            device=device,
+            tape=found.tape,
+            generator=generator,
+        )
     violation = found.outcome.of(found.rule)
     assert violation is not None
     title = f"{_what(subject)}: {violation.title}"
-    return _write(
+    return _made(
         op,
         subject,
         found.case,
@@ -54,7 +64,6 @@ def write_counterexample(
         target=target,
         seed=seed,
         device=device,
-        out=out,
         reach=found.reach,
         expected=violation.expected,
         actual=violation.actual,
@@ -64,7 +73,7 @@ def write_counterexample(
     )
 
 
-def write_process_failure(
+def process_failure(
     op: Op,
     subject: Subject,
     case: Case,
@@ -74,12 +83,11 @@ def write_process_failure(
     target: str,
     seed: int,
     device: str,
-    out: Path,
     tape: Sequence[int] = (),
     generator: str = "",
-) -> Finding:
+) -> tuple[Finding, OpReplay]:
     """The finding of a call that hung or took its process with it; its case is not shrunk."""
-    return _write(
+    return _made(
         op,
         subject,
         case,
@@ -90,7 +98,6 @@ def write_process_failure(
         target=target,
         seed=seed,
         device=device,
-        out=out,
         reach=subject.reach(case.sizes),
         expected=rule.sentence,
         actual=text,
@@ -110,7 +117,10 @@ def _details(subject: Subject, found: Counterexample) -> tuple[str, ...]:
     lines = [] if subject.far else [_sizes_line(found.case)]
     if found.explanation:
         lines.append(found.explanation)
-    others = [v for v in found.outcome.violations if v.rule is not found.rule]
+    if found.known:
+        lines.append(f"the case of the known finding {found.known.name}")
+    violations = found.outcome.violations if found.outcome else ()
+    others = [v for v in violations if v.rule is not found.rule]
     lines += [f"also {v.rule.id}: {v.title}" for v in others]
     return tuple(lines)
 
@@ -136,7 +146,7 @@ def _argument_lines(op: Op, case: Case) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _write(
+def _made(
     op: Op,
     subject: Subject,
     case: Case,
@@ -148,16 +158,14 @@ def _write(
     target: str,
     seed: int,
     device: str,
-    out: Path,
     reach: str,
     expected: str,
     actual: str,
     count: int,
     details: tuple[str, ...],
     generator: str,
-) -> Finding:
+) -> tuple[Finding, OpReplay]:
     signature = signature_of(subject)
-    path = out / f"{replay_file.file_name(f'{target}-{signature}')}.json"
     replay = OpReplay(
         target=target,
         tier="ops",
@@ -176,8 +184,7 @@ def _write(
         digest=digest,
         generator=generator,
     )
-    replay_file.save(path, replay, specsim.__version__)
-    return Finding(
+    finding = Finding(
         rule=rule.id,
         sentence=rule.sentence,
         title=title,
@@ -188,7 +195,7 @@ def _write(
         where=subject.where,
         expected=expected,
         actual=actual,
-        replay=str(path),
+        replay="",
         count=count,
         details=details,
         op=op.name,
@@ -196,6 +203,7 @@ def _write(
         blame=subject.role,
         arguments=() if subject.far else _argument_lines(op, case),
     )
+    return finding, replay
 
 
 def tensor_to_json(tensor: torch.Tensor) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specsim.diff.memory import poison_value
-from specsim.ops.contract import Case, Op, Role, TensorArg, Tensors, differing
-from specsim.ops.provider import NotCalledError, Subject
+from specsim.ops.contract import Case, Op, Role, Sizes, TensorArg, Tensors, differing
+from specsim.ops.provider import NotCalledError
 
 PER_REQUEST = {"bs", "num_nodes", "num_rows", "num_draft_locs", "num_window", "mask_bytes"}
 """First dimensions that have as many entries for each request."""
@@ -94,15 +93,17 @@ def related_cases(op: Op, case: Case) -> Iterator[Related]:
         yield _relabelled(op, case)
 
 
-def broken_relation(op: Op, subject: Subject, case: Case, device: torch.device | str) -> Difference | None:
-    """The first relation that `subject` does not keep to on `case`, None if it keeps to all. What it raises passes
-    through; related cases that it does not accept are passed over.
+def broken_relation(
+    op: Op, accepts: Callable[[Sizes], bool], run: Callable[[Case], Tensors], case: Case
+) -> Difference | None:
+    """The first relation that an implementation does not keep to on `case`, None if it keeps to all. `run` gives its
+    outputs on a case, on the CPU; what it raises passes through. Related cases that it does not accept are passed over.
     """
-    related = [each for each in related_cases(op, case) if subject.accepts(each.case.sizes)]
-    results = _run(op, subject, case, device) if related else {}
+    related = [each for each in related_cases(op, case) if accepts(each.case.sizes)]
+    results = run(case) if related else {}
     for each in related:
         try:
-            others = _run(op, subject, each.case, device)
+            others = run(each.case)
         except NotCalledError:
             continue
         defined = op.defined(each.case, op.expected(each.case))
@@ -182,14 +183,3 @@ def _differing(op: Op, name: str, expected: Tensor, actual: Tensor) -> Tensor:
     if tolerance:
         return ~torch.isclose(actual, expected, rtol=0.0, atol=tolerance, equal_nan=True)
     return differing(actual, expected)
-
-
-def _run(op: Op, subject: Subject, case: Case, device: torch.device | str) -> Tensors:
-    """The outputs of a run, on the CPU."""
-    tensors = {name: tensor.to(device, copy=True) for name, tensor in case.tensors.items()}
-    for arg in op.tensor_args:
-        if arg.role is Role.OUT:
-            fill = poison_value(arg.dtype, 0) if arg.prefill is None else arg.prefill
-            tensors[arg.name] = torch.full(arg.resolve_shape(case.sizes), fill, dtype=arg.dtype, device=device)
-    results = subject.run(case.sizes, tensors)
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in results.items()}

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer, shrunk
-from specsim.verdict import Finding, NotRun, Suite, finding_from_json
+from specsim.judge.received import kept, received
+from specsim.verdict import Finding, NotRun, Suite
 
 HASH_SEEDS = ("0", "1")
 
@@ -21,9 +22,11 @@ class NondeterministicError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AccountingRequest:
-    """What to simulate. `seconds` is the time budget, `hang_seconds` the limit of one schedule; `strategy` is one of
-    `specsim.explore.strategies`; `kernels` names the provider whose kernels the model uses, "" for none. What is found
-    is made smaller for `shrink_seconds` after the budget at most, and the signatures `known` not at all.
+    """What to simulate. `schedules` at most, and `attempts` at a smaller schedule of each finding, for `seconds` at
+    most; `hang_seconds` is the limit of one schedule; `strategy` is one of `specsim.explore.strategies`; `kernels`
+    names the provider whose kernels the model uses, "" for none. Without `shrinks` what is found stays as large as it
+    is, and so do the signatures `known`. The schedules of the replay files in the folder `fixtures` are run first, ""
+    for none.
     """
 
     target: str
@@ -36,8 +39,10 @@ class AccountingRequest:
     mutant: str = ""
     kernels: str = ""
     strategy: str = "swarm"
-    shrink_seconds: float = math.inf
+    shrinks: bool = True
     known: tuple[str, ...] = ()
+    attempts: int | None = None
+    fixtures: str = ""
 
     def question(self, mode: str, **fields: Any) -> dict[str, Any]:
         return {
@@ -47,12 +52,13 @@ class AccountingRequest:
             "seed": self.seed,
             "schedules": self.schedules,
             "seconds": self.seconds,
-            "out": str(self.out),
             "mutant": self.mutant,
             "kernels": self.kernels,
             "strategy": self.strategy,
-            "shrink_seconds": self.shrink_seconds,
+            "shrinks": self.shrinks,
             "known": list(self.known),
+            "attempts": self.attempts,
+            "fixtures": self.fixtures,
             **fields,
         }
 
@@ -67,39 +73,56 @@ def run_accounting_suite(
     """
     suite = Suite("accounting")
     started = time.monotonic()
-    index = -1
+    index, shrinking, of_known = -1, False, ""
     features: list[str] | None = None
-    findings: list[Finding] = []
+    findings: dict[str, Finding] = {}
     try:
         for message in ask(request.question("check"), request.hang_seconds):
             if message["event"] == "schedule":
-                index = message["index"]
+                shrinking, of_known = message["index"] < 0, message.get("known", "")
+                index = index if shrinking else message["index"]
                 features = message.get("features", features)
-                progress("schedules" if index >= 0 else "shrinking", max(0, index))
+                progress("shrinking" if shrinking else "schedules", max(0, index))
                 if "events" in message:
+                    suite.schedules, suite.events = message["schedules"], message["events"]
                     on_counts({**message, "tier": suite.name})
+            elif message["event"] == "found":
+                found = received(message, request.out)
+                findings[found.signature] = found
             elif message["event"] == "end":
                 if message["nondeterministic"]:
                     raise NondeterministicError(message["nondeterministic"])
                 suite.schedules, suite.events = message["schedules"], message["events"]
                 suite.seam = message["seam"]
                 suite.not_run = [NotRun(**entry) for entry in message["not_run"]]
-                findings = [finding_from_json(finding) for finding in message["findings"]]
     except ChildEnded as ended:
         if index < 0:
             raise ended_early(request.target, ended) from None
-        suite.schedules = index + 1
-        suite.not_run.append(NotRun(f"schedules after {index}", f"schedule {index} {ended.text}"))
-        rule = "X2" if ended.hung else "X3"
-        question = request.question("failure", index=index, rule=rule, text=ended.text, features=features)
-        try:
-            for message in ask(question, request.hang_seconds):
-                if message["event"] == "done alone":
-                    findings = [finding_from_json(message["finding"])]
-        except ChildEnded as again:  # in a schedule before it, which had ended
-            raise ended_early(request.target, again) from None
+        if shrinking:  # which the findings as they were hit do not need
+            suite.not_run.append(NotRun("shrinking of what was found", f"a smaller schedule {ended.text}"))
+        else:
+            what = f"the schedule of {of_known}" if of_known else f"schedule {index}"
+            suite.schedules = max(suite.schedules, 1 if of_known else index + 1)
+            suite.not_run.append(NotRun(f"schedules after {of_known or index}", f"{what} {ended.text}"))
+            died = _of_process(request, ended, index, of_known, features)
+            findings[died.signature] = died
     suite.seconds = time.monotonic() - started
-    return suite, findings
+    return suite, list(findings.values())
+
+
+def _of_process(
+    request: AccountingRequest, ended: ChildEnded, index: int, of_known: str, features: list[str] | None
+) -> Finding:
+    """The finding of a schedule that ended its process."""
+    how = {"rule": "X2" if ended.hung else "X3", "text": ended.text, "features": features}
+    question = request.question("failure", index=index, of_known=of_known, **how)
+    try:
+        for message in ask(question, request.hang_seconds):
+            if message["event"] == "done alone":
+                return received(message["found"], request.out)
+    except ChildEnded as again:  # in a schedule before it, which had ended
+        raise ended_early(request.target, again) from None
+    raise no_answer(request.target)
 
 
 def replay_schedule(
@@ -165,6 +188,5 @@ def shrink_schedule(request: AccountingRequest, replay: Path, attempts: int, sec
     """Make a replay file's schedule smaller, for `seconds` at most; the message names the new
     file and the sizes before and after.
     """
-    return shrunk(
-        request.question("shrink", replay=str(replay), attempts=attempts, shrink_seconds=seconds), request.hang_seconds
-    )
+    question = request.question("shrink", replay=str(replay), shrink_seconds=seconds)
+    return kept(shrunk({**question, "attempts": attempts}, request.hang_seconds), request.out)

@@ -2,9 +2,11 @@
 
 {"event": "schedule", "index": I, ...}        schedule I comes next, -1 while shrinking; with what was counted so far
 {"event": "schedule", "index": 0, "features"} the target was made, and draws these
-{"event": "end", "schedules", "events", "findings": [...], "seam": [...], "not_run": [...], "nondeterministic"}
+{"event": "schedule", "index": 0, "known"}    the schedule of this replay file comes next
+{"event": "found", "finding", "replay"}       a finding as it was hit; once more when it was shrunk
+{"event": "end", "schedules", "events", "seam": [...], "not_run": [...], "nondeterministic"}
 {"event": "replayed", ...}                    the answer to a replay request
-{"event": "done alone", "finding" | "replay"} the answer to a failure or a shrink request
+{"event": "done alone", "found"}              the answer to a failure or a shrink request
 {"event": "error", "problem", "remedy"}       bad input; the process exits
 """
 
@@ -21,11 +23,12 @@ import specsim
 from specsim import interrupts, replay_file
 from specsim.errors import UsageError
 from specsim.judge.child import Messages, Request
+from specsim.judge.received import sent
 from specsim.replay_file import ScheduleReplay
 from specsim.verdict import Finding, NotRun
 
 if TYPE_CHECKING:
-    from specsim.check.suite import SimulationResult
+    from specsim.check.suite import KnownSchedule, SimulationResult
     from specsim.explore.strategies import Strategy
 
 EVENTS_SHOWN = 8
@@ -70,17 +73,17 @@ def announce(request: Request, messages: Messages) -> None:
 
 def check(request: Request, messages: Messages) -> None:
     """Simulate the target's accounting."""
+    end = time.monotonic() + request["seconds"]
     announce(request, messages)
     target = load_target(request, lambda: messages.send("schedule", index=0))
     if isinstance(target, NotRun):
-        messages.send("end", schedules=0, events=0, findings=[], seam=[], not_run=[asdict(target)], nondeterministic="")
+        messages.send("end", schedules=0, events=0, seam=[], not_run=[asdict(target)], nondeterministic="")
         return
     from specsim.check.suite import SimulationResult, simulate, strategy_of
     from specsim.sim.features import FEATURES
 
     messages.send("schedule", index=0, features=sorted(target.features))
-    end = time.monotonic() + request["seconds"]
-    known, no_later = set(request["known"]), end + request["shrink_seconds"]
+    known = set(request["known"])
     result = SimulationResult()
     simulate(
         target,
@@ -91,9 +94,12 @@ def check(request: Request, messages: Messages) -> None:
         strategy=strategy_of(request["strategy"], request["seed"]),
         result=result,
         stopped=interrupts.asked,
-        shrinks=lambda signature: signature not in known and not interrupts.asked() and time.monotonic() < no_later,
+        shrinks=lambda signature: request["shrinks"] and signature not in known and not interrupts.asked(),
+        attempts=request["attempts"],
+        known=_known_schedules(request),
+        on_known=lambda name: messages.send("schedule", index=0, known=name),
+        on_found=lambda found: messages.send("found", **sent(*finding_of(target, found, request))),
     )
-    findings = [asdict(write_finding(target, found, request)) for found in result.findings]
     not_run = [NotRun(part.name, part.why) for part in target.parts if part.kind == "not run"]
     not_run += [NotRun(f"{count} schedules", why) for why, count in sorted(result.refused.items())]
     lacking = sorted(FEATURES - target.features)
@@ -105,11 +111,21 @@ def check(request: Request, messages: Messages) -> None:
         "end",
         schedules=result.schedules,
         events=result.events,
-        findings=findings,
         seam=[asdict(part) for part in target.parts],
         not_run=[asdict(entry) for entry in not_run],
         nondeterministic=result.nondeterministic,
     )
+
+
+def _known_schedules(request: Request) -> list[KnownSchedule]:
+    """The schedules of the replay files in the request's folder that are of no mutant."""
+    from specsim.check.suite import KnownSchedule
+
+    return [
+        KnownSchedule(path.name, tuple(stored.tape), stored.signature)
+        for path, stored in replay_file.load_all(request["fixtures"])
+        if isinstance(stored, ScheduleReplay) and not stored.mutant and not stored.kernels
+    ]
 
 
 def _counts(result: SimulationResult) -> dict[str, int]:
@@ -129,18 +145,24 @@ def failure(request: Request, messages: Messages) -> None:
     """Make the finding of a schedule that took a child with it. Runs none of it, but those before it where the strategy
     learns from them.
     """
+    from specsim.explore.chooser import replayed
     from specsim.sim.features import FEATURES
     from specsim.sim.workload import draw_scenario
 
     features = FEATURES if request["features"] is None else frozenset(request["features"])
-    chooser = _strategy_before(request, messages).chooser(request["index"])
-    scenario = draw_scenario(chooser, features)
-    messages.send("done alone", finding=asdict(write_failure(chooser.tape, scenario, request)))
+    if request["of_known"]:
+        (tape,) = [known.tape for known in _known_schedules(request) if known.name == request["of_known"]]
+        scenario = draw_scenario(replayed(tape), features)
+    else:
+        chooser = _strategy_before(request, messages).chooser(request["index"])
+        scenario = draw_scenario(chooser, features)
+        tape = chooser.tape
+    messages.send("done alone", found=sent(*failure_of(tape, scenario, request)))
 
 
-def write_failure(tape: Sequence[int], scenario: Any, request: Request) -> Finding:
+def failure_of(tape: Sequence[int], scenario: Any, request: Request) -> tuple[Finding, ScheduleReplay]:
     """The finding of schedule `index` of the request, whose process ended as its `text` says and which breaks `rule`,
-    and its replay file. `tape` holds the choices of its scenario.
+    and what its replay file holds. `tape` are the choices of its scenario.
     """
     from specsim.check.rules import BY_ID
 
@@ -164,8 +186,7 @@ def write_failure(tape: Sequence[int], scenario: Any, request: Request) -> Findi
         digest="",
         kernels=request["kernels"],
     )
-    path = _save(replay, Path(request["out"]))
-    return Finding(
+    finding = Finding(
         rule=rule.id,
         sentence=rule.sentence,
         title=title,
@@ -176,10 +197,11 @@ def write_failure(tape: Sequence[int], scenario: Any, request: Request) -> Findi
         where="",
         expected=rule.sentence,
         actual=request["text"],
-        replay=str(path),
+        replay="",
         count=1,
         details=(f"schedule {request['index']} of seed {request['seed']}",),
     )
+    return finding, replay
 
 
 def _strategy_before(request: Request, messages: Messages) -> Strategy:
@@ -261,7 +283,7 @@ def shrink(request: Request, messages: Messages) -> None:
     announce(request, messages)
     target = _simulated(request)
     from specsim.check import suite
-    from specsim.check.order import decisive_pair
+    from specsim.check.order import StoppedError, decisive_pair
     from specsim.explore.chooser import replayed
 
     schedule = suite.run_schedule(target, replayed(stored.tape), stop_at=stored.signature)
@@ -271,22 +293,30 @@ def shrink(request: Request, messages: Messages) -> None:
             "replay it to see what it shows",
         )
     before = len(schedule.tape), len(schedule.run.log)
+    goes_on = interrupts.until(request["shrink_seconds"])
     shrunk = suite.shrink(
         target,
         schedule.tape,
         stored.signature,
         request["attempts"],
         lambda: messages.send("schedule", index=-1),
-        interrupts.until(request["shrink_seconds"]),
+        goes_on,
     )
     violation = shrunk.violation(stored.signature)
     assert violation is not None
-    # The file's own schedule is the larger one; what it was found to do in every order it still does.
-    order = decisive_pair(target, shrunk.tape, stored.signature, [schedule.tape]) if stored.order else None
-    found = suite.ScheduleFinding(stored.signature, violation, shrunk, 1, 0, order)
-    finding = write_finding(target, found, request)
+    order, looked = None, True
+    if stored.order:  # what it was found to do in every order it still does
+        try:
+            larger = [schedule.tape]  # the file's own schedule
+            order = decisive_pair(target, shrunk.tape, stored.signature, larger, goes_on)
+        except StoppedError:
+            looked = False
+    found = suite.ScheduleFinding(stored.signature, violation, shrunk, 1, 0, order, looked)
     messages.send(
-        "done alone", replay=finding.replay, before=list(before), after=[len(shrunk.tape), len(shrunk.run.log)]
+        "done alone",
+        found=sent(*finding_of(target, found, request)),
+        before=list(before),
+        after=[len(shrunk.tape), len(shrunk.run.log)],
     )
 
 
@@ -311,8 +341,8 @@ def _part(target: Any, name: str) -> Any:
     return next((part for part in target.parts if part.name == name), SeamPart(name, "model"))
 
 
-def write_finding(target: Any, found: Any, request: Request) -> Finding:
-    """The finding of a ScheduleFinding, and its replay file."""
+def finding_of(target: Any, found: Any, request: Request) -> tuple[Finding, ScheduleReplay]:
+    """The finding of a ScheduleFinding, and what its replay file holds."""
     from specsim.check.extension import ExtensionTarget
     from specsim.check.order import line
 
@@ -326,32 +356,31 @@ def write_finding(target: Any, found: Any, request: Request) -> Finding:
     details = (
         f"smallest schedule: {_count(len(schedule.scenario.workload.turns), 'request')}, {_count(len(log), 'event')}, "
         + ", ".join(f"{name}={value}" for name, value in config.items()),
-        f"first in schedule {found.first} of seed {request['seed']}",
+        f"the schedule of the known finding {found.known}"
+        if found.known
+        else f"first in schedule {found.first} of seed {request['seed']}",
         *(str(event) for event in log[-EVENTS_SHOWN:]),
     )
-    replay_path = _save(
-        ScheduleReplay(
-            target=request["target"],
-            tier="accounting",
-            mutant=request["mutant"],
-            part=violation.part,
-            where=part.where,
-            source_hash=part.source_hash,
-            tape=list(schedule.tape),
-            scenario=_plain(schedule.scenario),
-            seed=request["seed"],
-            rule=violation.rule.id,
-            signature=found.signature,
-            title=title,
-            model_hash=model_hash(),
-            digest=schedule.run.digest,
-            order=list(order),
-            events=[str(event) for event in log],
-            kernels=request["kernels"],
-        ),
-        Path(request["out"]),
+    replay = ScheduleReplay(
+        target=request["target"],
+        tier="accounting",
+        mutant=request["mutant"],
+        part=violation.part,
+        where=part.where,
+        source_hash=part.source_hash,
+        tape=list(schedule.tape),
+        scenario=_plain(schedule.scenario),
+        seed=request["seed"],
+        rule=violation.rule.id,
+        signature=found.signature,
+        title=title,
+        model_hash=model_hash(),
+        digest=schedule.run.digest,
+        order=list(order),
+        events=[str(event) for event in log],
+        kernels=request["kernels"],
     )
-    return Finding(
+    finding = Finding(
         rule=violation.rule.id,
         sentence=violation.rule.sentence,
         title=title,
@@ -362,11 +391,12 @@ def write_finding(target: Any, found: Any, request: Request) -> Finding:
         where=part.where,
         expected=violation.expected,
         actual=violation.actual,
-        replay=str(replay_path),
+        replay="",
         count=found.count,
         details=details,
         order=order if looked_for else None,
     )
+    return finding, replay
 
 
 def title_of(violation: Any) -> str:
@@ -377,13 +407,6 @@ def title_of(violation: Any) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _save(replay: ScheduleReplay, out: Path) -> Path:
-    name = "-".join([replay.target, *filter(None, [replay.mutant, replay.kernels]), replay.signature])
-    path = out / f"{replay_file.file_name(name)}.json"
-    replay_file.save(path, replay, specsim.__version__)
-    return path
 
 
 def _plain(scenario: Any) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 POLL_SECONDS = 0.002
-LOST = 3  # exit code of a fork whose device is lost
-_CAME_TO_ITS_END = 64  # and of one that did; 0 is what a function gives that ends its process and means no harm
+LOST = 65  # exit code of a fork whose device is lost
+_CAME_TO_ITS_END = (
+    64  # and of one that came to its end; 0 is what a function gives that ends its process and means no harm
+)
 
 
 class Ended(NamedTuple):

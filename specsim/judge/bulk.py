@@ -40,7 +40,7 @@ def run_bulk_suite(request: OpsRequest, progress: Callable[[str, int], None]) ->
                     lost = message["text"]
                 elif message["event"] == "done":
                     skip.append(subject)
-                    take(suite, findings, failed, message)
+                    take(suite, findings, failed, message, request.out)
                 elif message["event"] == "end":
                     suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
                     suite.seconds = time.monotonic() - started
@@ -67,4 +67,4 @@ def _take_failure(
     }
     for message in ask(question, START_SECONDS_MAX):
         if message["event"] == "done":
-            take(suite, findings, failed, message)
+            take(suite, findings, failed, message, request.out)

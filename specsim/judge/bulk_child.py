@@ -11,12 +11,12 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim import interrupts
 from specsim.judge.child import Messages, Request
-from specsim.judge.ops_child import ON_CPU, choose_device, listed, load_asked_subjects, load_subjects, send_done
+from specsim.judge.ops_child import ON_CPU, asked, choose_device, listed, load_subjects, send_done
+from specsim.judge.received import sent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,10 +31,12 @@ def check(request: Request, messages: Messages) -> None:
     """Judge every subject that the request does not skip, in launches of thousands of cases."""
     device = choose_device(request["device"])
     from specsim.diff.bulk import judge_in_bulk
-    from specsim.diff.finding import write_counterexample
+    from specsim.diff.finding import finding_of
+    from specsim.diff.suite import SHRINK_ATTEMPTS_MAX
     from specsim.ops.registry import OPS
 
-    todo, not_run = load_asked_subjects(request)
+    subjects, not_run = asked(*load_subjects(request), request)
+    todo = [subject for subject in subjects if subject.name not in request["skip"]]
     failed: set[str] = set(request["failed"])
     end = time.monotonic() + request["seconds"]
     for position, subject in enumerate(todo):
@@ -56,19 +58,19 @@ def check(request: Request, messages: Messages) -> None:
                     "case", index=index, tape=launch.tape, first=launch.first, count=launch.count
                 ),
                 on_attempt=lambda: messages.send("case", index=-1),
+                attempts=SHRINK_ATTEMPTS_MAX if request["attempts"] is None else request["attempts"],
             )
             finding = None
             if result.counterexample:
                 failed.add(subject.name)
-                finding = asdict(
-                    write_counterexample(
+                finding = sent(
+                    *finding_of(
                         OPS[subject.op],
                         subject,
                         result.counterexample,
                         target=request["target"],
                         seed=request["seed"],
                         device=device,
-                        out=Path(request["out"]),
                         generator="bulk",
                     )
                 )
@@ -108,7 +110,7 @@ def failure(request: Request, messages: Messages) -> None:
     if device == "cuda":  # which this process does not touch
         os.environ.pop("TRITON_INTERPRET")
     from specsim.diff.bulk import Launch, bulk_of, tape_of, with_bulk_cases
-    from specsim.diff.finding import write_process_failure
+    from specsim.diff.finding import process_failure
     from specsim.diff.rules import BY_ID
     from specsim.explore.chooser import replayed
     from specsim.judge.apart import Ended, blame, run_apart
@@ -132,7 +134,7 @@ def failure(request: Request, messages: Messages) -> None:
     ended = ended or Ended(False, f"{request['text']}, once and not again")
     hung, text = ended if count == 1 else (ended.hung, f"{ended.text}, in a launch of {count} requests alone")
     tape = tape_of(op, Launch(shape, tuple(request["tape"]), first, count), range(first, first + count))
-    finding = write_process_failure(
+    finding = process_failure(
         op,
         subject,
         with_bulk_cases(op).generate(replayed(tape)),
@@ -141,11 +143,10 @@ def failure(request: Request, messages: Messages) -> None:
         target=request["target"],
         seed=request["seed"],
         device=device,
-        out=Path(request["out"]),
         tape=tape,
         generator="bulk",
     )
-    send_done(messages, subject, request["index"] + count, asdict(finding), [])
+    send_done(messages, subject, request["index"] + count, sent(*finding), [])
 
 
 def _run(op: Op, subject: Subject, shape: Sizes, first: int, count: int, device: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -151,10 +152,10 @@ def check_one(
 ) -> Column:
     """Check a target in a process of its own, which gets an interrupt of this one. `on_start` is told of it."""
     started = time.monotonic()
-    limit = 120 + budget_seconds * _TIME_BEYOND_THE_BUDGET
+    limit = 120 + budget_seconds * _TIME_BEYOND_THE_BUDGET if budget_seconds < math.inf else None
     with tempfile.TemporaryDirectory() as folder:
         verdict = Path(folder) / "verdict.json"
-        command = [sys.executable, "-m", "specsim", "check", target, "--one-core", *options, "--json", str(verdict)]
+        command = [sys.executable, "-m", "specsim", "check", target, *options, "--json", str(verdict)]
         path = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
         process = subprocess.Popen(
             command,

@@ -1,6 +1,7 @@
-"""The ops tier in the parent: judge every implementation that a target has, and survive whatever it does.
+"""The ops tier in the parent: judge every implementation that a target has.
 
-A call that hangs or a child that dies is a finding for that one implementation, and a new child goes on with the next.
+The child is the trusted side of `specsim.judge.target_process`: a call that hangs or ends its process is a finding for
+that one implementation there. A child that dies is no finding: nothing of the target runs in it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from specsim.judge.accounting import HASH_SEEDS, NondeterministicError
-from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer, shrunk
-from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
+from specsim.judge.parent import START_SECONDS_MAX, Ask, ChildEnded, Message, ask, ended_early, no_answer, shrunk
+from specsim.judge.received import kept, received
+from specsim.verdict import Finding, Judged, NotRun, Suite
 
 
 @dataclass(frozen=True, slots=True)
 class OpsRequest:
-    """What to run. `seconds` is the time budget, `hang_seconds` the limit of one call, `operation` the one that is
-    judged, "" for all; without `shrinks` what is found stays as large as it is, and so do the signatures `known`.
+    """What to run. `cases` of each implementation and `attempts` at a smaller case of each finding, for `seconds` at
+    most; `hang_seconds` is the limit of one call, `operation` the one that is judged, "" for all. Without `shrinks`
+    what is found stays as large as it is, and so do the signatures `known`. The cases of the replay files in the folder
+    `fixtures` are run first ("" for none), and the implementations `first` before the others.
     """
 
     target: str
@@ -34,6 +38,9 @@ class OpsRequest:
     operation: str = ""
     shrinks: bool = True
     known: tuple[str, ...] = ()
+    attempts: int | None = None
+    fixtures: str = ""
+    first: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -42,11 +49,14 @@ class OpsRequest:
             "seed": self.seed,
             "cases": self.cases,
             "seconds": self.seconds,
+            "hang_seconds": self.hang_seconds,
             "device": self.device,
-            "out": str(self.out),
             "operation": self.operation,
             "shrinks": self.shrinks,
             "known": list(self.known),
+            "attempts": self.attempts,
+            "fixtures": self.fixtures,
+            "first": list(self.first),
         }
 
 
@@ -55,66 +65,31 @@ def run_ops_suite(request: OpsRequest, progress: Callable[[str, int], None]) -> 
     suite = Suite("ops")
     findings: list[Finding] = []
     started = time.monotonic()
-    skip: list[str] = []
-    failed: list[str] = []
-    while True:
-        remaining = max(0.0, request.seconds - (time.monotonic() - started))
-        question = {**request.to_json(), "mode": "ops.check", "seconds": remaining, "skip": skip, "failed": failed}
-        subject, index = "", 0
-        try:
-            for message in ask(question, request.hang_seconds):
-                if message["event"] == "start":
-                    subject, index = message["subject"], 0
-                elif message["event"] == "case":
-                    index = message["index"]
-                    progress(subject, suite.cases + max(0, index))
-                elif message["event"] == "done":
-                    skip.append(subject)
-                    take(suite, findings, failed, message)
-                elif message["event"] == "end":
-                    suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
-                    suite.seconds = time.monotonic() - started
-                    return suite, findings
-        except ChildEnded as ended:
-            if not subject or subject in skip:
-                raise ended_early(request.target, ended) from None
-            skip.append(subject)
-            _take_failure(suite, findings, failed, request, subject, index, ended)
+    question = {**request.to_json(), "mode": "ops.check"}
+    try:
+        for message in ask(question, request.hang_seconds + START_SECONDS_MAX):
+            if message["event"] == "case":
+                progress(message["subject"], message["cases"])
+            elif message["event"] == "done":
+                take(suite, findings, [], message, request.out)
+            elif message["event"] == "end":
+                suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
+    except ChildEnded as ended:
+        raise ended_early(request.target, ended) from None
+    suite.seconds = time.monotonic() - started
+    return suite, findings
 
 
-def take(suite: Suite, findings: list[Finding], failed: list[str], message: Message) -> None:
+def take(suite: Suite, findings: list[Finding], failed: list[str], message: Message, out: Path) -> None:
     """Note what a child's "done" says of a subject."""
     suite.cases += message["cases"]
     suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
     if message["cases"]:
         packing = {name: message[name] for name in ("launches", "packed", "seconds") if name in message}
         suite.judged.append(Judged(message["op"], message["subject"], message["where"], message["cases"], **packing))
-    if message["finding"]:
+    if message["found"]:
         failed.append(message["subject"])
-        findings.append(finding_from_json(message["finding"]))
-
-
-def _take_failure(
-    suite: Suite,
-    findings: list[Finding],
-    failed: list[str],
-    request: OpsRequest,
-    subject: str,
-    index: int,
-    ended: ChildEnded,
-) -> None:
-    """A child ended on a case: let a fresh one make the finding of it."""
-    question = {
-        **request.to_json(),
-        "mode": "ops.failure",
-        "subject": subject,
-        "index": index,
-        "rule": "O7" if ended.hung else "O8",
-        "text": ended.text,
-    }
-    for message in ask(question, request.hang_seconds):
-        if message["event"] == "done":
-            take(suite, findings, failed, message)
+        findings.append(received(message["found"], out))
 
 
 def replay_ops_twice(request: OpsRequest, replay: Path) -> Message:
@@ -129,38 +104,16 @@ def replay_ops_twice(request: OpsRequest, replay: Path) -> Message:
 
 
 def replay_ops(request: OpsRequest, replay: Path, hash_seed: str = "", ask: Ask = ask, record: bool = False) -> Message:
-    """Run a replay file's case on the request's target; returns the worker's "replayed" message, or one with
-    `violations` of the rule that a dying or hanging child breaks. With `record` it has the outputs.
+    """Run a replay file's case on the request's target; returns the child's "replayed" message, whose `violations` say
+    too when the case ended its process. With `record` it has the outputs.
     """
     question = {**request.to_json(), "mode": "ops.replay", "replay": str(replay), "record": record}
-    subject = ""
     try:
-        for message in ask(question, request.hang_seconds, hash_seed):
-            if message["event"] == "start":
-                subject = message["subject"]
+        for message in ask(question, request.hang_seconds + START_SECONDS_MAX, hash_seed):
             if message["event"] == "replayed":
                 return message
     except ChildEnded as ended:
-        if not subject:
-            raise ended_early(request.target, ended) from None
-        violation = {
-            "rule": "O7" if ended.hung else "O8",
-            "sentence": "",
-            "title": ended.text,
-            "expected": "",
-            "actual": ended.text,
-        }
-        return {
-            "subject": subject,
-            "where": "",
-            "judged": True,
-            "same_source": True,
-            "digest": "",
-            "violations": [violation],
-            "explanation": "",
-            "inputs": {},
-            "expected": {},
-        }
+        raise ended_early(request.target, ended) from None
     raise no_answer(request.target)
 
 
@@ -175,4 +128,4 @@ def shrink_ops(request: OpsRequest, replay: Path, attempts: int, seconds: float 
         "attempts": attempts,
         "shrink_seconds": seconds,
     }
-    return shrunk(question, request.hang_seconds)
+    return kept(shrunk(question, request.hang_seconds + START_SECONDS_MAX), request.out)

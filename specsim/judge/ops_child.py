@@ -1,8 +1,9 @@
-"""The ops tier in the child. Messages:
+"""The ops tier in the child, which is the trusted side of `specsim.judge.target_process`. Messages:
 
-{"event": "start", "subject": NAME}           a subject's cases begin
-{"event": "case", "index": I}                 case I comes next; -1 while shrinking
-{"event": "done", "op", "subject", "where", "cases", "finding": {...} | null, "not_run": [...]}
+{"event": "start", "subject": NAME}           a replayed case begins
+{"event": "case", "subject", "index": I, "cases"}  case I of the subject comes next, -1 while shrinking; cases so far
+{"event": "alive"}                            calls are being made
+{"event": "done", "op", "subject", "where", "cases", "found": {"finding", "replay"} | null, "not_run": [...]}
 {"event": "end", "not_run": [...]}            all subjects are done
 {"event": "replayed", ...}                    the answer to a replay request
 {"event": "error", "problem", "remedy"}       bad input; the process exits
@@ -10,23 +11,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specsim import interrupts
 from specsim.errors import UsageError
 from specsim.judge.child import Messages, Request
+from specsim.judge.received import sent
 from specsim.verdict import NotRun
 
+if TYPE_CHECKING:
+    from specsim.diff.run import EndedError
+    from specsim.judge.target_process import TargetProcess
+    from specsim.replay_file import OpReplay
+
+ALIVE_SECONDS = 1.0
 ON_CPU = "host code, which runs on a CPU between stand-ins: leave out --device cuda"
 
 
 def choose_device(wanted: str) -> str:
     """The device, "cpu" or "cuda". Sets Triton to its interpreter on a CPU; must run before triton is imported."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a look that keeps the device usable in forks
     import torch
 
     if wanted == "cuda" and not torch.cuda.is_available():
@@ -51,9 +61,8 @@ def load_subjects(request: Request, op: str = "") -> tuple[list[Any], list[NotRu
     return load_provider(parse_target(request["target"]), Cache(Path(request["cache"])), op).subjects()
 
 
-def load_asked_subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
-    """Those of the request's operation, if it names one, that it does not skip."""
-    subjects, not_run = load_subjects(request)
+def asked(subjects: list[Any], not_run: list[NotRun], request: Request) -> tuple[list[Any], list[NotRun]]:
+    """Those of the request's operation, if it names one."""
     operation = request.get("operation", "")
     if operation:
         from specsim.ops.registry import OPS
@@ -62,73 +71,117 @@ def load_asked_subjects(request: Request) -> tuple[list[Any], list[NotRun]]:
             raise UsageError(f"--only ops:{operation}: there is no such operation", f"there are {', '.join(OPS)}")
         subjects = [s for s in subjects if s.op == operation]
         not_run = [entry for entry in not_run if entry.what.split()[0] == operation]
-    return [s for s in subjects if s.name not in request["skip"]], not_run
+    return subjects, not_run
+
+
+def opened(request: Request, messages: Messages, device: str, op: str = "") -> TargetProcess:
+    """The process of the request's target, to be used as a context manager. It says that it lives as calls are made."""
+    from specsim.judge.target_process import TargetProcess
+
+    last = 0.0
+
+    def alive() -> None:
+        nonlocal last
+        if time.monotonic() > last + ALIVE_SECONDS:
+            last = time.monotonic()
+            messages.send("alive")
+
+    return TargetProcess(
+        request["target"],
+        Path(request["cache"]),
+        device=device,
+        op=op,
+        hang_seconds=request["hang_seconds"],
+        on_call=alive,
+    )
 
 
 def check(request: Request, messages: Messages) -> None:
-    """Judge every subject that the request does not skip; kernels come before the callers that need them."""
+    """Judge every subject; kernels come before the callers that need them."""
+    end = time.monotonic() + request["seconds"]
     device = choose_device(request["device"])
-    from specsim.diff.finding import write_counterexample
-    from specsim.diff.suite import judge
+    from specsim.diff.finding import finding_of, signature_of
+    from specsim.diff.suite import SHRINK_ATTEMPTS_MAX, Limits, judge_all
     from specsim.ops.registry import OPS
 
-    todo, not_run = load_asked_subjects(request)
-    failed: set[str] = set(request["failed"])
-    end = time.monotonic() + request["seconds"]
-    for position, subject in enumerate(todo):
-        messages.send("start", subject=subject.name)
-        now = time.monotonic()
-        reason = ""
-        if subject.needs in failed:
-            reason = f"it calls {subject.op}, which is itself wrong"
-        elif subject.on_cpu and device == "cuda":
-            reason = ON_CPU
-        elif now >= end or interrupts.asked():
-            reason = interrupts.why_not_run()
-        if reason:
-            send_done(messages, subject, 0, None, listed(subject, reason))
-            continue
-        result = judge(
-            OPS[subject.op],
-            subject,
-            seed=request["seed"],
+    known_signatures = set(request["known"])
+    cases: dict[str, int] = {}
+
+    def on_case(subject: Any, index: int) -> None:
+        cases[subject.name] = max(cases.get(subject.name, 0), index)
+        messages.send("case", subject=subject.name, index=index, cases=sum(cases.values()))
+
+    with opened(request, messages, device) as process:
+        todo, not_run = asked(process.subjects, process.not_run, request)
+        on_host = [s for s in todo if s.on_cpu and device == "cuda"]
+        limits = Limits(
             cases=request["cases"],
-            device=device,
-            deadline=now + (end - now) / (len(todo) - position),
-            on_case=lambda index: messages.send("case", index=index),
+            attempts=SHRINK_ATTEMPTS_MAX if request["attempts"] is None else request["attempts"],
+            deadline=end,
             stopped=interrupts.asked,
-            shrinks=_shrinks(request, subject),
+            shrinks=lambda subject: request["shrinks"] and signature_of(subject) not in known_signatures,
         )
-        finding = None
-        if result.counterexample:
-            failed.add(subject.name)
-            finding = asdict(
-                write_counterexample(
-                    OPS[subject.op],
-                    subject,
-                    result.counterexample,
-                    target=request["target"],
-                    seed=request["seed"],
-                    device=device,
-                    out=Path(request["out"]),
+        for subject in on_host:
+            send_done(messages, subject, 0, None, listed(subject, ON_CPU))
+        for subject, result in judge_all(
+            OPS,
+            [s for s in todo if s not in on_host],
+            seed=request["seed"],
+            limits=limits,
+            launcher=process,
+            on_case=on_case,
+            known=known_cases(request["fixtures"]),
+            first=request["first"],
+        ):
+            found = None
+            if result.counterexample:
+                known = result.counterexample.known
+                found = sent(
+                    *finding_of(
+                        OPS[subject.op],
+                        subject,
+                        result.counterexample,
+                        target=request["target"],
+                        seed=request["seed"],
+                        device=device,
+                        generator=known.generator if known else "",
+                    )
                 )
-            )
-        unjudged = [] if result.cases else listed(subject, "no generated case was one that it accepts")
-        send_done(messages, subject, result.cases, finding, unjudged)
+            reason = "" if result.cases or found else result.why_not
+            if not result.cases and not found and not reason:
+                spent = result.cut_short or interrupts.asked()
+                reason = interrupts.why_not_run() if spent else "no generated case was one that it accepts"
+            send_done(messages, subject, result.cases, found, listed(subject, reason) if reason else [])
     messages.send("end", not_run=[asdict(entry) for entry in not_run])
 
 
-def _shrinks(request: Request, subject: Any) -> Callable[[], bool]:
-    """Whether to go on making smaller what is wrong with a subject."""
-    known = f"ops:{subject.op}:{subject.name}" in request["known"]
-    return lambda: request["shrinks"] and not known and not interrupts.asked()
+def known_cases(folder: str) -> Callable[[Any, Any], list[Any]]:
+    """The cases of the replay files in a folder, by operation and implementation; none for ""."""
+    from specsim import replay_file
+    from specsim.diff.finding import case_of
+    from specsim.diff.suite import KnownCase
+
+    stored: dict[tuple[str, str], list[tuple[Path, OpReplay]]] = {}
+    for path, replay in replay_file.load_all(folder):
+        if isinstance(replay, replay_file.OpReplay):
+            stored.setdefault((replay.op, replay.subject), []).append((path, replay))
+
+    def of(op: Any, subject: Any) -> list[Any]:
+        found = []
+        for path, replay in stored.get((op.name, subject.name), ()):
+            with contextlib.suppress(UsageError):  # of an older contract of the operation
+                case = case_of(op, replay, path)
+                found.append(KnownCase(path.name, case, tuple(replay.tape), replay.rule, replay.generator))
+        return found
+
+    return of
 
 
 def send_done(
     messages: Messages,
     subject: Any,
     cases: int,
-    finding: dict[str, Any] | None,
+    found: dict[str, Any] | None,
     not_run: list[dict[str, str]],
     **packing: float,
 ) -> None:
@@ -138,7 +191,7 @@ def send_done(
         subject=subject.name,
         where=subject.where,
         cases=cases,
-        finding=finding,
+        found=found,
         not_run=not_run,
         **packing,
     )
@@ -148,40 +201,14 @@ def listed(subject: Any, why: str) -> list[dict[str, str]]:
     return [asdict(NotRun(f"{subject.op}, {subject.name}", why))]
 
 
-def failure(request: Request, messages: Messages) -> None:
-    """Make the finding of a case that took a worker with it. Runs none of the target's operations."""
-    device = choose_device(request["device"])
-    from specsim.diff.finding import write_process_failure
-    from specsim.diff.rules import BY_ID
-    from specsim.diff.suite import chooser_of
-    from specsim.ops.registry import OPS
-
-    subjects, _not_run = load_subjects(request)
-    (subject,) = [s for s in subjects if s.name == request["subject"]]
-    op = OPS[subject.op]
-    finding = write_process_failure(
-        op,
-        subject,
-        op.generate(chooser_of(request["seed"], subject, max(0, request["index"]))),
-        BY_ID[request["rule"]],
-        request["text"],
-        target=request["target"],
-        seed=request["seed"],
-        device=device,
-        out=Path(request["out"]),
-    )
-    send_done(messages, subject, max(1, request["index"]), asdict(finding), [])
-
-
 def replay(request: Request, messages: Messages) -> None:
     """Run the case of a replay file once more, on the subject it was found on. With `record`, the answer has the
     outputs too.
     """
     device = choose_device(request["device"])
     from specsim import replay_file
-    from specsim.diff.finding import case_of, tensor_to_json
-    from specsim.diff.rules import KEEPS_RELATIONS
-    from specsim.diff.run import compared, run_case
+    from specsim.diff.finding import case_of
+    from specsim.diff.run import EndedError
     from specsim.ops.registry import OPS
 
     path = Path(request["replay"])
@@ -194,32 +221,40 @@ def replay(request: Request, messages: Messages) -> None:
         )
     op = OPS[replay.op]
     case = case_of(op, replay, path)
-    subjects, not_run = load_subjects(request, replay.op)
-    subject = _same_subject(subjects, not_run, replay.op, replay.subject)
-    if subject is None:
-        reasons = "; ".join(f"{entry.what}: {entry.why}" for entry in not_run if entry.what.startswith(replay.op))
-        raise UsageError(
-            f"{path} was made for {replay.target}: {request['target']} has no {replay.subject} "
-            f"({reasons or 'not provided'})",
-            f"replay it with --target {replay.target}",
-        )
-    if not subject.accepts(case.sizes):
-        messages.send("replayed", subject=subject.name, where=subject.where, judged=False)
-        return
-    messages.send("start", subject=subject.name)
-    messages.send("case", index=0)
-    outcome = run_case(op, subject, case, device, related=replay.rule == KEEPS_RELATIONS.id)
+    with opened(request, messages, device, replay.op) as process:
+        subject = _required_subject(process, replay.op, replay.subject, path, replay.target, request["target"])
+        if not subject.accepts(case.sizes):
+            messages.send("replayed", subject=subject.name, where=subject.where, judged=False)
+            return
+        messages.send("start", subject=subject.name)
+        messages.send("case", index=0)
+        answer = {"subject": subject.name, "where": subject.where}
+        answer["same_source"] = subject.source_hash == replay.source_hash
+        answer["code"] = [
+            {"name": s.name, "where": s.where, "source_hash": s.source_hash}
+            for s in process.subjects
+            if s.op == replay.op
+        ]
+        try:
+            messages.send("replayed", **answer, **_shown(op, subject, case, replay, process, request))
+        except EndedError as ended:
+            messages.send("replayed", **answer, **_ended(ended))
+
+
+def _shown(op: Any, subject: Any, case: Any, replay: OpReplay, process: TargetProcess, request: Request) -> Request:
+    """What a case shows."""
+    from specsim.diff.finding import tensor_to_json
+    from specsim.diff.rules import KEEPS_RELATIONS
+    from specsim.diff.run import compared, run_case
+
+    outcome = run_case(op, subject, case, related=replay.rule == KEEPS_RELATIONS.id, launcher=process)
     expected = op.expected(case)
-    outputs = compared(op, subject, case, device) if request.get("record") and outcome.judged else {}
-    messages.send(
-        "replayed",
-        subject=subject.name,
-        where=subject.where,
-        judged=outcome.judged,
-        same_source=subject.source_hash == replay.source_hash,
-        digest=outcome.digest,
-        code=[{"name": s.name, "where": s.where, "source_hash": s.source_hash} for s in subjects if s.op == replay.op],
-        violations=[
+    record = request.get("record") and outcome.judged and subject.far is None
+    outputs = compared(op, subject, case, launcher=process) if record else {}
+    return {
+        "judged": outcome.judged,
+        "digest": outcome.digest,
+        "violations": [
             {
                 "rule": v.rule.id,
                 "sentence": v.rule.sentence,
@@ -230,10 +265,10 @@ def replay(request: Request, messages: Messages) -> None:
             }
             for v in outcome.violations
         ],
-        explanation=subject.explain() if outcome.violations else "",
-        inputs={name: tensor_to_json(tensor) for name, tensor in case.tensors.items()},
-        expected={name: tensor_to_json(tensor) for name, tensor in expected.items()},
-        outputs={
+        "explanation": subject.explain() if outcome.violations else "",
+        "inputs": {name: tensor_to_json(tensor) for name, tensor in case.tensors.items()},
+        "expected": {name: tensor_to_json(tensor) for name, tensor in expected.items()},
+        "outputs": {
             name: {
                 "actual": tensor_to_json(output.actual),
                 "defined": output.defined.flatten().tolist(),
@@ -241,7 +276,24 @@ def replay(request: Request, messages: Messages) -> None:
             }
             for name, output in outputs.items()
         },
-    )
+    }
+
+
+def _ended(ended: EndedError) -> Request:
+    """What a case shows that ended its process."""
+    from specsim.diff.rules import ENDS, SURVIVES
+
+    rule = ENDS if ended.hung else SURVIVES
+    violation = {
+        "rule": rule.id,
+        "sentence": rule.sentence,
+        "severity": str(rule.severity),
+        "title": ended.text,
+        "expected": rule.sentence,
+        "actual": ended.text,
+    }
+    nothing: Request = {"digest": "", "explanation": "", "inputs": {}, "expected": {}, "outputs": {}}
+    return {**nothing, "judged": True, "violations": [violation]}
 
 
 def shrink(request: Request, messages: Messages) -> None:
@@ -249,9 +301,9 @@ def shrink(request: Request, messages: Messages) -> None:
     device = choose_device(request["device"])
     from specsim import replay_file
     from specsim.diff.bulk import with_bulk_cases
-    from specsim.diff.finding import write_counterexample
+    from specsim.diff.finding import finding_of
     from specsim.diff.rules import BY_ID, KEEPS_RELATIONS
-    from specsim.diff.run import run_case
+    from specsim.diff.run import EndedError, run_case
     from specsim.diff.suite import Failure
     from specsim.diff.suite import shrink as shrink_case
     from specsim.explore.chooser import replayed
@@ -259,42 +311,63 @@ def shrink(request: Request, messages: Messages) -> None:
 
     stored = replay_file.load(Path(request["replay"]))
     assert isinstance(stored, replay_file.OpReplay)
-    subjects, not_run = load_subjects(request, stored.op)
-    subject = _same_subject(subjects, not_run, stored.op, stored.subject)
     problem = f"{request['replay']} does not show {stored.signature} on {request['target']}"
-    if stored.op not in OPS or subject is None or not stored.tape:
+    if stored.op not in OPS or not stored.tape:
         raise UsageError(problem, "shrink it on the target that it was found on")
-    op, rule = OPS[stored.op], BY_ID[stored.rule]
-    op = with_bulk_cases(op) if stored.generator == "bulk" else op
-    messages.send("case", index=0)
-    case = op.generate(replayed(stored.tape))
-    related = rule is KEEPS_RELATIONS
-    if not subject.accepts(case.sizes) or run_case(op, subject, case, device, related=related).of(rule) is None:
-        raise UsageError(problem, "replay it to see what it shows")
-    chosen = Failure(0, tuple(stored.tape), rule, subject.reach(case.sizes))
-    found = shrink_case(
-        op,
-        subject,
-        chosen,
-        device,
-        lambda index: messages.send("case", index=index),
-        request["attempts"],
-        1,
-        interrupts.until(request["shrink_seconds"]),
-    )
-    finding = write_counterexample(
-        op,
-        subject,
-        found,
-        target=request["target"],
-        seed=stored.seed,
-        device=device,
-        out=Path(request["out"]),
-        generator=stored.generator,
-    )
+    with opened(request, messages, device, stored.op) as process:
+        subject = _same_subject(process.subjects, process.not_run, stored.op, stored.subject)
+        if subject is None:
+            raise UsageError(problem, "shrink it on the target that it was found on")
+        op, rule = OPS[stored.op], BY_ID[stored.rule]
+        op = with_bulk_cases(op) if stored.generator == "bulk" else op
+        case = op.generate(replayed(stored.tape))
+        related = rule is KEEPS_RELATIONS
+        try:
+            if not subject.accepts(case.sizes) or not run_case(op, subject, case, related=related, launcher=process).of(
+                rule
+            ):
+                raise UsageError(problem, "replay it to see what it shows")
+            chosen = Failure(0, tuple(stored.tape), rule, subject.reach(case.sizes))
+            found = shrink_case(
+                op,
+                subject,
+                chosen,
+                lambda index: messages.send("case", index=index),
+                request["attempts"],
+                1,
+                interrupts.until(request["shrink_seconds"]),
+                process,
+            )
+        except EndedError as ended:
+            raise UsageError(
+                f"{request['replay']}: its case {ended.text}, and is as small as it will be", "replay it"
+            ) from None
+        finding, replay = finding_of(
+            op,
+            subject,
+            found,
+            target=request["target"],
+            seed=stored.seed,
+            device=device,
+            generator=stored.generator,
+        )
     before, after = (sum(t.numel() for t in c.tensors.values()) for c in (case, found.case))
     messages.send(
-        "done alone", replay=finding.replay, before=[len(stored.tape), before], after=[len(found.tape), after]
+        "done alone",
+        found=sent(finding, replay),
+        before=[len(stored.tape), before],
+        after=[len(found.tape), after],
+    )
+
+
+def _required_subject(process: TargetProcess, op: str, name: str, path: Path, made_for: str, target: str) -> Any:
+    subject = _same_subject(process.subjects, process.not_run, op, name)
+    if subject is not None:
+        return subject
+    reasons = "; ".join(f"{entry.what}: {entry.why}" for entry in process.not_run if entry.what.startswith(op))
+    raise UsageError(
+        f"{path} was made for {made_for}: {target} has no {name} ({reasons or 'not provided'})",
+        f"replay it with --target {made_for}",
     )
 
 

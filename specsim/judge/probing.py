@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,20 +27,36 @@ class NoStandInError(Exception):
 
 @dataclass(slots=True)
 class ProbeFinding:
-    """The smallest case found that breaks a rule, and how many did."""
+    """The smallest case found that breaks a rule, and how many generated ones did. `known` names the replay file whose
+    case it is, "" for a generated one.
+    """
 
     rule: str
     tape: Tape
     shown: Shown
     broken: Broken
     count: int
+    known: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCase:
+    """The case of a replay file, which is run before cases are generated, and the rule that it is known to break."""
+
+    name: str
+    tape: Tape
+    rule: str
 
 
 @dataclass(slots=True)
 class ProbeResult:
-    """What a probe showed. `why_not` says why it is not run, "" when it is."""
+    """What a probe showed. `hits` are the tapes of the generated cases that break a rule, `known` the known case that
+    does. `why_not` says why it is not run, "" when it is.
+    """
 
     cases: int = 0
+    hits: dict[str, list[Tape]] = field(default_factory=dict)
+    known: dict[str, KnownCase] = field(default_factory=dict)
     findings: list[ProbeFinding] = field(default_factory=list)
     why_not: str = ""
 
@@ -73,40 +90,64 @@ def chooser_of(seed: int, probe: str, index: int) -> RecordingChooser:
     return seeded(seed, "workers", probe, index)
 
 
-def judge_probe(
+def run_cases(
     probe: Probe,
     *,
     seed: int,
     cases: int,
-    deadline: float,
-    on_case: Callable[[int], None],
+    deadline: float = math.inf,
+    on_case: Callable[[int], None] = lambda _index: None,
     stopped: Callable[[], bool] = lambda: False,
-    shrinks: Callable[[str], bool] = lambda _rule: True,
+    known: Iterable[KnownCase] = (),
 ) -> ProbeResult:
-    """Run up to `cases` cases until `deadline` (of time.monotonic), then shrink what was found. `on_case(index)` is
-    called before each case, with -1 while shrinking. `stopped` ends the cases as the deadline does; the case of a
-    rule that `shrinks` refuses stays as large as it is.
+    """Run the known cases, then up to `cases` generated ones until `deadline` (of time.monotonic). `on_case(index)` is
+    called before each generated case. `stopped` ends the cases as the deadline does.
     """
     result = ProbeResult()
-    tapes: dict[str, list[Tape]] = {}
-    for index in range(cases):
-        if index and (time.monotonic() > deadline or stopped()):
-            break
-        on_case(index)
-        chooser = chooser_of(seed, probe.name, index)
-        try:
+    try:
+        for each in known:
+            broken_by = {broken.rule for broken in run_probe(probe, replayed(each.tape)).broken}
+            for rule in sorted(broken_by):
+                if rule == each.rule:
+                    result.known.setdefault(rule, each)
+        for index in range(cases):
+            if index and (time.monotonic() > deadline or stopped()):
+                break
+            on_case(index)
+            chooser = chooser_of(seed, probe.name, index)
             shown = run_probe(probe, chooser)
-        except NoStandInError as error:
-            return ProbeResult(why_not=str(error))
-        result.cases += 1
-        for broken in shown.broken:
-            tapes.setdefault(broken.rule, []).append(chooser.tape)
-    for rule, found in sorted(tapes.items()):
-        goes_on = partial(shrinks, rule)
-        start = min(found, key=shortlex)
-        tape, shown = smallest(probe, rule, start, lambda: on_case(-1), SHRINK_ATTEMPTS_MAX, goes_on)
-        (broken,) = [b for b in shown.broken if b.rule == rule]
-        result.findings.append(ProbeFinding(rule, tape, shown, broken, len(found)))
+            result.cases += 1
+            for rule in {broken.rule: None for broken in shown.broken}:
+                result.hits.setdefault(rule, []).append(chooser.tape)
+    except NoStandInError as error:
+        return ProbeResult(why_not=str(error))
+    return result
+
+
+def shrink_cases(
+    probe: Probe,
+    result: ProbeResult,
+    *,
+    attempts: int = SHRINK_ATTEMPTS_MAX,
+    on_attempt: Callable[[], None] = lambda: None,
+    shrinks: Callable[[str], bool] = lambda _rule: True,
+) -> None:
+    """Make the findings of what was hit. The case of a rule that `shrinks` refuses stays as large as it is, and so does
+    a known one.
+    """
+    for rule in sorted({*result.hits, *result.known}):
+        known, hits = result.known.get(rule), result.hits.get(rule, [])
+        start = known.tape if known else min(hits, key=shortlex)
+        goes_on = partial(shrinks, rule) if not known else lambda: False
+        tape, shown = smallest(probe, rule, start, on_attempt, attempts, goes_on)
+        broken = next(b for b in shown.broken if b.rule == rule)
+        result.findings.append(ProbeFinding(rule, tape, shown, broken, len(hits), known.name if known else ""))
+
+
+def judge_probe(probe: Probe, *, seed: int, cases: int) -> ProbeResult:
+    """Run so many cases, and shrink what was found."""
+    result = run_cases(probe, seed=seed, cases=cases)
+    shrink_cases(probe, result)
     return result
 
 

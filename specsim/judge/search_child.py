@@ -7,21 +7,23 @@ The answer is one message "replayed", as of a replay file:
 
 `failed` counts the schedules in which a host function raised.
 
-With `write` in the request the defect is made smaller and written to `out`: {"event": "done alone", "replay"}.
+With `write` in the request the defect is shrunk: {"event": "done alone", "found"}.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specsim.errors import UsageError
-from specsim.judge.accounting_child import announce, load_target, write_finding
+from specsim.judge.accounting_child import announce, finding_of, load_target
 from specsim.judge.child import Messages, Request
-from specsim.judge.ops_child import choose_device, load_subjects
+from specsim.judge.ops_child import choose_device, opened
+from specsim.judge.received import sent
 from specsim.verdict import NotRun
+
+if TYPE_CHECKING:
+    from specsim.judge.target_process import TargetProcess
 
 ATTEMPTS_MAX = 80  # to make what was found smaller; `specsim shrink` takes more
 
@@ -71,8 +73,8 @@ def _write_rule(request: Request, messages: Messages, target: Any, index: int) -
     shrunk = suite.shrink(target, schedule.tape, signature, ATTEMPTS_MAX, lambda: messages.send("schedule", index=-1))
     violation = shrunk.violation(signature)
     assert violation is not None
-    finding = write_finding(target, suite.ScheduleFinding(signature, violation, shrunk, 1, index, None), request)
-    messages.send("done alone", replay=finding.replay)
+    found = suite.ScheduleFinding(signature, violation, shrunk, 1, index, None)
+    messages.send("done alone", found=sent(*finding_of(target, found, request)))
 
 
 def search_op(request: Request, messages: Messages) -> None:
@@ -80,40 +82,44 @@ def search_op(request: Request, messages: Messages) -> None:
     is wrong.
     """
     device = choose_device(request["device"])
-    from specsim.diff.run import run_case
+    from specsim.diff.run import EndedError, run_case
     from specsim.diff.suite import chooser_of
     from specsim.ops.registry import OPS
 
     op = OPS[request["op"]]
-    subjects, not_run = load_subjects(request, op.name)
     answers = []
     wanted = request["subjects"]
-    for subject in [s for s in subjects if s.op == op.name and (not wanted or s.name in wanted)]:
-        messages.send("start", subject=subject.name)
-        cases, broken = 0, None
-        for index in range(request["cases"]):
-            messages.send("case", index=index)
-            case = op.generate(chooser_of(request["seed"], subject, index))
-            outcome = run_case(op, subject, case, device) if subject.accepts(case.sizes) else None
-            if outcome is None or not outcome.judged:
-                continue
-            cases += 1
-            if outcome.violations:
-                broken = outcome.violations[0]
-                break
-        if broken is not None and subject.name == request["write"]:
-            _write_op(request, messages, op, subject, device)
-            return
-        answers.append(
-            {
-                "name": subject.name,
-                "where": subject.where,
-                "source_hash": subject.source_hash,
-                "cases": cases,
-                "rule": broken.rule.id if broken else "",
-                "title": broken.title if broken else "",
-            }
-        )
+    with opened(request, messages, device, op.name) as process:
+        for subject in [s for s in process.subjects if s.op == op.name and (not wanted or s.name in wanted)]:
+            messages.send("start", subject=subject.name)
+            cases, broken = 0, None
+            for index in range(request["cases"]):
+                messages.send("case", index=index)
+                case = op.generate(chooser_of(request["seed"], subject, index))
+                try:
+                    outcome = run_case(op, subject, case, launcher=process) if subject.accepts(case.sizes) else None
+                except EndedError as ended:
+                    raise UsageError(f"a call {ended.text}", "give a larger --hang-seconds") from None
+                if outcome is None or not outcome.judged:
+                    continue
+                cases += 1
+                if outcome.violations:
+                    broken = outcome.violations[0]
+                    break
+            if broken is not None and subject.name == request["write"]:
+                _write_op(request, messages, op, subject, device, process)
+                return
+            answers.append(
+                {
+                    "name": subject.name,
+                    "where": subject.where,
+                    "source_hash": subject.source_hash,
+                    "cases": cases,
+                    "rule": broken.rule.id if broken else "",
+                    "title": broken.title if broken else "",
+                }
+            )
+        not_run = process.not_run
     messages.send(
         "replayed",
         subjects=answers,
@@ -121,27 +127,20 @@ def search_op(request: Request, messages: Messages) -> None:
     )
 
 
-def _write_op(request: Request, messages: Messages, op: Any, subject: Any, device: str) -> None:
-    from specsim.diff.finding import write_counterexample
-    from specsim.diff.suite import judge
+def _write_op(request: Request, messages: Messages, op: Any, subject: Any, device: str, process: TargetProcess) -> None:
+    from specsim.diff.finding import finding_of
+    from specsim.diff.suite import Limits, judge
 
     result = judge(
         op,
         subject,
         seed=request["seed"],
-        cases=request["cases"],
-        device=device,
-        deadline=math.inf,
+        limits=Limits(request["cases"]),
+        launcher=process,
         on_case=lambda index: messages.send("case", index=index),
     )
     assert result.counterexample is not None
-    finding = write_counterexample(
-        op,
-        subject,
-        result.counterexample,
-        target=request["target"],
-        seed=request["seed"],
-        device=device,
-        out=Path(request["out"]),
+    found = finding_of(
+        op, subject, result.counterexample, target=request["target"], seed=request["seed"], device=device
     )
-    messages.send("done alone", replay=finding.replay)
+    messages.send("done alone", found=sent(*found))

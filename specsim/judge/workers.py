@@ -14,13 +14,15 @@ from typing import Any
 
 from specsim.judge.accounting import HASH_SEEDS, NondeterministicError
 from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer, shrunk
-from specsim.verdict import Finding, Judged, NotRun, Suite, finding_from_json
+from specsim.judge.received import kept, received
+from specsim.verdict import Finding, Judged, NotRun, Suite
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersRequest:
-    """What to run. `seconds` is the time budget, `hang_seconds` the limit of one case; without `shrinks` what is found
-    stays as large as it is, and so do the signatures `known`.
+    """What to run. `cases` of each probe, and `attempts` at a smaller case of each finding, for `seconds` at most;
+    `hang_seconds` is the limit of one case. Without `shrinks` what is found stays as large as it is, and so do the
+    signatures `known`. The cases of the replay files in the folder `fixtures` are run first, "" for none.
     """
 
     target: str
@@ -32,6 +34,8 @@ class WorkersRequest:
     out: Path
     shrinks: bool = True
     known: tuple[str, ...] = ()
+    attempts: int | None = None
+    fixtures: str = ""
 
     def question(self, mode: str, **fields: Any) -> dict[str, Any]:
         return {
@@ -41,9 +45,10 @@ class WorkersRequest:
             "seed": self.seed,
             "cases": self.cases,
             "seconds": self.seconds,
-            "out": str(self.out),
             "shrinks": self.shrinks,
             "known": list(self.known),
+            "attempts": self.attempts,
+            "fixtures": self.fixtures,
             **fields,
         }
 
@@ -54,11 +59,14 @@ def run_workers_suite(request: WorkersRequest, progress: Callable[[str, int], No
     findings: list[Finding] = []
     started = time.monotonic()
     skip: list[str] = []
+    unshrunk: list[str] = []
     while True:
         remaining = max(0.0, request.seconds - (time.monotonic() - started))
         probe, index = "", 0
         try:
-            for message in ask(request.question("check", seconds=remaining, skip=skip), request.hang_seconds):
+            for message in ask(
+                request.question("check", seconds=remaining, skip=skip, unshrunk=unshrunk), request.hang_seconds
+            ):
                 if message["event"] == "start":
                     probe, index = message["probe"], 0
                 elif message["event"] == "case":
@@ -66,7 +74,7 @@ def run_workers_suite(request: WorkersRequest, progress: Callable[[str, int], No
                     progress(probe, suite.cases + max(0, index))
                 elif message["event"] == "done":
                     skip.append(probe)
-                    _take(suite, findings, message)
+                    _take(suite, findings, message, request.out)
                 elif message["event"] == "end":
                     suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
                     suite.seconds = time.monotonic() - started
@@ -74,20 +82,23 @@ def run_workers_suite(request: WorkersRequest, progress: Callable[[str, int], No
         except ChildEnded as ended:
             if not probe or probe in skip:
                 raise ended_early(request.target, ended) from None
+            if index < 0 and probe not in unshrunk:  # a smaller case did: the one that was hit is a finding as it is
+                unshrunk.append(probe)
+                continue
             skip.append(probe)
             rule = "X2" if ended.hung else "X3"
             question = request.question("failure", probe=probe, index=max(0, index), rule=rule, text=ended.text)
             for message in ask(question, request.hang_seconds):
                 if message["event"] == "done":
-                    _take(suite, findings, message)
+                    _take(suite, findings, message, request.out)
 
 
-def _take(suite: Suite, findings: list[Finding], message: Message) -> None:
+def _take(suite: Suite, findings: list[Finding], message: Message, out: Path) -> None:
     suite.cases += message["cases"]
     suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
     if message["cases"]:
         suite.judged.append(Judged(message["probe"], message["function"], message["where"], message["cases"]))
-    findings += [finding_from_json(finding) for finding in message["findings"]]
+    findings += [received(found, out) for found in message["findings"]]
 
 
 def replay_case(request: WorkersRequest, replay: Path, hash_seed: str = "", ask: Ask = ask) -> Message:
@@ -119,6 +130,5 @@ def shrink_case(request: WorkersRequest, replay: Path, attempts: int, seconds: f
     """Make a replay file's case smaller, for `seconds` at most; the message names the new
     file and the sizes before and after.
     """
-    return shrunk(
-        request.question("shrink", replay=str(replay), attempts=attempts, shrink_seconds=seconds), request.hang_seconds
-    )
+    question = request.question("shrink", replay=str(replay), shrink_seconds=seconds)
+    return kept(shrunk({**question, "attempts": attempts}, request.hang_seconds), request.out)

@@ -5,7 +5,7 @@
 {"event": "done", "probe", "function", "where", "cases", "findings": [...], "not_run": [...]}
 {"event": "end", "not_run": [...]}            all probes are done
 {"event": "replayed", ...}                    the answer to a replay request
-{"event": "done alone", "replay", ...}        the answer to a shrink request
+{"event": "done alone", "found", ...}         the answer to a shrink request
 {"event": "error", "problem", "remedy"}       bad input; the process exits
 """
 
@@ -16,14 +16,17 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import specsim
 from specsim import interrupts, replay_file
 from specsim.errors import UsageError
 from specsim.judge.child import Messages, Request
+from specsim.judge.received import sent
 from specsim.replay_file import WorkerReplay
 from specsim.verdict import Finding, NotRun
+
+if TYPE_CHECKING:
+    from specsim.judge.probing import KnownCase, ProbeResult
 
 
 def _probes(request: Request) -> tuple[list[Any], list[NotRun]]:
@@ -34,39 +37,80 @@ def _probes(request: Request) -> tuple[list[Any], list[NotRun]]:
     return load_probes(parse_target(request["target"]), Cache(Path(request["cache"])))
 
 
+SHRINK_SHARE = 0.25  # of the time, kept for shrinking as soon as something was hit
+
+
 def check(request: Request, messages: Messages) -> None:
-    """Run every probe that the request does not skip."""
-    from specsim.judge.probing import judge_probe
+    """Run every probe that the request does not skip, then shrink what was found."""
+    end = time.monotonic() + request["seconds"]
+    from specsim.judge.probing import SHRINK_ATTEMPTS_MAX, run_cases, shrink_cases
 
     probes, not_run = _probes(request)
     todo = [probe for probe in probes if probe.name not in request["skip"]]
-    end = time.monotonic() + request["seconds"]
+    known = _known_cases(request)
+    results: list[ProbeResult] = []
     for position, probe in enumerate(todo):
         messages.send("start", probe=probe.name)
         now = time.monotonic()
         if now >= end or interrupts.asked():
-            _send_done(messages, probe, 0, [], interrupts.why_not_run())
-            continue
-        result = judge_probe(
-            probe,
-            seed=request["seed"],
-            cases=request["cases"],
-            deadline=now + (end - now) / (len(todo) - position),
-            on_case=lambda index: messages.send("case", index=index),
-            stopped=interrupts.asked,
-            shrinks=_shrinks(request, probe.name),
+            break
+        kept = request["seconds"] * SHRINK_SHARE if any(result.hits for result in results) else 0.0
+        results.append(
+            run_cases(
+                probe,
+                seed=request["seed"],
+                cases=request["cases"],
+                deadline=now + (end - kept - now) / (len(todo) - position),
+                on_case=lambda index: messages.send("case", index=index),
+                stopped=interrupts.asked,
+                known=known.get(probe.name, ()),
+            )
         )
-        findings = [asdict(_write_finding(probe, found, request)) for found in result.findings]
+    attempts = SHRINK_ATTEMPTS_MAX if request["attempts"] is None else request["attempts"]
+    hit = sum(bool(result.hits) for result in results)
+    for probe, result in zip(todo, results, strict=False):
+        messages.send("start", probe=probe.name)
+        messages.send("case", index=-1)
+        now = time.monotonic()
+        shrink_cases(
+            probe,
+            result,
+            attempts=attempts,
+            on_attempt=lambda: messages.send("case", index=-1),
+            shrinks=_shrinks(request, probe.name, now + (end - now) / max(1, hit)),
+        )
+        hit -= bool(result.hits)
+        findings = [sent(*_finding_of(probe, found, request)) for found in result.findings]
         _send_done(messages, probe, result.cases, findings, result.why_not)
+    for probe in todo[len(results) :]:
+        _send_done(messages, probe, 0, [], interrupts.why_not_run())
     messages.send("end", not_run=[asdict(entry) for entry in not_run])
 
 
-def _shrinks(request: Request, probe: str) -> Callable[[str], bool]:
-    """Whether to go on making smaller what breaks a rule."""
+def _known_cases(request: Request) -> dict[str, list[KnownCase]]:
+    """The cases of the replay files in the request's folder, by probe."""
+    from specsim.judge.probing import KnownCase
+
+    found: dict[str, list[KnownCase]] = {}
+    for path, stored in replay_file.load_all(request["fixtures"]):
+        if isinstance(stored, WorkerReplay):
+            found.setdefault(stored.probe, []).append(KnownCase(path.name, tuple(stored.tape), stored.rule))
+    return found
+
+
+def _shrinks(request: Request, probe: str, ends: float) -> Callable[[str], bool]:
+    """Whether to go on shrinking what breaks a rule."""
     from specsim.targets.probe import signature_of
 
     known = set(request["known"])
-    return lambda rule: request["shrinks"] and signature_of(probe, rule) not in known and not interrupts.asked()
+    wanted = request["shrinks"] and probe not in request["unshrunk"]
+
+    def shrinks(rule: str) -> bool:
+        if not wanted or signature_of(probe, rule) in known:
+            return False
+        return time.monotonic() < ends and not interrupts.asked()
+
+    return shrinks
 
 
 def _send_done(messages: Messages, probe: Any, cases: int, findings: list[dict[str, Any]], why_not: str) -> None:
@@ -82,8 +126,8 @@ def _send_done(messages: Messages, probe: Any, cases: int, findings: list[dict[s
     )
 
 
-def _write_finding(probe: Any, found: Any, request: Request) -> Finding:
-    """The finding of a ProbeFinding, and its replay file."""
+def _finding_of(probe: Any, found: Any, request: Request) -> tuple[Finding, WorkerReplay]:
+    """The finding of a ProbeFinding, and what its replay file holds."""
     from specsim.judge.probing import digest_of
     from specsim.targets.probe import BY_ID, signature_of
 
@@ -105,9 +149,7 @@ def _write_finding(probe: Any, found: Any, request: Request) -> Finding:
         title=broken.what,
         digest=digest_of(shown) if shown.seen else "",  # nothing was recorded of a case that took its process along
     )
-    path = Path(request["out"]) / f"{replay_file.file_name(f'{replay.target}-{signature}')}.json"
-    replay_file.save(path, replay, specsim.__version__)
-    return Finding(
+    finding = Finding(
         rule=found.rule,
         sentence=rule.sentence,
         title=f"{probe.name}: {broken.what}",
@@ -118,10 +160,15 @@ def _write_finding(probe: Any, found: Any, request: Request) -> Finding:
         where=where,
         expected=broken.expected,
         actual=broken.actual,
-        replay=str(path),
+        replay="",
         count=found.count,
-        details=(f"smallest case: {json.dumps(shown.case)}", *broken.details),
+        details=(
+            f"smallest case: {json.dumps(shown.case)}",
+            *([f"the case of the known finding {found.known}"] if found.known else []),
+            *broken.details,
+        ),
     )
+    return finding, replay
 
 
 def failure(request: Request, messages: Messages) -> None:
@@ -134,7 +181,7 @@ def failure(request: Request, messages: Messages) -> None:
     broken = Broken(request["rule"], f"a case {request['text']}", "an answer", request["text"])
     probe.draw(chooser)
     found = ProbeFinding(broken.rule, chooser.tape, Shown({}, {}, (broken,)), broken, 1)
-    _send_done(messages, probe, request["index"] + 1, [asdict(_write_finding(probe, found, request))], "")
+    _send_done(messages, probe, request["index"] + 1, [sent(*_finding_of(probe, found, request))], "")
 
 
 def _named(request: Request, name: str) -> Any:
@@ -201,9 +248,9 @@ def shrink(request: Request, messages: Messages) -> None:
         interrupts.until(request["shrink_seconds"]),
     )
     (broken,) = [b for b in small.broken if b.rule == stored.rule]
-    finding = _write_finding(probe, ProbeFinding(stored.rule, tape, small, broken, 1), request)
+    found = sent(*_finding_of(probe, ProbeFinding(stored.rule, tape, small, broken, 1), request))
     before, after = (len(json.dumps(case)) for case in (shown.case, small.case))
-    messages.send("done alone", replay=finding.replay, before=[len(stored.tape), before], after=[len(tape), after])
+    messages.send("done alone", found=found, before=[len(stored.tape), before], after=[len(tape), after])
 
 
 def _stored(request: Request) -> WorkerReplay:

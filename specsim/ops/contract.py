@@ -64,6 +64,8 @@ class TensorArg:
         shape = self.resolve_shape(sizes)
         if not isinstance(result, torch.Tensor):
             raise WrongResultError(f"{self.name} is a {type(result).__name__}, the contract says a tensor")
+        if result.layout is not torch.strided:
+            raise WrongResultError(f"{self.name} has layout {result.layout}, the contract says a dense tensor")
         if tuple(result.shape) != shape:
             raise WrongResultError(f"{self.name} has shape {list(result.shape)}, the contract says {list(shape)}")
         if result.dtype != self.dtype:

@@ -146,9 +146,10 @@ def _summary(verdict: Verdict) -> str:
         if (count := sum(getattr(suite, word) for suite in verdict.suites))
     ]
     not_run = sum(len(suite.not_run) for suite in verdict.suites)
-    seconds = sum(suite.seconds for suite in verdict.suites)
     interrupted = ", interrupted" if verdict.interrupted else ""
-    return f"{findings}, {', '.join(counts) or 'nothing run'} in {seconds:.1f} s, {not_run} not run{interrupted}"
+    return (
+        f"{findings}, {', '.join(counts) or 'nothing run'} in {verdict.seconds:.1f} s, {not_run} not run{interrupted}"
+    )
 
 
 MANY_NOT_RUN = 5
