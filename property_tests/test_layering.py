@@ -58,7 +58,7 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "compiled": layer("errors targets"),
     "mutants": layer("errors interrupts verdict explore memory sim compiled"),
     "judge": layer(
-        "errors interrupts files verdict replay_file explore memory sim ops diff targets compiled mutants", "torch"
+        "errors interrupts files verdict replay_file explore memory sim ops diff targets compiled mutants", "torch msgspec"
     ),
     "bench": layer(
         "errors verdict explore memory sim reference ops kernels targets diff compiled mutants", "torch triton"

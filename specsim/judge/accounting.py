@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specsim.check.rules import BY_ID
+from specsim.errors import UsageError
 from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer, shrunk
-from specsim.judge.received import kept, received
+from specsim.judge.received import kept, process_finding, received
 from specsim.verdict import Finding, NotRun, Suite
 
 HASH_SEEDS = ("0", "1")
@@ -113,16 +115,23 @@ def run_accounting_suite(
 def _of_process(
     request: AccountingRequest, ended: ChildEnded, index: int, of_known: str, features: list[str] | None
 ) -> Finding:
-    """The finding of a schedule that ended its process."""
-    how = {"rule": "X2" if ended.hung else "X3", "text": ended.text, "features": features}
+    """The finding of a schedule that ended its process; without a replay file when the process that should write it
+    ends too.
+    """
+    rule = BY_ID["X2" if ended.hung else "X3"]
+    how = {"rule": rule.id, "text": ended.text, "features": features}
     question = request.question("failure", index=index, of_known=of_known, **how)
     try:
         for message in ask(question, request.hang_seconds):
             if message["event"] == "done alone":
                 return received(message["found"], request.out)
-    except ChildEnded as again:  # in a schedule before it, which had ended
-        raise ended_early(request.target, again) from None
-    raise no_answer(request.target)
+        why = "gave no answer"
+    except ChildEnded as again:
+        why = again.text
+    except UsageError as error:
+        why = error.problem
+    signature = f"accounting:{rule.id}:process"
+    return process_finding("accounting", rule, f"a schedule {ended.text}", signature, f"schedule {index}", why)
 
 
 def replay_schedule(

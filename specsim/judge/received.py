@@ -12,7 +12,7 @@ from typing import Any
 from specsim import replay_file
 from specsim.errors import UsageError
 from specsim.replay_file import Replay
-from specsim.verdict import Finding, finding_from_json
+from specsim.verdict import Finding, Rule, finding_from_json
 
 
 def sent(finding: Finding, replay: Replay) -> dict[str, Any]:
@@ -30,6 +30,27 @@ def received(found: Mapping[str, Any], out: Path) -> Finding:
     except UsageError as error:
         return replace(finding, details=(*finding.details, f"its replay file was not written: {error.problem}"))
     return replace(finding, replay=str(path))
+
+
+def process_finding(tier: str, rule: Rule, text: str, signature: str, of: str, why: str) -> Finding:
+    """The finding of a case or schedule `of` that ended its process, where the process that should have written it down
+    did so too: `why` says how.
+    """
+    return Finding(
+        rule=rule.id,
+        sentence=rule.sentence,
+        title=text,
+        signature=signature,
+        tier=tier,
+        severity=rule.severity,
+        reach="unknown",
+        where="",
+        expected=rule.sentence,
+        actual=text,
+        replay="",
+        count=1,
+        details=(of, f"its replay file was not made: the process that writes it {why}"),
+    )
 
 
 def kept(message: Mapping[str, Any], out: Path) -> dict[str, Any]:

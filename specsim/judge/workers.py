@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specsim.errors import UsageError
 from specsim.judge.accounting import HASH_SEEDS, NondeterministicError
 from specsim.judge.parent import Ask, ChildEnded, Message, ask, ended_early, no_answer, shrunk
-from specsim.judge.received import kept, received
+from specsim.judge.received import kept, process_finding, received
+from specsim.targets.probe import BY_ID, signature_of
 from specsim.verdict import Finding, Judged, NotRun, Suite
 
 
@@ -73,7 +75,7 @@ def run_workers_suite(request: WorkersRequest, progress: Callable[[str, int], No
                     index = message["index"]
                     progress(probe, suite.cases + max(0, index))
                 elif message["event"] == "done":
-                    skip.append(probe)
+                    skip.append(message["probe"])
                     _take(suite, findings, message, request.out)
                 elif message["event"] == "end":
                     suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
@@ -86,11 +88,29 @@ def run_workers_suite(request: WorkersRequest, progress: Callable[[str, int], No
                 unshrunk.append(probe)
                 continue
             skip.append(probe)
-            rule = "X2" if ended.hung else "X3"
-            question = request.question("failure", probe=probe, index=max(0, index), rule=rule, text=ended.text)
-            for message in ask(question, request.hang_seconds):
-                if message["event"] == "done":
-                    _take(suite, findings, message, request.out)
+            _take_failure(suite, findings, request, probe, max(0, index), ended)
+
+
+def _take_failure(
+    suite: Suite, findings: list[Finding], request: WorkersRequest, probe: str, index: int, ended: ChildEnded
+) -> None:
+    """A child ended on a case: let a fresh one make the finding of it, or make it here when that ends too."""
+    rule = BY_ID["X2" if ended.hung else "X3"]
+    question = request.question("failure", probe=probe, index=index, rule=rule.id, text=ended.text)
+    why = "gave no answer"
+    try:
+        for message in ask(question, request.hang_seconds):
+            if message["event"] == "done":
+                _take(suite, findings, message, request.out)
+                return
+    except ChildEnded as again:
+        why = again.text
+    except UsageError as error:
+        why = error.problem
+    suite.cases += index + 1
+    suite.judged.append(Judged(probe, "", "", index + 1))
+    title, signature = f"{probe}: a case {ended.text}", signature_of(probe, rule.id)
+    findings.append(process_finding("workers", rule, title, signature, f"case {index}", why))
 
 
 def _take(suite: Suite, findings: list[Finding], message: Message, out: Path) -> None:
