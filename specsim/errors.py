@@ -14,3 +14,20 @@ class UsageError(Exception):
         super().__init__(f"{problem}; {remedy}")
         self.problem = problem
         self.remedy = remedy
+
+
+TEXT_MAX = 4_000  # characters that are kept of a text that somebody else's code made
+
+
+def cut(text: str) -> str:
+    """A text as it is kept: its beginning, and how long it was, where it is long."""
+    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}... ({len(text)} characters)"
+
+
+def described(error: BaseException) -> str:
+    """What was raised, as it is kept: its type and its text, which may be of any length and may itself raise."""
+    try:
+        text = str(error)
+    except Exception as again:
+        text = f"its text cannot be had: {type(again).__name__}"
+    return cut(f"{type(error).__name__}: {text}")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from specsim.errors import cut, described
 from specsim.explore.chooser import RecordingChooser, Tape
 from specsim.memory.allocator import OutOfSlotsError
 from specsim.memory.rows import RowsExhaustedError
@@ -150,9 +151,8 @@ class _Watched:
             except Exception as error:
                 raise _raised("X4", f"rule {name}", error) from error
             if problem:
-                raise HostFunctionError(f"rule {name}", str(problem), "X5", "nothing to say")
+                raise HostFunctionError(f"rule {name}", cut(str(problem)), "X5", "nothing to say")
 
 
 def _raised(rule: str, part: str, error: Exception) -> HostFunctionError:
-    lines = str(error).strip().splitlines()
-    return HostFunctionError(part, f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, rule)
+    return HostFunctionError(part, described(error).partition("\n")[0].removesuffix(": "), rule)

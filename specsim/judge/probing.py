@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from specsim.errors import described
 from specsim.explore.chooser import Chooser, RecordingChooser, Tape, replayed, seeded
 from specsim.explore.shrink import Shrinker, shortlex
 from specsim.targets.probe import Broken, Probe, Shown
@@ -66,11 +67,11 @@ def run_probe(probe: Probe, chooser: Chooser) -> Shown:
     try:
         return probe.run(chooser)
     except _NOT_OURS as error:
-        raise NoStandInError(f"{type(error).__name__}: {error}") from error
+        raise NoStandInError(described(error)) from error
     except Exception as error:
         if type(error).__name__ == "UnknownNameError":
             raise NoStandInError(str(error)) from error
-        text = f"{type(error).__name__}: {error}"
+        text = described(error)
         return Shown({}, {"raised": text}, (Broken("X1", text, "no exception", text),))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from specsim.check.checker import Checker
+from specsim.errors import described
 from specsim.explore.chooser import Chooser
 from specsim.memory.allocator import OutOfSlotsError, ceil_to
 from specsim.memory.rows import RowsExhaustedError
@@ -19,7 +20,7 @@ NO_BOUND = 1 << 62  # tokens of a prefill: without chunks no request is cut, how
 
 def out_of_memory(part: str, error: OutOfSlotsError | RowsExhaustedError) -> HostFunctionError:
     """What an allocation raises for want of memory, as an error of the host function that asked for it."""
-    return HostFunctionError(part, f"{type(error).__name__}: {error}")
+    return HostFunctionError(part, described(error))
 
 
 class Admission:

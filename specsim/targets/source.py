@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import io
+import lzma
 import os
 import re
 import subprocess
@@ -144,9 +145,14 @@ class WheelSource:
             raise FileNotFoundError(f"{self.label} has no {path}")
         try:
             content = self._zip.read(f"{self._root}{path}")
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
             raise UsageError(
-                f"{self.label}: {path} is damaged in the wheel ({error})", "fetch the wheel again"
+                f"{self.label} cannot be judged: {path} is damaged in the wheel ({error})", "fetch the wheel again"
+            ) from error
+        except (NotImplementedError, RuntimeError) as error:  # of a compression or an encryption
+            raise UsageError(
+                f"{self.label} cannot be judged: {path} cannot be read from the wheel ({error})",
+                "give a wheel as pip downloads it",
             ) from error
         return _text(content, self.label, path)
 

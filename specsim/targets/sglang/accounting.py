@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specsim.check.checker import RunStopped
+from specsim.errors import described
 from specsim.explore.chooser import seeded
 from specsim.memory.allocator import Allocator, OutOfSlotsError
 from specsim.memory.radix import TreeNode
@@ -470,7 +471,7 @@ class SglangAccounting:
             raise
         except Exception as error:
             inner: str = getattr(error, PART_OF_ERROR, part)
-            text = f"{type(error).__name__}: {error}{_place(error)}"
+            text = f"{described(error)}{_place(error)}"
             if is_of_ours(error, self._functions.declares):
                 raise AdapterError(inner, text) from error
             raise HostFunctionError(inner, text) from error

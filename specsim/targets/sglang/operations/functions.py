@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specsim.errors import described
 from specsim.explore.chooser import replayed, seeded
 from specsim.ops.contract import Implementation, Sizes, Tensors
 from specsim.ops.provider import NotCalledError, Reach, Subject
@@ -211,7 +212,7 @@ def _rehearse(names: FunctionNames, found: LiftedFunction, run: Callable[[Sizes,
             if isinstance(error.__cause__, UnknownNameError):
                 raise DriftError(f"cannot be lifted: {found.where} {found.name}: {error}") from error
         except (AttributeError, NameError, TypeError) as error:
-            text = f"{type(error).__name__}: {error}"
+            text = described(error)
             raise DriftError(f"cannot be lifted: {found.where} {found.name} raises {text} with stand-ins") from error
         except Exception:
             return  # the release's own doing: its cases say so
