@@ -43,6 +43,7 @@ def layer(ours: str = "", foreign: str = "") -> Layer:
 LAYERS = {  # lowest first: each may use only layers above it in this table
     "errors": layer(),
     "interrupts": layer(),
+    "isolation": layer("errors interrupts"),
     "files": layer("errors"),
     "verdict": layer("errors"),
     "replay_file": layer("errors files"),
@@ -53,19 +54,21 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "grammar": layer("reference", "torch"),
     "ops": layer("errors verdict explore reference", "torch"),
     "kernels": layer("errors reference ops", "torch triton"),
-    "targets": layer("errors verdict explore memory sim ops", "torch triton"),
+    "targets": layer("errors isolation verdict explore memory sim ops", "torch triton"),
     "diff": layer("errors verdict replay_file explore reference ops kernels targets", "torch triton numpy"),
-    "compiled": layer("errors targets"),
-    "mutants": layer("errors interrupts verdict explore memory sim compiled"),
+    "compiled": layer("errors isolation targets"),
+    "mutants": layer("errors interrupts isolation verdict explore memory sim compiled"),
     "judge": layer(
-        "errors interrupts files verdict replay_file explore memory sim ops diff targets compiled mutants", "torch msgspec"
+        "errors interrupts isolation files verdict replay_file explore memory sim ops diff targets compiled mutants",
+        "torch msgspec",
     ),
     "bench": layer(
         "errors verdict explore memory sim reference ops kernels targets diff compiled mutants", "torch triton"
     ),
     "bisect": layer("errors interrupts files verdict replay_file explore memory sim ops targets judge"),
     "campaign": layer(
-        "errors interrupts verdict replay_file explore memory sim ops targets compiled mutants judge bisect", "ray"
+        "errors interrupts isolation verdict replay_file explore memory sim ops targets compiled mutants judge bisect",
+        "ray",
     ),
     "report": layer("errors files verdict replay_file", "rich"),
 }

@@ -24,6 +24,8 @@ from specsim.commands.options import (
     CacheOption,
     DeviceOption,
     HangOption,
+    KeepEnvironmentOption,
+    MemoryOption,
     NoBudgetOption,
     NoSeedOption,
     SeedOption,
@@ -198,6 +200,8 @@ def check(
     bisect_run: BisectRunOption = False,
     one_core: Annotated[bool, typer.Option("--one-core", help="Share one core.")] = False,
     hang_seconds: HangOption = 20.0,
+    _memory: MemoryOption = None,
+    _kept: KeepEnvironmentOption = None,
     cache_dir: CacheOption = None,
 ) -> None:
     """Judge a target: every suite within the budget, a verdict table, one finding per defect. Several targets make a

@@ -10,25 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 WHY = "the check was interrupted"
 SPENT = "the time budget was spent; give a larger --budget-seconds"
 HINT = "specsim: interrupted: writing what was found. Once more ends it at once."
-
-
-class Answered(NamedTuple):
-    """What a command printed, and its exit status."""
-
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 _asked = False
@@ -119,23 +109,3 @@ def gentle() -> Iterator[None]:
     finally:
         _asked = False
         signal.signal(signal.SIGINT, before)
-
-
-def run(command: Sequence[str], question: str, timeout: float | None = None, **environment: str) -> Answered:
-    """Run a command with `question` as its input; an interrupt of this process is one of it."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    try:
-        with passed_on(process.pid):
-            stdout, stderr = process.communicate(question, timeout)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    return Answered(process.returncode, stdout, stderr)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from specsim.isolation.limits import cores
+
+__all__ = ["beside", "cores"]
+
 T = TypeVar("T")
-
-
-def cores() -> int:
-    """The cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def beside(work: Callable[[], T]) -> Callable[[], T]:

@@ -16,11 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.commands.options import CacheOption, HangOption, one_of, require_folder, say
+from specsim.commands.options import (
+    CacheOption,
+    HangOption,
+    KeepEnvironmentOption,
+    MemoryOption,
+    one_of,
+    require_folder,
+    say,
+)
 from specsim.commands.pages import require_file
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
 from specsim.files import write_json, write_text
+from specsim.isolation.limits import allowed_jobs
 from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
 
 if TYPE_CHECKING:
@@ -91,6 +100,8 @@ def fuzz(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what this part did to this file.")] = None,
     hang_seconds: HangOption = 20.0,
+    _memory: MemoryOption = None,
+    _kept: KeepEnvironmentOption = None,
     cache_dir: CacheOption = None,
 ) -> None:
     """Leave it running: `check`'s suites for hours, on every core, with a store that loses nothing. Exit code 1 when it
@@ -151,13 +162,9 @@ def shard_of(text: str) -> int:
 
 def jobs_of(text: str) -> int:
     """How many processes --jobs names."""
-    if text == "auto":
-        from specsim.commands.beside import cores
-
-        return cores()
-    if not (text.isascii() and text.isdigit() and int(text)):
+    if text != "auto" and not (text.isascii() and text.isdigit() and int(text)):
         raise UsageError(f"--jobs {text!r} is no number of processes", "give a number from 1 on, or auto")
-    return int(text)
+    return allowed_jobs(None if text == "auto" else int(text))
 
 
 def _seed(text: str | None, ci: bool) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import typer
 from specsim.commands.judging import arguments_of
 from specsim.commands.options import require_folder
 from specsim.errors import UsageError
+from specsim.isolation.limits import allowed_jobs
 from specsim.verdict import NotRun, Suite, Verdict
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def check_many(
             require_folder(option, file if option in ("--out", "--pin") else file.parent)
     if write is not None and not texts:
         raise UsageError("--write without targets", "name the releases of the page: sglang==A..B")
-    at_once = jobs or os.cpu_count() or 1
+    at_once = allowed_jobs(jobs)
     with interrupts.gentle():
         matrix = check_all(
             [target.text for target in chosen],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -24,6 +23,7 @@ from specsim.commands.pages import require_file
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
 from specsim.files import write_json, write_text
+from specsim.isolation.limits import allowed_jobs
 from specsim.verdict import FINDING, INTERRUPTED, NOT_JUDGED, PASS
 
 
@@ -60,7 +60,7 @@ def mutants(
     if tier == "ops":
         if without or only_oracle or blind or strategy != "swarm":
             raise UsageError("--only ops with options of schedules", "give --seeds, --jobs, --json or --write alone")
-        at_once = jobs or os.cpu_count() or 1
+        at_once = allowed_jobs(jobs)
         raise typer.Exit(_operator_mutants(ids or [], seeds, first_seed, at_once, budget_seconds, json_file, write))
     from specsim import interrupts
     from specsim.explore.strategies import STRATEGIES
@@ -83,7 +83,7 @@ def mutants(
         )
     one_of("--strategy", strategy, tuple(STRATEGIES))
     chosen = list(BLIND) if blind else [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
-    at_once = jobs or os.cpu_count() or 1
+    at_once = allowed_jobs(jobs)
     if write is not None:
         efforts = table.efforts_with(seeds, schedules)
         with live("hunting mutants") as line:
@@ -300,7 +300,7 @@ def sweep(
     from specsim.report.live import live
     from specsim.report.terminal import print_sweep
 
-    processes = jobs or os.cpu_count() or 1
+    processes = allowed_jobs(jobs)
     where = environment()
 
     def keep(swept: Swept) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
+from specsim.isolation import environment, limits
 from specsim.report.page.plain import visible
 
 CacheOption = Annotated[
@@ -22,6 +23,39 @@ SeedOption = Annotated[str, typer.Option("--seed", help="A number or a commit ha
 NoSeedOption = Annotated[str, typer.Option("--seed", help="Accepted, as by every command: nothing here is drawn.")]
 NoBudgetOption = Annotated[
     float | None, typer.Option("--budget-seconds", min=0.0, help="Accepted, as by every command: this is short.")
+]
+
+
+def _keep(names: list[str] | None) -> list[str] | None:
+    if names:
+        environment.keep(names)
+    return names
+
+
+def _limit(gib: float | None) -> float | None:
+    if gib is not None:
+        limits.set_memory(gib)
+    return gib
+
+
+MemoryOption = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-gib",
+        min=0.0,
+        callback=_limit,
+        show_default=f"{limits.MEMORY_GIB:g}",
+        help="What a process that runs a target's code may allocate on a CPU; 0 for no limit.",
+    ),
+]
+KeepEnvironmentOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep-environment",
+        metavar="NAME",
+        callback=_keep,
+        help="Let a target see this variable of the environment too; may be repeated.",
+    ),
 ]
 HangOption = Annotated[float, typer.Option(min=1.0, help="Seconds after which a call or schedule counts as hung.")]
 

@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 from specsim.compiled.finder import FOLDER, MANIFEST, PACKAGE, key
 from specsim.compiled.sources import modules, rewritten
 from specsim.errors import UsageError
+from specsim.isolation import processes
 from specsim.targets.cache import Cache
 
 OPT_LEVEL = "1"
@@ -88,7 +88,7 @@ def _require_tools() -> None:
 
 def _run(command: list[str], folder: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    done = processes.run(command, environment=environ, cwd=folder)
     if done.returncode:
         said = [line for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower()]
         raise UsageError(

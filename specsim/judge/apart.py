@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from specsim.isolation.processes import fork
+
 POLL_SECONDS = 0.002
 LOST = 65  # exit code of a fork whose device is lost
 _CAME_TO_ITS_END = (
@@ -28,7 +30,7 @@ class Ended(NamedTuple):
 
 def run_apart(function: Callable[[], object], seconds_max: float) -> Ended | None:
     """Call `function` in a fork; None when it comes to its end, be it by an exception."""
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         try:
             function()

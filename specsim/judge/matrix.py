@@ -5,10 +5,8 @@ A target that crashes, hangs or cannot be fetched costs its own column and nothi
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -22,6 +20,7 @@ from typing import Any, Literal
 
 import specsim
 from specsim import interrupts
+from specsim.isolation import environment, processes
 from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS
 
 FORMAT = "specsim.matrix/1"
@@ -148,7 +147,7 @@ def check_one(
     target: str,
     options: Sequence[str],
     budget_seconds: float,
-    on_start: Callable[[subprocess.Popen[str]], None] = lambda _process: None,
+    on_start: Callable[[subprocess.Popen[Any]], None] = lambda _process: None,
 ) -> Column:
     """Check a target in a process of its own, which gets an interrupt of this one. `on_start` is told of it."""
     started = time.monotonic()
@@ -156,21 +155,11 @@ def check_one(
     with tempfile.TemporaryDirectory() as folder:
         verdict = Path(folder) / "verdict.json"
         command = [sys.executable, "-m", "specsim", "check", target, *options, "--json", str(verdict)]
-        path = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,  # what it started goes with it
-        )
+        process = processes.start(command, environment.of_ours(), stderr=subprocess.PIPE)
         on_start(process)
         try:
             with interrupts.passed_on(process.pid):
-                _, stderr = process.communicate(timeout=limit)
+                stderr = process.communicate(timeout=limit)[1].decode(errors="replace")
         except subprocess.TimeoutExpired:
             stderr = f"its check does not end within {limit:g} s"
         finally:
@@ -180,11 +169,9 @@ def check_one(
     return Column(target, data, why, process.returncode, time.monotonic() - started)
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
     """End a check and what it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    processes.end(process)
 
 
 def _reason(stderr: str, code: int) -> str:

@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from specsim import interrupts
+from specsim.isolation import environment, processes
 from specsim.mutants.load import apply_change
 from specsim.mutants.operators import ITEMS, NOT_EXPRESSED, OperatorMutant, changed_source, find
 
@@ -80,8 +81,11 @@ def judge_all(
 def judge_in_child(mutant: OperatorMutant, *, seeds: int, cases_max: int = CASES_MAX, first_seed: int = 0) -> Judged:
     question = {"mutant": mutant.id, "first_seed": first_seed, "seeds": seeds, "cases_max": cases_max}
     try:
-        ended = interrupts.run(
-            [sys.executable, "-m", "specsim.judge.operators"], json.dumps(question), SECONDS_MAX, TRITON_INTERPRET="1"
+        ended = processes.run(
+            [sys.executable, "-m", "specsim.judge.operators"],
+            json.dumps(question),
+            SECONDS_MAX,
+            environment=environment.of_ours() | {"TRITON_INTERPRET": "1"},
         )
     except subprocess.TimeoutExpired:
         return Judged(mutant, (Kill(0, 0, "does not end"),))

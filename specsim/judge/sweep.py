@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -21,6 +20,7 @@ from typing import Any
 
 from specsim.check import sweep
 from specsim.check.sweep import PART, Counts
+from specsim.isolation import processes
 
 SAVE_SECONDS = 30.0
 INTERRUPTED, SPENT = "interrupted", "the time budget was spent"
@@ -80,7 +80,7 @@ def run(
 
     cuts: Iterator[tuple[int, int]] = ((at, min(at + part, schedules)) for at in range(0, schedules, part))
     running: dict[Future[Counts], tuple[int, int]] = {}
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start, initargs=(os.getpid(),))
     try:
         with _termination_interrupts():
             while True:
@@ -105,19 +105,12 @@ def run(
     return swept(ended)
 
 
-def _start() -> None:
+def _start(parent: int) -> None:
     """Set up a process that counts. An interrupt from the keyboard goes to every process; the first one ends the others
-    when their parts are done. When the first one is killed they would wait for ever.
+    when their parts are done. When the first one is killed they end with it.
     """
+    processes.die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 @contextmanager

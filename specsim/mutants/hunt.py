@@ -16,6 +16,7 @@ from typing import Any
 
 from specsim import interrupts
 from specsim.errors import UsageError
+from specsim.isolation import environment, processes
 from specsim.mutants.catalogue import Mutant
 from specsim.mutants.load import apply, find
 
@@ -125,7 +126,7 @@ def smallest_in_child(mutant: Mutant, *, schedules: int) -> Smallest | None:
 
 
 def _ask(mutant: Mutant, module: str, question: dict[str, Any]) -> Any:
-    ended = interrupts.run([sys.executable, "-m", module], json.dumps(question))
+    ended = processes.run([sys.executable, "-m", module], json.dumps(question), environment=environment.of_ours())
     if ended.returncode and interrupts.asked():
         raise InterruptedHuntError
     if ended.returncode:
