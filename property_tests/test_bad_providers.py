@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from specsim.errors import UsageError
+from specsim.isolation.frames import new_nonce
+from specsim.isolation.processes import fork
 from specsim.judge.child import Messages, answer
 from specsim.judge.ops import OpsRequest, run_ops_suite
-from specsim.judge.parent import Answers, ChildEnded
+from specsim.judge.parent import Conversation, blamed
 
 PROVIDERS = """
     import os, sys, time
@@ -121,13 +123,14 @@ TOLD = {
 
 def forked(question: dict[str, Any], hang_seconds: float, _hash_seed: str = "") -> Iterator[dict[str, Any]]:
     """As `specsim.judge.parent.ask`, with a fork of this process for a child, which is there at once."""
+    nonce = new_nonce()
     reader, writer = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         os.close(reader)
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
-        messages, code = Messages(writer), 1
+        messages, code = Messages(writer, nonce.hex()), 1
         try:
             answer(question, messages)
             messages.send("answered")
@@ -137,24 +140,20 @@ def forked(question: dict[str, Any], hang_seconds: float, _hash_seed: str = "") 
         finally:
             os._exit(code)
     os.close(writer)
-    answered, hung = False, False
+    codes: list[int] = []
+
+    def gone() -> int | None:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        codes.extend([os.waitstatus_to_exitcode(status)] if done else [])
+        return codes[0] if codes else None
+
     try:
-        for message in Answers(reader, hang_seconds):
-            if message is None:
-                os.kill(pid, 9)
-                hung = True
-                break
-            if message["event"] == "error":
-                raise UsageError(message["problem"], message["remedy"])
-            answered = answered or message["event"] == "answered"
-            yield message
+        yield from blamed(Conversation(reader, nonce, gone, hang_seconds), question)
     finally:
         os.close(reader)
-        _pid, status = os.waitpid(pid, 0)
-    if hung:
-        raise ChildEnded(True, f"does not end within {hang_seconds:g} s", "")
-    if not answered:
-        raise ChildEnded(False, f"ends its process (exit code {os.waitstatus_to_exitcode(status)})", "")
+        if not codes:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def test_a_commit_whose_worker_cannot_be_read_is_not_taken_for_a_good_one(
     given = (STRIDE, None, None) if question == "file" else (None, None, "ops:fill_bonus_tokens")
     found = run(places, question_of(*given, limits(wheel_cache, tmp_path)), children, wheel_cache)
     assert [step.revision.target.rpartition("#")[2] for step in found.skipped] == commits[2:4]
-    assert "EAGLEWorkerV2.verify" in found.skipped[1].judgement.why
+    assert "srt/speculative/eagle_worker_v2.py" in found.skipped[1].judgement.why
 
 
 def test_a_tier_that_a_revision_does_not_have_is_said(children: Children, wheel_cache: Cache, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from property_tests.made_up_sources import MadeUpSource, cache_in
+from specsim.errors import UsageError
 from specsim.targets.lift import DriftError, Lifter
 
 SOURCE = {
@@ -130,7 +131,10 @@ def test_what_cannot_be_lifted_is_named(lifter: Lifter, path: str, name: str, me
         lifter.lift(path, name)
 
 
-def test_source_that_is_not_python_is_drift_and_not_a_traceback(tmp_path: Path) -> None:
-    lifter = Lifter(MadeUpSource({"srt/ops.py": "def f(:\n"}), cache_in(tmp_path), {})
-    with pytest.raises(DriftError, match=r"cannot be parsed: srt/ops.py:1"):
+@pytest.mark.parametrize(
+    ("text", "place"), [("def f(:\n", r"srt/ops\.py:1 is not Python"), ("(" * 100_000, r"srt/ops\.py"), ("\0", "null")]
+)
+def test_source_that_is_not_python_cannot_be_judged(tmp_path: Path, text: str, place: str) -> None:
+    lifter = Lifter(MadeUpSource({"srt/ops.py": text}), cache_in(tmp_path), {})
+    with pytest.raises(UsageError, match=place):
         lifter.lift("srt/ops.py", "f")

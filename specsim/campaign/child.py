@@ -1,5 +1,5 @@
 """The process that has a target loaded and runs its batches, each in a fork of itself:
-`python -m specsim.campaign.child MESSAGES_FD`, a request a line on standard input.
+`python -m specsim.campaign.child QUESTIONS_FD` (`specsim.isolation.questions`).
 
 A fork costs milliseconds where loading a release costs seconds, no batch sees what another left behind, and the memory
 of a batch is given back at its end. The fork writes the index of its run into memory that both have; when it dies, or
@@ -11,16 +11,15 @@ done before that run is done again. Messages:
 {"event": "end", "result": {...}}          a BatchResult, see `specsim.campaign.results`
 {"event": "again", ...}                    the answer to a request for one run
 {"event": "error", "problem", "remedy"}    bad input, or a target that is not there
-{"event": "ended", "code": 0}              after the last message of a request
 
 This module imports neither torch nor triton; the target that it loads may.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
+import math
 import mmap
 import os
 import selectors
@@ -50,23 +49,28 @@ from specsim.campaign.run import (
 )
 from specsim.campaign.versions import version_of
 from specsim.campaign.work import Batch, BatchResult
-from specsim.errors import UsageError
+from specsim.errors import UsageError, described
 from specsim.explore.chooser import RecordingChooser, Tape
+from specsim.isolation import phases
+from specsim.isolation.frames import BadFrameError, Reader, Writer, new_nonce
+from specsim.isolation.limits import limit_memory
+from specsim.isolation.processes import fork
+from specsim.isolation.questions import Questions
 from specsim.judge.accounting_child import load_target
-from specsim.judge.child import Messages, Request
+from specsim.judge.child import Messages, Request, unreadable
 from specsim.targets.cache import Cache
 from specsim.targets.spec import parse_target
 from specsim.verdict import NotRun
 
 TOLD_SECONDS = 5.0
-POLL_SECONDS = 0.5
+POLL_SECONDS, END_POLL_SECONDS = 0.5, 0.002
+READ_BYTES = 1 << 20
 START_SECONDS = 60.0  # until a fork has begun its first run
 ORDER_SECONDS = 100.0  # looking for the decisive pair of events, which tells nothing meanwhile
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # a run that ends so may have been ended by somebody else
 CHOICES_MAX = 1 << 16  # of a run whose choices are written down
 NOT_BEGUN = -3
 ATTEMPTS_MAX = 4  # at a batch
-_PR_SET_PDEATHSIG = 1
 
 
 class Page:
@@ -119,12 +123,15 @@ class Loaded:
 
 
 def main() -> None:
-    messages = Messages(int(sys.argv[1]))
+    questions = Questions(int(sys.argv[1]))
     page = Page()
     loaded: Loaded | None = None
-    forks = Forks(messages, page)
-    for line in forks.requests():
-        request = json.loads(line)
+    forks = Forks(questions, page)
+    while (question := questions.take()) is not None:
+        asked = json.loads(question.content)
+        request = asked["request"]
+        messages = forks.begin(question.pipe, asked)
+        phases.listen(messages.tell_phase)
         try:
             if loaded is None:
                 loaded = _load(request)
@@ -132,7 +139,13 @@ def main() -> None:
             answer(request, loaded, forks)
         except UsageError as error:
             messages.send("error", problem=error.problem, remedy=error.remedy)
-        messages.send("ended", code=0)
+        except Exception as error:
+            if loaded is not None:
+                raise
+            messages.send("error", **unreadable(request["batch"]["target"], error))
+        messages.close()
+        forks.end()
+        questions.done(0)
 
 
 def _load(request: Request) -> Loaded:
@@ -146,16 +159,15 @@ def _load(request: Request) -> Loaded:
 
 
 class Forks:
-    """Forks of this process, one at a time. When standard input closes, whoever asked is gone: the fork is ended, and
-    this process.
-    """
+    """Forks of this process, one at a time. When whoever asked is gone, the fork is ended, and this process."""
 
-    def __init__(self, messages: Messages, page: Page) -> None:
-        self.messages = messages
+    messages: Messages  # of the question that is answered
+
+    def __init__(self, questions: Questions, page: Page) -> None:
         self.page = page
+        self._questions = questions
+        self._memory_bytes = 0
         self._fork = 0
-        self._lines: list[bytes] = []
-        self._pending = b""
         self._interrupted = False
         signal.signal(signal.SIGINT, self._pass_on)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -165,48 +177,59 @@ class Forks:
         """Whether this request was interrupted, maybe before it came."""
         return self._interrupted
 
-    def requests(self) -> Any:
-        """The lines of standard input."""
-        while True:
-            while not self._lines:
-                self._read()
-            yield self._lines.pop(0)
-            self._interrupted = False
+    def begin(self, pipe: int, asked: Request) -> Messages:
+        """Begin to answer a question."""
+        self._memory_bytes = asked["memory_bytes"]
+        self.messages = Messages(pipe, asked["nonce"])
+        return self.messages
+
+    def end(self) -> None:
+        """A question is answered: an interrupt that came was of it."""
+        self._interrupted = False
 
     def run(self, function: Callable[[], dict[str, Any]], hang_seconds: float) -> dict[str, Any] | Died:
         """What the function returns in a fork, or how the fork died."""
         self.page.clear()
         reader, writer = os.pipe()
-        parent = os.getpid()
+        nonce = new_nonce()
         with interrupts.held():  # one that comes now is passed on, and waits until the fork can note it
-            fork = os.fork()
-            if fork == 0:
+            pid = fork()
+            if pid == 0:
                 os.close(reader)
-                _answer_and_end(function, writer, parent)
-            self._fork = fork
+                self._questions.close()
+                self.messages.close()
+                limit_memory(self._memory_bytes, "cpu")
+                _answer_and_end(function, Writer(writer, nonce))
+            self._fork = pid
         os.close(writer)
         try:
-            return self._wait(reader, hang_seconds)
+            return self._wait(reader, Reader(nonce), hang_seconds)
         finally:
             self._fork = 0
             os.close(reader)
 
-    def _wait(self, reader: int, hang_seconds: float) -> dict[str, Any] | Died:
-        answer = b""
+    def _wait(self, pipe: int, reader: Reader, hang_seconds: float) -> dict[str, Any] | Died:
+        answers: list[bytes] = []
         told, changed, said = self.page.told, time.monotonic(), time.monotonic()
-        hung = False
+        hung = bad = False
         with selectors.DefaultSelector() as selector:
-            selector.register(reader, selectors.EVENT_READ)
-            selector.register(sys.stdin.buffer.fileno(), selectors.EVENT_READ)
+            selector.register(pipe, selectors.EVENT_READ)
+            asker = selector.register(self._questions, selectors.EVENT_READ)
             while True:
-                ready = [key.fd for key, _ in selector.select(POLL_SECONDS)]
-                if sys.stdin.buffer.fileno() in ready:
-                    self._read()
-                if reader in ready:
-                    chunk = os.read(reader, 1 << 16)
+                ready = [key for key, _ in selector.select(POLL_SECONDS)]
+                if asker in ready and self._questions.is_asker_gone():
+                    os.kill(self._fork, signal.SIGKILL)
+                    os._exit(0)
+                if ready and ready != [asker]:
+                    chunk = os.read(pipe, READ_BYTES)
                     if not chunk:
                         break
-                    answer += chunk
+                    try:
+                        answers += reader.feed(chunk)
+                    except BadFrameError:
+                        bad = True
+                        os.kill(self._fork, signal.SIGKILL)
+                        break
                     changed = time.monotonic()
                 now = time.monotonic()
                 if self.page.told != told:
@@ -218,26 +241,30 @@ class Forks:
                 if now - said > TOLD_SECONDS:
                     said = now
                     self.messages.send("running", index=told[0])
-        _, status = os.waitpid(self._fork, 0)
-        code = os.waitstatus_to_exitcode(status)
-        if code == 0 and not hung:
-            whole: dict[str, Any] = json.loads(answer)
+        code = self._code(hang_seconds)
+        if code == 0 and not hung and not bad and answers:
+            whole: dict[str, Any] = json.loads(answers[0])
             return whole
         index = self.page.told[0]
         if hung:
             return Died(index, True, f"does not end within {hang_seconds:g} s", False)
+        if bad:
+            return Died(index, False, "writes to the descriptor of specsim's messages", False)
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        raised = f": {answer.decode(errors='replace')}" if answer and code > 0 else ""
+        raised = f": {answers[0].decode(errors='replace')}" if answers and code > 0 else ""
         return Died(index, False, f"ends its process ({name}){raised}", -code in FROM_OUTSIDE)
 
-    def _read(self) -> None:
-        chunk = os.read(sys.stdin.buffer.fileno(), 1 << 16)
-        if not chunk:
-            if self._fork:
+    def _code(self, hang_seconds: float) -> int:
+        """The exit status of the fork, which has closed its pipe, and is killed where it goes on without it."""
+        end = time.monotonic() + hang_seconds
+        while True:
+            done, status = os.waitpid(self._fork, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > end:
                 os.kill(self._fork, signal.SIGKILL)
-            os._exit(0)
-        *lines, self._pending = (self._pending + chunk).split(b"\n")
-        self._lines += lines
+                end = math.inf
+            time.sleep(END_POLL_SECONDS)
 
     def _pass_on(self, _number: int, _frame: object) -> None:
         self._interrupted = True
@@ -251,27 +278,22 @@ def _limit(index: int, hang_seconds: float) -> float:
     return hang_seconds if index >= SHRINKING else max(hang_seconds, ORDER_SECONDS)
 
 
-def _answer_and_end(function: Callable[[], dict[str, Any]], writer: int, parent: int) -> None:
-    """In the fork: it ends with its parent, notes interrupts, and answers."""
+def _answer_and_end(function: Callable[[], dict[str, Any]], writer: Writer) -> None:
+    """In the fork: it notes interrupts, and answers."""
     code, answer = 1, ""
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
         interrupts.listen()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         answer = json.dumps(function())
         code = 0
     except BaseException as error:
-        lines = str(error).strip().splitlines()
-        answer = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        answer = described(error).partition("\n")[0]
     finally:
-        data = answer.encode(errors="replace")
-        while data:
-            data = data[os.write(writer, data) :]
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            writer.send(answer.encode(errors="replace"))
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
 def _run_batch(request: Request, loaded: Loaded, forks: Forks) -> None:

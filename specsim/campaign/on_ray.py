@@ -14,7 +14,6 @@ import json
 import os
 import queue
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -34,7 +33,11 @@ from specsim.campaign.campaign import GivenBack, Pool
 from specsim.campaign.results import batch_to_json, result_from_json
 from specsim.campaign.work import Batch, BatchResult
 from specsim.errors import UsageError
+from specsim.isolation import environment, processes
+from specsim.isolation.frames import BadFrameError, Reader, new_nonce
+from specsim.judge.messages import BadMessageError, Message, decoded
 
+READ_BYTES = 1 << 20
 LISTEN_SECONDS = 10.0  # until a host answers
 CONNECT_SECONDS = 45.0
 LOST_SECONDS = 30  # without the cluster's head, until it counts as lost
@@ -50,7 +53,9 @@ class RayLost(Exception):  # noqa: N818 - not an error: a batch has no result, a
 class RayCluster:
     """A connection. Made by `RayCluster.connect`; close it at the end. `submit` may be called by one thread."""
 
-    def __init__(self, address: str, process: subprocess.Popen[bytes], reader: int, stderr: IO[bytes]) -> None:
+    def __init__(
+        self, address: str, process: subprocess.Popen[bytes], reader: int, nonce: bytes, stderr: IO[bytes]
+    ) -> None:
         self.address = address
         self.nodes = self.cpus = self.gpus = 0
         self.ran: Counter[str] = Counter()  # batches that each node ran, by its id
@@ -61,7 +66,7 @@ class RayCluster:
         self._lost = ""
         self._is_closing = False
         self._begun: queue.SimpleQueue[str] = queue.SimpleQueue()  # "" when connected, else why not
-        self._thread = threading.Thread(target=self._read, args=(reader,), daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(reader, nonce), daemon=True)
         self._thread.start()
 
     @classmethod
@@ -75,19 +80,19 @@ class RayCluster:
         _require_listener(address)
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         reader, writer = os.pipe()
-        path = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
-        process = subprocess.Popen(
+        nonce = new_nonce()
+        process = processes.start(  # in a group of its own: an interrupt of the keyboard is for this process
             [sys.executable, "-m", _CHILD, str(writer)],
+            {"RAY_gcs_rpc_server_reconnect_timeout_s": str(LOST_SECONDS), **environment.of_ours()},
             stdin=subprocess.PIPE,
             stdout=stderr,
             stderr=stderr,
             pass_fds=[writer],
-            start_new_session=True,  # an interrupt of the keyboard is for this process
-            env={"RAY_gcs_rpc_server_reconnect_timeout_s": str(LOST_SECONDS), **os.environ, "PYTHONPATH": path},
         )
         os.close(writer)
-        cluster = cls(address, process, reader, stderr)
-        asked = {"address": address, "cache": None if cache is None else str(cache), "hang_seconds": hang_seconds}
+        cluster = cls(address, process, reader, nonce, stderr)
+        asked = {"nonce": nonce.hex(), "address": address, "hang_seconds": hang_seconds}
+        asked["cache"] = None if cache is None else str(cache)
         cluster._send(asked)
         try:
             why_not = cluster._begun.get(timeout=CONNECT_SECONDS)
@@ -145,9 +150,7 @@ class RayCluster:
     def close(self) -> None:
         """Leave the cluster; what has no result yet gets none."""
         self._is_closing = True
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        processes.end(self._process)
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -160,10 +163,9 @@ class RayCluster:
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
 
-    def _read(self, reader: int) -> None:
-        with os.fdopen(reader, "rb") as lines:
-            for line in _whole(lines):
-                message = json.loads(line)
+    def _read(self, pipe: int, nonce: bytes) -> None:
+        with os.fdopen(pipe, "rb", buffering=0) as stream:
+            for message in _messages(stream, Reader(nonce)):
                 if message["event"] == "cluster":
                     self.nodes, self.cpus, self.gpus = message["nodes"], message["cpus"], message["gpus"]
                     self._begun.put("")
@@ -313,8 +315,9 @@ def _require_listener(address: str) -> None:
         raise UsageError(f"there is no Ray cluster at {address} ({error.strerror or error})", GO_ON) from error
 
 
-def _whole(lines: IO[bytes]) -> Iterator[bytes]:
-    """The lines that came to their end: a child that is killed leaves half of one."""
-    for line in lines:
-        if line.endswith(b"\n"):
-            yield line
+def _messages(stream: IO[bytes], reader: Reader) -> Iterator[Message]:
+    """The messages until the child is gone, or writes what is none."""
+    with contextlib.suppress(BadFrameError, BadMessageError):
+        while chunk := stream.read(READ_BYTES):
+            for content in reader.feed(chunk):
+                yield decoded(content)

@@ -1,7 +1,7 @@
 """The process that is connected to a Ray cluster: `python -m specsim.campaign.ray_child MESSAGES_FD`.
 
-The first line of standard input says which cluster, {"address", "cache", "hang_seconds"}; each one after it is a batch,
-{"batch", "seconds"}. When standard input closes, this process ends. Messages:
+The first line of standard input says which cluster, {"nonce", "address", "cache", "hang_seconds"}; each one
+after it is a batch, {"batch", "seconds"}. When standard input closes, this process ends. Messages:
 
 {"event": "cluster", "nodes", "cpus", "gpus"}      when it is connected, and when they change
 {"event": "result", "key", "result", "node"}       a BatchResult; `key` is [campaign, shard, number]
@@ -70,10 +70,10 @@ def _node() -> str:
 
 
 def main() -> None:
-    messages = Messages(int(sys.argv[1]))
     asked = json.loads(sys.stdin.buffer.readline() or b"null")
     if asked is None:
         return
+    messages = Messages(int(sys.argv[1]), asked["nonce"])
     try:
         import ray
 

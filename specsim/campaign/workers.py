@@ -126,7 +126,7 @@ class Worker:
             self._asked = child
             if self._interrupted:
                 child.interrupt()
-            for message in child.ask(question, math.inf):
+            for message in child.messages(question, math.inf):
                 if message["event"] == "end":
                     result = result_from_json(message["result"])
         except ChildEnded as ended:

@@ -1,6 +1,7 @@
 """The parent's end: start a child, ask it, and notice when it dies or hangs.
 
-A call that hangs is ended after a limit; a child that dies is noticed. Imports neither torch nor triton.
+A call that hangs is ended after a limit; a child that dies is noticed. What comes through the pipe is checked before
+anything is made of it. Imports neither torch nor triton.
 """
 
 from __future__ import annotations
@@ -12,31 +13,39 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from specsim import interrupts
 from specsim.errors import UsageError
+from specsim.isolation import environment, phases, processes
+from specsim.isolation.frames import BadFrameError, Reader, new_nonce
+from specsim.isolation.limits import memory_bytes
+from specsim.judge.messages import PROGRESS_EVENTS, VERSION, BadMessageError, decoded
 
 Message = dict[str, Any]
 # How a child is asked: the question, the limit of one call in seconds, PYTHONHASHSEED or "".
 Ask = Callable[[dict[str, Any], float, str], Iterator[Message]]
-PROGRESS_EVENTS = ("start", "case", "schedule")
 LAST_EVENTS = ("end", "replayed", "done alone")
 TAIL_BYTES = 1 << 16  # of what was printed, in which the last line is looked for
 START_SECONDS_MAX = 120.0  # a child imports torch and triton, and lifts the target
+POLL_SECONDS, END_POLL_SECONDS = 0.2, 0.005
+READ_BYTES = 1 << 20
 
 
 class ChildEnded(Exception):  # noqa: N818 - not an error: how a child process ended
-    """The child died or was ended before its work was done. `hung` says which."""
+    """The child died or was ended before its work was done. `hung` says which, `is_loading` that it did while
+    specsim's own code ran.
+    """
 
-    def __init__(self, hung: bool, text: str, stderr: str) -> None:
+    def __init__(self, hung: bool, text: str, stderr: str, is_loading: bool = False) -> None:
         super().__init__(text)
         self.hung = hung
         self.text = text
         self.stderr = stderr
+        self.is_loading = is_loading
 
 
 def ended_early(target: str, ended: ChildEnded) -> UsageError:
@@ -64,84 +73,177 @@ def shrunk(question: dict[str, Any], hang_seconds: float) -> Message:
     raise no_answer(question["target"])
 
 
-def ask(question: dict[str, Any], hang_seconds: float, hash_seed: str = "") -> Iterator[Message]:
-    """Start a child, give it the question, and yield its messages. Raises ChildEnded when it dies or hangs, UsageError
-    when it says so. `hash_seed` is the child's PYTHONHASHSEED, "" for this process' own.
+class Stopped(NamedTuple):
+    """Why no more messages come: the child ended with `code`, is `hung`, or wrote what is no message."""
+
+    code: int | None = None
+    hung: bool = False
+    bad: str = ""
+
+
+class Conversation:
+    """The messages of one question, from the pipe and until whoever answers is gone.
+
+    `gone()` is the exit status of that process, None while it is there; `bell` is a descriptor that becomes readable
+    when it goes, where there is one; `said()` is the last line that it printed. The limit of a call that runs the
+    target's code is `hang_seconds`.
     """
-    with _child(question, hash_seed) as (process, messages, stderr):
-        answers = Answers(messages, START_SECONDS_MAX)
-        finished = False
-        for message in answers:
-            if message is None:
-                process.kill()
-                raise ChildEnded(True, f"does not end within {answers.limit_s:g} s", tail(stderr))
-            if message["event"] == "answered":
-                finished = True
-                continue
-            if message["event"] == "error":
-                raise UsageError(message["problem"], message["remedy"])
-            answers.limit_s = hang_seconds if message["event"] in PROGRESS_EVENTS else START_SECONDS_MAX
-            finished = message["event"] in LAST_EVENTS
-            yield message
-        if not finished:
-            code = process.wait()
-            name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            raise ChildEnded(False, f"ends its process ({name})", tail(stderr))
+
+    def __init__(
+        self,
+        pipe: int,
+        nonce: bytes,
+        gone: Callable[[], int | None],
+        hang_seconds: float,
+        said: Callable[[], str] = str,
+        bell: int | None = None,
+    ) -> None:
+        self._pipe = pipe
+        self._reader = Reader(nonce)
+        self._gone = gone
+        self._said = said
+        self._bell = bell
+        self._hang_seconds = hang_seconds
+        self._limit_s = START_SECONDS_MAX
+        self._is_loading = True  # whose code runs, as far as was said
+        self._answered = False
+
+    def __iter__(self) -> Iterator[Message]:
+        """Raises UsageError when the child says so, ChildEnded when it does not come to the end of its work."""
+        for event in self._events():
+            if isinstance(event, Stopped):
+                if not self._answered or event.hung or event.bad:
+                    raise ChildEnded(event.hung, self._how(event), self._said(), self._is_loading)
+                return
+            name = event["event"]
+            if name == "phase":
+                if event["version"] != VERSION:
+                    raise UsageError("the child is of another specsim", "end all that run, and start again")
+                self._is_loading = event["name"] == phases.LOADING
+                self._limit_s = START_SECONDS_MAX if self._is_loading else self._hang_seconds
+            elif name == "error":
+                raise UsageError(event["problem"], event["remedy"])
+            elif name == "answered":
+                self._answered = True
+            else:
+                in_progress = name in PROGRESS_EVENTS
+                self._is_loading = self._is_loading and not in_progress
+                self._limit_s = self._hang_seconds if in_progress else START_SECONDS_MAX
+                self._answered = name in LAST_EVENTS
+                yield event
+
+    def _how(self, stopped: Stopped) -> str:
+        """How it stopped, as the end of a sentence about the process."""
+        if stopped.hung:
+            return f"does not end within {self._limit_s:g} s"
+        if stopped.bad:
+            return f"writes to the descriptor of specsim's messages ({stopped.bad})"
+        code = stopped.code or 0
+        return f"ends its process ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+
+    def _events(self) -> Iterator[Message | Stopped]:
+        os.set_blocking(self._pipe, False)
+        with selectors.DefaultSelector() as selector:
+            pipe_key = (selector.register(self._pipe, selectors.EVENT_READ), selectors.EVENT_READ)
+            if self._bell is not None:
+                selector.register(self._bell, selectors.EVENT_READ)
+            is_open = True
+            last = time.monotonic()
+            while True:
+                ready = selector.select(POLL_SECONDS if is_open else END_POLL_SECONDS)
+                # Whoever is gone before the pipe is emptied has nothing more to say.
+                code = None if ready == [pipe_key] else self._gone()
+                while is_open:
+                    try:
+                        chunk = os.read(self._pipe, READ_BYTES)
+                    except BlockingIOError:
+                        break
+                    if not chunk:
+                        is_open = False
+                        selector.unregister(self._pipe)
+                        code = 0 if self._answered and self._bell is None else self._gone()
+                        break
+                    for event in self._taken(chunk):
+                        yield event
+                        last = time.monotonic()
+                if code is not None:
+                    yield Stopped(code=code)
+                elif time.monotonic() - last > self._limit_s:
+                    yield Stopped(hung=True)
+
+    def _taken(self, chunk: bytes) -> Iterator[Message | Stopped]:
+        """What a part of the stream completes."""
+        bad = ""
+        try:
+            contents = self._reader.feed(chunk)
+        except BadFrameError as error:
+            contents, bad = error.before, str(error)
+        for content in contents:
+            try:
+                yield decoded(content)
+            except BadMessageError as error:
+                yield Stopped(bad=str(error))
+        if bad:
+            yield Stopped(bad=bad)
+
+
+def ask(question: dict[str, Any], hang_seconds: float, hash_seed: str = "") -> Iterator[Message]:
+    """Start a child, give it the question, and yield its messages. Raises ChildEnded when it dies or hangs while the
+    target's code runs, UsageError when it says so, and when it dies or hangs while specsim's own code runs.
+    `hash_seed` is the child's PYTHONHASHSEED, "" for this process' own.
+    """
+    with _child(question, hash_seed, hang_seconds) as conversation:
+        yield from blamed(conversation, question)
+
+
+def blamed(conversation: Conversation, question: dict[str, Any]) -> Iterator[Message]:
+    """The messages; a child that ends while specsim's own code runs is a UsageError."""
+    try:
+        yield from conversation
+    except ChildEnded as ended:
+        if ended.is_loading:
+            raise ended_early(question["target"], ended) from None
+        raise
+
+
+def envelope(question: dict[str, Any], nonce: bytes) -> bytes:
+    """A question as a child takes it."""
+    return json.dumps({"nonce": nonce.hex(), "memory_bytes": memory_bytes(), "request": question}).encode()
 
 
 @contextmanager
-def _child(question: dict[str, Any], hash_seed: str) -> Iterator[tuple[subprocess.Popen[bytes], int, IO[bytes]]]:
+def _child(question: dict[str, Any], hash_seed: str, hang_seconds: float) -> Iterator[Conversation]:
+    nonce = new_nonce()
+    asked = envelope(question, nonce)
     reader, writer = os.pipe()
     with tempfile.TemporaryFile() as stderr:
-        # The child finds specsim where this process found it, whatever its own path says.
-        path = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
-        with interrupts.held():
-            process = subprocess.Popen(
+        try:
+            process = processes.start(
                 [sys.executable, "-m", "specsim.judge.child", str(writer)],
+                environment.of_target(hash_seed=hash_seed),
                 stdin=subprocess.PIPE,
                 stdout=stderr,
                 stderr=stderr,
                 pass_fds=[writer],
-                env={**os.environ, "PYTHONPATH": path, **({"PYTHONHASHSEED": hash_seed} if hash_seed else {})},
+                holds_interrupts=True,
             )
-        os.close(writer)
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
         try:
             assert process.stdin is not None
             try:
-                process.stdin.write(json.dumps(question).encode())
+                process.stdin.write(asked)
                 process.stdin.close()
             except BrokenPipeError:
                 pass
             with interrupts.passed_on(process.pid):
-                yield process, reader, stderr
+                yield Conversation(reader, nonce, process.poll, hang_seconds, lambda: tail(stderr))
         finally:
             os.close(reader)
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-
-
-class Answers:
-    """Messages from the pipe until it closes; None when none comes within `limit_s`, which may be changed meanwhile."""
-
-    def __init__(self, fd: int, limit_s: float) -> None:
-        self._fd = fd
-        self.limit_s = limit_s
-
-    def __iter__(self) -> Iterator[Message | None]:
-        pending = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._fd, selectors.EVENT_READ)
-            while True:
-                if not selector.select(self.limit_s):
-                    yield None
-                    return
-                chunk = os.read(self._fd, 1 << 16)
-                if not chunk:
-                    return
-                *lines, pending = (pending + chunk).split(b"\n")
-                for line in lines:
-                    yield json.loads(line)
+            processes.end(process)
 
 
 def tail(stderr: IO[bytes], start: int = 0) -> str:

@@ -1,24 +1,27 @@
 """The parent's end of a warm child: the same questions and messages as `specsim.judge.parent.ask`, without waiting for
 torch each time. For commands that judge many targets in a row.
+
+Each question has a pipe of its own for its messages, which the child is handed with the question: what one question
+left behind cannot be heard by the next.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any
 
-from specsim import interrupts
-from specsim.errors import UsageError
-from specsim.judge.parent import PROGRESS_EVENTS, START_SECONDS_MAX, Answers, ChildEnded, Message, tail
+from specsim.isolation import environment, processes
+from specsim.isolation.frames import new_nonce
+from specsim.isolation.questions import CODE, put
+from specsim.judge.parent import START_SECONDS_MAX, Conversation, Message, blamed, envelope, tail
 
 
 class WarmChild:
@@ -48,73 +51,80 @@ class WarmChild:
     def ask(self, question: dict[str, Any], hang_seconds: float, hash_seed: str = "") -> Iterator[Message]:
         """As `specsim.judge.parent.ask`; `hash_seed` is the one that the child was started with, or "" for it."""
         assert hash_seed in ("", self._hash_seed)
+        with self._conversation(question, hang_seconds) as conversation:
+            yield from blamed(conversation, question)
+
+    def messages(self, question: dict[str, Any], hang_seconds: float) -> Iterator[Message]:
+        """As `ask`, where the child may well be ended by somebody else: ChildEnded says so at any time."""
+        with self._conversation(question, hang_seconds) as conversation:
+            yield from conversation
+
+    @contextlib.contextmanager
+    def _conversation(self, question: dict[str, Any], hang_seconds: float) -> Iterator[Conversation]:
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._start()
         self._stderr.truncate(0)  # what a target prints for hours is not to fill the disk
-        answers = Answers(self._reader, START_SECONDS_MAX)
-        messages = iter(answers)
-        is_open = self._send(question)
+        nonce = new_nonce()
+        asked = envelope(question, nonce)
+        reader, writer = os.pipe()
+        codes: list[int] = []
+
+        def gone() -> int | None:
+            """How whoever answered ended: as the child says, or with the child."""
+            if not codes:
+                try:
+                    told = self._control.recv(CODE.size)
+                except BlockingIOError:
+                    return None
+                except OSError:  # it was killed before it took the question
+                    told = b""
+                codes.append(CODE.unpack(told)[0] if len(told) == CODE.size else self._killed())
+            return codes[0]
+
         try:
-            for message in messages:
-                if message is None:
-                    raise ChildEnded(True, f"does not end within {answers.limit_s:g} s", tail(self._stderr))
-                if message["event"] == "ended":
-                    is_open = False
-                    if message["code"]:
-                        raise ChildEnded(False, _how(message["code"]), tail(self._stderr))
-                    return
-                if message["event"] == "error":
-                    raise UsageError(message["problem"], message["remedy"])
-                answers.limit_s = hang_seconds if message["event"] in PROGRESS_EVENTS else START_SECONDS_MAX
-                yield message
-            is_open = False
-            code = self._process.wait() if self._process else 0
-            raise ChildEnded(False, _how(code), tail(self._stderr))
+            try:
+                self._control.settimeout(START_SECONDS_MAX)
+                put(self._control, asked, writer)
+                self._control.setblocking(False)
+            except OSError:
+                codes.append(self._killed())  # it is gone: nothing comes
+            finally:
+                os.close(writer)
+            limit_s = min(hang_seconds, question.get("hang_seconds", hang_seconds))
+            bell = None if codes else self._control.fileno()
+            yield Conversation(reader, nonce, gone, limit_s, lambda: tail(self._stderr), bell)
         finally:
-            # Who asked may have heard enough before the end: the next question must not hear the rest.
-            if is_open and not any(message and message["event"] == "ended" for message in messages):
+            os.close(reader)
+            # Who asked may have heard enough before the end: the next question must not wait for it.
+            if gone() is None:
                 self._end()
 
-    def _send(self, question: dict[str, Any]) -> bool:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            return False
-        return True
+    def _killed(self) -> int:
+        """The exit status of the child that does not answer any more."""
+        process, self._process = self._process, None
+        if process is None:
+            return -signal.SIGKILL
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(START_SECONDS_MAX)
+        code = processes.end(process)
+        self._control.close()
+        return code
 
     def _start(self) -> None:
-        self._reader, writer = os.pipe()
-        # The child finds specsim where this process found it, whatever its own path says.
-        path = os.pathsep.join(dict.fromkeys([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
-        with interrupts.held():  # until the child can note them
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module, str(writer)],
-                stdin=subprocess.PIPE,
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = processes.start(
+                [sys.executable, "-m", self._module, str(theirs.fileno())],
+                environment.of_target(hash_seed=self._hash_seed),
                 stdout=self._stderr,
                 stderr=self._stderr,
-                pass_fds=[writer],
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": self._hash_seed},
+                pass_fds=[theirs.fileno()],
+                holds_interrupts=True,
             )
-        os.close(writer)
 
     def _end(self) -> None:
-        if self._process is None:
-            return
-        # The child began a session of its own: its group is it and its forks.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        with contextlib.suppress(BrokenPipeError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-        os.close(self._reader)
-        self._process = None
-
-
-def _how(code: int) -> str:
-    return f"ends its process ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+        if self._process is not None:
+            processes.end(self._process)
+            self._control.close()
+            self._process = None

@@ -1,10 +1,8 @@
 """A child that has torch, triton and the tiers loaded, and answers each question in a fork of itself:
-`python -m specsim.judge.warm_child MESSAGES_FD`, a request a line on standard input.
+`python -m specsim.judge.warm_child QUESTIONS_FD` (`specsim.isolation.questions`).
 
 A question costs the lifting and judging alone, and no question sees what another left behind. Messages are those of
-`specsim.judge.child`, and after the last one of a question:
-
-{"event": "ended", "code": C}       the process that answered is gone; C is negative for a signal
+`specsim.judge.child`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,11 @@ import os
 import signal
 import sys
 import traceback
+from typing import Any
 
+from specsim.isolation.limits import limit_memory
+from specsim.isolation.processes import fork
+from specsim.isolation.questions import Questions
 from specsim.judge.child import Messages, answer
 
 _LOADED_BEFORE = (
@@ -32,26 +34,28 @@ _LOADED_BEFORE = (
 def main() -> None:
     from specsim.judge.ops_child import choose_device
 
-    messages = Messages(int(sys.argv[1]))
+    questions = Questions(int(sys.argv[1]))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     choose_device("cpu")  # a fork can use no GPU that its parent has seen
     for name in _LOADED_BEFORE:
         importlib.import_module(name)
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        process = os.fork()
+    while (question := questions.take()) is not None:
+        process = fork()
         if process == 0:
-            _answer_and_end(request, messages)
+            questions.close()
+            _answer_and_end(json.loads(question.content), question.pipe)
+        os.close(question.pipe)
         _, status = os.waitpid(process, 0)
-        messages.send("ended", code=os.waitstatus_to_exitcode(status))
+        questions.done(os.waitstatus_to_exitcode(status))
 
 
-def _answer_and_end(request: dict[str, object], messages: Messages) -> None:
+def _answer_and_end(asked: dict[str, Any], pipe: int) -> None:
     code = 1
     try:
-        # What the target reads from its input is not the next question.
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        answer(request, messages)
+        messages = Messages(pipe, asked["nonce"])
+        limit_memory(asked["memory_bytes"], "cpu")
+        answer(asked["request"], messages)
+        messages.send("answered")
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -25,6 +25,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from specsim.errors import UsageError
+from specsim.isolation.phases import running
 from specsim.targets.lines import LINES_RUN, as_function, assignments, note_lines
 from specsim.targets.source import SourceTree
 
@@ -70,14 +72,17 @@ class ParsedModule:
 
 
 def parse_module(source: SourceTree, path: str) -> ParsedModule:
-    """Parse `path` of the source. Raises DriftError when it is not there or not Python."""
+    """Parse `path` of the source. Raises DriftError when it is not there, UsageError when it is not Python."""
     try:
         text = source.read(path)
-        module = ParsedModule(path, text, _parse(text))
     except FileNotFoundError as error:
         raise DriftError(f"not found: {path}") from error
-    except SyntaxError as error:
-        raise DriftError(f"cannot be parsed: {path}:{error.lineno}: {error.msg}") from error
+    try:
+        module = ParsedModule(path, text, _parse(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # a null byte, parentheses without end
+        place, why = (f":{error.lineno}", error.msg) if isinstance(error, SyntaxError) else ("", error)
+        problem = f"{source.label} cannot be judged: {path}{place} is not Python ({why})"
+        raise UsageError(problem, "mend the file, or give another revision") from error
     for statement in _module_level(module.tree.body):
         _record(module, statement)
     return module
@@ -411,7 +416,8 @@ class Lifter:
         sys.modules[python_module.__name__] = python_module
         try:
             code = compile(text, str(file), "exec", flags=annotations_flag(), dont_inherit=True)
-            exec(code, python_module.__dict__)
+            with running():
+                exec(code, python_module.__dict__)
         except Exception as error:
             raise DriftError(f"cannot be lifted: {module.path}: {type(error).__name__}: {error}") from error
         return python_module.__dict__
@@ -683,6 +689,8 @@ def _execute_statements(
     path: str, statements: list[ast.stmt], namespace: dict[str, Any], scope: dict[str, Any]
 ) -> None:
     try:
-        exec(_compile(path, statements), namespace, scope)
+        code = _compile(path, statements)
+        with running():
+            exec(code, namespace, scope)
     except Exception as error:
         raise DriftError(f"cannot be lifted: {path}: {type(error).__name__}: {error}") from error

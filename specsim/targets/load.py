@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from specsim.check.extension import Extension, ExtensionTarget
-from specsim.errors import UsageError
+from specsim.errors import UsageError, described
+from specsim.isolation.phases import running
 from specsim.sim.target import AccountingTarget
 from specsim.sim.target import ModelTarget as ModelAccountingTarget
 from specsim.targets.cache import Cache
@@ -80,6 +81,7 @@ def load_probes(target: Target, cache: Cache) -> tuple[list[Probe], list[NotRun]
     return probes_of(open_source(target, cache), cache)
 
 
+_OURS = ("torch", "triton", "numpy")  # what specsim imports itself, and takes long
 _REMEDY = "name a mapping of operations to functions, in a module that the current folder or the environment has"
 
 
@@ -87,7 +89,8 @@ def _user_object(target: PythonTarget) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(target.module)
+        with running(*_OURS):
+            module = importlib.import_module(target.module)
     except ModuleNotFoundError as error:
         if error.name != target.module and not target.module.startswith(f"{error.name}."):
             raise UsageError(
@@ -95,9 +98,7 @@ def _user_object(target: PythonTarget) -> Any:
             ) from error
         raise UsageError(f"there is no module {target.module!r}", _REMEDY) from error
     except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"{target.module} cannot be imported ({type(error).__name__}: {error})", "mend the module"
-        ) from error
+        raise UsageError(f"{target.module} cannot be imported ({described(error)})", "mend the module") from error
     value: Any = module
     for attribute in target.object.split("."):
         if not hasattr(value, attribute):
