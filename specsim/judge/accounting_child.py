@@ -35,7 +35,9 @@ EVENTS_SHOWN = 8
 
 
 def load_target(request: Request, on_rehearsal: Callable[[], None] = lambda: None) -> Any:
-    """The accounting of the request's target, the mutant applied first. `on_rehearsal` is called while it is made."""
+    """The accounting of the request's target, the mutant applied first. `on_rehearsal` is called before each schedule
+    of its rehearsal, the first of the target's code that runs: what comes before is specsim's own.
+    """
     if request["mutant"]:
         from specsim.mutants.load import apply, find
 
@@ -61,20 +63,9 @@ def load_target(request: Request, on_rehearsal: Callable[[], None] = lambda: Non
     return target
 
 
-def announce(request: Request, messages: Messages) -> None:
-    """Making a release's accounting runs some of its code already, so a hang there is the release's. A user's module is
-    only imported: that may take long, and torch with it.
-    """
-    from specsim.targets.spec import PythonTarget, parse_target
-
-    if not isinstance(parse_target(request["target"]), PythonTarget):
-        messages.send("schedule", index=0)
-
-
 def check(request: Request, messages: Messages) -> None:
     """Simulate the target's accounting."""
     end = time.monotonic() + request["seconds"]
-    announce(request, messages)
     target = load_target(request, lambda: messages.send("schedule", index=0))
     if isinstance(target, NotRun):
         messages.send("end", schedules=0, events=0, seam=[], not_run=[asdict(target)], nondeterministic="")
@@ -211,7 +202,7 @@ def _strategy_before(request: Request, messages: Messages) -> Strategy:
     strategy = strategy_of(request["strategy"], request["seed"])
     if request["strategy"] == "swarm":  # which learns nothing
         return strategy
-    target = _simulated(request)
+    target = _simulated(request, messages)
     for index in range(request["index"]):
         messages.send("schedule", index=index)
         schedule = run_schedule(target, strategy.chooser(index))
@@ -227,8 +218,7 @@ def replay(request: Request, messages: Messages) -> None:
         from specsim.compiled.finder import uninstall
 
         uninstall()  # what is noted of trees is taken from within the device
-    announce(request, messages)
-    target = _simulated(request)
+    target = _simulated(request, messages)
     from specsim.check.suite import run_schedule
     from specsim.explore.chooser import replayed
     from specsim.sim.engine import Engine
@@ -280,8 +270,7 @@ def replay(request: Request, messages: Messages) -> None:
 def shrink(request: Request, messages: Messages) -> None:
     """Make the schedule of a replay file smaller, with more attempts than `check` takes."""
     stored = _stored(request)
-    announce(request, messages)
-    target = _simulated(request)
+    target = _simulated(request, messages)
     from specsim.check import suite
     from specsim.check.order import StoppedError, decisive_pair
     from specsim.explore.chooser import replayed
@@ -326,8 +315,8 @@ def _stored(request: Request) -> ScheduleReplay:
     return stored
 
 
-def _simulated(request: Request) -> Any:
-    target = load_target(request)
+def _simulated(request: Request, messages: Messages) -> Any:
+    target = load_target(request, lambda: messages.send("schedule", index=0))
     if isinstance(target, NotRun):
         raise UsageError(
             f"{request['target']} cannot be simulated: {target.why}", "replay it on the target it was made for"

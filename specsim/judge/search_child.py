@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from specsim.errors import UsageError
-from specsim.judge.accounting_child import announce, finding_of, load_target
+from specsim.judge.accounting_child import finding_of, load_target
 from specsim.judge.child import Messages, Request
 from specsim.judge.ops_child import choose_device, opened
 from specsim.judge.received import sent
@@ -30,8 +30,7 @@ ATTEMPTS_MAX = 80  # to make what was found smaller; `specsim shrink` takes more
 
 def search_rule(request: Request, messages: Messages) -> None:
     """Simulate the schedules of a seed until one breaks the rule `rule`."""
-    announce(request, messages)
-    target = load_target(request)
+    target = load_target(request, lambda: messages.send("schedule", index=0))
     if isinstance(target, NotRun):
         raise UsageError(f"{request['target']} cannot be simulated: {target.why}", "it has no such tier")
     from specsim.check.suite import chooser_of, run_schedule
