@@ -13,7 +13,6 @@ the trusted side; red zones and stray accesses of Triton's interpreter are watch
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -31,6 +30,7 @@ import torch
 
 from specsim.diff.run import TEXT_MAX, EndedError, Freedoms, Launched, LaunchHere, one_line
 from specsim.errors import UsageError
+from specsim.isolation.processes import end_fork, fork
 from specsim.judge.apart import LOST
 from specsim.ops.contract import Case, Op, Tensors
 from specsim.ops.provider import NotCalledError, Subject
@@ -38,8 +38,8 @@ from specsim.verdict import NotRun
 
 FRAME_BYTES_MAX = 1 << 32
 _TEXT_MAX = 2 * TEXT_MAX  # of what the process itself should have cut
+END_SECONDS = 0.05  # for a process that is ending
 LOAD_SECONDS_MAX = 120.0  # specsim's own work: reading and lifting
-_PR_SET_PDEATHSIG = 1
 _LENGTH = struct.Struct("<Q")
 
 
@@ -290,12 +290,11 @@ class TargetProcess:
     def _start(self) -> _Loaded:
         """Fork, and load the target. Raises UsageError when it cannot be loaded."""
         ours, theirs = socket.socketpair()
-        parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        self._pid = os.fork()
+        self._pid = fork(own_group=True)
         if self._pid == 0:
-            _serve(theirs, parent)
+            _serve(theirs)
         theirs.close()
         self._socket = ours
         is_users = ":" in self._load.target.partition("@")[0]
@@ -347,16 +346,7 @@ class TargetProcess:
             return "ended"
         pid, self._pid = self._pid, 0
         # Whoever closed the socket without ending is killed; a process that is ending keeps its own status.
-        for _ in range(50):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                break
-            time.sleep(0.001)
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-        if not done:
-            _, status = os.waitpid(pid, 0)
-        code = os.waitstatus_to_exitcode(status)
+        code = end_fork(pid, END_SECONDS)
         if code == LOST:
             return "leaves a device that does no more work"
         return f"ends its process ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
@@ -400,14 +390,10 @@ def _exactly(connection: socket.socket, count: int, deadline: float) -> bytearra
 # The process itself
 
 
-def _serve(connection: socket.socket, parent: int) -> None:
+def _serve(connection: socket.socket) -> None:
     """Answer questions until the trusted side is gone. Does not return."""
     code = 1
     try:
-        os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trusted side ends it
         keep = connection.fileno()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
