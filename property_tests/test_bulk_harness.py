@@ -313,7 +313,7 @@ def test_a_launch_that_is_only_slow_is_no_finding(request_of: Callable[[str], Op
     launch = {"tape": [], "first": 0, "count": 4, "index": 8, "hung": True, "text": "does not end within 5 s"}
     bulk_child.failure({**question, **launch, "hang_seconds": 60.0}, cast("Messages", sent))
     done = sent.events[-1]
-    assert (done["event"], done["finding"], done["cases"]) == ("done", None, 8)
+    assert (done["event"], done["found"], done["cases"]) == ("done", None, 8)
     assert "once" in done["not_run"][0]["why"]
 
 

@@ -21,11 +21,10 @@ from specsim.diff.memcheck import MemoryLog, memcheck
 from specsim.diff.memory import GuardedTensor, guarded_arguments, views
 from specsim.diff.offsets import overflow_of
 from specsim.diff.relations import Difference, broken_relation
+from specsim.errors import described
 from specsim.ops.contract import Case, Op, Role, Tensors, WrongResultError, differing
 from specsim.ops.provider import NotCalledError, Subject
 from specsim.verdict import Rule
-
-TEXT_MAX = 4_000  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,13 +319,7 @@ def one_line(error: BaseException) -> str:
     """The error that the implementation raised, without the interpreter's wrapping, on one line."""
     while error.__cause__ is not None and type(error).__name__ == "InterpreterError":
         error = error.__cause__
-    lines = shortened(str(error).strip()).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def shortened(text: str) -> str:
-    """Text of a target, as much of it as a finding holds."""
-    return text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]} ... ({len(text):,} characters)"
+    return described(error).strip().partition("\n")[0].removesuffix(": ").removesuffix(":")
 
 
 def _out_of_bounds(stray: str, guarded: dict[str, GuardedTensor]) -> list[Violation]:

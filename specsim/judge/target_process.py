@@ -28,8 +28,8 @@ from typing import Any
 import msgspec
 import torch
 
-from specsim.diff.run import TEXT_MAX, EndedError, Freedoms, Launched, LaunchHere, one_line
-from specsim.errors import UsageError
+from specsim.diff.run import EndedError, Freedoms, Launched, LaunchHere, one_line
+from specsim.errors import TEXT_MAX, UsageError
 from specsim.isolation.processes import end_fork, fork
 from specsim.judge.apart import LOST
 from specsim.ops.contract import Case, Op, Tensors
@@ -39,7 +39,8 @@ from specsim.verdict import NotRun
 FRAME_BYTES_MAX = 1 << 32
 _TEXT_MAX = 2 * TEXT_MAX  # of what the process itself should have cut
 END_SECONDS = 0.05  # for a process that is ending
-LOAD_SECONDS_MAX = 120.0  # specsim's own work: reading and lifting
+LOAD_SECONDS_MAX = 900.0  # specsim's own work: reading and lifting, and on a GPU building CUDA sources
+WAIT_SECONDS = 1.0  # between two calls of `on_call` while an answer is awaited
 _LENGTH = struct.Struct("<Q")
 
 
@@ -179,8 +180,8 @@ class TargetProcess:
     """A target, loaded in a process of its own; a Launcher. Use it as a context manager.
 
     `subjects` and `not_run` are what the target has; the functions of these Subjects ask the process. `device` is
-    "cpu" or "cuda", which the trusted side must not have used. `on_call` is called before each question,
-    `hang_seconds` is the limit of each.
+    "cpu" or "cuda", which the trusted side must not have used. `on_call` is called before each question and
+    every second until its answer, `hang_seconds` is the limit of each.
     """
 
     def __init__(
@@ -321,7 +322,7 @@ class TargetProcess:
         deadline = time.monotonic() + seconds
         try:
             _send(self._socket, _encode(question), deadline)
-            answer: _Answer = _decode_answer(_receive(self._socket, deadline))
+            answer: _Answer = _decode_answer(_receive(self._socket, deadline, self._on_call))
             return answer
         except TimeoutError:
             self._end()
@@ -365,22 +366,26 @@ def _send(connection: socket.socket, data: bytes, deadline: float) -> None:
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _receive(connection: socket.socket, deadline: float) -> bytearray:
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline))
+def _receive(connection: socket.socket, deadline: float, on_wait: Callable[[], None]) -> bytearray:
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline, on_wait))
     if length > FRAME_BYTES_MAX:
         raise ValueError(f"a message of {length} bytes")
-    return _exactly(connection, length, deadline)
+    return _exactly(connection, length, deadline, on_wait)
 
 
-def _exactly(connection: socket.socket, count: int, deadline: float) -> bytearray:
+def _exactly(connection: socket.socket, count: int, deadline: float, on_wait: Callable[[], None]) -> bytearray:
     data = bytearray(count)
     view, have = memoryview(data), 0
     while have < count:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        connection.settimeout(left)
-        got = connection.recv_into(view[have:])
+        connection.settimeout(min(left, WAIT_SECONDS))
+        try:
+            got = connection.recv_into(view[have:])
+        except TimeoutError:
+            on_wait()
+            continue
         if not got:
             raise EOFError
         have += got
