@@ -57,6 +57,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="seconds long: in `make nightly` (property_tests/deep.py)"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where this run notes the checksums of what it stores: not among the user's own."""
+    folder = tmp_path_factory.mktemp("state")
+    os.environ["XDG_STATE_HOME"] = str(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def wheel_cache() -> Cache:
     """The cache that `make test` filled."""

@@ -6,18 +6,31 @@ Building takes minutes, so what needs a build runs when SPECSIM_TEST_COMPILED is
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import specsim
 from specsim.compiled import build as building
 from specsim.compiled.build import build, find_build
-from specsim.compiled.finder import FOLDER, MANIFEST, PACKAGE, Finder, install, installed, key, uninstall
+from specsim.compiled.finder import (
+    FOLDER,
+    MANIFEST,
+    PACKAGE,
+    Finder,
+    RefusedBuildError,
+    install,
+    installed,
+    key,
+    read_build,
+    uninstall,
+)
 from specsim.compiled.sources import IN_MACHINE_INTEGERS, modules, rewritten
 from specsim.errors import UsageError
 from specsim.targets.cache import Cache
@@ -131,10 +144,22 @@ def test_a_build_is_one_folder_and_nothing_beside_it(built: Cache) -> None:
     assert [path.name for path in (built.folder / FOLDER).iterdir()] == [key()]
 
 
-def written(cache: Path, name: str, text: str = '{"mypyc": "0", "files": {"specsim.sim.engine": "engine.so"}}') -> None:
+MODULE = b"a library"
+
+
+def written(cache: Path, name: str, text: str = "", file: str = "engine.so") -> Path:
     folder = cache / FOLDER / name
     folder.mkdir(parents=True)
-    (folder / MANIFEST).write_text(text)
+    (folder / "engine.so").write_bytes(MODULE)
+    entry = {"file": file, "sha256": hashlib.sha256(MODULE).hexdigest()}
+    (folder / MANIFEST).write_text(text or json.dumps({"mypyc": "0", "files": {"specsim.sim.engine": entry}}))
+    return folder
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(RefusedBuildError) as refused:
+        read_build(folder)
+    return str(refused.value)
 
 
 def test_only_the_build_of_these_sources_is_used(tmp_path: Path) -> None:
@@ -160,10 +185,55 @@ def test_only_the_build_of_these_sources_is_used(tmp_path: Path) -> None:
     assert sys.meta_path == before
 
 
-def test_a_manifest_that_cannot_be_read_is_no_build(tmp_path: Path) -> None:
-    written(tmp_path, key(), "{")
+@pytest.mark.parametrize("text", ["{", "[]", '{"mypyc": "0"}', '{"mypyc": "0", "files": {"a": "b.so"}}', "[" * 200_000])
+def test_a_manifest_that_cannot_be_read_is_no_build(tmp_path: Path, text: str) -> None:
+    written(tmp_path, key(), text)
     install({"SPECSIM_CACHE_DIR": str(tmp_path)})
     assert installed() is None
+
+
+@pytest.mark.parametrize("file", ["../../../evil.so", "/evil.so", "a/../../evil.so", "", 7, None])
+def test_a_manifest_may_only_name_files_in_its_folder(tmp_path: Path, file: Any) -> None:
+    folder = written(tmp_path, key(), file=file)
+    (tmp_path.parent / "evil.so").write_bytes(MODULE)
+    assert str(folder) in refusal(folder)
+    install({"SPECSIM_CACHE_DIR": str(tmp_path)})
+    assert installed() is None
+
+
+def test_a_module_that_was_changed_or_is_a_link_is_not_imported(tmp_path: Path) -> None:
+    folder = written(tmp_path, key())
+    (folder / "engine.so").write_bytes(b"another library")
+    assert "SHA-256" in refusal(folder)
+    (folder / "engine.so").unlink()
+    assert "cannot be read" in refusal(folder)
+    (tmp_path / "elsewhere.so").write_bytes(MODULE)
+    (folder / "engine.so").symlink_to(tmp_path / "elsewhere.so")
+    assert "neither a file nor a folder" in refusal(folder)
+
+
+def test_a_build_that_others_own_or_may_write_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(tmp_path, key())
+    assert read_build(folder) is not None
+    (folder / "engine.so").chmod(0o666)
+    assert "written by everybody" in refusal(folder)
+    (folder / "engine.so").chmod(0o644)
+    folder.chmod(0o777)
+    assert "written by everybody" in refusal(folder)
+    folder.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(folder / MANIFEST, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert "belongs to another user" in refusal(folder)
+
+
+def test_how_the_simulator_runs_says_why_a_build_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path, key(), file="../engine.so")
+    environment = {**os.environ, "SPECSIM_CACHE_DIR": str(tmp_path), "SPECSIM_COMPILED": "1"}
+    command = [sys.executable, "-c", "from specsim.compiled.finder import in_use; print(in_use())"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith(f"in Python: {folder / MANIFEST} names '../engine.so'")
 
 
 def test_the_key_is_of_every_source(tmp_path: Path) -> None:

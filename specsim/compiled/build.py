@@ -15,11 +15,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from specsim.compiled.finder import FOLDER, MANIFEST, PACKAGE, key
+from specsim.compiled.finder import FOLDER, MANIFEST, PACKAGE, RefusedBuildError, key, read_build
 from specsim.compiled.sources import modules, rewritten
 from specsim.errors import UsageError
 from specsim.isolation import processes
 from specsim.targets.cache import Cache
+from specsim.targets.checksums import sha256_of
 
 OPT_LEVEL = "1"
 
@@ -32,9 +33,12 @@ setup(name="specsim-compiled", packages=[], ext_modules=extensions)
 
 
 def find_build(cache: Cache) -> Path | None:
-    """The folder of the build of the installed sources; None when there is none."""
+    """The folder of the build of the installed sources; None when there is none, or none that is imported."""
     folder = cache.path(f"{FOLDER}/{key()}")
-    return folder if (folder / MANIFEST).exists() else None
+    try:
+        return folder if read_build(folder) else None
+    except RefusedBuildError:
+        return None
 
 
 def build(cache: Cache, opt_level: str = OPT_LEVEL) -> Path:
@@ -96,11 +100,13 @@ def _run(command: list[str], folder: Path) -> None:
         )
 
 
-def _files(made: Path) -> dict[str, str]:
-    """The extension modules by import name, as paths in the build."""
+def _files(made: Path) -> dict[str, dict[str, str]]:
+    """The extension modules by import name: each file as a path in the build, and its SHA-256."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    found = sorted(path.relative_to(made).as_posix() for path in made.rglob(f"*{suffix}"))
-    return {name.removesuffix(suffix).replace("/", "."): name for name in found}
+    found = {path.relative_to(made).as_posix(): sha256_of(path) for path in sorted(made.rglob(f"*{suffix}"))}
+    return {
+        name.removesuffix(suffix).replace("/", "."): {"file": name, "sha256": digest} for name, digest in found.items()
+    }
 
 
 def _replace(made: Path, folder: Path, scratch: Path) -> None:
@@ -113,6 +119,10 @@ def _replace(made: Path, folder: Path, scratch: Path) -> None:
 
 def _drop_older(cache: Cache, kept: Path) -> None:
     for manifest in sorted(cache.path(FOLDER).glob(f"*/{MANIFEST}")):
-        known = json.loads(manifest.read_text(encoding="utf-8"))
-        if manifest.parent != kept and (known["package"], known["python"]) == (str(PACKAGE), sys.version):
+        try:
+            known = json.loads(manifest.read_text(encoding="utf-8"))
+            is_of_this = (known["package"], known["python"]) == (str(PACKAGE), sys.version)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # not written by a build: left alone
+            continue
+        if manifest.parent != kept and is_of_this:
             shutil.rmtree(manifest.parent, ignore_errors=True)

@@ -57,8 +57,12 @@ class Cache:
         return self.folder / pure
 
     def store_text(self, relative_name: str, text: str) -> Path:
-        """Write `text` as UTF-8; returns the path. `UsageError` when the folder cannot take it."""
+        """Write `text` as UTF-8; returns the path. A file that holds it already stays, so a filled cache may be
+        read-only. `UsageError` when the folder cannot take it.
+        """
         content = text.encode()
+        if self._holds(relative_name, content):
+            return self.path(relative_name)
         return self._store(relative_name, lambda file: file.write(content))
 
     def store_file(self, relative_name: str, source_path: Path) -> Path:
@@ -78,6 +82,13 @@ class Cache:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _holds(self, relative_name: str, content: bytes) -> bool:
+        try:
+            with self.path(relative_name).open("rb") as file:
+                return file.read(len(content) + 1) == content
+        except OSError:
+            return False
 
     def _store(self, relative_name: str, write: Callable[[BinaryIO], object]) -> Path:
         path = self.path(relative_name)

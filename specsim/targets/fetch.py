@@ -15,13 +15,14 @@ import shlex
 import subprocess
 import sys
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from typing import TYPE_CHECKING
 
 from specsim.errors import UsageError
+from specsim.targets.archive import ArchiveError, open_archive, read_member, require_undamaged
+from specsim.targets.checksums import note, require_noted
 from specsim.targets.spec import is_version, version_key
 
 if TYPE_CHECKING:
@@ -97,8 +98,10 @@ def fetch_wheel(version: str, cache: Cache, *, pip: PipRunner = run_pip) -> Path
     """
     if not is_version(version):
         raise UsageError(f"{version!r} is not a version of SGLang", "give the exact number of a release")
+    place = cache.path(f"{WHEELS}/sglang-{version}")  # one note a version, whatever tags the wheel's name has
     for path in _cached(cache, version):
         if wheel_problem(path, version) is None:
+            require_noted(place, path)
             return path
     with cache.scratch() as scratch:
         download("sglang", version, cache, scratch, pip)
@@ -115,7 +118,9 @@ def fetch_wheel(version: str, cache: Cache, *, pip: PipRunner = run_pip) -> Path
                 "look at the package index that pip is configured to use (pip config list)",
             )
         tags = wheels[0].name.split("-", 2)[-1]
-        return cache.store_file(f"{WHEELS}/sglang-{version}-{tags}", wheels[0])
+        stored = cache.store_file(f"{WHEELS}/sglang-{version}-{tags}", wheels[0])
+        note(place, stored)
+        return stored
 
 
 def cached_releases(cache: Cache) -> list[str]:
@@ -142,36 +147,38 @@ def wheel_problem(
     `read_all` reads every entry to the end and so finds damage in the middle of the file.
     """
     try:
-        with zipfile.ZipFile(path) as wheel:
+        with open_archive(path) as wheel:
             names = wheel.namelist()
-            metadata = [name for name in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
+            metadata = _metadata_names(wheel)
             if len(metadata) != 1:
                 return f"it has {len(metadata)} dist-info/METADATA and is no wheel"
-            headers = HeaderParser().parsestr(wheel.read(metadata[0]).decode("utf-8", "replace"))
-            damaged = wheel.testzip() if read_all else None
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        return f"it cannot be read as a zip ({error})"
-    name = str(headers.get("Name", "")).strip()
-    found = str(headers.get("Version", "")).strip()
+            name, found = _name_and_version(wheel, metadata[0])
+            if read_all:
+                require_undamaged(wheel)
+    except ArchiveError as error:
+        return str(error)
     if re.sub(r"[-_.]+", "-", name).lower() != package:
         return f"it is the package {name!r}"
     if version is not None and found != version:
         return f"its metadata says version {found!r}"
     if not any(entry.startswith(marker) for entry in names):
         return f"it has no folder {marker.rstrip('/')}"
-    if damaged is not None:
-        return f"its entry {damaged} is damaged"
     return None
 
 
 def wheel_version(path: Path) -> str | None:
     """The version in the metadata of a wheel for which `wheel_problem` is None."""
-    with zipfile.ZipFile(path) as wheel:
-        for name in wheel.namelist():
-            if re.fullmatch(r"[^/]+\.dist-info/METADATA", name):
-                headers = HeaderParser().parsestr(wheel.read(name).decode("utf-8", "replace"))
-                return str(headers.get("Version", "")).strip() or None
-    return None
+    with open_archive(path) as wheel:
+        return _name_and_version(wheel, _metadata_names(wheel)[0])[1] or None
+
+
+def _metadata_names(wheel: zipfile.ZipFile) -> list[str]:
+    return [name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
+
+
+def _name_and_version(wheel: zipfile.ZipFile, metadata: str) -> tuple[str, str]:
+    headers = HeaderParser().parsestr(read_member(wheel, metadata).decode("utf-8", "replace"))
+    return str(headers.get("Name", "")).strip(), str(headers.get("Version", "")).strip()
 
 
 def nearest_versions(version: str, known: Iterable[str], count_max: int = 5) -> list[str]:

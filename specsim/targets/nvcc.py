@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specsim.targets.checksums import note, require_noted
+
 if TYPE_CHECKING:
     from specsim.targets.cache import Cache
 
@@ -46,6 +48,7 @@ def build(name: str, text: str, includes: Sequence[Path], cache: Cache) -> Built
     place = f"built/{name}-{digest}"
     library, log = cache.path(f"{place}.so"), cache.path(f"{place}.log")
     if library.is_file():
+        require_noted(library, library)
         return Built(library)
     with cache.scratch() as scratch:
         source, made = scratch / f"{name}.cu", scratch / f"{name}.so"
@@ -61,6 +64,7 @@ def build(name: str, text: str, includes: Sequence[Path], cache: Cache) -> Built
         if code or not made.is_file():
             return Built(None, f"nvcc does not build it: {_reason(said, code)} (log: {log})")
         cache.store_file(f"{place}.so", made)
+        note(library, library)
     return Built(library)
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim.errors import UsageError
+from specsim.targets.archive import LIBRARY_BYTES_MAX, ArchiveError, open_archive, read_member
+from specsim.targets.checksums import note, require_noted
 from specsim.targets.fetch import download, run_pip
 from specsim.targets.spec import CheckoutTarget, PackageTarget, ReleaseTarget
 
@@ -120,6 +122,7 @@ def fetch_package(package: str, version: str, cache: Cache, *, pip: PipRunner = 
     place = f"{FOLDER}/{kept.index_name}-{version}.zip"
     stored = cache.path(place)
     if stored.is_file() and zipfile.is_zipfile(stored):
+        require_noted(stored, stored)
         return stored
     with cache.scratch() as scratch:
         download(kept.index_name, version, cache, scratch, pip)
@@ -130,16 +133,23 @@ def fetch_package(package: str, version: str, cache: Cache, *, pip: PipRunner = 
                 "fetch the wheel by hand and give its path",
             )
         slim = scratch / "slim.zip"
-        slim.write_bytes(_slim(wheels[0], kept))
-        return cache.store_file(place, slim)
+        try:
+            slim.write_bytes(_slim(wheels[0], kept))
+        except ArchiveError as error:
+            raise UsageError(
+                f"pip delivered {wheels[0].name}, but {error}", "fetch the wheel by hand and give its path"
+            ) from error
+        cache.store_file(place, slim)
+        note(stored, stored)
+        return stored
 
 
 def _slim(wheel: Path, kept: Kept) -> bytes:
     content = io.BytesIO()
-    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as slim:
-        for info in source.infolist():
-            if kept.entries.fullmatch(info.filename):
-                slim.writestr(info.filename, source.read(info))
+    with open_archive(wheel) as source, zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as slim:
+        for name in dict.fromkeys(source.namelist()):
+            if kept.entries.fullmatch(name):
+                slim.writestr(name, read_member(source, name, LIBRARY_BYTES_MAX))
     return content.getvalue()
 
 

@@ -21,6 +21,8 @@ from specsim.errors import UsageError
 from specsim.ops.contract import Sizes, Tensors
 from specsim.ops.provider import Subject
 from specsim.ops.registry import OPS
+from specsim.targets.archive import ArchiveError, copy_member, open_archive
+from specsim.targets.checksums import note, require_noted
 from specsim.targets.nvcc import gpu_architecture
 from specsim.verdict import NotRun
 
@@ -177,18 +179,25 @@ def find_library(path: Path, cache: Cache) -> Path:
         return found
     if not zipfile.is_zipfile(path):
         return path
-    with zipfile.ZipFile(path) as wheel:
-        names = set(wheel.namelist())
-        entry = next((f + LIBRARY for f in folders if f + LIBRARY in names), None)
-        if entry is None:
-            raise UsageError(f"{path} has no {folders[0]}{LIBRARY}", remedy)
-        info = wheel.getinfo(entry)
-        place = f"libraries/{info.CRC:08x}-{info.file_size}/{LIBRARY}"
-        unpacked = cache.path(place)
-        if not unpacked.is_file():
+    try:
+        with open_archive(path) as wheel:
+            names = set(wheel.namelist())
+            entry = next((f + LIBRARY for f in folders if f + LIBRARY in names), None)
+            if entry is None:
+                raise UsageError(f"{path} has no {folders[0]}{LIBRARY}", remedy)
+            info = wheel.getinfo(entry)
+            place = f"libraries/{info.CRC:08x}-{info.file_size}/{LIBRARY}"
+            unpacked = cache.path(place)
+            if unpacked.is_file():
+                require_noted(unpacked, unpacked)
+                return unpacked
             with cache.scratch() as scratch:
-                cache.store_file(place, Path(wheel.extract(info, scratch)))
-        return unpacked
+                copy_member(wheel, entry, scratch / LIBRARY)
+                cache.store_file(place, scratch / LIBRARY)
+                note(unpacked, unpacked)
+            return unpacked
+    except ArchiveError as error:
+        raise UsageError(f"{path} is no wheel of sglang-kernel: {error}", remedy) from error
 
 
 def _architecture() -> str:

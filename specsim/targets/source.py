@@ -14,16 +14,16 @@ import lzma
 import os
 import re
 import subprocess
-import zipfile
-import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Protocol
 
 from specsim.errors import UsageError
+from specsim.targets.archive import MEMBER_BYTES_MAX, ArchiveError, open_archive, read_member
 from specsim.targets.fetch import fetch_wheel, wheel_problem, wheel_version
-from specsim.targets.git import is_revision, run_git
+from specsim.targets.git import resolved, run_git
 from specsim.targets.packages import fetch_package
 from specsim.targets.spec import CheckoutTarget, PackageTarget, ReleaseTarget, is_version
 
@@ -131,8 +131,8 @@ class WheelSource:
         self.label = label or f"{package.folder}=={self.version}"
         self._root = f"{package.folder}/"
         try:
-            self._zip = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
-        except (OSError, zipfile.BadZipFile) as error:
+            self._zip = open_archive(io.BytesIO(path.read_bytes()))
+        except (OSError, ArchiveError) as error:
             raise UsageError(f"cannot read {path}: {error}", "remove it and fetch it again") from error
         self._names = {
             name.removeprefix(self._root)
@@ -144,15 +144,10 @@ class WheelSource:
         if _plain(path) not in self._names:
             raise FileNotFoundError(f"{self.label} has no {path}")
         try:
-            content = self._zip.read(f"{self._root}{path}")
-        except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+            content = read_member(self._zip, f"{self._root}{path}")
+        except ArchiveError as error:
             raise UsageError(
-                f"{self.label} cannot be judged: {path} is damaged in the wheel ({error})", "fetch the wheel again"
-            ) from error
-        except (NotImplementedError, RuntimeError) as error:  # of a compression or an encryption
-            raise UsageError(
-                f"{self.label} cannot be judged: {path} cannot be read from the wheel ({error})",
-                "give a wheel as pip downloads it",
+                f"{self.label} cannot be judged: {path} is damaged in the wheel: {error}", "fetch the wheel again"
             ) from error
         return _text(content, self.label, path)
 
@@ -179,14 +174,21 @@ class DirectorySource:
         self.version = self._dist_info_version() or _stated_version(self)
 
     def read(self, path: str) -> str:
+        file = self._package / _plain(path)
         try:
-            return _text((self._package / _plain(path)).read_bytes(), self.label, path)
+            if not file.is_file():  # a FIFO would be waited for
+                raise FileNotFoundError
+            with file.open("rb") as opened:
+                content = opened.read(MEMBER_BYTES_MAX + 1)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise FileNotFoundError(f"{self.label} has no {path}") from None
         except OSError as error:
             raise UsageError(
                 f"{self.label}: cannot read {path}: {error.strerror or error}", "make it readable"
             ) from error
+        if len(content) > MEMBER_BYTES_MAX:
+            raise _too_large(self.label, path, file.stat().st_size)
+        return _text(content, self.label, path)
 
     def exists(self, path: str) -> bool:
         return (self._package / _plain(path)).is_file()
@@ -205,7 +207,9 @@ class DirectorySource:
         versions: list[str] = []
         for path in sorted(self._package.parent.glob("*.dist-info/METADATA")):
             if path.parent.name.lower().startswith(f"{self._name}-"):
-                headers = HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace"))
+                with path.open("rb") as metadata:
+                    text = metadata.read(MEMBER_BYTES_MAX).decode("utf-8", "replace")
+                headers = HeaderParser().parsestr(text)
                 if str(headers.get("Name", "")).strip().lower() == self._name:
                     versions.append(str(headers.get("Version", "")).strip())
         return versions[0] if len(versions) == 1 and versions[0] else None
@@ -220,8 +224,6 @@ class GitSource:
     def __init__(self, path: Path, revision: str, label: str = "", package: Package = SGLANG) -> None:
         self.label = label or f"{package.folder}@{path}#{revision}"
         self._path = path if path.is_dir() else path.parent
-        if not is_revision(revision):
-            raise UsageError(f"{revision!r} is not a git revision", "give a commit, a tag or a branch")
         self.commit = self._resolve(revision)
         self._blobs = self._find_package(package)
         self._texts: dict[str, str] = {}
@@ -231,7 +233,10 @@ class GitSource:
         if _plain(path) not in self._blobs:
             raise FileNotFoundError(f"{self.label} has no {path}")
         if path not in self._texts:
-            content = self._git_or_raise("cat-file", "blob", self._blobs[path])
+            name, size = self._blobs[path]
+            if size > MEMBER_BYTES_MAX:
+                raise _too_large(self.label, path, size)
+            content = self._git_or_raise("cat-file", "blob", name)
             self._texts[path] = _text(content, self.label, path)
         return self._texts[path]
 
@@ -242,9 +247,9 @@ class GitSource:
         return _below(self._blobs, under)
 
     def _resolve(self, revision: str) -> str:
-        ended = self._git("rev-parse", "--verify", f"{revision}^{{commit}}")
-        if ended.returncode == 0:
-            return ended.stdout.decode().strip()
+        ended = resolved(self.label, self._path, revision)
+        if isinstance(ended, str):
+            return ended
         said = ended.stderr.decode("utf-8", "replace").strip()
         if "not a git repository" in said:
             raise UsageError(
@@ -261,18 +266,19 @@ class GitSource:
             "give a commit, a tag or a branch that it has; a shallow clone may need git fetch first",
         )
 
-    def _find_package(self, package: Package) -> dict[str, str]:
-        """Object names of the package's regular files by path."""
+    def _find_package(self, package: Package) -> dict[str, tuple[str, int]]:
+        """Object names and sizes in bytes of the package's regular files by path."""
         prefix = self._git_or_raise("rev-parse", "--show-prefix").decode("utf-8", "surrogateescape").strip("\n")
         for folder in dict.fromkeys([*(prefix + layout for layout in package.layouts), *package.layouts]):
             root = f"{folder.strip('/')}/" if folder.strip("/") else ""
             pathspec = ("--", root) if root else ()
-            listed = self._git_or_raise("ls-tree", "-r", "-z", "--full-tree", self.commit, *pathspec)
-            blobs: dict[str, str] = {}
+            listed = self._git_or_raise("ls-tree", "-r", "-l", "-z", "--full-tree", self.commit, *pathspec)
+            blobs: dict[str, tuple[str, int]] = {}
             for entry in listed.decode("utf-8", "surrogateescape").split("\0"):
                 about, _, path = entry.partition("\t")
                 if path.startswith(root) and about.startswith("100"):  # 120000 is a link, 160000 a submodule
-                    blobs[path.removeprefix(root)] = about.split()[2]
+                    _mode, _kind, name, size = about.split()
+                    blobs[path.removeprefix(root)] = name, int(size) if size.isdigit() else 0
             if any(path.startswith(f"{package.marker}/") for path in blobs):
                 return blobs
         raise package.missing(self.label)
@@ -299,9 +305,13 @@ def _plain(path: str) -> str:
     return path
 
 
-def _below(files: set[str] | dict[str, str], under: str) -> list[str]:
+def _below(files: Collection[str], under: str) -> list[str]:
     folder = f"{_plain(under)}/" if under else ""
     return sorted(path for path in files if path.startswith(folder) and "__pycache__" not in path.split("/"))
+
+
+def _too_large(label: str, path: str, size: int) -> UsageError:
+    return UsageError(f"{label}: {path} has {size} bytes, and at most {MEMBER_BYTES_MAX} are read", "check the file")
 
 
 def _text(content: bytes, label: str, path: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specsim.errors import UsageError
+from specsim.targets.archive import ArchiveError, open_archive, read_member
 from specsim.targets.nvcc import Built, build
 
 if TYPE_CHECKING:
@@ -118,16 +119,20 @@ def built(path: Path, cache: Cache) -> Built:
 
 
 def _unpacked(path: Path, cache: Cache) -> Path:
-    with zipfile.ZipFile(path) as wheel:
+    try:
+        return _headers_of(path, cache)
+    except (ArchiveError, ValueError) as error:  # ValueError: a name that leads out of the folder
+        raise UsageError(f"{path} is no wheel of flashinfer-python: {error}", "fetch it again") from error
+
+
+def _headers_of(path: Path, cache: Cache) -> Path:
+    with open_archive(path) as wheel:
         wanted = [info for info in wheel.infolist() if info.filename.startswith(f"{INCLUDE}/") and not info.is_dir()]
         sampling = next((info for info in wanted if info.filename == f"{INCLUDE}/{MARKER}"), None)
         if sampling is None:
             raise UsageError(f"{path} has no {INCLUDE}/{MARKER}", "give a wheel of flashinfer-python")
         place = f"headers/flashinfer-{sampling.CRC:08x}-{len(wanted)}"
-        done = cache.path(f"{place}/complete")
-        if not done.is_file():
-            for info in wanted:
-                name = info.filename.removeprefix(f"{INCLUDE}/")
-                cache.store_text(f"{place}/include/{name}", wheel.read(info).decode("utf-8", "replace"))
-            cache.store_text(f"{place}/complete", "")
+        for info in wanted:
+            name = info.filename.removeprefix(f"{INCLUDE}/")
+            cache.store_text(f"{place}/include/{name}", read_member(wheel, info.filename).decode("utf-8", "replace"))
         return cache.path(f"{place}/include")
