@@ -22,7 +22,9 @@ from specsim.cli import main
 from specsim.errors import UsageError
 from specsim.judge.accounting import NondeterministicError
 from specsim.judge.parent import Message
+from specsim.targets.git import Repository
 from specsim.targets.sglang.releases import RELEASES
+from specsim.targets.source import GitSource
 from specsim.targets.spec import version_key
 
 PLAN = Plan(commits=24, bad=15)
@@ -117,7 +119,7 @@ def test_commits_are_searched_in_order_of_time_whichever_end_is_good(
     assert [r.target for r in found.revisions] == [f"sglang@{path}#{commit}" for commit in commits[3:-2]]
     assert found.revisions[PLAN.bad - 3].title == PLAN.title(PLAN.bad)
     assert found.good_is_older is good_is_older
-    assert found.note == ""
+    assert "changes that are not committed are neither judged nor touched" in found.note
 
 
 def test_a_merged_branch_is_one_step_that_says_so(history: tuple[Path, list[str]], tmp_path: Path) -> None:
@@ -449,3 +451,78 @@ def test_a_clean_repository_is_left_alone(history: tuple[Path, list[str]], tmp_p
 def test_history_is_a_value() -> None:
     assert releases_between(RELEASES[0], RELEASES[1]) == releases_between(RELEASES[0], RELEASES[1])
     assert isinstance(releases_between(RELEASES[0], RELEASES[1]), History)
+
+
+@pytest.mark.parametrize(
+    "revision",
+    [
+        *("^HEAD", "^main", "HEAD~3..HEAD", "HEAD~3...HEAD", "..", "--all", "-n1", "HEAD^@", "HEAD^!", "HEAD^{tree}"),
+        *("HEAD:", "main@{upstream}", "no such branch", "\udc80", "\ud800", "HEAD\n", "HEAD\0", " ", "a" * 200_000),
+    ],
+)
+def test_what_names_no_single_commit_is_refused(history: tuple[Path, list[str]], revision: str) -> None:
+    path, commits = history
+    for ends in ((revision, commits[-1]), (commits[0], revision)):
+        with pytest.raises(UsageError):
+            commits_between(path, *ends)
+    with pytest.raises(UsageError):
+        GitSource(path, revision)
+
+
+# What a repository may name in its own configuration, each a program that git can be made to run.
+PROGRAMS = {
+    "core.fsmonitor": "{program}",
+    "core.hooksPath": "{folder}",
+    "core.pager": "{program}",
+    "core.sshCommand": "{program}",
+    "core.askPass": "{program}",
+    "diff.external": "{program}",
+    "diff.marked.textconv": "{program}",
+    "diff.marked.command": "{program}",
+    "filter.marked.clean": "{program}",
+    "filter.marked.smudge": "{program}",
+    "filter.marked.process": "{program}",
+    "gpg.program": "{program}",
+    "log.showSignature": "true",
+    "alias.rev-parse": "!{program}",
+    "alias.rev-list": "!{program}",
+    "protocol.ext.allow": "always",
+    "protocol.file.allow": "always",
+    "remote.origin.url": "ext::{program}",
+    "remote.origin.promisor": "true",
+    "remote.origin.uploadpack": "{program}",
+    "extensions.partialClone": "origin",
+}
+
+
+def test_no_program_that_a_repository_names_is_run(history: tuple[Path, list[str]], tmp_path: Path) -> None:
+    path, commits = history
+    copy, folder, marker = tmp_path / "copy", tmp_path / "programs", tmp_path / "was run"
+    shutil.copytree(path, copy)
+    git(copy, "config", "core.repositoryFormatVersion", "1")
+    folder.mkdir()
+    for name in ("program", "post-checkout", "post-index-change", "reference-transaction", "fsmonitor-watchman"):
+        (folder / name).write_text(f'#!/bin/sh\necho "$0 $*" >> "{marker}"\n')
+        (folder / name).chmod(0o755)
+    attributes = copy / ".git" / "info" / "attributes"
+    attributes.parent.mkdir(exist_ok=True)
+    attributes.write_text("* filter=marked diff=marked\n")
+    (copy / "python" / "sglang" / "__init__.py").write_text("changed = True\n")
+    for pack in list((copy / ".git" / "objects" / "pack").glob("*.pack")):
+        content = pack.read_bytes()
+        shutil.rmtree(pack.parent)
+        git(copy, "unpack-objects", "-q", stream=content)
+    source = GitSource(copy, commits[-1])
+    missing = git(copy, "rev-parse", f"{commits[-1]}:python/sglang/__init__.py")
+    (copy / ".git" / "objects" / missing[:2] / missing[2:]).unlink()
+    for name, value in PROGRAMS.items():
+        git(copy, "config", name, value.format(program=folder / "program", folder=folder))
+    with pytest.raises(UsageError):  # a partial clone that lacks it would fetch it
+        source.read("__init__.py")
+    repository = Repository(copy)
+    for commit in (repository.commit(commits[-1]), repository.commit("HEAD~1")):
+        repository.files_changed(commit)
+        repository.merged_by(commit)
+    assert commits_between(copy, commits[0], commits[-1]).revisions
+    assert GitSource(copy, commits[-2]).paths("")
+    assert not marker.exists(), marker.read_text()

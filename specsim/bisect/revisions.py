@@ -79,8 +79,12 @@ def commits_between(repository: Path, good: str, bad: str) -> History:
     good_is_older = repo.is_ancestor(one, other)
     low, high = (one, other) if good_is_older else (other, one)
     commits = repo.between(low, high)
-    changed = f"{path} has changes that are not committed: they are neither judged nor touched"
-    return _history(repo, commits, good_is_older, changed if repo.is_changed() else "")
+    return _history(
+        repo,
+        commits,
+        good_is_older,
+        f"the commits of {path} are judged; changes that are not committed are neither judged nor touched",
+    )
 
 
 def _history(repo: Repository, commits: list[Commit], good_is_older: bool, note: str = "") -> History:

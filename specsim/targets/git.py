@@ -1,5 +1,9 @@
 """Git's history of a repository, read and never changed: no lock, no hook, no index, no work tree, no network.
 
+Only objects and references are read. A repository's own configuration may name programs (filters, hooks, a file system
+monitor, text converters, transports, pagers); nothing here makes git run one. Configuration of the user and of the
+system is the user's own, and stays: it holds `safe.directory`.
+
 A history is followed along first parents: a branch that was merged is one step, the merge, and a history of its own
 (`merged_by`).
 """
@@ -7,6 +11,7 @@ A history is followed along first parents: a branch that was merged is one step,
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +25,14 @@ _OPTIONS = (
     "core.hooksPath=/dev/null",
     "-c",
     "core.fsmonitor=false",
+    "-c",
+    "i18n.logOutputEncoding=UTF-8",
 )
 _SETTINGS = {
+    "GIT_ALLOW_PROTOCOL": "none",  # no transport, whatever the repository allows, where git has no NO_LAZY_FETCH
+    "GIT_NO_LAZY_FETCH": "1",
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_TERMINAL_PROMPT": "0",
-    "GIT_NO_LAZY_FETCH": "1",
     "LC_ALL": "C",
 }
 _PLACES = (  # set inside hooks and by `git bisect run`; they would name another repository than `-C PATH`
@@ -55,8 +63,19 @@ def run_git(label: str, path: Path, *arguments: str) -> subprocess.CompletedProc
 
 
 def is_revision(text: str) -> bool:
-    """Whether git cannot take `text` for an option, or for more or less than one argument."""
-    return bool(text) and not text.startswith("-") and "\0" not in text
+    """Whether git can take `text` for one commit, and neither for an option nor for a set of commits."""
+    is_text = text.isprintable() and not any(0xD800 <= ord(letter) <= 0xDFFF for letter in text)
+    return bool(text) and is_text and not text.startswith(("-", "^")) and ".." not in text
+
+
+def resolved(label: str, path: Path, revision: str) -> str | subprocess.CompletedProcess[bytes]:
+    """The full hash of the commit that a revision names, or how git ended. UsageError for what is no revision."""
+    if not is_revision(revision):
+        raise UsageError(f"{revision!r} is not a git revision", "give one commit: its hash, a tag or a branch")
+    ended = run_git(label, path, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    answer = ended.stdout.decode("ascii", "replace").split()
+    commit = answer[-1] if answer else ""
+    return commit if ended.returncode == 0 and re.fullmatch("[0-9a-f]{40,64}", commit) else ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +106,14 @@ class Repository:
 
     def commit(self, revision: str) -> Commit:
         """The commit that a revision names. UsageError when there is none."""
-        if not is_revision(revision):
-            raise UsageError(f"{revision!r} is not a git revision", "give a commit, a tag or a branch")
-        ended = self._git("rev-parse", "--verify", f"{revision}^{{commit}}")
-        if ended.returncode:
+        found = resolved(f"--repo {self.path}", self.path, revision)
+        if not isinstance(found, str):
             why, remedy = "has no commit", "give a commit, a tag or a branch that it has"
             if self.is_shallow:
                 why = "is a shallow clone, which has no commit"
                 remedy = f"fetch the history with git -C {self.path} fetch --unshallow --tags"
             raise UsageError(f"the repository {self.path} {why} {revision!r}", remedy)
-        return self._commits("--max-count=1", ended.stdout.decode().strip())[0]
+        return self._commits("--max-count=1", found)[0]
 
     def between(self, older: Commit, newer: Commit) -> list[Commit]:
         """The commits from `older` to `newer`, both included, oldest first, along first parents.
@@ -124,12 +141,6 @@ class Repository:
         """Whether `older` is reached from `newer` by way of parents, or is it."""
         return self._git("merge-base", "--is-ancestor", older.hash, newer.hash).returncode == 0
 
-    def is_changed(self) -> bool:
-        """Whether files that git tracks were changed and not committed."""
-        # Without --no-optional-locks a status would rewrite the index; `_SETTINGS` sees to it.
-        ended = self._git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
-        return ended.returncode == 0 and bool(ended.stdout)
-
     def files_changed(self, commit: Commit) -> list[str]:
         """The paths that a commit changed, against its first parent."""
         listed = self._output("diff-tree", "--root", "-r", "-m", "--first-parent", "--name-only", "-z", commit.hash)
@@ -152,13 +163,12 @@ class Repository:
         )
 
     def _commits(self, *arguments: str) -> list[Commit]:
-        listed = self._output("log", "--no-show-signature", "--no-color", "-z", "--format=%H%n%P%n%s", *arguments)
-        found = []
-        for entry in listed.split("\0"):
-            if entry.strip():
-                commit, parents, subject = entry.strip("\n").split("\n", 2)
-                found.append(Commit(commit, tuple(parents.split()), subject.strip()))
-        return found
+        listed = self._output("rev-list", "--format=%H%n%P%n%s", *arguments, "--")
+        lines = listed.removesuffix("\n").split("\n")
+        # Before each: a line "commit HASH".
+        return [
+            Commit(lines[i + 1], tuple(lines[i + 2].split()), lines[i + 3].strip()) for i in range(0, len(lines) - 3, 4)
+        ]
 
     def _git(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         return run_git(f"--repo {self.path}", self.path, *arguments)
