@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -10,13 +11,17 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsim.campaign.store import FORMAT, REPLAYS_MAX, Store, digest_of
+from specsim.campaign.batches import batch_at, plan_from_json
+from specsim.campaign.store import REPLAYS_MAX, Store, digest_of
+from specsim.campaign.store_file import FORMAT
 from specsim.campaign.work import Batch, BatchResult, Found, KeptTape
+from specsim.commands.campaign_pages import write_campaign
 from specsim.errors import UsageError
 
 
@@ -263,7 +268,7 @@ def a_folder(path: Path) -> None:
         (damaged, "is no store of a campaign"),
         (of_another_program, "is a database, but no store"),
         (of_a_newer_format, f"has format '{FORMAT + 1}', this specsim reads {FORMAT}; use specsim 9.0"),
-        (a_folder, "cannot open|there is no campaign in"),
+        (a_folder, "is not a regular file|there is no campaign in"),
     ],
 )
 def test_what_is_no_store_is_refused_and_left_as_it_is(
@@ -301,3 +306,181 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot write beside"):
         Store.open(tmp_path / "file" / "c.db")
+
+
+# Damage
+
+PLAN = (
+    '{"campaign": 7, "lots": [{"target": "model", "tier": "accounting", "weight": 20}], "families": [["any", 1]], '
+    '"strategies": [["swarm", 1]]}'
+)
+
+
+@pytest.fixture(autouse=True)
+def _few_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specsim.commands.campaign_pages.MODEL_SCHEDULES", 2)
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A store with rows in every table."""
+    path = tmp_path_factory.mktemp("sound") / "c.db"
+    with Store.open(path, campaign=7) as store:
+        store.set_meta(plan=PLAN)
+        for number in range(3):
+            kept = KeptTape((number, 1), (f"mark:{number}",), 40)
+            features = {f"mark:{number}": 3, "pair:running 1 False abort done": 2}
+            store.add(result(batch(number), features=features, tapes=(kept,), findings=(found(),), refused={"why": 1}))
+        store.mark(store.findings()[0], "model", "v2", "fixed")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute("PRAGMA journal_mode = DELETE")
+    return path.read_bytes()
+
+
+def read_all(path: Path, folder: Path) -> str:
+    """Report on a store and go on with it, as `report` and `fuzz --resume` do; how that ended."""
+    said = []
+    with contextlib.suppress(UsageError):
+        write_campaign([path], folder / "page", folder / "page.json")
+        said.append("report")
+    with contextlib.suppress(UsageError), Store.open(path) as store:
+        plan = plan_from_json(store.meta().get("plan", ""))
+        number = store.next_number(0)
+        batch_at(plan, 0, number)
+        store.findings(), store.seen(), store.hits(), store.totals(), store.campaign
+        for target in ("model", "sglang==1.2.3"):
+            store.tapes(target, store.tapes_to(target))
+        store.add(result(batch(number), findings=(found(),)))
+        said.append("campaign")
+    return " and ".join(said)
+
+
+def test_a_sound_store_is_reported_and_goes_on(sound: bytes, tmp_path: Path) -> None:
+    (tmp_path / "c.db").write_bytes(sound)
+    assert read_all(tmp_path / "c.db", tmp_path) == "report and campaign"
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_a_store_with_damaged_bytes_is_one_sentence_or_a_report(sound: bytes, tmp_path: Path, part: int) -> None:
+    path = tmp_path / "c.db"
+    for number in range(part * 24, part * 24 + 24):
+        at = len(sound) * number // 192
+        flipped = bytearray(sound)
+        flipped[at] ^= 0xFF
+        for content in (sound[:at], bytes(flipped), sound[:at] + bytes(64) + sound[at + 64 :]):
+            for leftover in tmp_path.glob("c.db*"):
+                leftover.unlink()
+            path.write_bytes(content)
+            read_all(path, tmp_path)
+
+
+COLUMNS = {
+    "meta": "key value",
+    "batches": "shard number first count target version tier family strategy tapes_to runs events seconds cpu_seconds "
+    "refused ended at campaign",
+    "coverage": "target feature runs shard number",
+    "tapes": "digest target tape features cost model_hash origin",
+    "findings": "signature target tier rule title severity reach where count strategy family shard number run "
+    "cpu_seconds first_seen last_seen state",
+    "seen": "signature target version verdict",
+    "hits": "signature target strategy count shard number run cpu_seconds",
+    "replays": "signature target digest size text",
+}
+VALUES: tuple[Any, ...] = (
+    None,
+    "",
+    "x",
+    "\n",
+    "pair:x",
+    "pair:a b c d e",
+    -1,
+    0,
+    (1 << 63) - 1,
+    -(1 << 63),
+    1.5,
+    -1.5,
+    1e300,
+    float("inf"),
+    b"\xff\xfe",
+    "9" * 5000,
+    "[" * 100_000,
+    "[]",
+    "{}",
+    "null",
+    '{"a": "b"}',
+    "[1.5]",
+    '["\\ud800"]',
+    "[99999999999999999999999]",
+    "../../../x",
+    "x" * 10_000,
+)
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [(table, name) for table, names in COLUMNS.items() for name in names.split()]
+)
+def test_a_store_with_a_wrong_value_is_one_sentence_or_a_report(
+    sound: bytes, tmp_path: Path, table: str, column: str
+) -> None:
+    path = tmp_path / "c.db"
+    for value in VALUES:
+        for leftover in tmp_path.glob("c.db*"):
+            leftover.unlink()
+        path.write_bytes(sound)
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            try:
+                connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE rowid = 1', (value,))
+            except sqlite3.Error:  # a table without rowid, and what the schema refuses
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute(f'UPDATE OR IGNORE {table} SET "{column}" = ?', (value,))
+            if isinstance(value, bytes):  # text that is no UTF-8
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute(f'UPDATE OR IGNORE {table} SET "{column}" = CAST("{column}" AS TEXT)')
+        read_all(path, tmp_path)
+
+
+@pytest.mark.parametrize("table", list(COLUMNS))
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TABLE {table}",
+        "DELETE FROM {table}",
+        "ALTER TABLE {table} ADD COLUMN more TEXT",
+        "ALTER TABLE {table} RENAME TO old_{table}",
+        "ALTER TABLE {table} RENAME COLUMN {column} TO other",
+        "CREATE TABLE old AS SELECT * FROM {table}; DROP TABLE {table}; ALTER TABLE old RENAME TO {table}; "
+        "INSERT INTO {table} SELECT * FROM {table}",
+        "DROP TABLE {table}; CREATE VIEW {table} AS WITH RECURSIVE n(i) AS "
+        "(SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n",
+        "CREATE TRIGGER t AFTER INSERT ON batches BEGIN DELETE FROM {table}; END",
+    ],
+)
+def test_a_store_with_other_tables_is_one_sentence_or_a_report(
+    sound: bytes, tmp_path: Path, table: str, change: str
+) -> None:
+    path = tmp_path / "c.db"
+    path.write_bytes(sound)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(change.format(table=table, column=COLUMNS[table].split()[-1]))
+    read_all(path, tmp_path)
+
+
+@pytest.mark.parametrize("path", [".", "..", "/", "folder", "folder/", "fifo", "x" * 300, "folder/c.db/x"])
+def test_a_store_that_is_no_file_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "c.db").write_bytes(b"a file")
+    os.mkfifo(tmp_path / "fifo")
+    for read_only in (False, True):
+        with pytest.raises(UsageError):
+            Store.open(Path(path), read_only=read_only)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["fifo", "folder"]
+
+
+def test_text_that_sqlite_does_not_take_is_stored_escaped(store: Store) -> None:
+    odd = found(signature="accounting:C1:\ud800", title="half a pair: \udfff", replay="\ud800")
+    assert store.add(result(batch(), findings=(odd,), refused={"\ud800": 1}, ended="\ud800"))
+    (row,) = store.findings()
+    assert (row.signature, row.title) == ("accounting:C1:\\ud800", "half a pair: \\udfff")
+    assert store.batches()[0].refused == {"\\ud800": 1}

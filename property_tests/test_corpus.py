@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from specsim.campaign.corpus import CORRUPT, FOREIGN, FORMAT, KEY, NEWER, Corpus, decode, encode, open_corpus
+from specsim.campaign.sharing import Sharing
+from specsim.campaign.store import Store
 from specsim.campaign.work import KeptTape
 from specsim.errors import UsageError
 
@@ -27,7 +30,9 @@ TWO = KeptTape((5,), ("mark:R2",), 12)
 TAPES = st.builds(
     KeptTape,
     st.lists(st.integers(0, 1 << 40), max_size=20).map(tuple),
-    st.lists(st.text(max_size=12), max_size=4, unique=True).map(sorted).map(tuple),
+    st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=12), max_size=4, unique=True)
+    .map(sorted)
+    .map(tuple),
     st.integers(0, 10**6),
 )
 
@@ -124,6 +129,12 @@ def test_an_entry_that_was_cut_is_corrupt(kept: KeptTape, data: st.DataObject) -
         ({"tape": [0] * 70000}, CORRUPT),
         ({"features": [1]}, CORRUPT),
         ({"cost": -1}, CORRUPT),
+        ({"cost": 1 << 63}, CORRUPT),
+        ({"cost": 10**400}, CORRUPT),
+        ({"tape": [1 << 63]}, CORRUPT),
+        ({"features": ["\ud800"]}, CORRUPT),
+        ({"features": ["x" * 5000]}, CORRUPT),
+        ({"features": ["x"] * 20_000}, CORRUPT),
     ],
 )
 def test_each_wrong_entry_is_what_it_is(change: dict[str, Any], is_: str) -> None:
@@ -271,3 +282,16 @@ def test_a_bad_url_is_refused(redis_server: RedisServer) -> None:
 
 def test_the_format_is_part_of_every_entry() -> None:
     assert json.loads(encode("model", ONE, "m", "1.0"))["format"] == FORMAT
+
+
+def test_an_entry_with_a_huge_cost_stops_no_campaign(tmp_path: Path) -> None:
+    place, kept = tmp_path / "corpus", KeptTape((1,), ("mark:R1",), 40)
+    entries = DirectoryBasedExampleDatabase(place)
+    for cost in (1 << 63, 10**400):
+        entries.save(f"{KEY}model".encode(), encode("model", replace(kept, cost=cost), "m", "1.0"))
+    entries.save(f"{KEY}model".encode(), encode("model", kept, "m", "1.0"))
+    with Store.open(tmp_path / "c.db") as store:
+        sharing = Sharing(store, corpus(str(place)), "m")
+        sharing.receive("model")
+        assert (sharing.received, sharing.to_json()["skipped"]) == (1, {CORRUPT: 2})
+        assert [stored.cost for stored in store.tapes("model", store.tapes_to("model"))] == [40]

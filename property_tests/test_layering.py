@@ -68,7 +68,7 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "bisect": layer("errors interrupts files verdict replay_file explore memory sim ops targets judge"),
     "campaign": layer(
         "errors interrupts isolation verdict replay_file explore memory sim ops targets compiled mutants judge bisect",
-        "ray",
+        "msgspec ray",
     ),
     "report": layer("errors files verdict replay_file", "rich"),
 }

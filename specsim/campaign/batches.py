@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
+import msgspec
+
 from specsim.campaign.families import FAMILIES
 from specsim.campaign.work import Batch
 from specsim.errors import UsageError
@@ -53,13 +55,28 @@ class Plan:
 
 
 def plan_from_json(text: str) -> Plan:
-    data = json.loads(text)
-    return Plan(
-        data["campaign"],
-        tuple(Lot(**lot) for lot in data["lots"]),
-        tuple((name, weight) for name, weight in data["families"]),
-        tuple((name, weight) for name, weight in data["strategies"]),
-    )
+    """The plan that a store holds. UsageError for one that is damaged."""
+    try:
+        plan = msgspec.json.decode(text, type=Plan)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _damaged(str(error)) from error
+    weights = [lot.weight for lot in plan.lots]
+    for name, entries, known in (
+        ("family", plan.families, FAMILIES),
+        ("strategy", plan.strategies, STRATEGIES),
+        ("tier", [(lot.tier, lot.weight) for lot in plan.lots], COUNTS),
+    ):
+        unknown = [entry for entry, _ in entries if entry not in known]
+        if unknown:
+            raise _damaged(f"there is no {name} {unknown[0]!r}")
+        weights += [weight for _, weight in entries]
+    if not (plan.lots and plan.families and plan.strategies and all(0 < weight < 1 << 32 for weight in weights)):
+        raise _damaged("a weight is not positive, or nothing has one")
+    return plan
+
+
+def _damaged(why: str) -> UsageError:
+    return UsageError(f"the plan that the store holds is damaged: {why}", "name another --store")
 
 
 def lots_of(tiers: Mapping[str, Sequence[str]]) -> tuple[Lot, ...]:

@@ -29,6 +29,9 @@ from specsim.errors import UsageError
 FORMAT = "specsim.tape/1"
 KEY = "specsim tapes of "
 TAPE_MAX = 1 << 16  # choices; schedules have hundreds
+NUMBER_MAX = (1 << 63) - 1  # a choice, or a cost: what a store can hold
+FEATURES_MAX, FEATURE_MAX = 1 << 14, 1 << 10  # names of an entry; characters of a name
+ENTRY_BYTES_MAX = 4 << 20
 SECONDS_MAX = 5.0  # that a Redis has for an answer
 WAIT_MAX = 32  # looks that a place which is away is spared
 CORRUPT, FOREIGN, NEWER = "corrupt", "foreign", "of another format"
@@ -172,6 +175,8 @@ def encode(target: str, kept: KeptTape, model_hash: str, specsim_version: str) -
 
 def decode(target: str, entry: bytes, model_hash: str) -> KeptTape | str:
     """The tape of an entry, without features when the simulator was another; or what the entry is, when it is none."""
+    if len(entry) > ENTRY_BYTES_MAX:
+        return CORRUPT
     try:
         data = json.loads(entry)
     except (ValueError, RecursionError):
@@ -182,7 +187,7 @@ def decode(target: str, entry: bytes, model_hash: str) -> KeptTape | str:
     if name != FORMAT:
         return NEWER
     tape, features, cost = data.get("tape"), data.get("features"), data.get("cost")
-    if not (_are_numbers(tape) and _are_names(features) and type(cost) is int and cost >= 0):
+    if not (_are_numbers(tape) and _are_names(features) and _is_number(cost)):
         return CORRUPT
     if data.get("target") != target:
         return FOREIGN
@@ -190,11 +195,22 @@ def decode(target: str, entry: bytes, model_hash: str) -> KeptTape | str:
 
 
 def _are_numbers(tape: Any) -> bool:
-    return isinstance(tape, list) and len(tape) <= TAPE_MAX and all(type(value) is int and value >= 0 for value in tape)
+    return isinstance(tape, list) and len(tape) <= TAPE_MAX and all(map(_is_number, tape))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= NUMBER_MAX
 
 
 def _are_names(features: Any) -> bool:
-    return isinstance(features, list) and all(isinstance(name, str) for name in features)
+    if not isinstance(features, list) or len(features) > FEATURES_MAX:
+        return False
+    return all(isinstance(name, str) and len(name) <= FEATURE_MAX and _is_unicode(name) for name in features)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether no half of a surrogate pair is in it, which a store cannot hold."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _key(target: str) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specsim.campaign.store import Store, StoredBatch, StoredFinding, StoredReplay
+from specsim.campaign.store import Covered, Store, StoredBatch, StoredFinding, StoredReplay
 from specsim.errors import UsageError
 
 _STATES = ("open", "not applicable", "fixed")  # where stores differ: the first of them
@@ -69,10 +69,10 @@ def merged(files: Sequence[Path]) -> Merged:
             for batch in here.values():
                 _take_batch(batches, batch, file)
             for covered in store.coverage():
-                reached = Reached(covered.runs, here[covered.shard, covered.number])
+                reached = Reached(covered.runs, _batch_of(covered, here, file))
                 there = coverage[covered.target].get(covered.feature)
                 coverage[covered.target][covered.feature] = _both(there, reached) if there else reached
-            for known in _findings(store, here):
+            for known in _findings(store, here, file):
                 key = known.stored.signature, known.stored.target
                 findings[key] = _joined(findings[key], known) if key in findings else known
             tapes.update(store.tape_counts())
@@ -99,14 +99,25 @@ def _take_batch(batches: dict[Key, tuple[StoredBatch, Path]], batch: StoredBatch
     batches[key] = batch, file
 
 
-def _findings(store: Store, batches: dict[tuple[int, int], StoredBatch]) -> list[Known]:
+def _batch_of(row: Covered | StoredFinding, batches: dict[tuple[int, int], StoredBatch], file: Path) -> StoredBatch:
+    """The batch that was the first to have it."""
+    batch = batches.get((row.shard, row.number))
+    if batch is None:
+        raise UsageError(
+            f"the store {file} is damaged: it lacks batch {row.number} of shard {row.shard}, which it names",
+            "restore it, or leave it out",
+        )
+    return batch
+
+
+def _findings(store: Store, batches: dict[tuple[int, int], StoredBatch], file: Path) -> list[Known]:
     seen: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for one in store.seen():
         seen[one.signature, one.target][one.version] = one.verdict
     return [
         Known(
             stored,
-            batches[stored.shard, stored.number],
+            _batch_of(stored, batches, file),
             seen[stored.signature, stored.target],
             tuple(store.replays(stored.signature, stored.target)),
         )

@@ -14,12 +14,13 @@ read meanwhile. Nothing is decided by the wall clock: the time of a batch is the
     replays   the smallest replay files of a signature, at most `REPLAYS_MAX`
 
 Seeds are text there: SQLite's integers end at 2**63 - 1.
+
+A store may come from elsewhere, damaged or made to do harm: each row that is read is checked against the types below.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -29,49 +30,25 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
-from urllib.parse import quote
+from typing import Annotated, Any, Literal, TypeVar
 
-import specsim
+import msgspec
+
 from specsim.campaign.guided import worth_keeping
+from specsim.campaign.store_file import locked, readable, writable
 from specsim.campaign.work import Batch, BatchResult, Found, KeptTape
 from specsim.errors import UsageError
 from specsim.explore.chooser import Tape
 
-FORMAT = 1
 REPLAYS_MAX = 3  # of a signature on a target
 TAPES_MAX = 512  # that a batch starts from: the newest
-WAIT_SECONDS = 30.0  # for a reader that holds the file
 
 Verdict = Literal["shown", "fixed", "not applicable"]
 State = Literal["open", "fixed", "not applicable"]
 Row = TypeVar("Row")
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 
-_TABLES = """
-CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE batches(
-    shard INT, number INT, first INT, count INT, target TEXT, version TEXT, tier TEXT, family TEXT, strategy TEXT,
-    tapes_to INT, runs INT, events INT, seconds REAL, cpu_seconds REAL, refused TEXT, ended TEXT, at REAL,
-    campaign TEXT,
-    PRIMARY KEY(shard, number));
-CREATE TABLE coverage(
-    target TEXT, feature TEXT, runs INT, shard INT, number INT, PRIMARY KEY(target, feature)) WITHOUT ROWID;
-CREATE TABLE tapes(
-    id INTEGER PRIMARY KEY, digest TEXT UNIQUE, target TEXT, tape TEXT, features TEXT, cost INT, model_hash TEXT,
-    origin TEXT);
-CREATE INDEX tapes_of_a_target ON tapes(target, id);
-CREATE TABLE findings(
-    signature TEXT, target TEXT, tier TEXT, rule TEXT, title TEXT, severity TEXT, reach TEXT, "where" TEXT, count INT,
-    strategy TEXT, family TEXT, shard INT, number INT, run INT, cpu_seconds REAL, first_seen TEXT, last_seen TEXT,
-    state TEXT, PRIMARY KEY(signature, target));
-CREATE TABLE seen(
-    signature TEXT, target TEXT, version TEXT, verdict TEXT, PRIMARY KEY(signature, target, version));
-CREATE TABLE hits(
-    signature TEXT, target TEXT, strategy TEXT, count INT, shard INT, number INT, run INT, cpu_seconds REAL,
-    PRIMARY KEY(signature, target, strategy));
-CREATE TABLE replays(
-    signature TEXT, target TEXT, digest TEXT, size TEXT, text TEXT, PRIMARY KEY(signature, target, digest));
-"""
 _GO_ON = "what was stored before is safe: specsim fuzz --resume --store {path} goes on with it"
 
 
@@ -79,23 +56,23 @@ _GO_ON = "what was stored before is safe: specsim fuzz --resume --store {path} g
 class StoredBatch:
     """A batch that was run. `at` is the wall clock when it was stored, in seconds since 1970, to show only."""
 
-    shard: int
-    number: int
-    first: int
-    count: int
+    shard: Count
+    number: Count
+    first: Count
+    count: Count
     target: str
     version: str
     tier: str
     family: str
     strategy: str
-    tapes_to: int
-    runs: int
-    events: int
-    seconds: float
-    cpu_seconds: float
-    refused: dict[str, int]
+    tapes_to: Count
+    runs: Count
+    events: Count
+    seconds: Seconds
+    cpu_seconds: Seconds
+    refused: dict[str, Count]
     ended: str
-    at: float
+    at: Seconds
     campaign: int
 
 
@@ -105,21 +82,21 @@ class Covered:
 
     target: str
     feature: str
-    runs: int
-    shard: int
-    number: int
+    runs: Count
+    shard: Count
+    number: Count
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTape:
     """A tape that reached something new. `origin` says who found it, e.g. "campaign 7, shard 0, batch 12"."""
 
-    id: int
+    id: Count
     digest: str
     target: str
     tape: Tape
     features: tuple[str, ...]
-    cost: int
+    cost: Count
     model_hash: str
     origin: str
 
@@ -139,13 +116,13 @@ class StoredFinding:
     severity: str
     reach: str
     where: str
-    count: int
+    count: Count
     strategy: str
     family: str
-    shard: int
-    number: int
+    shard: Count
+    number: Count
     run: int
-    cpu_seconds: float
+    cpu_seconds: Seconds
     first_seen: str
     last_seen: str
     state: State
@@ -170,11 +147,11 @@ class Hits:
     signature: str
     target: str
     strategy: str
-    count: int
-    shard: int
-    number: int
+    count: Count
+    shard: Count
+    number: Count
     run: int
-    cpu_seconds: float
+    cpu_seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +182,10 @@ class Store:
         cannot be used.
         """
         if read_only:
-            return cls(path, _readable(path), None)
-        lock = _locked(path)
+            return cls(path, readable(path), None)
+        lock = locked(path)
         try:
-            return cls(path, _writable(path, campaign), lock)
+            return cls(path, writable(path, campaign), lock)
         except BaseException:
             os.close(lock)
             raise
@@ -232,10 +209,14 @@ class Store:
     @property
     def campaign(self) -> int:
         """The seed of the campaign."""
-        return int(self.meta()["campaign"])
+        text = self.meta().get("campaign", "")
+        if not (text.isascii() and text.isdigit() and len(text) <= 40):
+            raise self._damaged(f"its campaign is {text[:80]!r}")
+        return int(text)
 
     def meta(self) -> dict[str, str]:
-        return dict(self._all("SELECT key, value FROM meta ORDER BY key"))
+        rows = self._all("SELECT key, value FROM meta ORDER BY key")
+        return self._converted(dict[str, str], {row["key"]: row["value"] for row in rows})
 
     def set_meta(self, **values: str) -> None:
         with self._transaction() as cursor:
@@ -256,7 +237,7 @@ class Store:
     def _next_of(self, shard: int) -> int:
         if shard not in self._stored:
             rows = self._all("SELECT number FROM batches WHERE shard = ?", shard)
-            self._stored[shard] = {number for (number,) in rows}
+            self._stored[shard] = {self._converted(int, row["number"]) for row in rows}
             self._next[shard] = 0
         stored = self._stored[shard]
         while self._next[shard] in stored:
@@ -291,8 +272,8 @@ class Store:
                     result.events,
                     result.seconds,
                     result.cpu_seconds,
-                    json.dumps(result.refused),
-                    result.ended,
+                    json.dumps({_plain(why): count for why, count in result.refused.items()}),
+                    _plain(result.ended),
                     time.time(),
                     str(batch.campaign),
                 ),
@@ -321,21 +302,18 @@ class Store:
 
     def batches(self) -> list[StoredBatch]:
         """Every batch, in the order in which they were stored."""
-        return [_batch(row) for row in self._all("SELECT * FROM batches ORDER BY rowid")]
+        return self._rows(StoredBatch, "SELECT * FROM batches ORDER BY rowid")
 
     def batch_of(self, shard: int, index: int) -> StoredBatch | None:
         """The batch that run `index` of the shard is in, None when it is not stored."""
-        row = self._all(
-            "SELECT * FROM batches WHERE shard = ? AND first <= ? AND first + count > ?", shard, index, index
-        )
-        return _batch(row[0]) if row else None
+        query = "SELECT * FROM batches WHERE shard = ? AND first <= ? AND first + count > ?"
+        found = self._rows(StoredBatch, query, shard, index, index)
+        return found[0] if found else None
 
     def totals(self) -> tuple[int, int, float]:
         """Runs, events and CPU seconds of all batches."""
-        ((runs, events, cpu_seconds),) = self._all(
-            "SELECT ifnull(sum(runs), 0), ifnull(sum(events), 0), total(cpu_seconds) FROM batches"
-        )
-        return runs, events, cpu_seconds
+        rows = self._all("SELECT ifnull(sum(runs), 0), ifnull(sum(events), 0), total(cpu_seconds) FROM batches")
+        return self._converted(tuple[int, int, float], tuple(rows[0]))
 
     # Coverage and tapes
 
@@ -344,22 +322,17 @@ class Store:
 
     def tapes_to(self, target: str) -> int:
         """The id of the newest tape of the target, 0 for none."""
-        ((newest,),) = self._all("SELECT ifnull(max(id), 0) FROM tapes WHERE target = ?", target)
-        return int(newest)
+        return int(self._all("SELECT ifnull(max(id), 0) FROM tapes WHERE target = ?", target)[0][0])
 
     def tape_counts(self) -> dict[str, int]:
         """Tapes of each target."""
-        return dict(self._all("SELECT target, count(*) FROM tapes GROUP BY target ORDER BY target"))
+        rows = self._all("SELECT target, count(*) FROM tapes GROUP BY target ORDER BY target")
+        return self._converted(dict[str, int], dict(map(tuple, rows)))
 
     def tapes(self, target: str, upto: int, most: int = TAPES_MAX) -> list[StoredTape]:
         """The newest `most` tapes of the target with ids up to `upto`, by rising id."""
-        rows = self._all(
-            "SELECT * FROM tapes WHERE target = ? AND id <= ? ORDER BY id DESC LIMIT ?", target, upto, most
-        )
-        return [
-            StoredTape(id_, digest, of, tuple(json.loads(tape)), tuple(json.loads(features)), cost, model_hash, origin)
-            for id_, digest, of, tape, features, cost, model_hash, origin in reversed(rows)
-        ]
+        query = "SELECT * FROM tapes WHERE target = ? AND id <= ? ORDER BY id DESC LIMIT ?"
+        return self._rows(StoredTape, query, target, upto, most)[::-1]
 
     def add_tape(self, target: str, kept: KeptTape, model_hash: str = "", origin: str = "") -> bool:
         """Store a tape that came from elsewhere; False when it was there already."""
@@ -381,12 +354,8 @@ class Store:
 
     def replays(self, signature: str, target: str) -> list[StoredReplay]:
         """The replay files of a finding, smallest first."""
-        found = [
-            StoredReplay(of, on, digest, tuple(json.loads(size)), text)
-            for of, on, digest, size, text in self._all(
-                "SELECT * FROM replays WHERE signature = ? AND target = ?", signature, target
-            )
-        ]
+        query = "SELECT * FROM replays WHERE signature = ? AND target = ?"
+        found = self._rows(StoredReplay, query, signature, target)
         return sorted(found, key=lambda replay: (replay.size, replay.digest))
 
     def mark(self, finding: StoredFinding, target: str, version: str, verdict: Verdict) -> None:
@@ -414,20 +383,43 @@ class Store:
     @contextmanager
     def at_one_moment(self) -> Iterator[None]:
         """What is read inside is the store at one moment, whoever writes it meanwhile. For one that is read only."""
-        self._connection.execute("BEGIN")
+        self._all("BEGIN")
         try:
             yield
         finally:
-            self._connection.execute("ROLLBACK")
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
 
-    def _rows(self, kind: type[Row], query: str) -> list[Row]:
-        """The rows of a table whose columns are the fields of `kind`."""
-        return [kind(*row) for row in self._all(query)]
+    def _rows(self, kind: type[Row], query: str, *values: object) -> list[Row]:
+        """Rows as values of `kind`, whose fields are columns; a field that is no plain value is JSON."""
+        found = []
+        for row in self._all(query, *values):
+            columns: dict[str, Any] = dict(row)
+            for name, of in _JSON_COLUMNS.get(kind, {}).items():
+                columns[name] = self._json(of, columns.get(name))
+            found.append(self._converted(kind, columns))
+        return found
 
-    def _all(self, query: str, *values: object) -> list[Any]:
+    def _json(self, kind: Any, text: object) -> Any:
+        try:
+            return msgspec.json.decode(self._converted(str, text), type=kind)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._damaged(str(error)) from error
+
+    def _converted(self, kind: type[Row], value: object) -> Row:
+        """`value`, which must be of the type `kind`."""
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise self._damaged(f"{error} of {getattr(kind, '__name__', kind)}") from error
+
+    def _damaged(self, why: str) -> UsageError:
+        return UsageError(f"the store {self.path} is damaged: {why}", "restore it, or leave it out")
+
+    def _all(self, query: str, *values: object) -> list[sqlite3.Row]:
         try:
             return self._connection.execute(query, values).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
             raise UsageError(f"cannot read {self.path} ({error})", "restore it, or name another --store") from error
 
     @contextmanager
@@ -443,7 +435,7 @@ class Store:
             cursor.execute("COMMIT")
         except FileNotFoundError as error:
             raise UsageError(f"{self.path} was removed while it was written", "name another --store") from error
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
             raise UsageError(f"cannot write {self.path} ({error})", remedy) from error
         finally:
             if self._connection.in_transaction:
@@ -457,10 +449,16 @@ def digest_of(target: str, tape: Sequence[int]) -> str:
     return hashlib.blake2b(f"{target}\n{json.dumps(list(tape))}".encode(), digest_size=16).hexdigest()
 
 
-def _batch(row: tuple[Any, ...]) -> StoredBatch:
-    *plain, refused, ended, at, campaign = row
-    fields: list[Any] = [*plain, json.loads(refused), ended, at, int(campaign)]
-    return StoredBatch(*fields)
+_JSON_COLUMNS: dict[Any, dict[str, Any]] = {
+    StoredBatch: {"refused": dict[str, Count], "campaign": Annotated[int, msgspec.Meta(ge=0)]},
+    StoredTape: {"tape": tuple[Count, ...], "features": tuple[str, ...]},
+    StoredReplay: {"size": tuple[int, ...]},
+}
+
+
+def _plain(text: str) -> str:
+    """`text` as SQLite takes it: half of a surrogate pair becomes an escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _put_tape(cursor: sqlite3.Cursor, target: str, kept: KeptTape, model_hash: str, origin: str) -> bool:
@@ -480,9 +478,14 @@ def _put_tape(cursor: sqlite3.Cursor, target: str, kept: KeptTape, model_hash: s
     return cursor.rowcount > 0
 
 
+_TEXTS_OF_FOUND = ("signature", "tier", "rule", "title", "severity", "reach", "where", "replay")  # may quote a target
+
+
 def _put_finding(cursor: sqlite3.Cursor, result: BatchResult, found: Found, cpu_seconds_before: float) -> None:
     """A finding of a batch, in the transaction of that batch."""
     batch = result.batch
+    texts: dict[str, Any] = {name: _plain(getattr(found, name)) for name in _TEXTS_OF_FOUND}
+    found = replace(found, **texts)
     cursor.execute(
         f"INSERT INTO findings VALUES ({', '.join('?' * 18)}) ON CONFLICT(signature, target) DO UPDATE SET "
         "count = count + excluded.count, last_seen = excluded.last_seen, state = 'open'",
@@ -520,11 +523,19 @@ def _put_finding(cursor: sqlite3.Cursor, result: BatchResult, found: Found, cpu_
     kept = cursor.execute(
         "SELECT digest, size FROM replays WHERE signature = ? AND target = ?", (found.signature, batch.target)
     ).fetchall()
-    by_size = sorted((json.loads(size), digest) for digest, size in kept)
+    by_size = sorted((_size_of(size), str(digest)) for digest, size in kept)
     cursor.executemany(
         "DELETE FROM replays WHERE signature = ? AND target = ? AND digest = ?",
         [(found.signature, batch.target, digest) for _, digest in by_size[REPLAYS_MAX:]],
     )
+
+
+def _size_of(text: object) -> tuple[int, ...]:
+    """The size in a row of `replays`. One that is damaged goes first, so that it does not stay."""
+    try:
+        return tuple(msgspec.json.decode(str(text), type=tuple[int, ...]))
+    except (msgspec.DecodeError, RecursionError):
+        return (1 << 62,)
 
 
 def _put_hits(cursor: sqlite3.Cursor, batch: Batch, found: Found, cpu_seconds_before: float) -> None:
@@ -533,7 +544,7 @@ def _put_hits(cursor: sqlite3.Cursor, batch: Batch, found: Found, cpu_seconds_be
             "INSERT INTO hits VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT(signature, target, strategy) DO UPDATE SET count = count + excluded.count",
             (
-                found.signature,
+                _plain(found.signature),
                 batch.target,
                 batch.strategy,
                 found.count,
@@ -542,106 +553,4 @@ def _put_hits(cursor: sqlite3.Cursor, batch: Batch, found: Found, cpu_seconds_be
                 found.index,
                 cpu_seconds_before + found.cpu_seconds,
             ),
-        )
-
-
-def _locked(path: Path) -> int:
-    """A file descriptor that holds the lock of the store; UsageError when another process has it."""
-    lock_path = path.with_name(path.name + ".lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write beside {path} ({error.strerror})", "name a --store in a folder that can be written"
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.read(lock, 64).decode(errors="replace").strip()
-        os.close(lock)
-        who = f"process {holder}" if holder.isdigit() else "another process"
-        raise UsageError(
-            f"{path} is being written by a campaign in {who}",
-            "let that one end, or give this one a --store of its own: specsim report --campaign merges several",
-        ) from error
-    with contextlib.suppress(OSError):  # a full disk: whoever comes second is told less
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-    return lock
-
-
-def _writable(path: Path, campaign: int) -> sqlite3.Connection:
-    if path.exists() and not os.access(path, os.W_OK):
-        raise UsageError(f"{path} is read-only", "make it writable, or name another --store")
-    with _problems(path):
-        connection = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None)
-    try:
-        with _problems(path):
-            is_new = not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if not is_new:
-                _require_format(path, connection)
-            connection.execute("PRAGMA journal_mode = WAL")
-            # A commit is on the disk before the next batch is counted, also when the machine loses its power.
-            connection.execute("PRAGMA synchronous = FULL")
-            if is_new:
-                _make(connection, campaign)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _make(connection: sqlite3.Connection, campaign: int) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    for statement in filter(str.strip, _TABLES.split(";")):
-        connection.execute(statement)
-    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    entries = {"format": FORMAT, "specsim": specsim.__version__, "campaign": campaign, "created": created}
-    connection.executemany("INSERT INTO meta VALUES (?, ?)", [(key, str(value)) for key, value in entries.items()])
-    connection.execute("COMMIT")
-
-
-def _readable(path: Path) -> sqlite3.Connection:
-    if not path.is_file():
-        raise UsageError(f"there is no campaign in {path}", "write one with specsim fuzz --store FILE")
-    # A file in a folder that cannot be written has no room for SQLite's index of the log; without a log it needs none.
-    wal = path.with_name(path.name + "-wal")
-    has_log = wal.exists() and wal.stat().st_size > 0
-    mode = "mode=ro" if has_log or os.access(path.parent, os.W_OK) else "mode=ro&immutable=1"
-    with _problems(path):
-        connection = sqlite3.connect(
-            f"file:{quote(str(path.absolute()))}?{mode}", uri=True, timeout=WAIT_SECONDS, isolation_level=None
-        )
-    try:
-        with _problems(path):
-            _require_format(path, connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-@contextmanager
-def _problems(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        raise UsageError(f"cannot open {path} ({error})", "name another --store") from error
-    except sqlite3.DatabaseError as error:
-        raise UsageError(f"{path} is no store of a campaign ({error})", "name another --store") from error
-
-
-def _require_format(path: Path, connection: sqlite3.Connection) -> None:
-    remedy = "name another --store"
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if "meta" not in names:
-        raise UsageError(f"{path} is a database, but no store of a campaign", remedy)
-    entries = cast("dict[str, str]", dict(connection.execute("SELECT key, value FROM meta").fetchall()))
-    found = entries.get("format", "")
-    if found != str(FORMAT):
-        of = entries.get("specsim", "")
-        raise UsageError(
-            f"{path} has format {found!r}, this specsim reads {FORMAT}",
-            f"use specsim {of}, which wrote it, or {remedy}" if of else remedy,
         )

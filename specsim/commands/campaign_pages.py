@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections import Counter, defaultdict
@@ -285,7 +286,7 @@ _COLUMNS = ["batches", "runs", "events", "CPU time", "events a CPU second", "fir
 def _targets(found: Merged) -> Table | None:
     rows: list[list[str | tuple[str, str]]] = []
     for name, total in sums(found, lambda batch: f"{batch.target}\n{batch.tier}").items():
-        target, tier = name.split("\n")
+        target, _, tier = name.rpartition("\n")
         group = [batch for batch in found.batches if (batch.target, batch.tier) == (target, tier)]
         versions = ", ".join(dict.fromkeys(batch.version[:16] for batch in group))
         states = Counter[str](
@@ -390,7 +391,7 @@ def _pairs(features: Mapping[str, Reached]) -> dict[tuple[str, str], dict[str, i
     found: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for name, reached in features.items():
         kind, _, rest = name.partition(":")
-        if kind == "pair":
+        if kind == "pair" and _PAIR.fullmatch(rest):
             state, event, outcome = pair_of(rest)
             found[state, event][outcome] = found[state, event].get(outcome, 0) + reached.runs
     return dict(found)
@@ -410,6 +411,9 @@ def _cell(outcomes: Mapping[str, int] | None, is_elsewhere: bool, state: str, ev
     runs = max(outcomes.values())  # a run that reached two outcomes is in both
     several = ", ".join(f"{outcome or 'no outcome'}: {count:,} runs" for outcome, count in sorted(outcomes.items()))
     return Cell(runs, False, f"{event} of a request that is {state}; {several}")
+
+
+_PAIR = re.compile(r"\S+ \d{1,9} \S+ \S+ .*")  # another is not of this version
 
 
 def pair_of(name: str) -> tuple[str, str, str]:
