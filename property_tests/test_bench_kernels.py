@@ -17,6 +17,7 @@ from specsim.bench import kernel_table, run, verify_logits_greedy, verify_step
 from specsim.bench.kernel_cases import KERNELS, Outcome, bytes_to_move, dependent_reads, make_case, shapes
 from specsim.bench.kernel_peers import OPERATIONS as CUDA
 from specsim.bench.kernel_peers import KernelPeer, lift_all, peers_of
+from specsim.deadline import Deadline
 from specsim.errors import UsageError
 from specsim.ops.contract import Case, Tensors
 from specsim.report.kernels import print_kernels
@@ -139,8 +140,8 @@ def test_a_shape_without_a_case_has_a_row_that_says_why(monkeypatch: pytest.Monk
 
 @interpreted
 def test_rows_that_a_budget_does_not_reach_say_so() -> None:
-    (ours,) = kernel_table.run("cpu", 1, only=["row_argmax"], targets=[], budget_seconds=0)[-1]["peers"]
-    assert ours["not_run"] == "there is no case: TimeoutError: --budget-seconds were over before it"
+    (ours,) = kernel_table.run("cpu", 1, only=["row_argmax"], targets=[], deadline=Deadline.after(0.0))[-1]["peers"]
+    assert ours["not_run"] == "there is no case: TimeSpent: the time budget was spent"
 
 
 def test_a_name_that_is_no_operation_is_refused() -> None:

@@ -66,6 +66,9 @@ class Made:
             future.set_exception(error)
         return future
 
+    def give_up(self) -> None:
+        pass
+
     def interrupt(self) -> None:
         self.interrupts += 1
 
@@ -245,7 +248,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("campaign")
     (folder / "mine.py").write_text(RULES)
     options = ["--only", "accounting", "--jobs", "1", "--strategy", "swarm", "--family", "retractions"]
-    ended = specsim(folder, "fuzz", "mine:extension", *options, "--budget-seconds", "1", "--json", "one.json")
+    ended = specsim(folder, "fuzz", "mine:extension", *options, "--budget-seconds", "4", "--json", "one.json")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     return folder
 
@@ -269,7 +272,7 @@ def test_a_replay_file_that_cannot_be_written_is_told_with_the_run_that_makes_it
     (folder / "full" / f".{written.name}.tmp").mkdir(parents=True)  # where the file is written before it has its name
     options = ["--only", "accounting", "--jobs", "1", "--strategy", "swarm", "--family", "retractions"]
     places = ["--store", "full.db", "--out", "full"]
-    ended = specsim(folder, "fuzz", "mine:extension", *options, *places, "--budget-seconds", "1")
+    ended = specsim(folder, "fuzz", "mine:extension", *options, *places, "--budget-seconds", "4")
     assert f"cannot write full/{written.name} (" in ended.stdout + ended.stderr
     again = re.search(r"specsim (fuzz --again 0:\d+ --store full.db)\n", ended.stdout + ended.stderr)
     assert again is not None
@@ -384,7 +387,7 @@ def test_in_ci_the_commit_is_the_seed_and_a_canary_that_is_not_found_is_red(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_SHA", commit)
     monkeypatch.setattr(fuzzing, "_missed_canaries", lambda: ["A01"])
-    options = ["--ci", "--only", "accounting", "--jobs", "1", "--budget-seconds", "1", "--json", "o.json"]
+    options = ["--ci", "--only", "accounting", "--jobs", "1", "--budget-seconds", "4", "--json", "o.json"]
     code, text = says(capsys, *options)
     assert (code, "the canary A01 was NOT FOUND" in text) == (1, True), text
     data = json.loads((tmp_path / "o.json").read_text())

@@ -26,6 +26,7 @@ from specsim import interrupts, replay_file
 from specsim.check.suite import SimulationResult, simulate
 from specsim.cli import app
 from specsim.commands import doctor
+from specsim.deadline import Deadline
 from specsim.explore.exhaustive import Explorer
 from specsim.judge.matrix import Column, Matrix
 from specsim.report.live import Progress, line_of
@@ -276,9 +277,10 @@ def test_after_its_budget_no_work_begins_and_that_is_said(tmp_path: Path) -> Non
     from specsim.mutants import table
     from specsim.mutants.load import find
 
-    swept = sweep.run(0, 1000, 1, lambda _swept: None, budget_seconds=0.0)
+    swept = sweep.run(0, 1000, 1, lambda _swept: None, deadline=Deadline.after(0.0))
     assert (swept.ended, swept.is_interrupted, swept.counts.schedules) == (sweep.SPENT, False, 0)
     assert table.hunt_all([find("N01")], stopped=lambda: True) == []
+    assert table.hunt_all([find("N01")], deadline=Deadline.after(0.0)) == []
     fixture = Path(__file__).parents[1] / "fixtures" / "replays" / "session-tail-leak.json"
     (tmp_path / "found").mkdir()
     (tmp_path / "found" / "a.json").write_text(fixture.read_text())

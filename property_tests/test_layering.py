@@ -42,6 +42,7 @@ def layer(ours: str = "", foreign: str = "") -> Layer:
 
 LAYERS = {  # lowest first: each may use only layers above it in this table
     "errors": layer(),
+    "deadline": layer(),
     "interrupts": layer(),
     "isolation": layer("errors interrupts"),
     "files": layer("errors"),
@@ -57,17 +58,19 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "targets": layer("errors isolation verdict explore memory sim ops", "torch triton"),
     "diff": layer("errors verdict replay_file explore reference ops kernels targets", "torch triton numpy"),
     "compiled": layer("errors isolation targets"),
-    "mutants": layer("errors interrupts isolation verdict explore memory sim compiled"),
+    "mutants": layer("deadline errors interrupts isolation verdict explore memory sim compiled"),
     "judge": layer(
-        "errors interrupts isolation files verdict replay_file explore memory sim ops diff targets compiled mutants",
+        "deadline errors interrupts isolation files verdict replay_file explore memory sim ops diff targets compiled "
+        "mutants",
         "torch msgspec",
     ),
     "bench": layer(
-        "errors verdict explore memory sim reference ops kernels targets diff compiled mutants", "torch triton"
+        "deadline errors verdict explore memory sim reference ops kernels targets diff compiled mutants", "torch triton"
     ),
     "bisect": layer("errors interrupts files verdict replay_file explore memory sim ops targets judge"),
     "campaign": layer(
-        "errors interrupts isolation verdict replay_file explore memory sim ops targets compiled mutants judge bisect",
+        "deadline errors interrupts isolation verdict replay_file explore memory sim ops targets compiled mutants "
+        "judge bisect",
         "msgspec ray",
     ),
     "report": layer("errors files verdict replay_file", "rich"),

@@ -64,6 +64,9 @@ class Here:
             future.set_exception(UsageError(f"there is no {batch.target}", "name another"))
         return future
 
+    def give_up(self) -> None:
+        pass
+
     def interrupt(self) -> None:
         self.is_interrupted = True
 

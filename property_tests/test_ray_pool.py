@@ -60,6 +60,9 @@ class Queue:
         while self.asked:
             self.answer(RayLost("it was interrupted"))
 
+    def give_up(self) -> None:
+        pass
+
     def interrupt(self) -> None:
         self.interrupts += 1
 

@@ -423,7 +423,7 @@ def report(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what the index lists to this file.")] = None,
     seed: NoSeedOption = "0",
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", min=1.0, help="No replay begins after them.")
+        float | None, typer.Option("--budget-seconds", min=1.0, help="End after them, with the replays that there are.")
     ] = None,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
@@ -584,7 +584,7 @@ def bench(
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
     write: Annotated[Path | None, typer.Option("--write", help="Of guidance: write its page to this file.")] = None,
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", help="No benchmark, and none of the kernels, begins after them.")
+        float | None, typer.Option("--budget-seconds", help="End after them, with what was measured.")
     ] = None,
     seed: NoSeedOption = "0",
 ) -> None:

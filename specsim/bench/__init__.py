@@ -16,7 +16,6 @@ specsim reaches, "l2", and with each peer "launches".
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from specsim.bench import (
 )
 from specsim.bench.environment import environment
 from specsim.bench.measure import Benchmark, Peer, Timing, run_shape
+from specsim.deadline import SPENT, Deadline, TimeSpent
 from specsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,20 +83,22 @@ def run(
 ) -> dict[str, Any]:
     """Run the named benchmarks on `device` ("cpu" or "cuda"), with `rounds` timed calls a peer and shape
     instead of each benchmark's own number; with `full` also what takes many minutes. Of "kernels", `only` names
-    operations and families, `targets` the releases and checkouts to compare with. After `budget_seconds` it ends, and
-    no other begins. Raises UsageError for a name that none has.
+    operations and families, `targets` the releases and checkouts to compare with. After `budget_seconds` the one
+    that runs ends, and no other begins. Raises UsageError for a name that none has.
     """
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise UsageError(f"there is no benchmark {unknown[0]!r}", f"name one of {', '.join(BENCHMARKS)}")
-    kernels = partial(kernel_table.run, only=only, targets=targets, budget_seconds=budget_seconds)
-    chosen = BENCHMARKS | {kernel_table.NAME: kernels}
-    started = time.monotonic()
+    deadline = Deadline.after(budget_seconds)
+    kernels = partial(kernel_table.run, only=only, targets=targets, deadline=deadline)
+    guided = partial(guidance.run, deadline=deadline)
+    chosen = BENCHMARKS | {kernel_table.NAME: kernels, guidance.NAME: guided}
     results: list[dict[str, Any]] = []
     for name in names:
-        if budget_seconds is not None and time.monotonic() - started >= budget_seconds:
-            not_run = {"name": name, "not_run": "the time budget was spent"}
+        try:
+            with deadline.enforced():
+                results += chosen[name](device, rounds, full)
+        except TimeSpent:
+            not_run = {"name": name, "not_run": SPENT}
             results.append({"name": name, "unit": "", "shape": {}, "peers": [not_run]})
-            continue
-        results += chosen[name](device, rounds, full)
     return {"format": FORMAT, "environment": environment(), "benchmarks": results}

@@ -102,7 +102,11 @@ def _measured(arguments: list[str], told: Path | None) -> Part:
     started = time.monotonic()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen([sys.executable, *arguments], stdout=output, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:  # the budget is over, or an interrupt
+            process.kill()
+            raise
         process.returncode = os.waitstatus_to_exitcode(status)
         seconds = time.monotonic() - started
         output.seek(0)

@@ -13,6 +13,7 @@ from functools import partial
 from statistics import mean, median
 from typing import Any, NamedTuple
 
+from specsim.deadline import NEVER, SPENT, Deadline, TimeSpent
 from specsim.mutants.hunt import Hunted, hunt_in_child
 from specsim.mutants.load import find
 
@@ -25,18 +26,21 @@ SCHEDULES_MAX = 2000
 _SECONDS, _SCHEDULES = "CPU s", "schedules"
 
 
-def run(_device: str, rounds: int | None, _full: bool = False) -> list[dict[str, Any]]:
+def run(_device: str, rounds: int | None, _full: bool = False, deadline: Deadline = NEVER) -> list[dict[str, Any]]:
     """Hunt with `rounds` seeds. Returns the `benchmarks` entries of the result format, one for each mutant and unit:
     the ratio is to the swarm, and below 1 is sooner. `hunts` are what the median is of, by seed, and `found` how many
-    ended with a finding.
+    ended with a finding. Raises TimeSpent at the `deadline`.
     """
     entries = []
     for mutant_id in SLOWEST:
-        hunt = partial(hunt_in_child, find(mutant_id), seeds=rounds or SEEDS, schedules_max=SCHEDULES_MAX)
+        hunt = partial(
+            hunt_in_child, find(mutant_id), seeds=rounds or SEEDS, schedules_max=SCHEDULES_MAX, deadline=deadline
+        )
         with ThreadPoolExecutor(len(STRATEGIES)) as beside:  # at the same time: what else runs here slows both
-            both = dict(
-                zip(STRATEGIES, beside.map(lambda name, hunt=hunt: hunt(strategy=name), STRATEGIES), strict=True)
-            )
+            asked = {name: beside.submit(hunt, strategy=name) for name in STRATEGIES}
+        if deadline.is_over:
+            raise TimeSpent(SPENT)
+        both = {name: future.result() for name, future in asked.items()}
         entries += [entry(mutant_id, _SECONDS, both), entry(mutant_id, _SCHEDULES, both)]
     return entries
 

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-import math
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +32,7 @@ from specsim.bench.kernel_cases import (
 from specsim.bench.kernel_peers import OURS, PYTORCH, KernelPeer, Lifted, lift_all, peers_of
 from specsim.bench.launches import count_launches
 from specsim.bench.measure import GRAPH_CALLS
+from specsim.deadline import NEVER, SPENT, Deadline, TimeSpent
 from specsim.errors import UsageError
 from specsim.ops.contract import Op, Role, Tensors, differing
 from specsim.verdict import NotRun
@@ -55,17 +54,16 @@ def run(
     full: bool = False,
     only: Sequence[str] = (),
     targets: Sequence[str] | None = None,
-    budget_seconds: float | None = None,
+    deadline: Deadline = NEVER,
 ) -> list[dict[str, Any]]:
     """Time everything, or `only` the operations and families that are named, beside the kernels of `targets` (as
     `lift_all` takes them). Returns the `benchmarks` entries of the result format: the ceilings, then one for each
-    kernel and shape, whose ratios are to specsim's: above 1 is slower than it. After `budget_seconds` the rows that are
+    kernel and shape, whose ratios are to specsim's: above 1 is slower than it. At the `deadline` the rows that are
     left say that they were not run.
 
     Raises UsageError for a name that is no operation, fused launch or family.
     """
     chosen = _chosen(only)
-    ends = math.inf if budget_seconds is None else time.monotonic() + budget_seconds
     if device == "cpu" and "triton" not in sys.modules:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     from specsim.bench.ceilings import measure_ceilings
@@ -77,9 +75,9 @@ def run(
     for name in chosen:
         for number, shape in enumerate(shapes(name, device, full)):
             try:
-                _require_time(ends)
+                _require_time(deadline)
                 entry = _entry(name, shape, device, repeats, ceilings, lifted, counts=number == 0)
-            except Exception as error:  # out of memory, or the device is lost: the rows that there are count
+            except (Exception, TimeSpent) as error:  # out of memory, or a lost device: the rows that there are count
                 entry = _no_entry(name, shape, error)
             entries.append(entry)
             gc.collect()
@@ -87,18 +85,18 @@ def run(
                 torch.cuda.empty_cache()
     for shape in verify_step.SHAPES[device] if not only or verify_step.OPTION in only else ():
         try:
-            _require_time(ends)
+            _require_time(deadline)
             entries.append(_step_entry(dict(shape), device, repeats, ceilings, lifted))
-        except Exception as error:
+        except (Exception, TimeSpent) as error:
             entries.append(_no_entry(verify_step.NAME, dict(shape), error))
     for entry in entries[:1]:
         entry["peers"] += [_peer(reason.what, None, not_run=reason.why) for reason in lifted.not_run]
     return entries
 
 
-def _require_time(ends: float) -> None:
-    if time.monotonic() > ends:
-        raise TimeoutError("--budget-seconds were over before it")
+def _require_time(deadline: Deadline) -> None:
+    if deadline.is_over:
+        raise TimeSpent(SPENT)
 
 
 def _chosen(only: Sequence[str]) -> list[str]:
@@ -215,14 +213,14 @@ def _step_entry(shape: dict[str, int], device: str, rounds: int, ceilings: Ceili
     return _row(verify_step.NAME, shape, bytes_to_move(walk, whole), dependent_reads(walk, whole), 1, ceilings, peers)
 
 
-def _no_entry(name: str, shape: dict[str, int], error: Exception) -> dict[str, Any]:
+def _no_entry(name: str, shape: dict[str, int], error: BaseException) -> dict[str, Any]:
     why = f"there is no case: {_told(error)}"
     nothing = {"bytes": 0, "bound": "unknown", "bound_us": 0.0, "percent": None, "l2": ""}
     peers = [_peer(OURS, None, not_run=why)]
     return {"name": NAME, "kernel": name, "unit": "us", "shape": shape, **nothing, "peers": peers}
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 

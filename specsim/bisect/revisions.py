@@ -79,12 +79,8 @@ def commits_between(repository: Path, good: str, bad: str) -> History:
     good_is_older = repo.is_ancestor(one, other)
     low, high = (one, other) if good_is_older else (other, one)
     commits = repo.between(low, high)
-    return _history(
-        repo,
-        commits,
-        good_is_older,
-        f"the commits of {path} are judged; changes that are not committed are neither judged nor touched",
-    )
+    note = f"the commits of {path} are judged; changes that are not committed are neither judged nor touched"
+    return _history(repo, commits, good_is_older, note)
 
 
 def _history(repo: Repository, commits: list[Commit], good_is_older: bool, note: str = "") -> History:

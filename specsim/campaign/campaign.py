@@ -23,6 +23,8 @@ from specsim.errors import UsageError
 from specsim.explore.strategies import LEARNING
 
 POLL_SECONDS = 0.2
+CASES_SECONDS_MIN = 10.0  # that are left where a batch of cases begins: its child has to import torch
+LATE_SECONDS, LATE_SHARE = 1.0, 0.05  # after the end, until batches are interrupted, and as long again until given up
 
 
 class GivenBack(Exception):  # noqa: N818 - not an error: a batch was not run, and is when the campaign goes on
@@ -43,6 +45,10 @@ class Pool(Protocol):
 
     def interrupt(self) -> None:
         """Let the batches that run end soon, with what they have done."""
+        ...
+
+    def give_up(self) -> None:
+        """End the batches that run, as far as that can be done; these are given back."""
         ...
 
 
@@ -80,7 +86,8 @@ def go_on(
     model_hash: str = "",
     batches_max: int | None = None,
 ) -> Outcome:
-    """Run batches of a shard until `until` (of time.monotonic), until it is `interrupted`, or `batches_max` of them.
+    """Run batches of a shard until `until` (of time.monotonic), until it is `interrupted`, or `batches_max` of them. A
+    batch that does not end by then is interrupted, and then given up: it is run when the campaign goes on.
 
     `on_result` is told each result after it was stored, `on_stop` a sentence when batches of a target stop; `prepare`
     may change a batch before it is run. `on_learning` is told the target of a batch before the store gives it tapes.
@@ -89,17 +96,24 @@ def go_on(
     running: dict[Future[BatchResult], Batch] = {}
     open_before = {(f.signature, f.target) for f in store.findings() if f.state == "open"}
     begun = 0
+    whole = max(0.0, until - time.monotonic())
+    lots = {(lot.target, lot.tier) for lot in plan.lots}
 
-    def goes_on() -> bool:
-        lots_left = any((lot.target, lot.tier) not in outcome.stopped for lot in plan.lots)
+    def left_out() -> set[tuple[str, str]]:
+        """The lots of which no batch begins."""
+        is_late = until - time.monotonic() < min(CASES_SECONDS_MIN, whole / 4)
+        return {lot for lot in lots if lot in outcome.stopped or (is_late and lot[1] != "accounting")}
+
+    def goes_on(without: set[tuple[str, str]]) -> bool:
+        lots_left = without < lots
         enough = batches_max is not None and begun >= batches_max
         return lots_left and not enough and not outcome.problem and not interrupted() and time.monotonic() < until
 
-    told = False
+    told = given_up = False
     while True:
-        while len(running) < pool.width and goes_on():
+        while len(running) < pool.width and goes_on(without := left_out()):
             number = store.next_number(shard, {batch.number for batch in running.values()})
-            drawn = batch_at(plan, shard, number, outcome.stopped)
+            drawn = batch_at(plan, shard, number, without)
             if drawn.strategy in LEARNING:
                 on_learning(drawn.target)
             batch = prepare(_with_memory(store, drawn))
@@ -107,9 +121,13 @@ def go_on(
             begun += 1
         if not running:
             return outcome
-        if not told and (interrupted() or outcome.problem):
+        late, late_max = time.monotonic() - until, max(LATE_SECONDS, LATE_SHARE * whole)
+        if not told and (interrupted() or outcome.problem or late > late_max):
             pool.interrupt()
             told = True
+        if not given_up and late > 2 * late_max:
+            pool.give_up()
+            given_up = True
         done, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
         for future in sorted(done, key=lambda future: running[future].number):
             batch = running.pop(future)

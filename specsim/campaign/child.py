@@ -49,6 +49,7 @@ from specsim.campaign.run import (
 )
 from specsim.campaign.versions import version_of
 from specsim.campaign.work import Batch, BatchResult
+from specsim.deadline import Deadline
 from specsim.errors import UsageError, described
 from specsim.explore.chooser import RecordingChooser, Tape
 from specsim.isolation import phases
@@ -319,8 +320,9 @@ def _run_batch(request: Request, loaded: Loaded, forks: Forks) -> None:
             def stopped() -> bool:
                 return interrupts.asked() or forks.interrupted
 
-            seconds = request["seconds"]
-            return result_to_json(run_batch_here(target, part, loaded.version, page.tell, seconds, stopped, shrinks))
+            seconds, ends = request["seconds"], Deadline.from_json(request["ends_at"])
+            result = run_batch_here(target, part, loaded.version, page.tell, seconds, stopped, shrinks, ends)
+            return result_to_json(result)
 
         done = forks.run(work, hang_seconds)
         if not isinstance(done, Died):

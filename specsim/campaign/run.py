@@ -32,6 +32,7 @@ from specsim.check.suite import (
     shrink,
     strategy_of,
 )
+from specsim.deadline import NEVER, Deadline
 from specsim.explore.chooser import RecordingChooser, Tape, replayed
 from specsim.explore.strategies import LEARNING, Strategy
 from specsim.judge.accounting_child import failure_of as process_failure_of
@@ -44,6 +45,7 @@ from specsim.verdict import Finding
 
 DOUBLED_EVERY = 250  # runs are made twice: what is not deterministic is not judged
 SHRINK_SECONDS = 20.0  # of a batch, for everything that it found
+SHRINK_SHARE = 0.25  # of the time until a deadline
 SHRINKING, ORDERING = -1, -2  # told in place of an index
 NONDETERMINISTIC = "two runs"  # how a batch says that it ended so
 WITHOUT_HISTORY = "swarm"  # the strategy whose runs do not depend on one another
@@ -124,8 +126,11 @@ def run_batch_here(
     seconds: float = math.inf,
     stopped: Callable[[], bool] = lambda: False,
     shrinks: bool = True,
+    deadline: Deadline = NEVER,
 ) -> BatchResult:
-    """Run a batch in this process, for `seconds` at most or until it is `stopped`, and make smaller what it found."""
+    """Run a batch in this process, for `seconds` at most or until it is `stopped`, and make smaller what it found. All
+    of it ends at the `deadline`: when there is something to make smaller, runs end before it.
+    """
     started, cpu_started = time.monotonic(), time.process_time()
     refused: dict[str, int] = {}
     reached = Reached(learns=batch.strategy in LEARNING)
@@ -134,7 +139,8 @@ def run_batch_here(
     last = started
     runs = events = 0
     ended = ""
-    deadline = started + seconds
+    ends = min(started + seconds, deadline.at)
+    ends_to_shrink = min(ends, deadline.at - min(SHRINK_SECONDS, SHRINK_SHARE * deadline.left))
     for index, schedule in runs_of(target, batch, refused, on_run):
         if batch.observe:
             last, before = time.monotonic(), last
@@ -145,6 +151,8 @@ def run_batch_here(
             reached.take(schedule)
             for violation in schedule.run.violations:
                 cpu_seconds = time.process_time() - cpu_started
+                if shrinks and violation.signature not in batch.known:
+                    ends = ends_to_shrink
                 hit = hits.setdefault(violation.signature, _Hits(index, cpu_seconds, schedule, violation))
                 hit.count += 1
                 hit.tapes = [*hit.tapes, schedule.tape][:LARGER_SCHEDULES]
@@ -152,9 +160,9 @@ def run_batch_here(
             if index % DOUBLED_EVERY == 0 and (difference := first_difference(target, schedule)):
                 ended = f"{NONDETERMINISTIC} of schedule {index} differ: {difference}"
                 break
-        if time.monotonic() > deadline or stopped():
+        if time.monotonic() > ends or stopped():
             break
-    no_later = time.monotonic() + SHRINK_SECONDS
+    no_later = deadline.sooner(SHRINK_SECONDS).at
     findings = []
     for number, (signature, hit) in enumerate(hits.items()):
         if signature not in batch.known and not _shown_again(target, hit.smallest, signature):

@@ -48,6 +48,7 @@ State = Literal["open", "fixed", "not applicable"]
 Row = TypeVar("Row")
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+Clock = Annotated[float, msgspec.Meta(ge=-1e19, le=1e19)]  # the clock of a machine may be wrong
 
 _GO_ON = "what was stored before is safe: specsim fuzz --resume --store {path} goes on with it"
 
@@ -72,7 +73,7 @@ class StoredBatch:
     cpu_seconds: Seconds
     refused: dict[str, Count]
     ended: str
-    at: Seconds
+    at: Clock
     campaign: int
 
 

@@ -21,10 +21,12 @@ from typing import Any
 
 from specsim import interrupts, replay_file
 from specsim.campaign.batches import seed_of
+from specsim.campaign.campaign import GivenBack
 from specsim.campaign.results import batch_to_json, result_from_json
 from specsim.campaign.run import found_of
 from specsim.campaign.versions import version_of
 from specsim.campaign.work import Batch, BatchResult, Found
+from specsim.deadline import Deadline
 from specsim.errors import UsageError
 from specsim.judge.ops import OpsRequest, replay_ops, run_ops_suite
 from specsim.judge.parent import ChildEnded, ended_early, no_answer
@@ -55,7 +57,9 @@ class Worker:
         self._closed = False
 
     def run(self, batch: Batch, seconds: float = math.inf) -> BatchResult:
-        """Run a batch, for `seconds` at most where it can be cut short. UsageError when there is no such target."""
+        """Run a batch, for `seconds` at most where it can be cut short. UsageError when there is no such target,
+        GivenBack when the worker was closed.
+        """
         _require_there(batch.target)
         if batch.tier == "accounting":
             return self._run_schedules(batch, seconds)
@@ -84,8 +88,15 @@ class Worker:
     def has_loaded(self, target: str) -> bool:
         return target in self._children
 
+    def give_up(self) -> None:
+        """End the child that runs a batch, which is given back, from another thread. No other batch begins."""
+        self._closed = True
+        asked = self._asked
+        if asked is not None:
+            asked.kill()
+
     def close(self) -> None:
-        """End the children. A batch that runs is a UsageError."""
+        """End the children. No batch runs any more."""
         self._closed = True
         while self._children:
             self._children.popitem()[1].close()
@@ -96,6 +107,7 @@ class Worker:
         asked = self._asked
         if asked is not None:
             asked.interrupt()
+        interrupts.tell_all()  # the children that judge cases
 
     def _run_schedules(self, batch: Batch, seconds: float) -> BatchResult:
         question = {
@@ -104,11 +116,18 @@ class Worker:
             "cache": str(self._cache),
             "mutant": "",
             "hang_seconds": self._hang_seconds,
+            # The child may take long to load the target: its end does not move with its start.
+            "ends_at": Deadline.after(seconds).to_json(),
         }
         restarts: list[str] = []
         while True:
             question["seconds"] = 0.0 if self._interrupted else min(seconds, BATCH_SECONDS)
-            result, ended = self._ask(batch.target, question)
+            try:
+                result, ended = self._ask(batch.target, question)
+            except UsageError:
+                if self._closed:
+                    raise GivenBack from None
+                raise
             if result is not None:
                 return replace(result, ended="; ".join(filter(None, [*restarts, result.ended])))
             restarts.append(f"its process {ended.text}" if ended else "its process gave no answer")
@@ -124,6 +143,8 @@ class Worker:
         result = None
         try:
             self._asked = child
+            if self._closed:
+                child.kill()
             if self._interrupted:
                 child.interrupt()
             for message in child.messages(question, math.inf):
@@ -287,8 +308,14 @@ class LocalPool:
         for worker in self._all:
             worker.interrupt()
 
+    def give_up(self) -> None:
+        """End the children that run batches of schedules; these are given back."""
+        for worker in self._all:
+            worker.give_up()
+
     def close(self) -> None:
         """End the workers and their children. Nothing runs any more."""
+        self.give_up()
+        self._threads.shutdown(wait=True, cancel_futures=True)
         for worker in self._all:
             worker.close()
-        self._threads.shutdown(wait=True, cancel_futures=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -60,11 +60,17 @@ class Counts:
         return 0
 
 
-def count(target: AccountingTarget, seed: int, start: int, end: int) -> Counts:
-    """Run schedules `[start, end)` of a seed. What the model raises is counted as broken, and the next one is run."""
+def count(
+    target: AccountingTarget, seed: int, start: int, end: int, goes_on: Callable[[], bool] = lambda: True
+) -> Counts:
+    """Run schedules `[start, end)` of a seed as long as it `goes_on`. What the model raises is counted as broken, and
+    the next one is run.
+    """
     counts = Counts()
     digest = hashlib.blake2b(digest_size=16)
     for index in range(start, end):
+        if not goes_on():
+            break
         try:
             schedule = run_schedule(target, chooser_of(seed, index))
         except Exception as error:

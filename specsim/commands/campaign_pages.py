@@ -98,7 +98,10 @@ def _headline(found: Merged) -> str:
 
 
 def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+    except (OverflowError, OSError, ValueError):  # the clock of the machine was wrong
+        return f"{at:.0f} s after 1970"
 
 
 def _worst_first(known: Known) -> tuple[int, int, str, str]:

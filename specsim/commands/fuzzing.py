@@ -26,6 +26,7 @@ from specsim.commands.options import (
     say,
 )
 from specsim.commands.pages import require_file
+from specsim.deadline import Deadline, TimeSpent
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
 from specsim.files import write_json, write_text
@@ -384,7 +385,8 @@ class _Campaign:
             def goes_on() -> bool:
                 return time.monotonic() < no_later and not interrupts.asked()
 
-            run_again(self._store, text, version, limits, goes_on, tell)
+            with suppress(TimeSpent), Deadline(no_later).enforced():
+                run_again(self._store, text, version, limits, goes_on, tell)
 
     def _show(self, result: BatchResult, outcome: Outcome, line: Line) -> None:
         from specsim.check.sweep import MARKS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -20,6 +19,7 @@ from specsim.commands.options import (
     require_folder,
 )
 from specsim.commands.pages import require_file
+from specsim.deadline import Deadline
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
 from specsim.files import write_json, write_text
@@ -48,13 +48,14 @@ def mutants(
         str | None, typer.Option("--only", metavar="TIER", help="ops: mistakes in specsim's own kernels and reference.")
     ] = None,
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", min=1.0, help="No hunt begins after them.")
+        float | None, typer.Option("--budget-seconds", min=1.0, help="End after them, with what was hunted.")
     ] = None,
     seed: SeedOption = "0",
 ) -> None:
     """Put each historic bug back into the model, and see how soon it is found. Exit code 1 when one is not, 125 when
     the budget ended before all were hunted. An interrupt keeps and prints what was hunted.
     """
+    deadline = Deadline.after(budget_seconds)
     first_seed = parse_seed(seed)
     one_of("--only", tier, ("ops", "accounting"))
     if tier == "ops":
@@ -92,7 +93,6 @@ def mutants(
         hunted, data, interrupted = whole.hunted, table.table_to_json(whole), False
     else:
         off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
-        goes_on = interrupts.until(budget_seconds or math.inf)
         with interrupts.gentle(), live("hunting mutants", budget_seconds) as line:
             hunted = table.hunt_all(
                 chosen,
@@ -104,7 +104,8 @@ def mutants(
                 strategy=strategy,
                 first_seed=first_seed,
                 on_done=line.part_done,
-                stopped=lambda: not goes_on(),
+                stopped=interrupts.asked,
+                deadline=deadline,
             )
             interrupted = interrupts.asked()
         data = {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]}
@@ -160,7 +161,6 @@ def _operator_mutants(
     if write is not None and ids:
         raise UsageError("--write with a selection of mutants", "the page is of all: give --write alone")
     chosen = [find(mutant_id) for mutant_id in ids] or list(MUTANTS)
-    goes_on = interrupts.until(budget_seconds or math.inf)
     with interrupts.gentle(), live("judging mutants of operations", budget_seconds) as line:
         judged = operators.judge_all(
             chosen,
@@ -168,7 +168,8 @@ def _operator_mutants(
             first_seed=first_seed,
             jobs=jobs,
             on_done=line.part_done,
-            stopped=lambda: not goes_on(),
+            stopped=interrupts.asked,
+            deadline=Deadline.after(budget_seconds),
         )
         interrupted = interrupts.asked()
     incomplete = len(judged) < len(chosen)
@@ -218,15 +219,15 @@ def explore(
     chosen = [scope_named(scope)] if scope is not None else list(SCOPES)
     typer.echo(f"{'scope':15}{'schedules':>22}{'states':>10}{'ends':>7}{'states/s':>10}{'MiB':>6}  {strategy}")
     results, found, interrupted = [], False, False
-    goes_on = interrupts.until(budget_seconds or math.inf)
+    deadline = Deadline.after(budget_seconds)
     for number, one in enumerate(chosen):
-        if interrupted or (number and not goes_on()):
+        if interrupted or (number and deadline.is_over):
             typer.echo(f"{one.name:15}  not run: {'interrupted' if interrupted else 'the time budget was spent'}")
             continue
         with interrupts.gentle(), live(f"exploring {one.name}", budget_seconds) as line:
             explorer = Explorer(method, states)
             line.count = lambda explorer=explorer: {"states": explorer.counted}
-            timer = threading.Timer(budget_seconds or 0.0, explorer.stop)
+            timer = threading.Timer(0.0 if budget_seconds is None else deadline.left, explorer.stop)
             if budget_seconds is not None:
                 timer.start()
             with interrupts.told(explorer.stop):
@@ -285,12 +286,13 @@ def sweep(
         Path | None, typer.Option("--write", "--json", help="Write the counts to this file, every half minute too.")
     ] = None,
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", min=1.0, help="No part begins after them.")
+        float | None, typer.Option("--budget-seconds", min=1.0, help="End after them, with what was counted.")
     ] = None,
 ) -> None:
     """Count many schedules of the model: events, findings, and how often each interleaving and feature was reached. An
     interrupt keeps and prints what was counted. Exit code 1 when a rule broke, 130 when it was interrupted.
     """
+    deadline = Deadline.after(budget_seconds)
     seed_number = parse_seed(seed)
     if write is not None:
         require_folder("--write", write.parent)
@@ -319,7 +321,7 @@ def sweep(
             line.progress.findings = len(broken)
             line.progress.marks, line.progress.marks_of = len(reached.intersection(MARKS)), len(MARKS)
 
-        swept = run(seed_number, schedules, processes, keep, on_parts=tell, budget_seconds=budget_seconds)
+        swept = run(seed_number, schedules, processes, keep, on_parts=tell, deadline=deadline)
     keep(swept)
     print_sweep(swept.to_json())
     if swept.ended:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specsim.commands.options import require_folder
+from specsim.deadline import SPENT, Deadline, TimeSpent
 from specsim.errors import UsageError
 from specsim.files import write_json, write_text
 from specsim.verdict import FINDING, NOT_JUDGED, PASS
@@ -111,7 +111,7 @@ def write_report(
     """The index of the replay files of a folder, with a page for each. `noted` replays a file, states or outputs noted;
     `data` is a checkout of specsim, or has none of its data. What was not replayed within the budget is listed so.
     """
-    started = time.monotonic()
+    deadline = Deadline.after(budget_seconds)
     from specsim import replay_file
     from specsim.report.page.index import Entry, index_of
     from specsim.report.page.render import html_of
@@ -125,9 +125,11 @@ def write_report(
     for file in sorted(folder.glob("*.json")):
         try:
             stored = replay_file.load(file)
-            if budget_seconds is not None and time.monotonic() - started > budget_seconds:
-                raise UsageError("the time budget was spent", "give a larger --budget-seconds")
-            answer = noted(stored, file)
+            try:
+                with deadline.enforced():
+                    answer = noted(stored, file)
+            except TimeSpent:
+                raise UsageError(SPENT, "give a larger --budget-seconds") from None
             if not answer.get("judged", True):
                 raise UsageError(f"{stored.target} does not run it", "replay it on another target")
             payload = payload_of(stored, file, answer, exit_code_of(stored, answer), stored.target, cache_dir)

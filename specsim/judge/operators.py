@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from specsim import interrupts
+from specsim.deadline import NEVER, Deadline
 from specsim.isolation import environment, processes
 from specsim.mutants.load import apply_change
 from specsim.mutants.operators import ITEMS, NOT_EXPRESSED, OperatorMutant, changed_source, find
@@ -60,17 +61,19 @@ def judge_all(
     first_seed: int = 0,
     on_done: Callable[[int, int], object] = lambda _done, _of: None,
     stopped: Callable[[], bool] = lambda: False,
+    deadline: Deadline = NEVER,
 ) -> list[Judged]:
     """Judge mutants, `jobs` processes at a time, on up to `cases_max` cases of each of `seeds` seeds from `first_seed`
-    on. After `stopped` none is begun; those that were not judged by then are left out.
+    on. After `stopped` none is begun, and at the `deadline` those that run end; those that were not judged by then are
+    left out.
     """
 
     done = count(1)
 
     def judge(mutant: OperatorMutant) -> Judged:
-        if stopped():
+        if stopped() or deadline.is_over:
             return Judged(mutant, ())
-        judged = judge_in_child(mutant, seeds=seeds, cases_max=cases_max, first_seed=first_seed)
+        judged = judge_in_child(mutant, seeds=seeds, cases_max=cases_max, first_seed=first_seed, deadline=deadline)
         on_done(next(done), len(mutants))
         return judged
 
@@ -78,16 +81,26 @@ def judge_all(
         return [judged for judged in pool.map(judge, mutants) if judged.kills]
 
 
-def judge_in_child(mutant: OperatorMutant, *, seeds: int, cases_max: int = CASES_MAX, first_seed: int = 0) -> Judged:
+def judge_in_child(
+    mutant: OperatorMutant,
+    *,
+    seeds: int,
+    cases_max: int = CASES_MAX,
+    first_seed: int = 0,
+    deadline: Deadline = NEVER,
+) -> Judged:
+    """Judge a mutant in a process of its own; nothing is known of it when the deadline comes before its end."""
     question = {"mutant": mutant.id, "first_seed": first_seed, "seeds": seeds, "cases_max": cases_max}
     try:
         ended = processes.run(
             [sys.executable, "-m", "specsim.judge.operators"],
             json.dumps(question),
-            SECONDS_MAX,
+            min(SECONDS_MAX, deadline.left),
             environment=environment.of_ours() | {"TRITON_INTERPRET": "1"},
         )
     except subprocess.TimeoutExpired:
+        if deadline.is_over:
+            return Judged(mutant, ())
         return Judged(mutant, (Kill(0, 0, "does not end"),))
     if ended.returncode and interrupts.asked():
         return Judged(mutant, ())

@@ -20,10 +20,12 @@ from typing import Any
 
 from specsim.check import sweep
 from specsim.check.sweep import PART, Counts
+from specsim.deadline import NEVER, SPENT, Deadline
 from specsim.isolation import processes
 
 SAVE_SECONDS = 30.0
-INTERRUPTED, SPENT = "interrupted", "the time budget was spent"
+Running = dict[Future[Counts], tuple[int, int]]
+INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +67,11 @@ def run(
     part: int = PART,
     save_seconds: float = SAVE_SECONDS,
     on_parts: Callable[[Collection[Counts]], None] = lambda _parts: None,
-    budget_seconds: float | None = None,
+    deadline: Deadline = NEVER,
 ) -> Swept:
     """Count `schedules` of the model's schedules in `jobs` processes, `part` at a time, of which the digest depends and
     nothing else. `on_progress` is told what there is, at most every `save_seconds`, and `on_parts` the
-    parts, after each. After `budget_seconds` no part begins.
+    parts, after each. At the `deadline` what was counted by then is kept, of the parts that were begun too.
     """
     started = saved = time.monotonic()
     parts: dict[tuple[int, int], Counts] = {}
@@ -79,29 +81,30 @@ def run(
         return Swept(seed, schedules, dict(parts), ended, time.monotonic() - started)
 
     cuts: Iterator[tuple[int, int]] = ((at, min(at + part, schedules)) for at in range(0, schedules, part))
-    running: dict[Future[Counts], tuple[int, int]] = {}
+    running: Running = {}
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_start, initargs=(os.getpid(),))
     try:
         with _termination_interrupts():
             while True:
-                if budget_seconds is not None and time.monotonic() - started >= budget_seconds:
-                    ended = SPENT if next(cuts, None) is not None else ended
-                    cuts = iter(())
                 for cut in islice(cuts, 2 * jobs - len(running)):
-                    running[pool.submit(_count, seed, *cut)] = cut
+                    running[pool.submit(_count, seed, *cut, deadline)] = cut
                 if not running:
                     break
-                _collect(running, parts)
+                _collect(running, parts, deadline)
                 on_parts(parts.values())
                 if time.monotonic() - saved >= save_seconds:
                     saved = time.monotonic()
                     on_progress(swept("it still runs"))
+                if deadline.is_over:
+                    break
     except KeyboardInterrupt:
         ended = INTERRUPTED
     except BrokenProcessPool:
         ended = "a process that counted was killed"
     finally:
-        _end(pool, running, parts)
+        _end(pool, running, parts, deadline)
+    if not ended and sum(end - start for start, end in parts) < schedules:
+        ended = SPENT
     return swept(ended)
 
 
@@ -127,25 +130,35 @@ def _termination_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _count(seed: int, start: int, end: int) -> Counts:
+def _count(seed: int, start: int, end: int, deadline: Deadline) -> Counts:
     from specsim.sim.target import ModelTarget
 
-    return sweep.count(ModelTarget(), seed, start, end)
+    return sweep.count(ModelTarget(), seed, start, end, lambda: not deadline.is_over)
 
 
-def _collect(running: dict[Future[Counts], tuple[int, int]], parts: dict[tuple[int, int], Counts]) -> None:
+def _collect(running: Running, parts: dict[tuple[int, int], Counts], deadline: Deadline) -> None:
     """Wait for a part, and take all that are there."""
-    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    done, _ = wait(running, deadline.timeout, return_when=FIRST_COMPLETED)
     for future in done:
-        parts[running[future]] = future.result()
-        del running[future]
+        _take(parts, running.pop(future), future.result())
 
 
-def _end(
-    pool: ProcessPoolExecutor, running: dict[Future[Counts], tuple[int, int]], parts: dict[tuple[int, int], Counts]
-) -> None:
-    """Let the parts that are being counted come to their end, and keep them."""
-    pool.shutdown(wait=True, cancel_futures=True)
-    for future, cut in running.items():
+def _take(parts: dict[tuple[int, int], Counts], cut: tuple[int, int], counts: Counts) -> None:
+    """Keep what was counted of a part, which is its beginning when the time was over."""
+    counted = counts.schedules + counts.refused
+    if counted:
+        parts[cut[0], cut[0] + counted] = counts
+
+
+def _end(pool: ProcessPoolExecutor, running: Running, parts: dict[tuple[int, int], Counts], deadline: Deadline) -> None:
+    """Let the parts that are being counted come to their end, and keep them. A process that does not heed the deadline
+    is ended.
+    """
+    waited_for = [future for future in running if not future.cancel()]
+    wait(waited_for, deadline.timeout)
+    for future in waited_for:
         if future.done() and not future.cancelled() and future.exception() is None:
-            parts[cut] = future.result()
+            _take(parts, running[future], future.result())
+    for process in multiprocessing.active_children() if deadline.is_over else ():
+        process.kill()
+    pool.shutdown(wait=True, cancel_futures=True)

@@ -42,6 +42,13 @@ class WarmChild:
         self._end()
         self._stderr.close()
 
+    def kill(self) -> None:
+        """End the child from another thread than the one that asks, which hears that it ended."""
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
     def interrupt(self) -> None:
         """Pass an interrupt on to the child."""
         process = self._process

@@ -7,14 +7,17 @@ Run as a module, this is that child: it reads a question from standard input and
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from statistics import median
 from typing import Any
 
 from specsim import interrupts
+from specsim.deadline import NEVER, Deadline
 from specsim.errors import UsageError
 from specsim.isolation import environment, processes
 from specsim.mutants.catalogue import Mutant
@@ -25,7 +28,7 @@ EXCEPTION = "exception"  # stands where a rule's id does when the model itself r
 
 
 class InterruptedHuntError(Exception):
-    """A hunt was interrupted from the keyboard."""
+    """A hunt was interrupted from the keyboard, or its time was over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,12 @@ def hunt_in_child(
     without: Collection[str] = (),
     only: Collection[str] = (),
     strategy: str = "swarm",
+    deadline: Deadline = NEVER,
 ) -> Hunted:
     """Hunt a mutant in a process of its own, by a strategy of `specsim.explore.strategies`, with up to `schedules_max`
     schedules and `seconds_max` CPU seconds for each of `seeds` seeds, from `first_seed` on. The rules `without` are
-    switched off; when `only` is not empty, so are all but those.
+    switched off; when `only` is not empty, so are all but those. Seeds whose hunt was not over at the `deadline` are
+    left out; InterruptedHuntError when that is all of them.
     """
     question = {
         "mutant": mutant.id,
@@ -107,8 +112,11 @@ def hunt_in_child(
         "without": sorted(without),
         "only": sorted(only),
         "strategy": strategy,
+        "ends_at": deadline.to_json(),
     }
-    hunts = _ask(mutant, "specsim.mutants.hunt", question)
+    hunts = _ask(mutant, "specsim.mutants.hunt", question, deadline)
+    if not hunts:
+        raise InterruptedHuntError
     return Hunted(mutant, tuple(Hunt(**{**hunt, "signatures": tuple(hunt["signatures"])}) for hunt in hunts))
 
 
@@ -125,8 +133,12 @@ def smallest_in_child(mutant: Mutant, *, schedules: int) -> Smallest | None:
     return Smallest(**shown) if shown else None
 
 
-def _ask(mutant: Mutant, module: str, question: dict[str, Any]) -> Any:
-    ended = processes.run([sys.executable, "-m", module], json.dumps(question), environment=environment.of_ours())
+def _ask(mutant: Mutant, module: str, question: dict[str, Any], deadline: Deadline = NEVER) -> Any:
+    command = [sys.executable, "-m", module]
+    try:
+        ended = processes.run(command, json.dumps(question), deadline.timeout, environment=environment.of_ours())
+    except subprocess.TimeoutExpired:
+        raise InterruptedHuntError from None
     if ended.returncode and interrupts.asked():
         raise InterruptedHuntError
     if ended.returncode:
@@ -155,8 +167,10 @@ def _switch_off(without: Collection[str], only: Collection[str]) -> None:
     Checker.broken = unless_off  # type: ignore[assignment, method-assign]
 
 
-def _hunt(seed: int, schedules_max: int, seconds_max: float, strategy_name: str) -> Hunt:
-    """Run schedules of this process' model until one breaks a rule."""
+def _hunt(
+    seed: int, schedules_max: int, seconds_max: float, strategy_name: str, deadline: Deadline = NEVER
+) -> Hunt | None:
+    """Run schedules of this process' model until one breaks a rule; None when the deadline comes before."""
     # Imported late: the mutant is applied before the modules of the simulator are loaded.
     from specsim.check.suite import run_schedule, strategy_of
     from specsim.sim.target import ModelTarget
@@ -167,6 +181,8 @@ def _hunt(seed: int, schedules_max: int, seconds_max: float, strategy_name: str)
     signatures: tuple[str, ...] = ()
     index = 0
     while index < schedules_max and not signatures and time.process_time() - start < seconds_max:
+        if deadline.is_over:
+            return None
         try:
             schedule = run_schedule(target, strategy.chooser(index))
         except Exception as error:  # a changed model, or one whose broken rule is switched off, may raise anything
@@ -188,8 +204,9 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     limits = (question["schedules_max"], question["seconds_max"], question["strategy"])
-    hunts = [_hunt(seed, *limits) for seed in question["seeds"]]
-    print(json.dumps([asdict(hunt) for hunt in hunts]))
+    deadline = Deadline.from_json(question["ends_at"])
+    hunts = (_hunt(seed, *limits, deadline) for seed in question["seeds"])
+    print(json.dumps([asdict(hunt) for hunt in takewhile(lambda hunt: hunt is not None, hunts) if hunt]))
     return 0
 
 

@@ -14,6 +14,7 @@ from statistics import median
 from threading import Lock
 from typing import Any, NamedTuple
 
+from specsim.deadline import NEVER, Deadline
 from specsim.explore.strategies import STRATEGIES
 from specsim.mutants.catalogue import Mutant
 from specsim.mutants.coverage import entry_of
@@ -109,11 +110,12 @@ def hunt_all(
     first_seed: int = 0,
     on_done: Callable[[int, int], None] = lambda _done, _of: None,
     stopped: Callable[[], bool] = lambda: False,
+    deadline: Deadline = NEVER,
 ) -> list[Hunted]:
-    """Hunt every mutant, `jobs` processes at a time. After `stopped` no hunt begins; the mutants that were not hunted
-    by then are left out.
+    """Hunt every mutant, `jobs` processes at a time. After `stopped` no hunt begins, and at the `deadline` those that
+    run end; the mutants and seeds that were not hunted by then are left out.
     """
-    with _Hunters(jobs, on_done, stopped) as hunters:
+    with _Hunters(jobs, on_done, stopped, deadline) as hunters:
         asked = hunters.hunt(
             mutants,
             Effort(seeds, schedules_max),
@@ -170,9 +172,14 @@ class _Hunters:
     """A pool of threads, each of which waits for a child."""
 
     def __init__(
-        self, jobs: int, on_done: Callable[[int, int], None], stopped: Callable[[], bool] = lambda: False
+        self,
+        jobs: int,
+        on_done: Callable[[int, int], None],
+        stopped: Callable[[], bool] = lambda: False,
+        deadline: Deadline = NEVER,
     ) -> None:
         self._stopped = stopped
+        self._deadline = deadline
         self._pool = ThreadPoolExecutor(jobs)
         self._on_done = on_done
         self._lock = Lock()
@@ -201,7 +208,7 @@ class _Hunters:
         """
 
         def one(mutant: Mutant, first: int) -> Hunted | None:
-            if self._stopped():
+            if self._stopped() or self._deadline.is_over:
                 return None
             try:
                 hunted = hunt_in_child(
@@ -212,6 +219,7 @@ class _Hunters:
                     strategy=strategy,
                     without=without,
                     only=only,
+                    deadline=self._deadline,
                 )
             except InterruptedHuntError:
                 return None

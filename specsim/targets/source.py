@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import io
-import lzma
 import os
 import re
 import subprocess
