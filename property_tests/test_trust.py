@@ -167,6 +167,16 @@ def test_a_source_file_of_gigabytes_is_refused_without_being_read(tmp_path: Path
         source.read("srt/a.py")
 
 
+def test_a_wheel_of_many_gigabytes_is_refused_without_being_read(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path / "a.whl")
+    content = wheel.read_bytes()
+    with wheel.open("wb") as padded:  # a zip may begin anywhere in its file
+        padded.seek(archive.ARCHIVE_BYTES_MAX)
+        padded.write(content)
+    with pytest.raises(UsageError, match="at most"):
+        WheelSource(wheel)
+
+
 def test_no_more_is_read_of_a_member_than_its_zip_states(tmp_path: Path) -> None:
     wheel = stating(write_wheel(tmp_path / "a.whl", "X = 1\n" * 100_000), "sglang/srt/a.py", 60)
     with open_archive(wheel) as opened, pytest.raises(ArchiveError, match="cannot be read"):  # its CRC is of more

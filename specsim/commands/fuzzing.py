@@ -6,7 +6,6 @@ import math
 import os
 import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -175,15 +174,17 @@ def _seed(text: str | None, ci: bool) -> int | None:
     for variable in ("GITHUB_SHA", "CI_COMMIT_SHA"):
         if os.environ.get(variable):
             return parse_seed(os.environ[variable])
+    from specsim.targets.git import resolved
+
     try:
-        told = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        told = None
-    if told is None or told.returncode:
+        commit = resolved("--ci", Path(), "HEAD")
+    except UsageError:  # there is no git
+        commit = None
+    if not isinstance(commit, str):
         raise UsageError(
             "--ci: there is no commit here to take the seed from", "give one: --seed $(git rev-parse HEAD)"
         )
-    return parse_seed(told.stdout.strip())
+    return parse_seed(commit)
 
 
 def _stored_plan(store: Store) -> Plan | None:

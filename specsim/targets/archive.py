@@ -4,6 +4,7 @@ bytes, and one error for all that can be wrong with it.
 
 from __future__ import annotations
 
+import io
 import lzma
 import struct
 import zipfile
@@ -13,6 +14,7 @@ from typing import BinaryIO
 
 MEMBER_BYTES_MAX = 32 << 20  # of a source file or of METADATA; the largest of SGLang's is below 1 MiB
 LIBRARY_BYTES_MAX = 4 << 30  # of a library of CUDA code
+ARCHIVE_BYTES_MAX = 4 << 30  # of a zip that is held in memory
 TOTAL_BYTES_MAX = 16 << 30  # of all members, where each is read
 
 _FAILURES = (
@@ -39,6 +41,17 @@ def open_archive(file: Path | BinaryIO) -> zipfile.ZipFile:
         return zipfile.ZipFile(file)
     except _FAILURES as error:
         raise ArchiveError(f"it cannot be read as a zip ({error})") from error
+
+
+def read_archive(path: Path) -> zipfile.ZipFile:
+    """The zip at `path`, held in memory. Raises ArchiveError."""
+    try:
+        size = path.stat().st_size
+        if size > ARCHIVE_BYTES_MAX:
+            raise ArchiveError(f"it has {size} bytes, and at most {ARCHIVE_BYTES_MAX} are read")
+        return open_archive(io.BytesIO(path.read_bytes()))
+    except OSError as error:
+        raise ArchiveError(f"it cannot be read ({error.strerror or error})") from error
 
 
 def read_member(archive: zipfile.ZipFile, name: str, bytes_max: int = MEMBER_BYTES_MAX) -> bytes:

@@ -9,7 +9,6 @@ as absent.
 from __future__ import annotations
 
 import ast
-import io
 import os
 import re
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Protocol
 
 from specsim.errors import UsageError
-from specsim.targets.archive import MEMBER_BYTES_MAX, ArchiveError, open_archive, read_member
+from specsim.targets.archive import MEMBER_BYTES_MAX, ArchiveError, read_archive, read_member
 from specsim.targets.fetch import fetch_wheel, wheel_problem, wheel_version
 from specsim.targets.git import resolved, run_git
 from specsim.targets.packages import fetch_package
@@ -130,8 +129,8 @@ class WheelSource:
         self.label = label or f"{package.folder}=={self.version}"
         self._root = f"{package.folder}/"
         try:
-            self._zip = open_archive(io.BytesIO(path.read_bytes()))
-        except (OSError, ArchiveError) as error:
+            self._zip = read_archive(path)
+        except ArchiveError as error:
             raise UsageError(f"cannot read {path}: {error}", "remove it and fetch it again") from error
         self._names = {
             name.removeprefix(self._root)
