@@ -351,7 +351,7 @@ def test_a_wheel_that_cannot_be_read_is_not_judged(tmp_path: Path) -> None:
         at = found - 22 if data[found - 30 : found - 26] == b"PK\3\4" else found - 36
         data[at : at + 2] = (99).to_bytes(2, "little")  # the compression method
     wheel.write_bytes(data)
-    with pytest.raises(UsageError, match=r"cannot be judged: srt/a\.py cannot be read from the wheel"):
+    with pytest.raises(UsageError, match=r"cannot be judged: srt/a\.py is damaged in the wheel"):
         WheelSource(wheel).read("srt/a.py")
 
 
