@@ -380,14 +380,14 @@ def test_a_campaign_that_is_there_is_not_begun_anew_unseen(folder: Path) -> None
     assert "holds a campaign" in ended.stderr
 
 
-def test_in_ci_the_commit_is_the_seed_and_a_canary_that_is_not_found_is_red(
+def test_every_night_the_commit_is_the_seed_and_a_canary_that_is_not_found_is_red(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_SHA", commit)
     monkeypatch.setattr(fuzzing, "_missed_canaries", lambda: ["A01"])
-    options = ["--ci", "--only", "accounting", "--jobs", "1", "--budget-seconds", "4", "--json", "o.json"]
+    options = ["--nightly", "--only", "accounting", "--jobs", "1", "--budget-seconds", "4", "--json", "o.json"]
     code, text = says(capsys, *options)
     assert (code, "the canary A01 was NOT FOUND" in text) == (1, True), text
     data = json.loads((tmp_path / "o.json").read_text())
@@ -400,15 +400,16 @@ def test_in_ci_the_commit_is_the_seed_and_a_canary_that_is_not_found_is_red(
         assert len({row.number for row in store.batches()}) == len(store.batches()) >= 2
 
 
-def test_ci_without_a_commit_says_so(
+def test_a_night_without_a_commit_says_so_also_by_its_former_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for variable in ("GITHUB_SHA", "CI_COMMIT_SHA"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    code, text = says(capsys, "--ci")
-    assert (code, "there is no commit here" in text) == (2, True)
+    for option, words in (("--nightly", "there is no commit here"), ("--ci", "fuzz --ci is now fuzz --nightly")):
+        code, text = says(capsys, option)
+        assert (code, words in text) == (2, True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

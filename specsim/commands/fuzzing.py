@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 FORMAT = "specsim.fuzz/1"
 DEFAULT_STORE = Path(".specsim/campaign.db")
-CI_SECONDS = 300.0
+NIGHTLY_SECONDS = 300.0
 RERUN_SHARE = 0.25  # of the budget, for findings of other versions
 TIERS = ("accounting", "ops", "workers")
 
@@ -70,7 +70,7 @@ def fuzz(
     ] = "0/1",
     seed: Annotated[str | None, typer.Option(help="A number or a commit hash.", show_default="0")] = None,
     budget_seconds: Annotated[
-        float | None, typer.Option(min=1.0, help="End after them.", show_default="none; 300 with --ci")
+        float | None, typer.Option(min=1.0, help="End after them.", show_default="none; 300 with --nightly")
     ] = None,
     strategy: Annotated[
         list[str] | None, typer.Option(metavar="NAME=WEIGHT", help="Only these strategies; may be repeated.")
@@ -86,9 +86,10 @@ def fuzz(
     corpus_read: Annotated[
         list[str] | None, typer.Option("--corpus-read", metavar="...", help="Read tapes there too; may be repeated.")
     ] = None,
-    ci: Annotated[
-        bool, typer.Option("--ci", help="A time budget, the commit as seed, and canaries that must be found.")
+    nightly: Annotated[
+        bool, typer.Option("--nightly", help="A time budget, the commit as seed, and canaries that must be found.")
     ] = False,
+    ci: Annotated[bool, typer.Option("--ci", hidden=True, help="The former name of --nightly.")] = False,
     again: Annotated[
         str | None, typer.Option(metavar="SHARD:INDEX", help="Make one run of the campaign again, and nothing else.")
     ] = None,
@@ -114,7 +115,10 @@ def fuzz(
     one_of("--only", only, TIERS)
     require_file("--json", json_file)
     shard_number = shard_of(shard)
-    asked_seed = _seed(seed, ci)
+    if ci:
+        typer.echo("specsim: fuzz --ci is now fuzz --nightly; to gate a pull request, use check --ci.", err=True)
+        nightly = True
+    asked_seed = _seed(seed, nightly)
     if again is not None:
         from specsim.commands.again import make_again
 
@@ -127,16 +131,16 @@ def fuzz(
         raise UsageError(f"--resume: there is no campaign in {store_file}", "begin one without --resume")
     with Store.open(store_file, campaign=asked_seed or 0) as store:
         before = _stored_plan(store)
-        if before and not (resume or ci):
+        if before and not (resume or nightly):
             raise UsageError(f"{store_file} holds a campaign", "go on with it by --resume, or name another --store")
         given = asked_seed if asked_seed is not None else store.campaign
         plan = _plan(target, strategy, family, only, given, before)
         plan, unavailable = _available(plan, cache)
         store.set_meta(campaign=str(plan.campaign), plan=plan.to_json())
-        seconds = budget_seconds or (CI_SECONDS if ci else math.inf)
+        seconds = budget_seconds or (NIGHTLY_SECONDS if nightly else math.inf)
         campaign = _Campaign(store, plan, shard_number, width, seconds, out, hang_seconds, cache, unavailable)
         campaign.on_cluster(ray, jobs != "auto", cache_dir)
-        raise typer.Exit(campaign.run(ci, metrics_port, observe, json_file, shared))
+        raise typer.Exit(campaign.run(nightly, metrics_port, observe, json_file, shared))
 
 
 def _opened(own: str | None, others: Sequence[str]) -> Corpus | None:
@@ -167,9 +171,9 @@ def jobs_of(text: str) -> int:
     return allowed_jobs(None if text == "auto" else int(text))
 
 
-def _seed(text: str | None, ci: bool) -> int | None:
-    """The seed that was given, None for none; with `ci` the commit that is checked out."""
-    if text is not None or not ci:
+def _seed(text: str | None, nightly: bool) -> int | None:
+    """The seed that was given, None for none; with `nightly` the commit that is checked out."""
+    if text is not None or not nightly:
         return None if text is None else parse_seed(text)
     for variable in ("GITHUB_SHA", "CI_COMMIT_SHA"):
         if os.environ.get(variable):
@@ -177,12 +181,12 @@ def _seed(text: str | None, ci: bool) -> int | None:
     from specsim.targets.git import resolved
 
     try:
-        commit = resolved("--ci", Path(), "HEAD")
+        commit = resolved("--nightly", Path(), "HEAD")
     except UsageError:  # there is no git
         commit = None
     if not isinstance(commit, str):
         raise UsageError(
-            "--ci: there is no commit here to take the seed from", "give one: --seed $(git rev-parse HEAD)"
+            "--nightly: there is no commit here to take the seed from", "give one: --seed $(git rev-parse HEAD)"
         )
     return parse_seed(commit)
 
@@ -291,7 +295,7 @@ class _Campaign:
 
     def run(
         self,
-        ci: bool,
+        nightly: bool,
         metrics_port: int | None,
         observe: Path | None,
         json_file: Path | None,
@@ -305,7 +309,7 @@ class _Campaign:
         from specsim.judge.accounting_child import model_hash
         from specsim.report.live import live
 
-        missed = _missed_canaries() if ci else []
+        missed = _missed_canaries() if nightly else []
         until = self._started + self._seconds
         budget = None if math.isinf(self._seconds) else self._seconds
         with ExitStack() as stack:
