@@ -55,9 +55,9 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "grammar": layer("reference", "torch"),
     "ops": layer("errors verdict explore reference", "torch"),
     "kernels": layer("errors reference ops", "torch triton"),
-    "targets": layer("errors isolation verdict explore memory sim ops", "torch triton"),
+    "targets": layer("errors isolation files verdict explore memory sim ops", "torch triton"),
     "diff": layer("errors verdict replay_file explore reference ops kernels targets", "torch triton numpy"),
-    "compiled": layer("errors isolation targets"),
+    "compiled": layer("errors isolation files targets"),
     "mutants": layer("deadline errors interrupts isolation verdict explore memory sim compiled"),
     "judge": layer(
         "deadline errors interrupts isolation files verdict replay_file explore memory sim ops diff targets compiled "
@@ -69,8 +69,8 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     ),
     "bisect": layer("errors interrupts files verdict replay_file explore memory sim ops targets judge"),
     "campaign": layer(
-        "deadline errors interrupts isolation verdict replay_file explore memory sim ops targets compiled mutants "
-        "judge bisect",
+        "deadline errors interrupts isolation files verdict replay_file explore memory sim ops targets compiled "
+        "mutants judge bisect",
         "msgspec ray",
     ),
     "report": layer("errors files verdict replay_file", "rich"),

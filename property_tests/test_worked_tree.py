@@ -67,7 +67,8 @@ def test_the_command_makes_the_committed_picture(tmp_path: Path) -> None:
 
 def test_the_command_refuses_what_it_cannot_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["a.svg", "b.svg"]) == 2
-    assert main([str(tmp_path / "no folder" / "a.svg")]) == 2
+    (tmp_path / "file").write_text("")
+    assert main([str(tmp_path / "file" / "a.svg")]) == 2
     assert "usage" in capsys.readouterr().err
 
 

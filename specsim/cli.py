@@ -19,6 +19,8 @@ import typer
 import specsim
 from specsim.commands import doctor as doctor_command
 from specsim.commands import fuzzing, history, model, template
+from specsim.commands.ignored import without_ignored
+from specsim.commands.invocation import GIT_STOPS, Command, output_file, output_folder
 from specsim.commands.limits import DEFAULT_CASES, DEFAULT_SCHEDULES
 from specsim.commands.options import (
     CacheOption,
@@ -31,14 +33,12 @@ from specsim.commands.options import (
     SeedOption,
     accept_seed,
     one_of,
-    require_folder,
     say,
 )
 from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOption
-from specsim.commands.pages import require_file
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
-from specsim.files import write_json, write_text
+from specsim.files import save_json, save_text
 from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ app = typer.Typer(
 TIERS = ("ops", "accounting", "workers")
 SHRINK_ATTEMPTS = 5000
 REPLAYED = "specsim.replayed/1"
-GIT_SKIPS, GIT_STOPS = NOT_JUDGED, 128  # what `git bisect run` makes of these exit codes
+GIT_SKIPS = NOT_JUDGED  # what `git bisect run` makes of that exit code
 
 BisectRunOption = Annotated[
     bool,
@@ -113,7 +113,7 @@ def _skipping(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-@app.command()
+@app.command(cls=Command)
 @_skipping
 def check(
     context: typer.Context,
@@ -172,15 +172,17 @@ def check(
     canary: Annotated[
         bool, typer.Option("--canary", help="Put historic bugs into the model, one by one: each must be found.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for replay files.")] = Path("specsim-findings"),
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the verdict or matrix to this file.")] = None,
+    out: Annotated[Path, output_folder("--out", help="Folder for replay files.")] = Path("specsim-findings"),
+    json_file: Annotated[Path | None, output_file("--json", help="Write the verdict or matrix to this file.")] = None,
     write: Annotated[
         Path | None,
-        typer.Option(help="Write the page of a matrix: which target has which bug. With --bulk: add the counts."),
+        output_file(
+            "--write", help="Write the page of a matrix: which target has which bug. With --bulk: add the counts."
+        ),
     ] = None,
     pin_to: Annotated[
         Path | None,
-        typer.Option("--pin", metavar="FOLDER", help="Put a fixture there for each finding of a matrix without one."),
+        output_folder("--pin", help="Put a fixture there for each finding of a matrix without one."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Targets of a matrix at a time. Default: one a core.")] = None,
     baseline: Annotated[
@@ -244,8 +246,9 @@ def check(
         options |= {name: value for name, value in given.items() if value is not None}
         if not use_fixtures and fixtures is not None:
             raise UsageError("--fixtures with --no-known", "give one of them")
-        if not use_fixtures:
-            options["--no-known"] = None
+        options |= {"--no-known": None} if not use_fixtures else {}
+        options |= {"--no-shrink": None} if not shrinks else {}
+        options = without_ignored(context, options)
         outputs = Outputs(junit, sarif, github)
         outputs.require()
         if len(chosen) > 1 or (write is not None and not bulk) or pin_to is not None:
@@ -254,13 +257,15 @@ def check(
             for option, value in (("--mutant", mutant), ("--canary", canary), ("--kernels", kernels)):
                 if value:
                     raise UsageError(f"{option} with several targets", f"it is of the model: check model {option}")
-            if baseline is not None:
+            if baseline is not None or update_baseline:
                 raise UsageError("--baseline with several targets", "give one target at a time")
             from specsim.commands.many import check_many
 
             texts = [*target, *_given(context, options)] if target else []
             raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, texts, outputs))
         (parsed,) = chosen
+        if jobs is not None:
+            raise UsageError("--jobs with one target", "it is of a matrix: name several targets")
     if canary:
         _require_model("--canary", parsed.text)
         raise typer.Exit(_sing())
@@ -337,7 +342,7 @@ def _sing() -> int:
     return 1 if missed else 0
 
 
-@app.command()
+@app.command(cls=Command)
 @_skipping
 def replay(
     file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
@@ -349,10 +354,12 @@ def replay(
         bool, typer.Option("--verify", help="Run it twice, under two hash seeds; exit 3 at the first difference.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Write a page that goes through the events: one file.")
+        Path | None, output_file("--html", metavar="OUT", help="Write a page that goes through the events: one file.")
     ] = None,
-    perfetto: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a trace that Perfetto opens.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write what it showed to this file.")] = None,
+    perfetto: Annotated[
+        Path | None, output_file("--perfetto", metavar="OUT", help="Write a trace that Perfetto opens.")
+    ] = None,
+    json_file: Annotated[Path | None, output_file("--json", help="Write what it showed to this file.")] = None,
     seed: NoSeedOption = "0",
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", min=1.0, help="A case that takes longer counts as hung.")
@@ -376,10 +383,10 @@ def replay(
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
         one_of("--device", device, ("auto", "cpu", "cuda"))
         stored = replay_file.load(file)
+        if device is not None and not isinstance(stored, replay_file.OpReplay):
+            raise UsageError(f"--device with a finding of the {stored.tier} tier", "it has no device: leave it out")
         text = parse_target(target or stored.target).text
         accept_seed(seed)
-        for option, written in (("--html", html), ("--perfetto", perfetto), ("--json", json_file)):
-            require_file(option, written)
     hang_seconds = min(hang_seconds, budget_seconds or hang_seconds)
     record = html is not None or perfetto is not None
     answer: dict[str, Any]
@@ -398,13 +405,15 @@ def replay(
     if record and answer.get("judged", True):
         recorded = noted(stored, file, text, device, hang_seconds, cache_dir) if verify else answer
         write_pages(stored, file, recorded, exit_code, text, cache_dir, html, perfetto)
+    elif record:
+        typer.echo("specsim: nothing was replayed: there is no page and no trace of it.", err=True)
     if json_file is not None:
         shown = {name: value for name, value in answer.items() if name not in ("event", "recording")}
-        write_json(json_file, {"format": REPLAYED, "file": str(file), "target": text, "exit_code": exit_code, **shown})
+        save_json(json_file, {"format": REPLAYED, "file": str(file), "target": text, "exit_code": exit_code, **shown})
     raise typer.Exit(exit_code)
 
 
-@app.command()
+@app.command(cls=Command)
 def report(
     folder: Annotated[
         list[Path] | None,
@@ -414,13 +423,11 @@ def report(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Instead of DIR: a store of `specsim fuzz`; several are shown as one."),
     ] = None,
-    html: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the index and the pages go.")] = Path(
-        "specsim-report"
-    ),
+    html: Annotated[Path, output_folder("--html", help="Where the index and the pages go.")] = Path("specsim-report"),
     data: Annotated[
         Path, typer.Option(metavar="FOLDER", help="A checkout of specsim: its release matrix, mutants and speed.")
     ] = Path(),
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write what the index lists to this file.")] = None,
+    json_file: Annotated[Path | None, output_file("--json", help="Write what the index lists to this file.")] = None,
     seed: NoSeedOption = "0",
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", min=1.0, help="End after them, with the replays that there are.")
@@ -452,19 +459,18 @@ def report(
     write_report(folder[0], html, data, noted_there, cache_dir, json_file, budget_seconds)
 
 
-@app.command()
+@app.command(cls=Command)
 def pin(
     file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
-    out: Annotated[Path | None, typer.Option(help="The test to write, test_NAME.py.")] = None,
+    out: Annotated[Path | None, output_file("--out", help="The test to write, test_NAME.py.")] = None,
     target: Annotated[str | None, typer.Option(help="What the test runs. Default: what it was found on.")] = None,
     still: Annotated[bool, typer.Option("--still", help="Assert that the finding is still there.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was written to this file.")] = None,
+    json_file: Annotated[Path | None, output_file("--json", help="Write what was written to this file.")] = None,
     seed: NoSeedOption = "0",
     budget_seconds: NoBudgetOption = None,
 ) -> None:
     """Write a pytest that replays a finding and asserts that it is gone."""
     accept_seed(seed)
-    require_file("--json", json_file)
     from specsim import replay_file
     from specsim.judge import pinned
     from specsim.targets.spec import parse_target
@@ -474,15 +480,15 @@ def pin(
     pinned.pin(file, test, parse_target(target or stored.target).text, still)
     typer.echo(f"{test}, with {test.with_suffix('.json')} beside it")
     if json_file is not None:
-        write_json(json_file, {"test": str(test), "replay": str(test.with_suffix(".json")), "still": still})
+        save_json(json_file, {"test": str(test), "replay": str(test.with_suffix(".json")), "still": still})
 
 
-@app.command()
+@app.command(cls=Command)
 def shrink(
     file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
-    out: Annotated[Path, typer.Option(help="Folder for the smaller replay file.")] = Path("specsim-findings"),
+    out: Annotated[Path, output_folder("--out", help="Folder for the smaller replay file.")] = Path("specsim-findings"),
     attempts: Annotated[int, typer.Option(min=1, help="Cases or schedules to try.")] = SHRINK_ATTEMPTS,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the file and its sizes to this file.")] = None,
+    json_file: Annotated[Path | None, output_file("--json", help="Write the file and its sizes to this file.")] = None,
     seed: NoSeedOption = "0",
     budget_seconds: Annotated[
         float, typer.Option("--budget-seconds", min=0.1, help="Keep what is smallest after them.", show_default="none")
@@ -498,8 +504,6 @@ def shrink(
     from specsim.judge.workers import shrink_case
 
     accept_seed(seed)
-    require_folder("--out", out)
-    require_file("--json", json_file)
     stored = replay_file.load(file)
     with interrupts.gentle():
         if isinstance(stored, replay_file.OpReplay):
@@ -517,11 +521,11 @@ def shrink(
     typer.echo(f"specsim replay {shlex.quote(answer['replay'])}")
     if json_file is not None:
         sizes = {"before": {"choices": choices, "size": size}, "after": {"choices": choices_now, "size": size_now}}
-        write_json(json_file, {"replay": answer["replay"], "unit": unit, **sizes})
+        save_json(json_file, {"replay": answer["replay"], "unit": unit, **sizes})
     raise typer.Exit(INTERRUPTED if interrupted else PASS)
 
 
-@app.command()
+@app.command(cls=Command)
 def targets(
     target: Annotated[
         list[str] | None,
@@ -533,8 +537,10 @@ def targets(
         list[str] | None,
         typer.Option(metavar="sglang==VERSION", help="Fetch a release into the cache; may be repeated."),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the list to this file.")] = None,
-    write: Annotated[Path | None, typer.Option(help="Write the data file of known functions of the releases.")] = None,
+    json_file: Annotated[Path | None, output_file("--json", help="Write the list to this file.")] = None,
+    write: Annotated[
+        Path | None, output_file("--write", help="Write the data file of known functions of the releases.")
+    ] = None,
     seed: NoSeedOption = "0",
     budget_seconds: NoBudgetOption = None,
     cache_dir: CacheOption = None,
@@ -569,20 +575,20 @@ def targets(
         return
     listing = list_targets(cache)
     if json_file is not None:
-        write_json(json_file, listing)
+        save_json(json_file, listing)
     print_targets(listing)
 
 
-@app.command()
+@app.command(cls=Command)
 def bench(
     name: Annotated[str | None, typer.Argument(help="One benchmark; all when left out.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
+    json_file: Annotated[Path | None, output_file("--json", help="Write the results to this file.")] = None,
     device: DeviceOption = "auto",
     full: Annotated[bool, typer.Option("--full", help="Also what takes many minutes.")] = False,
     only: Annotated[list[str] | None, typer.Option("--only", help="Of kernels: an operation or family.")] = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
-    write: Annotated[Path | None, typer.Option("--write", help="Of guidance: write its page to this file.")] = None,
+    write: Annotated[Path | None, output_file("--write", help="Of guidance: write its page to this file.")] = None,
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", help="End after them, with what was measured.")
     ] = None,
@@ -604,26 +610,24 @@ def bench(
             raise UsageError(f"{option} without kernels", f"it is an option of specsim bench kernels {option} ...")
     if write is not None and name != "guidance":
         raise UsageError("--write without guidance", "it is an option of specsim bench guidance --write PAGE")
-    if write is not None:
-        require_folder("--write", write.parent)
     chosen = choose_device(device)
     unasked = {"campaign", "guidance"} | ({"kernels"} if chosen != "cuda" else set())
     names = [name] if name else [each for each in BENCHMARKS if each not in unasked]
     results = run(names, chosen, rounds, full, only or (), peer, budget_seconds)
     if json_file is not None:
-        write_json(json_file, results)
+        save_json(json_file, results)
     if write is not None:
         from specsim.bench.guidance import page
 
-        write_text(write, page(results["benchmarks"]))
+        save_text(write, page(results["benchmarks"]))
     print_bench(results)
 
 
 for command in (model.explore, model.mutants, model.sweep, fuzzing.fuzz, history.bisect):
-    app.command()(command)
-app.command()(template.template)
-app.command()(doctor_command.doctor)
-app.command(name="compile")(model.compile_simulator)
+    app.command(cls=Command)(command)
+app.command(cls=Command)(template.template)
+app.command(cls=Command)(doctor_command.doctor)
+app.command(name="compile", cls=Command)(model.compile_simulator)
 
 
 def main(arguments: list[str] | None = None) -> None:

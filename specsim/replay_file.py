@@ -9,6 +9,7 @@ anything of it is used: a bad one is refused with one sentence.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ from specsim.errors import UsageError
 from specsim.files import write_text
 
 FORMAT = "specsim.replay/1"
+NAME_MAX = 240  # bytes; file systems of Linux take 255, with the suffix
+HASH_CHARACTERS = 16
 REMEDY = "give a replay file that `specsim check --out DIR` wrote"
 
 
@@ -276,5 +279,11 @@ def why_not_shown(
 
 
 def file_name(text: str) -> str:
-    """`text` as a file name: what is not a letter, digit, dot or underscore becomes a dash."""
-    return "-".join(re.findall(r"[\w.]+", text, re.ASCII))
+    """`text` as a file name: what is not a letter, digit, dot or underscore becomes a dash. One that is longer than a
+    file system takes with a suffix is cut, and ends with a hash of the whole text.
+    """
+    name = "-".join(re.findall(r"[\w.]+", text, re.ASCII))
+    if len(name) <= NAME_MAX:
+        return name
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:HASH_CHARACTERS]
+    return f"{name[: NAME_MAX - HASH_CHARACTERS - 1]}-{digest}"

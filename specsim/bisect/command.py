@@ -14,7 +14,7 @@ from specsim.bisect.revisions import History, commits_between, releases_between
 from specsim.bisect.run import EndError, Found, Step, bisect
 from specsim.bisect.verdicts import FileQuestion, Limits, OpQuestion, Question, RuleQuestion
 from specsim.errors import UsageError
-from specsim.files import write_json
+from specsim.files import save_json
 from specsim.judge.accounting import HASH_SEEDS
 from specsim.judge.warm import WarmChild
 from specsim.targets.cache import Cache
@@ -77,7 +77,7 @@ def run(
     for line in report.lines_of(found, changed, _files(found, repository), replay, question.text):
         say(line)
     if json_file is not None:
-        write_json(json_file, report.to_json(found, changed, replay, question.text))
+        save_json(json_file, report.to_json(found, changed, replay, question.text))
     return NOT_JUDGED if found.skipped else 0
 
 

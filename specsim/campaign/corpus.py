@@ -25,6 +25,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase, 
 
 from specsim.campaign.work import KeptTape
 from specsim.errors import UsageError
+from specsim.files import make_folder
 
 FORMAT = "specsim.tape/1"
 KEY = "specsim tapes of "
@@ -228,7 +229,7 @@ def _place(where: str, option: str, *, read_only: bool) -> Place:
         raise UsageError(f"{option} {where}: there is no such folder", "give a folder that holds a corpus")
     if not read_only:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             writable = os.access(folder, os.W_OK | os.X_OK)
         except OSError as error:
             raise UsageError(f"{option} {where} cannot be made ({error.strerror})", "give another folder") from error

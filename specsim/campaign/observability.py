@@ -16,11 +16,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from specsim.campaign.work import Batch, BatchResult, Found, Observed
 from specsim.check.suite import Schedule
 from specsim.errors import UsageError
+from specsim.files import Appended
 
 _NEVER_JUDGED = "the target does not run this scenario"
 
@@ -110,7 +111,7 @@ def _numbers(batch: Batch, index: int) -> dict[str, int]:
 class Observations:
     """The file that lines are appended to, each batch's at once."""
 
-    def __init__(self, path: Path, file: IO[str], run_start: float) -> None:
+    def __init__(self, path: Path, file: Appended, run_start: float) -> None:
         self._path = path
         self._file = file
         self._run_start = run_start
@@ -119,8 +120,7 @@ class Observations:
     def open(cls, path: Path, run_start: float) -> Observations:
         """Begin, or go on with, the file. UsageError when it cannot be written."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return cls(path, path.open("a", encoding="utf-8"), run_start)
+            return cls(path, Appended(path), run_start)
         except OSError as error:
             raise UsageError(f"--observe {path} cannot be written ({error.strerror})", "name another file") from error
 
@@ -128,8 +128,7 @@ class Observations:
         """Append the lines of a batch. UsageError when they cannot be written."""
         lines = [json.dumps(line, allow_nan=False) + "\n" for line in observations_of(result, self._run_start)]
         try:
-            self._file.write("".join(lines))
-            self._file.flush()
+            self._file.add("".join(lines).encode())
         except OSError as error:
             raise UsageError(
                 f"--observe {self._path} cannot be written ({error.strerror})",

@@ -14,6 +14,7 @@ from pathlib import Path
 from specsim.bisect.verdicts import FileQuestion, Limits, State
 from specsim.campaign.store import Store, StoredFinding, StoredReplay, Verdict
 from specsim.errors import UsageError
+from specsim.files import write_text
 from specsim.judge.parent import Ask, ask
 from specsim.judge.warm import WarmChild
 from specsim.targets.spec import CheckoutTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
@@ -62,7 +63,7 @@ def run_again(
         for finding, replay in waiting:
             if not goes_on():
                 return
-            file.write_text(replay.text, encoding="utf-8")
+            write_text(file, replay.text)
             verdict, why = _judged(file, limits, target, asked)
             store.mark(finding, target, version, verdict)
             on_verdict(finding, verdict, why)

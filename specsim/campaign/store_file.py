@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import specsim
 from specsim.errors import UsageError
+from specsim.files import open_lock
 
 FORMAT = 1
 WAIT_SECONDS = 30.0  # for a reader that holds the file
@@ -64,8 +65,7 @@ def locked(path: Path) -> int:
         raise UsageError(f"cannot use {path} as a store ({error})", "name another --store") from error
     lock_path = path.with_name(path.name + ".lock")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        lock = open_lock(lock_path)
     except OSError as error:
         raise UsageError(
             f"cannot write beside {path} ({error.strerror})", "name a --store in a folder that can be written"

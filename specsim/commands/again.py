@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from specsim.commands.options import require_folder
 from specsim.errors import UsageError
-from specsim.files import write_json
+from specsim.files import attempt, save_json, write_text
 from specsim.verdict import FINDING, NOT_JUDGED, PASS
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def make_again(
     """
     from specsim.campaign.results import found_from_json
     from specsim.campaign.workers import Worker
+    from specsim.replay_file import file_name
 
-    require_folder("--out", out)
     shard, index = _numbers(text)
     batch = _batch_of(store_file, plan, shard, index)
     about = ", ".join(filter(None, (batch.target, batch.tier, batch.family, batch.strategy)))
@@ -58,11 +58,13 @@ def make_again(
         typer.echo(answer["why"])
     for found in findings:
         typer.echo(f"{found.signature}: {found.title}")
-        typer.echo(f"     specsim replay {shlex.quote(str(_written(out, batch, index, found)))}")
+        path = out / f"{file_name(f'{batch.target}-{found.signature}-run-{batch.shard}-{index}')}.json"
+        if attempt(partial(write_text, path, found.replay)):
+            typer.echo(f"     specsim replay {shlex.quote(str(path))}")
     code = FINDING if findings else PASS if answer["judged"] else NOT_JUDGED
     typer.echo("fail" if findings else "pass" if answer["judged"] else "not judged")
     if json_file is not None:
-        write_json(json_file, _to_json(batch, index, answer, findings, code))
+        save_json(json_file, _to_json(batch, index, answer, findings, code))
     return code
 
 
@@ -110,15 +112,6 @@ def _holding(batch: Batch, index: int) -> Batch:
             "give a run that was made",
         )
     return batch
-
-
-def _written(out: Path, batch: Batch, index: int, found: Found) -> Path:
-    from specsim.replay_file import file_name
-
-    path = out / f"{file_name(f'{batch.target}-{found.signature}-run-{batch.shard}-{index}')}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(found.replay, encoding="utf-8")
-    return path
 
 
 def _to_json(batch: Batch, index: int, answer: dict[str, Any], findings: list[Found], code: int) -> dict[str, Any]:

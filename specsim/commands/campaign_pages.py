@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from specsim.campaign.merged import Known, Merged, Reached, merged
-from specsim.commands.options import require_folder
-from specsim.commands.pages import require_file
 from specsim.errors import UsageError
-from specsim.files import write_json, write_text
+from specsim.files import save_json, save_text
 from specsim.report.campaign import Card, Cell, Matrix, Page, Tile, page_of
 from specsim.report.page.charts import Chart, Line, Mark, span
 from specsim.report.page.index import Table
@@ -37,17 +35,15 @@ def write_campaign(files: Sequence[Path], html: Path, json_file: Path | None) ->
         raise UsageError("there is no store", "give --campaign FILE, what `specsim fuzz --store FILE` wrote")
     if len(set(map(Path.absolute, files))) < len(files):
         raise UsageError("a store is named twice", "name each once")
-    require_folder("--html", html)
-    require_file("--json", json_file)
     found = merged(files)
     names = replay_names(found.findings)
     for known in found.findings:
         for name, replay in zip(names[known.stored.signature, known.stored.target], known.replays, strict=True):
-            write_text(html / name, replay.text)
-    write_text(html / "index.html", page_of(shown(found, html, names)))
+            save_text(html / name, replay.text)
+    save_text(html / "index.html", page_of(shown(found, html, names)))
     typer.echo(f"{html / 'index.html'}: {_headline(found)}")
     if json_file is not None:
-        write_json(json_file, answer_of(found, html, names))
+        save_json(json_file, answer_of(found, html, names))
 
 
 Names = Mapping[tuple[str, str], Sequence[str]]

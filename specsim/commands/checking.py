@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,7 @@ from specsim.commands.judging import (
     compare,
 )
 from specsim.commands.judging import judge as judged
-from specsim.commands.options import require_folder
 from specsim.commands.outputs import Outputs
-from specsim.commands.pages import require_file
 from specsim.errors import UsageError
 from specsim.verdict import NOT_JUDGED, Verdict
 
@@ -43,16 +42,16 @@ def check_one_target(
     """Check a target, and the baseline beside it with the same `options`; returns the exit code. How many cases were
     judged is added to the file `write`.
     """
-    from specsim.files import write_json
+    from specsim.commands.counts import add_counts, read_counts
+    from specsim.files import attempt, save_json, try_file
     from specsim.report import baseline as known
     from specsim.report.terminal import print_verdict
     from specsim.targets.fetch import fetch_wheel
     from specsim.targets.packages import prepare
     from specsim.targets.spec import ReleaseTarget
 
-    require_folder("--out", asked.out)
-    require_file("--json", json_file)
-    require_file("--write", write)
+    if write is not None:
+        read_counts(write)
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline without --baseline", "name the file to write: --baseline FILE")
     beside = baseline_of(baseline, update_baseline) if baseline is not None else None
@@ -63,7 +62,7 @@ def check_one_target(
             prepare(target, asked.cache, on_gpu=asked.device != "cpu" and shutil.which("nvidia-smi") is not None)
     if update_baseline:
         assert isinstance(beside, Path)
-        require_file("--baseline", beside)
+        try_file(beside)
     stored = known.Baseline(str(beside), frozenset())
     if isinstance(beside, Path) and beside.exists():
         stored = known.load(beside)
@@ -87,14 +86,12 @@ def check_one_target(
         typer.echo(f"specsim: {error}.", err=True)
         return NOT_JUDGED
     data = verdict.to_json()
-    if json_file is not None:
-        write_json(json_file, data)
-    if write is not None:
-        from specsim.commands.counts import add_counts
-
-        add_counts(write, verdict, asked.device)
-    outputs.write([data])
     print_verdict(verdict)
+    if json_file is not None:
+        save_json(json_file, data)
+    if write is not None:
+        attempt(partial(add_counts, write, verdict, asked.device))
+    outputs.write([data])
     _say_how_to_go_on(verdict, asked)
     if update_baseline and isinstance(beside, Path):
         return _update(beside, verdict)

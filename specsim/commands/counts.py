@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.errors import UsageError
-from specsim.files import write_json
+from specsim.files import STANDARD_OUTPUT, write_json
 from specsim.verdict import Verdict
 
 FORMAT = "specsim.counts/1"
@@ -29,7 +29,7 @@ def add_counts(path: Path, verdict: Verdict, device: str) -> None:
 
     surroundings = environment()
     where = {"auto": "cuda" if surroundings["gpu"] else "cpu"}.get(device, device)
-    rows = {_key(row): row for row in _read(path)}
+    rows = {_key(row): row for row in read_counts(path)}
     for row in _rows(verdict, where):
         before = rows.get(_key(row))
         if before is None or before["cases"] < row["cases"]:
@@ -67,8 +67,9 @@ def _key(row: _Row) -> tuple[str, str, str, str, int]:
     return row["op"], row["target"], row["subject"], row["device"], row["seed"]
 
 
-def _read(path: Path) -> list[_Row]:
-    if not path.exists():
+def read_counts(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file that is there. Raises UsageError when it holds something else."""
+    if path == STANDARD_OUTPUT or not path.is_file():
         return []
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specsim.commands.invocation import output_file
 from specsim.commands.options import CacheOption, NoBudgetOption, NoSeedOption, accept_seed
-from specsim.commands.pages import require_file
-from specsim.files import write_json
+from specsim.files import save_json
 from specsim.verdict import PASS, USAGE
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Working:
 
 
 def doctor(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write what it says to this file.")] = None,
+    json_file: Annotated[Path | None, output_file("--json", help="Write what it says to this file.")] = None,
     seed: NoSeedOption = "0",
     budget_seconds: NoBudgetOption = None,
     cache_dir: CacheOption = None,
@@ -79,14 +79,13 @@ def doctor(
     from specsim.targets.cache import open_cache
 
     accept_seed(seed)
-    require_file("--json", json_file)
     cache = open_cache(cache_dir)
     imported, problem = probe()
     pieces = [*_python(imported, problem), *_programs(), *_gpu(imported), *_cached(cache)]
     working = tiers(imported, problem)
     data = {"format": FORMAT, "pieces": [asdict(p) for p in pieces], "tiers": [asdict(w) for w in working]}
     if json_file is not None:
-        write_json(json_file, data)
+        save_json(json_file, data)
     print_doctor(data)
     raise typer.Exit(USAGE if any(piece.needed and not piece.found for piece in pieces) else PASS)
 

@@ -15,20 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specsim.commands.options import (
-    CacheOption,
-    HangOption,
-    KeepEnvironmentOption,
-    MemoryOption,
-    one_of,
-    require_folder,
-    say,
-)
-from specsim.commands.pages import require_file
+from specsim.commands.invocation import output_file, output_folder
+from specsim.commands.options import CacheOption, HangOption, KeepEnvironmentOption, MemoryOption, one_of, say
 from specsim.deadline import Deadline, TimeSpent
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
-from specsim.files import write_json, write_text
+from specsim.files import save_json, write_text
 from specsim.isolation.limits import allowed_jobs
 from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
 
@@ -79,7 +71,9 @@ def fuzz(
         list[str] | None, typer.Option(metavar="NAME=WEIGHT", help="Only these scenario families; may be repeated.")
     ] = None,
     only: Annotated[str | None, typer.Option(metavar="TIER", help="accounting, ops or workers.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for replay files of what is new.")] = Path("specsim-findings"),
+    out: Annotated[Path, output_folder("--out", help="Folder for replay files of what is new.")] = Path(
+        "specsim-findings"
+    ),
     corpus: Annotated[
         str | None, typer.Option(metavar="FOLDER|redis://...", help="Share tapes with other campaigns there.")
     ] = None,
@@ -97,9 +91,10 @@ def fuzz(
         int | None, typer.Option(min=0, max=65535, help="Serve numbers for Prometheus on this port of the loopback.")
     ] = None,
     observe: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Append a line for each run, as Tyche reads them.")
+        Path | None,
+        output_file("--observe", metavar="FILE.jsonl", help="Append a line for each run, as Tyche reads them."),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write what this part did to this file.")] = None,
+    json_file: Annotated[Path | None, output_file("--json", help="Write what this part did to this file.")] = None,
     hang_seconds: HangOption = 20.0,
     _memory: MemoryOption = None,
     _kept: KeepEnvironmentOption = None,
@@ -113,7 +108,6 @@ def fuzz(
 
     cache = open_cache(cache_dir)
     one_of("--only", only, TIERS)
-    require_file("--json", json_file)
     shard_number = shard_of(shard)
     if ci:
         typer.echo("specsim: fuzz --ci is now fuzz --nightly; to gate a pull request, use check --ci.", err=True)
@@ -124,7 +118,6 @@ def fuzz(
 
         plan = _plan(target, strategy, family, only, asked_seed or 0, None)
         raise typer.Exit(make_again(again, store_file, plan, out, json_file, hang_seconds, cache.folder))
-    require_folder("--out", out)
     shared = _opened(corpus, corpus_read or ())
     width = jobs_of(jobs)
     if resume and not store_file.exists():
@@ -361,7 +354,7 @@ class _Campaign:
         code = _exit_code(outcome, missed, interrupted)
         self._print(outcome, missed, interrupted)
         if json_file is not None:
-            write_json(json_file, self._to_json(outcome, missed, interrupted, code))
+            save_json(json_file, self._to_json(outcome, missed, interrupted, code))
         return code
 
     def _names(self) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from specsim.commands.options import CacheOption, HangOption, require_folder, say
+from specsim.commands.invocation import output_file, output_folder
+from specsim.commands.options import CacheOption, HangOption, say
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
 
@@ -29,10 +30,10 @@ def bisect(
     ] = None,
     schedules: Annotated[int, typer.Option(min=1, help="Schedules of a revision, for --rule.")] = 200,
     cases: Annotated[int, typer.Option(min=1, help="Cases of an implementation, for --only.")] = 50,
-    out: Annotated[Path, typer.Option(help="Folder for the replay file of --rule and --only.")] = Path(
+    out: Annotated[Path, output_folder("--out", help="Folder for the replay file of --rule and --only.")] = Path(
         "specsim-findings"
     ),
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
+    json_file: Annotated[Path | None, output_file("--json", help="Write the result to this file.")] = None,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
@@ -46,8 +47,6 @@ def bisect(
     for option, value in (("--good", good), ("--bad", bad)):
         if not value:
             raise UsageError(f"there is no {option}", "give --good and --bad, two releases or two revisions of --repo")
-    for option, folder in (("--out", out), ("--json", json_file.parent if json_file else out)):
-        require_folder(option, folder)
     cache = open_cache(cache_dir)
     question = command.question_of(
         file, rule, only, Limits(cache.folder, out, parse_seed(seed), schedules, cases, hang_seconds)

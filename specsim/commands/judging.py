@@ -219,6 +219,8 @@ def baseline_of(text: str, update: bool) -> Path | Target:
     from specsim.targets.spec import parse_target
 
     file = Path(text)
+    if text == "-":
+        raise UsageError("--baseline -: a baseline is read", "name a file, or a TARGET")
     is_target = text == "model" or any(mark in text for mark in ("==", "@", ":"))
     if not file.exists() and is_target:
         if update:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specsim.commands.judging import arguments_of
-from specsim.commands.options import require_folder
 from specsim.errors import UsageError
 from specsim.isolation.limits import allowed_jobs
 from specsim.verdict import NotRun, Suite, Verdict
@@ -38,14 +37,11 @@ def check_many(
     page names.
     """
     from specsim import interrupts
-    from specsim.files import write_json, write_text
+    from specsim.files import attempt, save_json, save_text
     from specsim.judge.fixtures import pin_missing, replay_known
     from specsim.judge.matrix import check_all
     from specsim.report.matrix import fixtures_in, page, print_matrix
 
-    for option, file in (("--out", out), ("--json", json_file), ("--write", write), ("--pin", pin_to)):
-        if file is not None:
-            require_folder(option, file if option in ("--out", "--pin") else file.parent)
     if write is not None and not texts:
         raise UsageError("--write without targets", "name the releases of the page: sglang==A..B")
     at_once = allowed_jobs(jobs)
@@ -61,18 +57,18 @@ def check_many(
         )
     fixtures = pin_to or FIXTURES
     if pin_to is not None:
-        pin_missing(matrix, pin_to, fixtures_in(pin_to), at_once, typer.echo)
+        attempt(lambda: pin_missing(matrix, pin_to, fixtures_in(pin_to), at_once, typer.echo))
     if write is not None:
         replay_known(matrix, fixtures_in(fixtures), at_once)
     data = matrix.to_json()
+    print_matrix(data)
     if json_file is not None:
-        write_json(json_file, data)
+        save_json(json_file, data)
     if write is not None:
         pinned = f" --pin {pin_to}" if pin_to is not None else ""
         command = f"specsim check {shlex.join(texts)}{pinned} --write {write}"
-        write_text(write, page(data, command, fixtures_in(fixtures), write))
+        save_text(write, page(data, command, fixtures_in(fixtures), write))
     outputs.write([column.verdict or _not_judged(column) for column in matrix.columns])
-    print_matrix(data)
     left = [c.target for c in matrix.columns if c.why == interrupts.WHY or c.verdict.get("interrupted")]
     if left:
         typer.echo(f"specsim: interrupted; these are left: specsim check {' '.join(left)}", err=True)
@@ -87,7 +83,7 @@ def _not_judged(column: Column) -> dict[str, Any]:
 
 def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_dir: Path | None) -> int:
     """What lifts of each target; 1 when a maintainer has to add something."""
-    from specsim.files import write_json
+    from specsim.files import save_json
     from specsim.report.terminal import print_survey
     from specsim.targets.cache import open_cache
     from specsim.targets.ranges import expand_targets
@@ -97,9 +93,9 @@ def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_d
     from specsim.targets.spec import CheckoutTarget, ReleaseTarget
 
     cache, chosen = open_cache(cache_dir), expand_targets(texts, RELEASES)
-    for option, file in (("--json", json_file), ("--write", write)):
-        if file is not None:
-            require_folder(option, file.parent)
+    others = [one.text for one in chosen if not isinstance(one, ReleaseTarget)]
+    if write is not None and others:
+        raise UsageError(f"--write with {others[0]}", "the data file is of releases: name those alone")
     listed, surveys = [], {}
     for one in chosen:
         if not isinstance(one, ReleaseTarget | CheckoutTarget):
@@ -113,7 +109,7 @@ def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_d
         if isinstance(one, ReleaseTarget):
             surveys[one.version] = functions
     if json_file is not None:
-        write_json(json_file, {"format": "specsim.survey/1", "targets": listed})
+        save_json(json_file, {"format": "specsim.survey/1", "targets": listed})
     if write is not None:
-        write_json(write, known.known_to_json(surveys))
+        save_json(write, known.known_to_json(surveys))
     return 1 if any(entry["to_add"] for entry in listed) else 0

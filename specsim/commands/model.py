@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from specsim.commands.invocation import output_file
 from specsim.commands.options import (
     CacheOption,
     NoBudgetOption,
@@ -16,13 +18,11 @@ from specsim.commands.options import (
     SeedOption,
     accept_seed,
     one_of,
-    require_folder,
 )
-from specsim.commands.pages import require_file
 from specsim.deadline import Deadline
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
-from specsim.files import write_json, write_text
+from specsim.files import is_replaced, save_json, save_text, write_json
 from specsim.isolation.limits import allowed_jobs
 from specsim.verdict import FINDING, INTERRUPTED, NOT_JUDGED, PASS
 
@@ -40,9 +40,9 @@ def mutants(
     blind: Annotated[
         bool, typer.Option("--blind", help="Those written by someone who has not read the rules; none need be found.")
     ] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this file.")] = None,
+    json_file: Annotated[Path | None, output_file("--json", help="Write the table to this file.")] = None,
     write: Annotated[
-        Path | None, typer.Option(help="Write the page: every strategy, each rule off, smallest schedules.")
+        Path | None, output_file("--write", help="Write the page: every strategy, each rule off, smallest schedules.")
     ] = None,
     tier: Annotated[
         str | None, typer.Option("--only", metavar="TIER", help="ops: mistakes in specsim's own kernels and reference.")
@@ -73,9 +73,6 @@ def mutants(
     from specsim.report.live import live
     from specsim.report.terminal import print_mutants
 
-    for option, file in (("--json", json_file), ("--write", write)):
-        if file is not None:
-            require_folder(option, file.parent)
     if blind and ids:
         raise UsageError("--blind with the ids of mutants", "give one of them")
     if write is not None and (ids or without or only_oracle or blind or strategy != "swarm" or first_seed):
@@ -89,7 +86,7 @@ def mutants(
         efforts = table.efforts_with(seeds, schedules)
         with live("hunting mutants") as line:
             whole = table.build(chosen, BLIND, jobs=at_once, efforts=efforts, on_done=line.part_done)
-        write_text(write, page(whole))
+        save_text(write, page(whole))
         hunted, data, interrupted = whole.hunted, table.table_to_json(whole), False
     else:
         off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
@@ -111,7 +108,7 @@ def mutants(
         data = {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]}
     print_mutants(table.COLUMNS, [table.row(each) for each in hunted], table.seen_by_nobody(hunted))
     if json_file is not None:
-        write_json(json_file, data)
+        save_json(json_file, data)
     whole_hunts = [each for each in hunted if len(each.hunts) == seeds]
     _say_what_is_left([each.id for each in chosen], [each.mutant.id for each in whole_hunts], interrupted)
     raise typer.Exit(
@@ -155,9 +152,6 @@ def _operator_mutants(
     from specsim.report.live import live
     from specsim.report.terminal import print_mutants
 
-    for option, file in (("--json", json_file), ("--write", write)):
-        if file is not None:
-            require_folder(option, file.parent)
     if write is not None and ids:
         raise UsageError("--write with a selection of mutants", "the page is of all: give --write alone")
     chosen = [find(mutant_id) for mutant_id in ids] or list(MUTANTS)
@@ -174,9 +168,9 @@ def _operator_mutants(
         interrupted = interrupts.asked()
     incomplete = len(judged) < len(chosen)
     if write is not None and not incomplete:
-        write_text(write, operators.page(judged))
+        save_text(write, operators.page(judged))
     if json_file is not None:
-        write_json(json_file, operators.to_json(judged))
+        save_json(json_file, operators.to_json(judged))
     missed = [each.mutant.id for each in judged if each.found < len(each.kills)]
     print_mutants(operators.COLUMNS, [operators.row(each) for each in judged], missed)
     _say_what_is_left([each.id for each in chosen], [each.mutant.id for each in judged], interrupted)
@@ -190,7 +184,7 @@ def explore(
     ] = "visited",
     states: Annotated[int, typer.Option(min=1, help="States (stateless: schedules) after which to stop.")] = 2_000_000,
     mutant: Annotated[str, typer.Option(metavar="ID", help="Put a historic bug back into the model.")] = "",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the counts to this file.")] = None,
+    json_file: Annotated[Path | None, output_file("--json", help="Write the counts to this file.")] = None,
     seed: NoSeedOption = "0",
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", min=0.1, help="Stop after them, with what was counted.")
@@ -214,8 +208,6 @@ def explore(
     method = next((method for method in METHODS if method == strategy), None)
     if method is None:
         raise UsageError(f"--strategy {strategy!r} is unknown", f"allowed: {', '.join(METHODS)}")
-    if json_file is not None:
-        require_folder("--json", json_file.parent)
     chosen = [scope_named(scope)] if scope is not None else list(SCOPES)
     typer.echo(f"{'scope':15}{'schedules':>22}{'states':>10}{'ends':>7}{'states/s':>10}{'MiB':>6}  {strategy}")
     results, found, interrupted = [], False, False
@@ -248,14 +240,14 @@ def explore(
             for event in log_of(one, tape):
                 typer.echo(f"    {event}")
     if json_file is not None:
-        write_json(json_file, {"scopes": results})
+        save_json(json_file, {"scopes": results})
     if interrupted:
         typer.echo("specsim: interrupted; the same again, from the start: specsim explore SCOPE", err=True)
     raise typer.Exit(FINDING if found else INTERRUPTED if interrupted else PASS)
 
 
 def compile_simulator(
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write where it is to this file.")] = None,
+    json_file: Annotated[Path | None, output_file("--json", help="Write where it is to this file.")] = None,
     seed: NoSeedOption = "0",
     budget_seconds: NoBudgetOption = None,
     cache_dir: CacheOption = None,
@@ -264,7 +256,6 @@ def compile_simulator(
     turns it off.
     """
     accept_seed(seed)
-    require_file("--json", json_file)
     from specsim.compiled.build import build, find_build
     from specsim.targets.cache import open_cache
 
@@ -275,7 +266,7 @@ def compile_simulator(
     folder = found or build(cache)
     typer.echo(f"{'compiled into' if found is None else 'compiled before, in'} {folder}")
     if json_file is not None:
-        write_json(json_file, {"folder": str(folder), "compiled_now": found is None})
+        save_json(json_file, {"folder": str(folder), "compiled_now": found is None})
 
 
 def sweep(
@@ -283,7 +274,7 @@ def sweep(
     seed: SeedOption = "0",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one a core.")] = None,
     write: Annotated[
-        Path | None, typer.Option("--write", "--json", help="Write the counts to this file, every half minute too.")
+        Path | None, output_file("--write", "--json", help="Write the counts to this file, every half minute too.")
     ] = None,
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", min=1.0, help="End after them, with what was counted.")
@@ -294,8 +285,6 @@ def sweep(
     """
     deadline = Deadline.after(budget_seconds)
     seed_number = parse_seed(seed)
-    if write is not None:
-        require_folder("--write", write.parent)
     from specsim.bench.environment import environment
     from specsim.check.sweep import MARKS, Counts
     from specsim.judge.sweep import Swept, run
@@ -305,11 +294,16 @@ def sweep(
     processes = allowed_jobs(jobs)
     where = environment()
 
-    def keep(swept: Swept) -> None:
+    def counts_of(swept: Swept) -> dict[str, Any]:
         typer.echo(f"{swept.counts.schedules} of {schedules} schedules, {swept.seconds:.0f} s", err=True)
-        if write is not None:
-            ran = {"environment": where, "processes": processes, "seconds": round(swept.seconds, 1)}
-            write_json(write, {**swept.to_json(), **ran})
+        ran = {"environment": where, "processes": processes, "seconds": round(swept.seconds, 1)}
+        return {**swept.to_json(), **ran}
+
+    def keep(swept: Swept) -> None:
+        counts = counts_of(swept)
+        if write is not None and is_replaced(write):
+            with suppress(UsageError):  # it is told when the last counts cannot be written either
+                write_json(write, counts)
 
     with live(f"sweeping {schedules:,} schedules", budget_seconds) as line:
 
@@ -322,7 +316,9 @@ def sweep(
             line.progress.marks, line.progress.marks_of = len(reached.intersection(MARKS)), len(MARKS)
 
         swept = run(seed_number, schedules, processes, keep, on_parts=tell, deadline=deadline)
-    keep(swept)
+    counts = counts_of(swept)
+    if write is not None:
+        save_json(write, counts)
     print_sweep(swept.to_json())
     if swept.ended:
         typer.echo(f"specsim: {swept.ended}; the same schedules again: specsim sweep --seed {seed_number}", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -75,10 +74,3 @@ def say(error: UsageError) -> None:
     """Print an error for the reader. Text of a target in it does nothing to the terminal."""
     problem, remedy = visible(error.problem), visible(f"{error.remedy[:1].upper()}{error.remedy[1:]}")
     print(f"specsim: {problem}.\n         {remedy}.", file=sys.stderr)
-
-
-def require_folder(option: str, folder: Path) -> None:
-    """Refuse a folder that cannot take files before the work begins rather than after."""
-    parent = next(p for p in [folder, *folder.absolute().parents] if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UsageError(f"{option} {folder}: {parent} is not a folder that can be written", "name another folder")

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specsim.commands.invocation import output_file
 from specsim.errors import UsageError
+from specsim.files import append_text, attempt, save_text, try_file
 
 if TYPE_CHECKING:
     from specsim.report.github import Place
 
-JUnitOption = Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML to this file.")]
-SarifOption = Annotated[Path | None, typer.Option("--sarif", metavar="FILE", help="Write SARIF 2.1.0 to this file.")]
+JUnitOption = Annotated[Path | None, output_file("--junit", help="Write JUnit XML to this file.")]
+SarifOption = Annotated[Path | None, output_file("--sarif", help="Write SARIF 2.1.0 to this file.")]
 GithubOption = Annotated[
     bool | None,
     typer.Option(
@@ -35,41 +37,40 @@ class Outputs:
     github: bool | None = None
 
     def require(self) -> None:
-        """Refuse files that cannot be written before the work begins."""
-        from specsim.commands.pages import require_file
+        """Try what no option names before the work begins: the step summary of GitHub Actions."""
+        if self._summary is not None:
+            try:
+                try_file(self._summary)
+            except UsageError as error:
+                raise UsageError(f"GITHUB_STEP_SUMMARY={self._summary}: {error.problem}", "unset it") from error
 
-        require_file("--junit", self.junit)
-        require_file("--sarif", self.sarif)
+    @property
+    def _tells_github(self) -> bool:
+        return os.environ.get("GITHUB_ACTIONS") == "true" if self.github is None else self.github
+
+    @property
+    def _summary(self) -> Path | None:
+        file = os.environ.get("GITHUB_STEP_SUMMARY")
+        return Path(file).absolute() if file and self._tells_github else None
 
     def write(self, verdicts: Sequence[Mapping[str, Any]]) -> None:
         """Write what was asked for, of verdicts as `specsim check --json` writes each."""
-        from specsim.files import write_text
-
         if self.junit is not None:
             from specsim.report.junit import junit_of
 
-            write_text(self.junit, junit_of(verdicts))
+            save_text(self.junit, junit_of(verdicts))
         if self.sarif is not None:
             from specsim.report.sarif import sarif_of
 
-            write_text(self.sarif, sarif_of(verdicts, place_of, events_of))
-        if os.environ.get("GITHUB_ACTIONS") == "true" if self.github is None else self.github:
-            _tell_github(verdicts)
+            save_text(self.sarif, sarif_of(verdicts, place_of, events_of))
+        if self._tells_github:
+            from specsim.report.github import annotations_of, summary_of
 
-
-def _tell_github(verdicts: Sequence[Mapping[str, Any]]) -> None:
-    from specsim.report.github import annotations_of, summary_of
-
-    for line in annotations_of(verdicts, place_of):
-        typer.echo(line)
-    file = os.environ.get("GITHUB_STEP_SUMMARY")
-    if not file:
-        return
-    try:
-        with Path(file).open("a", encoding="utf-8") as opened:
-            opened.write(f"{summary_of(verdicts)}\n")
-    except OSError as error:
-        raise UsageError(f"cannot write GITHUB_STEP_SUMMARY={file} ({error.strerror})", "unset it") from error
+            for line in annotations_of(verdicts, place_of):
+                typer.echo(line)
+            summary = self._summary
+            if summary is not None:
+                attempt(lambda: append_text(summary, f"{summary_of(verdicts)}\n"))
 
 
 def place_of(target: str, where: str) -> Place | None:

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from specsim.commands.options import require_folder
 from specsim.deadline import SPENT, Deadline, TimeSpent
 from specsim.errors import UsageError
-from specsim.files import write_json, write_text
+from specsim.files import attempt, save_json, save_text, write_text
 from specsim.verdict import FINDING, NOT_JUDGED, PASS
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
 
+REMEDY = "give the folder that `specsim check --out DIR` filled"
 REPRODUCED, GONE, NO_LONGER_APPLIES = FINDING, PASS, NOT_JUDGED
-
-
-def require_file(option: str, file: Path | None) -> None:
-    """Refuse an output that cannot be written before the work begins."""
-    if file is None:
-        return
-    if file.is_dir():
-        raise UsageError(f"{option} {file} is a folder", "name a file")
-    require_folder(option, file.parent)
 
 
 def write_pages(
@@ -47,10 +40,10 @@ def write_pages(
 
     payload = payload_of(stored, file, answer, exit_code, target, cache_dir)
     if html is not None:
-        write_text(html, html_of(payload))
+        save_text(html, html_of(payload))
         typer.echo(f"page: {html}")
     if perfetto is not None:
-        write_text(perfetto, json.dumps(trace_of(payload)) + "\n")
+        save_text(perfetto, json.dumps(trace_of(payload)) + "\n")
         typer.echo(f"trace: {perfetto}, for https://ui.perfetto.dev")
 
 
@@ -118,13 +111,17 @@ def write_report(
     from specsim.report.page.tables import tables_of
 
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder", "give the folder that `specsim check --out DIR` filled")
-    require_folder("--html", html)
-    require_file("--json", json_file)
+        raise UsageError(f"{folder} is not a folder", REMEDY)
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise UsageError(f"there is no replay file in {folder}", REMEDY)
     entries: list[Entry] = []
-    for file in sorted(folder.glob("*.json")):
+    is_replay = False
+    pages = page_names([file.stem for file in files])
+    for file, page in zip(files, pages, strict=True):
         try:
             stored = replay_file.load(file)
+            is_replay = True
             try:
                 with deadline.enforced():
                     answer = noted(stored, file)
@@ -136,15 +133,42 @@ def write_report(
         except UsageError as error:
             entries.append(Entry(file.name, "", {}, f"{error.problem}; {error.remedy}"))
             continue
-        page = f"{replay_file.file_name(file.stem)}.html"
-        write_text(html / page, html_of(payload))
+        if not attempt(partial(write_text, html / page, html_of(payload))):
+            entries.append(Entry(file.name, "", {}, f"its page {page} could not be written"))
+            continue
         entries.append(Entry(file.name, page, payload["finding"], ""))
         typer.echo(f"{html / page}: {payload['finding']['signature']}")
-    write_text(html / "index.html", index_of(str(folder), entries, tables_of(data)))
-    typer.echo(f"{html / 'index.html'}: {sum(bool(entry.page) for entry in entries)} findings")
+    save_text(html / "index.html", index_of(str(folder), entries, tables_of(data)))
+    shown = sum(bool(entry.page) for entry in entries)
+    typer.echo(f"{html / 'index.html'}: {_counted(shown, len(entries) - shown)}")
+    for entry in entries:
+        if not entry.page:
+            typer.echo(f"   without a page: {entry.file}: {entry.why_not}")
     if json_file is not None:
         listed = [{name: getattr(entry, name) for name in Entry._fields} for entry in entries]
-        write_json(json_file, {"index": str(html / "index.html"), "entries": listed})
+        save_json(json_file, {"index": str(html / "index.html"), "entries": listed})
+    if not is_replay:
+        raise UsageError(f"no file in {folder} is a replay file", REMEDY)
+
+
+def _counted(shown: int, others: int) -> str:
+    said = f"{shown} finding{'' if shown == 1 else 's'}"
+    return f"{said}, and {others} file{'' if others == 1 else 's'} without a page" if others else said
+
+
+def page_names(stems: Sequence[str]) -> list[str]:
+    """A page for each of the files, none of which two share."""
+    from specsim.replay_file import file_name
+
+    names: list[str] = []
+    taken = {"index"}
+    for stem in stems:
+        plain = file_name(stem)
+        numbered = (f"{plain}-{number}" for number in count(2))
+        name = next(name for name in chain([plain], numbered) if name not in taken)
+        taken.add(name)
+        names.append(f"{name}.html")
+    return names
 
 
 def exit_code_of(stored: Replay, answer: Mapping[str, Any]) -> int:

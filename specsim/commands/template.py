@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specsim.commands.invocation import output_file
 from specsim.commands.options import NoBudgetOption, NoSeedOption, accept_seed
-from specsim.commands.pages import require_file
 from specsim.errors import UsageError
-from specsim.files import write_json
+from specsim.files import STANDARD_OUTPUT, save_json, save_text
 
 if TYPE_CHECKING:
     from specsim.ops.contract import Op
@@ -28,8 +28,8 @@ from specsim.ops.registry import REFERENCE
 
 def template(
     operations: Annotated[list[str], typer.Argument(metavar="OPERATION...", help="Operations to provide.")],
-    out: Annotated[Path, typer.Option(help="The file to write; it must not be there.")] = Path("provider.py"),
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was written to this file.")] = None,
+    out: Annotated[Path, output_file("--out", help="The file to write; it must not be there.")] = Path("provider.py"),
+    json_file: Annotated[Path | None, output_file("--json", help="Write what was written to this file.")] = None,
     seed: NoSeedOption = "0",
     budget_seconds: NoBudgetOption = None,
 ) -> None:
@@ -37,22 +37,19 @@ def template(
     from specsim.ops.registry import OPS
 
     accept_seed(seed)
-    require_file("--json", json_file)
     for name in operations:
         if name not in OPS:
             raise UsageError(f"there is no operation {name!r}", f"specsim has {', '.join(sorted(OPS))}")
-    if not out.stem.isidentifier() or out.suffix != ".py":
+    module = "provider" if out == STANDARD_OUTPUT else out.stem
+    if out != STANDARD_OUTPUT and not (module.isidentifier() and out.suffix == ".py"):
         raise UsageError(f"--out {out} is not a module that Python imports", "name it for example provider.py")
-    if out.exists():
+    if out != STANDARD_OUTPUT and out.exists():
         raise UsageError(f"{out} is there already", "remove it, or name another file with --out")
     chosen = [OPS[name] for name in dict.fromkeys(operations)]
-    try:
-        out.write_text(source_of(out.stem, chosen), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {out} ({error.strerror})", "name a folder that can be written") from error
-    typer.echo(f"{out}: {len(chosen)} of {len(OPS)} operations; try: specsim check --provider {out.stem}:provider")
+    save_text(out, source_of(module, chosen))
+    typer.echo(f"{out}: {len(chosen)} of {len(OPS)} operations; try: specsim check --provider {module}:provider")
     if json_file is not None:
-        write_json(json_file, {"file": str(out), "operations": [op.name for op in chosen]})
+        save_json(json_file, {"file": str(out), "operations": [op.name for op in chosen]})
 
 
 def source_of(module: str, chosen: list[Op]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from specsim.compiled.finder import FOLDER, MANIFEST, PACKAGE, RefusedBuildError, key, read_build
 from specsim.compiled.sources import modules, rewritten
 from specsim.errors import UsageError
+from specsim.files import make_folder, write_json, write_text
 from specsim.isolation import processes
 from specsim.targets.cache import Cache
 from specsim.targets.checksums import sha256_of
@@ -55,7 +56,7 @@ def build(cache: Cache, opt_level: str = OPT_LEVEL) -> Path:
         for module, path in compiled.items():
             relative = Path("specsim") / path.relative_to(PACKAGE)
             text = path.read_text(encoding="utf-8")
-            (source / relative).write_text(rewritten(text, module), encoding="utf-8")
+            write_text(source / relative, rewritten(text, module))
             paths.append(str(relative))
         arguments = [
             "--strict",
@@ -65,13 +66,13 @@ def build(cache: Cache, opt_level: str = OPT_LEVEL) -> Path:
             *paths,
         ]
         setup = _SETUP.format(arguments=arguments, opt_level=opt_level)
-        (source / "setup.py").write_text(setup, encoding="utf-8")
+        write_text(source / "setup.py", setup)
         _run([sys.executable, "setup.py", "build_ext", "--build-lib", str(made)], source)
         if key() != built_key:
             raise UsageError("the sources of specsim changed while they were compiled", "run specsim compile again")
         mypyc = importlib.metadata.version("mypy")
         manifest = {"package": str(PACKAGE), "python": sys.version, "mypyc": mypyc, "files": _files(made)}
-        (made / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        write_json(made / MANIFEST, manifest)
         folder = cache.path(f"{FOLDER}/{built_key}")
         _replace(made, folder, scratch)
     _drop_older(cache, folder)
@@ -111,7 +112,7 @@ def _files(made: Path) -> dict[str, dict[str, str]]:
 
 def _replace(made: Path, folder: Path, scratch: Path) -> None:
     """Put a build in its place, also where an older one of the same key is."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     with contextlib.suppress(FileNotFoundError):
         os.replace(folder, scratch / "older")
     os.replace(made, folder)

@@ -11,6 +11,7 @@ from typing import Any
 
 from specsim import replay_file
 from specsim.errors import UsageError
+from specsim.files import note_lost
 from specsim.replay_file import Replay
 from specsim.verdict import Finding, Rule, finding_from_json
 
@@ -22,12 +23,13 @@ def sent(finding: Finding, replay: Replay) -> dict[str, Any]:
 
 def received(found: Mapping[str, Any], out: Path) -> Finding:
     """The finding that a child sent; its replay file is written into `out`. One that cannot be written is named in the
-    finding's details, and its `replay` is "".
+    finding's details, and its `replay` is ""; the command that runs says so at its end.
     """
     finding = finding_from_json(found["finding"])
     try:
         path = replay_file.save_in(out, replay_file.from_json(found["replay"], out))
     except UsageError as error:
+        note_lost(error)
         return replace(finding, details=(*finding.details, f"its replay file was not written: {error.problem}"))
     return replace(finding, replay=str(path))
 

@@ -1,8 +1,7 @@
 """The folder in which specsim keeps what it fetched and wrote for itself: the only one it writes unasked.
 
-A file appears in it whole or not at all: it is written beside its place under a name of its own and then
-renamed. Two processes that store the same file both succeed. What this does not do: bound the size of the
-folder, or clean up after `kill -9`.
+A file appears in it whole or not at all (`specsim.files.whole`), and two processes that store the same file both
+succeed. What this does not do: bound the size of the folder, or clean up after `kill -9`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
 from specsim.errors import UsageError
+from specsim.files import make_folder, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -73,9 +73,9 @@ class Cache:
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """An empty folder of the caller's own inside the cache, removed at the end, whatever the end is."""
-        folder = self.folder / f".scratch-{os.getpid()}-{secrets.token_hex(6)}"
+        folder = self.folder / f".scratch-{os.getpid()}-{secrets.token_hex(16)}"
         try:
-            folder.mkdir(parents=True)
+            make_folder(folder)
         except OSError as error:
             raise self._unwritable(folder, error) from error
         try:
@@ -92,16 +92,9 @@ class Cache:
 
     def _store(self, relative_name: str, write: Callable[[BinaryIO], object]) -> Path:
         path = self.path(relative_name)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with unfinished.open("xb") as file:
-                    write(file)
-                os.replace(unfinished, path)
-            finally:
-                with contextlib.suppress(OSError):
-                    unfinished.unlink(missing_ok=True)
+            with whole(path) as file:
+                write(file)
         except OSError as error:
             raise self._unwritable(path, error) from error
         return path

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specsim.files import write_text
 from specsim.targets.checksums import note, require_noted
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def build(name: str, text: str, includes: Sequence[Path], cache: Cache) -> Built
         return Built(library)
     with cache.scratch() as scratch:
         source, made = scratch / f"{name}.cu", scratch / f"{name}.so"
-        source.write_text(text, encoding="utf-8")
+        write_text(source, text)
         folders = [word for folder in includes for word in ("-I", str(folder))]
         # Headers of CUDA libraries that the toolkit lacks may be in the wheels that torch needs.
         folders += [f"-Xcompiler=-idirafter,{folder}" for folder in _wheels_headers()]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim.errors import UsageError
+from specsim.files import write_bytes
 from specsim.targets.archive import LIBRARY_BYTES_MAX, ArchiveError, open_archive, read_member
 from specsim.targets.checksums import note, require_noted
 from specsim.targets.fetch import download, run_pip
@@ -134,7 +135,7 @@ def fetch_package(package: str, version: str, cache: Cache, *, pip: PipRunner = 
             )
         slim = scratch / "slim.zip"
         try:
-            slim.write_bytes(_slim(wheels[0], kept))
+            write_bytes(slim, _slim(wheels[0], kept))
         except ArchiveError as error:
             raise UsageError(
                 f"pip delivered {wheels[0].name}, but {error}", "fetch the wheel by hand and give its path"

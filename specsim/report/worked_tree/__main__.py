@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from specsim.errors import UsageError
+from specsim.files import write_text
 from specsim.report.worked_tree.example import PAGE, example_of
 from specsim.report.worked_tree.picture import picture_of
 
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> int:
     try:
         svg = picture_of(example_of(PAGE))
         if arguments:
-            Path(arguments[0]).write_text(svg, encoding="utf-8", newline="\n")
+            write_text(Path(arguments[0]), svg)
         else:
             print(svg, end="")
     except (UsageError, OSError) as error:
