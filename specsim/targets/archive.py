@@ -12,6 +12,8 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO
 
+from specsim.files import whole
+
 MEMBER_BYTES_MAX = 32 << 20  # of a source file or of METADATA; the largest of SGLang's is below 1 MiB
 LIBRARY_BYTES_MAX = 4 << 30  # of a library of CUDA code
 ARCHIVE_BYTES_MAX = 4 << 30  # of a zip that is held in memory
@@ -73,7 +75,7 @@ def copy_member(archive: zipfile.ZipFile, name: str, to: Path, bytes_max: int = 
     try:
         info = archive.getinfo(name)
         _require_size(info, bytes_max)
-        with archive.open(info) as member, to.open("xb") as written:
+        with archive.open(info) as member, whole(to) as written:
             while piece := member.read(1 << 20):
                 written.write(piece)
     except _FAILURES as error:

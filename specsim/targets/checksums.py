@@ -14,11 +14,11 @@ import contextlib
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
 from specsim.errors import UsageError
+from specsim.files import make_folder, whole
 
 _NOTE_BYTES_MAX = 1 << 16
 
@@ -30,16 +30,12 @@ def note(place: Path, file: Path) -> None:
     if notes is None:
         return
     kept = _note_of(notes, place)
-    unfinished = kept.with_name(f".{secrets.token_hex(12)}.tmp")
     with contextlib.suppress(OSError):
-        notes.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "wb") as written:
-                written.write(f"{digest}  ".encode() + os.fsencode(file) + b"\n")
-            unfinished.replace(kept)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        make_folder(notes)
+        notes.chmod(0o700)
+        with whole(kept) as written:
+            os.fchmod(written.fileno(), 0o600)
+            written.write(f"{digest}  ".encode() + os.fsencode(file) + b"\n")
 
 
 def require_noted(place: Path, file: Path) -> None:
