@@ -33,7 +33,6 @@ from specsim.cli import main
 from specsim.commands.pages import write_pages
 from specsim.commands.source_lines import LINES_MAX, source_of
 from specsim.diff.run import compared
-from specsim.errors import UsageError
 from specsim.explore.chooser import replayed
 from specsim.judge import ops_child
 from specsim.judge.recording import RecordingEngine, changed, ranges
@@ -451,9 +450,17 @@ def test_the_trace_has_a_slice_for_each_event_and_names_for_all_threads(made: Ma
     assert [e["name"] for e in events if e["ph"] == "i"] == ["I32"]
 
 
-def test_a_finding_without_events_has_no_trace() -> None:
-    with pytest.raises(UsageError, match="without events"):
-        trace_of(payload_of(op_replay(), op_answer(), HERE))
+def test_the_trace_of_a_finding_without_events_is_its_call() -> None:
+    payload = payload_of(op_replay(), op_answer(), HERE)
+    events = trace_of(payload)["traceEvents"]
+    (call,) = (event for event in events if event["ph"] == "X")
+    assert call["args"]["Sizes"] == dict(payload["tables"]["Sizes"])
+    assert [event["name"] for event in events if event["ph"] == "i"] == [v["rule"] for v in payload["violations"]]
+
+
+def test_a_request_that_a_schedule_does_not_come_to_has_no_slice(made: Made) -> None:
+    waiting = {**made.payload, "requests": [*made.payload["requests"], "r9"]}
+    assert trace_of(waiting)["traceEvents"]
 
 
 def test_the_counters_of_the_trace_add_up_to_the_pool(made: Made) -> None:

@@ -505,16 +505,23 @@ def shrink(
 
     accept_seed(seed)
     stored = replay_file.load(file)
+    size, unit = replay_file.size_of(stored)
+    answer: dict[str, Any]
     with interrupts.gentle():
-        if isinstance(stored, replay_file.OpReplay):
+        if stored.rule in replay_file.ENDED:
+            typer.echo(f"{stored.rule} ends the process of its case, which is not shrunk: the file is kept as it is")
+            kept = out / file.name
+            write_text(kept, file.read_text(encoding="utf-8"))
+            answer = {"replay": str(kept), "before": (len(stored.tape), size), "after": (len(stored.tape), size)}
+        elif isinstance(stored, replay_file.OpReplay):
             request = ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
-            answer, unit = shrink_ops(request, file, attempts, budget_seconds), "input elements"
+            answer = shrink_ops(request, file, attempts, budget_seconds)
         elif isinstance(stored, replay_file.WorkerReplay):
             workers = workers_request(stored, stored.target, hang_seconds, cache_dir, out)
-            answer, unit = shrink_case(workers, file, attempts, budget_seconds), "characters of the case"
+            answer = shrink_case(workers, file, attempts, budget_seconds)
         else:
             schedule = schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
-            answer, unit = shrink_schedule(schedule, file, attempts, budget_seconds), "events"
+            answer = shrink_schedule(schedule, file, attempts, budget_seconds)
         interrupted = interrupts.asked()
     (choices, size), (choices_now, size_now) = answer["before"], answer["after"]
     typer.echo(f"{choices} choices and {size} {unit} before, {choices_now} choices and {size_now} {unit} now")

@@ -243,6 +243,15 @@ def is_shown(stored: ScheduleReplay, violation: Mapping[str, Any]) -> bool:
 ENDED = ("O7", "O8", "X2", "X3")
 
 
+def size_of(stored: Replay) -> tuple[int, str]:
+    """How large a case or schedule is, and in what."""
+    if isinstance(stored, OpReplay):
+        return sum(len(tensor["data"]) for tensor in stored.tensors.values()), "input elements"
+    if isinstance(stored, WorkerReplay):
+        return len(json.dumps(stored.case)), "characters of the case"
+    return len(stored.events), "events"
+
+
 def unheard(broken: Sequence[Mapping[str, Any]]) -> str:
     """What ended the process of a replay before it could show or not show its finding, a sentence; "" when it lived.
 

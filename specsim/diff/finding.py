@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,14 @@ def _made(
 
 def tensor_to_json(tensor: torch.Tensor) -> dict[str, Any]:
     return {"shape": list(tensor.shape), "data": tensor.flatten().tolist()}
+
+
+def is_case_of(replay: OpReplay, case: Case) -> bool:
+    """Whether a case is that of a replay file, NaN for NaN."""
+    tensors = {name: tensor_to_json(tensor) for name, tensor in case.tensors.items()}
+    return json.dumps([case.sizes, tensors], sort_keys=True) == json.dumps(
+        [replay.sizes, replay.tensors], sort_keys=True
+    )
 
 
 def case_of(op: Op, replay: OpReplay, path: Path) -> Case:

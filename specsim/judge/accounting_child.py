@@ -219,6 +219,7 @@ def replay(request: Request, messages: Messages) -> None:
 
         uninstall()  # what is noted of trees is taken from within the device
     target = _simulated(request, messages)
+    messages.send("schedule", index=0)  # what ends the process from here on is the schedule's
     from specsim.check.suite import run_schedule
     from specsim.explore.chooser import replayed
     from specsim.sim.engine import Engine
@@ -271,6 +272,7 @@ def shrink(request: Request, messages: Messages) -> None:
     """Make the schedule of a replay file smaller, with more attempts than `check` takes."""
     stored = _stored(request)
     target = _simulated(request, messages)
+    messages.send("schedule", index=0)
     from specsim.check import suite
     from specsim.check.order import StoppedError, decisive_pair
     from specsim.explore.chooser import replayed

@@ -301,7 +301,7 @@ def shrink(request: Request, messages: Messages) -> None:
     device = choose_device(request["device"])
     from specsim import replay_file
     from specsim.diff.bulk import with_bulk_cases
-    from specsim.diff.finding import finding_of
+    from specsim.diff.finding import finding_of, is_case_of
     from specsim.diff.rules import BY_ID, KEEPS_RELATIONS
     from specsim.diff.run import EndedError, run_case
     from specsim.diff.suite import Failure
@@ -312,7 +312,7 @@ def shrink(request: Request, messages: Messages) -> None:
     stored = replay_file.load(Path(request["replay"]))
     assert isinstance(stored, replay_file.OpReplay)
     problem = f"{request['replay']} does not show {stored.signature} on {request['target']}"
-    if stored.op not in OPS or not stored.tape:
+    if stored.op not in OPS:
         raise UsageError(problem, "shrink it on the target that it was found on")
     with opened(request, messages, device, stored.op) as process:
         subject = _same_subject(process.subjects, process.not_run, stored.op, stored.subject)
@@ -326,7 +326,9 @@ def shrink(request: Request, messages: Messages) -> None:
             if not subject.accepts(case.sizes) or not run_case(op, subject, case, related=related, launcher=process).of(
                 rule
             ):
-                raise UsageError(problem, "replay it to see what it shows")
+                if not is_case_of(stored, case):
+                    problem = f"{problem}: its tape stands for another case now"
+                raise UsageError(problem, "replay it to see what it shows, and find it again with `specsim check`")
             chosen = Failure(0, tuple(stored.tape), rule, subject.reach(case.sizes))
             found = shrink_case(
                 op,

@@ -1,18 +1,20 @@
-"""A schedule as a trace that Perfetto opens (https://ui.perfetto.dev): Chrome's trace event JSON.
+"""A finding as a trace that Perfetto opens (https://ui.perfetto.dev): Chrome's trace event JSON.
 
 Time is the number of an event, a millisecond each: the simulator has no clock. Host and streams are threads of the
 process "engine", requests of "requests", where a slice is a state of the request's life. Arrows lead from a launch to
 its work and on to where its result is taken, and between the two events whose order matters. Counters: slots by owner,
 free slots, launches in flight. A broken rule is an instant over everything.
+
+What has no events, a case of an operation or of a probe and a schedule that ended before its first event, is one slice
+with its arguments and results.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
-
-from specsim.errors import UsageError
 
 STEP_US, SLICE_US = 1000, 900
 _ENGINE, _REQUESTS = 1, 2
@@ -21,26 +23,41 @@ Event = dict[str, Any]
 
 
 def trace_of(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The trace of a schedule's payload (`specsim.report.page`). UsageError for a finding that has no events."""
-    if payload["kind"] != "schedule" or not payload["events"]:
-        raise UsageError(
-            f"--perfetto of a finding without events ({payload['finding']['signature']})",
-            "it shows schedules of the accounting tier; --html shows any finding",
-        )
-    events = [
-        *_names(payload),
-        *_slices(payload),
-        *_lives(payload),
-        *_arrows(payload),
-        *_counters(payload["changes"]),
-        *_instants(payload["violations"]),
-    ]
+    """The trace of a finding's payload (`specsim.report.page`)."""
+    events = list(_of_schedule(payload) if payload.get("events") else _of_call(payload))
     about = {**payload["finding"], "command": payload["command"], "specsim": payload["specsim"]}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-def _names(payload: Mapping[str, Any]) -> Iterator[Event]:
-    for pid, process, threads in ((_ENGINE, "engine", payload["agents"]), (_REQUESTS, "requests", payload["requests"])):
+def _of_schedule(payload: Mapping[str, Any]) -> Iterator[Event]:
+    yield from _names(payload["agents"], payload["requests"])
+    yield from _slices(payload)
+    yield from _lives(payload)
+    yield from _arrows(payload)
+    yield from _counters(payload["changes"])
+    yield from _instants(payload["violations"])
+
+
+def _of_call(payload: Mapping[str, Any]) -> Iterator[Event]:
+    """What has no events: one call, which takes a step."""
+    finding = payload["finding"]
+    yield from _names(["call"], [])
+    tables = {title: dict(rows) for title, rows in payload["tables"].items()}
+    yield {
+        "ph": "X",
+        "name": finding["part"] or finding["signature"],
+        "cat": "call",
+        "ts": 0,
+        "dur": SLICE_US,
+        "pid": _ENGINE,
+        "tid": 1,
+        "args": {**tables, "tensors": payload.get("tensors", [])},
+    }
+    yield from _instants(payload["violations"])
+
+
+def _names(agents: Sequence[str], requests: Sequence[str]) -> Iterator[Event]:
+    for pid, process, threads in ((_ENGINE, "engine", agents), (_REQUESTS, "requests", requests)):
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": process}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
         for tid, name in enumerate(threads, 1):
@@ -74,8 +91,8 @@ def _lives(payload: Mapping[str, Any]) -> Iterator[Event]:
             state = change.get(f"request {rid}", {}).get("state")
             if state is not None:
                 states.append((number, state))
-        ends = [start for start, _ in states[1:]] + [len(payload["events"])]
-        for (start, state), end in zip(states, ends, strict=True):
+        # A request that a schedule does not come to has no states.
+        for (start, state), (end, _) in pairwise([*states, (len(payload["events"]), "")]):
             at = {"ts": start * STEP_US, "dur": max(end - start, 1) * STEP_US, "pid": _REQUESTS, "tid": tid}
             yield {"ph": "X", "name": state, "cat": "life", **at, "args": {}}
 
@@ -131,6 +148,6 @@ def _counter(number: int, name: str, values: Mapping[str, int]) -> Event:
 
 def _instants(violations: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
     for violation in violations:
-        texts = {name: violation[name] for name in ("sentence", "part", "who", "expected", "actual")}
-        at = {"ts": violation["event"] * STEP_US + SLICE_US // 2, "pid": _ENGINE, "tid": 1, "s": "g"}
+        texts = {name: violation.get(name, "") for name in ("sentence", "part", "who", "expected", "actual")}
+        at = {"ts": (violation["event"] or 0) * STEP_US + SLICE_US // 2, "pid": _ENGINE, "tid": 1, "s": "g"}
         yield {"ph": "i", "name": violation["rule"], "cat": "rule", **at, "args": texts}
