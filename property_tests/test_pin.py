@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from property_tests.test_check import WRONG, specsim
-from specsim import cli, replay_file
+from specsim import cli, replay_file, testing
 from specsim.judge import accounting, ops, workers
 from specsim.judge.accounting import NondeterministicError
 from specsim.judge.parent import ChildEnded
@@ -116,19 +116,74 @@ def test_a_pinned_test_is_clean_for_ruff(file: Path, tmp_path: Path) -> None:
         assert ended.returncode == 0, ended.stdout
 
 
-@given(title=st.text(max_size=300), signature=st.text(max_size=300), target=st.text(max_size=40))
-def test_a_pinned_test_is_python_whatever_the_finding_says(title: str, signature: str, target: str) -> None:
-    stored = replay_file.load(FIXTURES / "session-tail-leak.json")
-    strange = json.loads(json.dumps({**vars_of(stored), "title": title, "signature": signature}))
-    clean = "".join(character for character in target if character.isprintable())
-    text = source_of_test(ScheduleReplay(**strange), clean, still=True)
-    (assigned,) = [
-        node.value
-        for node in ast.parse(text).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TARGET"
+HOSTILE = st.text(max_size=300) | st.sampled_from(
+    [
+        '"""\nimport os; os.abort()\n"""',
+        "\\",
+        '\\"',
+        "\n\n# coding: utf-7\n",
+        "# -*- coding: utf-7 -*-",
+        "\x00\r\x0c\x1b]0;x\x07",
+        "\ud800",
+        "\u2028import os",
+        "{__import__('os')}",
+        "'); import os; ('",
+        "test_" * 60,
+        "",
     ]
-    assert ast.literal_eval(assigned) == clean
-    assert max(len(line) for line in text.splitlines()) <= 120 or len(clean) > 30
+)
+TEXTS = ("target", "part", "where", "source_hash", "rule", "signature", "title", "digest", "mutant", "kernels")
+
+
+def names_in(text: str) -> set[str]:
+    """Every module that a test imports, with the names that it takes from it."""
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {
+        f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        for node in imports
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_a_pinned_test_uses_public_names_alone(still: bool) -> None:
+    text = source_of_test(replay_file.load(FIXTURES / "session-tail-leak.json"), "model", still)
+    ours = {name for name in names_in(text) if name.startswith("specsim")}
+    (name,) = ours
+    assert name.removeprefix("specsim.testing.") in testing.__all__
+
+
+@given(texts=st.fixed_dictionaries(dict.fromkeys(TEXTS, HOSTILE)), target=HOSTILE, still=st.booleans())
+def test_a_value_of_a_replay_file_never_becomes_code(texts: dict[str, str], target: str, still: bool) -> None:
+    """Whatever the values are, a pinned test is the same statements with another docstring, target and name."""
+    stored = replay_file.load(FIXTURES / "session-tail-leak.json")
+    expected = ast.parse(source_of_test(stored, "model", still))
+    text = source_of_test(ScheduleReplay(**{**vars_of(stored), **texts}), target, still)
+    written = text.encode("utf-8", errors="backslashreplace")
+    shape = ast.parse(written)
+    function = shape.body[-1]
+    assert isinstance(function, ast.FunctionDef)
+    assert function.name.isidentifier()
+    assert function.name.startswith("test_")
+    (assigned,) = [node for node in shape.body if isinstance(node, ast.Assign) and "TARGET" in ast.unparse(node)]
+    assert ast.literal_eval(assigned.value) == target
+    assigned.value, function.name = ast.Constant("model"), "test_it"
+    (benign,) = [node for node in expected.body if isinstance(node, ast.FunctionDef)]
+    benign.name = function.name
+    assert isinstance(shape.body[0], ast.Expr)
+    assert isinstance(shape.body[0].value, ast.Constant)
+    assert ast.dump(ast.Module(shape.body[1:], [])) == ast.dump(ast.Module(expected.body[1:], []))
+
+
+def test_a_hostile_replay_file_is_pinned_as_the_finding_that_it_is(folder: Path) -> None:
+    stored = json.loads(Path(found(folder, "schedule")).read_text())
+    hostile = '"""\nopen("code", "w")\n"""'
+    texts = {"title": hostile, "digest": hostile, "where": hostile, "order": [hostile, hostile]}
+    (folder / "hostile.json").write_text(json.dumps({**stored, **texts}))
+    specsim(folder, "pin", "hostile.json", "--out", "test_hostile.py")
+    ran = run_pytest(folder, "test_hostile.py")
+    assert (ran.returncode, "1 failed" in ran.stdout) == (1, True), ran.stdout
+    assert not (folder / "code").exists()
 
 
 def vars_of(stored: Any) -> dict[str, Any]:

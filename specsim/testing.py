@@ -31,11 +31,20 @@ from specsim.errors import UsageError
 
 if TYPE_CHECKING:
     from specsim.diff.suite import Counterexample
+    from specsim.judge.pinned import Pinned
     from specsim.ops.contract import Op
     from specsim.ops.provider import Subject
+    from specsim.replay_file import Replay
     from specsim.verdict import Finding, Verdict
 
-__all__ = ["assert_gone", "assert_lossless", "assert_matches", "assert_no_finding", "replays"]
+__all__ = [
+    "assert_gone",
+    "assert_lossless",
+    "assert_matches",
+    "assert_no_finding",
+    "assert_still_there",
+    "replays",
+]
 
 FINDINGS = Path("specsim-findings")
 REPLAY_VARIABLE = "SPECSIM_REPLAY"
@@ -309,16 +318,39 @@ def assert_gone(file: Path | str, target: str = "", *, hang_seconds: float = 20.
     test, for one that no longer applies: after a change of the simulator its tape stands for another schedule.
     """
     __tracebackhide__ = True
+    stored, on, pinned = _replayed(Path(file), target, hang_seconds)
+    if pinned.shown:
+        raise AssertionError(_pinned_text(stored, Path(file), on, pinned.reason))
+
+
+def assert_still_there(file: Path | str, target: str = "", *, hang_seconds: float = 20.0) -> None:
+    """The finding of a replay file is there on `target`, or on the target that it was found on: a defect that is known
+    and stays for now. The test fails on the day on which it goes.
+
+    Raises AssertionError where it is gone, and what `assert_gone` raises for a file that cannot be used.
+    """
+    __tracebackhide__ = True
+    stored, on, pinned = _replayed(Path(file), target, hang_seconds)
+    if not pinned.shown:
+        raise AssertionError(_pinned_text(stored, Path(file), on, pinned.reason))
+
+
+def _replayed(file: Path, target: str, hang_seconds: float) -> tuple[Replay, str, Pinned]:
+    """The replay file, the target that it ran on, and what it showed there. Skips the test where it does not apply."""
+    __tracebackhide__ = True
     from specsim import replay_file
     from specsim.judge.pinned import replay_pinned
 
-    stored = replay_file.load(Path(file))
+    stored = replay_file.load(file)
     on = target or stored.target
-    pinned = replay_pinned(Path(file), on, hang_seconds)
+    pinned = replay_pinned(file, on, hang_seconds)
     if not pinned.applies:
         raise unittest.SkipTest(f"{file} no longer applies: {pinned.reason}")
-    if pinned.shown:
-        elsewhere = f" --target {shlex.quote(on)}" if on != stored.target else ""
-        rows = [("rule", stored.rule), ("seen", pinned.reason), ("signature", stored.signature)]
-        rows += [("replay", f"specsim replay {shlex.quote(str(file))}{elsewhere}")]
-        raise AssertionError("\n".join([stored.title, *(f"   {name:<10} {value}" for name, value in rows)]))
+    return stored, on, pinned
+
+
+def _pinned_text(stored: Replay, file: Path, on: str, seen: str) -> str:
+    elsewhere = f" --target {shlex.quote(on)}" if on != stored.target else ""
+    rows = [("rule", stored.rule), ("seen", seen), ("signature", stored.signature)]
+    rows += [("replay", f"specsim replay {shlex.quote(str(file))}{elsewhere}")]
+    return "\n".join([stored.title, *(f"   {name:<10} {value}" for name, value in rows)])
