@@ -33,7 +33,8 @@ RELEASE_TESTS := $(addprefix property_tests/test_,$(addsuffix .py,release_accoun
 GPU_TESTS := $(addprefix property_tests/test_,$(addsuffix .py,on_the_gpu kernels_match_the_reference \
 	verify_logits kernels_are_lossless bulk_generators reference_agrees_with_loops bench_kernels))
 
-.PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu nightly docs lint clean
+.PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu nightly docs lint clean \
+	stale fixtures
 
 help: ## what can be made
 	@sed -n -e 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -52,6 +53,12 @@ test-releases: $(READY) ## the tests of every known release; fetches them once
 	@$(BIN)/specsim targets $(foreach version,$(ALL_RELEASES),--fetch sglang==$(version)) \
 		|| echo 'make test-releases: not every release is there (see above); its tests are skipped' >&2
 	$(BIN)/python -m pytest -n auto --all-releases $(RELEASE_TESTS)
+
+stale: $(READY) ## lists the fixtures, and with them the replays of docs/upstream, that are out of date
+	$(BIN)/python fixtures/remake.py fixtures/replays
+
+fixtures: $(READY) ## makes them anew; commit what it changed
+	$(BIN)/python fixtures/remake.py --write fixtures/replays
 
 test-compiled: $(READY) ## the tests that compile the simulator: minutes
 	SPECSIM_TEST_COMPILED=1 $(BIN)/python -m pytest property_tests/test_compiled.py

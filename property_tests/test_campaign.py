@@ -259,11 +259,13 @@ def test_a_campaign_says_what_is_new_and_how_to_see_it_again(folder: Path) -> No
     assert (data["exit_code"], new["signature"], new["target"]) == (1, "accounting:X5:rule a", "mine:extension")
     assert (new["strategy"], new["family"], data["stored"]["runs"]) == ("swarm", "retractions", data["runs"])
     (file,) = (folder / "specsim-findings").iterdir()
-    again = specsim(folder, "fuzz", "--again", f"0:{new['run']}", "--store", ".specsim/campaign.db", "--out", "again")
+    again = specsim(
+        folder, "fuzz", "--again", f"0:{new['run']}", "--store", ".specsim/campaign.db", "--out", "again", "--trust"
+    )
     assert again.returncode == 1, again.stdout + again.stderr
     assert "accounting:X5:rule a: " in again.stdout
     assert len(list((folder / "again").iterdir())) == 1
-    assert specsim(folder, "replay", str(file)).returncode == 1
+    assert specsim(folder, "replay", str(file), "--target", "mine:extension").returncode == 1
 
 
 def test_a_replay_file_that_cannot_be_written_is_told_with_the_run_that_makes_it_again(folder: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_replay_is_the_same_in_another_process_with_another_hash_seed(folder: 
     (file,) = (folder / "specsim-findings").iterdir()
     first = file.read_bytes()
     for hash_seed in ("2", "random"):
-        ended = specsim(folder, "replay", str(file), PYTHONHASHSEED=hash_seed)
+        ended = specsim(folder, "replay", str(file), "--trust", PYTHONHASHSEED=hash_seed)
         assert ended.returncode == 1, ended.stderr
         assert "reproduced, bit for bit" in ended.stdout
     specsim(folder, "check", "mine:provider", "--cases", "20", "--device", "cpu", PYTHONHASHSEED="3")
@@ -172,17 +172,17 @@ def test_a_replay_says_when_it_is_not_reproduced_and_when_the_code_has_changed(f
     assert (on_the_model.returncode, "not reproduced" in on_the_model.stdout) == (0, True)
     data = json.loads(file.read_text())
     file.write_text(json.dumps({**data, "digest": "0" * 64}))
-    changed = specsim(folder, "replay", str(file))
+    changed = specsim(folder, "replay", str(file), "--trust")
     assert (changed.returncode, "nondeterministic" in changed.stdout) == (3, True)
     file.write_text(json.dumps({**data, "digest": "0" * 64, "source_hash": "another"}))
-    assert "the code has changed" in specsim(folder, "replay", str(file)).stdout
+    assert "the code has changed" in specsim(folder, "replay", str(file), "--trust").stdout
 
 
 def test_a_call_that_hangs_is_a_finding(folder: Path) -> None:
     data = verdict_of(folder, "bad:hanging", "--hang-seconds", "2", "--no-shrink")
     (finding,) = data["findings"]
     assert (finding["rule"], finding["actual"]) == ("O7", "does not end within 2 s")
-    ended = specsim(folder, "replay", finding["replay"], "--hang-seconds", "2")
+    ended = specsim(folder, "replay", finding["replay"], "--target", "bad:hanging", "--hang-seconds", "2")
     assert (ended.returncode, "does not end within 2 s" in ended.stdout) == (1, True)
 
 
@@ -281,7 +281,7 @@ def test_a_damaged_replay_file_is_refused_by_its_field(
 ) -> None:
     file = folder / "damaged.json"
     file.write_text(json.dumps({**json.loads(stored), **change}))
-    code, text = refused(capsys, monkeypatch, folder, "replay", str(file))
+    code, text = refused(capsys, monkeypatch, folder, "replay", str(file), "--trust")
     assert code == 2
     assert words in text
     assert "Traceback" not in text

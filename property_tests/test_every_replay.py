@@ -90,28 +90,28 @@ def test_every_command_accepts_every_replay_file(file: Path, release: Release, t
         assert judgement.state is State.BAD, judgement
 
 
-def holds_for_every_command(file: Path, folder: Path, limits: Sequence[str] = ()) -> None:
+def holds_for_every_command(file: Path, folder: Path, options: Sequence[str] = ()) -> None:
     """Each command of one replay file that is reproduced, in this process."""
     stored = replay_file.load(file)
     page, trace, answer = folder / "page.html", folder / "trace.json", folder / "answer.json"
     code, said = ran(
         *("replay", str(file), "--verify", "--html", str(page), "--perfetto", str(trace), "--json", str(answer)),
-        *limits,
+        *options,
     )
     assert code == 1, said
     assert "reproduced" in said
     assert page.stat().st_size
     assert json.loads(trace.read_text())["traceEvents"]
     assert json.loads(answer.read_text())["exit_code"] == 1
-    code, said = ran("shrink", str(file), "--attempts", "3", "--out", str(folder / "shrunk"), *limits)
+    code, said = ran("shrink", str(file), "--attempts", "3", "--out", str(folder / "shrunk"), *options)
     assert code == 0, said
     (smaller,) = (folder / "shrunk").iterdir()
     assert replay_file.load(smaller).signature == stored.signature
-    code, said = ran("pin", str(file), "--out", str(folder / "test_pinned.py"))
+    code, said = ran("pin", str(file), "--trust", "--out", str(folder / "test_pinned.py"))
     assert code == 0, said
     (folder / "run").mkdir()
     (folder / "run" / file.name).write_bytes(file.read_bytes())
-    code, said = ran("report", str(folder / "run"), "--html", str(folder / "report"), *limits)
+    code, said = ran("report", str(folder / "run"), "--html", str(folder / "report"), *options)
     assert code == 0, said
     assert len(list((folder / "report").glob("*.html"))) == 2, said
 
@@ -167,10 +167,11 @@ def test_every_command_accepts_the_replay_of_what_ends_its_process_or_never_begi
     monkeypatch.syspath_prepend(str(tmp_path))
     tier = "ops" if "operation" in name else "accounting"
     limits = ["--hang-seconds", "2"] if "hang" in name else []
-    options = ["--only", tier, "--cases", "2", "--schedules", "2", "--device", "cpu", "--one-core", *limits]
+    counts = ["--cases", "2", "--device", "cpu"] if tier == "ops" else ["--schedules", "2"]
+    options = ["--only", tier, *counts, *limits]
     code, said = ran("check", f"ending:{name}", *options)
     assert code == 1, said
     (file,) = (tmp_path / "specsim-findings").iterdir()
     assert replay_file.load(file).rule == rule
     (tmp_path / "made").mkdir()
-    holds_for_every_command(file, tmp_path / "made", limits)
+    holds_for_every_command(file, tmp_path / "made", [*limits, "--trust"])

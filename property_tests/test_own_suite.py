@@ -202,7 +202,7 @@ def test_a_target_and_replay_files_of_the_command_line_are_tests(tmp_path: Path)
     assert "1 failed, 1 passed" in ended.stdout
     lines = ended.stdout.splitlines()
     last = lines[next(i for i, line in enumerate(lines) if "short test summary" in line) - 1]
-    replay = re.fullmatch(r" +replay +specsim replay (\S+)", last)
+    replay = re.fullmatch(r" +replay +specsim replay (\S+) --target test_mine:extension", last)
     assert replay, ended.stdout
     assert Path(replay[1]).is_file()
 

@@ -35,6 +35,7 @@ from specsim.commands.source_lines import LINES_MAX, source_of
 from specsim.diff.run import compared
 from specsim.explore.chooser import replayed
 from specsim.judge import ops_child
+from specsim.judge.ops import OpsRequest
 from specsim.judge.recording import RecordingEngine, changed, ranges
 from specsim.ops.provider import MappingProvider
 from specsim.ops.registry import OPS
@@ -489,7 +490,8 @@ def test_a_page_can_be_made_of_a_users_own_function(tmp_path: Path, monkeypatch:
         def send(self, event: str, **fields: Any) -> None:
             answers.append({"event": event, **fields})
 
-    asked = {"device": "cpu", "target": target, "cache": str(tmp_path), "replay": str(file), "record": True}
+    limits = OpsRequest(target, tmp_path, 0, 1, 20.0, 20.0, "cpu", tmp_path)
+    asked = {**limits.to_json(), "replay": str(file), "record": True}
     ops_child.replay(asked, Heard())  # type: ignore[arg-type]
     out = tmp_path / "out.html"
     write_pages(replay_file.load(file), file, json.loads(json.dumps(answers[-1])), 1, target, tmp_path, out, None)

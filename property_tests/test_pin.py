@@ -64,7 +64,7 @@ def run_pytest(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
 def test_a_pinned_finding_fails_while_it_is_there_and_with_still_it_passes(folder: Path, tier: str) -> None:
     for option, code in (([], 1), (["--still"], 0)):
         name = f"pinned/test_{tier}{len(option)}.py"
-        ended = specsim(folder, "pin", found(folder, tier), "--out", name, *option)
+        ended = specsim(folder, "pin", found(folder, tier), "--trust", "--out", name, *option)
         assert ended.returncode == 0, ended.stderr
         ran = run_pytest(folder, name)
         assert ran.returncode == code, ran.stdout
@@ -213,7 +213,7 @@ def test_bad_input_is_one_clear_sentence_with_exit_code_2(folder: Path, argument
 
 @pytest.mark.parametrize("tier", ["case", "schedule"])
 def test_verify_runs_a_replay_twice_and_says_that_both_were_the_same(folder: Path, tier: str) -> None:
-    ended = specsim(folder, "replay", found(folder, tier), "--verify")
+    ended = specsim(folder, "replay", found(folder, tier), "--verify", "--trust")
     assert (ended.returncode, "same in two processes" in ended.stdout) == (1, True), ended.stdout + ended.stderr
 
 
@@ -254,7 +254,7 @@ def test_a_target_that_depends_on_the_hash_seed_ends_with_exit_code_3(folder: Pa
         'provider = {"fill_bonus_tokens": fill_bonus_tokens}\n'
     )
     specsim(folder, "check", "hashed:provider", "--cases", "3", "--device", "cpu", "--out", "hashed")
-    ended = specsim(folder, "replay", found(folder, "hashed"), "--verify")
+    ended = specsim(folder, "replay", found(folder, "hashed"), "--verify", "--trust")
     assert (ended.returncode, "nondeterministic" in ended.stderr) == (3, True), ended.stdout + ended.stderr
 
 

@@ -59,10 +59,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_verify_names_the_first_event_in_which_two_runs_of_an_accounting_differ(folder: Path) -> None:
     (file,) = (folder / "broken").iterdir()
-    same = specsim(folder, "replay", str(file), "--verify")
+    same = specsim(folder, "replay", str(file), "--verify", "--trust")
     assert (same.returncode, "same in two processes" in same.stdout) == (1, True), same.stdout + same.stderr
     (folder / "flaky").write_text("")
-    ended = specsim(folder, "replay", str(file), "--verify")
+    ended = specsim(folder, "replay", str(file), "--verify", "--trust")
     assert (ended.returncode, "nondeterministic" in ended.stderr) == (3, True), ended.stdout + ended.stderr
     named = re.search(r"event (\d+) was '(.*)', then '(.*)'\)", ended.stderr)
     assert named, ended.stderr
@@ -114,7 +114,7 @@ def first(folder: Path) -> Path:
 
 
 def test_a_replay_still_runs_after_a_change_that_leaves_its_schedule_alone(folder: Path, tmp_path: Path) -> None:
-    simulator = changed_simulator(tmp_path, "specsim/sim/engine.py", lambda text: text + "\n# nothing\n")
+    simulator = changed_simulator(tmp_path, "specsim/sim/engine.py", lambda text: text + "\nNOTHING = 0\n")
     code, said = replayed_by(simulator, folder, first(folder))
     assert code == 1
     assert "made before a change of the simulator" in said

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import io
 import math
-import shlex
+import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,11 +34,14 @@ from specsim.commands.options import (
     accept_seed,
     one_of,
     say,
+    tell,
 )
 from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOption
+from specsim.commands.staleness import note_stale
+from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
-from specsim.files import save_json, save_text
+from specsim.files import save_json, save_text, write_text
 from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
 
 if TYPE_CHECKING:
@@ -98,7 +101,7 @@ def _exit_codes(bisect_run: bool, of_errors: int) -> Iterator[None]:
     except (UsageError, NondeterministicError) as error:
         if not bisect_run:
             raise
-        say(error) if isinstance(error, UsageError) else typer.echo(f"specsim: nondeterministic: {error}", err=True)
+        say(error) if isinstance(error, UsageError) else tell(f"specsim: nondeterministic: {error}", err=True)
         raise typer.Exit(of_errors) from None
 
 
@@ -360,6 +363,7 @@ def replay(
         Path | None, output_file("--perfetto", metavar="OUT", help="Write a trace that Perfetto opens.")
     ] = None,
     json_file: Annotated[Path | None, output_file("--json", help="Write what it showed to this file.")] = None,
+    trust: TrustOption = False,
     seed: NoSeedOption = "0",
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", min=1.0, help="A case that takes longer counts as hung.")
@@ -387,6 +391,8 @@ def replay(
             raise UsageError(f"--device with a finding of the {stored.tier} tier", "it has no device: leave it out")
         text = parse_target(target or stored.target).text
         accept_seed(seed)
+        announce_replay(file, stored, text, named=target is not None, trust=trust, remedy=NAME_TARGET)
+        note_stale(file, stored)
     hang_seconds = min(hang_seconds, budget_seconds or hang_seconds)
     record = html is not None or perfetto is not None
     answer: dict[str, Any]
@@ -428,6 +434,7 @@ def report(
         Path, typer.Option(metavar="FOLDER", help="A checkout of specsim: its release matrix, mutants and speed.")
     ] = Path(),
     json_file: Annotated[Path | None, output_file("--json", help="Write what the index lists to this file.")] = None,
+    trust: TrustOption = False,
     seed: NoSeedOption = "0",
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", min=1.0, help="End after them, with the replays that there are.")
@@ -454,6 +461,8 @@ def report(
     from specsim.commands.requests import noted
 
     def noted_there(stored: Replay, file: Path) -> dict[str, Any]:
+        announce_replay(file, stored, stored.target, named=False, trust=trust)
+        note_stale(file, stored)
         return noted(stored, file, stored.target, None, hang_seconds, cache_dir)
 
     write_report(folder[0], html, data, noted_there, cache_dir, json_file, budget_seconds)
@@ -466,6 +475,7 @@ def pin(
     target: Annotated[str | None, typer.Option(help="What the test runs. Default: what it was found on.")] = None,
     still: Annotated[bool, typer.Option("--still", help="Assert that the finding is still there.")] = False,
     json_file: Annotated[Path | None, output_file("--json", help="Write what was written to this file.")] = None,
+    trust: TrustOption = False,
     seed: NoSeedOption = "0",
     budget_seconds: NoBudgetOption = None,
 ) -> None:
@@ -477,7 +487,10 @@ def pin(
 
     stored = replay_file.load(file)
     test = out or Path(pinned.default_name(stored))
-    pinned.pin(file, test, parse_target(target or stored.target).text, still)
+    text = parse_target(target or stored.target).text
+    announce_replay(file, stored, text, named=target is not None, trust=trust, remedy=NAME_TARGET)
+    note_stale(file, stored)
+    pinned.pin(file, test, text, still)
     typer.echo(f"{test}, with {test.with_suffix('.json')} beside it")
     if json_file is not None:
         save_json(json_file, {"test": str(test), "replay": str(test.with_suffix(".json")), "still": still})
@@ -489,6 +502,7 @@ def shrink(
     out: Annotated[Path, output_folder("--out", help="Folder for the smaller replay file.")] = Path("specsim-findings"),
     attempts: Annotated[int, typer.Option(min=1, help="Cases or schedules to try.")] = SHRINK_ATTEMPTS,
     json_file: Annotated[Path | None, output_file("--json", help="Write the file and its sizes to this file.")] = None,
+    trust: TrustOption = False,
     seed: NoSeedOption = "0",
     budget_seconds: Annotated[
         float, typer.Option("--budget-seconds", min=0.1, help="Keep what is smallest after them.", show_default="none")
@@ -506,6 +520,8 @@ def shrink(
     accept_seed(seed)
     stored = replay_file.load(file)
     size, unit = replay_file.size_of(stored)
+    announce_replay(file, stored, stored.target, named=False, trust=trust)
+    note_stale(file, stored)
     answer: dict[str, Any]
     with interrupts.gentle():
         if stored.rule in replay_file.ENDED:
@@ -523,9 +539,13 @@ def shrink(
             schedule = schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
             answer = shrink_schedule(schedule, file, attempts, budget_seconds)
         interrupted = interrupts.asked()
+    if not answer.get("same_source", True):
+        typer.echo("the code has changed since it was found: the new file is of what it is now")
+    if not answer.get("same_case", True):
+        typer.echo("its tape stands for another case now, which shows the finding too: the new file is of that")
     (choices, size), (choices_now, size_now) = answer["before"], answer["after"]
     typer.echo(f"{choices} choices and {size} {unit} before, {choices_now} choices and {size_now} {unit} now")
-    typer.echo(f"specsim replay {shlex.quote(answer['replay'])}")
+    typer.echo(replay_file.command(answer["replay"], stored.target, stored.target))
     if json_file is not None:
         sizes = {"before": {"choices": choices, "size": size}, "after": {"choices": choices_now, "size": size_now}}
         save_json(json_file, {"replay": answer["replay"], "unit": unit, **sizes})
@@ -637,6 +657,24 @@ app.command(cls=Command)(doctor_command.doctor)
 app.command(name="compile", cls=Command)(model.compile_simulator)
 
 
+OPEN_FILES_MIN = 64  # of a command: pipes of two children, a store and its journal, what Python imports
+
+
+def _require_a_place_to_work() -> None:
+    """Refuse a folder that is gone and a limit of open files that no command keeps to, before either ends in an error
+    of something else.
+    """
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the working folder cannot be used ({error.strerror})", "change to another folder") from error
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit != resource.RLIM_INFINITY and limit < OPEN_FILES_MIN:
+        raise UsageError(
+            f"this process may open {limit} files, specsim needs {OPEN_FILES_MIN}", "raise the limit: ulimit -n 1024"
+        )
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Bad input ends as one sentence on standard error and exit code 2."""
     from specsim.judge.accounting import NondeterministicError
@@ -645,12 +683,13 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
+        _require_a_place_to_work()
         app(args=arguments, prog_name="specsim")
     except UsageError as error:
         say(error)
         raise SystemExit(USAGE) from None
     except NondeterministicError as error:
-        print(f"specsim: nondeterministic: two runs of one schedule differ ({error}).", file=sys.stderr)
+        tell(f"specsim: nondeterministic: two runs of one schedule differ ({error}).", err=True)
         raise SystemExit(NONDETERMINISM) from None
     except KeyboardInterrupt:
         print("specsim: interrupted.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The only place that writes files.
+"""The only place that writes files, and the reader of JSON files.
 
 A regular file appears whole or not at all: it is written beside its place under a name that nobody can predict, which
 must not be there yet, and then renamed over what was there, through a symbolic link to the link's target. It keeps the
@@ -16,6 +16,7 @@ import contextlib
 import errno
 import io
 import json
+import math
 import os
 import re
 import secrets
@@ -403,3 +404,61 @@ def _print_to(stream: Any) -> Callable[[bytes], None]:
         stream.flush()
 
     return write
+
+
+# JSON
+
+JSON_BYTES_MAX = 64 << 20
+
+
+def read_json(file: Path, remedy: str, *, what: str = "", nan: bool = False) -> Any:
+    """The JSON of a regular file. UsageError, with `remedy`, for what is none: a folder, a FIFO or a device, which are
+    not waited for, more than JSON_BYTES_MAX, other text than UTF-8, what is cut off or nested too deeply, a field that
+    is given twice, and NaN and infinities unless `nan`. `what` is said before the name of the file.
+    """
+    named = f"{what} {file}".strip()
+    text = _text_of(file, named, remedy)
+
+    def constant(name: str) -> float:
+        if nan:
+            return {"NaN": math.nan, "Infinity": math.inf}.get(name, -math.inf)
+        raise UsageError(f"{named} holds {name}, which is no number of JSON", remedy)
+
+    def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UsageError(f"{named} gives {twice!r} twice in one object", remedy)
+        return found
+
+    try:
+        return json.loads(text, parse_constant=constant, object_pairs_hook=fields)
+    except RecursionError:
+        raise UsageError(f"{named} is nested too deeply", remedy) from None
+    except ValueError as error:
+        raise UsageError(f"{named} is not complete JSON ({error}), it may be truncated", remedy) from error
+
+
+def _text_of(file: Path, named: str, remedy: str) -> str:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO, a socket or a device"
+                raise UsageError(f"{named} is {kind} and not a regular file", remedy)
+            with open(descriptor, "rb", closefd=False) as opened:
+                data = opened.read(JSON_BYTES_MAX + 1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise UsageError(f"cannot read {named} ({error.strerror})", remedy) from error
+    except ValueError as error:  # a NUL in its name
+        raise UsageError(f"cannot read {named!r} ({error})", remedy) from error
+    if len(data) > JSON_BYTES_MAX:
+        raise UsageError(f"{named} has more than {JSON_BYTES_MAX >> 20} MiB", remedy)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{named} is not a text file in UTF-8", remedy) from error

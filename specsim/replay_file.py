@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 
 import specsim
 from specsim.errors import UsageError
-from specsim.files import write_text
+from specsim.files import read_json, write_text
 
 FORMAT = "specsim.replay/1"
 NAME_MAX = 240  # bytes; file systems of Linux take 255, with the suffix
@@ -157,17 +158,7 @@ def save_in(folder: Path, replay: Replay) -> Path:
 
 def load(path: Path) -> Replay:
     """Read and check a replay file. Raises UsageError for one that is missing, truncated or of another format."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read {path} ({error.strerror})", REMEDY) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not a text file", REMEDY) from error
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{path} is not complete JSON ({error}), it may be truncated", REMEDY) from error
-    return from_json(data, path)
+    return from_json(read_json(path, REMEDY, nan=True), path)  # tensors hold NaN
 
 
 def from_json(data: Any, path: Path) -> Replay:
@@ -250,6 +241,17 @@ def size_of(stored: Replay) -> tuple[int, str]:
     if isinstance(stored, WorkerReplay):
         return len(json.dumps(stored.case)), "characters of the case"
     return len(stored.events), "events"
+
+
+def is_module(target: str) -> bool:
+    """Whether a target is `module:object`, which a file alone does not choose."""
+    return ":" in target and "==" not in target and "@" not in target
+
+
+def command(file: str, target: str, found_on: str) -> str:
+    """What replays a file on a target. `module:object` is named in it."""
+    elsewhere = f" --target {shlex.quote(target)}" if is_module(target) or target != found_on else ""
+    return f"specsim replay {shlex.quote(file)}{elsewhere}"
 
 
 def unheard(broken: Sequence[Mapping[str, Any]]) -> str:

@@ -240,6 +240,8 @@ def assert_no_finding(
 
 def told_findings(verdict: Verdict, findings: Collection[Finding]) -> str:
     """Findings as text; each ends in the command that replays it."""
+    from specsim import replay_file
+
     counted = {suite.name: suite for suite in verdict.suites}
 
     def of(finding: Finding) -> str:
@@ -249,7 +251,7 @@ def told_findings(verdict: Verdict, findings: Collection[Finding]) -> str:
 
     plural = "s" if len(findings) > 1 else ""
     head = f"{len(findings)} finding{plural} on {verdict.target}"
-    commands = [f"specsim replay {shlex.quote(finding.replay)}" for finding in findings]
+    commands = [replay_file.command(finding.replay, verdict.target, verdict.target) for finding in findings]
     return "\n\n".join([head, *map(_told, findings, map(of, findings), [()] * len(findings), commands)])
 
 
@@ -340,9 +342,12 @@ def _replayed(file: Path, target: str, hang_seconds: float) -> tuple[Replay, str
     __tracebackhide__ = True
     from specsim import replay_file
     from specsim.judge.pinned import replay_pinned
+    from specsim.judge.trust import code_of, require_named
 
     stored = replay_file.load(file)
     on = target or stored.target
+    name_it = 'name it: assert_gone(FILE, "{}") or, for the plugin, --specsim-target={}'.replace("{}", on)
+    require_named(file, code_of(stored, on), (target,), name_it)
     pinned = replay_pinned(file, on, hang_seconds)
     if not pinned.applies:
         raise unittest.SkipTest(f"{file} no longer applies: {pinned.reason}")
@@ -350,7 +355,8 @@ def _replayed(file: Path, target: str, hang_seconds: float) -> tuple[Replay, str
 
 
 def _pinned_text(stored: Replay, file: Path, on: str, seen: str) -> str:
-    elsewhere = f" --target {shlex.quote(on)}" if on != stored.target else ""
+    from specsim import replay_file
+
     rows = [("rule", stored.rule), ("seen", seen), ("signature", stored.signature)]
-    rows += [("replay", f"specsim replay {shlex.quote(str(file))}{elsewhere}")]
+    rows += [("replay", replay_file.command(str(file), on, stored.target))]
     return "\n".join([stored.title, *(f"   {name:<10} {value}" for name, value in rows)])

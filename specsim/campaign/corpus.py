@@ -29,6 +29,7 @@ from specsim.files import make_folder
 
 FORMAT = "specsim.tape/1"
 KEY = "specsim tapes of "
+COST_MAX = 1 << 40  # events, which a store adds up
 TAPE_MAX = 1 << 16  # choices; schedules have hundreds
 NUMBER_MAX = (1 << 63) - 1  # a choice, or a cost: what a store can hold
 FEATURES_MAX, FEATURE_MAX = 1 << 14, 1 << 10  # names of an entry; characters of a name
@@ -188,7 +189,7 @@ def decode(target: str, entry: bytes, model_hash: str) -> KeptTape | str:
     if name != FORMAT:
         return NEWER
     tape, features, cost = data.get("tape"), data.get("features"), data.get("cost")
-    if not (_are_numbers(tape) and _are_names(features) and _is_number(cost)):
+    if not (_are_numbers(tape) and _are_names(features) and _is_number(cost) and cost <= COST_MAX):
         return CORRUPT
     if data.get("target") != target:
         return FOREIGN

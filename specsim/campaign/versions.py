@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specsim.errors import UsageError
-from specsim.judge.accounting_child import model_hash
+from specsim.judge.model_code import model_hash
 from specsim.targets.cache import Cache
 from specsim.targets.source import GitSource, open_source
 from specsim.targets.spec import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, Target

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from specsim.commands.options import tell
+from specsim.commands.trust import NAME_TARGETS, announce
 from specsim.errors import UsageError
 from specsim.files import attempt, save_json, write_text
 from specsim.verdict import FINDING, NOT_JUDGED, PASS
@@ -28,18 +30,23 @@ def make_again(
     json_file: Path | None,
     hang_seconds: float,
     cache: Path,
+    *,
+    named: Sequence[str] | None,
+    trust: bool,
 ) -> int:
     """Make run SHARD:INDEX again, of the campaign in the store, or of `plan` where there is no store. Returns the exit
     code: 1 when it breaks a rule, 125 when its target does not run it.
     """
     from specsim.campaign.results import found_from_json
     from specsim.campaign.workers import Worker
-    from specsim.replay_file import file_name
+    from specsim.replay_file import command, file_name
 
     shard, index = _numbers(text)
     batch = _batch_of(store_file, plan, shard, index)
+    if store_file.exists():  # it chose the target, unless that was named
+        announce(store_file, [batch.target], plan.targets if named else (), trust, NAME_TARGETS)
     about = ", ".join(filter(None, (batch.target, batch.tier, batch.family, batch.strategy)))
-    typer.echo(f"run {index} of shard {shard}, campaign {batch.campaign}: {about}")
+    tell(f"run {index} of shard {shard}, campaign {batch.campaign}: {about}")
     worker = Worker(cache, hang_seconds)
     try:
         if batch.tier == "accounting":
@@ -53,14 +60,14 @@ def make_again(
     finally:
         worker.close()
     if "digest" in answer:
-        typer.echo(f"digest {answer['digest']}, {answer['events']} events, on {answer['version']}")
+        tell(f"digest {answer['digest']}, {answer['events']} events, on {answer['version']}")
     if answer.get("why"):
-        typer.echo(answer["why"])
+        tell(answer["why"])
     for found in findings:
-        typer.echo(f"{found.signature}: {found.title}")
+        tell(f"{found.signature}: {found.title}")
         path = out / f"{file_name(f'{batch.target}-{found.signature}-run-{batch.shard}-{index}')}.json"
         if attempt(partial(write_text, path, found.replay)):
-            typer.echo(f"     specsim replay {shlex.quote(str(path))}")
+            tell(f"     {command(str(path), batch.target, batch.target)}")
     code = FINDING if findings else PASS if answer["judged"] else NOT_JUDGED
     typer.echo("fail" if findings else "pass" if answer["judged"] else "not judged")
     if json_file is not None:

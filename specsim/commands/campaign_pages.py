@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,8 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from specsim.campaign.merged import Known, Merged, Reached, merged
+from specsim.commands.pages import free_name
 from specsim.errors import UsageError
 from specsim.files import save_json, save_text
+from specsim.replay_file import command
 from specsim.report.campaign import Card, Cell, Matrix, Page, Tile, page_of
 from specsim.report.page.charts import Chart, Line, Mark, span
 from specsim.report.page.index import Table
@@ -60,10 +61,7 @@ def replay_names(findings: Iterable[Known]) -> dict[tuple[str, str], list[str]]:
         names[key] = []
         for replay in known.replays:
             name = file_name(f"{known.stored.target}-{known.stored.rule}-{replay.digest[:12]}")
-            while name in taken:
-                name += "-"
-            taken.add(name)
-            names[key].append(f"replays/{name}.json")
+            names[key].append(f"replays/{free_name(name, taken)}.json")
     return names
 
 
@@ -252,7 +250,7 @@ def _card(known: Known, html: Path, names: Names) -> Card:
         sentence=stored.signature,
         facts=facts,
         replays=[(name, f"{_size(replay.size)}") for name, replay in zip(files, known.replays, strict=True)],
-        commands=[f"specsim replay {shlex.quote(str(html / files[0]))}"] if files else [],
+        commands=[command(str(html / files[0]), known.stored.target, known.stored.target)] if files else [],
     )
 
 

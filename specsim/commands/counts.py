@@ -9,13 +9,12 @@ of those the row with more of them stays.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from specsim.errors import UsageError
-from specsim.files import STANDARD_OUTPUT, write_json
+from specsim.files import STANDARD_OUTPUT, read_json, write_json
 from specsim.verdict import Verdict
 
 FORMAT = "specsim.counts/1"
@@ -71,11 +70,8 @@ def read_counts(path: Path) -> list[dict[str, Any]]:
     """The rows of a file that is there. Raises UsageError when it holds something else."""
     if path == STANDARD_OUTPUT or not path.is_file():
         return []
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--write {path} cannot be read: {error}", "name another file") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+    data = read_json(path, "name another file", what="--write")
+    if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("rows"), list):
         raise UsageError(f"--write {path} holds something else than counts", f"name a new file, or one of {FORMAT}")
     rows: list[_Row] = data["rows"]
     return rows

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsim.commands.invocation import output_file, output_folder
-from specsim.commands.options import CacheOption, HangOption, KeepEnvironmentOption, MemoryOption, one_of, say
+from specsim.commands.options import CacheOption, HangOption, KeepEnvironmentOption, MemoryOption, one_of, say, tell
+from specsim.commands.trust import NAME_TARGETS, TrustOption, announce
 from specsim.deadline import Deadline, TimeSpent
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
 from specsim.files import save_json, write_text
 from specsim.isolation.limits import allowed_jobs
+from specsim.replay_file import command, is_module
 from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ def fuzz(
         output_file("--observe", metavar="FILE.jsonl", help="Append a line for each run, as Tyche reads them."),
     ] = None,
     json_file: Annotated[Path | None, output_file("--json", help="Write what this part did to this file.")] = None,
+    trust: TrustOption = False,
     hang_seconds: HangOption = 20.0,
     _memory: MemoryOption = None,
     _kept: KeepEnvironmentOption = None,
@@ -117,7 +120,9 @@ def fuzz(
         from specsim.commands.again import make_again
 
         plan = _plan(target, strategy, family, only, asked_seed or 0, None)
-        raise typer.Exit(make_again(again, store_file, plan, out, json_file, hang_seconds, cache.folder))
+        raise typer.Exit(
+            make_again(again, store_file, plan, out, json_file, hang_seconds, cache.folder, named=target, trust=trust)
+        )
     shared = _opened(corpus, corpus_read or ())
     width = jobs_of(jobs)
     if resume and not store_file.exists():
@@ -128,6 +133,7 @@ def fuzz(
             raise UsageError(f"{store_file} holds a campaign", "go on with it by --resume, or name another --store")
         given = asked_seed if asked_seed is not None else store.campaign
         plan = _plan(target, strategy, family, only, given, before)
+        announce(store_file, plan.targets, plan.targets if target else (), trust, NAME_TARGETS)
         plan, unavailable = _available(plan, cache)
         store.set_meta(campaign=str(plan.campaign), plan=plan.to_json())
         seconds = budget_seconds or (NIGHTLY_SECONDS if nightly else math.inf)
@@ -142,7 +148,7 @@ def _opened(own: str | None, others: Sequence[str]) -> Corpus | None:
         return None
     import specsim
     from specsim.campaign.corpus import open_corpus
-    from specsim.judge.accounting_child import model_hash
+    from specsim.judge.model_code import model_hash
 
     return open_corpus(own, others, model_hash=model_hash(), specsim_version=specsim.__version__)
 
@@ -299,7 +305,7 @@ class _Campaign:
         from specsim.campaign.campaign import go_on
         from specsim.campaign.sharing import Sharing
         from specsim.commands.campaign_pool import pool_of
-        from specsim.judge.accounting_child import model_hash
+        from specsim.judge.model_code import model_hash
         from specsim.report.live import live
 
         missed = _missed_canaries() if nightly else []
@@ -410,7 +416,7 @@ class _Campaign:
         for replay in self._store.replays(finding.signature, finding.target)[:1]:
             try:
                 path = self._write_file(finding.target, finding.signature, replay.text)
-                said.append(f"specsim replay {shlex.quote(str(path))}")
+                said.append(command(str(path), finding.target, finding.target))
             except UsageError as error:  # the store has it
                 said += [f"{error.problem}; it is made again by", self._again(finding.shard, finding.run)]
         return said
@@ -423,7 +429,12 @@ class _Campaign:
         return path
 
     def _again(self, shard: int, index: int) -> str:
-        return f"specsim fuzz --again {shard}:{index} --store {shlex.quote(str(self._store.path))}"
+        return f"specsim fuzz --again {shard}:{index}{self._stored()}"
+
+    def _stored(self) -> str:
+        """The options by which a command goes on with this store."""
+        trust = " --trust" if any(map(is_module, self._plan.targets)) else ""
+        return f"{trust} --store {shlex.quote(str(self._store.path))}"
 
     def _keep_lost(self, lost: Sequence[BatchResult]) -> None:
         """Name the findings that the store does not have, with the runs that make them again, and write their files
@@ -433,7 +444,7 @@ class _Campaign:
             for found in result.findings:
                 batch = result.batch
                 run = self._again(batch.shard, found.index)
-                typer.echo(f"         not stored: {found.signature} on {batch.target}: {run}", err=True)
+                tell(f"         not stored: {found.signature} on {batch.target}: {run}", err=True)
                 if found.replay:
                     with suppress(UsageError):  # the disk is full, as was said
                         self._write_file(batch.target, found.signature, found.replay)
@@ -450,9 +461,9 @@ class _Campaign:
         for finding in outcome.new:
             where = f"run {finding.shard}:{finding.run}, {finding.strategy or finding.tier}"
             after = f"after {finding.cpu_seconds:.0f} s of CPU time"
-            typer.echo(f"new: {finding.signature} on {finding.target} {finding.first_seen}: {where}, {after}")
+            tell(f"new: {finding.signature} on {finding.target} {finding.first_seen}: {where}, {after}")
         if outcome.nondeterministic:
-            typer.echo(f"specsim: nondeterministic: {outcome.nondeterministic}.", err=True)
+            tell(f"specsim: nondeterministic: {outcome.nondeterministic}.", err=True)
         for mutant in missed:
             typer.echo(f"specsim: the canary {mutant} was NOT FOUND: what passes here says nothing.", err=True)
         if outcome.problem is not None:
@@ -466,7 +477,7 @@ class _Campaign:
             verdict = "pass" if outcome.runs else "error: nothing could be judged"
         typer.echo(verdict)
         if interrupted:
-            typer.echo(f"specsim: interrupted; specsim fuzz --resume --store {self._store.path} goes on.", err=True)
+            typer.echo(f"specsim: interrupted; specsim fuzz --resume{self._stored()} goes on.", err=True)
 
     def _to_json(self, outcome: Outcome, missed: Sequence[str], interrupted: bool, code: int) -> dict[str, Any]:
         from dataclasses import asdict

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from specsim.commands.invocation import output_file, output_folder
-from specsim.commands.options import CacheOption, HangOption, say
+from specsim.commands.options import CacheOption, HangOption, say, tell
+from specsim.commands.staleness import note_stale
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
 
@@ -40,6 +41,7 @@ def bisect(
     """Find the first bad, or first fixed, release or commit. Exit code 0 when it was found; 125 when revisions that
     cannot be judged hide it, or an end cannot be judged.
     """
+    from specsim import replay_file
     from specsim.bisect import command
     from specsim.bisect.verdicts import Limits
     from specsim.targets.cache import open_cache
@@ -51,9 +53,11 @@ def bisect(
     question = command.question_of(
         file, rule, only, Limits(cache.folder, out, parse_seed(seed), schedules, cases, hang_seconds)
     )
+    if file is not None:
+        note_stale(file, replay_file.load(file))
     history = command.history_of(good, bad, repo)
     try:
-        raise typer.Exit(command.run(history, question, cache, repo, json_file, typer.echo, budget_seconds))
+        raise typer.Exit(command.run(history, question, cache, repo, json_file, tell, budget_seconds))
     except command.EndError as error:
         say(error)
         raise typer.Exit(command.NOT_JUDGED) from None

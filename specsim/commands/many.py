@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specsim.commands.judging import arguments_of
+from specsim.commands.options import tell
 from specsim.errors import UsageError
 from specsim.isolation.limits import allowed_jobs
 from specsim.verdict import NotRun, Suite, Verdict
@@ -53,11 +54,11 @@ def check_many(
             seed=str(options["--seed"]),
             budget_seconds=float(options.get("--budget-seconds", math.inf)),
             jobs=at_once,
-            on_column=lambda column: typer.echo(f"{column.target}: {column.summary}", err=True),
+            on_column=lambda column: tell(f"{column.target}: {column.summary}", err=True),
         )
     fixtures = pin_to or FIXTURES
     if pin_to is not None:
-        attempt(lambda: pin_missing(matrix, pin_to, fixtures_in(pin_to), at_once, typer.echo))
+        attempt(lambda: pin_missing(matrix, pin_to, fixtures_in(pin_to), at_once, tell))
     if write is not None:
         replay_known(matrix, fixtures_in(fixtures), at_once)
     data = matrix.to_json()

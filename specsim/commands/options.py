@@ -56,6 +56,7 @@ KeepEnvironmentOption = Annotated[
         help="Let a target see this variable of the environment too; may be repeated.",
     ),
 ]
+LINE_MAX = 20_000  # characters of a line
 HangOption = Annotated[float, typer.Option(min=1.0, help="Seconds after which a call or schedule counts as hung.")]
 
 
@@ -68,6 +69,11 @@ def one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
 def accept_seed(seed: str) -> None:
     """Refuse what is no seed, where nothing is drawn from it too."""
     parse_seed(seed)
+
+
+def tell(text: str, *, err: bool = False) -> None:
+    """Print a line. Text of a target in it does nothing to the terminal or the runner of a workflow."""
+    typer.echo(visible(text, LINE_MAX), err=err)
 
 
 def say(error: UsageError) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from specsim.commands.options import tell
 from specsim.deadline import SPENT, Deadline, TimeSpent
 from specsim.errors import UsageError
 from specsim.files import attempt, save_json, save_text, write_text
@@ -53,7 +52,7 @@ def payload_of(
     """What a page of this replay shows."""
     from specsim.check.rules import RULES
     from specsim.commands.source_lines import source_of
-    from specsim.replay_file import ScheduleReplay
+    from specsim.replay_file import ScheduleReplay, command
     from specsim.report.page.payload import Shown
     from specsim.report.page.payload import payload_of as made
     from specsim.targets.cache import open_cache
@@ -62,11 +61,10 @@ def payload_of(
     severities = {rule.id: str(rule.severity) for rule in (*RULES, *WORKER_RULES)}
     severities |= {seen["rule"]: seen["severity"] for seen in answer.get("violations", ()) if "severity" in seen}
     mutant = stored.mutant if isinstance(stored, ScheduleReplay) and target == stored.target else ""
-    elsewhere = f" --target {shlex.quote(target)}" if target != stored.target else ""
     where = answer.get("where") or (stored.where if target == stored.target else "")
     shown = Shown(
         target=f"{target} with mutant {mutant}" if mutant else target,
-        command=f"specsim replay {shlex.quote(str(file))}{elsewhere}",
+        command=command(str(file), target, stored.target),
         verdict=_verdict(stored, answer, exit_code, target),
         severity=severities.get(stored.rule, ""),
         sentence=next((rule.sentence for rule in (*WORKER_RULES, *RULES) if rule.id == stored.rule), ""),
@@ -137,13 +135,13 @@ def write_report(
             entries.append(Entry(file.name, "", {}, f"its page {page} could not be written"))
             continue
         entries.append(Entry(file.name, page, payload["finding"], ""))
-        typer.echo(f"{html / page}: {payload['finding']['signature']}")
+        tell(f"{html / page}: {payload['finding']['signature']}")
     save_text(html / "index.html", index_of(str(folder), entries, tables_of(data)))
     shown = sum(bool(entry.page) for entry in entries)
     typer.echo(f"{html / 'index.html'}: {_counted(shown, len(entries) - shown)}")
     for entry in entries:
         if not entry.page:
-            typer.echo(f"   without a page: {entry.file}: {entry.why_not}")
+            tell(f"   without a page: {entry.file}: {entry.why_not}")
     if json_file is not None:
         listed = [{name: getattr(entry, name) for name in Entry._fields} for entry in entries]
         save_json(json_file, {"index": str(html / "index.html"), "entries": listed})
@@ -160,15 +158,18 @@ def page_names(stems: Sequence[str]) -> list[str]:
     """A page for each of the files, none of which two share."""
     from specsim.replay_file import file_name
 
-    names: list[str] = []
     taken = {"index"}
-    for stem in stems:
-        plain = file_name(stem)
-        numbered = (f"{plain}-{number}" for number in count(2))
-        name = next(name for name in chain([plain], numbered) if name not in taken)
-        taken.add(name)
-        names.append(f"{name}.html")
-    return names
+    return [f"{free_name(file_name(stem), taken)}.html" for stem in stems]
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """`name`, with a number where another one has it; notes it in `taken`."""
+    free, number = name or "page", 1
+    while free.casefold() in taken:
+        number += 1
+        free = f"{name or 'page'}-{number}"
+    taken.add(free.casefold())
+    return free
 
 
 def exit_code_of(stored: Replay, answer: Mapping[str, Any]) -> int:

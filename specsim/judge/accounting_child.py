@@ -12,17 +12,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import specsim
 from specsim import interrupts, replay_file
 from specsim.errors import UsageError
 from specsim.judge.child import Messages, Request
+from specsim.judge.model_code import model_hash
 from specsim.judge.received import sent
 from specsim.replay_file import ScheduleReplay
 from specsim.verdict import Finding, NotRun
@@ -409,14 +408,3 @@ def _plain(scenario: Any) -> dict[str, Any]:
         turn["special_at"] = {str(at): token for at, token in turn["special_at"].items()}
     data["workload"]["turns"] = list(data["workload"]["turns"])
     return data
-
-
-def model_hash() -> str:
-    """Hash of the code that gives a tape its meaning."""
-    digest = hashlib.sha256()
-    package = Path(specsim.__file__).parent
-    for folder in ("sim", "memory", "check"):
-        for path in sorted((package / folder).glob("*.py")):
-            digest.update(path.name.encode() + path.read_bytes())
-    digest.update((package / "explore" / "chooser.py").read_bytes())
-    return digest.hexdigest()[:16]

@@ -6,7 +6,6 @@ replay file. What a check of a minute does not meet, a replay of its fixture sho
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from specsim import replay_file
 from specsim.check.rules import BY_ID as RULES_OF_ACCOUNTING
 from specsim.diff.rules import BY_ID as RULES_OF_OPS
-from specsim.files import write_json
+from specsim.files import read_json, write_json
 from specsim.judge.matrix import Cell, Matrix, Row, cell_of, in_order
 from specsim.judge.pinned import replay_pinned
 from specsim.targets.probe import BY_ID as RULES_OF_WORKERS
@@ -40,7 +39,7 @@ def pin_missing(
         while lacking:
             *others, first = lacking  # the newest: its neighbours have most in common with it
             path = _free(folder, replay_file.file_name(row.signature), first)
-            data = json.loads(Path(row.cells[first].replay).read_text(encoding="utf-8"))
+            data = read_json(Path(row.cells[first].replay), replay_file.REMEDY, nan=True)
             write_json(path, {**data, "expect": {}})
             shown = {first, *_shown(path, [*others, *clean], jobs)}
             _expect(path, {target: target in shown for target in [*lacking, *clean] if target in {*shown, *clean}})
@@ -91,7 +90,7 @@ def _expect(path: Path, shows: Mapping[str, bool]) -> None:
     """Note in a fixture what it shows on some targets."""
     if not shows:
         return
-    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    data: dict[str, Any] = read_json(path, replay_file.REMEDY, nan=True)
     for target, shown in shows.items():
         expect = {"rules": [data["rule"]] if shown else []} if data["tier"] == "ops" else {"shows": shown}
         data["expect"].setdefault(target, expect)

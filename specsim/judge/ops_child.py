@@ -207,8 +207,10 @@ def replay(request: Request, messages: Messages) -> None:
     """
     device = choose_device(request["device"])
     from specsim import replay_file
-    from specsim.diff.finding import case_of
+    from specsim.diff.bulk import with_bulk_cases
+    from specsim.diff.finding import case_of, is_case_of
     from specsim.diff.run import EndedError
+    from specsim.explore.chooser import replayed
     from specsim.ops.registry import OPS
 
     path = Path(request["replay"])
@@ -228,8 +230,10 @@ def replay(request: Request, messages: Messages) -> None:
             return
         messages.send("start", subject=subject.name)
         messages.send("case", index=0)
-        answer = {"subject": subject.name, "where": subject.where}
+        answer: Request = {"subject": subject.name, "where": subject.where}
         answer["same_source"] = subject.source_hash == replay.source_hash
+        generated = (with_bulk_cases(op) if replay.generator == "bulk" else op).generate(replayed(replay.tape))
+        answer["same_case"] = is_case_of(replay, generated)
         answer["code"] = [
             {"name": s.name, "where": s.where, "source_hash": s.source_hash}
             for s in process.subjects
@@ -359,6 +363,8 @@ def shrink(request: Request, messages: Messages) -> None:
         found=sent(finding, replay),
         before=[len(stored.tape), before],
         after=[len(found.tape), after],
+        same_source=subject.source_hash == stored.source_hash,
+        same_case=is_case_of(stored, case),
     )
 
 

@@ -250,7 +250,8 @@ def shrink(request: Request, messages: Messages) -> None:
     (broken,) = [b for b in small.broken if b.rule == stored.rule]
     found = sent(*_finding_of(probe, ProbeFinding(stored.rule, tape, small, broken, 1), request))
     before, after = (len(json.dumps(case)) for case in (shown.case, small.case))
-    messages.send("done alone", found=found, before=[len(stored.tape), before], after=[len(tape), after])
+    sizes = {"before": [len(stored.tape), before], "after": [len(tape), after]}
+    messages.send("done alone", found=found, same_case=shown.case == stored.case, **sizes)
 
 
 def _stored(request: Request) -> WorkerReplay:

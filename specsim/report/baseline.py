@@ -7,7 +7,6 @@ changes from run to run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import specsim
 from specsim.errors import UsageError
-from specsim.files import write_json
+from specsim.files import read_json, write_json
 from specsim.verdict import FORMAT as VERDICT_FORMAT
 
 FORMAT = "specsim.baseline/1"
@@ -32,16 +31,9 @@ class Baseline:
 
 def load(path: Path) -> Baseline:
     """Read a baseline. UsageError for a file that is missing, is damaged or is something else."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"cannot read the baseline {path} ({error.strerror})", "write it first: add --update-baseline"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the baseline {path} is not a text file", REMEDY) from error
-    except ValueError as error:
-        raise UsageError(f"the baseline {path} is not complete JSON ({error}), it may be truncated", REMEDY) from error
+    if not path.exists():
+        raise UsageError(f"cannot read the baseline {path}: there is none", "write it first: add --update-baseline")
+    data = read_json(path, REMEDY, what="the baseline", nan=True)
     kind = data.get("format") if isinstance(data, dict) else None
     if kind not in (FORMAT, VERDICT_FORMAT):
         raise UsageError(

@@ -9,6 +9,7 @@ import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from specsim.replay_file import command
 from specsim.report.page.plain import visible
 
 Place = tuple[str, int]  # a file relative to the repository, and a line from 1 on
@@ -27,7 +28,7 @@ def annotations_of(verdicts: Sequence[Mapping[str, Any]], located: Located) -> I
                 fields = {"file": place[0], "line": str(place[1]), **fields}
             named = ",".join(f"{name}={_field(value)}" for name, value in fields.items())
             text = [f"{finding['sentence']}", f"expected {finding['expected']}", f"actual {finding['actual']}"]
-            text += [f"specsim replay {finding['replay']}"] if finding["replay"] else []
+            text += [command(finding["replay"], verdict["target"], verdict["target"])] if finding["replay"] else []
             message = "\n".join(map(visible, text))
             yield f"::{LEVELS.get(finding['severity'], 'error')} {named}::{_data(message)}"
 
@@ -72,7 +73,8 @@ def _summary(verdict: Mapping[str, Any]) -> Iterator[str]:
     for finding in [*new, *(each for each in verdict["findings"] if each not in new)]:
         state = "known" if finding not in new else "new" if compared else ""
         cells = [state, f"{finding['rule']}", finding["title"], finding["where"], finding["severity"]]
-        replay = f"<code>specsim replay {_cell(finding['replay'])}</code>" if finding["replay"] else ""
+        again = command(finding["replay"], verdict["target"], verdict["target"]) if finding["replay"] else ""
+        replay = f"<code>{_cell(again)}</code>" if again else ""
         yield f"| {' | '.join(map(_cell, cells))} | {replay} |"
     for name, what in (("gone", "No longer found"), ("not_judged", "In the baseline and not judged here")):
         if compared and compared[name]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree as Tree
 
+from specsim.replay_file import command
 from specsim.report.page.plain import visible
 
 _Json = Mapping[str, Any]
@@ -56,7 +57,7 @@ def _cases(verdict: _Json, suite: _Json) -> Iterator[Tree.Element]:
             Tree.SubElement(case, "skipped", message=visible(f"in the baseline: {finding['title']}"))
         else:
             failure = Tree.SubElement(case, "failure", type=visible(finding["rule"]), message=visible(finding["title"]))
-            failure.text = "\n".join(map(visible, lines_of(finding)))
+            failure.text = "\n".join(map(visible, lines_of(finding, verdict["target"])))
         yield case
     for entry in suite["not_run"]:
         case = _case(suite, entry["what"])
@@ -68,7 +69,7 @@ def _case(suite: _Json, name: str) -> Tree.Element:
     return Tree.Element("testcase", classname=f"specsim.{suite['name']}", name=visible(name))
 
 
-def lines_of(finding: _Json) -> list[str]:
+def lines_of(finding: _Json, target: str) -> list[str]:
     """A finding as lines of text, the command that replays it last."""
     return [
         f"{finding['rule']}: {finding['sentence']}",
@@ -78,5 +79,5 @@ def lines_of(finding: _Json) -> list[str]:
         f"severity {finding['severity']}, reach {finding['reach']}, hit {finding['count']} times",
         *([f"triage   {finding['triage']}"] if finding.get("triage") else []),
         *finding["details"],
-        *([f"specsim replay {finding['replay']}"] if finding["replay"] else []),
+        *([command(finding["replay"], target, target)] if finding["replay"] else []),
     ]

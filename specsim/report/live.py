@@ -165,7 +165,7 @@ def live(what: str, budget_seconds: float | None = None) -> Iterator[Line]:
     console = Console(stderr=True, highlight=False)
 
     def print_line(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(visible(text), markup=False, soft_wrap=True)
 
     if not console.is_terminal or console.is_dumb_terminal:
         yield Line(progress, print_line, print_line)
@@ -173,7 +173,7 @@ def live(what: str, budget_seconds: float | None = None) -> Iterator[Line]:
     line = Line(progress, None, print_line)
 
     def shown() -> Text:
-        return Text(line.text, style="cyan", no_wrap=True, overflow="crop")
+        return Text(visible(line.text), style="cyan", no_wrap=True, overflow="crop")
 
     with Live(
         get_renderable=shown,

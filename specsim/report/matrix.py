@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specsim.errors import UsageError
+from specsim.files import read_json
 
 MARKS = {"finding": "x", "clean": "ok", "not run": "-"}
 _STYLES = {"finding": "[bold red]x[/]", "clean": "[green]ok[/]", "not run": "[yellow]-[/]"}
@@ -26,12 +26,12 @@ def fixtures_in(folder: Path) -> dict[tuple[str, str], Path]:
     """The fixtures of a folder that are expected to show their finding, by signature and target."""
     found: dict[tuple[str, str], Path] = {}
     for path in sorted(folder.glob("*.json")):
+        data = read_json(path, "give a folder of replay files", nan=True)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
             for target, expect in data.get("expect", {}).items():
                 if expect.get("shows") or expect.get("rules"):
                     found.setdefault((data["signature"], target), path)
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (KeyError, AttributeError) as error:
             raise UsageError(f"{path} is not a fixture ({error})", "give a folder of replay files") from error
     return found
 

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 import specsim
+from specsim.replay_file import command
 from specsim.report.github import Located, new_of
 from specsim.report.page.plain import visible
 
@@ -87,7 +88,7 @@ def _result(finding: Mapping[str, Any], verdict: Mapping[str, Any], located: Loc
         }
     }
     text = f"{finding['title']}. Expected {finding['expected']}, actual {finding['actual']}."
-    text += f" Replay: specsim replay {finding['replay']}" if finding["replay"] else ""
+    text += f" Replay: {command(finding['replay'], verdict['target'], verdict['target'])}" if finding["replay"] else ""
     flow = _flow(events(finding["replay"]) if finding["replay"] else (), finding["order"] or (), location)
     return {
         "ruleId": visible(finding["rule"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -210,7 +209,9 @@ def _print_finding(console: Console, number: int, finding: Finding, verdict: Ver
     ]
     for name, value in rows:
         console.print(f"   {name:<10} {escape(value)}", soft_wrap=True)
-    replay = f"[bold]specsim replay {escape(shlex.quote(finding.replay))}[/]" if finding.replay else "none was written"
+    replay = "none was written"
+    if finding.replay:
+        replay = f"[bold]{escape(replay_file.command(finding.replay, verdict.target, verdict.target))}[/]"
     console.print(f"   {'replay':<10} {replay}\n", soft_wrap=True)
 
 
@@ -270,6 +271,9 @@ def print_replay(stored: OpReplay, target: str, answer: dict[str, Any], verified
     for violation in answer["violations"]:
         console.print(f"   [bold red]{violation['rule']}[/]         {escape(violation['title'])}", soft_wrap=True)
         console.print(f"   {'':<10} expected {escape(violation['expected'])}, actual {escape(violation['actual'])}")
+    if not answer.get("same_case", True):
+        note = "its tape stands for another case now; replay runs the tensors of the file, shrink begins with the tape"
+        console.print(f"   {'note':<10} {note}", soft_wrap=True)
     if answer["explanation"]:
         console.print(f"   {'why':<10} {escape(answer['explanation'])}", soft_wrap=True)
     if verified:
@@ -359,8 +363,9 @@ def print_schedule_replay(stored: ScheduleReplay, target: str, answer: dict[str,
         console.print("not judged: this target does not run the scenario")
         return NOT_JUDGED
     if not answer["same_model"]:
-        console.print("   note       made before a change of the simulator: the tape is read by the tolerant rule, and")
-        console.print("              may stand for another schedule than it did")
+        console.print(
+            "   note       made before a change of the simulator: its tape may stand for another schedule than it did"
+        )
     for kind in ("config", "workload"):
         if kind in answer["scenario"]:
             console.print(f"   {kind:<10} {escape(_flat(answer['scenario'][kind]))}", soft_wrap=True)

@@ -85,10 +85,7 @@ def _of_schedule(stored: ScheduleReplay, answer: Mapping[str, Any], shown: Shown
     events = [_event(event, set(rids), launches) for event in answer["events"]]
     notes = []
     if not answer["same_model"]:
-        notes.append(
-            "Made before a change of the simulator: the tape is read by the tolerant rule, and may stand for another "
-            "schedule than it did."
-        )
+        notes.append("Made before a change of the simulator: its tape may stand for another schedule than it did.")
     more = {
         "notes": notes,
         "tables": _scenario_tables(stored, answer),

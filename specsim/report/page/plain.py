@@ -13,11 +13,18 @@ _SAFE_INTEGER = 2**53
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
+# What the runner of GitHub's workflows takes for a command: ##[ anywhere in a line, :: at its start.
+_COMMAND = re.compile(r"#(?=\[)(?<=##)|^(?=\s*::)")
+
+
 def visible(text: str, most: int = TEXT_MAX) -> str:
-    """`text` with every character that cannot be seen spelled out, and cut after `most`."""
+    """`text` with every character that cannot be seen spelled out, and cut after `most`; no runner of workflows takes
+    it for a command.
+    """
     if len(text) > most:
         text = f"{text[:most]} ... ({len(text) - most} more characters)"
-    return _HIDDEN.sub(lambda found: _spelled(found[0]), text)
+    text = _HIDDEN.sub(lambda found: _spelled(found[0]), text)
+    return _COMMAND.sub(lambda found: "\\x23" if found[0] else "\\", text)
 
 
 def _spelled(character: str) -> str:

@@ -4,10 +4,11 @@ whose files are not there is left out.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from specsim.errors import UsageError
+from specsim.files import read_json
 from specsim.report.page.index import Table
 
 Cell = str | tuple[str, str]
@@ -23,8 +24,8 @@ def tables_of(folder: Path) -> list[Table]:
 def _read(path: Path) -> Any:
     """The JSON of a file; None when it is not there, or is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path, "")
+    except UsageError:
         return None
 
 
