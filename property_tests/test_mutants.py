@@ -412,3 +412,12 @@ def test_an_unknown_id_names_those_that_are_near(wanted: str, near: str) -> None
 
 def test_ids_are_found_in_either_case() -> None:
     assert find("a02-FINISHED").id == "A02-finished"
+
+
+def test_a_rule_that_is_not_there_cannot_be_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
+    from specsim.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["mutants", "A01", "--seeds", "1", "--schedules", "1", "--without", "nosuch"])
+    assert ended.value.code == 2
+    assert "--without 'nosuch' is unknown" in capsys.readouterr().err

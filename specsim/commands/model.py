@@ -64,6 +64,7 @@ def mutants(
         at_once = allowed_jobs(jobs)
         raise typer.Exit(_operator_mutants(ids or [], seeds, first_seed, at_once, budget_seconds, json_file, write))
     from specsim import interrupts
+    from specsim.check.rules import BY_ID
     from specsim.explore.strategies import STRATEGIES
     from specsim.mutants import table
     from specsim.mutants.blind import BLIND
@@ -80,6 +81,8 @@ def mutants(
             "--write with a selection of mutants, rules, strategies or seeds", "the page is of all: give --write alone"
         )
     one_of("--strategy", strategy, tuple(STRATEGIES))
+    for rule in without or ():
+        one_of("--without", rule, tuple(BY_ID))
     chosen = list(BLIND) if blind else [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
     at_once = allowed_jobs(jobs)
     if write is not None:
