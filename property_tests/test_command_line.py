@@ -26,6 +26,7 @@ from specsim import interrupts, replay_file
 from specsim.check.suite import SimulationResult, simulate
 from specsim.cli import app
 from specsim.commands import doctor
+from specsim.commands.options import SECONDS_MAX
 from specsim.deadline import Deadline
 from specsim.explore.exhaustive import Explorer
 from specsim.judge.matrix import Column, Matrix
@@ -86,6 +87,23 @@ def test_every_command_takes_json_seed_and_budget_and_says_what_they_do(name: st
     for wanted in ("--json", "--seed", "--budget-seconds"):
         assert wanted in options, wanted
         assert options[wanted].help
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_no_time_is_longer_than_the_system_can_wait(name: str) -> None:
+    times = [option for option in COMMANDS[name].params if {"--budget-seconds", "--hang-seconds"} & {*option.opts}]
+    assert {option.max for option in times} == {SECONDS_MAX}
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e30"])
+@pytest.mark.parametrize("option", ["--budget-seconds", "--hang-seconds"])
+def test_a_time_without_end_is_refused(option: str, seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from specsim.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "model", "--only", "accounting", "--schedules", "1", option, seconds])
+    assert ended.value.code == 2
+    assert option in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

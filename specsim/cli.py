@@ -23,6 +23,7 @@ from specsim.commands.ignored import without_ignored
 from specsim.commands.invocation import GIT_STOPS, Command, output_file, output_folder
 from specsim.commands.limits import DEFAULT_CASES, DEFAULT_SCHEDULES
 from specsim.commands.options import (
+    SECONDS_MAX,
     CacheOption,
     DeviceOption,
     HangOption,
@@ -138,7 +139,10 @@ def check(
     budget_seconds: Annotated[
         float | None,
         typer.Option(
-            min=1.0, help="Wall time of the whole check. Counts given without it end it alone.", show_default="60"
+            min=1.0,
+            max=SECONDS_MAX,
+            help="Wall time of the whole check. Counts given without it end it alone.",
+            show_default="60",
         ),
     ] = None,
     seed: SeedOption = "0",
@@ -366,7 +370,8 @@ def replay(
     trust: TrustOption = False,
     seed: NoSeedOption = "0",
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", min=1.0, help="A case that takes longer counts as hung.")
+        float | None,
+        typer.Option("--budget-seconds", min=1.0, max=SECONDS_MAX, help="A case that takes longer counts as hung."),
     ] = None,
     bisect_run: BisectRunOption = False,
     hang_seconds: HangOption = 20.0,
@@ -437,7 +442,10 @@ def report(
     trust: TrustOption = False,
     seed: NoSeedOption = "0",
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", min=1.0, help="End after them, with the replays that there are.")
+        float | None,
+        typer.Option(
+            "--budget-seconds", min=1.0, max=SECONDS_MAX, help="End after them, with the replays that there are."
+        ),
     ] = None,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
@@ -505,8 +513,9 @@ def shrink(
     trust: TrustOption = False,
     seed: NoSeedOption = "0",
     budget_seconds: Annotated[
-        float, typer.Option("--budget-seconds", min=0.1, help="Keep what is smallest after them.", show_default="none")
-    ] = math.inf,
+        float | None,
+        typer.Option("--budget-seconds", min=0.1, max=SECONDS_MAX, help="Keep what is smallest after them."),
+    ] = None,
     hang_seconds: HangOption = 20.0,
     cache_dir: CacheOption = None,
 ) -> None:
@@ -523,6 +532,7 @@ def shrink(
     announce_replay(file, stored, stored.target, named=False, trust=trust)
     note_stale(file, stored)
     answer: dict[str, Any]
+    seconds = math.inf if budget_seconds is None else budget_seconds
     with interrupts.gentle():
         if stored.rule in replay_file.ENDED:
             typer.echo(f"{stored.rule} ends the process of its case, which is not shrunk: the file is kept as it is")
@@ -531,13 +541,13 @@ def shrink(
             answer = {"replay": str(kept), "before": (len(stored.tape), size), "after": (len(stored.tape), size)}
         elif isinstance(stored, replay_file.OpReplay):
             request = ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
-            answer = shrink_ops(request, file, attempts, budget_seconds)
+            answer = shrink_ops(request, file, attempts, seconds)
         elif isinstance(stored, replay_file.WorkerReplay):
             workers = workers_request(stored, stored.target, hang_seconds, cache_dir, out)
-            answer = shrink_case(workers, file, attempts, budget_seconds)
+            answer = shrink_case(workers, file, attempts, seconds)
         else:
             schedule = schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
-            answer = shrink_schedule(schedule, file, attempts, budget_seconds)
+            answer = shrink_schedule(schedule, file, attempts, seconds)
         interrupted = interrupts.asked()
     if not answer.get("same_source", True):
         typer.echo("the code has changed since it was found: the new file is of what it is now")
@@ -617,7 +627,7 @@ def bench(
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
     write: Annotated[Path | None, output_file("--write", help="Of guidance: write its page to this file.")] = None,
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", help="End after them, with what was measured.")
+        float | None, typer.Option("--budget-seconds", max=SECONDS_MAX, help="End after them, with what was measured.")
     ] = None,
     seed: NoSeedOption = "0",
 ) -> None:

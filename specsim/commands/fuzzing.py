@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specsim.commands.invocation import output_file, output_folder
-from specsim.commands.options import CacheOption, HangOption, KeepEnvironmentOption, MemoryOption, one_of, say, tell
+from specsim.commands.options import (
+    SECONDS_MAX,
+    CacheOption,
+    HangOption,
+    KeepEnvironmentOption,
+    MemoryOption,
+    one_of,
+    say,
+    tell,
+)
 from specsim.commands.trust import NAME_TARGETS, TrustOption, announce
 from specsim.deadline import Deadline, TimeSpent
 from specsim.errors import UsageError
@@ -64,7 +73,8 @@ def fuzz(
     ] = "0/1",
     seed: Annotated[str | None, typer.Option(help="A number or a commit hash.", show_default="0")] = None,
     budget_seconds: Annotated[
-        float | None, typer.Option(min=1.0, help="End after them.", show_default="none; 300 with --nightly")
+        float | None,
+        typer.Option(min=1.0, max=SECONDS_MAX, help="End after them.", show_default="none; 300 with --nightly"),
     ] = None,
     strategy: Annotated[
         list[str] | None, typer.Option(metavar="NAME=WEIGHT", help="Only these strategies; may be repeated.")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from specsim.commands.invocation import output_file, output_folder
-from specsim.commands.options import CacheOption, HangOption, say, tell
+from specsim.commands.options import SECONDS_MAX, CacheOption, HangOption, say, tell
 from specsim.commands.staleness import note_stale
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
@@ -27,7 +27,10 @@ def bisect(
     only: Annotated[str | None, typer.Option(metavar="ops:NAME", help="Ask for one operation, on cases.")] = None,
     seed: Annotated[str, typer.Option("--seed", help="A number or a commit hash; for --rule and --only.")] = "0",
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", min=1.0, help="No revision is asked after them: exit code 125.")
+        float | None,
+        typer.Option(
+            "--budget-seconds", min=1.0, max=SECONDS_MAX, help="No revision is asked after them: exit code 125."
+        ),
     ] = None,
     schedules: Annotated[int, typer.Option(min=1, help="Schedules of a revision, for --rule.")] = 200,
     cases: Annotated[int, typer.Option(min=1, help="Cases of an implementation, for --only.")] = 50,

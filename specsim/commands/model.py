@@ -12,6 +12,7 @@ import typer
 
 from specsim.commands.invocation import output_file
 from specsim.commands.options import (
+    SECONDS_MAX,
     CacheOption,
     NoBudgetOption,
     NoSeedOption,
@@ -48,7 +49,8 @@ def mutants(
         str | None, typer.Option("--only", metavar="TIER", help="ops: mistakes in specsim's own kernels and reference.")
     ] = None,
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", min=1.0, help="End after them, with what was hunted.")
+        float | None,
+        typer.Option("--budget-seconds", min=1.0, max=SECONDS_MAX, help="End after them, with what was hunted."),
     ] = None,
     seed: SeedOption = "0",
 ) -> None:
@@ -190,7 +192,8 @@ def explore(
     json_file: Annotated[Path | None, output_file("--json", help="Write the counts to this file.")] = None,
     seed: NoSeedOption = "0",
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", min=0.1, help="Stop after them, with what was counted.")
+        float | None,
+        typer.Option("--budget-seconds", min=0.1, max=SECONDS_MAX, help="Stop after them, with what was counted."),
     ] = None,
 ) -> None:
     """Run every schedule of small scopes of the model; print exact counts of schedules and distinct states. An
@@ -280,7 +283,8 @@ def sweep(
         Path | None, output_file("--write", "--json", help="Write the counts to this file, every half minute too.")
     ] = None,
     budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", min=1.0, help="End after them, with what was counted.")
+        float | None,
+        typer.Option("--budget-seconds", min=1.0, max=SECONDS_MAX, help="End after them, with what was counted."),
     ] = None,
 ) -> None:
     """Count many schedules of the model: events, findings, and how often each interleaving and feature was reached. An

@@ -13,6 +13,7 @@ from specsim.explore.seeds import parse_seed
 from specsim.isolation import environment, limits
 from specsim.report.page.plain import visible
 
+SECONDS_MAX = 1e8  # three years; the system takes no time that is much longer, and infinity least of all
 CacheOption = Annotated[
     Path | None,
     typer.Option("--cache-dir", help="Folder for fetched wheels. Default: $SPECSIM_CACHE_DIR, else ~/.cache/specsim."),
@@ -21,7 +22,11 @@ DeviceOption = Annotated[str, typer.Option(help="cpu (Triton's interpreter), cud
 SeedOption = Annotated[str, typer.Option("--seed", help="A number or a commit hash.")]
 NoSeedOption = Annotated[str, typer.Option("--seed", help="Accepted, as by every command: nothing here is drawn.")]
 NoBudgetOption = Annotated[
-    float | None, typer.Option("--budget-seconds", min=0.0, help="Accepted, as by every command: this is short.")
+    float | None,
+    typer.Option("--budget-seconds", min=0.0, max=SECONDS_MAX, help="Accepted, as by every command: this is short."),
+]
+HangOption = Annotated[
+    float, typer.Option(min=1.0, max=SECONDS_MAX, help="Seconds after which a call or schedule counts as hung.")
 ]
 
 
@@ -57,7 +62,6 @@ KeepEnvironmentOption = Annotated[
     ),
 ]
 LINE_MAX = 20_000  # characters of a line
-HangOption = Annotated[float, typer.Option(min=1.0, help="Seconds after which a call or schedule counts as hung.")]
 
 
 def one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
