@@ -12,6 +12,8 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 TORCH_INDEX_URL ?=
+ATTACK_MINUTES ?= 5
+ATTACK_SEED ?= 0
 
 # A Python that was asked for is used or refused; the default one gives way to a newer one by name.
 ifeq ($(origin PYTHON),file)
@@ -33,7 +35,7 @@ RELEASE_TESTS := $(addprefix property_tests/test_,$(addsuffix .py,release_accoun
 GPU_TESTS := $(addprefix property_tests/test_,$(addsuffix .py,on_the_gpu kernels_match_the_reference \
 	verify_logits kernels_are_lossless bulk_generators reference_agrees_with_loops bench_kernels))
 
-.PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu nightly docs lint clean \
+.PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu attack nightly docs lint clean \
 	stale fixtures
 
 help: ## what can be made
@@ -79,8 +81,12 @@ sanitize-gpu: $(READY) ## every kernel on small cases under compute-sanitizer, w
 			$(BIN)/python property_tests/small_pass.py; \
 	done
 
-nightly: $(READY) ## every test with fifty times the examples: hours
+attack: $(READY) ## hostile inputs of every kind for ATTACK_MINUTES (5), with ATTACK_SEED (0): must print 0
+	$(BIN)/python -m property_tests.attack --minutes $(ATTACK_MINUTES) --seed $(ATTACK_SEED)
+
+nightly: $(READY) ## every test with fifty times the examples, and half an hour of attacks: hours
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n auto
+	$(BIN)/python -m property_tests.attack --minutes 30 --seed $$(git rev-list --count HEAD)
 
 docs: $(READY) ## the documentation as a site, in build/site; installs MkDocs on first use
 	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP) install -c constraints.txt -e '.[docs]'
