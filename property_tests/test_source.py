@@ -438,3 +438,15 @@ def test_versions_are_in_the_order_of_pep_440() -> None:
 @pytest.mark.parametrize("text", ["01.2", "1.2.3.", "1..2", "1.2+local", "1!2.0", "v1.2", "1.2 ", "١.٢", "1.2.post"])
 def test_other_spellings_of_versions_are_refused(text: str) -> None:
     assert not is_version(text)
+
+
+def test_what_is_no_file_is_not_among_the_files_of_a_folder(tmp_path: Path) -> None:
+    package = tmp_path / "sglang"
+    (package / "srt" / "folder.py").mkdir(parents=True)
+    (package / "srt" / "file.py").write_text("x = 1\n")
+    os.mkfifo(package / "srt" / "fifo.py")
+    for name, leads_to in (("link.py", "file.py"), ("loop.py", "loop.py"), ("dangling.py", "nowhere.py")):
+        (package / "srt" / name).symlink_to(leads_to)
+    source = DirectorySource(tmp_path)
+    assert source.paths("") == ["srt/file.py", "srt/link.py"]
+    assert [path for path in source.paths("") if not source.exists(path)] == []

@@ -197,7 +197,7 @@ class DirectorySource:
         for folder, folders, files in os.walk(start):
             folders[:] = [name for name in folders if name != "__pycache__"]
             inside = Path(folder).relative_to(self._package)
-            found += [(inside / name).as_posix() for name in files]
+            found += [(inside / name).as_posix() for name in files if Path(folder, name).is_file()]
         return sorted(found)
 
     def _dist_info_version(self) -> str | None:
