@@ -41,7 +41,7 @@ DEEP: dict[str, int] = {
     "test_release_accounting.py::test_a_host_function_that_raises_is_a_finding_with_its_part_and_line": 8,
     "test_kernels_are_lossless.py::test_a_kernel_emits_the_targets_law": 2,
     "test_campaign.py::test_an_interrupt_keeps_what_was_done_and_says_how_to_go_on": 0,
-    "test_campaign.py::test_in_ci_the_commit_is_the_seed_and_a_canary_that_is_not_found_is_red": 0,
+    "test_campaign.py::test_every_night_the_commit_is_the_seed_and_a_canary_that_is_not_found_is_red": 0,
     "test_campaign_runs.py::test_a_run_that_ends_its_process_is_a_finding_and_costs_one_run": 4,
     "test_campaign_runs.py::test_a_child_that_is_killed_is_started_again": 0,
     "test_campaign_runs.py::test_a_run_is_made_again_from_its_numbers_in_another_process": 3,

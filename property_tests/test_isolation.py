@@ -593,3 +593,37 @@ def test_a_fork_with_a_group_of_its_own_is_ended_with_what_it_forked() -> None:
     assert until(lambda: not any(map(is_alive, family)), 5.0)
     os.close(reader)
     os.close(writer)
+
+
+def test_a_process_that_gets_no_core_does_not_hang() -> None:
+    """It is ready to run all the time, and has had less than its share of a core: stopped, as a busy machine does."""
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            pass
+    try:
+        patience = processes.Patience(pid, 0.2)
+        monkey = patience._cpu
+        patience._cpu = monkey + 1e6  # as if it had had nothing since
+        time.sleep(0.3)
+        assert not patience.is_over
+        patience._cpu = monkey - 1.0  # it has had its share
+        assert patience.is_over
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_process_that_sleeps_hangs_when_its_seconds_are_over() -> None:
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        patience = processes.Patience(pid, 0.05)
+        assert not patience.is_over
+        time.sleep(0.2)
+        assert patience.is_over
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

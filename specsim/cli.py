@@ -18,7 +18,7 @@ import typer
 
 import specsim
 from specsim.commands import doctor as doctor_command
-from specsim.commands import fuzzing, history, model, template
+from specsim.commands import fuzzing, history, model, replay_files, template
 from specsim.commands.ignored import without_ignored
 from specsim.commands.invocation import GIT_STOPS, Command, output_file, output_folder
 from specsim.commands.limits import DEFAULT_CASES, DEFAULT_SCHEDULES
@@ -42,8 +42,8 @@ from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
 from specsim.errors import UsageError
 from specsim.explore.seeds import parse_seed
-from specsim.files import save_json, save_text, write_text
-from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
+from specsim.files import save_json, save_text
+from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, USAGE
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
@@ -59,7 +59,6 @@ app = typer.Typer(
 )
 
 TIERS = ("ops", "accounting", "workers")
-SHRINK_ATTEMPTS = 5000
 REPLAYED = "specsim.replayed/1"
 GIT_SKIPS = NOT_JUDGED  # what `git bisect run` makes of that exit code
 
@@ -477,92 +476,6 @@ def report(
 
 
 @app.command(cls=Command)
-def pin(
-    file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
-    out: Annotated[Path | None, output_file("--out", help="The test to write, test_NAME.py.")] = None,
-    target: Annotated[str | None, typer.Option(help="What the test runs. Default: what it was found on.")] = None,
-    still: Annotated[bool, typer.Option("--still", help="Assert that the finding is still there.")] = False,
-    json_file: Annotated[Path | None, output_file("--json", help="Write what was written to this file.")] = None,
-    trust: TrustOption = False,
-    seed: NoSeedOption = "0",
-    budget_seconds: NoBudgetOption = None,
-) -> None:
-    """Write a pytest that replays a finding and asserts that it is gone."""
-    accept_seed(seed)
-    from specsim import replay_file
-    from specsim.judge import pinned
-    from specsim.targets.spec import parse_target
-
-    stored = replay_file.load(file)
-    test = out or Path(pinned.default_name(stored))
-    text = parse_target(target or stored.target).text
-    announce_replay(file, stored, text, named=target is not None, trust=trust, remedy=NAME_TARGET)
-    note_stale(file, stored)
-    pinned.pin(file, test, text, still)
-    typer.echo(f"{test}, with {test.with_suffix('.json')} beside it")
-    if json_file is not None:
-        save_json(json_file, {"test": str(test), "replay": str(test.with_suffix(".json")), "still": still})
-
-
-@app.command(cls=Command)
-def shrink(
-    file: Annotated[Path, typer.Argument(help="A replay file that `specsim check --out DIR` wrote.")],
-    out: Annotated[Path, output_folder("--out", help="Folder for the smaller replay file.")] = Path("specsim-findings"),
-    attempts: Annotated[int, typer.Option(min=1, help="Cases or schedules to try.")] = SHRINK_ATTEMPTS,
-    json_file: Annotated[Path | None, output_file("--json", help="Write the file and its sizes to this file.")] = None,
-    trust: TrustOption = False,
-    seed: NoSeedOption = "0",
-    budget_seconds: Annotated[
-        float | None,
-        typer.Option("--budget-seconds", min=0.1, max=SECONDS_MAX, help="Keep what is smallest after them."),
-    ] = None,
-    hang_seconds: HangOption = 20.0,
-    cache_dir: CacheOption = None,
-) -> None:
-    """Make a replay file smaller, with more attempts than `check` takes. An interrupt keeps the smallest by then."""
-    from specsim import interrupts, replay_file
-    from specsim.commands.requests import ops_request, schedule_request, workers_request
-    from specsim.judge.accounting import shrink_schedule
-    from specsim.judge.ops import shrink_ops
-    from specsim.judge.workers import shrink_case
-
-    accept_seed(seed)
-    stored = replay_file.load(file)
-    size, unit = replay_file.size_of(stored)
-    announce_replay(file, stored, stored.target, named=False, trust=trust)
-    note_stale(file, stored)
-    answer: dict[str, Any]
-    seconds = math.inf if budget_seconds is None else budget_seconds
-    with interrupts.gentle():
-        if stored.rule in replay_file.ENDED:
-            typer.echo(f"{stored.rule} ends the process of its case, which is not shrunk: the file is kept as it is")
-            kept = out / file.name
-            write_text(kept, file.read_text(encoding="utf-8"))
-            answer = {"replay": str(kept), "before": (len(stored.tape), size), "after": (len(stored.tape), size)}
-        elif isinstance(stored, replay_file.OpReplay):
-            request = ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
-            answer = shrink_ops(request, file, attempts, seconds)
-        elif isinstance(stored, replay_file.WorkerReplay):
-            workers = workers_request(stored, stored.target, hang_seconds, cache_dir, out)
-            answer = shrink_case(workers, file, attempts, seconds)
-        else:
-            schedule = schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
-            answer = shrink_schedule(schedule, file, attempts, seconds)
-        interrupted = interrupts.asked()
-    if not answer.get("same_source", True):
-        typer.echo("the code has changed since it was found: the new file is of what it is now")
-    if not answer.get("same_case", True):
-        typer.echo("its tape stands for another case now, which shows the finding too: the new file is of that")
-    (choices, size), (choices_now, size_now) = answer["before"], answer["after"]
-    typer.echo(f"{choices} choices and {size} {unit} before, {choices_now} choices and {size_now} {unit} now")
-    typer.echo(replay_file.command(answer["replay"], stored.target, stored.target))
-    if json_file is not None:
-        sizes = {"before": {"choices": choices, "size": size}, "after": {"choices": choices_now, "size": size_now}}
-        save_json(json_file, {"replay": answer["replay"], "unit": unit, **sizes})
-    raise typer.Exit(INTERRUPTED if interrupted else PASS)
-
-
-@app.command(cls=Command)
 def targets(
     target: Annotated[
         list[str] | None,
@@ -660,7 +573,10 @@ def bench(
     print_bench(results)
 
 
-for command in (model.explore, model.mutants, model.sweep, fuzzing.fuzz, history.bisect):
+for command in (
+    *(replay_files.pin, replay_files.shrink, history.bisect),
+    *(model.explore, model.mutants, model.sweep, fuzzing.fuzz),
+):
     app.command(cls=Command)(command)
 app.command(cls=Command)(template.template)
 app.command(cls=Command)(doctor_command.doctor)

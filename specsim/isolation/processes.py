@@ -197,6 +197,51 @@ def end_fork(pid: int, patience_seconds: float = 0.0) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
+class Patience:
+    """Whether a process has had `seconds` for what it does now. One that is ready to run and gets no core has not: on a
+    busy machine the wall clock alone would call slow what hangs not at all. `pid` 0 is a process that is not known.
+    """
+
+    def __init__(self, pid: int, seconds: float) -> None:
+        self._pid = pid
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._cpu = _running(pid).cpu_seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until `is_over` is worth a look, at least a moment."""
+        return max(_POLL_SECONDS, self._began + self._seconds - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        waited = time.monotonic() - self._began
+        if waited <= self._seconds:
+            return False
+        now = _running(self._pid)
+        had_its_share = now.cpu_seconds - self._cpu >= self._seconds * _SHARE
+        return had_its_share or not now.is_ready or waited > self._seconds * _PATIENCE_MAX
+
+
+_SHARE = 0.5  # of its seconds, that a process which runs has had of a core
+_PATIENCE_MAX = 20
+
+
+class _Running(NamedTuple):
+    """Of a process: whether it runs or is ready to, and its CPU time."""
+
+    is_ready: bool = False
+    cpu_seconds: float = 0.0
+
+
+def _running(pid: int) -> _Running:
+    try:
+        state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return _Running()
+    return _Running(state == "R", (int(numbers[10]) + int(numbers[11])) / os.sysconf("SC_CLK_TCK"))
+
+
 def die_with(parent: int) -> None:
     """Let this process be killed when its parent `parent` ends. The kernel looks at the parent's thread that made it:
     call it where that is the main thread.

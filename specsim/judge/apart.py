@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from specsim.isolation.processes import fork
+from specsim.isolation.processes import Patience, fork
 
 POLL_SECONDS = 0.002
 LOST = 65  # exit code of a fork whose device is lost
@@ -39,12 +39,12 @@ def run_apart(function: Callable[[], object], seconds_max: float) -> Ended | Non
         except BaseException:  # what is looked for is what takes a process with it
             os._exit(_CAME_TO_ITS_END)
         os._exit(_CAME_TO_ITS_END)
-    deadline = time.monotonic() + seconds_max
+    patience = Patience(pid, seconds_max)
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return _ended(os.waitstatus_to_exitcode(status))
-        if time.monotonic() > deadline:
+        if patience.is_over:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             return Ended(True, f"does not end within {seconds_max:g} s")

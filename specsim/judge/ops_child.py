@@ -44,9 +44,9 @@ def choose_device(wanted: str) -> str:
             "--device cuda: torch sees no CUDA device here", "use --device cpu, or install a CUDA build of torch"
         )
     device = "cpu" if wanted == "cpu" or not torch.cuda.is_available() else "cuda"
+    torch.set_num_threads(1)  # a fork of a process that computed with several threads waits for them for ever
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-        torch.set_num_threads(1)
     else:
         os.environ.pop("TRITON_INTERPRET", None)
     return device

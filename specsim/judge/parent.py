@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
@@ -23,6 +22,7 @@ from specsim.errors import UsageError
 from specsim.isolation import environment, phases, processes
 from specsim.isolation.frames import BadFrameError, Reader, new_nonce
 from specsim.isolation.limits import memory_bytes
+from specsim.isolation.processes import Patience
 from specsim.judge.messages import PROGRESS_EVENTS, VERSION, BadMessageError, decoded
 
 Message = dict[str, Any]
@@ -85,8 +85,8 @@ class Conversation:
     """The messages of one question, from the pipe and until whoever answers is gone.
 
     `gone()` is the exit status of that process, None while it is there; `bell` is a descriptor that becomes readable
-    when it goes, where there is one; `said()` is the last line that it printed. The limit of a call that runs the
-    target's code is `hang_seconds`.
+    when it goes, where there is one; `said()` is the last line that it printed; `pid` is the process, 0 where it is not
+    known. The limit of a call that runs the target's code is `hang_seconds`.
     """
 
     def __init__(
@@ -97,12 +97,14 @@ class Conversation:
         hang_seconds: float,
         said: Callable[[], str] = str,
         bell: int | None = None,
+        pid: int = 0,
     ) -> None:
         self._pipe = pipe
         self._reader = Reader(nonce)
         self._gone = gone
         self._said = said
         self._bell = bell
+        self._pid = pid
         self._hang_seconds = hang_seconds
         self._limit_s = START_SECONDS_MAX
         self._is_loading = True  # whose code runs, as far as was said
@@ -148,7 +150,7 @@ class Conversation:
             if self._bell is not None:
                 selector.register(self._bell, selectors.EVENT_READ)
             is_open = True
-            last = time.monotonic()
+            patience = Patience(self._pid, self._limit_s)
             while True:
                 ready = selector.select(POLL_SECONDS if is_open else END_POLL_SECONDS)
                 # Whoever is gone before the pipe is emptied has nothing more to say.
@@ -165,10 +167,10 @@ class Conversation:
                         break
                     for event in self._taken(chunk):
                         yield event
-                        last = time.monotonic()
+                        patience = Patience(self._pid, self._limit_s)
                 if code is not None:
                     yield Stopped(code=code)
-                elif time.monotonic() - last > self._limit_s:
+                elif patience.is_over:
                     yield Stopped(hung=True)
 
     def _taken(self, chunk: bytes) -> Iterator[Message | Stopped]:
@@ -240,7 +242,7 @@ def _child(question: dict[str, Any], hash_seed: str, hang_seconds: float) -> Ite
             except BrokenPipeError:
                 pass
             with interrupts.passed_on(process.pid):
-                yield Conversation(reader, nonce, process.poll, hang_seconds, lambda: tail(stderr))
+                yield Conversation(reader, nonce, process.poll, hang_seconds, lambda: tail(stderr), pid=process.pid)
         finally:
             os.close(reader)
             processes.end(process)

@@ -18,7 +18,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -30,7 +29,7 @@ import torch
 
 from specsim.diff.run import EndedError, Freedoms, Launched, LaunchHere, one_line
 from specsim.errors import TEXT_MAX, UsageError
-from specsim.isolation.processes import end_fork, fork
+from specsim.isolation.processes import Patience, end_fork, fork
 from specsim.judge.apart import LOST
 from specsim.ops.contract import Case, Op, Tensors
 from specsim.ops.provider import NotCalledError, Subject
@@ -319,10 +318,10 @@ class TargetProcess:
 
     def _exchange(self, question: _Question, seconds: float) -> _Answer:
         assert self._socket is not None
-        deadline = time.monotonic() + seconds
+        patience = Patience(self._pid, seconds)
         try:
-            _send(self._socket, _encode(question), deadline)
-            answer: _Answer = _decode_answer(_receive(self._socket, deadline, self._on_call))
+            _send(self._socket, _encode(question), seconds)
+            answer: _Answer = _decode_answer(_receive(self._socket, patience, self._on_call))
             return answer
         except TimeoutError:
             self._end()
@@ -361,26 +360,25 @@ def _tensors(wires: Mapping[str, _Tensor]) -> Tensors:
     return {name: _from_wire(wire) for name, wire in wires.items()}
 
 
-def _send(connection: socket.socket, data: bytes, deadline: float) -> None:
-    connection.settimeout(max(0.001, deadline - time.monotonic()))
+def _send(connection: socket.socket, data: bytes, seconds: float) -> None:
+    connection.settimeout(seconds)
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _receive(connection: socket.socket, deadline: float, on_wait: Callable[[], None]) -> bytearray:
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline, on_wait))
+def _receive(connection: socket.socket, patience: Patience, on_wait: Callable[[], None]) -> bytearray:
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, patience, on_wait))
     if length > FRAME_BYTES_MAX:
         raise ValueError(f"a message of {length} bytes")
-    return _exactly(connection, length, deadline, on_wait)
+    return _exactly(connection, length, patience, on_wait)
 
 
-def _exactly(connection: socket.socket, count: int, deadline: float, on_wait: Callable[[], None]) -> bytearray:
+def _exactly(connection: socket.socket, count: int, patience: Patience, on_wait: Callable[[], None]) -> bytearray:
     data = bytearray(count)
     view, have = memoryview(data), 0
     while have < count:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        if patience.is_over:
             raise TimeoutError
-        connection.settimeout(min(left, WAIT_SECONDS))
+        connection.settimeout(min(patience.left, WAIT_SECONDS))
         try:
             got = connection.recv_into(view[have:])
         except TimeoutError:
