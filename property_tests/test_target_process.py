@@ -14,6 +14,7 @@ import torch
 
 from specsim.diff.run import EndedError, LaunchHere, run_case
 from specsim.diff.suite import Limits, chooser_of, judge, judge_all
+from specsim.judge import ops_child
 from specsim.judge.target_process import TargetProcess
 from specsim.ops.provider import Subject
 from specsim.ops.registry import OPS
@@ -183,3 +184,16 @@ def test_a_target_that_changes_directory_changes_its_own(process: TargetProcess)
     before = os.getcwd()
     assert judge(OP, subject(process), seed=0, limits=Limits(2), launcher=process).counterexample is not None
     assert os.getcwd() == before
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_trusted_side_computes_with_one_thread_on_every_device(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork of a process that has computed with several waits for ever for threads that it does not have."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    assert ops_child.choose_device(device) == device
+    assert threads == [1]
