@@ -409,6 +409,8 @@ def _print_to(stream: Any) -> Callable[[bytes], None]:
 # JSON
 
 JSON_BYTES_MAX = 64 << 20
+JSON_DEPTH_MAX = 100
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def read_json(file: Path, remedy: str, *, what: str = "", nan: bool = False) -> Any:
@@ -432,12 +434,23 @@ def read_json(file: Path, remedy: str, *, what: str = "", nan: bool = False) -> 
             raise UsageError(f"{named} gives {twice!r} twice in one object", remedy)
         return found
 
+    if _depth_of(text) > JSON_DEPTH_MAX:
+        raise UsageError(f"{named} is nested too deeply", remedy)
     try:
         return json.loads(text, parse_constant=constant, object_pairs_hook=fields)
-    except RecursionError:
-        raise UsageError(f"{named} is nested too deeply", remedy) from None
     except ValueError as error:
         raise UsageError(f"{named} is not complete JSON ({error}), it may be truncated", remedy) from error
+
+
+def _depth_of(text: str) -> int:
+    """How deeply brackets are nested outside of strings. Python's own limit is met too late: what is collected then has
+    no room left to be finalized in.
+    """
+    depth = deepest = 0
+    for found in _BRACKET.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _text_of(file: Path, named: str, remedy: str) -> str:
