@@ -6,10 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from specsim.isolation.limits import cores
-
-__all__ = ["beside", "cores"]
-
 T = TypeVar("T")
 
 
