@@ -627,3 +627,15 @@ def test_a_process_that_sleeps_hangs_when_its_seconds_are_over() -> None:
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def test_a_release_is_fetched_where_pip_is_configured_and_not_in_the_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(version: str, _cache: object) -> None:
+        raise UsageError(f"asked for {version} in process {os.getpid()}", "nothing")
+
+    monkeypatch.setattr("specsim.targets.fetch.fetch_wheel", fetch)
+    question = {"mode": "ops.check", "target": "sglang==0.0.7", "cache": str(tmp_path)}
+    with pytest.raises(UsageError, match=rf"asked for 0\.0\.7 in process {os.getpid()}"):
+        list(ask(question, 5.0))

@@ -71,6 +71,7 @@ class Worker:
         """
         question = {
             "mode": "again",
+            "target": batch.target,
             "batch": batch_to_json(batch),
             "index": index,
             "cache": str(self._cache),
@@ -112,6 +113,7 @@ class Worker:
     def _run_schedules(self, batch: Batch, seconds: float) -> BatchResult:
         question = {
             "mode": "batch",
+            "target": batch.target,
             "batch": batch_to_json(batch),
             "cache": str(self._cache),
             "mutant": "",

@@ -6,6 +6,7 @@ anything is made of it. Imports neither torch nor triton.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import selectors
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from specsim import interrupts
@@ -208,8 +210,24 @@ def blamed(conversation: Conversation, question: dict[str, Any]) -> Iterator[Mes
         raise
 
 
+@functools.cache
+def _fetch(target: str, cache: Path) -> None:
+    """Fetch a release that is not in the cache here: a child does not see how pip is configured, nor its passwords."""
+    from specsim.targets.cache import Cache
+    from specsim.targets.fetch import fetch_wheel
+    from specsim.targets.packages import fetch_package
+    from specsim.targets.spec import PackageTarget, ReleaseTarget, parse_target
+
+    parsed = parse_target(target)
+    if isinstance(parsed, ReleaseTarget):
+        fetch_wheel(parsed.version, Cache(cache))
+    elif isinstance(parsed, PackageTarget) and parsed.version:
+        fetch_package(parsed.package, parsed.version, Cache(cache))
+
+
 def envelope(question: dict[str, Any], nonce: bytes) -> bytes:
-    """A question as a child takes it."""
+    """A question as a child takes it. What it is about is fetched before."""
+    _fetch(question["target"], Path(question["cache"]))
     return json.dumps({"nonce": nonce.hex(), "memory_bytes": memory_bytes(), "request": question}).encode()
 
 
