@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from specsim.replay_file import OpReplay
 
 ALIVE_SECONDS = 1.0
+LEAST_SECONDS = 1.0  # of judging, also where loading took the whole budget
 ON_CPU = "host code, which runs on a CPU between stand-ins: leave out --device cuda"
 
 
@@ -117,7 +118,8 @@ def check(request: Request, messages: Messages) -> None:
         limits = Limits(
             cases=request["cases"],
             attempts=SHRINK_ATTEMPTS_MAX if request["attempts"] is None else request["attempts"],
-            deadline=end,
+            # However long it took to load the target, something of it is judged.
+            deadline=max(end, time.monotonic() + min(LEAST_SECONDS, request["seconds"])),
             stopped=interrupts.asked,
             shrinks=lambda subject: request["shrinks"] and signature_of(subject) not in known_signatures,
         )
