@@ -154,3 +154,13 @@ def test_too_few_files_that_may_be_opened_are_said_to_be_too_few(tmp_path: Path)
         timeout=60,
     )
     assert (ended.returncode, "may open 8 files, specsim needs 64" in ended.stderr) == (2, True), ended.stderr
+
+
+def test_a_store_s_replay_that_is_nested_too_deeply_is_not_written(tmp_path: Path) -> None:
+    from specsim.commands.campaign_pages import _write_replay
+
+    with pytest.raises(UsageError, match="nested too deeply"):
+        _write_replay(tmp_path / "x.json", "[" * 200_000)
+    assert not list(tmp_path.iterdir())
+    _write_replay(tmp_path / "x.json", '{"a": "[[["}')
+    assert (tmp_path / "x.json").read_text() == '{"a": "[[["}'

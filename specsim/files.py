@@ -434,7 +434,7 @@ def read_json(file: Path, remedy: str, *, what: str = "", nan: bool = False) -> 
             raise UsageError(f"{named} gives {twice!r} twice in one object", remedy)
         return found
 
-    if _depth_of(text) > JSON_DEPTH_MAX:
+    if is_nested_too_deeply(text):
         raise UsageError(f"{named} is nested too deeply", remedy)
     try:
         return json.loads(text, parse_constant=constant, object_pairs_hook=fields)
@@ -442,15 +442,15 @@ def read_json(file: Path, remedy: str, *, what: str = "", nan: bool = False) -> 
         raise UsageError(f"{named} is not complete JSON ({error}), it may be truncated", remedy) from error
 
 
-def _depth_of(text: str) -> int:
-    """How deeply brackets are nested outside of strings. Python's own limit is met too late: what is collected then has
-    no room left to be finalized in.
+def is_nested_too_deeply(text: str) -> bool:
+    """Whether brackets outside of strings are nested more deeply than JSON of ours. Python's own limit is met too late:
+    what is collected then has no room left to be finalized in.
     """
     depth = deepest = 0
     for found in _BRACKET.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
         deepest = max(deepest, depth)
-    return deepest
+    return deepest > JSON_DEPTH_MAX
 
 
 def _text_of(file: Path, named: str, remedy: str) -> str:

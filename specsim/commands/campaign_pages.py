@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ import typer
 from specsim.campaign.merged import Known, Merged, Reached, merged
 from specsim.commands.pages import free_name
 from specsim.errors import UsageError
-from specsim.files import save_json, save_text
+from specsim.files import attempt, is_nested_too_deeply, save_json, save_text, write_text
 from specsim.replay_file import command
 from specsim.report.campaign import Card, Cell, Matrix, Page, Tile, page_of
 from specsim.report.page.charts import Chart, Line, Mark, span
@@ -40,11 +41,17 @@ def write_campaign(files: Sequence[Path], html: Path, json_file: Path | None) ->
     names = replay_names(found.findings)
     for known in found.findings:
         for name, replay in zip(names[known.stored.signature, known.stored.target], known.replays, strict=True):
-            save_text(html / name, replay.text)
+            attempt(partial(_write_replay, html / name, replay.text))
     save_text(html / "index.html", page_of(shown(found, html, names)))
     typer.echo(f"{html / 'index.html'}: {_headline(found)}")
     if json_file is not None:
         save_json(json_file, answer_of(found, html, names))
+
+
+def _write_replay(file: Path, text: str) -> None:
+    if is_nested_too_deeply(text):
+        raise UsageError(f"cannot write {file}: what a store holds for it is nested too deeply", "restore the store")
+    write_text(file, text)
 
 
 Names = Mapping[tuple[str, str], Sequence[str]]
