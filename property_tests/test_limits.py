@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import tomllib
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from specsim import cli, interrupts
 from specsim.check import suite as schedules
 from specsim.check.suite import KnownSchedule, simulate
 from specsim.commands import unjudged
+from specsim.commands.judging import FIXTURES
 from specsim.commands.limits import CI_ATTEMPTS, CI_CASES, CI_SCHEDULES, DEFAULT_CASES, DEFAULT_SECONDS, limits_of
 from specsim.diff.run import LaunchHere
 from specsim.diff.suite import FIRST_ROUND, KnownCase, Limits, chooser_of, judge_all
@@ -268,3 +270,10 @@ def test_a_cache_that_cannot_be_read_or_written_costs_nothing(tmp_path: Path) ->
     suite = Suite("ops", not_run=[NotRun("a, b", interrupts.SPENT)])
     unjudged.remember(Cache(tmp_path), "mine:p", suite)
     assert unjudged.recall(Cache(tmp_path), "mine:p") == ()
+
+
+def test_the_replay_files_of_known_findings_come_with_an_installation() -> None:
+    root = Path(cli.__file__).parents[1]
+    packaged = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["specsim"]
+    assert FIXTURES.relative_to(Path(cli.__file__).parent) / "*.json" in map(Path, packaged)
+    assert any(FIXTURES.glob("*.json"))
