@@ -4,6 +4,7 @@ specsim is never its fault, and none of its processes is left.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -30,7 +31,7 @@ from specsim.isolation import environment, limits, phases, processes
 from specsim.isolation.frames import FRAME_BYTES_MAX, BadFrameError, Reader, Writer, new_nonce
 from specsim.judge import messages as table
 from specsim.judge.accounting import AccountingRequest, run_accounting_suite
-from specsim.judge.child import Messages
+from specsim.judge.child import MODES, Messages
 from specsim.judge.parent import ChildEnded, Conversation, ask
 from specsim.targets.source import WheelSource
 from specsim.verdict import Finding
@@ -639,3 +640,8 @@ def test_a_release_is_fetched_where_pip_is_configured_and_not_in_the_child(
     question = {"mode": "ops.check", "target": "sglang==0.0.7", "cache": str(tmp_path)}
     with pytest.raises(UsageError, match=rf"asked for 0\.0\.7 in process {os.getpid()}"):
         list(ask(question, 5.0))
+
+
+def test_every_mode_of_a_child_is_there() -> None:
+    for module, function in MODES.values():
+        assert callable(getattr(importlib.import_module(module), function)), (module, function)

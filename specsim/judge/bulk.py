@@ -40,7 +40,8 @@ def run_bulk_suite(request: OpsRequest, progress: Callable[[str, int], None]) ->
                     lost = message["text"]
                 elif message["event"] == "done":
                     skip.append(subject)
-                    take(suite, findings, failed, message, request.out)
+                    take(suite, findings, message, request.out)
+                    failed += [subject] if message["found"] else []
                 elif message["event"] == "end":
                     suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
                     suite.seconds = time.monotonic() - started
@@ -50,13 +51,14 @@ def run_bulk_suite(request: OpsRequest, progress: Callable[[str, int], None]) ->
                 raise ended_early(request.target, ended) from None
             skip.append(subject)
             how = {**launch, "device": device, "hung": ended.hung, "text": lost or ended.text}
-            _take_failure(suite, findings, failed, request, subject, how)
+            failed += [subject] if _take_failure(suite, findings, request, subject, how) else []
 
 
-def _take_failure(
-    suite: Suite, findings: list[Finding], failed: list[str], request: OpsRequest, subject: str, how: Message
-) -> None:
-    """A child ended on a launch: let a fresh one find the request to blame, and make the finding of it."""
+def _take_failure(suite: Suite, findings: list[Finding], request: OpsRequest, subject: str, how: Message) -> bool:
+    """A child ended on a launch: let a fresh one find the request to blame, and make the finding of it; whether there
+    is one.
+    """
+    before = len(findings)
     question = {
         **request.to_json(),
         "mode": "bulk.failure",
@@ -67,4 +69,5 @@ def _take_failure(
     }
     for message in ask(question, START_SECONDS_MAX):
         if message["event"] == "done":
-            take(suite, findings, failed, message, request.out)
+            take(suite, findings, message, request.out)
+    return len(findings) > before

@@ -27,7 +27,6 @@ Request = dict[str, Any]
 # What a request may ask for, and the function that does it. By name: each imports only what it needs.
 MODES = {
     "ops.check": ("specsim.judge.ops_child", "check"),
-    "ops.failure": ("specsim.judge.ops_child", "failure"),
     "ops.replay": ("specsim.judge.ops_child", "replay"),
     "ops.shrink": ("specsim.judge.ops_child", "shrink"),
     "accounting.check": ("specsim.judge.accounting_child", "check"),

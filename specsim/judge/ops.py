@@ -71,7 +71,7 @@ def run_ops_suite(request: OpsRequest, progress: Callable[[str, int], None]) -> 
             if message["event"] == "case":
                 progress(message["subject"], message["cases"])
             elif message["event"] == "done":
-                take(suite, findings, [], message, request.out)
+                take(suite, findings, message, request.out)
             elif message["event"] == "end":
                 suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
     except ChildEnded as ended:
@@ -80,7 +80,7 @@ def run_ops_suite(request: OpsRequest, progress: Callable[[str, int], None]) -> 
     return suite, findings
 
 
-def take(suite: Suite, findings: list[Finding], failed: list[str], message: Message, out: Path) -> None:
+def take(suite: Suite, findings: list[Finding], message: Message, out: Path) -> None:
     """Note what a child's "done" says of a subject."""
     suite.cases += message["cases"]
     suite.not_run += [NotRun(**entry) for entry in message["not_run"]]
@@ -88,7 +88,6 @@ def take(suite: Suite, findings: list[Finding], failed: list[str], message: Mess
         packing = {name: message[name] for name in ("launches", "packed", "seconds") if name in message}
         suite.judged.append(Judged(message["op"], message["subject"], message["where"], message["cases"], **packing))
     if message["found"]:
-        failed.append(message["subject"])
         findings.append(received(message["found"], out))
 
 
