@@ -27,13 +27,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 READY := .venv/.ready
 TORCH_PIN := $(shell grep '^torch==' constraints.txt)
 RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
-ALL_RELEASES := $(shell sed -n -e 's/^ *"\(.*\)",$$/\1/p' specsim/targets/sglang/releases.py)
+ALL_RELEASES := $(shell sed -n -e 's/^ *"\(.*\)",$$/\1/p' specsim/engines/sglang/releases.py)
 
 # Every file that has tests of all releases, and the table that holds what they expect.
-RELEASE_TESTS := $(addprefix property_tests/test_,$(addsuffix .py,release_accounting release_locations \
-	release_memory release_feed_and_sizes releases tensor_functions workers bisect_targets fixtures triage))
-GPU_TESTS := $(addprefix property_tests/test_,$(addsuffix .py,on_the_gpu kernels_match_the_reference \
-	verify_logits kernels_are_lossless bulk_generators reference_agrees_with_loops bench_kernels))
+RELEASE_TESTS := property_tests/releases property_tests/tiers/test_workers.py property_tests/tiers/test_fixtures.py
+GPU_TESTS := property_tests/gpu property_tests/kernels property_tests/contracts/test_bulk_generators.py \
+	property_tests/reference/test_reference_agrees_with_loops.py
 
 .PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu attack nightly docs lint clean \
 	stale fixtures
@@ -63,10 +62,10 @@ fixtures: $(READY) ## makes them anew; commit what it changed
 	$(BIN)/python fixtures/remake.py --write fixtures/replays
 
 test-compiled: $(READY) ## the tests that compile the simulator: minutes
-	SPECSIM_TEST_COMPILED=1 $(BIN)/python -m pytest property_tests/test_compiled.py
+	SPECSIM_TEST_COMPILED=1 $(BIN)/python -m pytest property_tests/engine/test_compiled.py
 
 test-sm90: $(READY) ## every kernel compiled for sm_90, without a GPU: spills and vector widths
-	SPECSIM_COMPILE=all $(BIN)/python -m pytest property_tests/test_compiled_kernels.py
+	SPECSIM_COMPILE=all $(BIN)/python -m pytest property_tests/kernels/test_compiled_kernels.py
 
 test-gpu: $(READY) ## what only a GPU can show of the kernels: minutes on one
 	$(BIN)/python -m pytest -n 4 --dist loadgroup $(GPU_TESTS)
@@ -78,7 +77,7 @@ sanitize-gpu: $(READY) ## every kernel on small cases under compute-sanitizer, w
 	for tool in memcheck racecheck initcheck; do \
 		echo "== $$tool"; \
 		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 99 --print-limit 20 \
-			$(BIN)/python property_tests/small_pass.py; \
+			$(BIN)/python property_tests/support/small_pass.py; \
 	done
 
 attack: $(READY) ## hostile inputs of every kind for ATTACK_MINUTES (5), with ATTACK_SEED (0): must print 0

@@ -19,6 +19,9 @@ Kernels name their variables `i_` index, `p_` pointer, `o_` offsets, `m_` mask, 
 
 from triton import knobs
 
+from specsim.contracts.contract import Implementation, Sizes
+from specsim.contracts.provider import MappingProvider
+from specsim.contracts.registry import OPS
 from specsim.kernels.accepted import (
     create_extend_after_decode,
     filter_finished_cache_loc,
@@ -100,9 +103,6 @@ from specsim.kernels.verify_logits import (
 from specsim.kernels.verify_sampled import (
     verify_logits_sampled,
 )
-from specsim.ops.contract import Implementation, Sizes
-from specsim.ops.provider import MappingProvider
-from specsim.ops.registry import OPS
 
 KERNELS: tuple[Implementation, ...] = (
     assign_req_to_token_pool,

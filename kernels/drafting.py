@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specsim.contracts.registry import OPS
 from specsim.kernels.launch import block_of, operation, require_contract, require_size
 from specsim.kernels.masks import store_slots
 from specsim.kernels.tree import SLOTS
-from specsim.ops.registry import OPS
 
 BLOCK_J = 32
 NUM_CANDIDATES_MAX = 4096

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specsim.contracts.registry import OPS
 from specsim.kernels.launch import (
     ANY,
     as_equal_words,
@@ -31,7 +32,6 @@ from specsim.kernels.launch import (
 )
 from specsim.kernels.scratch import scratch_of
 from specsim.kernels.verify_logits import num_sms_of
-from specsim.ops.registry import OPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,9 +11,9 @@ from typing import Any, ParamSpec
 import torch
 import triton
 
+from specsim.contracts.contract import ScalarArg, TensorArg
+from specsim.contracts.registry import OPS
 from specsim.errors import UsageError
-from specsim.ops.contract import ScalarArg, TensorArg
-from specsim.ops.registry import OPS
 
 P = ParamSpec("P")
 

@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specsim.contracts.contract import Role, TensorArg
+from specsim.contracts.registry import OPS
+from specsim.contracts.tree import FULL_MASK, QLEN_ONLY
 from specsim.kernels.launch import operation, require_contract, require_size
 from specsim.kernels.masks import BLOCK_C, NUM_DRAFT_TOKENS_MAX, store_links
-from specsim.ops.contract import Role, TensorArg
-from specsim.ops.registry import OPS
-from specsim.ops.tree import FULL_MASK, QLEN_ONLY
 from specsim.reference.masks import packed_bytes
 
 BLOCK_B = 256

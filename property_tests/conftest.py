@@ -21,12 +21,12 @@ os.environ["SPECSIM_COMPILED"] = (
 )
 torch.set_num_threads(1)
 
-from property_tests.deep import is_left_out
+from property_tests.support.deep import is_left_out
 from specsim.compiled.finder import uninstall
+from specsim.lifting.cache import Cache, open_cache
+from specsim.lifting.source import SourceTree, open_source
+from specsim.lifting.target import ReleaseTarget
 from specsim.strategies import register_profiles
-from specsim.targets.cache import Cache, open_cache
-from specsim.targets.source import SourceTree, open_source
-from specsim.targets.spec import ReleaseTarget
 
 uninstall()  # pytest imported the plugin, and with it specsim, before SPECSIM_COMPILED was set
 
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seen: dict[str, int] = {}
     for item in items:
         if is_left_out(item.nodeid, seen):
-            item.add_marker(pytest.mark.skip(reason="seconds long: in `make nightly` (property_tests/deep.py)"))
+            item.add_marker(pytest.mark.skip(reason="seconds long: in `make nightly` (property_tests/support/deep.py)"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,7 +74,7 @@ def wheel_cache() -> Cache:
 @pytest.fixture(scope="session")
 def release(wheel_cache: Cache, pytestconfig: pytest.Config) -> Callable[[str], SourceTree]:
     """Opens a release that is in the cache; skips the test when it is not, or is of `make test-releases` alone."""
-    from specsim.targets.fetch import cached_releases
+    from specsim.lifting.fetch import cached_releases
 
     available = set(cached_releases(wheel_cache))
     opened: dict[str, SourceTree] = {}

@@ -8,7 +8,7 @@ Read it in this order:
 * `verify`       the walk that accepts the drafts that greedy decoding would have produced
 * `logits`       penalties, bias, grammar, temperature, top-k, top-p and min-p, after every node of a tree
 * `sampling`     the walks for a target model that samples; that they lose nothing is proved by exact enumeration
-                 (`specsim.ops.losslessness`)
+                 (`specsim.contracts.losslessness`)
 * `accepted`     what follows the walk: emitted tokens, new lengths, positions, slots to keep and to free
 * `cache_locs`   which KV slots a step enters into the page table, and which ones it reads
 * `kv`           slots over pages, where the drafts of a tree go, what they attend to, and the move of an accepted path
@@ -20,8 +20,8 @@ Read it in this order:
 * `sequential`   decoding token by token, without any of the above: what every schedule must equal
 
 Each operation is batched, without a Python loop over requests, on any device, and returns its outputs; in-out tensors
-are changed in place. `specsim.ops.loops` has every operation once more, slow and obvious; tests hold the two equal.
-Wrong arguments raise ValueError (`validation` says how to switch that off).
+are changed in place. `specsim.contracts.naive` has every operation once more, slow and obvious; tests hold the two
+equal. Wrong arguments raise ValueError (`validation` says how to switch that off).
 
 This package imports torch and nothing else.
 

@@ -3,7 +3,7 @@
 At temperature 0 a draft is right or wrong (`verify`). Above it the target model gives every token a probability,
 and a rule decides with random numbers which drafts are accepted, such that what is emitted has the law of decoding
 token by token. The random numbers, *coins*, are arguments: the rules are functions, and their laws can be counted
-out (`specsim.ops.enumeration`). Coins are uniform in [0, 1) and independent; 1 is taken too and never accepts by
+out (`specsim.contracts.enumeration`). Coins are uniform in [0, 1) and independent; 1 is taken too and never accepts by
 chance alone.
 
 Each rule ends by drawing one token from what is left of a law: the smallest token whose cumulative weight exceeds

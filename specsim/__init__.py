@@ -1,7 +1,9 @@
 """specsim: deterministic simulation testing for speculative decoding in LLM inference."""
 
-from specsim.compiled.finder import install
+from specsim import aliases
+from specsim.compiled import finder
 
 __version__ = "0.1.0"
 
-install()
+aliases.install()
+finder.install()

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import specsim
+from specsim.choices.seeds import parse_seed
+from specsim.commands import bisect, fuzz, model, replay_files, template
 from specsim.commands import doctor as doctor_command
-from specsim.commands import fuzzing, history, model, replay_files, template
-from specsim.commands.ignored import without_ignored
+from specsim.commands.ignored_options import without_ignored
 from specsim.commands.invocation import GIT_STOPS, Command, output_file, output_folder
 from specsim.commands.limits import DEFAULT_CASES, DEFAULT_SCHEDULES
 from specsim.commands.options import (
@@ -41,7 +42,6 @@ from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOp
 from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
 from specsim.errors import UsageError
-from specsim.explore.seeds import parse_seed
 from specsim.files import save_json, save_text
 from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, USAGE
 
@@ -90,7 +90,7 @@ def _exit_codes(bisect_run: bool, of_errors: int) -> Iterator[None]:
     """With `bisect_run`, errors end with `of_errors`, and what could not be judged is skipped: `git bisect run` would
     take 2 and 3 for bad.
     """
-    from specsim.judge.accounting import NondeterministicError
+    from specsim.tiers.accounting.parent import NondeterministicError
 
     try:
         yield
@@ -215,13 +215,13 @@ def check(
     """Judge a target: every suite within the budget, a verdict table, one finding per defect. Several targets make a
     matrix: targets across, findings down.
     """
-    from specsim.commands.checking import check_one_target
-    from specsim.commands.judging import FIXTURES, Asked
+    from specsim.choices.search_strategies import STRATEGIES
+    from specsim.commands.check import check_one_target
     from specsim.commands.limits import limits_of
-    from specsim.explore.strategies import STRATEGIES
-    from specsim.targets.cache import open_cache
-    from specsim.targets.ranges import expand_targets
-    from specsim.targets.sglang.releases import RELEASES
+    from specsim.commands.suites import FIXTURES, Asked
+    from specsim.engines.ranges import expand_targets
+    from specsim.engines.sglang.releases import RELEASES
+    from specsim.lifting.cache import open_cache
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
         tier, operation = _tier(only)
@@ -265,7 +265,7 @@ def check(
                     raise UsageError(f"{option} with several targets", f"it is of the model: check model {option}")
             if baseline is not None or update_baseline:
                 raise UsageError("--baseline with several targets", "give one target at a time")
-            from specsim.commands.many import check_many
+            from specsim.commands.matrix import check_many
 
             texts = [*target, *_given(context, options)] if target else []
             raise typer.Exit(check_many(chosen, options, out, json_file, write, pin_to, jobs, texts, outputs))
@@ -324,7 +324,7 @@ def _tier(only: str | None) -> tuple[str | None, str]:
 
 
 def _require_mutant(mutant: str, target: str) -> None:
-    from specsim.mutants.load import find
+    from specsim.selfcheck.mutation import find
 
     find(mutant)
     _require_model(f"--mutant {mutant}", target)
@@ -337,7 +337,7 @@ def _require_model(option: str, target: str) -> None:
 
 def _sing() -> int:
     """The canary: a line per mutant; 1 when one is not found."""
-    from specsim.mutants.canary import sing
+    from specsim.selfcheck.canary import sing
 
     missed = 0
     for hunted in sing():
@@ -382,11 +382,11 @@ def replay(
     from specsim import replay_file
     from specsim.commands.pages import write_pages
     from specsim.commands.requests import noted, ops_request, schedule_request, workers_request
-    from specsim.judge.accounting import replay_schedule, replay_schedule_twice
-    from specsim.judge.ops import replay_ops, replay_ops_twice
-    from specsim.judge.workers import replay_case, replay_case_twice
+    from specsim.lifting.target import parse_target
     from specsim.report.terminal import print_replay, print_schedule_replay, print_worker_replay
-    from specsim.targets.spec import parse_target
+    from specsim.tiers.accounting.parent import replay_schedule, replay_schedule_twice
+    from specsim.tiers.ops.parent import replay_ops, replay_ops_twice
+    from specsim.tiers.workers.parent import replay_case, replay_case_twice
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
         one_of("--device", device, ("auto", "cpu", "cuda"))
@@ -500,17 +500,17 @@ def targets(
     """
     accept_seed(seed)
     if target:
-        from specsim.commands.many import survey
+        from specsim.commands.matrix import survey
 
         raise typer.Exit(survey(target, json_file, write, cache_dir))
     if write is not None:
         raise UsageError("--write without releases", "name those of the data file: sglang==A..B --write FILE")
+    from specsim.engines.listing import list_targets
+    from specsim.engines.packages import fetch_package
+    from specsim.lifting.cache import open_cache
+    from specsim.lifting.fetch import fetch_wheel
+    from specsim.lifting.target import PackageTarget, ReleaseTarget, parse_target
     from specsim.report.terminal import print_targets
-    from specsim.targets.cache import open_cache
-    from specsim.targets.fetch import fetch_wheel
-    from specsim.targets.listing import list_targets
-    from specsim.targets.packages import fetch_package
-    from specsim.targets.spec import PackageTarget, ReleaseTarget, parse_target
 
     cache = open_cache(cache_dir)
     releases = [parse_target(text) for text in fetch or []]
@@ -549,8 +549,8 @@ def bench(
     `kernels` is run when it is named or there is a GPU, `campaign` and `guidance` when they are named.
     """
     from specsim.bench import BENCHMARKS, run
-    from specsim.judge.ops_child import choose_device
     from specsim.report.terminal import print_bench
+    from specsim.tiers.ops.child import choose_device
 
     one_of("--device", device, ("auto", "cpu", "cuda"))
     one_of("NAME", name, tuple(BENCHMARKS))
@@ -574,8 +574,8 @@ def bench(
 
 
 for command in (
-    *(replay_files.pin, replay_files.shrink, history.bisect),
-    *(model.explore, model.mutants, model.sweep, fuzzing.fuzz),
+    *(replay_files.pin, replay_files.shrink, bisect.bisect),
+    *(model.explore, model.mutants, model.sweep, fuzz.fuzz),
 ):
     app.command(cls=Command)(command)
 app.command(cls=Command)(template.template)
@@ -603,7 +603,7 @@ def _require_a_place_to_work() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Bad input ends as one sentence on standard error and exit code 2."""
-    from specsim.judge.accounting import NondeterministicError
+    from specsim.tiers.accounting.parent import NondeterministicError
 
     for stream in (sys.stdout, sys.stderr):  # a locale that lacks a character gets it spelled out
         if isinstance(stream, io.TextIOWrapper):

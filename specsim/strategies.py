@@ -6,7 +6,7 @@
     @given(draft_trees(topk_max=4), logits(rows=2, vocab_size=33))
     def test_my_kernel(tree, rows): ...
 
-All draw by the generators that `specsim check` uses (`specsim.explore.chooser`) and shrink towards the dullest case:
+All draw by the generators that `specsim check` uses (`specsim.choices.chooser`) and shrink towards the dullest case:
 one request, a chain, no page boundary, nothing wrong. Needs torch; nothing here launches a kernel.
 """
 
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from hypothesis import HealthCheck, settings
 
+from specsim.choices.chooser import Chooser, between, pick
+from specsim.choices.hypothesis_chooser import chosen
+from specsim.contracts.contract import Case, Op
+from specsim.contracts.registry import OPS
+from specsim.contracts.tree import DraftTree, Shape, draw_tree
+from specsim.engine.accounting import Accounting, Memory, ModelAccounting
+from specsim.engine.event_log import Run
+from specsim.engine.features import FEATURES
+from specsim.engine.workload import Scenario, draw_scenario
 from specsim.errors import UsageError
-from specsim.explore.chooser import Chooser, between, pick
-from specsim.explore.hypothesis_lane import chosen
-from specsim.ops.contract import Case, Op
-from specsim.ops.registry import OPS
-from specsim.ops.tree import DraftTree, Shape, draw_tree
-from specsim.sim.accounting import Accounting, Memory, ModelAccounting
-from specsim.sim.features import FEATURES
-from specsim.sim.log import Run
-from specsim.sim.workload import Scenario, draw_scenario
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -204,7 +204,7 @@ def logits(
 
 def workloads(features: frozenset[str] = FEATURES) -> SearchStrategy[Scenario]:
     """A `config` of the engine and a `workload`: turns in the order of their arrival, and how often aborts,
-    retractions, timeouts and pauses may come. `features` are those of `specsim.sim.features` that may be on.
+    retractions, timeouts and pauses may come. `features` are those of `specsim.engine.features` that may be on.
     """
     return chosen(lambda chooser: draw_scenario(chooser, features)).map(lambda drawn: drawn[0])
 
@@ -216,7 +216,7 @@ def schedules(
 
     Hypothesis draws the scenario and the order of all events, and shrinks both.
     """
-    from specsim.check.strategies import runs
+    from specsim.tiers.accounting.hypothesis_schedules import runs
 
     return runs(accounting, features).map(lambda drawn: drawn[0])
 

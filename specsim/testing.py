@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 from specsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from specsim.diff.suite import Counterexample
-    from specsim.judge.pinned import Pinned
-    from specsim.ops.contract import Op
-    from specsim.ops.provider import Subject
+    from specsim.contracts.contract import Op
+    from specsim.contracts.provider import Subject
+    from specsim.findings.pin import Pinned
     from specsim.replay_file import Replay
+    from specsim.tiers.ops.suite import Counterexample
     from specsim.verdict import Finding, Verdict
 
 __all__ = [
@@ -66,19 +66,21 @@ def assert_matches(
     """`function` does what the contract of `operation` says, on `cases` generated inputs on `device`.
 
     It is called with the contract's arguments by name and returns the outputs, or names them as parameters and writes
-    them in place (`specsim.ops.contract`). Inputs must come back unchanged, outputs arrive poisoned and between red
-    zones. Raises AssertionError with the smallest case that fails, whose replay file is written to `out`; UsageError
-    for an unknown operation and a function that cannot be called so.
+    them in place (`specsim.contracts.contract`). Inputs must come back unchanged, outputs arrive poisoned and between
+    red zones. Raises AssertionError with the smallest case that fails, whose replay file is written to `out`;
+    UsageError for an unknown operation and a function that cannot be called so.
     """
     __tracebackhide__ = True
-    from specsim.diff.run import LaunchHere
-    from specsim.diff.suite import Limits, judge
-    from specsim.ops.provider import MappingProvider
-    from specsim.ops.registry import OPS
+    from specsim.contracts.provider import MappingProvider
+    from specsim.contracts.registry import OPS
+    from specsim.tiers.ops.run import LaunchHere
+    from specsim.tiers.ops.suite import Limits, judge
 
     subjects, not_run = MappingProvider("the test", {operation: function}).subjects()
     if not subjects:
-        raise UsageError(next(f"{e.what}: {e.why}" for e in not_run if e.what == operation), "see specsim.ops.contract")
+        raise UsageError(
+            next(f"{e.what}: {e.why}" for e in not_run if e.what == operation), "see specsim.contracts.contract"
+        )
     (subject,) = subjects
     op = OPS[operation]
     if _replay_file(operation) is not None:
@@ -109,8 +111,8 @@ def _replay_file(operation: str) -> Path | None:
 def _replay_case(op: Op, subject: Subject, device: str) -> None:
     __tracebackhide__ = True
     from specsim import replay_file
-    from specsim.diff.finding import case_of
-    from specsim.diff.run import run_case
+    from specsim.tiers.ops.finding import case_of
+    from specsim.tiers.ops.run import run_case
 
     path = _replay_file(op.name)
     assert path is not None
@@ -128,7 +130,7 @@ def _mismatch(
     op: Op, subject: Subject, found: Counterexample, target: str, seed: int, device: str, out: Path, cases: int
 ) -> str:
     from specsim import replay_file
-    from specsim.diff.finding import finding_of
+    from specsim.tiers.ops.finding import finding_of
 
     finding, replay = finding_of(op, subject, found, target=target, seed=seed, device=device)
     finding = dataclasses.replace(finding, replay=str(replay_file.save_in(out, replay)))
@@ -179,7 +181,7 @@ def assert_lossless(
     __tracebackhide__ = True
     import torch
 
-    from specsim.ops.losslessness import NAMES, distances
+    from specsim.contracts.losslessness import NAMES, distances
 
     name = operation or getattr(rule, "__name__", "")
     if name not in NAMES:
@@ -268,10 +270,10 @@ def judge_target(
     cache_dir: Path | str | None,
 ) -> Verdict:
     """The verdict on a target, or on one tier of it, as `specsim check` gives it. Fetches nothing."""
-    from specsim.commands.judging import Asked, run_tiers
+    from specsim.commands.suites import Asked, run_tiers
+    from specsim.lifting.cache import open_cache
+    from specsim.lifting.target import parse_target
     from specsim.report.live import Line, Progress
-    from specsim.targets.cache import open_cache
-    from specsim.targets.spec import parse_target
 
     if only and only not in TIERS:
         raise UsageError(f"only={only!r} is no tier", f"allowed: {', '.join(TIERS)}")
@@ -294,8 +296,8 @@ def judge_target(
 
 
 def _require_fetched(parsed: Any, cache: Any) -> None:
-    from specsim.targets.fetch import cached_releases
-    from specsim.targets.spec import ReleaseTarget
+    from specsim.lifting.fetch import cached_releases
+    from specsim.lifting.target import ReleaseTarget
 
     if isinstance(parsed, ReleaseTarget) and parsed.version not in set(cached_releases(cache)):
         command = f"specsim targets --fetch {parsed.text}"
@@ -341,8 +343,8 @@ def _replayed(file: Path, target: str, hang_seconds: float) -> tuple[Replay, str
     """The replay file, the target that it ran on, and what it showed there. Skips the test where it does not apply."""
     __tracebackhide__ = True
     from specsim import replay_file
-    from specsim.judge.pinned import replay_pinned
-    from specsim.judge.trust import code_of, require_named
+    from specsim.findings.pin import replay_pinned
+    from specsim.findings.trust import code_of, require_named
 
     stored = replay_file.load(file)
     on = target or stored.target

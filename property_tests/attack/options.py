@@ -146,7 +146,7 @@ _PATH_OPTIONS |= {"--store", "--corpus", "--corpus-read", "--observe", "--repo",
 _TARGET_OPTIONS = {"--target", "--provider", "--kernels", "--baseline", "--fetch", "--good", "--bad"}
 _READ_OPTIONS = {"--data", "--corpus-read", "--campaign", "--repo", "--baseline"}  # they name what is read
 MINE = """
-from specsim.check.extension import Extension
+from specsim.rules.extension import Extension
 
 extension = Extension(rules={"a": lambda call, memory, requests: ""})
 """

@@ -8,9 +8,9 @@ import random
 import textwrap
 from collections.abc import Callable
 
-from property_tests import small_engine
 from property_tests.attack.folder import Folder
 from property_tests.attack.runner import Attack
+from property_tests.support import small_engine
 
 ENGINE = "sglang@engine"
 PLAN = small_engine.Plan(commits=1, bad=1)
@@ -174,7 +174,7 @@ _PROVIDER = """
 _RULE = """
     import os, sys, time
     import torch
-    from specsim.check.extension import Extension
+    from specsim.rules.extension import Extension
     {at_import}
 
     predict = accept_index = accept_lens = torch.ones(3)

@@ -14,9 +14,9 @@ from property_tests.attack.damage import HOSTILE_TEXT, JSON_SHAPES, NUMBERS, dam
 from property_tests.attack.folder import Folder
 from property_tests.attack.replays import FIXTURES
 from property_tests.attack.runner import Attack
-from specsim.campaign.batches import Plan, family_weights, lots_of, strategy_weights
-from specsim.campaign.store import Store
-from specsim.campaign.work import Batch, BatchResult, Found, KeptTape
+from specsim.fuzz.batches import Plan, family_weights, lots_of, strategy_weights
+from specsim.fuzz.store import Store
+from specsim.fuzz.work import Batch, BatchResult, Found, KeptTape
 
 TABLES = ("meta", "batches", "coverage", "tapes", "findings", "seen", "hits", "replays")
 # Columns that hold JSON.

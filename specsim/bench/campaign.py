@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from specsim.compiled.build import find_build
-from specsim.targets.cache import open_cache
+from specsim.lifting.cache import open_cache
 
 NAME = "campaign"
 ROUNDS = 3
@@ -85,7 +85,7 @@ def entry(
 
 def bare_loop(seconds: float) -> Part:
     """The simulator alone."""
-    return _measured(["-m", "specsim.campaign.bare_loop", _SEED, str(seconds)], None)
+    return _measured(["-m", "specsim.fuzz.bare_loop", _SEED, str(seconds)], None)
 
 
 def campaign(jobs: int, seconds: float) -> Part:

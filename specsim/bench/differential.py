@@ -1,4 +1,4 @@
-"""Cases a second of judging in bulk (`specsim.diff.bulk`): made, run and compared, and the share of each.
+"""Cases a second of judging in bulk (`specsim.tiers.ops.bulk`): made, run and compared, and the share of each.
 
 A launch is made whole and compared whole, as `specsim check --only ops --bulk` does it. On a CPU one core's time
 counts. On a GPU the total is of launches that follow one another; for the shares each part is waited for, so they are
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specsim.diff import bulk
-from specsim.ops.contract import Op
-from specsim.ops.provider import MappingProvider, Subject
-from specsim.ops.registry import OPS, REFERENCE
+from specsim.contracts.contract import Op
+from specsim.contracts.provider import MappingProvider, Subject
+from specsim.contracts.registry import OPS, REFERENCE
 from specsim.reference import unchecked
+from specsim.tiers.ops import bulk
 
 NAME = "differential"
 PARTS = ("generated", "expected", "run", "compared")

@@ -14,8 +14,8 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from specsim.deadline import NEVER, SPENT, Deadline, TimeSpent
-from specsim.mutants.hunt import Hunted, hunt_in_child
-from specsim.mutants.load import find
+from specsim.selfcheck.hunt import Hunted, hunt_in_child
+from specsim.selfcheck.mutation import find
 
 NAME = "guidance"
 # The ten mutants of docs/mutants.md that take the most CPU time in the median, slowest first.

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specsim.explore.chooser import Chooser, replayed
-from specsim.ops import counter
-from specsim.ops.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors, differing
-from specsim.ops.registry import FOREIGN, OPS
+from specsim.choices.chooser import Chooser, replayed
+from specsim.contracts import counter_rng
+from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors, differing
+from specsim.contracts.registry import FOREIGN, OPS
 from specsim.reference.cache_locs import assign_extend_cache_locs
 from specsim.reference.kv import move_kv
 
@@ -199,7 +199,7 @@ def make_case(name: str, shape: Mapping[str, int], device: str) -> Case:
     tensors = dict(case.tensors)
     for coins in {"uniform_samples", "uniform_final"} & set(tensors):
         columns = tensors[coins].shape[1] if tensors[coins].dim() == 2 else None
-        tensors[coins] = counter.uniform(ids, f"benchmark's {coins}", columns)
+        tensors[coins] = counter_rng.uniform(ids, f"benchmark's {coins}", columns)
     if "logits" in tensors:
         tensors["logits"] = torch.nan_to_num(tensors["logits"], nan=0.0, posinf=1e4, neginf=-1e4)
     return Case(case.sizes, tensors)

@@ -17,18 +17,18 @@ import torch
 
 from specsim.bench.kernel_cases import KERNELS, scalars
 from specsim.bench.sgl_kernel import sgl_kernel_operation
+from specsim.contracts.contract import Case, Op, Tensors
+from specsim.engines.sgl_kernel import OPERATIONS, Launch
+from specsim.engines.sglang.peers import LINKS, PEER_RELEASES, LiftedPeer, copy_layers, layers_of, lifted_peers
 from specsim.errors import UsageError
-from specsim.ops.contract import Case, Op, Tensors
+from specsim.lifting.cache import Cache, open_cache
+from specsim.lifting.source import open_source
+from specsim.lifting.target import CheckoutTarget, ReleaseTarget, parse_target
 from specsim.reference import unchecked
-from specsim.targets.cache import Cache, open_cache
-from specsim.targets.sgl_kernel import OPERATIONS, Launch
-from specsim.targets.sglang.peers import LINKS, PEER_RELEASES, LiftedPeer, copy_layers, layers_of, lifted_peers
-from specsim.targets.source import open_source
-from specsim.targets.spec import CheckoutTarget, ReleaseTarget, parse_target
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
-    from specsim.targets.source import SourceTree
+    from specsim.lifting.source import SourceTree
 
 Call = Callable[[], Tensors]
 Prepare = Callable[[Case, Tensors], Call | NotRun]

@@ -32,9 +32,9 @@ from specsim.bench.kernel_cases import (
 from specsim.bench.kernel_peers import OURS, PYTORCH, KernelPeer, Lifted, lift_all, peers_of
 from specsim.bench.launches import count_launches
 from specsim.bench.measure import GRAPH_CALLS
+from specsim.contracts.contract import Op, Role, Tensors, differing
 from specsim.deadline import NEVER, SPENT, Deadline, TimeSpent
 from specsim.errors import UsageError
-from specsim.ops.contract import Op, Role, Tensors, differing
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import torch
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
-    from specsim.ops.contract import Case, Op, Tensors
+    from specsim.contracts.contract import Case, Op, Tensors
 
 GRAPH_CALLS = 20
 WARM_UP_CALLS = 3

@@ -1,4 +1,4 @@
-"""The simulator in Python and compiled, each in a process of its own (`specsim.check.throughput`): the fixed workload,
+"""The simulator in Python and compiled, each in a process of its own (`specsim.bench.throughput`): the fixed workload,
 the states of a scope, and the cost curve in requests and tokens. The larger points of the curve take minutes.
 """
 
@@ -10,10 +10,10 @@ import subprocess
 import sys
 from typing import Any
 
-from specsim.check.throughput import CURVE, CURVE_FULL, REQUESTS, ROUNDS, SHAPES
+from specsim.bench.throughput import CURVE, CURVE_FULL, REQUESTS, ROUNDS, SHAPES
 from specsim.compiled.build import find_build
 from specsim.compiled.finder import SWITCH
-from specsim.targets.cache import open_cache
+from specsim.lifting.cache import open_cache
 
 NAME = "sim"
 SCOPE = "three-requests"
@@ -58,7 +58,7 @@ def compared(shape: dict[str, int | str], measure: str, *arguments: object) -> l
 
 def _asked(question: str, switch: str) -> dict[str, float]:
     ended = subprocess.run(
-        [sys.executable, "-m", "specsim.check.throughput"],
+        [sys.executable, "-m", "specsim.bench.throughput"],
         input=question,
         check=False,
         capture_output=True,

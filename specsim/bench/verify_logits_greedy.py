@@ -17,9 +17,9 @@ import torch
 from specsim.bench import verify_tree_greedy
 from specsim.bench.measure import Benchmark, Peer, Shape, Timing
 from specsim.bench.sgl_kernel import sgl_kernel_operation
-from specsim.ops import counter
-from specsim.ops.contract import Case, Tensors
-from specsim.ops.registry import OPS
+from specsim.contracts import counter_rng
+from specsim.contracts.contract import Case, Tensors
+from specsim.contracts.registry import OPS
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def make_case(shape: Shape, device: str) -> Case:
     target = walk.tensors.pop("target_predict")
     if accepted == GEOMETRIC:
         node = torch.arange(ndt)
-        goes_on = counter.uniform(torch.arange(bs), "goes on", num_steps) < 0.7
+        goes_on = counter_rng.uniform(torch.arange(bs), "goes on", num_steps) < 0.7
         lens = goes_on.long().cumprod(dim=1).sum(dim=1)  # [bs]
         target = torch.where(node < lens[:, None], node + 1, ndt)
     tensors = {name: tensor.to(device) for name, tensor in walk.tensors.items()}

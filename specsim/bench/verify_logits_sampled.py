@@ -19,9 +19,9 @@ import torch
 from specsim.bench import verify_logits_greedy
 from specsim.bench.measure import Benchmark, Peer, Shape, Timing, run_shape
 from specsim.bench.sgl_kernel import sgl_kernel_operation
-from specsim.ops.contract import Case, Tensors
-from specsim.ops.logits import TOP_K_ALL
-from specsim.ops.registry import OPS
+from specsim.contracts.contract import Case, Tensors
+from specsim.contracts.logits import TOP_K_ALL
+from specsim.contracts.registry import OPS
 from specsim.reference.logits import RELAXED
 from specsim.verdict import NotRun
 

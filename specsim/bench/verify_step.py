@@ -21,8 +21,8 @@ from specsim.bench import verify_logits_greedy
 from specsim.bench.kernel_cases import KERNELS, make_case
 from specsim.bench.kernel_peers import OURS, Call, KernelPeer, Lifted
 from specsim.bench.sgl_kernel import sgl_kernel_operation
-from specsim.ops.contract import Case, Tensors
-from specsim.targets.sglang.peers import LINKS, LiftedPeer, copy_layers, layers_of
+from specsim.contracts.contract import Case, Tensors
+from specsim.engines.sglang.peers import LINKS, LiftedPeer, copy_layers, layers_of
 from specsim.verdict import NotRun
 
 NAME = "verify step"

@@ -9,8 +9,8 @@ import torch
 
 from specsim.bench.measure import Benchmark, Peer, Shape, Timing
 from specsim.bench.sgl_kernel import sgl_kernel_operation
-from specsim.ops.contract import Case, Implementation, Tensors
-from specsim.ops.registry import OPS
+from specsim.contracts.contract import Case, Implementation, Tensors
+from specsim.contracts.registry import OPS
 from specsim.reference import unchecked
 from specsim.verdict import NotRun
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from specsim.campaign.merged import Known, Merged, Reached, merged
 from specsim.commands.pages import free_name
 from specsim.errors import UsageError
 from specsim.files import attempt, is_nested_too_deeply, save_json, save_text, write_text
+from specsim.fuzz.merged import Known, Merged, Reached, merged
 from specsim.replay_file import command
 from specsim.report.campaign import Card, Cell, Matrix, Page, Tile, page_of
 from specsim.report.page.charts import Chart, Line, Mark, span
 from specsim.report.page.index import Table
 
 if TYPE_CHECKING:
-    from specsim.campaign.store import StoredBatch
+    from specsim.fuzz.store import StoredBatch
 
 FORMAT = "specsim.campaign/1"
 LINES_MAX = 6  # of a chart, by target
@@ -351,8 +351,8 @@ def _troubles(found: Merged) -> Table | None:
 
 
 def _matrices(found: Merged) -> list[Matrix]:
-    from specsim.check.applied import CONDITIONAL
-    from specsim.check.sweep import MARKS
+    from specsim.rules.applicability import CONDITIONAL
+    from specsim.tiers.accounting.sweep import MARKS
 
     targets = sorted(target for target, features in found.coverage.items() if features)
     everything = {target: _pairs(found.coverage[target]) for target in targets}
@@ -378,9 +378,9 @@ def _matrices(found: Merged) -> list[Matrix]:
 
 def pairs_of_the_model(schedules: int) -> set[tuple[str, str]]:
     """(state, event) pairs that the model reaches in its first schedules of seed 0: what a target could reach."""
-    from specsim.check.coverage import pairs
-    from specsim.check.suite import chooser_of, run_schedule
-    from specsim.sim.target import ModelTarget
+    from specsim.engine.accounting_target import ModelTarget
+    from specsim.rules.coverage import pairs
+    from specsim.tiers.accounting.schedules import chooser_of, run_schedule
 
     found: set[tuple[str, str]] = set()
     for index in range(schedules):

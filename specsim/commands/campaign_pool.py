@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specsim.campaign.campaign import Pool
+    from specsim.fuzz.campaign import Pool
 
 
 def pool_of(
@@ -25,11 +25,11 @@ def pool_of(
     cluster does not, and, when they are to work `beside` it, from the start; `nodes_cache` is the folder of wheels on
     its nodes. UsageError when there is no such cluster.
     """
-    from specsim.campaign.workers import LocalPool
+    from specsim.fuzz.workers import LocalPool
 
     cluster = None
     if ray is not None:
-        from specsim.campaign.on_ray import RayCluster
+        from specsim.fuzz.ray_pool import RayCluster
 
         cluster = RayCluster.connect(ray, nodes_cache, hang_seconds)
         stack.callback(cluster.close)
@@ -38,7 +38,7 @@ def pool_of(
     stack.callback(local.close)
     if cluster is None:
         return local
-    from specsim.campaign.on_ray import RayPool
+    from specsim.fuzz.ray_pool import RayPool
 
     say(f"Ray at {cluster.address}: {cluster.nodes} nodes, {cluster.cpus} CPUs, {cluster.gpus} GPUs")
     return RayPool(cluster, local, beside, lambda text: say(f"specsim: {text}."))

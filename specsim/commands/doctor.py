@@ -23,7 +23,7 @@ from specsim.files import save_json
 from specsim.verdict import PASS, USAGE
 
 if TYPE_CHECKING:
-    from specsim.targets.cache import Cache
+    from specsim.lifting.cache import Cache
 
 FORMAT = "specsim.doctor/1"
 PYTHON_MIN = (3, 11)
@@ -75,8 +75,8 @@ def doctor(
     """Say what is installed here, which tiers and devices work, and what adds each missing piece. Exit code 2 when
     specsim cannot check anything here.
     """
+    from specsim.lifting.cache import open_cache
     from specsim.report.terminal import print_doctor
-    from specsim.targets.cache import open_cache
 
     accept_seed(seed)
     cache = open_cache(cache_dir)
@@ -112,7 +112,7 @@ def probe() -> tuple[dict[str, Any], str]:
 
 def tiers(imported: dict[str, Any], problem: str) -> list[Working]:
     """Which tier works on which device."""
-    from specsim.targets.listing import LATER_TIERS
+    from specsim.engines.listing import LATER_TIERS
 
     gpus = imported.get("gpus", [])
     no_gpu = "torch sees no GPU" if imported else problem
@@ -187,7 +187,7 @@ def _in_cuda(command: str) -> str:
 
 
 def _gpu(imported: dict[str, Any]) -> Iterator[Piece]:
-    from specsim.targets.listing import gpus
+    from specsim.engines.listing import gpus
 
     seen, used = gpus(), imported.get("gpus", [])
     yield Piece("GPU", ", ".join(seen or used), "kernels as they ship; no command adds one")
@@ -197,8 +197,8 @@ def _gpu(imported: dict[str, Any]) -> Iterator[Piece]:
 
 def _cached(cache: Cache) -> Iterator[Piece]:
     from specsim.compiled.build import find_build
-    from specsim.targets.fetch import cached_releases
-    from specsim.targets.sglang.releases import RELEASES
+    from specsim.engines.sglang.releases import RELEASES
+    from specsim.lifting.fetch import cached_releases
 
     build = find_build(cache)
     yield Piece("compiled simulator", str(build or ""), "several times as fast", "" if build else "specsim compile")

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from specsim.commands.ignored import refuse_ignored
+from specsim.commands.ignored_options import refuse_ignored
 from specsim.commands.options import say
 from specsim.errors import UsageError
 from specsim.files import (

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specsim.choices.seeds import parse_seed
 from specsim.commands.invocation import output_file
 from specsim.commands.options import (
     SECONDS_MAX,
@@ -22,7 +23,6 @@ from specsim.commands.options import (
 )
 from specsim.deadline import Deadline
 from specsim.errors import UsageError
-from specsim.explore.seeds import parse_seed
 from specsim.files import is_replaced, save_json, save_text, write_json
 from specsim.isolation.limits import allowed_jobs
 from specsim.verdict import FINDING, INTERRUPTED, NOT_JUDGED, PASS
@@ -66,15 +66,15 @@ def mutants(
         at_once = allowed_jobs(jobs)
         raise typer.Exit(_operator_mutants(ids or [], seeds, first_seed, at_once, budget_seconds, json_file, write))
     from specsim import interrupts
-    from specsim.check.rules import BY_ID
-    from specsim.explore.strategies import STRATEGIES
-    from specsim.mutants import table
-    from specsim.mutants.blind import BLIND
-    from specsim.mutants.catalogue import CATALOGUE
-    from specsim.mutants.load import find
-    from specsim.mutants.page import page
+    from specsim.choices.search_strategies import STRATEGIES
     from specsim.report.live import live
     from specsim.report.terminal import print_mutants
+    from specsim.rules.table import BY_ID
+    from specsim.selfcheck import mutant_table
+    from specsim.selfcheck.blind_mutants import BLIND
+    from specsim.selfcheck.catalogue import CATALOGUE
+    from specsim.selfcheck.mutation import find
+    from specsim.selfcheck.page import page
 
     if blind and ids:
         raise UsageError("--blind with the ids of mutants", "give one of them")
@@ -88,15 +88,15 @@ def mutants(
     chosen = list(BLIND) if blind else [find(mutant_id) for mutant_id in ids or []] or list(CATALOGUE)
     at_once = allowed_jobs(jobs)
     if write is not None:
-        efforts = table.efforts_with(seeds, schedules)
+        efforts = mutant_table.efforts_with(seeds, schedules)
         with live("hunting mutants") as line:
-            whole = table.build(chosen, BLIND, jobs=at_once, efforts=efforts, on_done=line.part_done)
+            whole = mutant_table.build(chosen, BLIND, jobs=at_once, efforts=efforts, on_done=line.part_done)
         save_text(write, page(whole))
-        hunted, data, interrupted = whole.hunted, table.table_to_json(whole), False
+        hunted, data, interrupted = whole.hunted, mutant_table.table_to_json(whole), False
     else:
-        off, only = frozenset(without or ()), frozenset(table.CONTENT_ORACLE if only_oracle else ())
+        off, only = frozenset(without or ()), frozenset(mutant_table.CONTENT_ORACLE if only_oracle else ())
         with interrupts.gentle(), live("hunting mutants", budget_seconds) as line:
-            hunted = table.hunt_all(
+            hunted = mutant_table.hunt_all(
                 chosen,
                 seeds=seeds,
                 schedules_max=schedules,
@@ -110,8 +110,10 @@ def mutants(
                 deadline=deadline,
             )
             interrupted = interrupts.asked()
-        data = {"seeds": seeds, "mutants": [table.to_json(each) for each in hunted]}
-    print_mutants(table.COLUMNS, [table.row(each) for each in hunted], table.seen_by_nobody(hunted))
+        data = {"seeds": seeds, "mutants": [mutant_table.to_json(each) for each in hunted]}
+    print_mutants(
+        mutant_table.COLUMNS, [mutant_table.row(each) for each in hunted], mutant_table.seen_by_nobody(hunted)
+    )
     if json_file is not None:
         save_json(json_file, data)
     whole_hunts = [each for each in hunted if len(each.hunts) == seeds]
@@ -152,16 +154,16 @@ def _operator_mutants(
 ) -> int:
     """The mutants of operations: their table, and 1 when a seed does not find one."""
     from specsim import interrupts
-    from specsim.judge import operators
-    from specsim.mutants.operators import MUTANTS, find
     from specsim.report.live import live
     from specsim.report.terminal import print_mutants
+    from specsim.selfcheck import operator_hunt
+    from specsim.selfcheck.operator_mutants import MUTANTS, find
 
     if write is not None and ids:
         raise UsageError("--write with a selection of mutants", "the page is of all: give --write alone")
     chosen = [find(mutant_id) for mutant_id in ids] or list(MUTANTS)
     with interrupts.gentle(), live("judging mutants of operations", budget_seconds) as line:
-        judged = operators.judge_all(
+        judged = operator_hunt.judge_all(
             chosen,
             seeds=seeds,
             first_seed=first_seed,
@@ -173,11 +175,11 @@ def _operator_mutants(
         interrupted = interrupts.asked()
     incomplete = len(judged) < len(chosen)
     if write is not None and not incomplete:
-        save_text(write, operators.page(judged))
+        save_text(write, operator_hunt.page(judged))
     if json_file is not None:
-        save_json(json_file, operators.to_json(judged))
+        save_json(json_file, operator_hunt.to_json(judged))
     missed = [each.mutant.id for each in judged if each.found < len(each.kills)]
-    print_mutants(operators.COLUMNS, [operators.row(each) for each in judged], missed)
+    print_mutants(operator_hunt.COLUMNS, [operator_hunt.row(each) for each in judged], missed)
     _say_what_is_left([each.id for each in chosen], [each.mutant.id for each in judged], interrupted)
     return _exit_code(missed=bool(missed), incomplete=incomplete, interrupted=interrupted)
 
@@ -200,16 +202,16 @@ def explore(
     interrupt prints what was counted. Exit code 1 when a rule broke, 130 when it was interrupted.
     """
     accept_seed(seed)
-    from specsim.mutants.load import apply, find
+    from specsim.selfcheck.mutation import apply, find
 
     if mutant:  # before the modules of the simulator are loaded
         apply(find(mutant))
     from specsim import interrupts
-    from specsim.check.exploration import explore as explore_scope
-    from specsim.check.exploration import log_of
-    from specsim.explore.exhaustive import METHODS, Explorer
+    from specsim.choices.exhaustive import METHODS, Explorer
+    from specsim.engine.small_scopes import SCOPES, scope_named
     from specsim.report.live import live
-    from specsim.sim.scopes import SCOPES, scope_named
+    from specsim.tiers.accounting.exploration import explore as explore_scope
+    from specsim.tiers.accounting.exploration import log_of
 
     method = next((method for method in METHODS if method == strategy), None)
     if method is None:
@@ -263,7 +265,7 @@ def compile_simulator(
     """
     accept_seed(seed)
     from specsim.compiled.build import build, find_build
-    from specsim.targets.cache import open_cache
+    from specsim.lifting.cache import open_cache
 
     cache = open_cache(cache_dir)
     found = find_build(cache)
@@ -293,10 +295,10 @@ def sweep(
     deadline = Deadline.after(budget_seconds)
     seed_number = parse_seed(seed)
     from specsim.bench.environment import environment
-    from specsim.check.sweep import MARKS, Counts
-    from specsim.judge.sweep import Swept, run
     from specsim.report.live import live
     from specsim.report.terminal import print_sweep
+    from specsim.tiers.accounting.parallel_sweep import Swept, run
+    from specsim.tiers.accounting.sweep import MARKS, Counts
 
     processes = allowed_jobs(jobs)
     where = environment()

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from specsim.choices.seeds import parse_seed
 from specsim.errors import UsageError
-from specsim.explore.seeds import parse_seed
 from specsim.isolation import environment, limits
 from specsim.report.page.plain import visible
 

@@ -50,13 +50,13 @@ def payload_of(
     stored: Replay, file: Path, answer: Mapping[str, Any], exit_code: int, target: str, cache_dir: Path | None
 ) -> dict[str, Any]:
     """What a page of this replay shows."""
-    from specsim.check.rules import RULES
     from specsim.commands.source_lines import source_of
+    from specsim.engines.probe import WORKER_RULES
+    from specsim.lifting.cache import open_cache
     from specsim.replay_file import ScheduleReplay, command
     from specsim.report.page.payload import Shown
     from specsim.report.page.payload import payload_of as made
-    from specsim.targets.cache import open_cache
-    from specsim.targets.probe import WORKER_RULES
+    from specsim.rules.table import RULES
 
     severities = {rule.id: str(rule.severity) for rule in (*RULES, *WORKER_RULES)}
     severities |= {seen["rule"]: seen["severity"] for seen in answer.get("violations", ()) if "severity" in seen}

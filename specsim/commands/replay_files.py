@@ -31,15 +31,15 @@ def pin(
     """Write a pytest that replays a finding and asserts that it is gone."""
     accept_seed(seed)
     from specsim import replay_file
-    from specsim.judge import pinned
-    from specsim.targets.spec import parse_target
+    from specsim.findings import pin
+    from specsim.lifting.target import parse_target
 
     stored = replay_file.load(file)
-    test = out or Path(pinned.default_name(stored))
+    test = out or Path(pin.default_name(stored))
     text = parse_target(target or stored.target).text
     announce_replay(file, stored, text, named=target is not None, trust=trust, remedy=NAME_TARGET)
     note_stale(file, stored)
-    pinned.pin(file, test, text, still)
+    pin.pin(file, test, text, still)
     typer.echo(f"{test}, with {test.with_suffix('.json')} beside it")
     if json_file is not None:
         save_json(json_file, {"test": str(test), "replay": str(test.with_suffix(".json")), "still": still})
@@ -62,9 +62,9 @@ def shrink(
     """Make a replay file smaller, with more attempts than `check` takes. An interrupt keeps the smallest by then."""
     from specsim import interrupts, replay_file
     from specsim.commands.requests import ops_request, schedule_request, workers_request
-    from specsim.judge.accounting import shrink_schedule
-    from specsim.judge.ops import shrink_ops
-    from specsim.judge.workers import shrink_case
+    from specsim.tiers.accounting.parent import shrink_schedule
+    from specsim.tiers.ops.parent import shrink_ops
+    from specsim.tiers.workers.parent import shrink_case
 
     accept_seed(seed)
     stored = replay_file.load(file)

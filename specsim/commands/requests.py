@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specsim.judge.accounting import AccountingRequest
-    from specsim.judge.ops import OpsRequest
-    from specsim.judge.workers import WorkersRequest
     from specsim.replay_file import OpReplay, Replay, ScheduleReplay, WorkerReplay
+    from specsim.tiers.accounting.parent import AccountingRequest
+    from specsim.tiers.ops.parent import OpsRequest
+    from specsim.tiers.workers.parent import WorkersRequest
 
 
 def _of_one(stored: Replay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path) -> dict[str, Any]:
     """What a request for the case or schedule of one replay file has, of any tier."""
-    from specsim.targets.cache import open_cache
+    from specsim.lifting.cache import open_cache
 
     cache = open_cache(cache_dir).folder
     limits = {"seconds": hang_seconds, "hang_seconds": hang_seconds}
@@ -24,7 +24,7 @@ def _of_one(stored: Replay, target: str, hang_seconds: float, cache_dir: Path | 
 def ops_request(
     stored: OpReplay, target: str, device: str | None, hang_seconds: float, cache_dir: Path | None, out: Path
 ) -> OpsRequest:
-    from specsim.judge.ops import OpsRequest
+    from specsim.tiers.ops.parent import OpsRequest
 
     return OpsRequest(
         **_of_one(stored, target, hang_seconds, cache_dir, out),
@@ -36,7 +36,7 @@ def ops_request(
 def schedule_request(
     stored: ScheduleReplay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path
 ) -> AccountingRequest:
-    from specsim.judge.accounting import AccountingRequest
+    from specsim.tiers.accounting.parent import AccountingRequest
 
     return AccountingRequest(
         **_of_one(stored, target, hang_seconds, cache_dir, out),
@@ -49,7 +49,7 @@ def schedule_request(
 def workers_request(
     stored: WorkerReplay, target: str, hang_seconds: float, cache_dir: Path | None, out: Path
 ) -> WorkersRequest:
-    from specsim.judge.workers import WorkersRequest
+    from specsim.tiers.workers.parent import WorkersRequest
 
     return WorkersRequest(
         **_of_one(stored, target, hang_seconds, cache_dir, out),
@@ -62,9 +62,9 @@ def noted(
 ) -> dict[str, Any]:
     """A replay with the engine's states noted, or the outputs of a case."""
     from specsim import replay_file
-    from specsim.judge.accounting import replay_schedule
-    from specsim.judge.ops import replay_ops
-    from specsim.judge.workers import replay_case
+    from specsim.tiers.accounting.parent import replay_schedule
+    from specsim.tiers.ops.parent import replay_ops
+    from specsim.tiers.workers.parent import replay_case
 
     if isinstance(stored, replay_file.OpReplay):
         return replay_ops(ops_request(stored, target, device, hang_seconds, cache_dir, Path()), file, record=True)

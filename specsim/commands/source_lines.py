@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from specsim.targets.cache import Cache
+    from specsim.lifting.cache import Cache
 
 LINES_MAX = 40
 BEFORE = 14  # lines that are shown before the one of a function that is too long
@@ -36,7 +36,7 @@ def source_of(target: str, mutant: str, where: str, cache: Cache) -> dict[str, A
 
 
 def _of_mutant(mutant_id: str) -> dict[str, Any] | None:
-    from specsim.mutants.load import changed_source, find
+    from specsim.selfcheck.mutation import changed_source, find
 
     mutant = find(mutant_id)
     path = f"{mutant.module.replace('.', '/')}.py"
@@ -48,8 +48,8 @@ def _of_mutant(mutant_id: str) -> dict[str, Any] | None:
 
 
 def _read(target: str, path: str, cache: Cache) -> str | None:
-    from specsim.targets.source import open_source
-    from specsim.targets.spec import CheckoutTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
+    from specsim.lifting.source import open_source
+    from specsim.lifting.target import CheckoutTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
 
     parsed = parse_target(target)
     if isinstance(parsed, PackageTarget) and parsed.package != "vllm":

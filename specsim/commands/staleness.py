@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def note_stale(file: Path, stored: Replay) -> None:
     """Say on standard error that a schedule is of another simulator, and how its file is made anew."""
-    from specsim.judge.model_code import model_hash
     from specsim.replay_file import ScheduleReplay
+    from specsim.tiers.accounting.model_code import model_hash
 
     if not isinstance(stored, ScheduleReplay) or stored.model_hash == model_hash():
         return

@@ -13,7 +13,7 @@ from specsim.errors import UsageError
 from specsim.files import STANDARD_OUTPUT, save_json, save_text
 
 if TYPE_CHECKING:
-    from specsim.ops.contract import Op
+    from specsim.contracts.contract import Op
 
 _HEAD = '''"""Functions of your own, for `specsim check {module}:provider`.
 
@@ -21,7 +21,7 @@ Each takes its contract's arguments by name and returns the outputs in the order
 too and writes them in place. Until you put yours in its place, each is the reference.
 """
 
-from specsim.ops.registry import REFERENCE
+from specsim.contracts.registry import REFERENCE
 
 '''
 
@@ -34,7 +34,7 @@ def template(
     budget_seconds: NoBudgetOption = None,
 ) -> None:
     """Write an adapter of functions of your own: run it as it is, then put yours in the reference's place."""
-    from specsim.ops.registry import OPS
+    from specsim.contracts.registry import OPS
 
     accept_seed(seed)
     for name in operations:
@@ -60,7 +60,7 @@ def source_of(module: str, chosen: list[Op]) -> str:
 
 
 def _function(op: Op) -> str:
-    from specsim.ops.contract import Role, TensorArg
+    from specsim.contracts.contract import Role, TensorArg
 
     lines = [f"    {arg.name}: {_described(arg)}" for arg in op.args]
     outs = {arg.name for arg in op.tensor_args if arg.role is Role.OUT}
@@ -75,7 +75,7 @@ def _function(op: Op) -> str:
 
 
 def _described(arg: object) -> str:
-    from specsim.ops.contract import TensorArg
+    from specsim.contracts.contract import TensorArg
 
     if not isinstance(arg, TensorArg):
         return f"int: {getattr(arg, 'doc', '')}"

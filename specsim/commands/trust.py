@@ -27,7 +27,7 @@ def announce_replay(
     file: Path, stored: Replay, target: str, *, named: bool, trust: bool, remedy: str = GIVE_TRUST
 ) -> None:
     """Say which code a replay of the file on `target` runs, unless the target was `named` on the command line."""
-    from specsim.judge.trust import code_of
+    from specsim.findings.trust import code_of
 
     announce(file, code_of(stored, target), (target,) if named else (), trust, remedy)
 
@@ -36,7 +36,7 @@ def announce(file: Path, texts: Iterable[str], named: Collection[str], trust: bo
     """Say which of the targets that a file chooses are run and were not named. UsageError for a module among them,
     without `trust`.
     """
-    from specsim.judge.trust import require_named
+    from specsim.findings.trust import require_named
 
     for text in require_named(visible(str(file)), texts, named, remedy, trust=trust):
         print(f"specsim: {visible(str(file))} names {visible(text)}: its code is run.", file=sys.stderr)

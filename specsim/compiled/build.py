@@ -20,8 +20,8 @@ from specsim.compiled.sources import modules, rewritten
 from specsim.errors import UsageError
 from specsim.files import make_folder, write_json, write_text
 from specsim.isolation import processes
-from specsim.targets.cache import Cache
-from specsim.targets.checksums import sha256_of
+from specsim.lifting.cache import Cache
+from specsim.lifting.checksums import sha256_of
 
 OPT_LEVEL = "1"
 

@@ -23,18 +23,18 @@ from types import ModuleType
 from typing import Any
 
 from specsim.errors import UsageError
-from specsim.targets.cache import open_cache
+from specsim.lifting.cache import open_cache
 
 SWITCH = "SPECSIM_COMPILED"
 FOLDER = "compiled"
 MANIFEST = "manifest.json"
 PACKAGE = Path(__file__).resolve().parents[1]
-KEYED = ("check", "explore", "memory", "sim")  # packages of which a file may be compiled
+KEYED = ("choices", "engine", "rules")  # packages of which a file may be compiled
 
 
 def package_sources(package: Path) -> list[Path]:
     """Every file on which a build of the package in this folder depends, sorted."""
-    return sorted(path for name in KEYED for path in (package / name).glob("*.py"))
+    return sorted(path for name in KEYED for path in (package / name).rglob("*.py"))
 
 
 def key(package: Path = PACKAGE) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from specsim.compiled.finder import package_sources
 
 # The modules of these, and every module of the packages of the key that they import.
-ROOTS = ("sim", "memory", "explore.exhaustive")
+ROOTS = ("engine", "choices.exhaustive")
 # Compiled classes that others of them derive from.
 PLAIN_BASES = frozenset({"Admission", "Results"})
 
@@ -24,7 +24,9 @@ PLAIN_BASES = frozenset({"Admission", "Results"})
 def modules(package: Path) -> dict[str, Path]:
     """The modules that are compiled, by import name. `package` is the folder of specsim."""
     by_name = {
-        f"specsim.{path.parent.name}.{path.stem}": path for path in package_sources(package) if path.stem != "__init__"
+        ".".join(["specsim", *path.relative_to(package).with_suffix("").parts]): path
+        for path in package_sources(package)
+        if path.stem != "__init__"
     }
     waiting = [name for name in by_name if any(f"{name}.".startswith(f"specsim.{root}.") for root in ROOTS)]
     found: dict[str, Path] = {}
@@ -45,7 +47,7 @@ def _imports(path: Path) -> Iterator[str]:
 
 # Functions of 64-bit arithmetic that wraps, on machine integers: an `int` beyond 62 bits is an object to mypyc.
 IN_MACHINE_INTEGERS = {
-    "specsim.sim.model": {
+    "specsim.engine.model": {
         "extend": """
 def extend(fingerprint: int, token: int) -> int:
     low: i64 = i64(fingerprint & 0xFFFFFFFF)
@@ -128,7 +130,7 @@ def _attributes(node: ast.ClassDef) -> list[str]:
 
 
 def _copy(name: str, attributes: list[str]) -> str:
-    """A `__copy__` for `specsim.sim.copying`."""
+    """A `__copy__` for `specsim.engine.copies`."""
     body = "".join(f"        new.{attribute} = self.{attribute}\n" for attribute in attributes)
     return f"\n    def __copy__(self) -> {name}:\n        new = {name}.__new__({name})\n{body}        return new\n"
 

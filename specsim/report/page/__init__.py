@@ -19,7 +19,7 @@ A schedule also has
     links                [{from, to, kind}, ...] between events: "run" from a launch to its work, "result" from the work
                          to where the host takes it, "stale" where it comes too late, "silent" where no event says so
     order                [{event, text}, ...], the pair whose order matters; event null for one that the log lacks
-    changes              for each event what it changed of the state (`specsim.judge.recording`)
+    changes              for each event what it changed of the state (`specsim.tiers.accounting.recording`)
     trees                event -> draft trees of that verification
     launches             name -> {kind, requests}
     pool_slots, page_size, row_width, rows

@@ -1,0 +1,101 @@
+"""The workflows and the hook of docs/ci.md can be used as they stand: they parse, and every command is accepted."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from specsim.choices.search_strategies import STRATEGIES
+from specsim.cli import app
+from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
+
+yaml = pytest.importorskip("yaml", reason="pyyaml is not installed: pip install specsim[test]")
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "ci.md").read_text()
+BLOCKS = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+WORKFLOWS = [block for block in BLOCKS if "jobs" in block]
+HOOKS = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+SHA = "3417a56b96a9ac473c673bc7bc480c20f3bc3d5f"
+VALUES = {
+    "github.event.pull_request.base.sha": SHA,
+    "github.event.pull_request.head.sha": SHA,
+    "github.run_id": "16012345678",
+    "matrix.strategy": "pct",
+}
+
+
+def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def filled(text: str) -> str:
+    """A command with the values that GitHub puts into it."""
+    return re.sub(r"\$\{\{ (.+?) \}\}", lambda found: VALUES[found[1]], text)
+
+
+def commands() -> list[list[str]]:
+    """Every specsim command of the workflows, the hook and the console blocks."""
+    texts = [
+        filled(step["run"])
+        for workflow in WORKFLOWS
+        for step in steps(workflow)
+        if step.get("run", "").startswith("specsim ")
+    ]
+    texts += [" ".join([hook["entry"], *map(shlex.quote, hook["args"])]) for hook in HOOKS]
+    texts += re.findall(r"^\$ (?:git bisect run )?(specsim .*?)(?: +# .*)?$", PAGE, re.MULTILINE)
+    return [shlex.split(text)[1:] for text in texts]
+
+
+@pytest.mark.parametrize("arguments", commands(), ids=" ".join)
+def test_every_command_is_accepted(arguments: list[str]) -> None:
+    group = get_command(app)
+    command = getattr(group, "commands")[arguments[0]]  # noqa: B009 - a click group, which typer does not type
+    context = command.make_context(arguments[0], arguments[1:], resilient_parsing=False)
+    assert not context.args
+
+
+def test_there_are_commands_of_a_pull_request_of_a_night_and_of_a_hook() -> None:
+    assert len(WORKFLOWS) == 3
+    assert [arguments[0] for arguments in commands()].count("check") >= 5
+    assert WORKFLOWS[1]["jobs"]["fuzz"]["strategy"]["matrix"]["strategy"] == list(STRATEGIES)
+    (hook,) = HOOKS
+    assert {each["id"] for each in BLOCKS[-1]["repos"][0]["hooks"]} == {hook["id"]}
+
+
+def test_a_pull_request_compares_with_its_base_and_cannot_reach_secrets() -> None:
+    workflow = WORKFLOWS[0]
+    assert "pull_request" in workflow[True]  # YAML 1.1 reads `on` as true
+    assert "pull_request_target" not in workflow[True]
+    (check,) = [step for step in steps(workflow) if step.get("name") == "specsim"]
+    assert f"--baseline sglang@.#{SHA}" in filled(check["run"]).replace('"', "")
+    written = set(re.findall(r"--(?:junit|sarif|json) (\S+)", check["run"]))
+    used = json.dumps([step.get("with", {}) for step in steps(workflow)])
+    assert all(name in used for name in written)
+
+
+def test_a_campaign_goes_on_from_the_cache_and_is_saved_whatever_comes_of_it() -> None:
+    (job,) = WORKFLOWS[2]["jobs"].values()
+    named = {step.get("uses", step.get("name", "")).split("@")[0]: step for step in job["steps"]}
+    order = list(named)
+    restore, save = named["actions/cache/restore"], named["actions/cache/save"]
+    assert order.index("actions/cache/restore") < order.index("specsim") < order.index("actions/cache/save")
+    assert save["if"] == "always()"
+    assert save["with"]["key"] == restore["with"]["key"]
+    assert restore["with"]["key"].startswith(restore["with"]["restore-keys"])
+    arguments = shlex.split(named["specsim"]["run"])
+    kept = [arguments[arguments.index(option) + 1] for option in ("--store", "--corpus")]
+    assert "--nightly" in arguments
+    assert all(Path(path).parts[0] == restore["with"]["path"] == save["with"]["path"] for path in kept)
+    assert float(arguments[arguments.index("--budget-seconds") + 1]) < 60 * job["timeout-minutes"]
+
+
+def test_the_exit_codes_are_those_of_the_code() -> None:
+    documented = [int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)]
+    assert documented == [PASS, FINDING, USAGE, NONDETERMINISM, NOT_JUDGED, INTERRUPTED]

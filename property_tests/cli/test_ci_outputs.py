@@ -1,0 +1,303 @@
+"""What a check writes for machines: baselines, JUnit XML, SARIF and GitHub's annotations, whatever the text in them."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from property_tests.cli.test_check import specsim
+from specsim.commands import check, outputs
+from specsim.commands import suites as check_suites
+from specsim.errors import UsageError
+from specsim.findings import baseline, matrix
+from specsim.findings.matrix import Column
+from specsim.lifting.cache import Cache
+from specsim.lifting.target import ModelTarget
+from specsim.report import github, junit, sarif
+from specsim.verdict import Compared, Finding, Judged, NotRun, Severity, Suite, Verdict
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "fixtures" / "schemas" / "sarif-2.1.0.json").read_text())
+FIXTURE = ROOT / "fixtures" / "replays" / "stale-result-of-a-retracted-request.json"
+HOSTILE = "</script>\x1b[2J\x00\r\n::error::x]]>&%0A|,file=a`[b](c)\u202e\ud800"
+TEXT = st.text(max_size=40) | st.just(HOSTILE)
+
+
+def finding(signature: str = "accounting:I32:resolve", **changed: Any) -> Finding:
+    whole = Finding(
+        rule="I32",
+        sentence="a stale result changes nothing",
+        title="a stale result moved the length",
+        signature=signature,
+        tier=signature.split(":")[0],
+        severity=Severity.WRONG_RESULT,
+        reach="default",
+        where="srt/managers/batch.py:7",
+        expected="3",
+        actual="4",
+        replay="",
+        count=2,
+    )
+    return replace(whole, **changed)
+
+
+def verdict(*findings: Finding, compared: Compared | None = None, judged: str = "f") -> dict[str, Any]:
+    suites = [
+        Suite("ops", cases=3, seconds=1.5, judged=[Judged("f", judged, "a.py:1", 3)], not_run=[NotRun("g", "no g")]),
+        Suite("accounting", schedules=4, events=90, seconds=2.0),
+    ]
+    return Verdict("model", 7, suites, list(findings), compared).to_json()
+
+
+def compared(*known: str, new: tuple[str, ...] = ()) -> Compared:
+    return Compared("base.json", new, known, ("accounting:I01:prepare",), ("workers:x:W1",))
+
+
+@st.composite
+def verdicts(draw: st.DrawFn) -> dict[str, Any]:
+    """Verdicts with any text in every place that a target can write to."""
+    texts = {name: draw(TEXT) for name in ("title", "sentence", "where", "expected", "actual", "replay", "triage")}
+    tier = draw(st.sampled_from(["ops", "accounting"]))
+    signature = f"{tier}:{draw(TEXT)}"
+    severity = draw(st.sampled_from(list(Severity)))
+    found = finding(signature, **texts, severity=severity, details=(draw(TEXT),), rule=draw(st.just("I32") | TEXT))
+    held = draw(st.sampled_from([None, compared(), compared(signature)]))
+    return verdict(found, compared=held, judged=draw(TEXT)) | {"target": draw(TEXT)}
+
+
+def located(_target: str, where: str) -> tuple[str, int] | None:
+    return (where.rpartition(":")[0], 7) if where.endswith(":7") else None
+
+
+def valid(text: str) -> dict[str, Any]:
+    """A SARIF log that the official schema accepts."""
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: pip install specsim[test]")
+    data: dict[str, Any] = json.loads(text)
+    jsonschema.Draft202012Validator(SCHEMA).validate(data)
+    return data
+
+
+# SARIF
+
+
+@settings(max_examples=max(20, settings.default.max_examples // 4))  # a validation takes long
+@given(verdicts())
+def test_sarif_is_valid_whatever_the_text(data: dict[str, Any]) -> None:
+    valid(sarif.sarif_of([data], located, lambda _file: [HOSTILE, "   1  host    arrive    r0"]))
+
+
+def test_sarif_has_rules_fingerprints_places_and_what_is_new() -> None:
+    found = [finding(), finding("accounting:I40:long:finish check", rule="I40", severity=Severity.METRIC)]
+    data = verdict(*found, compared=compared("accounting:I32:resolve", new=("accounting:I40:long:finish check",)))
+    (run,) = valid(sarif.sarif_of([data], located, lambda _file: ()))["runs"]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["I32", "I40"]
+    assert [result["ruleIndex"] for result in run["results"]] == [0, 1]
+    assert [result["level"] for result in run["results"]] == ["error", "warning"]
+    assert [result["baselineState"] for result in run["results"]] == ["unchanged", "new"]
+    one = run["results"][0]
+    assert one["partialFingerprints"] == {sarif.FINGERPRINT: "accounting:I32:resolve"}
+    assert one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "srt/managers/batch.py"
+    assert one["locations"][0]["physicalLocation"]["region"] == {"startLine": 7}
+    assert [note["message"]["text"] for note in run["invocations"][0]["toolExecutionNotifications"]] == [
+        "not run: g: no g"
+    ]
+
+
+def test_the_events_of_a_schedule_are_a_code_flow_an_agent_a_thread() -> None:
+    stored = json.loads(FIXTURE.read_text())
+    found = finding(replay=str(FIXTURE), order=tuple(stored["order"]))
+    log = valid(sarif.sarif_of([verdict(found)], located, outputs.events_of))
+    (flow,) = log["runs"][0]["results"][0]["codeFlows"]
+    steps = [step for thread in flow["threadFlows"] for step in thread["locations"]]
+    assert {thread["id"] for thread in flow["threadFlows"]} == {"host", "device"}
+    in_order = sorted(steps, key=lambda step: step["executionOrder"])
+    shown = [step["location"]["message"]["text"] for step in in_order]
+    assert shown == [" ".join(line.split()) for line in stored["events"]]
+    numbers = {int(number) for text in stored["order"] for number in re.findall(r"event (\d+):", text)}
+    essential = {index for index, step in enumerate(in_order) if step["importance"] == "essential"}
+    assert essential == {*numbers, len(shown) - 1} - {number for number in numbers if number >= len(shown)}
+
+
+def test_a_finding_with_thousands_of_events_keeps_the_last_ones() -> None:
+    lines = [f"{number:>4}  host    arrive    r{number}" for number in range(5000)]
+    text = sarif.sarif_of([verdict(finding(replay="f.json"))], located, lambda _file: lines)
+    (flow,) = valid(text)["runs"][0]["results"][0]["codeFlows"]
+    assert flow["message"]["text"] == f"5000 events, the first {5000 - sarif.EVENTS_MAX} left out"
+    assert flow["threadFlows"][0]["locations"][-1]["location"]["message"]["text"].endswith("r4999")
+
+
+# JUnit XML
+
+
+@given(verdicts())
+def test_junit_counts_what_it_lists_whatever_the_text(data: dict[str, Any]) -> None:
+    root = ElementTree.fromstring(junit.junit_of([data]).encode())
+    cases = root.findall("testsuite/testcase")
+    counts = [len(cases), len(root.findall(".//failure")), len(root.findall(".//skipped"))]
+    assert [int(root.get(name, "")) for name in ("tests", "failures", "skipped")] == counts
+    known = data["findings"][0]["signature"] in (data.get("baseline") or {"known": ()})["known"]
+    assert counts[1] == int(not known)
+
+
+def test_junit_has_the_finding_with_the_command_that_replays_it() -> None:
+    root = ElementTree.fromstring(junit.junit_of([verdict(finding(replay="a.json"))]).encode())
+    failure = root.find(".//failure")
+    assert failure is not None
+    assert failure.text is not None
+    assert failure.text.splitlines()[-1] == "specsim replay a.json"
+    assert {case.get("name") for case in root.iter("testcase")} == {
+        "f, f",
+        "g",
+        "4 schedules, 90 events",
+        "accounting:I32:resolve",
+    }
+
+
+# GitHub
+
+
+@given(verdicts())
+def test_an_annotation_is_one_line_that_nothing_in_it_can_leave(data: dict[str, Any]) -> None:
+    for line in github.annotations_of([data], located):
+        assert "\n" not in line
+        assert "\r" not in line
+        command = re.fullmatch(r"::(error|warning|notice) ([^:]*)::.*", line)
+        assert command
+        named = [field.partition("=")[0] for field in command[2].split(",")]
+        assert named in (["title"], ["file", "line", "title"])
+    text = github.summary_of([data])
+    assert not re.search(r"<(?!/?(code|details|summary)>)", text)
+    assert all(ord(character) >= 32 or character == "\n" for character in text)
+
+
+def test_only_what_is_new_is_annotated_and_the_summary_has_both() -> None:
+    found = [finding(), finding("accounting:I40:long:finish check", title="too long")]
+    data = verdict(*found, compared=compared("accounting:I32:resolve"))
+    (line,) = github.annotations_of([data], located)
+    assert line.startswith("::error file=srt/managers/batch.py,line=7,title=I32%3A too long::")
+    text = github.summary_of([data])
+    assert "1 new finding, 1 as in base.json" in text
+    assert "| known | I32 | a stale result moved the length |" in text
+    assert "No longer found: <code>accounting:I01:prepare</code>" in text
+
+
+def test_a_place_is_relative_to_the_repository_of_the_workflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "engine" / "python" / "sglang" / "srt" / "a.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    target = f"sglang@{tmp_path / 'engine'}"
+    assert outputs.place_of(target, "srt/a.py:3") == ("engine/python/sglang/srt/a.py", 3)
+    assert outputs.place_of(f"{target}#0123abc", "srt/a.py:3") == ("engine/python/sglang/srt/a.py", 3)
+    for other, where in ((target, "srt/gone.py:3"), (target, ""), ("model with mutant A01", "srt/a.py:3")):
+        assert outputs.place_of(other, where) is None
+
+
+# Baselines
+
+
+@given(st.sets(TEXT, min_size=1, max_size=4), st.sets(TEXT, max_size=4))
+def test_a_baseline_is_read_back_as_it_was_written(found: set[str], kept: set[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "base.json"
+        findings = [{"signature": signature, "rule": "I1", "title": "t", "where": ""} for signature in found]
+        assert baseline.save(file, "model", findings, kept - found) == len(found | kept)
+        assert baseline.load(file).signatures == found | kept
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is not complete JSON"),
+        (b"[]", "has format None"),
+        (b"\xff\xfe", "is not a text file"),
+        (b'{"format": "specsim.matrix/1"}', "has format 'specsim.matrix/1'"),
+        (b'{"format": "specsim.baseline/2", "findings": []}', "reads 'specsim.baseline/1'"),
+        (b'{"format": "specsim.baseline/1"}', "field 'findings' is not a list"),
+        (b'{"format": "specsim.baseline/1", "findings": [{"rule": "x"}]}', "findings[0] has no signature"),
+    ],
+)
+def test_a_damaged_baseline_is_refused_by_what_is_wrong_with_it(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "base.json").write_bytes(content)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        baseline.load(tmp_path / "base.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "update", "words"),
+    [
+        ("absent.json", False, "there is no baseline absent.json"),
+        ("sglang@.", True, "--update-baseline with the target"),
+        ("vllm==one", False, "vllm==one"),
+    ],
+)
+def test_a_baseline_that_is_neither_file_nor_target_is_refused(text: str, update: bool, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        check_suites.baseline_of(text, update)
+
+
+def test_what_could_not_be_judged_here_is_not_gone() -> None:
+    known = frozenset({"accounting:I01:prepare", "ops:f:f", "ops:g:g", "workers:x:W1", "accounting:I32:resolve"})
+    suites = [
+        Suite("ops", cases=3, judged=[Judged("f", "f", "a.py:1", 3)], not_run=[NotRun("g", "no g")]),
+        Suite("accounting", schedules=4, events=90),
+    ]
+    held = check_suites.compare(Verdict("model", 0, suites, [finding()]), baseline.Baseline("b", known))
+    assert (held.known, held.new) == (("accounting:I32:resolve",), ())
+    assert held.gone == ("accounting:I01:prepare", "ops:f:f")
+    assert held.not_judged == ("ops:g:g", "workers:x:W1")
+    suites[1].not_run.append(NotRun("the other schedules", "the time budget was spent"))
+    held = check_suites.compare(Verdict("model", 0, suites, [finding()]), baseline.Baseline("b", known))
+    assert held.gone == ("ops:f:f",)
+
+
+def test_a_baseline_lets_known_findings_pass_and_new_ones_fail(tmp_path: Path) -> None:
+    arguments = ("check", "model", "--mutant", "A01", "--schedules", "12", "--only", "accounting")
+    written = specsim(tmp_path, *arguments, "--baseline", "base.json", "--update-baseline", "--no-shrink")
+    assert written.returncode == 0, written.stderr
+    entries = json.loads((tmp_path / "base.json").read_text())["findings"]
+    assert [entry["signature"] for entry in entries] == ["accounting:I53:short:session save"]
+    files = ("--junit", "j.xml", "--sarif", "s.json", "--json", "v.json")
+    summary = str(tmp_path / "summary.md")
+    again = specsim(
+        tmp_path, *arguments, "--baseline", "base.json", *files, GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=summary
+    )
+    assert (again.returncode, "no new findings, 1 known" in again.stdout) == (0, True)
+    assert "::error" not in again.stdout
+    assert "| known | I53 |" in Path(summary).read_text()
+    data = json.loads((tmp_path / "v.json").read_text())
+    assert data["baseline"]["known"] == ["accounting:I53:short:session save"]
+    assert valid((tmp_path / "s.json").read_text())["runs"][0]["results"][0]["baselineState"] == "unchanged"
+    assert ElementTree.parse(tmp_path / "j.xml").getroot().get("failures") == "0"
+
+
+@pytest.mark.parametrize(
+    "column", [Column("model", {}, "it hangs", 2, 1.0), Column("model", {"verdict": "error"}, "", 125, 1.0)]
+)
+def test_a_baseline_that_cannot_be_judged_is_no_baseline(
+    column: Column, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(matrix, "check_one", lambda *_arguments, **_options: column)
+    monkeypatch.setattr(check, "judged", lambda asked: Verdict(asked.name, asked.seed))
+    asked = check_suites.Asked(ModelTarget(), Cache(tmp_path), None, 1.0, 0, 1, 1, "swarm", tmp_path, "cpu", 1.0)
+    options = {"--budget-seconds": 1.0}
+    code = check.check_one_target(asked, options, outputs.Outputs(), None, "model", False, False)
+    assert (code, "the baseline model cannot be judged" in capsys.readouterr().err) == (125, True)
+
+
+def test_a_baseline_that_is_a_target_is_checked_in_the_same_run(tmp_path: Path) -> None:
+    arguments = ("check", "model", "--mutant", "A01", "--schedules", "12", "--only", "accounting")
+    ended = specsim(tmp_path, *arguments, "--baseline", "model", "--json", "v.json", "--github", "--no-shrink")
+    assert (ended.returncode, "1 new finding, 0 known from model" in ended.stdout) == (1, True), ended.stderr
+    assert "::error title=I53" in ended.stdout
+    (found,) = json.loads((tmp_path / "v.json").read_text())["findings"]
+    assert found["order"] is None

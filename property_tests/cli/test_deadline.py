@@ -1,0 +1,246 @@
+"""A budget ends what runs, and not only what would begin: every command that takes --budget-seconds looks at one kind
+of deadline, and a child gets the same moment as its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from property_tests.fuzz.test_campaign_store import batch as batch_of
+from property_tests.fuzz.test_campaign_store import result
+from property_tests.support.wrong_accountings import AppendsATokenTwice
+from specsim import bench
+from specsim.commands.pages import write_report
+from specsim.deadline import NEVER, Deadline, TimeSpent
+from specsim.engine.accounting import Accounting, Memory
+from specsim.engine.accounting_target import ModelTarget
+from specsim.fuzz import campaign
+from specsim.fuzz.batch import run_batch_here
+from specsim.fuzz.batches import Plan, family_weights, lots_of, strategy_weights
+from specsim.fuzz.campaign import GivenBack, go_on
+from specsim.fuzz.store import Store
+from specsim.fuzz.work import Batch, BatchResult
+from specsim.fuzz.workers import LocalPool
+from specsim.selfcheck.hunt import InterruptedHuntError, hunt_in_child
+from specsim.selfcheck.mutation import find
+from specsim.tiers.accounting import parallel_sweep
+from specsim.tiers.accounting.sweep import count
+
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "replays" / "session-tail-leak.json"
+IDLE = 5.0  # seconds of start-up, and of a busy machine, that a test allows for
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    started = time.monotonic()
+    work()
+    return time.monotonic() - started
+
+
+class WrongTarget(ModelTarget):
+    """A model with a rule to break in nearly every run."""
+
+    def make(self, memory: Memory) -> Accounting:
+        return AppendsATokenTwice(memory)
+
+
+# The deadline itself
+
+
+def test_a_wait_is_ended_at_the_deadline_and_nothing_after_it() -> None:
+    with pytest.raises(TimeSpent), Deadline.after(0.05).enforced():
+        time.sleep(30)
+    with Deadline.after(0.05).enforced():
+        pass
+    time.sleep(0.1)
+    with pytest.raises(TimeSpent), Deadline.after(-1.0).enforced():
+        raise AssertionError("nothing begins after the deadline")
+
+
+def test_no_deadline_ends_nothing() -> None:
+    with NEVER.enforced():
+        pass
+    assert not NEVER.is_over
+    assert (NEVER.left, NEVER.timeout, NEVER.to_json()) == (math.inf, None, None)
+    assert Deadline.after(None) == Deadline.from_json(None) == NEVER
+    assert NEVER.sooner(5).left <= 5
+
+
+def test_a_handler_of_errors_does_not_take_the_end_for_one() -> None:
+    def heedless() -> None:
+        try:
+            time.sleep(30)
+        except Exception:  # what this is about
+            time.sleep(30)
+
+    with pytest.raises(TimeSpent), Deadline.after(0.05).enforced():
+        heedless()
+
+
+def test_in_another_thread_only_who_looks_ends() -> None:
+    ended: list[bool] = []
+
+    def work() -> None:
+        with Deadline.after(0.01).enforced():
+            time.sleep(0.05)
+        ended.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert ended == [True]
+
+
+# Mutants, sweeps, benchmarks, reports
+
+
+def test_a_hunt_that_runs_is_ended_with_the_budget_and_counts_as_none() -> None:
+    def hunt() -> None:
+        with pytest.raises(InterruptedHuntError):
+            hunt_in_child(find("N01"), seeds=50, schedules_max=10**9, without=("S3",), deadline=Deadline.after(0.3))
+
+    assert seconds_of(hunt) < 0.3 + IDLE
+
+
+def test_a_part_of_a_sweep_that_runs_is_ended_and_its_beginning_counts() -> None:
+    ended = parallel_sweep.run(5, 10**9, 1, lambda _swept: None, part=10**8, deadline=Deadline.after(3.0))
+    assert ended.seconds < 3.0 + IDLE
+    assert ended.ended == parallel_sweep.SPENT
+    counts = ended.counts
+    if counts.schedules:  # a busy machine may not have started the process by then
+        assert list(ended.parts) == [(0, counts.schedules + counts.refused)]
+
+
+def test_what_is_counted_of_a_part_is_its_beginning() -> None:
+    left = iter([True] * 7 + [False])
+    counts = count(ModelTarget(), 5, 0, 40, lambda: next(left))
+    assert counts.digest == count(ModelTarget(), 5, 0, 7).digest
+
+
+def test_a_benchmark_that_runs_is_ended_with_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_arguments: object) -> list[dict[str, Any]]:
+        time.sleep(30)
+        return []
+
+    monkeypatch.setattr(bench, "BENCHMARKS", {"slow": slow, "other": slow})
+    ran: dict[str, Any] = {}
+    assert seconds_of(lambda: ran.update(bench.run(["slow", "other"], "cpu", budget_seconds=0.1))) < 0.1 + IDLE
+    assert [entry["peers"][0]["not_run"] for entry in ran["benchmarks"]] == ["the time budget was spent"] * 2
+
+
+def test_a_replay_that_runs_when_the_budget_of_a_report_ends_is_bounded_by_it(tmp_path: Path) -> None:
+    (tmp_path / "found").mkdir()
+    for name in ("a.json", "b.json"):
+        (tmp_path / "found" / name).write_text(FIXTURE.read_text())
+
+    def replay(*_arguments: object) -> dict[str, Any]:
+        time.sleep(30)
+        return {}
+
+    json_file = tmp_path / "r.json"
+    folders = tmp_path / "found", tmp_path / "pages", tmp_path
+    assert seconds_of(lambda: write_report(*folders, replay, None, json_file, budget_seconds=0.2)) < 0.2 + IDLE
+    entries = json.loads(json_file.read_text())["entries"]
+    assert [entry["why_not"].partition(";")[0] for entry in entries] == ["the time budget was spent"] * 2
+
+
+# Campaigns
+
+
+def batch(**fields: Any) -> Batch:
+    return Batch(**{"campaign": 7, "shard": 0, "number": 0, "first": 0, "count": 10**6, "target": "model", **fields})
+
+
+def test_a_batch_ends_at_its_deadline_with_all_that_it_makes_smaller() -> None:
+    made = batch(tier="accounting", family="any", strategy="swarm")
+    results: list[BatchResult] = []
+    took = seconds_of(lambda: results.append(run_batch_here(WrongTarget(), made, "", deadline=Deadline.after(2.0))))
+    assert took < 2.0 + IDLE / 2
+    assert results[0].findings
+
+
+class StubbornPool:
+    """Batches that end when they are given up, and not before."""
+
+    width = 2
+
+    def __init__(self) -> None:
+        self.tiers: list[str] = []
+        self.calls: list[str] = []
+        self._running: list[Future[BatchResult]] = []
+
+    def submit(self, batch: Batch, _seconds: float) -> Future[BatchResult]:
+        self.tiers.append(batch.tier)
+        self._running.append(Future())
+        return self._running[-1]
+
+    def interrupt(self) -> None:
+        self.calls.append("interrupt")
+
+    def give_up(self) -> None:
+        self.calls.append("give up")
+        for future in self._running:
+            future.set_exception(GivenBack())
+
+
+def plan_of(**tiers: list[str]) -> Plan:
+    return Plan(3, lots_of(tiers), family_weights(()), strategy_weights(()))
+
+
+def test_a_batch_that_does_not_end_is_interrupted_then_given_up_and_run_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "LATE_SECONDS", 0.1)
+    pool = StubbornPool()
+    with Store.open(tmp_path / "c.db", campaign=3) as store:
+        began = time.monotonic()
+        go_on(plan_of(model=["accounting"]), store, 0, pool, until=began + 0.2)
+        assert time.monotonic() - began < 0.2 + IDLE
+        assert pool.calls == ["interrupt", "give up"]
+        assert (store.batches(), store.next_number(0)) == ([], 0)
+
+
+def test_no_batch_of_cases_begins_when_its_start_takes_longer_than_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "CASES_SECONDS_MIN", 3600.0)
+
+    class Pool(StubbornPool):
+        width = 1
+
+        def submit(self, batch: Batch, seconds: float) -> Future[BatchResult]:
+            future = super().submit(batch, seconds)
+            if batch.tier == "ops":
+                time.sleep(0.6)
+            future.set_result(result(batch))
+            return future
+
+    pool = Pool()
+    with Store.open(tmp_path / "c.db", campaign=3) as store:
+        plan = plan_of(model=["ops", "accounting"])
+        go_on(plan, store, 0, pool, until=time.monotonic() + 0.7, batches_max=40)
+        assert pool.tiers[0] == "ops"
+        assert set(pool.tiers[1:]) <= {"accounting"}
+        only_cases = Pool()
+        go_on(plan_of(model=["ops"]), store, 0, only_cases, until=time.monotonic() + 0.7)
+        assert only_cases.tiers == ["ops"]
+
+
+def test_a_pool_that_gives_up_gives_its_batches_back(tmp_path: Path) -> None:
+    pool = LocalPool(1, tmp_path, 20.0)
+    try:
+        future = pool.submit(batch_of(count=5000), math.inf)
+        time.sleep(0.5)
+        pool.give_up()
+        with pytest.raises(GivenBack):
+            future.result(IDLE)
+    finally:
+        pool.close()

@@ -1,0 +1,323 @@
+"""The shape of the code: dependencies point one way, no file is dead, no release is named in code.
+
+Imports are read by AST, inside functions too, so a lazy import counts as a dependency. A module that is named
+in a string and imported by importlib does not: that is how a layer finds a provider above it.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import subprocess
+import sys
+import tokenize
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES_MAX = 700
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What the modules of one layer may import beside the standard library, one another and `specsim`."""
+
+    ours: frozenset[str]
+    foreign: frozenset[str]
+
+
+def layer(ours: str = "", foreign: str = "") -> Layer:
+    return Layer(frozenset(ours.split()), frozenset(foreign.split()))
+
+
+LAYERS = {  # lowest first: each may use only layers above it in this table
+    "aliases": layer(),
+    "errors": layer(),
+    "deadline": layer(),
+    "interrupts": layer(),
+    "isolation": layer("errors interrupts"),
+    "files": layer("errors"),
+    "verdict": layer("errors"),
+    "replay_file": layer("errors files"),
+    "choices": layer("errors"),
+    "engine": layer("errors verdict choices"),
+    "reference": layer(foreign="torch"),
+    "grammar": layer("reference", "torch"),
+    "contracts": layer("errors verdict choices reference", "torch"),
+    "kernels": layer("errors reference contracts", "torch triton"),
+    "interpreter": layer("errors contracts", "torch triton numpy"),
+    "engines": layer("errors isolation files verdict choices engine contracts interpreter", "torch triton"),
+    "compiled": layer("errors isolation files engines"),
+    "tiers": layer(
+        "deadline errors interrupts isolation files verdict replay_file choices engine reference contracts kernels "
+        "interpreter engines compiled",
+        "torch triton msgspec",
+    ),
+    "bench": layer(
+        "deadline errors verdict choices engine reference contracts kernels engines compiled tiers", "torch triton"
+    ),
+    "findings": layer("errors interrupts isolation files verdict replay_file choices engine contracts engines tiers"),
+    "fuzz": layer(
+        "deadline errors interrupts isolation files verdict replay_file choices engine contracts engines compiled "
+        "tiers findings",
+        "msgspec ray",
+    ),
+    "report": layer("errors files verdict replay_file", "rich"),
+}
+# One layer in several folders: the engine calls the checker, which reads the engine's values; the tiers put mutants
+# into the model, and mutants are hunted by the tiers; what is fetched for lifting depends on the engine it is of.
+SAME_LAYER = {"rules": "engine", "selfcheck": "tiers", "lifting": "engines"}
+TOP = {"cli", "commands", "__main__", "pytest_plugin", "testing", "strategies"}  # may import everything
+# What shares tapes through Hypothesis' databases; only a command that was given a corpus loads it.
+DATABASES = {"specsim.fuzz.corpus": {"hypothesis", "redis"}}
+# The modules that import Hypothesis, and those for test authors, which nothing else in the product imports.
+STRATEGIES = {
+    "specsim.choices.hypothesis_chooser",
+    "specsim.contracts.hypothesis_cases",
+    "specsim.tiers.accounting.hypothesis_schedules",
+}
+PUBLIC = {
+    "specsim.pytest_plugin",
+    "specsim.testing",
+    "specsim.strategies",
+    "specsim.contracts.hypothesis_cases",
+    "specsim.interpreter.sanitize",
+    "specsim.contracts.losslessness",
+    "specsim.contracts.statistics",
+    "specsim.tiers.accounting.hypothesis_schedules",
+}
+HEAVY = ("torch", "triton", "hypothesis", "numpy")
+MAY_NAME_RELEASES = ("specsim/engines/sglang/", "fixtures/")
+RELEASE = re.compile(r"(?<![\d.])0\.5\.\d+")
+PULL_REQUEST = re.compile(r"#\d{4,5}(?![0-9A-Za-z])")
+
+
+@cache
+def sources() -> dict[str, Path]:
+    """Every Python file by its path in the repository; what a symlink leads to only under its real name."""
+    folders = ("specsim", "reference", "kernels", "property_tests", "fixtures", "bench")
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(ROOT)):
+                found[path.relative_to(ROOT).as_posix()] = path
+    return found
+
+
+@cache
+def product() -> dict[str, str]:
+    """The modules of the product by import name: paths."""
+    names: dict[str, str] = {}
+    for path in sources():
+        if path.startswith(("specsim/", "reference/", "kernels/")):
+            dotted = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            names[dotted if dotted.split(".")[0] == "specsim" else f"specsim.{dotted}"] = path
+    return names
+
+
+@cache
+def tree_of(path: str) -> ast.Module:
+    return ast.parse(sources()[path].read_text(encoding="utf-8"), path)
+
+
+def imports_of(path: str, module: str = "") -> set[str]:
+    """What a file imports, absolute: for `from a import b` both `a` and `a.b`, which may be a module."""
+    found: set[str] = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".") + (["__init__"] if path.endswith("/__init__.py") else [])
+                base = ".".join([*parts[: -node.level], *([base] if base else [])])
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def layer_of(module: str) -> str:
+    """The layer of a module: the part of its name after `specsim.`; "" for specsim itself."""
+    name = module.split(".")[1] if "." in module else ""
+    return SAME_LAYER.get(name, name)
+
+
+def layered_modules() -> Iterator[tuple[str, str, Layer]]:
+    for module, path in product().items():
+        name = layer_of(module)
+        if name and name not in TOP and name in LAYERS:
+            yield module, path, LAYERS[name]
+
+
+def test_every_module_belongs_to_a_layer() -> None:
+    known = {"", *LAYERS, *TOP}
+    assert [module for module in product() if layer_of(module) not in known] == []
+
+
+def test_the_table_of_layers_points_one_way() -> None:
+    order = list(LAYERS)
+    for name, allowed in LAYERS.items():
+        assert allowed.ours <= set(order[: order.index(name)]), name
+
+
+def test_dependencies_point_one_way() -> None:
+    wrong = []
+    for module, path, allowed in layered_modules():
+        used = {layer_of(name) for name in imports_of(path, module) if name.startswith("specsim.")}
+        used -= {layer_of(module), "__version__"}
+        wrong += [f"{path} imports specsim.{name}" for name in sorted(used - allowed.ours)]
+    assert wrong == []
+
+
+def test_each_layer_imports_only_the_packages_that_it_is_given() -> None:
+    wrong = []
+    for module, path, allowed in layered_modules():
+        foreign = {name.split(".")[0] for name in imports_of(path, module)} - {"specsim", "__future__"}
+        foreign -= set(sys.stdlib_module_names) | allowed.foreign
+        if module in STRATEGIES:
+            foreign -= {"hypothesis"}
+        foreign -= DATABASES.get(module, set())
+        wrong += [f"{path} imports {name}" for name in sorted(foreign)]
+    assert wrong == []
+
+
+def test_neither_reference_nor_kernels_is_imported_under_its_bare_name() -> None:
+    wrong = []
+    for path in sources():
+        tops = {name.split(".")[0] for name in imports_of(path, "specsim.x")}
+        wrong += [f"{path} imports {name}" for name in sorted(tops & {"reference", "kernels"})]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["reference", "kernels"])
+def test_the_folders_at_the_top_are_packages_by_tracked_symlinks(name: str) -> None:
+    link = ROOT / "specsim" / name
+    assert link.is_symlink()
+    assert os.readlink(link) == f"../{name}"
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "--stage", f"specsim/{name}", "specsim/__init__.py"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if not listed.stdout:
+        pytest.skip("not in a git repository, or nothing is committed yet")
+    assert [line.split()[0] for line in listed.stdout.splitlines() if line.endswith(f"\t{link.relative_to(ROOT)}")] == [
+        "120000"
+    ]
+
+
+def test_the_command_line_starts_without_heavy_imports() -> None:
+    modules = [name for name in ("specsim.cli", "specsim.lifting.source") if name in product()]
+    program = f"import sys, {', '.join(modules)}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout.strip() == "[]"
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    empty = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+    assert [path for path in sources() if empty & set(path.removesuffix(".py").split("/"))] == []
+
+
+def test_no_file_is_dead() -> None:
+    if "specsim.cli" not in product():
+        pytest.skip("there is no command line yet that could use the files")
+    configuration = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    tables = [configuration.get("scripts", {}), *configuration.get("entry-points", {}).values()]
+    used = {value.split(":")[0] for table in tables for value in table.values()} | PUBLIC
+    for module, path in product().items():
+        named = {text for text in strings_of(path) if text in product()}  # importlib's tables, python -m
+        used |= {name for name in imports_of(path, module) | named if name != module}
+    dead = [
+        path
+        for module, path in product().items()
+        if module not in used and not path.endswith(("/__init__.py", "/__main__.py"))
+    ]
+    assert dead == []
+
+
+def strings_of(path: str) -> set[str]:
+    return {
+        node.value for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def prose_lines(path: str) -> set[int]:
+    """The lines on which a docstring begins, and those of `source=` and `references=`, which are citations."""
+    owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    lines: set[int] = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, owners) and ast.get_docstring(node, clean=False) is not None:
+            lines.add(node.body[0].lineno)
+        elif isinstance(node, ast.keyword) and node.arg in ("source", "references") and node.end_lineno is not None:
+            lines |= set(range(node.lineno, node.end_lineno + 1))
+    return lines
+
+
+def tokens_that_match(path: str, pattern: re.Pattern[str], *, prose: bool) -> list[str]:
+    """FILE:LINE of each string or number, and with `prose` of each comment and docstring, that matches."""
+    prose_starts = prose_lines(path)
+    text = sources()[path].read_text(encoding="utf-8")
+    kinds = {tokenize.STRING, tokenize.NUMBER, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        is_code = token.type in kinds and not (token.type == tokenize.STRING and token.start[0] in prose_starts)
+        is_prose = token.type in (tokenize.COMMENT, tokenize.STRING) and not is_code
+        if (is_code or (prose and is_prose)) and pattern.search(token.string):
+            found.append(f"{path}:{token.start[0]}")
+    return found
+
+
+def test_only_the_tables_of_releases_name_a_release() -> None:
+    named = [
+        place
+        for path in sources()
+        if not path.startswith(MAY_NAME_RELEASES)
+        for place in tokens_that_match(path, RELEASE, prose=True)
+    ]
+    assert named == []
+
+
+def test_pull_requests_are_cited_in_prose_and_never_in_code() -> None:
+    named = [
+        place
+        for path in sources()
+        if not path.startswith(MAY_NAME_RELEASES)
+        for place in tokens_that_match(path, PULL_REQUEST, prose=False)
+    ]
+    assert named == []
+
+
+def test_a_file_fits_a_readers_head() -> None:
+    long = {path: len(file.read_text(encoding="utf-8").splitlines()) for path, file in sources().items()}
+    assert {path: lines for path, lines in long.items() if lines >= LINES_MAX} == {}
+
+
+def test_the_checks_of_names_would_notice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    release, number = "0.5" + ".9", "#" + "12345"
+    lines = [
+        f'"""Cites {number} and {release}."""',
+        f"# see {number}, {release}",
+        f'A = "{number}"',
+        f'B = f"sglang=={release} {{A}}"',
+        f'C = Op(source="PR {number}")',
+        'D = ("0.6.5.1", "#' + '333333", 10.5)',
+    ]
+    (tmp_path / "x.py").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(sys.modules[__name__], "sources", lambda: {"x.py": tmp_path / "x.py"})
+    tree_of.cache_clear()
+    assert tokens_that_match("x.py", PULL_REQUEST, prose=False) == ["x.py:3"]
+    assert tokens_that_match("x.py", RELEASE, prose=False) == ["x.py:4"]
+    assert tokens_that_match("x.py", RELEASE, prose=True) == ["x.py:1", "x.py:2", "x.py:4"]
+    tree_of.cache_clear()

@@ -1,0 +1,531 @@
+"""The page of a finding, without a browser: what it holds is what the trace says, and nothing in it can run."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from property_tests.cli.test_check import specsim
+from property_tests.support.pages import (
+    FIXTURE,
+    HOSTILE,
+    ROOT,
+    Outline,
+    longer,
+    page_of_fixture,
+    payload_in,
+    renamed,
+    states_of,
+)
+from specsim import replay_file
+from specsim.choices.chooser import replayed
+from specsim.cli import main
+from specsim.commands.pages import write_pages
+from specsim.commands.source_lines import LINES_MAX, source_of
+from specsim.contracts.provider import MappingProvider
+from specsim.contracts.registry import OPS
+from specsim.engine.accounting_target import ModelTarget
+from specsim.lifting.cache import Cache
+from specsim.replay_file import OpReplay, WorkerReplay
+from specsim.report.page.payload import Shown, links_of, payload_of
+from specsim.report.page.plain import in_html, plain, visible
+from specsim.report.page.render import html_of
+from specsim.report.page.tensors import COLUMNS_MAX, ROWS_MAX, tensors_of
+from specsim.report.perfetto import trace_of
+from specsim.tiers.accounting.recording import RecordingEngine, changed, ranges
+from specsim.tiers.accounting.schedules import chooser_of, run_schedule
+from specsim.tiers.ops import child
+from specsim.tiers.ops.parent import OpsRequest
+from specsim.tiers.ops.run import compared
+
+HERE = Shown("model", "specsim replay x.json", "Reproduced, bit for bit.")
+BYTES_MAX = 2_000_000
+HOSTILE_NAMES = {"r0": HOSTILE[0], "r1": HOSTILE[1], "V1": HOSTILE[2]}
+
+
+@dataclasses.dataclass
+class Made:
+    """What one `specsim replay --html --perfetto` left."""
+
+    printed: str
+    html: str
+    payload: dict[str, Any]
+    trace: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def made() -> Made:
+    folder, printed = page_of_fixture()
+    html = (folder / "out.html").read_text(encoding="utf-8")
+    return Made(printed, html, payload_in(html), json.loads((folder / "out.json").read_text()))
+
+
+# The recording
+
+
+def test_noting_the_states_changes_no_schedule_and_the_model_shows_no_wrong_slot() -> None:
+    target, events = ModelTarget(), 0
+    for index in range(60):
+        plain_run = run_schedule(target, chooser_of(0, index))
+        assert plain_run is not None
+        if plain_run.scenario.config.pool_slots > 120 or len(plain_run.run.log) > 120:
+            continue
+        engines: list[RecordingEngine] = []
+
+        def make(*arguments: Any, engines: list[RecordingEngine] = engines) -> RecordingEngine:
+            engines.append(RecordingEngine(*arguments))
+            return engines[0]
+
+        noted = run_schedule(target, chooser_of(0, index), engine=make)
+        assert noted is not None
+        assert noted.run == plain_run.run
+        recording = engines[0].recording()
+        assert len(recording["changes"]) == len(noted.run.log)
+        events += len(noted.run.log)
+        for number, state in enumerate(states_of(recording)):
+            for slot, (owner, _, holds, should) in state.get("slots", {}).items():
+                where = f"schedule {index}, {noted.run.log[number]}, slot {slot}"
+                assert owner != "leaked", where
+                assert " and " not in owner, where
+                assert should in ("", holds), where
+    assert events > 800
+
+
+def test_what_changed_is_all_that_is_new_or_gone() -> None:
+    before = {"a": {"1": 1, "2": 2}, "b": {"x": []}}
+    now = {"a": {"1": 1, "2": 3}, "c": {"y": 0}}
+    assert changed(before, now) == {"a": {"2": 3}, "b": {"x": None}, "c": {"y": 0}}
+    assert changed(now, now) == {}
+
+
+@given(st.lists(st.integers(0, 30)))
+def test_ranges_say_the_numbers_in_their_order(numbers: list[int]) -> None:
+    said = [part.split("-") for part in ranges(numbers).split()]
+    assert [n for part in said for n in range(int(part[0]), int(part[-1]) + 1)] == numbers
+
+
+# The payload
+
+
+def test_the_page_has_the_lines_of_the_trace(made: Made) -> None:
+    lines = [event["line"] for event in made.payload["events"]]
+    assert lines == [line for line in made.printed.splitlines() if re.match(r" +\d+  \w+  ", line)]
+    assert "page: out.html" in made.printed
+    text = re.sub("<[^>]+>", "", re.findall("<pre.*?</pre>", made.html, re.DOTALL)[0])
+    for line in lines:
+        assert line.replace(">", "&gt;") in text
+
+
+def test_the_page_says_what_the_finding_says(made: Made) -> None:
+    stored = replay_file.load(FIXTURE)
+    finding = made.payload["finding"]
+    assert (finding["rule"], finding["signature"]) == (stored.rule, stored.signature)
+    assert finding["severity"] == "wrong-result"
+    assert finding["verdict"] == "Reproduced, bit for bit."
+    (violation,) = made.payload["violations"]
+    assert (violation["event"], violation["rule"]) == (11, "I32")
+    assert [item["event"] for item in made.payload["order"]] == [9, 11]
+    assert made.payload["command"] == f"specsim replay {FIXTURE}"
+    tables = {title: dict(rows) for title, rows in made.payload["tables"].items()}
+    assert tables["Configuration"]["topk"] == "1"
+    assert "streams" in tables["Configuration"]["off or 0"]
+    assert "max_new_tokens=2" in tables["Workload"]["r1"]
+
+
+def test_the_states_say_what_the_trace_says(made: Made) -> None:
+    states = states_of(made.payload)
+    seen = set()
+    for event, state in zip(made.payload["events"], states, strict=True):
+        kind = event["event"]
+        seen.add(kind)
+        if kind == "launch":
+            assert event["who"] in state["lists"]["in flight"]
+        for word in event["details"].split() if kind == "prepare" else ():
+            rid, _, growth = word.partition(":")
+            assert state[f"request {rid}"]["allocated"] == int(growth.split(">")[1])
+            assert state["owners"][rid][2] == int(growth.split(">")[1])
+        if kind == "retract":
+            assert state[f"request {event['who']}"]["state"] == "waiting"
+            assert event["who"] not in state["owners"]
+            assert all(leaf[0] != event["who"] for leaf in state["slots"].values())
+        if kind == "verify":
+            accepted = {tree["rid"]: len(tree["path"]) for tree in made.payload["trees"][str(event["number"])]}
+            assert accepted == {word.split(":")[0]: int(word.split(":")[1]) for word in event["details"].split()}
+    assert seen == {"arrive", "admit", "launch", "prepare", "prefill", "verify", "retract", "resolve"}
+    last = states[-1]["request r1"]
+    assert (last["committed"], last["verify_count"], last["state"]) == (5, 1, "waiting")  # what the rule forbids
+
+
+def test_every_row_maps_to_slots_of_its_owner(made: Made) -> None:
+    for state in states_of(made.payload):
+        for name, (row, _, allocated, *_) in state.get("owners", {}).items():
+            for position in range(allocated):
+                slot = state["cells"][f"{row},{position}"]
+                assert state["slots"][str(slot)][:2] == [name, position]
+
+
+def test_draft_trees_have_masks_of_their_own_path(made: Made) -> None:
+    (trees,) = made.payload["trees"].values()
+    for tree in trees:
+        for node, mask in enumerate(tree["masks"]):
+            path, at = {node}, node
+            while tree["parents"][at] >= 0:
+                at = tree["parents"][at]
+                path.add(at)
+            assert {other for other, bit in enumerate(mask) if bit == "1"} == path
+        assert set(tree["reads_prefix"]) == {tree["start"]}
+
+
+def test_arrows_lead_from_a_launch_to_its_work_and_on_to_its_result(made: Made) -> None:
+    events = made.payload["events"]
+    ends = [(events[link["from"]]["line"].split()[2:4], link["kind"], link["to"]) for link in made.payload["links"]]
+    assert ends == [
+        (["launch", "P0"], "run", 7),
+        (["launch", "V1"], "run", 8),
+        (["prefill", "P0"], "silent", 8),
+        (["verify", "V1"], "stale", 11),
+    ]
+
+
+def test_a_launch_that_is_never_run_has_no_arrow() -> None:
+    event = {"number": 0, "event": "launch", "launch": "V0", "details": ""}
+    assert links_of([event], {"V0": {"kind": "decode"}}, []) == []
+
+
+def test_the_source_is_that_of_this_machine_and_not_of_the_file(made: Made) -> None:
+    source = made.payload["source"]
+    assert source["lines"][source["line"] - source["first"]].strip() == "if False:"
+    assert "if held.is_retracted:" in source["note"]
+    assert "lines" not in json.loads(FIXTURE.read_text())
+
+
+def test_a_checkouts_lines_are_read_where_it_lies(tmp_path: Path) -> None:
+    body = [f"    x = {number}" for number in range(100)]
+    (tmp_path / "srt").mkdir()
+    (tmp_path / "srt" / "a.py").write_text("\n".join(["def before():", "    pass", "", "def f():", *body, "", "y = 1"]))
+    cache = Cache(tmp_path / "cache")
+
+    def lines(where: str) -> list[str] | None:
+        source = source_of(f"sglang@{tmp_path}", "", where, cache)
+        return source and source["lines"]
+
+    assert lines("srt/a.py:2") == ["def before():", "    pass"]
+    assert lines("srt/a.py:104") == [line.strip() for line in body[-15:]]
+    assert len(lines("srt/a.py:4") or ()) == LINES_MAX
+    for gone in ("srt/a.py:900", "srt/b.py:1", "../a.py:1", "srt/a.py", "", "/etc/passwd:1"):
+        assert lines(gone) is None
+
+
+# The file
+
+
+def test_the_page_is_one_small_file_that_loads_nothing(made: Made) -> None:
+    assert len(made.html) < BYTES_MAX / 10
+    outline = Outline(made.html)
+    assert [link for link in outline.links if not link.startswith(("#", "data:,"))] == []
+    assert not {"iframe", "object", "embed", "base", "form"} & {tag for tag, _ in outline.elements}
+    assert "@import" not in made.html
+    assert "url(" not in made.html
+
+
+def test_the_policy_of_the_page_allows_its_own_script_and_style_alone(made: Made) -> None:
+    (policy,) = re.findall('http-equiv="Content-Security-Policy" content="([^"]+)"', made.html)
+    scripts = re.findall("<script>(.*?)</script>", made.html, re.DOTALL)
+    styles = re.findall("<style>(.*?)</style>", made.html, re.DOTALL)
+    for kind, (text,) in (("script-src", scripts), ("style-src", styles)):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{kind} 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_a_schedule_of_thousands_of_events_is_a_page_too(made: Made) -> None:
+    long = longer(made.payload, 420)
+    assert len(long["events"]) > 5000
+    assert len(html_of(long)) < 4 * BYTES_MAX
+
+
+# Hostile text
+
+
+@given(st.lists(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20), max_size=6))
+def test_any_value_comes_back_as_it_is_shown_and_is_no_markup(value: Any) -> None:
+    text = in_html(plain(value))
+    assert not set("<>&'") & set(text)
+    assert json.loads(text) == plain(value)
+
+
+@given(st.text(st.characters(), max_size=80))
+def test_nothing_that_cannot_be_seen_is_left_in_a_text(text: str) -> None:
+    shown = visible(text)
+    shown.encode("utf-8")
+    assert all(c == " " or c.isprintable() or not c.isascii() for c in shown)
+    assert not set(shown) & set("\x00\x1b\x7f\x9b\u200b\u200f\u202e\u2066\ufeff\n\t")
+
+
+def test_a_long_text_is_cut_and_says_so() -> None:
+    assert visible("a" * 5000).endswith("... (1000 more characters)")
+
+
+def test_integers_that_a_browser_would_round_are_texts() -> None:
+    assert plain([2**53, 2**53 - 1, -(2**60), float("nan"), True]) == [
+        str(2**53),
+        2**53 - 1,
+        str(-(2**60)),
+        "nan",
+        True,
+    ]
+
+
+def test_a_hostile_replay_file_makes_no_element_either(made: Made) -> None:
+    stored = replay_file.load(FIXTURE)
+    assert isinstance(stored, replay_file.ScheduleReplay)
+    bad = "".join(HOSTILE)
+    event = {"number": 0, "agent": bad, "event": bad, "who": bad, "details": bad}
+    violation = dict.fromkeys(("rule", "sentence", "part", "where", "who", "expected", "actual", "signature"), bad)
+    answer = {"judged": True, "same_model": False, "digest": bad, "events": [event], "scenario": {"config": {bad: bad}}}
+    stored = dataclasses.replace(stored, title=bad, rule=bad, signature=bad, target=bad, order=[bad, "event 0: " + bad])
+    shown = Shown(bad, bad, bad, bad, {"where": bad, "first": 1, "line": 1, "lines": [bad], "note": bad})
+    html = html_of(payload_of(stored, {**answer, "violations": [{**violation, "event": 0}]}, shown))
+    assert {tag for tag, _ in Outline(html).elements} <= {tag for tag, _ in Outline(made.html).elements}
+    assert all(link.startswith(("#", "data:,")) for link in Outline(html).links)
+    assert len(html) < BYTES_MAX
+
+
+def test_hostile_text_makes_no_element_and_no_attribute(made: Made) -> None:
+    payload = plain(renamed(made.payload, HOSTILE_NAMES))
+    for name in ("title", "sentence", "target", "where", "who", "expected", "actual", "verdict", "rule", "signature"):
+        payload["finding"][name] = visible(HOSTILE[0])
+    payload["source"]["lines"] = [visible(text) for text in HOSTILE] * 3
+    payload["notes"] = [visible(text) for text in HOSTILE]
+    usual, hostile = Outline(made.html), Outline(html_of(payload))
+    assert set(hostile.elements) <= set(usual.elements)
+    assert hostile.links == usual.links
+
+
+# The other tiers
+
+
+def op_answer(**more: Any) -> dict[str, Any]:
+    tensor = {"shape": [2, 3], "data": [1, 2, 3, 4, 5, -1]}
+    return {
+        "subject": "kernel:x",
+        "where": "x.py:3",
+        "judged": True,
+        "digest": "d",
+        "violations": [{"rule": "O1", "sentence": "s", "title": "t", "expected": "out[1] = 5", "actual": "out[1] = 7"}],
+        "explanation": "the caller is wrong",
+        "inputs": {"given": tensor},
+        "expected": {"out": {"shape": [3], "data": [4, 5, 6]}},
+        "outputs": {
+            "out": {
+                "actual": {"shape": [3], "data": [4, 7, 9]},
+                "defined": [True, True, False],
+                "differs": [False, True, False],
+            }
+        },
+        **more,
+    }
+
+
+def op_replay() -> OpReplay:
+    names = dict.fromkeys(("target", "op", "subject", "where", "source_hash", "device", "signature", "title"), "model")
+    return OpReplay(**names, tier="ops", sizes={"bs": 2, "topk": 0}, tensors={}, tape=[], seed=0, rule="O1", digest="d")
+
+
+def test_the_page_of_a_case_marks_the_elements_that_differ() -> None:
+    html = html_of(payload_of(op_replay(), op_answer(), HERE))
+    assert html.count('class="differs"') == 1
+    assert "<b>7</b><span><i>not</i> 5</span>" in html
+    assert html.count('class="undefined"') == 1
+    assert "out <small>output, [3], 1 differs</small>" in html
+    assert html.count('class="panel tensor output wrong"') == 1
+    assert '<p class="what">model</p>' in html
+    assert 'class="s0 padding">-1' in html
+    assert "the caller is wrong" in html
+
+
+def test_what_lies_between_no_two_numbers_is_marked_as_odd() -> None:
+    odd = {"shape": [4], "data": [1.5, float("nan"), float("-inf"), -1]}
+    html = html_of(payload_of(op_replay(), op_answer(inputs={"x": odd}), HERE))
+    assert re.findall(r'class="odd">(\S+?)<', html) == ["nan", "-inf"]
+
+
+@pytest.mark.parametrize("wrong_from", [1, 2, 9])
+def test_outputs_are_those_of_the_first_run_that_differs(wrong_from: int) -> None:
+    op, calls = OPS["fill_bonus_tokens"], []
+
+    def luck(predict: Any, accept_index: Any, accept_lens: Any) -> Any:
+        calls.append(1)
+        return op.reference(predict, accept_index, accept_lens) + int(len(calls) >= wrong_from)
+
+    (subject,) = MappingProvider("luck", {op.name: luck}).subjects()[0]
+    shown = compared(op, subject, op.generate(replayed(())))
+    assert bool(shown["bonus_tokens"].differs.any()) == (wrong_from < 9)
+
+
+def test_a_case_that_raised_shows_what_was_expected() -> None:
+    payload = payload_of(op_replay(), op_answer(outputs={}), HERE)
+    assert [(t["name"], t["role"]) for t in payload["tensors"]] == [("given", "input"), ("out", "expected")]
+    html_of(payload)
+
+
+@given(st.data())
+def test_the_window_of_a_large_tensor_holds_the_first_difference(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=2))
+    size = shape[0] * (shape[1] if len(shape) > 1 else 1)
+    at = data.draw(st.integers(0, size - 1))
+    differs = [index == at for index in range(size)]
+    output = {"actual": {"shape": shape, "data": list(range(size))}, "defined": [True] * size, "differs": differs}
+    (shown,) = tensors_of(
+        {"expected": {"x": {"shape": shape, "data": [0] * size}}, "outputs": {"x": output}, "inputs": {}}
+    )
+    assert len(shown["values"]) <= ROWS_MAX
+    assert all(len(row) <= COLUMNS_MAX for row in shown["values"])
+    values, marks = ([each for row in shown[name] for each in row] for name in ("values", "differs"))
+    assert [value for value, mark in zip(values, marks, strict=True) if mark] == [at]
+    assert bool(shown["note"]) == (size > sum(map(len, shown["values"])))
+
+
+@pytest.mark.parametrize("shape", [[], [0], [2, 0], [0, 3]])
+def test_tensors_without_elements_or_extents_are_shown(shape: list[int]) -> None:
+    tensor = {"shape": shape, "data": [] if 0 in shape else [5]}
+    html_of(payload_of(op_replay(), op_answer(inputs={"x": tensor}), HERE))
+
+
+def test_the_page_of_a_probe_has_what_was_handed_on() -> None:
+    names = ("target", "probe", "function", "where", "source_hash", "signature", "title")
+    stored = WorkerReplay(**dict.fromkeys(names, "f"), tier="workers", tape=[], case={}, seed=0, rule="W1", digest="d")
+    broken = {"rule": "W1", "what": "no penalties", "expected": "one", "actual": "none", "details": ["line"]}
+    answer = {"where": "f.py:2", "digest": "d", "case": {"bs": 2}, "seen": {"calls": [1]}, "broken": [broken]}
+    html = html_of(payload_of(stored, answer, dataclasses.replace(HERE, sentence="penalties are applied")))
+    for text in ("no penalties", "What the function handed on", "[1]", "line", "</span> penalties are applied</h1>"):
+        assert text in html
+
+
+# Perfetto
+
+
+def test_every_arrow_of_the_trace_begins_and_ends_in_a_slice(made: Made) -> None:
+    slices = [e for e in made.trace["traceEvents"] if e["ph"] == "X"]
+    arrows = [e for e in made.trace["traceEvents"] if e["ph"] in "stf"]
+    for arrow in arrows:
+        inside = [
+            s
+            for s in slices
+            if (s["pid"], s["tid"]) == (arrow["pid"], arrow["tid"]) and s["ts"] <= arrow["ts"] <= s["ts"] + s["dur"]
+        ]
+        assert len(inside) == 1
+    by_id: dict[int, list[str]] = {}
+    for arrow in arrows:
+        by_id.setdefault(arrow["id"], []).append(arrow["ph"])
+    assert sorted("".join(phases) for phases in by_id.values()) == ["sf", "sf", "stf"]
+
+
+def test_slices_of_a_thread_do_not_overlap(made: Made) -> None:
+    ends: dict[tuple[int, int], float] = {}
+    for event in made.trace["traceEvents"]:
+        if event["ph"] == "X":
+            thread = (event["pid"], event["tid"])
+            assert event["ts"] >= ends.get(thread, 0)
+            ends[thread] = event["ts"] + event["dur"]
+
+
+def test_the_trace_has_a_slice_for_each_event_and_names_for_all_threads(made: Made) -> None:
+    events = made.trace["traceEvents"]
+    named = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert named == {"host", "device", "r0", "r1"}
+    assert [e["name"] for e in events if e["ph"] == "X" and e["pid"] == 1] == [
+        f"{e['event']} {e['who']}".strip() for e in made.payload["events"]
+    ]
+    assert [e["name"] for e in events if e["ph"] == "i"] == ["I32"]
+
+
+def test_the_trace_of_a_finding_without_events_is_its_call() -> None:
+    payload = payload_of(op_replay(), op_answer(), HERE)
+    events = trace_of(payload)["traceEvents"]
+    (call,) = (event for event in events if event["ph"] == "X")
+    assert call["args"]["Sizes"] == dict(payload["tables"]["Sizes"])
+    assert [event["name"] for event in events if event["ph"] == "i"] == [v["rule"] for v in payload["violations"]]
+
+
+def test_a_request_that_a_schedule_does_not_come_to_has_no_slice(made: Made) -> None:
+    waiting = {**made.payload, "requests": [*made.payload["requests"], "r9"]}
+    assert trace_of(waiting)["traceEvents"]
+
+
+def test_the_counters_of_the_trace_add_up_to_the_pool(made: Made) -> None:
+    values: dict[str, dict[str, int]] = {}
+    at: int | None = None
+    for event in [e for e in made.trace["traceEvents"] if e["ph"] == "C"]:
+        if at is not None and event["ts"] != at and {"slots of", "free slots"} <= set(values):
+            assert sum(values["slots of"].values()) + values["free slots"]["slots"] == made.payload["pool_slots"]
+        at = event["ts"]
+        values[event["name"]] = event["args"]
+    assert at is not None
+
+
+# The commands
+
+
+def test_a_page_can_be_made_of_a_users_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["def f(predict, accept_index, accept_lens):", "    return predict[accept_index[:, -1].long()]"]
+    (tmp_path / "theirs.py").write_text("\n".join([*lines, 'provider = {"fill_bonus_tokens": f}']) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file, target = ROOT / "fixtures" / "replays" / "bonus-token-stride.json", "theirs:provider"
+    answers: list[dict[str, Any]] = []
+
+    class Heard:
+        def send(self, event: str, **fields: Any) -> None:
+            answers.append({"event": event, **fields})
+
+    limits = OpsRequest(target, tmp_path, 0, 1, 20.0, 20.0, "cpu", tmp_path)
+    asked = {**limits.to_json(), "replay": str(file), "record": True}
+    child.replay(asked, Heard())  # type: ignore[arg-type]
+    out = tmp_path / "out.html"
+    write_pages(replay_file.load(file), file, json.loads(json.dumps(answers[-1])), 1, target, tmp_path, out, None)
+    payload = payload_in(out.read_text())
+    assert (payload["kind"], payload["finding"]["severity"]) == ("case", "wrong-result")
+    assert payload["command"].endswith(f"--target {target}")
+    assert payload["source"]["where"] == "theirs.py:1"
+    assert payload["source"]["lines"] == lines
+    assert sum(tensor["count"] for tensor in payload["tensors"]) == 2
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for option, output in (("--html", "."), ("--html", "file/out.html"), ("--perfetto", "file/x/out.json")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["replay", str(FIXTURE), option, str(tmp_path / output)])
+        said = capsys.readouterr()
+        assert said.err.startswith(f"specsim: {option} ")
+        assert said.out == ""
+
+
+def test_a_report_links_a_page_for_each_finding_and_says_why_one_has_none(tmp_path: Path) -> None:
+    (tmp_path / "findings").mkdir()
+    shutil.copy(FIXTURE, tmp_path / "findings")
+    (tmp_path / "findings" / "bad <b>.json").write_text("{")
+    ended = specsim(tmp_path, "report", "findings", "--html", "out", "--data", str(ROOT))
+    assert ended.returncode == 0, ended.stderr
+    index = (tmp_path / "out" / "index.html").read_text()
+    outline = Outline(index)
+    assert outline.links == ["data:,", f"{FIXTURE.stem}.html"]
+    assert payload_in((tmp_path / "out" / f"{FIXTURE.stem}.html").read_text())["finding"]["rule"] == "I32"
+    assert "bad &lt;b&gt;.json" in index
+    assert "ops:ops:" not in index
+    for text in ("1 finding<", "Which release has which bug", "Historic bugs put back", "Speed", "A02-retracted"):
+        assert text in index

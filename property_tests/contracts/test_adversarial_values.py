@@ -1,0 +1,114 @@
+"""Each adversarial value of the harness's list is really drawn: counted over the cases that `check` generates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+
+from specsim.choices.chooser import seeded
+from specsim.contracts.contract import Case
+from specsim.contracts.registry import OPS
+
+CASES = 150
+Mark = Callable[[Case], bool]
+
+
+@cache
+def cases_of(op: str) -> tuple[Case, ...]:
+    return tuple(OPS[op].generate(seeded(0, "adversarial", op, index)) for index in range(CASES))
+
+
+def _ties(name: str) -> Mark:
+    return lambda case: any(len(row.unique()) < row.numel() for row in case.tensors[name].flatten(1))
+
+
+def _has(name: str, test: Callable[[torch.Tensor], torch.Tensor]) -> Mark:
+    return lambda case: bool(test(case.tensors[name]).any())
+
+
+def _root_coin_beside_a_threshold(ulps: int) -> Mark:
+    """The root's coin is the first child's probability, or the float32 before or after it."""
+
+    def drawn(case: Case) -> bool:
+        tensors = case.tensors
+        child = tensors["retrieve_next_token"][:, 0]
+        token = tensors["candidates"].gather(1, child.clamp(min=0)[:, None])
+        edge = tensors["target_probs"][:, 0].gather(1, token)[:, 0]
+        if ulps:
+            edge = torch.nextafter(edge, torch.full_like(edge, 2.0 * ulps))
+        return bool(((child >= 0) & (tensors["uniform_samples"][:, 0] == edge)).any())
+
+    return drawn
+
+
+def _beside_page(offset: int) -> Mark:
+    def drawn(case: Case) -> bool:
+        page = case.sizes["page_size"]
+        return page > 2 and bool(((case.tensors["seq_lens"] - offset) % page == 0).any())
+
+    return drawn
+
+
+def _accepted(how_many: Callable[[Case], int]) -> Mark:
+    return lambda case: bool((case.tensors["accept_lens"] - 1 == how_many(case)).any())
+
+
+def _nodes_and_width(relation: Callable[[int, int], bool]) -> Mark:
+    return lambda case: relation(case.sizes["num_draft_tokens"], case.sizes["accept_width"])
+
+
+def _vocab(offset: int) -> Mark:
+    powers = {2**k for k in range(2, 20)}
+    return lambda case: case.sizes["vocab_size"] - offset in powers
+
+
+def _slack(case: Case) -> bool:
+    """A page table with more columns than the sequences and their drafts fill."""
+    used = int(case.tensors["seq_lens"].max()) + case.sizes["topk"] * case.sizes["num_steps"]
+    return case.sizes["pool_len"] > used
+
+
+def _permuted(case: Case) -> bool:
+    rows = case.tensors["req_pool_indices"]
+    return len(rows) > 1 and bool((rows.diff() < 0).any())
+
+
+MARKS: dict[str, tuple[str, Mark]] = {
+    "score ties": ("organize_draft_results", _ties("scores")),
+    "probabilities that tie": ("select_top_k", _ties("topk_p")),
+    "logits that tie": ("row_argmax", _ties("logits")),
+    "NaN": ("row_argmax", _has("logits", torch.isnan)),
+    "infinity": ("row_argmax", _has("logits", torch.isposinf)),
+    "minus infinity": ("row_argmax", _has("logits", torch.isneginf)),
+    "a coin at a threshold": ("verify_tree_target_only", _root_coin_beside_a_threshold(0)),
+    "a coin an ulp after it": ("verify_tree_target_only", _root_coin_beside_a_threshold(1)),
+    "a coin an ulp before it": ("verify_tree_target_only", _root_coin_beside_a_threshold(-1)),
+    "coin 0": ("verify_tree_target_only", _has("uniform_samples", lambda coins: coins == 0.0)),
+    "coin 1 - 2^-24": ("verify_tree_target_only", _has("uniform_samples", lambda coins: coins == 1.0 - 2.0**-24)),
+    "final coin 0": ("verify_tree_target_only", _has("uniform_final", lambda coins: coins == 0.0)),
+    "final coin 1 - 2^-24": ("verify_tree_target_only", _has("uniform_final", lambda coins: coins == 1.0 - 2.0**-24)),
+    "a vocabulary of a power of two": ("row_argmax", _vocab(0)),
+    "one less": ("row_argmax", _vocab(-1)),
+    "one more": ("row_argmax", _vocab(1)),
+    "a length at a page's boundary": ("assign_draft_cache_locs_contiguous", _beside_page(0)),
+    "one before": ("assign_draft_cache_locs_contiguous", _beside_page(-1)),
+    "one after": ("assign_draft_cache_locs_contiguous", _beside_page(1)),
+    "a table larger than needed": ("assign_draft_cache_locs_contiguous", _slack),
+    "rows in no order": ("assign_draft_cache_locs_contiguous", _permuted),
+    "no draft accepted": ("verify_commit_outputs", _accepted(lambda _case: 0)),
+    "one draft accepted": ("verify_commit_outputs", _accepted(lambda _case: 1)),
+    "all that can be accepted": ("verify_commit_outputs", _accepted(lambda case: case.sizes["accept_width"] - 1)),
+    "fewer nodes than accept_index is wide": ("verify_commit_outputs", _nodes_and_width(lambda n, w: n < w)),
+    "as many": ("verify_commit_outputs", _nodes_and_width(lambda n, w: n == w)),
+    "more": ("verify_commit_outputs", _nodes_and_width(lambda n, w: n > w)),
+    "rows of padding": ("gather_accept_tokens", lambda case: bool((case.tensors["accept_index"] < 0).all(dim=1).any())),
+}
+
+
+@pytest.mark.parametrize("what", MARKS)
+def test_it_is_drawn_again_and_again(what: str) -> None:
+    op, mark = MARKS[what]
+    assert sum(map(mark, cases_of(op))) >= 3

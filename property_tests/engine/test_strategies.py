@@ -1,0 +1,276 @@
+"""Strategies are deterministic, run valid schedules, and hit what their bounds promise."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Hashable
+from itertools import pairwise
+
+import pytest
+
+from specsim.choices.chooser import Chooser, RecordingChooser, Tape, replayed
+from specsim.choices.search_strategies import (
+    HOST,
+    STRATEGIES,
+    Contest,
+    CoverageGuided,
+    DelayBounded,
+    Pct,
+    Portfolio,
+    Swarm,
+)
+from specsim.engine.accounting_target import ModelTarget
+from specsim.errors import UsageError
+from specsim.rules.applicability import rules_applied
+from specsim.rules.coverage import CONTESTS, pairs
+from specsim.tiers.accounting.schedules import chooser_of, run_schedule, simulate, strategy_of
+
+STEPS = 12
+RUNS = 4000
+TWO_AGENTS = {"other first": Contest("other", 1, 0)}
+
+
+def interleaving(chooser: Chooser) -> str:
+    """Two agents with `STEPS` steps each: who went."""
+    left = {"h": STEPS, "o": STEPS}
+    order = ""
+    while any(left.values()):
+        other = not left["h"] or (left["o"] > 0 and chooser.choose(2, "other first") == 1)
+        order += "o" if other else "h"
+        left[order[-1]] -= 1
+    return order
+
+
+def tapes(name: str, seed: int, schedules: int = 60) -> list[Tape]:
+    strategy = strategy_of(name, seed)
+    found = []
+    for index in range(schedules):
+        schedule = run_schedule(ModelTarget(), strategy.chooser(index))
+        assert schedule is not None
+        assert schedule.run.violations == ()
+        again = run_schedule(ModelTarget(), replayed(schedule.tape))
+        assert again is not None
+        assert again.run.digest == schedule.run.digest
+        schedule.teach(strategy)
+        found.append(schedule.tape)
+    return found
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_seed_gives_the_same_schedules_which_replay_and_break_no_rule(name: str) -> None:
+    assert tapes(name, 5) == tapes(name, 5)
+    assert tapes(name, 5) != tapes(name, 6)
+
+
+def test_the_swarm_is_the_default_swarm() -> None:
+    assert Swarm(3, CONTESTS).chooser(7).choose(1 << 40, "") == chooser_of(3, 7).choose(1 << 40, "")
+
+
+def test_a_strategy_that_is_not_there_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="no strategy 'luck'"):
+        strategy_of("luck", 0)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_pct_hits_a_defect_of_its_depth_as_often_as_its_bound_says(depth: int) -> None:
+    """Depth 1: the other agent is done before the host begins. Depth 2: it is so after exactly the host's 5th step."""
+    wanted = "o" * STEPS + "h" * STEPS if depth == 1 else "h" * 5 + "o" * STEPS + "h" * (STEPS - 5)
+    strategy = Pct(1, TWO_AGENTS, depth)
+    hits = 0
+    for index in range(RUNS):
+        hits += interleaving(chooser := strategy.chooser(index)) == wanted
+        strategy.learn(chooser.tape, (), 0)
+    assert hits / RUNS >= strategy.bound * 0.6  # the bound is tight for depth 2: three standard deviations of a sample
+    assert strategy.bound == 1 / (2 * 32 ** (depth - 1))
+
+
+def test_the_swarm_does_not_hit_the_defect_that_pct_hits() -> None:
+    wanted = "h" * 5 + "o" * STEPS + "h" * (STEPS - 5)
+    assert not any(interleaving(Swarm(1, TWO_AGENTS).chooser(index)) == wanted for index in range(RUNS))
+
+
+def test_pct_lets_an_agent_go_that_a_spinning_host_refuses() -> None:
+    for index in range(50):
+        chooser = Pct(0, TWO_AGENTS).chooser(index)
+        assert any(chooser.choose(2, "other first") for _ in range(8))
+
+
+def test_pct_sees_a_host_spin_through_several_contests() -> None:
+    """Whatever a useless abort is answered, the request that the host waits for arrives."""
+    contests = {label: CONTESTS[label] for label in ("arrives later", "abort", "timeout")}
+    for index in range(50):
+        chooser = Pct(0, contests).chooser(index)
+        rounds = [{label: chooser.choose(4, label) for label in contests} for _ in range(8)]
+        assert any(values["arrives later"] == CONTESTS["arrives later"].goes for values in rounds)
+
+
+def test_priorities_change_at_most_depth_minus_one_times() -> None:
+    for index in range(300):
+        chooser = Pct(2, {"a": Contest("a", 1, 0)}, 3).chooser(index)
+        values = []
+        for _ in range(40):
+            values.append(chooser.choose(2, "a"))
+            chooser.choose(2, "something else")
+        switches = sum(a != b for a, b in pairwise(values))
+        # Without patience two; every eighth refusal in a row shows as a switch forth and back.
+        assert switches <= 2 + 2 * (len(values) // 8)
+
+
+def test_delay_bounding_leaves_the_dullest_schedule_at_few_places_and_reaches_all_of_them() -> None:
+    strategy = DelayBounded(1, TWO_AGENTS, delays=2)
+    places: Counter[int] = Counter()
+    for index in range(RUNS):
+        chooser = strategy.chooser(index)
+        values = [chooser.choose(2, "other first") for _ in range(32)]
+        assert sum(values) <= 2
+        places.update(at for at, value in enumerate(values) if value)
+    assert set(places) == set(range(32))
+
+
+def test_coverage_keeps_the_tapes_that_show_something_new() -> None:
+    strategy = CoverageGuided(0, CONTESTS)
+    strategy.learn((1, 2, 3), {"a"}, 1)
+    strategy.learn((9, 9, 9), {"a"}, 1)
+    seen = {value for index in range(60) for value in [strategy.chooser(index).choose(1 << 30, "x")] if value < 10}
+    assert 1 in seen  # an unchanged first choice of the kept tape
+    assert 9 not in seen
+
+
+def test_coverage_keeps_what_shows_a_mark_or_a_rule_that_is_new() -> None:
+    strategy = strategy_of("coverage", 5)
+    shown: set[object] = set()
+    for index in range(40):
+        schedule = run_schedule(ModelTarget(), strategy.chooser(index))
+        assert schedule is not None
+        schedule.teach(strategy)
+        shown |= pairs(schedule.run) | schedule.run.marks | rules_applied(schedule.scenario, schedule.run)
+    assert isinstance(strategy, CoverageGuided)
+    assert strategy.features == shown
+    assert {"R1", "I31"} <= shown
+
+
+def test_given_tapes_are_run_first_as_they_are() -> None:
+    strategy = CoverageGuided(0, CONTESTS)
+    strategy.start([(5, 1), (6,)])
+    for tape in ((5, 1), (6, 0)):
+        chooser = strategy.chooser(100)
+        assert tuple(chooser.choose(9, label) for label in ("x", "y")) == tape
+    portfolio = strategy_of("portfolio", 0, [(5, 1)])
+    firsts = []
+    for index in range(4):
+        chooser = portfolio.chooser(index)
+        firsts.append(chooser.choose(1 << 30, "x"))
+        portfolio.learn(chooser.tape, (), 1)
+    assert firsts.count(5) == 1
+
+
+def test_a_schedule_that_follows_tapes_is_not_biased() -> None:
+    strategy = CoverageGuided(0, CONTESTS)
+    strategy.start([(3,)])
+    following, drawn = strategy.chooser(0), strategy.chooser(1)
+    for chooser in (following, drawn):
+        chooser.bias({"x": (1,)})
+    assert (following.choose(9, "x"), drawn.choose(9, "x")) == (3, 1)
+
+
+def test_coverage_guidance_climbs_where_the_swarm_has_no_chance() -> None:
+    """Four choices of 16 must be right, and each that is shows as a feature."""
+    reached = {}
+    for strategy in (Swarm(0, CONTESTS), CoverageGuided(0, CONTESTS)):
+        most = 0
+        for index in range(1500):
+            chooser = strategy.chooser(index)
+            right = 0
+            while right < 4 and chooser.choose(16, "x") == 7 + right:
+                right += 1
+            strategy.learn(chooser.tape, range(right), 1)
+            most = max(most, right)
+        reached[strategy.name] = most
+    assert reached["swarm"] < 4
+    assert reached["coverage"] == 4
+
+
+def test_pairs_tell_what_happened_to_a_request_in_which_state() -> None:
+    schedule = run_schedule(ModelTarget(), replayed(()))
+    assert schedule is not None
+    found = pairs(schedule.run)
+    assert ("new", 0, False, "arrive", "") in found
+    assert ("waiting", 0, False, "admit", "") in found
+    assert {event for _, _, _, event, _ in found} == {line.event for line in schedule.run.log}
+
+
+def test_a_portfolio_gives_every_strategy_the_same_share_of_the_work() -> None:
+    portfolio = Portfolio(0, CONTESTS)
+    work: Counter[int] = Counter()
+    for index in range(400):
+        portfolio.chooser(index)
+        cost = 10 * (portfolio._turn + 1)
+        work[portfolio._turn] += cost
+        portfolio.learn((), (), cost)
+    assert max(work.values()) - min(work.values()) <= 40
+
+
+def test_every_contest_names_an_agent_beside_the_host() -> None:
+    assert HOST not in {contest.agent for contest in CONTESTS.values()}
+    assert all({contest.goes, contest.waits} == {0, 1} for contest in CONTESTS.values())
+
+
+class Mine(Swarm):
+    """A user's strategy that fails at schedule 3."""
+
+    name = "mine"
+
+    def __init__(self, how: str) -> None:
+        super().__init__(0, CONTESTS)
+        self.how = how
+
+    def chooser(self, index: int) -> RecordingChooser:
+        if index < 3 or self.how == "learn":
+            return super().chooser(index)
+        if self.how == "chooser":
+            raise ZeroDivisionError("no luck")
+        if self.how == "choose":
+            return RecordingChooser(lambda _bound, label: [][len(label)])
+        return RecordingChooser(lambda _bound, _label: 0.5)  # type: ignore[arg-type, return-value]
+
+    def learn(self, tape: Tape, features: Collection[Hashable], cost: int) -> None:
+        if self.how == "learn" and cost:
+            raise KeyError("lost")
+
+
+@pytest.mark.parametrize(
+    ("how", "index", "text"),
+    [
+        ("chooser", 3, "chooser(3) raised ZeroDivisionError: no luck"),
+        ("choose", 3, "choose(4, 'num_steps') raised IndexError: list index out of range"),
+        ("half", 3, "choose(4, 'num_steps') gave 0.5, which is no int"),
+        ("learn", 0, "learn raised KeyError: 'lost'"),
+    ],
+)
+def test_a_users_strategy_that_raises_is_a_finding_against_it_with_the_seed(how: str, index: int, text: str) -> None:
+    result = simulate(
+        ModelTarget(),
+        seed=9,
+        schedules=10,
+        deadline=time.monotonic() + 60,
+        on_schedule=lambda _index: None,
+        strategy=Mine(how),
+    )
+    assert result.findings == []
+    assert result.extension is not None
+    assert (result.extension.strategy, result.extension.seed, result.extension.index) == ("mine", 9, index)
+    assert result.extension.text == text
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_suite_runs_with_every_strategy(name: str) -> None:
+    result = simulate(
+        ModelTarget(),
+        seed=9,
+        schedules=25,
+        deadline=time.monotonic() + 60,
+        on_schedule=lambda _index: None,
+        strategy=strategy_of(name, 9),
+    )
+    assert (result.schedules, result.findings, result.extension) == (25, [], None)

@@ -1,0 +1,166 @@
+"""Benchmarks run, say where they ran, and never count a peer that is wrong or was not run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor
+
+from specsim.bench import OPERATIONS, Peer, Timing, campaign, differential, environment, run, simulator, throughput
+from specsim.bench.measure import run_shape
+from specsim.contracts.provider import MappingProvider
+from specsim.contracts.registry import OPS, REFERENCE
+from specsim.errors import UsageError
+from specsim.tiers.ops.bulk import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from specsim.contracts.contract import Case, Tensors
+
+BENCHMARK = OPERATIONS["verify_tree_greedy"]
+SMALL = BENCHMARK.shapes["cpu"][0]
+
+
+def test_a_run_is_json_with_environment_shapes_and_peers() -> None:
+    result = json.loads(json.dumps(run(["verify_tree_greedy"], "cpu", rounds=2)))
+    assert result["format"] == "specsim.bench/1"
+    assert [entry["shape"] for entry in result["benchmarks"]] == [dict(shape) for shape in BENCHMARK.shapes["cpu"]]
+    for entry in result["benchmarks"]:
+        assert entry["name"] == "verify_tree_greedy"
+        assert entry["unit"] == "us"
+        assert [peer["name"] for peer in entry["peers"]] == [
+            "loops",
+            "reference",
+            "reference, captured",
+            "triton",
+            "sgl_kernel",
+        ]
+        for peer in entry["peers"]:
+            assert set(peer) == {"name", "timing", "median", "ratio", "not_run"}
+            assert (peer["median"] is None) == (peer["ratio"] is None) == bool(peer["not_run"])
+
+
+def test_peers_that_need_a_gpu_say_so_on_a_cpu() -> None:
+    peers = {peer["name"]: peer for peer in run_shape(BENCHMARK, SMALL, "cpu", rounds=1)}
+    assert "interprets" in peers["triton"]["not_run"]
+    assert "CUDA" in peers["sgl_kernel"]["not_run"]
+    assert peers["reference"]["ratio"] == 1.0
+    assert peers["loops"]["median"] > 0
+
+
+def test_a_wrong_result_has_no_time() -> None:
+    def prepare(case: Case, tensors: Tensors) -> Callable[[], Tensors]:
+        return lambda: {
+            **BENCHMARK.op.expected(case),
+            "accept_token_num": torch.full((case.sizes["bs"],), 99),
+        }
+
+    wrong = replace(BENCHMARK, peers=(*BENCHMARK.peers, Peer("wrong", Timing.EAGER, prepare)))
+    peer = run_shape(wrong, SMALL, "cpu", rounds=1)[-1]
+    assert peer["not_run"] == "its accept_token_num differs from the reference's"
+    assert peer["median"] is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_shape_says_how_many_drafts_are_accepted(device: str) -> None:
+    for shape in BENCHMARK.shapes[device]:
+        case = BENCHMARK.make_case(shape, "cpu")
+        assert BENCHMARK.op.expected(case)["accept_token_num"].tolist() == [shape["accepted"]] * shape["bs"]
+
+
+def test_a_shape_of_logits_says_how_many_drafts_are_accepted_and_minus_one_is_a_law() -> None:
+    benchmark = OPERATIONS["verify_logits_greedy"]
+
+    def accepted(number: int) -> list[int]:
+        shape = {"bs": 3, "num_draft_tokens": 12, "accepted": number, "logit_bits": 16}
+        return [n - 1 for n in benchmark.op.expected(benchmark.make_case(shape, "cpu"))["accept_lens"].tolist()]
+
+    assert accepted(2) == [2, 2, 2]
+    assert accepted(8) == [8, 8, 8]
+    assert len(set(accepted(-1))) > 1
+
+
+def test_a_shape_of_sampled_logits_says_how_many_drafts_are_accepted() -> None:
+    benchmark = OPERATIONS["verify_logits_sampled"]
+    shape = {"bs": 1, "num_draft_tokens": 4, "accepted": 2, "filtered": 1, "penalised": 1, "logit_bits": 16}
+    assert benchmark.op.expected(benchmark.make_case(shape, "cpu"))["accept_lens"].tolist() == [3]
+
+
+def test_the_environment_says_what_else_must_be_equal() -> None:
+    where = environment()
+    assert list(where) == ["specsim", "commit", "python", "torch", "triton", "numpy", "mypyc", "cpu", "cores", "gpu"]
+    assert where["torch"] == torch.__version__
+    assert where["cpu"]
+    assert (where["gpu"] is None) == (not torch.cuda.is_available())
+
+
+def test_an_unknown_benchmark_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="there is no benchmark 'walk'; name one of verify_tree_greedy"):
+        run(["walk"], "cpu")
+
+
+def test_the_simulator_is_timed_on_its_fixed_workload() -> None:
+    assert set(throughput.schedules_of(throughput.SHAPES[0], rounds=1, schedules=3)) == {"schedules/s", "events/s"}
+
+
+def test_a_point_of_the_curve_and_the_states_of_a_scope_are_timed() -> None:
+    assert throughput.point_of(3, 40)["tokens/s"] > 0
+    assert throughput.states_of("one-request", 50)["states/s"] > 0
+
+
+def test_python_and_compiled_are_timed_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECSIM_CACHE_DIR", str(tmp_path))
+    (entry, *_more) = simulator.compared({"requests": 2, "tokens": 20}, "point", 2, 20)
+    in_python, compiled = entry["peers"]
+    assert in_python["median"] > 0
+    assert compiled["not_run"] == "nothing is compiled: run specsim compile"
+
+
+def test_judging_in_bulk_is_timed_whole_and_by_parts() -> None:
+    subject = MappingProvider("reference", REFERENCE).subjects()[0][0]
+    spent = differential.measure(OPS[subject.op], subject, Place("cpu", "interpreter"), rounds=1)
+    assert list(spent.parts) == list(differential.PARTS)
+    assert spent.cases >= spent.launches * spent.packed_min > 0
+    assert sum(spent.parts.values()) < 5 * spent.seconds / spent.cases
+
+
+def test_a_provider_that_is_wrong_in_bulk_has_no_time() -> None:
+    def wrong(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> Tensor:
+        return predict[accept_index[:, 0].long()]
+
+    (subject,) = MappingProvider("mine", {"fill_bonus_tokens": wrong}).subjects()[0]
+    with pytest.raises(RuntimeError, match="fill_bonus_tokens is wrong"):
+        differential.measure(OPS[subject.op], subject, Place("cpu", "interpreter"), rounds=1)
+
+
+def test_a_campaign_is_measured_beside_the_loop_that_makes_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "SECONDS", 1)
+    around, wider = campaign.run("cpu", 1)
+    assert [peer["name"] for peer in around["peers"]] == ["bare loop", "campaign"]
+    assert [peer["name"] for peer in wider["peers"]] == ["1 job", "2 jobs"]
+    assert (around["unit"], wider["unit"]) == ("CPU us an event", "events/s")
+    for peer in around["peers"]:
+        assert peer["median"] > 0
+        assert len(peer["parts"]) == 1
+
+
+def test_a_part_counts_the_processor_time_of_what_it_started() -> None:
+    busy = "import time; t = time.process_time()\nwhile time.process_time() - t < 0.3: pass"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}]); print('{{\"events\": 3}}')"
+    part = campaign._measured(["-c", code], None)
+    assert (part.events, part.cpu_seconds >= 0.3, part.seconds > 0.2) == (3, True, True)
+    assert campaign.Part(1000, 4.0, 2.0).cpu_us == 2000
+    assert campaign.Part(1000, 4.0, 2.0).rate == 250
+
+
+def test_with_fewer_cores_than_jobs_nothing_is_claimed() -> None:
+    parts = {"1 job": [campaign.Part(1000, 4.0, 2.0)], "2 jobs": []}
+    one, two = campaign.entry("events/s", {}, "wall", parts, "rate")["peers"]
+    assert (one["median"], one["ratio"], two["median"], two["ratio"]) == (250, 1, None, None)
+    assert "fewer cores" in two["not_run"]

@@ -1,0 +1,141 @@
+"""What is known of each finding: all that releases show is in the table, and nothing contradicts it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from specsim.engines.package_triage import TABLE
+from specsim.engines.probe import BY_ID as RULES_OF_WORKERS
+from specsim.engines.probe import signature_of
+from specsim.engines.sglang.operations import FUNCTIONS
+from specsim.engines.sglang.releases import RELEASES
+from specsim.engines.sglang.triage import NEW, TRIAGE, contradiction, triage_line, triage_of
+from specsim.rules.table import BY_ID as RULES_OF_ACCOUNTING
+from specsim.tiers.ops.rules import BY_ID as RULES_OF_OPS
+from specsim.verdict import Finding, Severity
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "fixtures"
+RULES = {"ops": RULES_OF_OPS, "accounting": RULES_OF_ACCOUNTING, "workers": RULES_OF_WORKERS}
+
+
+def seen() -> list[tuple[str, str, str]]:
+    """Signature, release and reach of each finding that the tests expect of releases."""
+    found = []
+    for version, expected in json.loads((FIXTURES / "accounting.expected.json").read_text()).items():
+        found += [(signature, version, reach) for signature, reach in expected["findings"].items()]
+    for version, expected in json.loads((FIXTURES / "releases.expected.json").read_text()).items():
+        found += [(signature, version, told["reach"]) for signature, told in expected["findings"].items()]
+    for version, expected in json.loads((FIXTURES / "functions.expected.json").read_text()).items():
+        for subject, broken in expected["findings"].items():
+            (op,) = [f.op for f in FUNCTIONS if f.name == subject]
+            found += [(f"ops:{op}:{subject}", version, rule.split()[1]) for rule in broken]
+    for version, probes in json.loads((FIXTURES / "workers.expected.json").read_text()).items():
+        found += [(signature_of(probe, rule), version, "option") for probe, rules in probes.items() for rule in rules]
+    return found
+
+
+@pytest.mark.parametrize(("signature", "version", "reach"), seen())
+def test_every_finding_of_a_release_is_in_the_table_with_its_release_and_reach(
+    signature: str, version: str, reach: str
+) -> None:
+    entry = triage_of(signature, version)
+    assert entry is not None
+    assert entry.covers(version)
+    assert reach.split(":")[0] in entry.reaches
+
+
+@pytest.mark.parametrize(
+    ("tier", "file"), [("accounting", "accounting.expected.json"), ("ops", "releases.expected.json")]
+)
+def test_a_span_has_no_release_on_which_the_tests_see_nothing(tier: str, file: str) -> None:
+    fixtures = [json.loads(path.read_text()) for path in sorted((FIXTURES / "replays").glob("*.json"))]
+    for version, expected in json.loads((FIXTURES / file).read_text()).items():
+        shown = set(expected["findings"]) | {
+            fixture["signature"]
+            for fixture in fixtures
+            if fixture["tier"] == tier and fixture["expect"].get(f"sglang=={version}", {}).get("shows")
+        }
+        shown |= {signature for signature, of, _reach in seen() if (of, signature.split(":")[0]) == (version, tier)}
+        covered = {entry.signature for entry in TRIAGE if entry.covers(version)}
+        assert {name for name in covered if name.startswith(f"{tier}:")} == shown
+
+
+def test_the_severity_of_an_operation_is_that_of_the_rule_that_it_breaks() -> None:
+    for version, expected in json.loads((FIXTURES / "releases.expected.json").read_text()).items():
+        for signature, told in expected["findings"].items():
+            entry = triage_of(signature, version)
+            assert entry is not None
+            assert entry.severity == RULES_OF_OPS[told["rule"]].severity
+
+
+@pytest.mark.parametrize("entry", TRIAGE, ids=[f"{entry.signature} {entry.first}" for entry in TRIAGE])
+def test_an_entry_is_complete(entry: object) -> None:
+    from specsim.engines.sglang.triage import Triage
+
+    assert isinstance(entry, Triage)
+    tier, *rest = entry.signature.split(":")
+    if tier != "ops":
+        rule = next(RULES[tier][word] for word in rest if word in RULES[tier])
+        assert entry.severity == rule.severity
+    assert entry.first in RELEASES
+    assert entry.last in (*RELEASES, "")
+    assert entry.reaches <= {"default", "option", "guarded", "not called"}
+    assert (entry.kind == "by design") is (entry.severity is Severity.BY_DESIGN)
+    if entry.kind == "unknown":
+        text = (ROOT / "docs" / "upstream" / f"{entry.upstream}.md").read_text()
+        for heading in ("**What happens.**", "**Since when.**", "**Replay.**", "**Suggested fix.**"):
+            assert heading in text
+        for word in text.split():
+            if word.startswith("fixtures/replays/"):
+                assert (ROOT / word).is_file()
+    else:
+        assert entry.references
+        assert not entry.upstream
+
+
+def test_two_defects_of_one_signature_have_spans_apart() -> None:
+    for one, two in combinations(TRIAGE, 2):
+        if one.signature == two.signature:
+            assert not any(one.covers(version) and two.covers(version) for version in RELEASES)
+
+
+def test_every_report_is_of_an_entry() -> None:
+    reports = {path.stem for path in (ROOT / "docs" / "upstream").glob("*.md")}
+    of_packages = {Path(reference).stem for known in TABLE if known.kind == "unknown" for reference in known.references}
+    assert reports == {entry.upstream for entry in TRIAGE if entry.upstream} | of_packages
+
+
+FINDING = Finding(
+    rule="I31",
+    sentence="",
+    title="",
+    signature="accounting:I31:resolve",
+    tier="accounting",
+    severity=Severity.WRONG_RESULT,
+    reach="default",
+    where="",
+    expected="",
+    actual="",
+    replay="",
+    count=1,
+)
+
+
+LAST = RELEASES[1]  # the last release that has it
+
+
+def test_what_the_table_says_otherwise_is_said_beside_the_finding() -> None:
+    entry = triage_of(FINDING.signature, LAST)
+    assert entry is not None
+    assert contradiction(entry, FINDING, LAST) == ""
+    assert "severity" in contradiction(entry, replace(FINDING, severity=Severity.LEAK), LAST)
+    assert "reach unknown" in contradiction(entry, replace(FINDING, reach="unknown"), LAST)
+    assert "not have it in this release" in contradiction(entry, FINDING, RELEASES[-1])
+    assert triage_line(FINDING, LAST).startswith(f"known, from {RELEASES[0]} to {LAST}: ")
+    assert triage_line(replace(FINDING, signature="accounting:I99:x"), None) == NEW

@@ -1,0 +1,236 @@
+"""Kills processes of short campaigns, `kill -9` at random moments, and then looks at what the store holds.
+
+    python property_tests/support/kills.py KILLS [SEED]
+
+A campaign of small batches is run by two workers. Again and again a process of it is picked (the one that has the
+store, a child that has the target, a fork of that child) and killed; when it was the first, the campaign goes on with
+`--resume`. Each result is told in a file after it was stored. In the end
+
+- the store is whole (`PRAGMA integrity_check`), and has every batch that was told, with its findings;
+- no batch is counted twice: sums are those of the batches, whose numbers are each there once;
+- every batch has what it has when nobody kills anything: runs, events, features, findings;
+- no process is left.
+
+What it does not do: take the machine's power away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = 20  # of a batch
+MODULE = """
+from specsim.rules.extension import Extension
+
+def broken(call, memory, requests):
+    return "four" if call == "prepare" and len(requests) == 4 else ""
+
+extension = Extension(rules={"a": broken})
+"""
+# A campaign of small batches, which tells the number of each batch after it was stored.
+PROGRAM = f"""
+import sys
+from specsim.fuzz import batches
+batches.COUNTS["accounting"] = {RUNS}
+from specsim.fuzz import campaign
+stored = campaign._take
+def take(store, result, *rest):
+    stored(store, result, *rest)
+    with open("told", "a") as file:
+        file.write(f"{{result.batch.number}}\\n")
+campaign._take = take
+from specsim.cli import main
+main(sys.argv[1:])
+"""
+SEED = 5
+TARGET = "broken:extension"
+FUZZ = ["fuzz", TARGET, "--only", "accounting", "--jobs", "2", "--seed", str(SEED), "--store", "c.db"]
+FUZZ += ["--strategy", "swarm=1", "--strategy", "pct=1"]
+PAUSE_SECONDS = (0.0, 0.6)
+ROLES = ("campaign", "child", "fork", "fork")
+LEFT_SECONDS = 20.0
+
+
+@dataclass(slots=True)
+class Killed:
+    """What became of a campaign. `wrong` says what was not as it should be, a sentence each."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    batches: int = 0
+    runs: int = 0
+    findings: int = 0
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def main() -> None:
+    kills = int(sys.argv[1])
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    with tempfile.TemporaryDirectory() as folder:
+        killed = kill_again_and_again(Path(folder), kills, seed)
+    print(json.dumps({name: getattr(killed, name) for name in Killed.__slots__}, indent=2))
+    sys.exit(bool(killed.wrong))
+
+
+def kill_again_and_again(folder: Path, kills: int, seed: int) -> Killed:
+    """Kill `kills` processes of a campaign in the folder, one after another, and look at its store."""
+    draw = random.Random(seed)
+    killed = Killed()
+    started = time.monotonic()
+    (folder / "broken.py").write_text(MODULE)
+    campaign = _start(folder)
+    while sum(killed.kills.values()) < kills:
+        wanted = draw.choice(ROLES)
+        while wanted != "campaign" and wanted not in dict(_descendants(campaign.pid)):
+            time.sleep(0.02)
+        time.sleep(draw.uniform(*PAUSE_SECONDS))
+        family = list(_descendants(campaign.pid))
+        of_the_role = [entry for entry in [("campaign", campaign.pid), *family] if entry[0] == wanted]
+        if not of_the_role:
+            continue
+        role, pid = draw.choice(of_the_role)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        killed.kills[role] += 1
+        if role == "campaign":
+            campaign.wait()
+            _require_gone(family, killed)
+            campaign = _start(folder)
+    _require_gone(_ended(campaign, folder), killed)
+    _look(folder, killed)
+    killed.seconds = round(time.monotonic() - started, 1)
+    return killed
+
+
+def _start(folder: Path) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(dict.fromkeys(filter(None, [str(ROOT), *sys.path])))
+    resume = ["--resume"] if (folder / "c.db").exists() else []
+    with (folder / "output").open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *FUZZ, *resume],
+            cwd=folder,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+
+def _ended(campaign: subprocess.Popen[bytes], folder: Path) -> list[tuple[str, int]]:
+    """End a campaign gently, after it has stored something more; what processes it had."""
+    told = _told(folder)
+    while len(_told(folder)) <= len(told) and campaign.poll() is None:
+        time.sleep(0.1)
+    family = list(_descendants(campaign.pid))
+    campaign.send_signal(signal.SIGTERM)
+    campaign.wait(120)
+    return family
+
+
+def _told(folder: Path) -> list[int]:
+    file = folder / "told"
+    return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _descendants(pid: int) -> Iterator[tuple[str, int]]:
+    """The processes that a campaign has started, and what each is."""
+    for child in _children(pid):
+        yield "child", child
+        for fork in _children(child):
+            yield "fork", fork
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    except OSError:  # it has ended
+        pass
+    return found
+
+
+def _require_gone(family: list[tuple[str, int]], killed: Killed) -> None:
+    """Whether the processes of a campaign end after it."""
+    until = time.monotonic() + LEFT_SECONDS
+    while any(_lives(pid) for _, pid in family):
+        if time.monotonic() > until:
+            killed.wrong.append(f"{[entry for entry in family if _lives(entry[1])]} are left")
+            return
+        time.sleep(0.05)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return "specsim" in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
+
+
+def _look(folder: Path, killed: Killed) -> None:
+    """Hold the store against what was told, and against the same batches when nobody kills anything."""
+    sys.path.insert(0, str(folder))
+    here = os.getcwd()
+    os.chdir(folder)
+    from specsim.engines.load import load_accounting
+    from specsim.fuzz.batch import run_batch_here
+    from specsim.fuzz.batches import batch_at, plan_from_json
+    from specsim.fuzz.store import Store
+    from specsim.lifting.cache import Cache
+    from specsim.lifting.target import parse_target
+    from specsim.verdict import NotRun
+
+    with closing(sqlite3.connect(folder / "c.db")) as connection:
+        whole = connection.execute("PRAGMA integrity_check").fetchone()[0]
+        if whole != "ok":
+            killed.wrong.append(f"integrity_check: {whole}")
+    target = load_accounting(parse_target(TARGET), Cache(folder))
+    assert not isinstance(target, NotRun)
+    with Store.open(folder / "c.db") as store:
+        rows = {row.number: row for row in store.batches()}
+        plan = plan_from_json(store.meta()["plan"])
+        coverage: Counter[str] = Counter()
+        findings: Counter[str] = Counter()
+        missing = sorted(set(_told(folder)) - rows.keys())
+        if missing:
+            killed.wrong.append(f"batches {missing} were told and are not stored")
+        for number, row in rows.items():
+            batch = replace(batch_at(plan, 0, number), count=row.runs)
+            alone = run_batch_here(target, batch, "", shrinks=False)
+            if (row.runs, row.events) != (alone.runs, alone.events):
+                killed.wrong.append(f"batch {number}: {row.runs} runs, {row.events} events, not {alone.events}")
+            coverage.update(alone.features)
+            findings.update({found.signature: found.count for found in alone.findings})
+        counted = {covered.feature: covered.runs for covered in store.coverage()}
+        if counted != dict(coverage):
+            killed.wrong.append("coverage is not that of the batches")
+        found = {finding.signature: finding.count for finding in store.findings()}
+        if found != dict(findings):
+            killed.wrong.append(f"findings are {found}, not {dict(findings)}")
+        runs, events, _ = store.totals()
+        if (runs, events) != (sum(row.runs for row in rows.values()), sum(row.events for row in rows.values())):
+            killed.wrong.append("totals are not those of the batches")
+        if not store.replays("accounting:X5:rule a", TARGET):
+            killed.wrong.append("the finding has no replay file")
+        killed.batches, killed.runs, killed.findings = len(rows), runs, sum(found.values())
+    os.chdir(here)
+    sys.path.remove(str(folder))
+
+
+if __name__ == "__main__":
+    main()

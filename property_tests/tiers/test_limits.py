@@ -1,0 +1,279 @@
+"""How much a check does: every implementation gets its first cases before any gets more, everything is judged before
+anything is shrunk, and counts alone give the same bytes each time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import tomllib
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from property_tests.support.wrong_accountings import AppendsATokenTwice
+from specsim import cli, interrupts
+from specsim.commands import skipped_operations
+from specsim.commands.limits import CI_ATTEMPTS, CI_CASES, CI_SCHEDULES, DEFAULT_CASES, DEFAULT_SECONDS, limits_of
+from specsim.commands.suites import FIXTURES
+from specsim.contracts.provider import Subject
+from specsim.contracts.registry import OPS, REFERENCE
+from specsim.engine.accounting import Memory
+from specsim.engine.accounting_target import ModelTarget
+from specsim.errors import UsageError
+from specsim.lifting.cache import Cache
+from specsim.tiers.accounting import schedules as schedules
+from specsim.tiers.accounting.schedules import KnownSchedule, simulate
+from specsim.tiers.ops.run import LaunchHere
+from specsim.tiers.ops.suite import FIRST_ROUND, KnownCase, Limits, chooser_of, judge_all
+from specsim.verdict import NotRun, Suite
+
+
+class WrongTarget(ModelTarget):
+    name = "wrong"
+
+    def make(self, memory: Memory) -> AppendsATokenTwice:
+        return AppendsATokenTwice(memory)
+
+
+def subject(op: str, implementation: Any, name: str = "", **fields: Any) -> Subject:
+    return Subject(op, "kernel", name or f"kernel:{op}", partial(OPS[op].call, implementation), **fields)
+
+
+def right(op: str, name: str = "", **fields: Any) -> Subject:
+    return subject(op, REFERENCE[op], name, **fields)
+
+
+def one_more(**arguments: Any) -> Any:
+    return REFERENCE["fill_bonus_tokens"](**arguments) + 1
+
+
+def judged(subjects: list[Subject], limits: Limits, **options: Any) -> tuple[dict[str, Any], list[tuple[str, int]]]:
+    calls: list[tuple[str, int]] = []
+    results = judge_all(
+        OPS,
+        subjects,
+        seed=0,
+        limits=limits,
+        launcher=LaunchHere(),
+        on_case=lambda subject, index: calls.append((subject.name, index)),
+        **options,
+    )
+    return {subject.name: result for subject, result in results}, calls
+
+
+THREE = ["fill_bonus_tokens", "gather_rows", "select_top_k"]
+
+
+def test_every_implementation_gets_its_first_cases_before_any_gets_more() -> None:
+    results, calls = judged([right(op) for op in THREE], Limits(cases=12))
+    assert {name: result.cases for name, result in results.items()} == {f"kernel:{op}": 12 for op in THREE}
+    first = [name for name, _index in calls[: 3 * FIRST_ROUND]]
+    assert first == [f"kernel:{op}" for op in THREE for _ in range(FIRST_ROUND)]
+
+
+def test_an_implementation_whose_cases_cost_much_gets_the_first_cases_too() -> None:
+    results, _calls = judged([right("gather_rows", cost=1000)], Limits(cases=100))
+    assert results["kernel:gather_rows"].cases == FIRST_ROUND
+
+
+def test_what_an_earlier_check_did_not_come_to_is_first_in_each_round() -> None:
+    _results, calls = judged([right(op) for op in THREE], Limits(cases=7), first=("kernel:select_top_k",))
+    assert calls[0] == ("kernel:select_top_k", 0)
+
+
+def test_results_come_in_the_order_of_the_implementations_whoever_was_first() -> None:
+    results, _calls = judged([right(op) for op in THREE], Limits(cases=2), first=("kernel:select_top_k",))
+    assert list(results) == [f"kernel:{op}" for op in THREE]
+
+
+def test_everything_is_judged_before_anything_is_shrunk() -> None:
+    _results, calls = judged([subject("fill_bonus_tokens", one_more), *map(right, THREE[1:])], Limits(cases=20))
+    shrinking = [number for number, (_name, index) in enumerate(calls) if index < 0]
+    assert shrinking
+    assert shrinking[0] > max(number for number, (_name, index) in enumerate(calls) if index >= 0)
+
+
+def test_a_finding_has_as_many_attempts_as_were_given() -> None:
+    for attempts in (0, 3, 11):
+        _results, calls = judged([subject("fill_bonus_tokens", one_more)], Limits(cases=4, attempts=attempts))
+        assert sum(index < 0 for _name, index in calls) <= attempts + 1  # the last one runs the smallest case once more
+
+
+def test_without_time_each_implementation_is_named_and_none_has_passed() -> None:
+    results, _calls = judged([right(op) for op in THREE], Limits(cases=9, deadline=0.0))
+    assert all(result.cut_short and result.cases == 0 for result in results.values())
+
+
+def test_a_caller_of_a_wrong_kernel_is_not_judged_and_says_so() -> None:
+    caller = right("fill_bonus_tokens", "caller:x", needs="kernel:fill_bonus_tokens")
+    results, _calls = judged([subject("fill_bonus_tokens", one_more), caller], Limits(cases=6))
+    assert (results["caller:x"].cases, results["caller:x"].why_not) == (
+        0,
+        "it calls fill_bonus_tokens, which is itself wrong",
+    )
+
+
+def test_a_known_case_is_run_first_and_is_the_counterexample_as_it_is() -> None:
+    op = OPS["fill_bonus_tokens"]
+    wrong = subject("fill_bonus_tokens", one_more)
+    chooser = chooser_of(5, wrong, 3)
+    known = KnownCase("before.json", op.generate(chooser), chooser.tape, "O1")
+    results, calls = judged([wrong], Limits(cases=3), known=lambda _op, _subject: [known])
+    found = results[wrong.name].counterexample
+    assert found.known is known
+    assert found.case is known.case
+    assert found.failing == 3  # of the generated ones
+    assert calls[0] == (wrong.name, 0)
+
+
+def test_a_known_schedule_shows_what_no_drawn_one_does() -> None:
+    drawn = simulate(WrongTarget(), seed=0, schedules=12, deadline=math.inf, on_schedule=lambda _index: None)
+    finding = drawn.findings[0]
+    known = KnownSchedule("before.json", finding.schedule.tape, finding.signature)
+    names: list[str] = []
+    again = simulate(
+        WrongTarget(),
+        seed=1,
+        schedules=1,
+        deadline=math.inf,
+        on_schedule=lambda _index: None,
+        known=[known],
+        on_known=names.append,
+    )
+    shown = {found.signature: found for found in again.findings}[finding.signature]
+    assert (names, shown.known) == (["before.json"], "before.json")
+    assert shown.schedule.tape == finding.schedule.tape
+    assert shown.looked
+
+
+def test_each_schedule_finding_is_handed_over_before_any_is_shrunk() -> None:
+    handed: list[tuple[str, bool]] = []
+    shrinking: list[int] = []
+    result = simulate(
+        WrongTarget(),
+        seed=0,
+        schedules=12,
+        deadline=math.inf,
+        on_schedule=lambda index: shrinking.append(len(handed)) if index < 0 else None,
+        on_found=lambda found: handed.append((found.signature, found.looked)),
+    )
+    count = len(result.findings)
+    assert count
+    assert all(not looked for _signature, looked in handed[:count])
+    assert min(shrinking) >= count
+    assert [signature for signature, _looked in handed[count:]] == [found.signature for found in result.findings]
+
+
+def test_attempts_bound_all_starts_of_a_schedule_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def shrink(_target: Any, _tape: Any, _signature: str, _max: int, on_attempt: Any, goes_on: Any) -> Any:
+        while goes_on():
+            on_attempt()
+        taken.append(1)
+        return SimpleNamespace(size=lambda: (9,), violation=lambda _signature: "violation")
+
+    monkeypatch.setattr(schedules, "shrink", shrink)
+    monkeypatch.setattr(schedules, "replace", lambda found, **_fields: found)
+    monkeypatch.setattr(schedules.Schedule, "size", lambda self: (1,) if isinstance(self, schedules.Schedule) else (9,))
+    attempts: list[int] = []
+    hit = schedules._Hits(0, smallest=[((1, 1, (1, (n,))), (n,)) for n in range(3)])
+    found = SimpleNamespace(
+        schedule=SimpleNamespace(violation=lambda _signature: "violation"), signature="x", looked=False
+    )
+    schedules._shrunk(SimpleNamespace(), found, hit, 7, math.inf, lambda: False, False, lambda: attempts.append(1))
+    assert (len(attempts), len(taken)) == (7, 1)
+
+
+def test_counts_without_a_time_end_a_check_alone() -> None:
+    assert limits_of(False, None, "0", None, None, None).seconds == DEFAULT_SECONDS
+    assert limits_of(False, None, "0", 3, None, None) == (math.inf, 3, 500, None)
+    assert limits_of(False, None, "0", None, None, 0) == (math.inf, DEFAULT_CASES, 500, 0)
+    assert limits_of(False, 9.0, "0", 3, 4, 5) == (9.0, 3, 4, 5)
+
+
+def test_ci_has_fixed_counts_and_a_fixed_seed() -> None:
+    assert limits_of(True, None, "0", None, None, None) == (math.inf, CI_CASES, CI_SCHEDULES, CI_ATTEMPTS)
+    assert limits_of(True, None, "0", 7, None, None).cases == 7
+    with pytest.raises(UsageError, match="--ci with --budget-seconds"):
+        limits_of(True, 10.0, "0", None, None, None)
+    with pytest.raises(UsageError, match="--ci with --seed 5"):
+        limits_of(True, None, "5", None, None, None)
+
+
+PROVIDER = """
+    from specsim.contracts.registry import REFERENCE
+
+    def fill_bonus_tokens(predict, accept_index, accept_lens):
+        return predict[accept_index[:, -1].long()]
+
+    p = {"fill_bonus_tokens": fill_bonus_tokens, "gather_rows": REFERENCE["gather_rows"]}
+"""
+
+
+def test_two_checks_by_counts_write_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(textwrap.dedent(PROVIDER))
+    written = []
+    for hash_seed, cores in (("1", {0}), ("2", os.sched_getaffinity(0))):
+        ended = subprocess.run(
+            [sys.executable, "-m", "specsim", "check", "twice:p", "--ci", "--json", "v.json", "--junit", "v.xml"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=partial(os.sched_setaffinity, 0, cores & os.sched_getaffinity(0) or os.sched_getaffinity(0)),
+        )
+        assert ended.returncode == 1, ended.stderr
+        files = [tmp_path / "v.json", tmp_path / "v.xml", *sorted((tmp_path / "specsim-findings").iterdir())]
+        written.append({file.name: file.read_bytes() for file in files})
+        for file in files:
+            file.unlink()
+    assert written[0] == written[1]
+    data = json.loads(written[0]["v.json"])
+    assert "times" not in data
+    assert all(judged["cases"] == CI_CASES for judged in data["suites"][0]["judged"])
+
+
+def test_options_that_exclude_one_another_are_refused() -> None:
+    for arguments, words in (
+        (["check", "--ci", "--budget-seconds", "5"], "--ci with --budget-seconds"),
+        (["check", "--ci", "--seed", "5"], "--ci with --seed"),
+        (["check", "--fixtures", "x", "--no-known"], "--fixtures with --no-known"),
+    ):
+        result = CliRunner().invoke(cli.app, arguments)
+        assert isinstance(result.exception, UsageError), arguments
+        assert words in str(result.exception)
+
+
+def test_what_a_check_had_no_time_for_is_remembered_until_it_has(tmp_path: Path) -> None:
+    cache, suite = Cache(tmp_path), Suite("ops")
+    suite.not_run = [NotRun("gather_rows, kernel:gather_rows", interrupts.SPENT), NotRun("x, y", "not lifted")]
+    skipped_operations.remember(cache, "mine:p", suite)
+    assert skipped_operations.recall(cache, "mine:p") == ("kernel:gather_rows",)
+    assert skipped_operations.recall(cache, "other:p") == ()
+    skipped_operations.remember(cache, "mine:p", Suite("ops"))
+    assert skipped_operations.recall(cache, "mine:p") == ()
+
+
+def test_a_cache_that_cannot_be_read_or_written_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "unjudged").write_text("not a folder")
+    suite = Suite("ops", not_run=[NotRun("a, b", interrupts.SPENT)])
+    skipped_operations.remember(Cache(tmp_path), "mine:p", suite)
+    assert skipped_operations.recall(Cache(tmp_path), "mine:p") == ()
+
+
+def test_the_replay_files_of_known_findings_come_with_an_installation() -> None:
+    root = Path(cli.__file__).parents[1]
+    packaged = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["specsim"]
+    assert FIXTURES.relative_to(Path(cli.__file__).parent) / "*.json" in map(Path, packaged)
+    assert any(FIXTURES.glob("*.json"))

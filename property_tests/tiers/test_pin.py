@@ -1,0 +1,379 @@
+"""What happens with a finding: pinned as a test, replayed twice, replayed after a change; and the canary."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from property_tests.cli.test_check import WRONG, specsim
+from specsim import cli, replay_file, testing
+from specsim.findings.pin import source_of_test
+from specsim.replay_file import ScheduleReplay, why_not_shown
+from specsim.selfcheck.canary import sing
+from specsim.selfcheck.mutation import find
+from specsim.tiers.accounting import parent as accounting
+from specsim.tiers.accounting.parent import NondeterministicError
+from specsim.tiers.ops import parent as ops
+from specsim.tiers.parent import ChildEnded
+from specsim.tiers.workers import parent as workers
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "fixtures" / "replays"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finding of each tier."""
+    folder = tmp_path_factory.mktemp("findings")
+    (folder / "mine.py").write_text("\n".join(line[4:] for line in WRONG.splitlines()))
+    specsim(folder, "check", "mine:provider", "--cases", "5", "--device", "cpu", "--out", "case")
+    specsim(folder, "check", "--mutant", "A02-finished", "--schedules", "40", "--out", "schedule")
+    return folder
+
+
+def found(folder: Path, tier: str) -> str:
+    return str(sorted((folder / tier).iterdir())[0])
+
+
+def run_pytest(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--noconftest", test],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path, "SPECSIM_CACHE_DIR": str(folder / "cache")},
+    )
+
+
+# Pinning
+
+
+@pytest.mark.parametrize("tier", ["case", "schedule"])
+def test_a_pinned_finding_fails_while_it_is_there_and_with_still_it_passes(folder: Path, tier: str) -> None:
+    for option, code in (([], 1), (["--still"], 0)):
+        name = f"pinned/test_{tier}{len(option)}.py"
+        ended = specsim(folder, "pin", found(folder, tier), "--trust", "--out", name, *option)
+        assert ended.returncode == 0, ended.stderr
+        ran = run_pytest(folder, name)
+        assert ran.returncode == code, ran.stdout
+    text = (folder / name).read_text()
+    stored = json.loads((folder / name).with_suffix(".json").read_text())
+    prose = " ".join((ast.get_docstring(ast.parse(text)) or "").split())
+    assert stored["signature"] in prose
+    assert f"Rule {stored['rule']}" in prose
+    assert stored["title"][1:].replace('"', "'") in prose
+
+
+def test_a_pinned_finding_passes_when_it_is_gone(folder: Path) -> None:
+    stored = json.loads(Path(found(folder, "schedule")).read_text())
+    (folder / "sound.json").write_text(json.dumps({**stored, "mutant": ""}))
+    specsim(folder, "pin", "sound.json", "--out", "test_sound.py")
+    ran = run_pytest(folder, "test_sound.py")
+    assert (ran.returncode, "1 passed" in ran.stdout) == (0, True), ran.stdout
+
+
+def test_a_pinned_schedule_that_no_longer_applies_is_skipped_with_the_reason(folder: Path) -> None:
+    stored = json.loads((Path(found(folder, "schedule"))).read_text())
+    old = {**stored, "mutant": "", "model_hash": "0" * 16, "tape": [1, 1, 1, 1]}
+    (folder / "old.json").write_text(json.dumps(old))
+    specsim(folder, "pin", "old.json", "--out", "test_old.py")
+    ran = run_pytest(folder, "test_old.py")
+    assert "1 skipped" in ran.stdout
+    assert "no longer applies: its tape stands for another configuration" in ran.stdout
+
+
+@pytest.mark.parametrize("file", sorted(FIXTURES.glob("*.json")), ids=lambda file: file.stem)
+def test_a_pinned_test_is_clean_for_ruff(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(source_of_test(replay_file.load(file), "sglang@a/b", still=False))
+    for command in (["check"], ["format", "--check"]):
+        ended = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "ruff",
+                *command,
+                "--no-cache",
+                "--config",
+                str(ROOT / "pyproject.toml"),
+                str(tmp_path / "test_x.py"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout
+
+
+HOSTILE = st.text(max_size=300) | st.sampled_from(
+    [
+        '"""\nimport os; os.abort()\n"""',
+        "\\",
+        '\\"',
+        "\n\n# coding: utf-7\n",
+        "# -*- coding: utf-7 -*-",
+        "\x00\r\x0c\x1b]0;x\x07",
+        "\ud800",
+        "\u2028import os",
+        "{__import__('os')}",
+        "'); import os; ('",
+        "test_" * 60,
+        "",
+    ]
+)
+TEXTS = ("target", "part", "where", "source_hash", "rule", "signature", "title", "digest", "mutant", "kernels")
+
+
+def names_in(text: str) -> set[str]:
+    """Every module that a test imports, with the names that it takes from it."""
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {
+        f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        for node in imports
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_a_pinned_test_uses_public_names_alone(still: bool) -> None:
+    text = source_of_test(replay_file.load(FIXTURES / "session-tail-leak.json"), "model", still)
+    ours = {name for name in names_in(text) if name.startswith("specsim")}
+    (name,) = ours
+    assert name.removeprefix("specsim.testing.") in testing.__all__
+
+
+@given(texts=st.fixed_dictionaries(dict.fromkeys(TEXTS, HOSTILE)), target=HOSTILE, still=st.booleans())
+def test_a_value_of_a_replay_file_never_becomes_code(texts: dict[str, str], target: str, still: bool) -> None:
+    """Whatever the values are, a pinned test is the same statements with another docstring, target and name."""
+    stored = replay_file.load(FIXTURES / "session-tail-leak.json")
+    expected = ast.parse(source_of_test(stored, "model", still))
+    text = source_of_test(ScheduleReplay(**{**vars_of(stored), **texts}), target, still)
+    written = text.encode("utf-8", errors="backslashreplace")
+    shape = ast.parse(written)
+    function = shape.body[-1]
+    assert isinstance(function, ast.FunctionDef)
+    assert function.name.isidentifier()
+    assert function.name.startswith("test_")
+    (assigned,) = [node for node in shape.body if isinstance(node, ast.Assign) and "TARGET" in ast.unparse(node)]
+    assert ast.literal_eval(assigned.value) == target
+    assigned.value, function.name = ast.Constant("model"), "test_it"
+    (benign,) = [node for node in expected.body if isinstance(node, ast.FunctionDef)]
+    benign.name = function.name
+    assert isinstance(shape.body[0], ast.Expr)
+    assert isinstance(shape.body[0].value, ast.Constant)
+    assert ast.dump(ast.Module(shape.body[1:], [])) == ast.dump(ast.Module(expected.body[1:], []))
+
+
+def test_a_hostile_replay_file_is_pinned_as_the_finding_that_it_is(folder: Path) -> None:
+    stored = json.loads(Path(found(folder, "schedule")).read_text())
+    hostile = '"""\nopen("code", "w")\n"""'
+    texts = {"title": hostile, "digest": hostile, "where": hostile, "order": [hostile, hostile]}
+    (folder / "hostile.json").write_text(json.dumps({**stored, **texts}))
+    specsim(folder, "pin", "hostile.json", "--out", "test_hostile.py")
+    ran = run_pytest(folder, "test_hostile.py")
+    assert (ran.returncode, "1 failed" in ran.stdout) == (1, True), ran.stdout
+    assert not (folder / "code").exists()
+
+
+def vars_of(stored: Any) -> dict[str, Any]:
+    return {name: getattr(stored, name) for name in stored.__dataclass_fields__}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["pin", "absent.json"], "cannot read absent.json"),
+        (["pin", "{schedule}", "--out", "mine.py"], "not a file that pytest collects"),
+        (["pin", "{schedule}", "--out", "test_there.py"], "test_there.py is there already"),
+        (["pin", "{schedule}", "--target", "tensorrt==1.0"], "tensorrt==1.0"),
+        (["check", "mine:provider", "--canary"], "--canary with mine:provider"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence_with_exit_code_2(folder: Path, arguments: list[str], words: str) -> None:
+    (folder / "test_there.py").write_text("")
+    ended = specsim(folder, *[argument.format(schedule=found(folder, "schedule")) for argument in arguments])
+    assert ended.returncode == 2, ended.stdout
+    assert words in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 2
+
+
+# Twice
+
+
+@pytest.mark.parametrize("tier", ["case", "schedule"])
+def test_verify_runs_a_replay_twice_and_says_that_both_were_the_same(folder: Path, tier: str) -> None:
+    ended = specsim(folder, "replay", found(folder, tier), "--verify", "--trust")
+    assert (ended.returncode, "same in two processes" in ended.stdout) == (1, True), ended.stdout + ended.stderr
+
+
+def answers(*messages: dict[str, Any]) -> Callable[..., dict[str, Any]]:
+    remaining = iter(messages)
+    return lambda *_arguments, **_options: next(remaining)
+
+
+def event(number: int, who: str) -> dict[str, Any]:
+    return {"number": number, "agent": "host", "event": "launch", "who": who, "details": ""}
+
+
+def test_verify_names_the_first_event_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"events": [event(0, "P0"), event(1, "V1"), event(2, "V2")], "violations": [], "digest": "a"}
+    two = {"events": [event(0, "P0"), event(1, "V2"), event(2, "V1")], "violations": [], "digest": "b"}
+    monkeypatch.setattr(accounting, "replay_schedule", answers(one, two))
+    with pytest.raises(NondeterministicError, match=r"event 1 was 'host launch V1', then 'host launch V2'"):
+        accounting.replay_schedule_twice(None, Path())  # type: ignore[arg-type]
+    monkeypatch.setattr(accounting, "replay_schedule", answers(one, {**one, "events": one["events"][:1]}))
+    with pytest.raises(NondeterministicError, match="3 events, then 1"):
+        accounting.replay_schedule_twice(None, Path())  # type: ignore[arg-type]
+    monkeypatch.setattr(accounting, "replay_schedule", answers(one, {**one, "digest": "b"}))
+    with pytest.raises(NondeterministicError, match="digest was a, then b"):
+        accounting.replay_schedule_twice(None, Path())  # type: ignore[arg-type]
+
+
+def test_verify_of_a_case_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"violations": [{"title": "wrong"}], "digest": "a"}
+    monkeypatch.setattr(ops, "replay_ops", answers(one, {**one, "violations": []}))
+    with pytest.raises(NondeterministicError, match=r"\['wrong'\], then no violation"):
+        ops.replay_ops_twice(None, Path())  # type: ignore[arg-type]
+
+
+def test_a_target_that_depends_on_the_hash_seed_ends_with_exit_code_3(folder: Path) -> None:
+    (folder / "hashed.py").write_text(
+        "def fill_bonus_tokens(predict, accept_index, accept_lens):\n"
+        "    return predict[accept_index[:, -1].long()] + hash('a') % 1000003\n\n\n"
+        'provider = {"fill_bonus_tokens": fill_bonus_tokens}\n'
+    )
+    specsim(folder, "check", "hashed:provider", "--cases", "3", "--device", "cpu", "--out", "hashed")
+    ended = specsim(folder, "replay", found(folder, "hashed"), "--verify", "--trust")
+    assert (ended.returncode, "nondeterministic" in ended.stderr) == (3, True), ended.stdout + ended.stderr
+
+
+# After a change
+
+STORED = replay_file.load(FIXTURES / "session-tail-leak.json")
+assert isinstance(STORED, ScheduleReplay)
+LINES = ["   0  host    arrive    r0", "   1  host    launch    P0        r0"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "lines", "same_model", "applies", "words"),
+    [
+        (STORED.scenario, LINES, True, True, "fixed: the same events"),
+        (STORED.scenario, LINES, False, True, "fixed: the same events"),
+        (STORED.scenario, [*LINES, "   2  host    close     r0"], False, True, "fixed: the same events"),
+        (STORED.scenario, [LINES[0], "   1  host    launch    V0        r0"], True, True, "diverged at event 1"),
+        (STORED.scenario, [LINES[0], "   1  host    launch    V0        r0"], False, False, "diverged at event 1"),
+        (
+            STORED.scenario,
+            LINES[:1],
+            False,
+            False,
+            "diverged at event 1: event 1 was 'host launch P0 r0', is 'the end'",
+        ),
+        ({}, LINES, False, False, "another configuration or workload"),
+    ],
+)
+def test_a_finding_that_is_not_there_any_more_is_fixed_or_no_longer_applies(
+    scenario: dict[str, Any], lines: list[str], same_model: bool, applies: bool, words: str
+) -> None:
+    assert isinstance(STORED, ScheduleReplay)
+    stored = ScheduleReplay(**{**vars_of(STORED), "events": LINES})
+    holds, reason = why_not_shown(stored, scenario, lines, same_model)
+    assert (holds, words in reason) == (applies, True), reason
+
+
+@pytest.mark.parametrize("name", ["bonus-token-stride", "session-tail-leak", "no-penalties-at-verification"])
+def test_a_replay_that_hangs_is_not_judged_and_never_a_finding_that_is_gone(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hang(question: dict[str, Any], *_limits: Any) -> Any:
+        text = "does not end within 20 s"
+        if question["mode"] == "ops.replay":  # whose child lives when the process of the target does not
+            told = {"rule": "O7", "sentence": "", "title": text, "expected": "", "actual": text}
+            answer = {"judged": True, "same_source": True, "subject": "s", "where": "", "digest": "", "explanation": ""}
+            yield {"event": "replayed", **answer, "violations": [told], "inputs": {}, "expected": {}}
+            return
+        yield {"event": "start", "subject": "s"}
+        yield {"event": "schedule", "index": 0}
+        raise ChildEnded(True, text, "")
+
+    for module, name_of in ((accounting, "replay_schedule"), (ops, "replay_ops"), (workers, "replay_case")):
+        monkeypatch.setattr(module, name_of, partial(getattr(module, name_of), ask=hang))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["replay", str(FIXTURES / f"{name}.json")])
+    assert (ended.value.code, "not judged on" in capsys.readouterr().out) == (125, True)
+
+
+def test_a_replay_that_no_longer_applies_says_so_and_ends_with_exit_code_125(folder: Path) -> None:
+    stored = json.loads(Path(found(folder, "schedule")).read_text())
+    for change, words in (
+        ({"tape": [1, 1, 1, 1]}, "its tape stands for another configuration"),
+        ({"events": ["   0  host    arrive    somebody"]}, "diverged at event 0"),
+    ):
+        old = {**stored, "mutant": "", "model_hash": "0" * 16, **change}
+        (folder / "stale.json").write_text(json.dumps(old))
+        ended = specsim(folder, "replay", "stale.json")
+        assert (ended.returncode, "no longer applies" in ended.stdout, words in ended.stdout) == (125, True, True)
+
+
+def test_a_file_without_the_newer_fields_is_read(folder: Path) -> None:
+    stored = json.loads(Path(found(folder, "schedule")).read_text())
+    older = {name: value for name, value in stored.items() if name not in ("order", "events")}
+    (folder / "older.json").write_text(json.dumps(older))
+    ended = specsim(folder, "replay", "older.json")
+    assert (ended.returncode, "bit for bit" in ended.stdout) == (1, True)
+    (folder / "odd.json").write_text(json.dumps({**stored, "order": [3]}))
+    ended = specsim(folder, "replay", "odd.json")
+    assert (ended.returncode, "order must hold lines of text" in ended.stderr) == (2, True)
+
+
+def test_a_finding_names_the_pair_whose_order_matters_in_report_and_file(folder: Path) -> None:
+    ended = specsim(folder, "check", "--mutant", "A02-finished", "--schedules", "40", "--json", "v.json")
+    finding = json.loads((folder / "v.json").read_text())["findings"][0]
+    assert finding["order"] == ["event 4: host launch V1 r0", "event 6: host finish r0 1 of 1 outputs"]
+    assert "event 4: host launch V1 r0" in ended.stdout
+    assert json.loads((folder / finding["replay"]).read_text())["order"] == finding["order"]
+    assert "the other way round the rule holds" in specsim(folder, "replay", finding["replay"]).stdout
+
+
+# The canary
+
+
+def test_the_canary_is_found_and_a_blind_simulator_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = [find("A01"), find("D02")]
+    assert [hunted.found for hunted in sing(few)] == [1, 1]
+    monkeypatch.setattr("specsim.selfcheck.canary.sing", lambda: sing(few, schedules_max=1))
+    assert cli._sing() == 1
+    assert "A01             NOT FOUND" in capsys.readouterr().out
+    monkeypatch.setattr("specsim.selfcheck.canary.sing", lambda: sing(few))
+    assert cli._sing() == 0
+    assert "pass: each is found" in capsys.readouterr().out
+
+
+def test_continuous_integration_runs_the_canary() -> None:
+    assert "check model --canary" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_a_finding_and_its_smallest_schedule_are_the_same_under_every_hash_seed(tmp_path: Path) -> None:
+    written = []
+    for hash_seed in ("1", "2"):
+        arguments = ["--mutant", "A02-retracted", "--schedules", "100", "--out", hash_seed]
+        ended = specsim(tmp_path, "check", *arguments, PYTHONHASHSEED=hash_seed)
+        assert ended.returncode == 1, ended.stderr
+        written.append({path.name: path.read_bytes() for path in (tmp_path / hash_seed).iterdir()})
+    assert written[0] == written[1]
+    assert written[0]

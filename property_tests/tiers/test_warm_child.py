@@ -1,0 +1,113 @@
+"""A warm child answers as a fresh one does, one question after the other, and survives whatever it is asked to run."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsim.errors import UsageError
+from specsim.tiers.fork_server import WarmChild
+from specsim.tiers.ops.parent import OpsRequest
+from specsim.tiers.parent import Message, ask
+
+TARGETS = """
+    import os
+    import sys
+    import time
+
+    seen = []
+
+    def right(predict, accept_index, accept_lens):
+        seen.append(1)
+        at = accept_index.gather(1, (accept_lens - 1).long()[:, None]).long()
+        return predict[at[:, 0]]
+
+    def once(predict, accept_index, accept_lens):
+        return right(predict, accept_index, accept_lens) + (1 if len(seen) > 30 else 0)
+
+    def hangs(predict, accept_index, accept_lens):
+        time.sleep(1000)
+
+    def dies(predict, accept_index, accept_lens):
+        print("a last word", file=sys.stderr, flush=True)
+        os.abort()
+
+    def reads(predict, accept_index, accept_lens):
+        assert sys.stdin.read() == ""
+        return right(predict, accept_index, accept_lens)
+
+    providers = {f.__name__: {"fill_bonus_tokens": f} for f in (right, once, hangs, dies, reads)}
+    class Named:
+        pass
+    for name, provider in providers.items():
+        setattr(Named, name, provider)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("targets")
+    (path / "warm_targets.py").write_text(textwrap.dedent(TARGETS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def warm(folder: Path) -> Iterator[WarmChild]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        child = WarmChild("0")
+        yield child
+        child.close()
+
+
+def question(folder: Path, name: str, **fields: Any) -> dict[str, Any]:
+    request = OpsRequest(f"warm_targets:Named.{name}", folder / "cache", 0, 3, 20, 20, "cpu", folder)
+    asked = {"mode": "ops.search", "op": "fill_bonus_tokens", "subjects": [], "write": ""}
+    return {**request.to_json(), **asked, **fields}
+
+
+def last(messages: Iterator[Message]) -> Message:
+    return list(messages)[-1]
+
+
+def test_it_answers_as_a_fresh_child_does(warm: WarmChild, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    fresh = last(ask(question(folder, "right"), 20))
+    assert last(warm.ask(question(folder, "right"), 20)) == fresh
+    assert fresh["subjects"][0]["cases"] == 3
+
+
+def test_no_question_sees_what_another_left_behind(warm: WarmChild, folder: Path) -> None:
+    for _ in range(8):  # each calls it several times, and all together more than thirty times
+        assert last(warm.ask(question(folder, "once"), 20))["subjects"][0]["rule"] == ""
+
+
+def test_what_a_target_reads_is_not_the_next_question(warm: WarmChild, folder: Path) -> None:
+    assert last(warm.ask(question(folder, "reads"), 20))["subjects"][0]["rule"] == ""
+
+
+def test_a_target_that_dies_or_hangs_ends_its_question_and_no_other(warm: WarmChild, folder: Path) -> None:
+    with pytest.raises(UsageError, match="SIGABRT"):
+        last(warm.ask(question(folder, "dies"), 20))
+    assert last(warm.ask(question(folder, "right"), 20))["subjects"][0]["rule"] == ""
+    with pytest.raises(UsageError, match="does not end within 1 s"):
+        last(warm.ask(question(folder, "hangs", hang_seconds=1), 20))
+    assert last(warm.ask(question(folder, "right"), 20))["subjects"][0]["rule"] == ""
+
+
+def test_bad_input_is_said_and_the_child_goes_on(warm: WarmChild, folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no 'Named\.missing'"):
+        last(warm.ask(question(folder, "missing"), 20))
+    assert last(warm.ask(question(folder, "right"), 20))["subjects"][0]["cases"] == 3
+
+
+def test_who_stops_listening_does_not_hear_the_rest_later(warm: WarmChild, folder: Path) -> None:
+    messages = warm.ask(question(folder, "right", cases=5), 20)
+    assert next(messages)["event"] == "start"
+    messages.close()  # type: ignore[attr-defined]
+    events = [message["event"] for message in warm.ask(question(folder, "right", cases=1), 20)]
+    assert [event for event in events if event != "alive"] == ["start", "case", "replayed"]

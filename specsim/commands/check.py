@@ -1,0 +1,122 @@
+"""`specsim check` of one target, from what is asked to the exit code: its verdict is printed and written."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from specsim.commands.outputs import Outputs
+from specsim.commands.suites import (
+    REPLAY_SHARE,
+    Asked,
+    NotJudgeableError,
+    also_shown,
+    baseline_of,
+    checked_beside,
+    compare,
+)
+from specsim.commands.suites import judge as judged
+from specsim.errors import UsageError
+from specsim.verdict import NOT_JUDGED, Verdict
+
+
+def check_one_target(
+    asked: Asked,
+    options: Mapping[str, Any],
+    outputs: Outputs,
+    json_file: Path | None,
+    baseline: str | None,
+    update_baseline: bool,
+    bisect_run: bool,
+    write: Path | None = None,
+) -> int:
+    """Check a target, and the baseline beside it with the same `options`; returns the exit code. How many cases were
+    judged is added to the file `write`.
+    """
+    from specsim.commands.counts import add_counts, read_counts
+    from specsim.engines.packages import prepare
+    from specsim.files import attempt, save_json, try_file
+    from specsim.findings import baseline as known
+    from specsim.lifting.fetch import fetch_wheel
+    from specsim.lifting.target import ReleaseTarget
+    from specsim.report.terminal import print_verdict
+
+    if write is not None:
+        read_counts(write)
+    if update_baseline and baseline is None:
+        raise UsageError("--update-baseline without --baseline", "name the file to write: --baseline FILE")
+    beside = baseline_of(baseline, update_baseline) if baseline is not None else None
+    for target in (asked.target, beside):
+        if isinstance(target, ReleaseTarget):
+            fetch_wheel(target.version, asked.cache)
+        if target is not None and not isinstance(target, Path) and "ops" in asked.tiers:
+            prepare(target, asked.cache, on_gpu=asked.device != "cpu" and shutil.which("nvidia-smi") is not None)
+    if update_baseline:
+        assert isinstance(beside, Path)
+        try_file(beside)
+    stored = known.Baseline(str(beside), frozenset())
+    if isinstance(beside, Path) and beside.exists():
+        stored = known.load(beside)
+    asked = replace(asked, known=stored.signatures)
+    try:
+        with ExitStack() as stack:
+            if beside is None or isinstance(beside, Path):
+                verdict = judged(asked)
+                verdict.baseline = compare(verdict, stored) if beside is not None else None
+            else:
+                share = asked.budget_seconds * (1.0 - REPLAY_SHARE)
+                alike = {**options, "--only": "accounting"} if asked.mutant else dict(options)
+                if share < math.inf:
+                    alike["--budget-seconds"] = share
+                known_of = stack.enter_context(checked_beside(beside, alike, asked.out, share))
+                deadline = time.monotonic() + asked.budget_seconds
+                verdict = judged(replace(asked, budget_seconds=share))
+                verdict.baseline = compare(verdict, known_of())
+                verdict.baseline = compare(verdict, also_shown(verdict, beside, asked, deadline))
+    except NotJudgeableError as error:
+        typer.echo(f"specsim: {error}.", err=True)
+        return NOT_JUDGED
+    data = verdict.to_json()
+    print_verdict(verdict)
+    if json_file is not None:
+        save_json(json_file, data)
+    if write is not None:
+        attempt(partial(add_counts, write, verdict, asked.device))
+    outputs.write([data])
+    _say_how_to_go_on(verdict, asked)
+    if update_baseline and isinstance(beside, Path):
+        return _update(beside, verdict)
+    half_judged = not verdict.findings and not all(suite.cases or suite.schedules for suite in verdict.suites)
+    return NOT_JUDGED if bisect_run and half_judged else verdict.exit_code
+
+
+def _update(file: Path, verdict: Verdict) -> int:
+    """Write the baseline, unless the check did not come to its end; returns the exit code."""
+    from specsim.findings import baseline as known
+
+    if verdict.interrupted or verdict.verdict == "error":
+        typer.echo(f"specsim: the baseline {file} stays as it is: the check did not come to its end.", err=True)
+        return verdict.exit_code or NOT_JUDGED
+    data = verdict.to_json()
+    kept = verdict.baseline.not_judged if verdict.baseline else ()
+    count = known.save(file, verdict.target, data["findings"], kept)
+    unjudged = f", {len(kept)} of them kept because they were not judged" if kept else ""
+    typer.echo(f"{file}: {count} known findings{unjudged}")
+    return 0
+
+
+def _say_how_to_go_on(verdict: Verdict, asked: Asked) -> None:
+    if not verdict.interrupted:
+        return
+    larger = "; specsim shrink FILE makes what was found smaller" if verdict.findings else ""
+    again = f"specsim check {asked.target.text} --seed {asked.seed}"
+    typer.echo(f"specsim: interrupted. The same cases and schedules again, from the first: {again}{larger}.", err=True)

@@ -1,0 +1,116 @@
+"""The commands that work on many targets at once: a matrix of checks, and what lifts of each."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from specsim.commands.options import tell
+from specsim.commands.suites import arguments_of
+from specsim.errors import UsageError
+from specsim.isolation.limits import allowed_jobs
+from specsim.verdict import NotRun, Suite, Verdict
+
+if TYPE_CHECKING:
+    from specsim.commands.outputs import Outputs
+    from specsim.findings.matrix import Column
+    from specsim.lifting.target import Target
+
+FIXTURES = Path("fixtures/replays")
+
+
+def check_many(
+    chosen: list[Target],
+    options: dict[str, Any],
+    out: Path,
+    json_file: Path | None,
+    write: Path | None,
+    pin_to: Path | None,
+    jobs: int | None,
+    texts: list[str],
+    outputs: Outputs,
+) -> int:
+    """A matrix of targets; returns the exit code. `texts` are the targets and options as they were typed, which the
+    page names.
+    """
+    from specsim import interrupts
+    from specsim.files import attempt, save_json, save_text
+    from specsim.findings.fixtures import pin_missing, replay_known
+    from specsim.findings.matrix import check_all
+    from specsim.report.matrix import fixtures_in, page, print_matrix
+
+    if write is not None and not texts:
+        raise UsageError("--write without targets", "name the releases of the page: sglang==A..B")
+    at_once = allowed_jobs(jobs)
+    with interrupts.gentle():
+        matrix = check_all(
+            [target.text for target in chosen],
+            [*arguments_of(options), "--no-github"],
+            out=out,
+            seed=str(options["--seed"]),
+            budget_seconds=float(options.get("--budget-seconds", math.inf)),
+            jobs=at_once,
+            on_column=lambda column: tell(f"{column.target}: {column.summary}", err=True),
+        )
+    fixtures = pin_to or FIXTURES
+    if pin_to is not None:
+        attempt(lambda: pin_missing(matrix, pin_to, fixtures_in(pin_to), at_once, tell))
+    if write is not None:
+        replay_known(matrix, fixtures_in(fixtures), at_once)
+    data = matrix.to_json()
+    print_matrix(data)
+    if json_file is not None:
+        save_json(json_file, data)
+    if write is not None:
+        pinned = f" --pin {pin_to}" if pin_to is not None else ""
+        command = f"specsim check {shlex.join(texts)}{pinned} --write {write}"
+        save_text(write, page(data, command, fixtures_in(fixtures), write))
+    outputs.write([column.verdict or _not_judged(column) for column in matrix.columns])
+    left = [c.target for c in matrix.columns if c.why == interrupts.WHY or c.verdict.get("interrupted")]
+    if left:
+        typer.echo(f"specsim: interrupted; these are left: specsim check {' '.join(left)}", err=True)
+    return matrix.exit_code
+
+
+def _not_judged(column: Column) -> dict[str, Any]:
+    """A verdict of a target that has none."""
+    suite = Suite("check", not_run=[NotRun(column.target, column.why)])
+    return Verdict(column.target, 0, [suite]).to_json()
+
+
+def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_dir: Path | None) -> int:
+    """What lifts of each target; 1 when a maintainer has to add something."""
+    from specsim.engines.ranges import expand_targets
+    from specsim.engines.sglang import known
+    from specsim.engines.sglang.releases import RELEASES
+    from specsim.files import save_json
+    from specsim.lifting.cache import open_cache
+    from specsim.lifting.source import open_source
+    from specsim.lifting.target import CheckoutTarget, ReleaseTarget
+    from specsim.report.terminal import print_survey
+
+    cache, chosen = open_cache(cache_dir), expand_targets(texts, RELEASES)
+    others = [one.text for one in chosen if not isinstance(one, ReleaseTarget)]
+    if write is not None and others:
+        raise UsageError(f"--write with {others[0]}", "the data file is of releases: name those alone")
+    listed, surveys = [], {}
+    for one in chosen:
+        if not isinstance(one, ReleaseTarget | CheckoutTarget):
+            raise UsageError(f"TARGET {one.text!r} is nothing to lift from", "name a release or a checkout of SGLang")
+        source = open_source(one, cache)
+        functions, before = known.survey(source, cache), known.load_known()
+        nearest = known.nearest_release(source.version, functions, before)
+        found = known.drifts(functions, nearest, before)
+        listed.append(known.to_json(one.text, nearest, found, known.to_add(source.version, found)))
+        print_survey(listed[-1], brief=len(chosen) > 1)
+        if isinstance(one, ReleaseTarget):
+            surveys[one.version] = functions
+    if json_file is not None:
+        save_json(json_file, {"format": "specsim.survey/1", "targets": listed})
+    if write is not None:
+        save_json(write, known.known_to_json(surveys))
+    return 1 if any(entry["to_add"] for entry in listed) else 0

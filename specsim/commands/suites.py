@@ -1,0 +1,292 @@
+"""`specsim check` of one target: its suites within the budget, held against a baseline when there is one."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import specsim
+from specsim.commands import skipped_operations
+from specsim.errors import UsageError
+from specsim.verdict import Compared, Finding, NotRun, Suite, Verdict
+
+if TYPE_CHECKING:
+    from specsim.findings.baseline import Baseline
+    from specsim.lifting.cache import Cache
+    from specsim.lifting.target import Target
+    from specsim.report.live import Line
+
+KnownOf = Callable[[], "Baseline"]
+WORKERS_SHARE = 0.3  # of the budget, which the workers tier gets at most: the accounting tier comes after it
+REPLAY_SHARE = 0.2  # of the budget, with a baseline that is a target: for replaying on it what it did not show
+FIXTURES = Path(specsim.__file__).parent / "fixtures" / "replays"
+"""Replay files of known findings, which come with specsim."""
+
+
+class NotJudgeableError(Exception):
+    """What was asked for cannot be said: exit code 125."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a check of one target was asked for. `operation` is the one that is judged, "" for all. `attempts` at a
+    smaller case or schedule of each finding, as many as each tier makes by itself for None. Without `shrinks` what is
+    found stays as large as it is, and so do the signatures `known` of a baseline that is a file. The replay files in
+    the folder `fixtures` are run first, None for none. A budget of infinity leaves the counts alone to end the check.
+    With `one_core` everything shares one core.
+    """
+
+    target: Target
+    cache: Cache
+    only: str | None
+    budget_seconds: float
+    seed: int
+    cases: int
+    schedules: int
+    strategy: str
+    out: Path
+    device: str
+    hang_seconds: float
+    operation: str = ""
+    bulk: bool = False
+    mutant: str = ""
+    kernels: str = ""
+    shrinks: bool = True
+    known: frozenset[str] = frozenset()
+    one_core: bool = False
+    attempts: int | None = None
+    fixtures: Path | None = FIXTURES
+
+    @property
+    def name(self) -> str:
+        return f"{self.target.text} with mutant {self.mutant}" if self.mutant else self.target.text
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The tiers to run. A mutant is of the model's accounting: its operations are not touched."""
+        from specsim.lifting.target import CheckoutTarget, ReleaseTarget
+
+        if self.only is not None:
+            return () if self.only == "ops" and self.mutant else (self.only,)
+        ops = () if self.mutant else ("ops",)
+        workers = ("workers",) if isinstance(self.target, ReleaseTarget | CheckoutTarget) else ()
+        return (*ops, *workers, "accounting")
+
+
+def judge(asked: Asked) -> Verdict:
+    """Run every suite under a live line. The first interrupt from the keyboard ends it gently."""
+    from specsim import interrupts
+    from specsim.report.live import live
+
+    budget = asked.budget_seconds if asked.budget_seconds < math.inf else None
+    with interrupts.gentle(), live(f"checking {asked.name}", budget) as line:
+        verdict = run_tiers(asked, line)
+        verdict.interrupted = interrupts.asked()
+    return verdict
+
+
+def run_tiers(asked: Asked, line: Line) -> Verdict:
+    """The verdict of every suite. Tiers run beside one another, each in processes of its own, so that time that one
+    does not need is the others'.
+    """
+    from specsim.commands.background import beside
+
+    verdict = Verdict(asked.name, asked.seed, timed=asked.budget_seconds < math.inf)
+    started = time.monotonic()
+    if asked.one_core:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    line.progress.schedules_of = asked.schedules if "accounting" in asked.tiers else 0
+    deadline = started + asked.budget_seconds
+    # Worker functions take seconds, and then their core is the simulator's.
+    lanes = [[tier for tier in asked.tiers if tier == "ops"], [tier for tier in asked.tiers if tier != "ops"]]
+    running = [beside(partial(_run_in_turn, lane, asked, line, deadline)) for lane in lanes if lane]
+    ran = [result for results in running for result in results()]
+    verdict.suites = [suite for suite, _ in ran]
+    verdict.findings = _with_triage(asked.target, [finding for _, findings in ran for finding in findings])
+    verdict.seconds = time.monotonic() - started
+    return verdict
+
+
+def _run_in_turn(tiers: list[str], asked: Asked, line: Line, deadline: float) -> list[tuple[Suite, list[Finding]]]:
+    ran = []
+    for tier in tiers:
+        share = asked.budget_seconds * (1.0 - WORKERS_SHARE) if tier != tiers[-1] else 0.0
+        ran.append(_run(tier, asked, line, deadline - share if share < math.inf else math.inf))
+    return ran
+
+
+def _run(tier: str, asked: Asked, line: Line, deadline: float) -> tuple[Suite, list[Finding]]:
+    """The suite of a tier, until `deadline` (of time.monotonic)."""
+    from specsim import interrupts
+    from specsim.tiers.accounting.parent import AccountingRequest, run_accounting_suite
+    from specsim.tiers.ops.bulk_parent import run_bulk_suite
+    from specsim.tiers.ops.parent import OpsRequest, run_ops_suite
+    from specsim.tiers.workers.parent import WorkersRequest, run_workers_suite
+
+    if interrupts.asked():
+        return Suite(tier, not_run=[NotRun(f"tier {tier}", interrupts.WHY)]), []
+    told = partial(line.subject, tier)
+    of_any: dict[str, Any] = {
+        "target": asked.target.text,
+        "cache": asked.cache.folder,
+        "seed": asked.seed,
+        "seconds": max(1.0, deadline - time.monotonic()),
+        "hang_seconds": asked.hang_seconds,
+        "out": asked.out.absolute(),
+        "shrinks": asked.shrinks,
+        "known": tuple(sorted(asked.known)),
+        "attempts": asked.attempts,
+        "fixtures": str(asked.fixtures.absolute()) if asked.fixtures else "",
+    }
+    if tier == "ops":
+        first = skipped_operations.recall(asked.cache, asked.target.text) if deadline < math.inf else ()
+        ops = OpsRequest(**of_any, cases=asked.cases, device=asked.device, operation=asked.operation, first=first)
+        suite, findings = (run_bulk_suite if asked.bulk else run_ops_suite)(ops, told)
+        if deadline < math.inf and not asked.operation:
+            skipped_operations.remember(asked.cache, asked.target.text, suite)
+    elif tier == "workers":
+        suite, findings = run_workers_suite(WorkersRequest(**of_any, cases=asked.cases), told)
+    else:
+        accounting = AccountingRequest(
+            **of_any,
+            schedules=asked.schedules,
+            mutant=asked.mutant,
+            kernels=asked.kernels,
+            strategy=asked.strategy,
+        )
+        suite, findings = run_accounting_suite(accounting, told, line.counted)
+    return suite, [_as_named(finding, asked.out) for finding in findings]
+
+
+def _as_named(finding: Finding, out: Path) -> Finding:
+    """A finding whose replay file is named as the folder was."""
+    return replace(finding, replay=str(out / Path(finding.replay).name)) if finding.replay else finding
+
+
+def _with_triage(target: Target, findings: list[Finding]) -> list[Finding]:
+    """Findings of an engine or a package, with what is known of them publicly."""
+    from specsim.engines.package_triage import triage_line as of_package
+    from specsim.engines.sglang.triage import triage_line
+    from specsim.lifting.target import CheckoutTarget, PackageTarget, ReleaseTarget
+
+    if isinstance(target, PackageTarget):
+        return [replace(found, triage=of_package(target.package, found.signature)) for found in findings]
+    if not isinstance(target, ReleaseTarget | CheckoutTarget):
+        return findings
+    version = target.version if isinstance(target, ReleaseTarget) else None
+    return [replace(found, triage=triage_line(found, version)) for found in findings]
+
+
+# The baseline
+
+
+def compare(verdict: Verdict, baseline: Baseline) -> Compared:
+    """What is new, known and gone. What a suite could not have shown here is not gone."""
+    from specsim.findings.matrix import Column, cell_of
+
+    found = {finding.signature for finding in verdict.findings}
+    column = Column(verdict.target, verdict.to_json(), "", 0, 0.0)
+    # A suite that did not come to its end may yet have shown it.
+    cut_short = {suite.name for suite in verdict.suites if any(_is_rest(entry) for entry in suite.not_run)}
+    missing = {
+        signature: "not run" if signature.split(":")[0] in cut_short else cell_of(column, signature).state
+        for signature in baseline.signatures - found
+    }
+    return Compared(
+        name=baseline.name,
+        new=tuple(sorted(found - baseline.signatures)),
+        known=tuple(sorted(found & baseline.signatures)),
+        gone=tuple(sorted(signature for signature, state in missing.items() if state == "clean")),
+        not_judged=tuple(sorted(signature for signature, state in missing.items() if state != "clean")),
+    )
+
+
+def _is_rest(entry: NotRun) -> bool:
+    return entry.what == "the other schedules" or entry.what.startswith("schedules after ")
+
+
+def baseline_of(text: str, update: bool) -> Path | Target:
+    """A baseline as it is typed: a file that is there or is to be written, else a target."""
+    from specsim.lifting.target import parse_target
+
+    file = Path(text)
+    if text == "-":
+        raise UsageError("--baseline -: a baseline is read", "name a file, or a TARGET")
+    is_target = text == "model" or any(mark in text for mark in ("==", "@", ":"))
+    if not file.exists() and is_target:
+        if update:
+            raise UsageError(f"--update-baseline with the target {text}", "a target is checked each time: name a FILE")
+        return parse_target(text)
+    if not file.exists() and not update:
+        raise UsageError(
+            f"there is no baseline {text}", "write it with --update-baseline, or name a TARGET such as sglang@.#REV"
+        )
+    return file
+
+
+def arguments_of(options: Mapping[str, Any]) -> list[str]:
+    """Options as a command line has them; None is the value of one that has none."""
+    return [text for name, value in options.items() for text in ((name,) if value is None else (name, str(value)))]
+
+
+@contextmanager
+def checked_beside(target: Target, options: Mapping[str, Any], out: Path, seconds: float) -> Iterator[KnownOf]:
+    """Check the baseline in a process of its own meanwhile, for `seconds`; what is yielded waits for its signatures.
+    Nothing is shrunk there. Raises NotJudgeableError when it has no verdict.
+    """
+    from specsim.findings.baseline import Baseline
+    from specsim.findings.matrix import check_one, end
+
+    arguments = [*arguments_of(options), "--no-shrink", "--no-github", "--out", str(out / "baseline")]
+    processes: list[subprocess.Popen[str]] = []
+
+    def known_of() -> Baseline:
+        column = checked.result()
+        if not column.verdict or column.verdict["verdict"] == "error":
+            why = column.why or "nothing of it could be judged"
+            raise NotJudgeableError(f"the baseline {target.text} cannot be judged: {why}")
+        return Baseline(target.text, frozenset(finding["signature"] for finding in column.verdict["findings"]))
+
+    with ThreadPoolExecutor(1) as pool:
+        checked = pool.submit(check_one, target.text, arguments, seconds, on_start=processes.append)
+        try:
+            yield known_of
+        finally:
+            for process in processes:
+                end(process)
+
+
+def also_shown(verdict: Verdict, target: Target, asked: Asked, deadline: float) -> Baseline:
+    """The baseline `target` with what is new in the verdict and shows there too when its case or schedule is replayed
+    by `deadline` (of time.monotonic): the baseline's own check may have missed what is rare.
+    """
+    from specsim import replay_file
+    from specsim.commands.pages import exit_code_of
+    from specsim.commands.requests import noted
+    from specsim.findings.baseline import Baseline
+
+    assert verdict.baseline is not None
+    signatures = {*verdict.baseline.known, *verdict.baseline.gone, *verdict.baseline.not_judged}
+    for finding in verdict.new if not verdict.interrupted else ():
+        if not finding.replay or time.monotonic() > deadline:
+            continue
+        file = Path(finding.replay)
+        try:
+            stored = replay_file.load(file)
+            if isinstance(stored, replay_file.ScheduleReplay):  # the baseline has no mutant of the model
+                stored = replace(stored, mutant="", kernels="")
+            answer = noted(stored, file, target.text, None, asked.hang_seconds, asked.cache.folder)
+        except UsageError:  # the baseline does not have it
+            continue
+        if answer.get("judged", True) and exit_code_of(stored, answer):
+            signatures.add(finding.signature)
+    return Baseline(verdict.baseline.name, frozenset(signatures))

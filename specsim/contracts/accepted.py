@@ -1,0 +1,449 @@
+"""The family that follows the walk: tokens, lengths, positions and slots of what was accepted.
+
+Tokens and slots of different nodes and requests differ, so that one of a wrong node shows. Paths are short, long and
+between; lengths lie beside the start of a page; finished requests keep nothing, and padding requests have no path.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specsim.choices.chooser import Chooser, between, pick, sample
+from specsim.contracts import bulk, counter_rng
+from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.contracts.naive.accepted import (
+    create_extend_after_decode_loops,
+    filter_finished_cache_loc_loops,
+    gather_accept_tokens_loops,
+    gather_rows_loops,
+    get_target_cache_loc_loops,
+    verify_commit_outputs_loops,
+    write_req_to_token_pool_loops,
+)
+from specsim.contracts.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_paged_shape, draw_seq_lens, draw_shape
+from specsim.reference.accepted import (
+    create_extend_after_decode,
+    filter_finished_cache_loc,
+    gather_accept_tokens,
+    gather_rows,
+    get_target_cache_loc,
+    verify_commit_outputs,
+    write_req_to_token_pool,
+)
+
+__all__ = ["OPS"]
+
+SPARE_ROWS_MAX = 3
+HIDDEN_SIZE_MAX = 5
+
+
+def _draw_accept_lens(chooser: Chooser, shape: Shape, live: int) -> list[int]:
+    """Entries of each path: 1, as many as there can be, or any; 0 for the padding requests at the end."""
+    longest = min(shape.accept_width, shape.num_draft_tokens)
+    lens = []
+    for _ in range(live):
+        kind = pick(chooser, ("shortest", "longest", "any"), "accept length")
+        lens.append({"shortest": 1, "longest": longest}.get(kind) or between(chooser, 1, longest, "accept_lens"))
+    return lens + [0] * (shape.bs - live)
+
+
+def _draw_accept_index(chooser: Chooser, shape: Shape, accept_lens: list[int]) -> list[list[int]]:
+    """Paths of ascending nodes from the root, then -1."""
+    ndt, paths = shape.num_draft_tokens, []
+    for b, accept_len in enumerate(accept_lens):
+        drafts = sample(chooser, ndt - 1, max(0, accept_len - 1), "accepted node")
+        path = [b * ndt + node for node in [0, *sorted(1 + draft for draft in drafts)][:accept_len]]
+        paths.append(path + [-1] * (shape.accept_width - accept_len))
+    return paths
+
+
+def _batch_sizes(shape: Sizes, bs: int) -> dict[str, int]:
+    return {**shape, "bs": bs, "accept_width": shape["num_steps"] + 1, "num_nodes": bs * shape["num_draft_tokens"]}
+
+
+def _tokens(count: int) -> Tensor:
+    return torch.arange(bulk.TOKENS_START, bulk.TOKENS_START + count, dtype=torch.int32)
+
+
+def _bulk_tokens(ids: Tensor, columns: int) -> Tensor:
+    return (bulk.TOKENS_START + counter_rng.below(ids, "token that follows a node", 2**20, columns)).to(torch.int32)
+
+
+def _generate_gather_accept_tokens(chooser: Chooser) -> Case:
+    shape = draw_shape(chooser)
+    accept_lens = _draw_accept_lens(chooser, shape, shape.bs - chooser.choose(shape.bs, "padding requests"))
+    accept_index = torch.tensor(_draw_accept_index(chooser, shape, accept_lens), dtype=torch.int32)
+    tensors = {"predicts": _tokens(shape.num_nodes), "accept_index": accept_index}
+    return Case(_batch_sizes(shape.sizes(), shape.bs), tensors)
+
+
+def _make_gather_accept_tokens(ids: Tensor, shape: Sizes) -> Case:
+    """An eighth of the requests is padding."""
+    accept_index, _ = bulk.accepted_paths(ids, shape)
+    padding = counter_rng.below(ids, "padding request", 8) == 0
+    accept_index = torch.where(padding[:, None], -1, accept_index)
+    tokens = _bulk_tokens(ids, shape["num_draft_tokens"]).flatten()
+    return Case(_batch_sizes(shape, ids.shape[0]), {"predicts": tokens, "accept_index": accept_index})
+
+
+def _generate_verify_commit_outputs(chooser: Chooser) -> Case:
+    shape = draw_shape(chooser)
+    page_size = pick(chooser, PAGE_SIZES, "page_size")
+    accept_lens = _draw_accept_lens(chooser, shape, shape.bs)
+    tensors = {
+        "predict": _tokens(shape.num_nodes),
+        "accept_index": torch.tensor(_draw_accept_index(chooser, shape, accept_lens), dtype=torch.int32),
+        "accept_lens": torch.tensor(accept_lens, dtype=torch.int32),
+        "seq_lens": torch.tensor(draw_seq_lens(chooser, shape.bs, page_size), dtype=torch.int64),
+    }
+    return Case(_batch_sizes({**shape.sizes(), "page_size": page_size}, shape.bs), tensors)
+
+
+def _make_verify_commit_outputs(ids: Tensor, shape: Sizes) -> Case:
+    accept_index, accept_lens = bulk.accepted_paths(ids, shape)
+    tensors = {
+        "predict": _bulk_tokens(ids, shape["num_draft_tokens"]).flatten(),
+        "accept_index": accept_index,
+        "accept_lens": accept_lens,
+        "seq_lens": bulk.seq_lens(ids, "seq_lens", shape["page_size"]),
+    }
+    return Case(_batch_sizes(shape, ids.shape[0]), tensors)
+
+
+def _generate_create_extend_after_decode(chooser: Chooser) -> Case:
+    shape = draw_shape(chooser)
+    page_size = pick(chooser, PAGE_SIZES, "page_size")
+    accept_lens = torch.tensor(_draw_accept_lens(chooser, shape, shape.bs), dtype=torch.int32)
+    prefix_lens = torch.tensor(draw_seq_lens(chooser, shape.bs, page_size), dtype=torch.int64)
+    num_tokens = int(accept_lens.sum())
+    sizes = {**shape.sizes(), "page_size": page_size, "num_tokens": num_tokens}
+    return Case(sizes, _extend_tensors(_tokens(num_tokens), prefix_lens, accept_lens))
+
+
+def _make_create_extend_after_decode(ids: Tensor, shape: Sizes) -> Case:
+    _, accept_lens = bulk.accepted_paths(ids, shape)
+    width = shape["num_steps"] + 1
+    accepted = torch.arange(width, device=ids.device) < accept_lens[:, None]  # [n, width]
+    accept_tokens = _bulk_tokens(ids, width)[accepted]
+    prefix_lens = bulk.seq_lens(ids, "seq_lens", shape["page_size"])
+    sizes = {**shape, "bs": ids.shape[0], "num_tokens": accept_tokens.shape[0]}
+    return Case(sizes, _extend_tensors(accept_tokens, prefix_lens, accept_lens))
+
+
+def _extend_tensors(accept_tokens: Tensor, prefix_lens: Tensor, accept_lens: Tensor) -> dict[str, Tensor]:
+    return {"accept_tokens": accept_tokens, "seq_lens": prefix_lens + accept_lens, "accept_lens": accept_lens}
+
+
+def _generate_get_target_cache_loc(chooser: Chooser) -> Case:
+    shape = draw_shape(chooser)
+    page_size = pick(chooser, PAGE_SIZES, "page_size")
+    accept_lens = torch.tensor(_draw_accept_lens(chooser, shape, shape.bs), dtype=torch.int32)
+    seq_lens = torch.tensor(draw_seq_lens(chooser, shape.bs, page_size), dtype=torch.int64)
+    return _target_case({**shape.sizes(), "page_size": page_size}, accept_lens, seq_lens)
+
+
+def _make_get_target_cache_loc(ids: Tensor, shape: Sizes) -> Case:
+    _, accept_lens = bulk.accepted_paths(ids, shape)
+    return _target_case(shape, accept_lens, bulk.seq_lens(ids, "seq_lens", shape["page_size"]))
+
+
+def _target_case(shape: Sizes, accept_lens: Tensor, seq_lens: Tensor) -> Case:
+    """Freed is what lies beyond the page of the last accepted token."""
+    bs, ndt, page_size = accept_lens.shape[0], shape["num_draft_tokens"], shape["page_size"]
+    kept = torch.minimum((seq_lens + accept_lens + page_size - 1) // page_size * page_size, seq_lens + ndt)
+    to_free = seq_lens + ndt - kept  # [bs]
+    tensors = {
+        "accept_token_num": accept_lens - 1,
+        "to_free_num_slots": to_free,
+        "out_cache_loc": torch.arange(bs * ndt, 0, -1, device=accept_lens.device),
+    }
+    targets = {"num_targets": int(accept_lens.sum()), "num_freed": int(to_free.sum())}
+    return Case({**shape, "bs": bs, "num_nodes": bs * ndt, **targets}, tensors)
+
+
+def _generate_filter_finished_cache_loc(chooser: Chooser) -> Case:
+    shape = draw_shape(chooser)
+    accept_lens = _draw_accept_lens(chooser, shape, shape.bs)
+    kept = []
+    for accept_len in accept_lens:
+        kind = pick(chooser, ("all", "none", "some"), "slots to keep")
+        count = between(chooser, 0, accept_len, "number of slots to keep") if kind == "some" else 0
+        kept.append(accept_len if kind == "all" else count)
+    lens = torch.tensor([accept_lens, kept], dtype=torch.int32)
+    return _filter_case(shape.sizes(), lens[0], lens[1])
+
+
+def _make_filter_finished_cache_loc(ids: Tensor, shape: Sizes) -> Case:
+    _, accept_lens = bulk.accepted_paths(ids, shape)
+    kind = counter_rng.below(ids, "slots to keep", 3)
+    some = counter_rng.below(ids, "number of slots to keep", accept_lens + 1)
+    kept = torch.where(kind == 0, accept_lens, torch.where(kind == 1, 0, some)).to(torch.int32)
+    return _filter_case(shape, accept_lens, kept)
+
+
+def _filter_case(shape: Sizes, accept_lens: Tensor, kept: Tensor) -> Case:
+    num_targets = int(accept_lens.sum())
+    tensors = {
+        "tgt_cache_loc": torch.arange(num_targets, 0, -1, device=kept.device),
+        "accept_token_num": accept_lens - 1,
+        "num_accept_tokens_filter": kept,
+    }
+    sizes = {**shape, "bs": kept.shape[0], "num_targets": num_targets, "num_kept": int(kept.sum())}
+    return Case(sizes, tensors)
+
+
+def _generate_write_req_to_token_pool(chooser: Chooser) -> Case:
+    shape = draw_shape(chooser)
+    page_size = pick(chooser, PAGE_SIZES, "page_size")
+    prefix_lens = torch.tensor(draw_seq_lens(chooser, shape.bs, page_size), dtype=torch.int64)
+    kinds = [pick(chooser, ("one", "none", "some"), "new tokens") for _ in range(shape.bs)]
+    some = draw_seq_lens(chooser, shape.bs, page_size)
+    new = torch.tensor([{"one": 1, "none": 0}.get(kind, some[b]) for b, kind in enumerate(kinds)], dtype=torch.int64)
+    pool_rows = 1 + shape.bs + between(chooser, 0, SPARE_ROWS_MAX, "spare rows")
+    rows = torch.tensor([1 + row for row in sample(chooser, pool_rows - 1, shape.bs, "row")], dtype=torch.int64)
+    pool_len = int((prefix_lens + new).max()) + between(chooser, 1, 1 + SPARE_ROWS_MAX, "spare columns")
+    table = torch.arange(1, 1 + pool_rows * pool_len, dtype=torch.int32).view(pool_rows, pool_len)
+    return _write_case({**shape.sizes(), "page_size": page_size}, rows, table, prefix_lens, new)
+
+
+def _make_write_req_to_token_pool(ids: Tensor, shape: Sizes) -> Case:
+    page_size = shape["page_size"]
+    prefix_lens = bulk.seq_lens(ids, "prefix_lens", page_size)
+    kind = counter_rng.below(ids, "new tokens", 3)
+    some = bulk.seq_lens(ids, "number of new tokens", page_size)
+    new = torch.where(kind == 0, 1, torch.where(kind == 1, 0, some))
+    rows, table = bulk.page_table(ids, 2 * (bulk.FULL_PAGES_MAX * page_size + 1) + 1, page_size)
+    return _write_case(shape, rows, table, prefix_lens, new)
+
+
+def _write_case(shape: Sizes, rows: Tensor, table: Tensor, prefix_lens: Tensor, new: Tensor) -> Case:
+    """All slots differ, and from those of the table; new ones are counted down, so that no run fits by chance."""
+    num_prefix, num_locs = int(prefix_lens.sum()), int(new.sum())
+    slots = int(table.max()) + torch.arange(num_prefix + num_locs, 0, -1, device=rows.device)
+    tensors = {
+        "req_to_token": table,
+        "req_pool_indices": rows,
+        "prefix_indices": slots[:num_prefix],
+        "prefix_lens": prefix_lens,
+        "seq_lens": prefix_lens + new,
+        "out_cache_loc": slots[num_prefix:],
+    }
+    pool = {"pool_rows": table.shape[0], "pool_len": table.shape[1]}
+    return Case({**shape, "bs": rows.shape[0], **pool, "num_prefix": num_prefix, "num_locs": num_locs}, tensors)
+
+
+def _generate_gather_rows(chooser: Chooser) -> Case:
+    shape = draw_shape(chooser)
+    live = shape.bs - chooser.choose(shape.bs, "padding requests")
+    num_rows = 1 + shape.bs + between(chooser, 0, SPARE_ROWS_MAX, "spare rows")
+    rows = [1 + row for row in sample(chooser, num_rows - 1, live, "row")] + [0] * (shape.bs - live)
+    hidden_size = between(chooser, 1, HIDDEN_SIZE_MAX, "hidden_size")
+    return _gather_case({**shape.sizes(), "hidden_size": hidden_size}, torch.tensor(rows, dtype=torch.int64), num_rows)
+
+
+def _draw_gather_shape(chooser: Chooser) -> dict[str, int]:
+    return {**draw_batch_shape(chooser), "hidden_size": between(chooser, 1, HIDDEN_SIZE_MAX, "hidden_size")}
+
+
+def _make_gather_rows(ids: Tensor, shape: Sizes) -> Case:
+    """Rows in any order; an eighth of the requests is padding."""
+    rows = bulk.rows(ids)
+    padding = counter_rng.below(ids, "padding request", 8) == 0
+    return _gather_case(shape, torch.where(padding, 0, rows), 2 + ids.shape[0])
+
+
+def _gather_case(shape: Sizes, rows: Tensor, num_rows: int) -> Case:
+    """Every element of a buffer differs from the others of the buffer."""
+    topk, hidden_size = shape["topk"], shape["hidden_size"]
+    kept = torch.arange(num_rows * topk, device=rows.device).view(num_rows, topk)
+    hidden = torch.arange(num_rows * hidden_size, device=rows.device).view(num_rows, hidden_size)
+    tensors = {
+        "indices": rows,
+        "topk_p_buf": 1.0 / (1 + kept),
+        "topk_index_buf": bulk.TOKENS_START + kept,
+        "output_tokens_buf": 2 * bulk.TOKENS_START + torch.arange(num_rows, device=rows.device),
+        "hidden_states_buf": hidden.to(torch.float32),
+    }
+    return Case({**shape, "bs": rows.shape[0], "buffer_rows": num_rows}, tensors)
+
+
+def _accept_index(doc: str) -> TensorArg:
+    return TensorArg("accept_index", Role.IN, ("bs", "accept_width"), torch.int32, doc)
+
+
+def _accept_lens() -> TensorArg:
+    return TensorArg("accept_lens", Role.IN, ("bs",), torch.int32, "accepted tokens with the bonus, 1 or more")
+
+
+def _accept_token_num() -> TensorArg:
+    return TensorArg("accept_token_num", Role.IN, ("bs",), torch.int32, "accepted drafts, 0 or more")
+
+
+OPS: tuple[Op, ...] = (
+    Op(
+        name="gather_accept_tokens",
+        family="accepted",
+        summary="the emitted tokens of each request in a row, padded with -1",
+        args=(
+            TensorArg("predicts", Role.IN, ("num_nodes",), torch.int32, "token that follows each node"),
+            _accept_index("the accepted path as node numbers, then -1; a padding request has -1 only"),
+            TensorArg(
+                "output_token_ids",
+                Role.OUT,
+                ("bs", "accept_width"),
+                torch.int32,
+                "predicts[accept_index], -1 where accept_index is -1, which is never an index",
+            ),
+        ),
+        reference=gather_accept_tokens,
+        loops=gather_accept_tokens_loops,
+        generate=_generate_gather_accept_tokens,
+        bulk=Bulk(draw_batch_shape, _make_gather_accept_tokens),
+        source="the form of vLLM's rejection sampler and FlashInfer's chain_speculative_sampling",
+    ),
+    Op(
+        name="verify_commit_outputs",
+        family="accepted",
+        summary="the new length and the bonus token of each request",
+        args=(
+            TensorArg("predict", Role.IN, ("num_nodes",), torch.int32, "token that follows each node"),
+            _accept_index("the accepted path as node numbers, root first, then -1"),
+            _accept_lens(),
+            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens before the tree"),
+            TensorArg("new_seq_lens", Role.OUT, ("bs",), torch.int64, "seq_lens + accept_lens"),
+            TensorArg("bonus_tokens", Role.OUT, ("bs",), torch.int32, "predict[accept_index[b, accept_lens[b] - 1]]"),
+        ),
+        reference=verify_commit_outputs,
+        loops=verify_commit_outputs_loops,
+        generate=_generate_verify_commit_outputs,
+        bulk=Bulk(draw_paged_shape, _make_verify_commit_outputs),
+        source="SGLang's EAGLE worker, after verification",
+    ),
+    Op(
+        name="create_extend_after_decode",
+        family="accepted",
+        summary="positions of the accepted tokens, and the last of them",
+        args=(
+            TensorArg("accept_tokens", Role.IN, ("num_tokens",), torch.int32, "accepted tokens, ragged"),
+            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens including the accepted ones"),
+            _accept_lens(),
+            TensorArg(
+                "positions",
+                Role.OUT,
+                ("num_tokens",),
+                torch.int64,
+                "seq_lens[b] - accept_lens[b] + j for the j-th token of segment b",
+            ),
+            TensorArg("bonus_tokens", Role.OUT, ("bs",), torch.int32, "the last token of each segment"),
+        ),
+        reference=create_extend_after_decode,
+        loops=create_extend_after_decode_loops,
+        generate=_generate_create_extend_after_decode,
+        bulk=Bulk(draw_paged_shape, _make_create_extend_after_decode),
+        source="SGLang's create_extend_after_decode_spec_info",
+    ),
+    Op(
+        name="get_target_cache_loc",
+        family="accepted",
+        summary="slots where accepted KV goes, and slots that are freed",
+        args=(
+            _accept_token_num(),
+            TensorArg("to_free_num_slots", Role.IN, ("bs",), torch.int64, "slots to free, at most the rejected ones"),
+            TensorArg("out_cache_loc", Role.IN, ("num_nodes",), torch.int64, "slot of each node"),
+            TensorArg(
+                "tgt_cache_loc",
+                Role.OUT,
+                ("num_targets",),
+                torch.int64,
+                "the first accept_token_num + 1 slots of each request, ragged",
+            ),
+            TensorArg(
+                "to_free_slots",
+                Role.OUT,
+                ("num_freed",),
+                torch.int64,
+                "the last to_free_num_slots slots of each request, ragged",
+            ),
+            ScalarArg("num_draft_tokens", "nodes a tree, the root included"),
+        ),
+        reference=get_target_cache_loc,
+        loops=get_target_cache_loc_loops,
+        generate=_generate_get_target_cache_loc,
+        bulk=Bulk(draw_paged_shape, _make_get_target_cache_loc),
+        source="SGLang's EAGLE verification with pages and topk above 1, its non-overlap worker",
+    ),
+    Op(
+        name="filter_finished_cache_loc",
+        family="accepted",
+        summary="leave out the slots of finished requests",
+        args=(
+            TensorArg(
+                "tgt_cache_loc",
+                Role.IN,
+                ("num_targets",),
+                torch.int64,
+                "accept_token_num + 1 slots of each request, ragged",
+            ),
+            _accept_token_num(),
+            TensorArg(
+                "num_accept_tokens_filter",
+                Role.IN,
+                ("bs",),
+                torch.int32,
+                "slots to keep of each request, at most accept_token_num + 1; 0 for a finished one",
+            ),
+            TensorArg("out_cache_loc", Role.OUT, ("num_kept",), torch.int64, "the front of each segment, ragged"),
+        ),
+        reference=filter_finished_cache_loc,
+        loops=filter_finished_cache_loc_loops,
+        generate=_generate_filter_finished_cache_loc,
+        bulk=Bulk(draw_batch_shape, _make_filter_finished_cache_loc),
+        source="SGLang's EAGLE verification with pages and topk above 1, its non-overlap worker",
+    ),
+    Op(
+        name="write_req_to_token_pool",
+        family="accepted",
+        summary="enter a prefill into the page table: cached prefix, then new slots",
+        args=(
+            TensorArg(
+                "req_to_token",
+                Role.INOUT,
+                ("pool_rows", "pool_len"),
+                torch.int32,
+                "KV slot by row and column; nothing outside columns [0, seq_lens[b]) of the rows changes",
+            ),
+            TensorArg("req_pool_indices", Role.IN, ("bs",), torch.int64, "row of each request, without duplicates"),
+            TensorArg("prefix_indices", Role.IN, ("num_prefix",), torch.int64, "slots of the cached tokens, ragged"),
+            TensorArg("prefix_lens", Role.IN, ("bs",), torch.int64, "cached tokens, 0 or more"),
+            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens in all, prefix_lens or more"),
+            TensorArg("out_cache_loc", Role.IN, ("num_locs",), torch.int64, "slots of the other tokens, ragged"),
+        ),
+        reference=write_req_to_token_pool,
+        loops=write_req_to_token_pool_loops,
+        generate=_generate_write_req_to_token_pool,
+        bulk=Bulk(draw_paged_shape, _make_write_req_to_token_pool),
+        source="SGLang's allocation for extend",
+    ),
+    Op(
+        name="gather_rows",
+        family="accepted",
+        summary="pick up, by row, what the next draft of each request starts from",
+        args=(
+            TensorArg("indices", Role.IN, ("bs",), torch.int64, "row of each request; padding requests share row 0"),
+            TensorArg("topk_p_buf", Role.IN, ("buffer_rows", "topk"), torch.float32, "probabilities of drafts"),
+            TensorArg("topk_index_buf", Role.IN, ("buffer_rows", "topk"), torch.int64, "the drafts"),
+            TensorArg("output_tokens_buf", Role.IN, ("buffer_rows",), torch.int64, "bonus tokens"),
+            TensorArg("hidden_states_buf", Role.IN, ("buffer_rows", "hidden_size"), torch.float32, "hidden states"),
+            TensorArg("topk_p", Role.OUT, ("bs", "topk"), torch.float32, "rows of topk_p_buf"),
+            TensorArg("topk_index", Role.OUT, ("bs", "topk"), torch.int64, "rows of topk_index_buf"),
+            TensorArg("bonus_tokens", Role.OUT, ("bs",), torch.int64, "entries of output_tokens_buf"),
+            TensorArg("hidden_states", Role.OUT, ("bs", "hidden_size"), torch.float32, "rows of hidden_states_buf"),
+        ),
+        reference=gather_rows,
+        loops=gather_rows_loops,
+        generate=_generate_gather_rows,
+        bulk=Bulk(_draw_gather_shape, _make_gather_rows),
+        source="SGLang's gather_spec_extras",
+    ),
+)

@@ -1,0 +1,206 @@
+"""The contract of an operation: what every implementation of it takes, gives and leaves alone.
+
+An `Op` says the shapes, dtypes and roles of its arguments, which output elements are defined, how results are
+compared, how valid cases are made from choices, and holds the reference. It is the one thing that the reference,
+specsim's kernels, a release's kernels and a user's own function are all held against.
+
+Calling convention of an implementation, the same for everybody: it is called with keyword arguments by the names in the
+contract: inputs, in-out tensors (changed in place) and scalars. For outputs it may choose:
+
+* it names them as parameters: then they arrive preallocated, hold the contract's `prefill` where there is one and
+poison
+  where there is none, and are written in place; or
+* it does not: then it returns them, one tensor or a tuple in the contract's order.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from specsim.choices.chooser import Chooser
+
+Sizes = Mapping[str, int]
+Tensors = dict[str, torch.Tensor]
+Implementation = Callable[..., Any]
+
+
+class WrongResultError(Exception):
+    """An implementation returned something that is not the contract's outputs (count, type, shape or dtype)."""
+
+
+class Role(enum.Enum):
+    """What an implementation may do with a tensor argument."""
+
+    IN = "in"  # read; must come back unchanged
+    OUT = "out"  # written; its elements in the defined mask must be right
+    INOUT = "inout"  # read and written in place; every element is defined
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArg:
+    """A tensor argument. `shape` names the case's sizes (or gives literal integers); `doc` gives meaning, units and
+    sentinel values. `prefill` is the value that the caller must write into an output before the call, None if the
+    implementation may not rely on any.
+    """
+
+    name: str
+    role: Role
+    shape: tuple[str | int, ...]
+    dtype: torch.dtype
+    doc: str
+    prefill: int | bool | None = None
+
+    def resolve_shape(self, sizes: Sizes) -> tuple[int, ...]:
+        return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in self.shape)
+
+    def check(self, result: Any, sizes: Sizes) -> torch.Tensor:
+        """`result`, when it is a tensor of the contract's shape and dtype; else raises WrongResultError."""
+        shape = self.resolve_shape(sizes)
+        if not isinstance(result, torch.Tensor):
+            raise WrongResultError(f"{self.name} is a {type(result).__name__}, the contract says a tensor")
+        if result.layout is not torch.strided:
+            raise WrongResultError(f"{self.name} has layout {result.layout}, the contract says a dense tensor")
+        if tuple(result.shape) != shape:
+            raise WrongResultError(f"{self.name} has shape {list(result.shape)}, the contract says {list(shape)}")
+        if result.dtype != self.dtype:
+            raise WrongResultError(f"{self.name} has dtype {result.dtype}, the contract says {self.dtype}")
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarArg:
+    """An integer argument; its value is the case's size of the same name."""
+
+    name: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One valid input of an operation.
+
+    `sizes` holds every symbolic size and scalar; `tensors` the IN and INOUT arguments, contiguous, on the CPU unless a
+    bulk generator made them elsewhere.
+    """
+
+    sizes: dict[str, int]
+    tensors: Tensors
+
+    def clone(self) -> Case:
+        return Case(dict(self.sizes), {name: tensor.clone() for name, tensor in self.tensors.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """Valid cases by the thousand, made on a device from a counter (`specsim.contracts.counter_rng`).
+
+    `draw_shape`  from choices, the sizes that all requests of a batch share; all-zero choices give the smallest
+    `make`        from case numbers [n] int64 and such sizes, one case of n requests whose tensors are on the device of
+                  the numbers. Request b depends on `ids[b]` and the sizes alone, except for what keeps the requests of
+                  a batch apart (the numbers of nodes, rows and slots): `make(ids[b:b+1], shape)` is request b, alone
+    """
+
+    draw_shape: Callable[[Chooser], dict[str, int]]
+    make: Callable[[torch.Tensor, Sizes], Case]
+
+
+def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where two tensors of one shape differ, as booleans; a NaN is equal to a NaN."""
+    return (a != b) & ~((a != a) & (b != b))
+
+
+def _all_defined(_case: Case, expected: Tensors) -> Tensors:
+    return {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in expected.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A named operation. See the module's docstring for the calling convention.
+
+    `reference`  the batched PyTorch implementation that says what is right
+    `loops`      the slow, obvious Python version that the tests hold the reference against
+    `generate`   makes a valid case from choices; all choices zero give the dullest case
+    `defined`    which elements of each output are defined, as boolean tensors; the rest is never compared
+    `tolerance`  absolute tolerance by output name; outputs that it does not name are compared exactly
+    `aliasing`   which arguments may share memory
+    `source`     the paper section or pull request that defines the operation
+    `bulk`       makes thousands of valid cases at once, on a device
+    """
+
+    name: str
+    family: str
+    summary: str
+    args: tuple[TensorArg | ScalarArg, ...]
+    reference: Implementation
+    loops: Implementation
+    generate: Callable[[Chooser], Case]
+    source: str
+    bulk: Bulk | None = None
+    defined: Callable[[Case, Tensors], Tensors] = _all_defined
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+    aliasing: str = "no two arguments share memory"
+
+    @property
+    def tensor_args(self) -> tuple[TensorArg, ...]:
+        return tuple(arg for arg in self.args if isinstance(arg, TensorArg))
+
+    @property
+    def outputs(self) -> tuple[TensorArg, ...]:
+        """The arguments that carry results: OUT and INOUT, in the contract's order."""
+        return tuple(arg for arg in self.tensor_args if arg.role is not Role.IN)
+
+    def allocate_outputs(self, case: Case, device: torch.device | str = "cpu") -> Tensors:
+        """Zeroed OUT tensors of the case's shapes, with the contract's prefill where there is one."""
+        return {
+            arg.name: torch.full(
+                arg.resolve_shape(case.sizes), 0 if arg.prefill is None else arg.prefill, dtype=arg.dtype, device=device
+            )
+            for arg in self.tensor_args
+            if arg.role is Role.OUT
+        }
+
+    def call(self, implementation: Implementation, sizes: Sizes, tensors: Tensors) -> Tensors:
+        """Call `implementation` and return its OUT and INOUT tensors by name.
+
+        `tensors` holds every tensor argument, outputs included; INOUT and, where the implementation names them, OUT
+        tensors are written in place. Raises WrongResultError when a returned value does not fit the contract; what the
+        implementation raises passes through.
+        """
+        named = _parameter_names(implementation)
+        outs = [arg for arg in self.tensor_args if arg.role is Role.OUT]
+        in_place = not outs or (named is not None and all(arg.name in named for arg in outs))
+        arguments: dict[str, Any] = {}
+        for arg in self.args:
+            if isinstance(arg, ScalarArg):
+                arguments[arg.name] = sizes[arg.name]
+            elif arg.role is not Role.OUT or in_place:
+                arguments[arg.name] = tensors[arg.name]
+        returned = implementation(**arguments)
+        if not in_place:
+            results = returned if isinstance(returned, (tuple, list)) else (returned,)
+            if len(results) != len(outs):
+                raise WrongResultError(f"returned {len(results)} values where the contract has {len(outs)} outputs")
+            for arg, result in zip(outs, results, strict=True):
+                tensors[arg.name] = arg.check(result, sizes)
+        return {arg.name: tensors[arg.name] for arg in self.outputs}
+
+    def expected(self, case: Case) -> Tensors:
+        """The reference's outputs for a case, on the device of its tensors; the case itself is left as it was."""
+        changed = {arg.name for arg in self.outputs}
+        inputs = {name: tensor.clone() if name in changed else tensor for name, tensor in case.tensors.items()}
+        device = next(iter(inputs.values())).device if inputs else "cpu"
+        tensors = {**inputs, **self.allocate_outputs(case, device)}
+        return self.call(self.reference, case.sizes, tensors)
+
+
+def _parameter_names(implementation: Implementation) -> set[str] | None:
+    try:
+        return set(inspect.signature(implementation).parameters)
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,191 @@
+"""The frequencies family: samplers with random numbers of their own, held against exact laws by counting.
+
+An implementation draws each request's outcome `draws` times and gives what `evidence` makes of the counts:
+
+    counts = torch.zeros(law.shape, dtype=torch.int64)   # of each outcome
+    return evidence(counts, token_frequencies(probs, top_k, top_p, min_p).frequencies, draws)
+
+Three things are compared. The frequency of each outcome, to what Hoeffding's inequality leaves to chance; that nothing
+is drawn whose probability is 0, exactly; and whether the counts as a whole fit the law, by the chi-square test of
+`specsim.contracts.statistics`, whose p-value may be as small as 1e-12. The last sees a hundredth of the draws go
+elsewhere. Laws are of small vocabularies, in multiples of 1/64; no filter's threshold is one of their sums.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from specsim.choices.chooser import Chooser, between, pick
+from specsim.contracts import counter_rng
+from specsim.contracts.bulk_sampling import draw_rows, make_verify_chain_rejection
+from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.distributions import DRAFT_ROWS, TARGET_ROWS, VOCAB_SIZE_MAX, VOCAB_SIZE_MIN
+from specsim.contracts.naive.frequencies import chain_frequencies_loops, token_frequencies_loops
+from specsim.contracts.statistics import chi_square
+from specsim.contracts.tree import BS_MAX
+from specsim.reference.frequencies import Frequencies, chain_frequencies, token_frequencies
+
+__all__ = ["OPS", "Frequencies", "chain_frequencies", "evidence", "token_frequencies"]
+
+DRAWS, BULK_DRAWS = 2**18, 2**14
+P_VALUE_MIN = 1e-12
+FREQUENCY_TOLERANCE = math.sqrt(math.log(2 / P_VALUE_MIN) / (2 * BULK_DRAWS))
+"""By Hoeffding's inequality a share of that many draws is off by more with a probability below P_VALUE_MIN."""
+
+NONE, TOP_K, TOP_P, MIN_P, TOP_K_TOP_P = FILTERS = range(5)
+NUM_STEPS_MAX = 4
+FIRST_NUMBERS = 2**16
+
+
+def evidence(counts: Tensor, law: Tensor, draws: int) -> Frequencies:
+    """What `draws` draws of each request say: counts and law [bs, ...], of each outcome.
+
+    Counts that do not add up to `draws` fit nothing: something was drawn that is no outcome at all.
+    """
+    flat, laws = counts.flatten(1).cpu(), law.flatten(1).double().cpu()
+    fits = [
+        int(row.sum()) == draws and chi_square(row, p / p.sum()) >= P_VALUE_MIN
+        for row, p in zip(flat, laws, strict=True)
+    ]
+    shares = (counts.double() / draws).to(torch.float32)
+    return Frequencies(shares, counts > 0, torch.tensor(fits, device=counts.device))
+
+
+def _make_token_frequencies(ids: Tensor, shape: Sizes) -> Case:
+    vocab_size, which = shape["vocab_size"], shape["which_filter"]
+    bs, device = ids.shape[0], ids.device
+    probs = draw_rows(ids, "target", (*TARGET_ROWS, *DRAFT_ROWS), 1, vocab_size)[:, 0].to(torch.float32)
+    top_k = (1 + counter_rng.below(ids, "top_k", vocab_size)).to(torch.int32)
+    top_p = (2 * counter_rng.below(ids, "top_p", 64) + 1) / 128
+    # In float64: a GPU divides a float32 by a number as it multiplies by its reciprocal, which rounds otherwise.
+    min_p = (2 * counter_rng.below(ids, "min_p", 32) + 1).double() / 131
+    ones = torch.ones(bs, dtype=torch.float32, device=device)
+    tensors = {
+        "probs": probs.contiguous(),
+        "top_k": top_k if which in (TOP_K, TOP_K_TOP_P) else torch.full_like(top_k, vocab_size),
+        "top_p": top_p.to(torch.float32) if which in (TOP_P, TOP_K_TOP_P) else ones,
+        "min_p": min_p.to(torch.float32) if which == MIN_P else 0 * ones,
+    }
+    return Case(_sizes(shape, bs), tensors)
+
+
+def _make_chain_frequencies(ids: Tensor, shape: Sizes) -> Case:
+    made = make_verify_chain_rejection(ids, shape).tensors
+    tensors = {name: made[name] for name in ("candidates", "draft_probs", "target_probs")}
+    return Case(_sizes(shape, ids.shape[0]), tensors)
+
+
+def _sizes(shape: Sizes, bs: int) -> dict[str, int]:
+    num_steps = shape["num_steps"]
+    return {**shape, "bs": bs, "topk": 1, "num_draft_tokens": num_steps + 1, "num_nodes": bs * (num_steps + 1)}
+
+
+def _draw_token_shape(chooser: Chooser) -> dict[str, int]:
+    vocab_size = between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")
+    which = pick(chooser, FILTERS, "filter")
+    return _shape(chooser, {"num_steps": 1, "vocab_size": vocab_size, "which_filter": which})
+
+
+def _draw_chain_shape(chooser: Chooser) -> dict[str, int]:
+    num_steps = between(chooser, 1, NUM_STEPS_MAX, "num_steps")
+    vocab_size = between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")
+    return _shape(chooser, {"num_steps": num_steps, "vocab_size": vocab_size})
+
+
+def _shape(chooser: Chooser, drawn: dict[str, int]) -> dict[str, int]:
+    seed = chooser.choose(2**16, "seed")
+    return {**drawn, "topk": 1, "num_draft_tokens": drawn["num_steps"] + 1, "seed": seed, "draws": BULK_DRAWS}
+
+
+def _numbers(chooser: Chooser) -> Tensor:
+    bs = between(chooser, 1, BS_MAX, "bs")
+    return chooser.choose(FIRST_NUMBERS, "number of the first request") + torch.arange(bs)
+
+
+def _generate_token_frequencies(chooser: Chooser) -> Case:
+    shape = {**_draw_token_shape(chooser), "draws": DRAWS}
+    return _make_token_frequencies(_numbers(chooser), shape)
+
+
+def _generate_chain_frequencies(chooser: Chooser) -> Case:
+    shape = {**_draw_chain_shape(chooser), "draws": DRAWS}
+    return _make_chain_frequencies(_numbers(chooser), shape)
+
+
+def _defined(_case: Case, expected: Tensors) -> Tensors:
+    """What has a probability need not occur; what has none must not."""
+    every = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in expected.items()}
+    return {**every, "occurs": expected["frequencies"] == 0}
+
+
+def _results(*shape: str) -> tuple[TensorArg, ...]:
+    return (
+        TensorArg("frequencies", Role.OUT, ("bs", *shape), torch.float32, "share of the draws that each outcome has"),
+        TensorArg("occurs", Role.OUT, ("bs", *shape), torch.bool, "drawn at all; defined where the probability is 0"),
+        TensorArg("fits", Role.OUT, ("bs",), torch.bool, "the counts can be draws of the law: p-value 1e-12 or more"),
+    )
+
+
+_HOW = (
+    ScalarArg("seed", "of the implementation's own random numbers"),
+    ScalarArg("draws", "how often each request is drawn, independently"),
+)
+_TOLERANCE = {"frequencies": FREQUENCY_TOLERANCE}
+
+OPS: tuple[Op, ...] = (
+    Op(
+        name="token_frequencies",
+        family="frequencies",
+        summary="how often a sampler of its own randomness draws each token, with a filter",
+        args=(
+            TensorArg("probs", Role.IN, ("bs", "vocab_size"), torch.float32, "the model's law; sums to 1"),
+            TensorArg("top_k", Role.IN, ("bs",), torch.int32, "a token stays iff fewer are more probable"),
+            TensorArg("top_p", Role.IN, ("bs",), torch.float32, "stays iff the more probable have less than this"),
+            TensorArg("min_p", Role.IN, ("bs",), torch.float32, "stays iff at least this share of the most probable"),
+            ScalarArg("which_filter", "which is in use: 0 none, 1 top_k, 2 top_p, 3 min_p, 4 top_k and top_p jointly"),
+            *_HOW,
+            *_results("vocab_size"),
+        ),
+        reference=token_frequencies,
+        loops=token_frequencies_loops,
+        generate=_generate_token_frequencies,
+        bulk=Bulk(_draw_token_shape, _make_token_frequencies),
+        defined=_defined,
+        tolerance=_TOLERANCE,
+        source="FlashInfer's sampling from probabilities, filters in joint order",
+    ),
+    Op(
+        name="chain_frequencies",
+        family="frequencies",
+        summary="how often chain verification of its own randomness accepts each length and emits each token",
+        args=(
+            TensorArg("candidates", Role.IN, ("bs", "num_draft_tokens"), torch.int64, "the root, then the drafts"),
+            TensorArg(
+                "draft_probs",
+                Role.IN,
+                ("bs", "num_steps", "vocab_size"),
+                torch.float32,
+                "the law from which each draft was drawn; positive at the draft",
+            ),
+            TensorArg(
+                "target_probs",
+                Role.IN,
+                ("bs", "num_draft_tokens", "vocab_size"),
+                torch.float32,
+                "the target model's law after each node",
+            ),
+            *_HOW,
+            *_results("num_draft_tokens", "vocab_size"),
+        ),
+        reference=chain_frequencies,
+        loops=chain_frequencies_loops,
+        generate=_generate_chain_frequencies,
+        bulk=Bulk(_draw_chain_shape, _make_chain_frequencies),
+        defined=_defined,
+        tolerance=_TOLERANCE,
+        source="Leviathan et al. (arXiv 2211.17192), algorithm 1",
+    ),
+)

@@ -1,0 +1,33 @@
+"""Every operation that has a contract, by name: those of a decode step in its order, then the other families."""
+
+from __future__ import annotations
+
+from specsim.contracts import (
+    accepted,
+    cache_locs,
+    drafting,
+    frequencies,
+    kv,
+    logits,
+    multi_layer,
+    ragged_drafts,
+    sampling,
+    tree,
+    verify,
+    verify_logits,
+    verify_logits_sampled,
+)
+from specsim.contracts.contract import Implementation, Op
+
+_FAMILIES = (
+    *(cache_locs, tree, verify, accepted, drafting, logits, sampling, kv, multi_layer),
+    *(verify_logits, verify_logits_sampled, frequencies, ragged_drafts),
+)
+OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
+
+# Samplers with random numbers of their own, and what other engines keep otherwise: specsim has no kernels of these.
+FOREIGN = frozenset(op.name for family in (frequencies, ragged_drafts) for op in family.OPS)
+
+# The reference and its slow twins as providers: `specsim check specsim.contracts.registry:REFERENCE`.
+REFERENCE: dict[str, Implementation] = {op.name: op.reference for op in OPS.values()}
+LOOPS: dict[str, Implementation] = {op.name: op.loops for op in OPS.values()}

@@ -1,0 +1,310 @@
+"""Whole verifications at a temperature, from the logits on.
+
+Logits, penalties and trees are those of `apply_penalties`, on a small vocabulary in which one token of each request is
+never forbidden. On top of it come biases and masks of their own rows, temperatures and filters, each on or off by
+request, and tokens of some children are made probable.
+
+Implementations round differently. So every limit and coin of a case lies clear of the thresholds of its decision: the
+reference, in double precision, gives the same result with all of them `CLEARANCE` lower and higher. Limits that do not
+are switched off; coins are drawn again. What happens exactly at a threshold, where laws are dyadic, is for the tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specsim.choices.chooser import Chooser, pick
+from specsim.contracts import bulk, counter_rng
+from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.logits import TEMPERATURES, TOP_K_ALL, Numbers, make_penalties
+from specsim.contracts.naive.verify_logits import verify_logits_sampled_loops
+from specsim.contracts.sampling import OPS as SAMPLING_OPS
+from specsim.contracts.tree import draw_batch_shape, draw_shape, draw_tree
+from specsim.contracts.verify_logits import OPS as VERIFY_LOGITS_OPS
+from specsim.reference.logits import (
+    EXACT,
+    RELAXED,
+    WORD_BITS,
+    SamplingBatchInfo,
+    min_p_renorm_probs,
+    process_logits,
+    top_k_renorm_probs,
+    top_p_renorm_probs,
+)
+from specsim.reference.masks import reconstruct_tree
+from specsim.reference.sampling import verify_tree_target_only
+from specsim.reference.validation import unchecked
+from specsim.reference.verify_logits import verify_logits_sampled
+
+__all__ = ["OPS"]
+
+VOCAB_SIZES = (5, 4, 31, 32, 33, 65)
+NODES_MAX = 12
+ELEMENTS_MAX = 1_200  # of all rows of a case
+ROW_ELEMENTS_MAX = 140  # of all rows of a request in bulk
+BIAS_MAX = 4.0  # no probability gets so small that some formats have it and others do not
+LIKELY = 7.0  # the logit of a child that is made probable
+CLEARANCE = 2.0**-14
+COINS = 4096
+COINS_TRIED = 12
+THRESHOLDS_64THS = (64, 64, 16, 32, 0)
+TOP_PS = (1.0, 0.9, 0.5, 0.25, 0.001)
+MIN_PS = (0.0, 0.05, 0.3, 0.75, 1.0)
+
+_GREEDY = VERIFY_LOGITS_OPS[0]
+_WALK = next(op for op in SAMPLING_OPS if op.name == "verify_tree_target_only")
+_LINKS = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
+
+
+def _generate(chooser: Chooser) -> Case:
+    drawn = draw_shape(chooser)
+    shape = replace(drawn, num_draft_tokens=min(NODES_MAX, drawn.num_draft_tokens))
+    sizes = {**shape.sizes(), **_draw_rest(chooser, ELEMENTS_MAX // shape.num_nodes)}
+
+    def draw(what: str, bound: int, columns: int) -> Tensor:
+        first, step = chooser.choose(bound, what), chooser.choose(bound, f"{what}, from one to the next")
+        return ((first + step * torch.arange(shape.bs * columns)) % bound).view(shape.bs, columns)
+
+    def parents() -> Tensor:
+        return torch.tensor([draw_tree(chooser, shape).parents for _ in range(shape.bs)])
+
+    return _make(Numbers(draw, parents), sizes)
+
+
+def _draw_rest(chooser: Chooser, vocab_size_max: int) -> dict[str, int]:
+    return {
+        "vocab_size": pick(chooser, [size for size in VOCAB_SIZES if size <= max(5, vocab_size_max)], "vocab_size"),
+        "law": pick(chooser, (RELAXED, EXACT), "law"),
+        "threshold_single_64ths": pick(chooser, THRESHOLDS_64THS, "threshold_single"),
+        "threshold_acc_64ths": pick(chooser, THRESHOLDS_64THS, "threshold_acc"),
+    }
+
+
+def _draw_bulk_shape(chooser: Chooser) -> dict[str, int]:
+    shape = draw_batch_shape(chooser)
+    shape["num_draft_tokens"] = min(NODES_MAX, shape["num_draft_tokens"])
+    return {**shape, **_draw_rest(chooser, ROW_ELEMENTS_MAX // shape["num_draft_tokens"])}
+
+
+def _make_bulk(ids: Tensor, shape: Sizes) -> Case:
+    numbers = Numbers(
+        draw=lambda what, bound, columns: counter_rng.below(ids, what, bound, columns),
+        parents=lambda: bulk.trees(ids, shape).parents,
+    )
+    return _make(numbers, {**shape, "bs": ids.shape[0]})
+
+
+def _make(numbers: Numbers, sizes: dict[str, int]) -> Case:
+    bs, ndt = sizes["bs"], sizes["num_draft_tokens"]
+    sizes["accept_width"], sizes["num_nodes"] = sizes["num_steps"] + 1, bs * ndt
+    history = make_penalties(numbers, sizes)
+    stays = numbers.requests("token that stays", sizes["vocab_size"])  # [bs, 1]
+    seq_lens = numbers.requests("seq_lens", 9)[:, 0]
+    mask = history.pop("tree_mask")
+    links = reconstruct_tree(mask, seq_lens)
+    device = mask.device
+    tensors = {
+        **history,
+        **_biases(numbers, sizes, history["logit_bias"], stays),
+        **_masks(numbers, sizes, stays),
+        **{name: getattr(links, name) for name in _LINKS},
+        "logits": _likely(numbers, sizes, history, mask, stays).flatten(0, 1),
+        "stop_token_ids": torch.where(
+            history["stop_token_ids"] == stays, sizes["vocab_size"], history["stop_token_ids"]
+        ),
+        "temperature": torch.tensor(TEMPERATURES, device=device)[numbers.draw("temperature", 5, 1)[:, 0]],
+        "top_k": _top_k(numbers, sizes),
+        "top_p": torch.tensor(TOP_PS, device=device)[numbers.draw("top_p", 5, 1)[:, 0]],
+        "min_p": torch.tensor(MIN_PS, device=device)[numbers.draw("min_p", 5, 1)[:, 0]],
+        "threshold_single": torch.full((1,), sizes["threshold_single_64ths"] / 64, device=device),
+        "threshold_acc": torch.full((1,), sizes["threshold_acc_64ths"] / 64, device=device),
+        "seq_lens": seq_lens,
+        "out_cache_loc": 1 + torch.arange(bs * ndt, device=device) * 5 % (bs * ndt + (bs * ndt % 5 == 0)),
+    }
+    with unchecked():
+        laws = _filter(tensors, _unfiltered(tensors, sizes, mask))
+        _place_coins(numbers, tensors, laws, sizes["num_steps"])
+    names = [arg.name for arg in OPS[0].tensor_args if arg.role is not Role.OUT]
+    return Case(sizes, {name: tensors[name].contiguous() for name in names})
+
+
+def _likely(numbers: Numbers, sizes: Sizes, history: Tensors, mask: Tensor, stays: Tensor) -> Tensor:
+    """Logits [bs, ndt, V] at whose nodes the tokens of some children are the most probable."""
+    bs, ndt, vocab_size = sizes["bs"], sizes["num_draft_tokens"], sizes["vocab_size"]
+    logits = history["logits"].view(bs, ndt, vocab_size)
+    node = torch.arange(ndt, device=mask.device)
+    parent = torch.where(mask & (node < node[:, None]), node, -1).amax(dim=2)  # [bs, ndt]
+    request = torch.arange(bs, device=mask.device)
+    likely = numbers.draw("likely child", 3, ndt) > 0  # [bs, ndt]
+    for child in range(1, ndt):
+        row, token = parent[:, child], history["candidates"][:, child]
+        logits[request, row, token] = torch.where(likely[:, child], LIKELY, logits[request, row, token])
+    is_token = torch.arange(vocab_size, device=mask.device) == stays[:, :, None]  # [bs, 1, V]
+    return torch.where(is_token & logits.isinf(), 1.0, logits)
+
+
+def _biases(numbers: Numbers, sizes: dict[str, int], biases: Tensor, stays: Tensor) -> Tensors:
+    """A row for each request, of which some are used, after one that none has."""
+    biases = biases.clamp(max=BIAS_MAX).scatter(1, stays, 0.0)
+    used = numbers.requests("has a bias", 2)[:, 0] == 1
+    rows = torch.where(used, 1 + torch.arange(sizes["bs"], device=biases.device), -1)
+    sizes["num_biases"] = sizes["bs"] + 1
+    return {"logit_bias": torch.cat([torch.full_like(biases[:1], -3.0), biases]), "bias_rows": rows.to(torch.int32)}
+
+
+def _masks(numbers: Numbers, sizes: dict[str, int], stays: Tensor) -> Tensors:
+    """A row for each node, of which those of some requests are used, after one that forbids everything."""
+    bs, ndt, vocab_size = sizes["bs"], sizes["num_draft_tokens"], sizes["vocab_size"]
+    words = -(-vocab_size // WORD_BITS)
+    sizes.update({"num_masks": 1 + bs * ndt, "num_words": words})
+    token = torch.arange(words * WORD_BITS, device=stays.device)
+    kind = numbers.draw("what is allowed", 4, ndt)[:, :, None]  # [bs, ndt, 1]
+    allowed = (token == stays[:, :, None]) | ((kind < 3) & ((token + kind) % 3 != 0))  # [bs, ndt, words * 32]
+    bits = allowed.view(bs * ndt, words, WORD_BITS).to(torch.int64) << torch.arange(WORD_BITS, device=stays.device)
+    packed = bits.sum(2)  # without a sign
+    table = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+    used = numbers.requests("has a grammar", 2) == 1  # [bs, 1]
+    number = 1 + torch.arange(bs * ndt, device=stays.device).view(bs, ndt)
+    rows = torch.where(used, number, -1).flatten().to(torch.int32)
+    return {"bitmask": torch.cat([torch.zeros_like(table[:1]), table]), "bitmask_rows": rows}
+
+
+def _top_k(numbers: Numbers, sizes: Sizes) -> Tensor:
+    vocab_size = sizes["vocab_size"]
+    drawn = numbers.requests("top_k", 8)[:, 0]
+    kinds = torch.tensor((TOP_K_ALL, 1, 2, 3, 4, vocab_size - 1, vocab_size, vocab_size + 1), device=drawn.device)
+    return kinds[drawn].to(torch.int32)
+
+
+def _unfiltered(tensors: Tensors, sizes: Sizes, mask: Tensor) -> Tensor:
+    """The laws [bs * ndt, V] before top-k, in double precision."""
+    wide = {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
+    none = torch.zeros_like(wide["logit_bias"][:1])
+    biases = torch.cat([wide["logit_bias"], none])[tensors["bias_rows"].to(torch.int64)]
+    everything = torch.full_like(tensors["bitmask"][:1], -1)
+    masks = torch.cat([tensors["bitmask"], everything])[tensors["bitmask_rows"].to(torch.int64)]
+    zero, no_top_k = torch.zeros_like(wide["temperature"]), torch.full_like(tensors["top_k"], TOP_K_ALL)
+    params = SamplingBatchInfo(
+        frequency_penalty=wide["frequency_penalty"],
+        presence_penalty=wide["presence_penalty"],
+        repetition_penalty=wide["repetition_penalty"],
+        min_new_tokens=tensors["min_new_tokens"],
+        stop_token_ids=tensors["stop_token_ids"],
+        logit_bias=biases,
+        temperature=wide["temperature"],
+        top_k=no_top_k,
+        top_p=zero + 1,
+        min_p=zero,
+    )
+    history = (tensors["output_counts"], tensors["output_lens"], tensors["candidates"], mask)
+    return process_logits(wide["logits"], *history, params, sizes["law"], masks)
+
+
+def _filter(tensors: Tensors, laws: Tensor) -> Tensor:
+    """The laws [bs, ndt, V] after top-k, top-p and min-p, of which those are switched off whose limit lies too near to
+    where it would keep more or less.
+    """
+    bs, ndt = tensors["candidates"].shape
+    laws = top_k_renorm_probs(laws, tensors["top_k"].repeat_interleave(ndt))
+    for name, keep, nothing in (("top_p", top_p_renorm_probs, 1.0), ("min_p", min_p_renorm_probs, 0.0)):
+        limit = tensors[name].double()
+        low, here, high = (
+            keep(laws, (limit * (1 + by)).clamp(max=1.0).repeat_interleave(ndt)) for by in (-CLEARANCE, 0, CLEARANCE)
+        )
+        clear = ((low > 0) == (high > 0)).view(bs, -1).all(1) | (limit == nothing)  # [bs]
+        tensors[name] = torch.where(clear, tensors[name], nothing)
+        laws = torch.where(clear.repeat_interleave(ndt)[:, None], here, laws)
+    return laws.view(bs, ndt, -1)
+
+
+def _place_coins(numbers: Numbers, tensors: Tensors, laws: Tensor, num_steps: int) -> None:
+    """Coins at which nothing changes when all of them, and the thresholds, are a little lower or higher."""
+    ndt = laws.shape[1]
+    coins, final = numbers.draw("coins", COINS, ndt), numbers.requests("final coin", COINS)  # [bs, ndt], [bs, 1]
+    clear = torch.zeros_like(final[:, 0], dtype=torch.bool)  # [bs]
+    for _ in range(COINS_TRIED):
+        placed = ((coins.double() + 0.5) / COINS, (final.double() + 0.5) / COINS)
+        low, high = (_outcome(tensors, laws, placed, by * CLEARANCE, num_steps) for by in (-1, 1))
+        clear = (low == high).all(1)
+        if bool(clear.all()):
+            break
+        coins = torch.where(clear[:, None], coins, (coins + 1597) % COINS)
+        final = torch.where(clear[:, None], final, (final + 1597) % COINS)
+    tensors["uniform_samples"] = ((coins.float() + 0.5) / COINS).contiguous()
+    tensors["uniform_final"] = (final[:, 0].float() + 0.5) / COINS
+
+
+def _outcome(tensors: Tensors, laws: Tensor, placed: tuple[Tensor, Tensor], by: float, num_steps: int) -> Tensor:
+    """What verification gives for each request, with every coin and threshold shifted."""
+    single, acc = tensors["threshold_single"].double(), tensors["threshold_acc"].double()
+    coins, final = placed
+    verified = verify_tree_target_only(
+        tensors["candidates"],
+        tensors["retrieve_index"],
+        tensors["retrieve_next_token"],
+        tensors["retrieve_next_sibling"],
+        coins + by,
+        final[:, 0] + by,
+        laws,
+        single * (1 - by),
+        acc,
+        num_steps,
+    )
+    of_request = verified.predicts.view(tensors["candidates"].shape)
+    return torch.cat([of_request, verified.accept_index], dim=1)
+
+
+def _tensor(name: str, shape: tuple[str | int, ...], dtype: torch.dtype, doc: str) -> TensorArg:
+    return TensorArg(name, Role.IN, shape, dtype, doc)
+
+
+_OF_REQUEST = ("bs",)
+_PARAMETERS = (
+    ("frequency_penalty", "subtracted for each time that a token was put out; 0 changes nothing"),
+    ("presence_penalty", "subtracted once from tokens that were; 0 changes nothing"),
+    ("repetition_penalty", "above 0: multiplies their negative logits, divides the others; 1 changes nothing"),
+)
+_FILTERS = (
+    _tensor("temperature", _OF_REQUEST, torch.float32, "above 0; 1 where top_k is 1 for greedy requests"),
+    _tensor("top_k", _OF_REQUEST, torch.int32, "1 or more; from vocab_size on all are kept"),
+    _tensor("top_p", _OF_REQUEST, torch.float32, "above 0, at most 1, which keeps all"),
+    _tensor("min_p", _OF_REQUEST, torch.float32, "0, which keeps all, to 1"),
+)
+
+OPS: tuple[Op, ...] = (
+    Op(
+        name="verify_logits_sampled",
+        family="verify_logits",
+        summary="a whole verification at a temperature: from logits to bonus tokens, lengths and KV moves",
+        args=(
+            _tensor("logits", ("num_nodes", "vocab_size"), torch.float32, "of the target, row b * ndt + i for node i"),
+            *(arg for arg in _WALK.tensor_args if arg.name in ("candidates", *_LINKS)),
+            *(arg for arg in _WALK.tensor_args if arg.name in ("uniform_samples", "uniform_final")),
+            _tensor("output_counts", ("bs", "vocab_size"), torch.int32, "how often each token was put out"),
+            _tensor("output_lens", _OF_REQUEST, torch.int32, "how many tokens were put out, the root included"),
+            *(_tensor(name, _OF_REQUEST, torch.float32, doc) for name, doc in _PARAMETERS),
+            _tensor("min_new_tokens", _OF_REQUEST, torch.int32, "length of the history below which none may stop"),
+            _tensor("stop_token_ids", ("bs", "num_stop_tokens"), torch.int64, "stop tokens, padded with vocab_size"),
+            _tensor("logit_bias", ("num_biases", "vocab_size"), torch.float32, "finite or -inf"),
+            _tensor("bias_rows", _OF_REQUEST, torch.int32, "the row of logit_bias for a request; -1: none"),
+            _tensor("bitmask", ("num_masks", "num_words"), torch.int32, "token v is bit v % 32 of word v // 32"),
+            _tensor("bitmask_rows", ("num_nodes",), torch.int32, "the row of bitmask for a node; -1: none"),
+            *_FILTERS,
+            *(arg for arg in _WALK.tensor_args if arg.name.startswith("threshold")),
+            _tensor("seq_lens", _OF_REQUEST, torch.int64, "tokens before the tree"),
+            _tensor("out_cache_loc", ("num_nodes",), torch.int64, "slot of each node"),
+            *_GREEDY.outputs,
+            ScalarArg("num_steps", "drafts that can be accepted; accept_width less one"),
+            ScalarArg("law", f"of penalties; {EXACT}: of each node's path; {RELAXED}: of what was out before the tree"),
+        ),
+        reference=verify_logits_sampled,
+        loops=verify_logits_sampled_loops,
+        generate=_generate,
+        bulk=Bulk(_draw_bulk_shape, _make_bulk),
+        defined=_GREEDY.defined,
+        source="the pipeline of SGLang's EAGLE worker after the target's forward; PR #22049 for penalties and bias",
+    ),
+)

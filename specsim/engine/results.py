@@ -1,0 +1,196 @@
+"""Results: what the host does when it takes the result of a decode step, and when a request ends."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from specsim.engine.accounting import Accounting, DecodeResult, Memory, Observed, ResultSteps
+from specsim.engine.admission import Admission
+from specsim.engine.config import EngineConfig
+from specsim.engine.device import Launch, LaunchRow
+from specsim.engine.grammar import advance_grammar
+from specsim.engine.lifecycle import Event, State
+from specsim.engine.logprobs import take_rows
+from specsim.engine.marks import finish_mark
+from specsim.engine.request import Request
+from specsim.rules.checker import Checker
+from specsim.rules.ledger import SlotLedger
+
+
+class Results(Admission):
+    """The part of the engine that takes results, beside the one that admits: one chain of bases, which compiles. The
+    engine makes what it works on.
+    """
+
+    _config: EngineConfig
+    _memory: Memory
+    _ledger: SlotLedger
+    _accounting: Accounting
+    _checker: Checker
+    _marks: set[str]
+    _requests: list[Request]
+    _unresolved: deque[Launch]
+    _open_sessions: list[str]
+    _histories: dict[str, list[int]]
+    _has_laws: bool
+    _batch_is_full: bool
+    _claimed: int
+    _stale_finished: int
+    _stale_retracted: int
+
+    def _resolve_decode(self, launch: Launch) -> None:
+        result = launch.result
+        assert result is not None
+        if not launch.rows:
+            self._record("host", "resolve", launch.name, "idle")
+            return
+        live = [self._is_live(row) for row in launch.rows]
+        before = [self._accounting.observe(row.request) for row in launch.rows]
+        if any(later.verifies and later.num_steps != launch.num_steps for later in self._unresolved):
+            self._marks.add("R15")
+        if self._has_laws:
+            advance_grammar(launch)
+        take = getattr(self._accounting, "take_decode_result", None)
+        if take is not None:
+            take(result, launch.requests, self._steps_of(launch, result, before, live))
+            return
+        runs = self._accounting.resolve(result, launch.requests)
+        self._resolved(launch, result, before, runs, live)
+        self._begin_frees()
+        for number, (row, run, alive) in enumerate(zip(launch.rows, runs, live, strict=True)):
+            if alive:
+                self._accounting.append(row.request, run)
+                self._appended(row.request, result, number, len(run))
+                self._accounting.check_finish(row.request, len(run))
+                self._checked(row.request)
+        self._end_frees()
+
+    def _steps_of(self, launch: Launch, result: DecodeResult, before: list[Observed], live: list[bool]) -> ResultSteps:
+        """What goes with the steps of taking this result."""
+        numbers = {row.request.rid: number for number, row in enumerate(launch.rows)}
+        runs: list[list[int]] = []
+        waiting = {row.request.rid for row, alive in zip(launch.rows, live, strict=True) if alive}
+
+        def resolved(found: list[list[int]]) -> None:
+            runs.extend(found)
+            self._resolved(launch, result, before, runs, live)
+
+        def appended(request: Request) -> None:
+            number = numbers[request.rid]
+            if request.rid not in waiting:
+                rule = "I31" if request.state is State.FINISHED else "I32"
+                self._checker.broken(rule, "result handling", request.rid, "a stale result is dropped", "it is taken")
+            waiting.discard(request.rid)
+            self._appended(request, result, number, len(runs[number]))
+
+        def end_frees() -> None:
+            for rid in sorted(waiting):
+                self._checker.broken("I03", "result handling", rid, "the run of a live request is taken", "it is not")
+            self._end_frees()
+
+        return ResultSteps(
+            resolved,
+            self._begin_frees,
+            end_frees,
+            appended,
+            self._checked_alone,
+            self._releasing,
+            self._released,
+        )
+
+    def _appended(self, request: Request, result: DecodeResult, number: int, count: int) -> None:
+        """Request `number` of a launch has its run of `count` tokens."""
+        if request.turn.return_logprob:
+            take_rows(request, result, number, count)
+        request.resolved += count
+        self._checker.after_append(request, "resolve")
+
+    def _checked_alone(self, request: Request) -> None:
+        self._checker.after_finish_check(request)
+
+    def _resolved(
+        self, launch: Launch, result: DecodeResult, before: list[Observed], runs: list[list[int]], live: list[bool]
+    ) -> None:
+        self._checker.after_memory_calls("resolve")
+        details = [
+            f"{row.request.rid}:{'+' if alive else 'stale '}{accept_len}"
+            for row, alive, accept_len in zip(launch.rows, live, result.accept_lens, strict=True)
+        ]
+        self._record("host", "resolve", launch.name, " ".join(details))
+        for row, alive in zip(launch.rows, live, strict=True):
+            if row.request.key == row.key:
+                row.request.pending -= 1
+            if alive:
+                if not row.request.pending and self._config.overlap:
+                    self._marks.add("R8")
+            elif row.request.state is State.FINISHED:
+                self._stale_finished += 1
+                self._marks.add("R1")
+            else:
+                self._stale_retracted += 1
+                self._marks.add("R2")
+        self._checker.after_resolve(launch, result, before, runs, live)
+
+    def _is_live(self, row: LaunchRow) -> bool:
+        """Whether a result is of this incarnation of a request that runs."""
+        return row.request.state is State.RUNNING and row.request.key == row.key
+
+    def _append(self, request: Request, run: list[int], kind: str) -> bool:
+        """Append a run; returns whether the request has finished."""
+        self._accounting.append(request, run)
+        self._checker.after_append(request, kind)
+        self._accounting.check_finish(request, len(run))
+        return self._checked(request)
+
+    def _checked(self, request: Request) -> bool:
+        """Release the request if it has ended; returns whether it has."""
+        finished = self._checker.after_finish_check(request).finished
+        if finished:
+            self._releasing(request)
+            self._accounting.release(request)
+            self._released(request)
+        return finished
+
+    def _releasing(self, request: Request) -> None:
+        seen = self._accounting.observe(request)
+        finished_len, self._claimed = seen.finished_len, seen.committed
+        visible = _visible_len(request, finished_len)
+        self._marks.add(finish_mark(request, finished_len))
+        self._record("host", "finish", request.rid, f"{visible} of {len(request.outputs)} outputs")
+        self._batch_is_full = False  # somebody leaves
+        self._checker.visible_outputs(request)
+        self._checker.before_release(request)
+        self._checker.before_tree_calls()
+
+    def _released(self, request: Request) -> None:
+        session, tree = self._has_session(request), self._memory.tree
+        visible = _visible_len(request, self._accounting.observe(request).finished_len)
+        self._checker.after_memory_calls("release")
+        request.happens(Event.FINISH)
+        if tree is not None and not session:
+            claim = min(len(request.prompt) + visible, request.kv_ready)
+            if getattr(self._accounting, "tree_gets_the_claim", False):
+                claim = self._claimed
+            if tree.key_len(claim) > request.honest_len:
+                self._marks.add("R12")
+            self._checker.inserted(request, claim, "release", -1, "I30")
+        if request.turn.session and not request.abort_wanted:
+            self._histories[request.turn.session] = request.prompt + request.outputs[:visible]
+        if session and request.abort_wanted:
+            self._checker.session_aborted(request, None)
+        elif session:
+            self._checker.session_saved(request, request.kv_ready)
+
+    def _begin_frees(self) -> None:
+        self._memory.allocator.free_group_begin()
+        self._ledger.free_group_begin()
+
+    def _end_frees(self) -> None:
+        self._memory.allocator.free_group_end()
+        self._ledger.free_group_end()
+        self._checker.ownership("release", self._requests, self._open_sessions)
+
+
+def _visible_len(request: Request, finished_len: int | None) -> int:
+    """How many of its outputs the client sees: all of them when nothing cut the answer."""
+    return len(request.outputs) if finished_len is None else finished_len

@@ -1,0 +1,399 @@
+"""The state of an engine between two steps: copied for an explorer, and as a value that tells states apart.
+
+The value holds everything that can decide what happens next or whether a rule is kept: requests, rows, allocator,
+ledgers, the device's stream and the content of every slot, the relay, sessions, and where the host is. It leaves out
+what is history alone: the event log and its digest, marks, counters of iterations and of stale results, and the numbers
+of launches. Slots that nobody owns and rows behind their end count too: a defect may read them.
+
+A scenario whose state lives in parts that are not copied (`require_forkable`) is refused.
+
+A test holds that no attribute of the classes that are copied is forgotten here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+from collections import deque
+from typing import Any
+
+from specsim.choices.chooser import Chooser
+from specsim.engine.accounting import Accounting, DecodeResult, Held, Memory
+from specsim.engine.copies import shallow
+from specsim.engine.device import Device, Launch, LaunchRow, Sequence
+from specsim.engine.loop import Engine
+from specsim.engine.memory.allocator import Allocator
+from specsim.engine.memory.sessions import Sessions, SessionSlot
+from specsim.engine.relay import Futures
+from specsim.engine.request import Request
+from specsim.engine.workload import Scenario
+from specsim.errors import UsageError
+from specsim.rules.checker import Checker
+from specsim.rules.ledger import SlotLedger
+
+HOST, DEVICE = 0, 1
+
+# Labels whose bound is a probability: what their values lead to, one value for each outcome.
+OUTCOMES = dict.fromkeys(("arrives later", "admit later", "abort", "retract on demand", "pause", "timeout"), (0, 1))
+# Choices that a schedule may make any number of times without getting anywhere; a scope says how often.
+DELAYS = frozenset({"arrives later", "admit later", "idle batch"})
+
+
+def require_forkable(scenario: Scenario) -> None:
+    """Raises UsageError for a scenario with a part that a fork does not copy."""
+    config = scenario.config
+    parts = {
+        "radix": config.radix,
+        "window": config.window,
+        "draft_layers": config.draft_layers,
+        "mixed_chunk": config.mixed_chunk,
+        "graph_sizes": config.graph_sizes,
+        "relaxed_penalties": config.relaxed_penalties,
+        "streams": config.streams,
+        "sampling or return_logprob of a request": scenario.workload.has_laws,
+    }
+    on = [name for name, is_on in parts.items() if is_on]
+    if on:
+        raise UsageError(
+            f"no exploration copies the state of {', '.join(on)}", "turn it off, or draw schedules with specsim check"
+        )
+
+
+class EngineState:
+    """An engine that an explorer forks and steps (`specsim.choices.exhaustive.System`).
+
+    `delays` is how often the schedule may still let a request arrive or be admitted later than it could, or run a
+    batch of nobody. UsageError for a scenario that cannot be forked.
+    """
+
+    __slots__ = ("delays", "engine")
+
+    def __init__(self, engine: Engine, delays: int) -> None:
+        require_forkable(Scenario(engine._config, engine._workload))
+        self.engine = engine
+        self.delays = delays
+        engine.is_quiet = True
+
+    def agents(self) -> tuple[int, ...]:
+        """Who can go next; the host first, as choice 0 does. Nobody when the run is over."""
+        engine = self.engine
+        if engine.ended:
+            return ()
+        if not engine.device_can_go:
+            return (HOST,)
+        return (HOST, DEVICE) if engine.host_can_go else (DEVICE,)
+
+    def chooses(self, agent: int) -> bool:
+        """Whether the agent's next step may ask for a choice. The device never does."""
+        engine = self.engine
+        if agent == DEVICE:
+            return False
+        if engine._phase in ("schedule", "pause"):
+            faults_left = engine._pauses_left or engine._timeouts_left or engine._paused
+            return bool(engine._running or engine._merging or faults_left or engine._config.idle_batches)
+        return bool(engine._arriving or engine._aborts_left)
+
+    def step(self, agent: int, chooser: Chooser) -> None:
+        engine: Any = self.engine
+        engine._chooser = chooser
+        engine.step(agent == DEVICE)
+        engine._chooser = None  # a chooser knows this state: no cycle is left for the collector
+
+    def outcomes(self, bound: int, label: str) -> tuple[int, ...] | range:
+        """The values of a choice that lead to different states."""
+        if label in DELAYS and not self.delays:
+            return (0,)
+        return OUTCOMES.get(label) or range(bound)
+
+    def chosen(self, value: int, label: str) -> None:
+        if value and label in DELAYS:
+            self.delays -= 1
+
+    def broken(self) -> tuple[str, ...]:
+        """Signatures of the rules that were broken on the way here."""
+        return tuple(violation.signature for violation in self.engine._checker.violations)
+
+    def fork(self) -> EngineState:
+        forked = EngineState.__new__(EngineState)
+        forked.engine = fork(self.engine)
+        forked.delays = self.delays
+        return forked
+
+    def key(self) -> bytes:
+        return hashlib.blake2b(marshal.dumps((self.delays, value(self.engine)), 2), digest_size=16).digest()
+
+
+def fork(engine: Engine) -> Engine:
+    """A copy of an engine that logs nothing. What is never changed is shared, and so are the marks, which nobody reads
+    but a log, and what a step writes before it reads it: the prefix lengths of an admission.
+    """
+    new = shallow(engine)
+    requests = {request: _fork_request(request) for request in engine._requests}
+    rows = _Rows(requests)
+    launches = {id(launch): _fork_launch(launch, rows) for launch in engine._unresolved}
+    output = engine._device._output[:]
+    for launch in launches.values():
+        # A defect hands out the buffer itself: then the copy's results are in the copy's buffer.
+        if launch.result is not None and launch.result.next_token_ids is engine._device._output:
+            launch.result.next_token_ids = output
+
+    new._ledger = ledger = _fork_ledger(engine._ledger)
+    new._memory = memory = _fork_memory(engine._memory, ledger)
+    new._accounting = shallow(engine._accounting)
+    accounting: Any = new._accounting
+    accounting._memory = memory
+    new._checker = _fork_checker(engine._checker, memory, ledger, accounting)
+    # A launch is on the device's stream until it is executed, and unresolved until long after.
+    new._device = _fork_device(engine._device, launches, output)
+    new._unresolved = deque(launches.values())
+    if engine._awaited is not None:
+        new._awaited = launches[id(engine._awaited)]
+
+    new._requests = list(requests.values())
+    new._waiting = [requests[r] for r in engine._waiting]
+    new._running = [requests[r] for r in engine._running]
+    new._merging = [requests[r] for r in engine._merging]
+    new._merging_rows = [rows.of(row) for row in engine._merging_rows]
+    new._prepared = [rows.of(row) for row in engine._prepared] if engine._phase == "launch" else []
+    new._chunked = requests[engine._chunked] if engine._chunked is not None else None
+    new._futures = Futures(engine._futures.indices[:])
+    new._resumed = set(engine._resumed)
+    new._arriving = deque(engine._arriving)
+    new._histories = dict(engine._histories)
+    new._open_sessions = list(engine._open_sessions)
+    new._left = set(engine._left)
+    new._retracted_turns = dict(engine._retracted_turns)
+    new._device_lens = dict(engine._device_lens)
+    return new
+
+
+def _fork_request(request: Request) -> Request:
+    held: Held = request.state_of_accounting
+    new = Request(
+        request.turn,
+        request.prompt,
+        request.specials,
+        request.outputs[:],
+        request.state,
+        request.incarnation,
+        request.extend_len,
+        request.resolved,
+        request.pending,
+        request.abort_wanted,
+        request.outputs_before,  # what follows is of requests with a law
+    )
+    new.state_of_accounting = Held(
+        held.row,
+        held.honest,
+        held.in_flight,
+        held.allocated,
+        held.launches,
+        held.is_retracted,
+        held.finished,
+        held.finished_len,
+        held.to_finish,
+        held.verify_count,
+        held.accepted_drafts,
+        held.histogram[:],
+        held.protected,
+        held.node,
+        held.evicted,
+    )
+    return new
+
+
+class _Rows:
+    """Copies of rows of launches, one of each: the engine keeps some beside their launch."""
+
+    __slots__ = ("_copies", "_requests")
+
+    def __init__(self, requests: dict[Request, Request]) -> None:
+        self._requests = requests
+        self._copies: dict[int, LaunchRow] = {}
+
+    def of(self, row: LaunchRow) -> LaunchRow:
+        new = self._copies.get(id(row))
+        if new is None:
+            new = self._copies[id(row)] = LaunchRow(
+                self._requests[row.request],
+                row.key,
+                row.slots,
+                row.plan,
+                row.tokens,
+                row.prefix_len,
+                row.row,
+                row.is_middle,
+                row.relay_in,
+                row.relay_out,
+                row.counts,
+                row.swa_slots,
+            )
+        return new
+
+
+def _fork_launch(launch: Launch, rows: _Rows) -> Launch:
+    result = launch.result
+    return Launch(
+        launch.number,
+        launch.kind,
+        [rows.of(row) for row in launch.rows],
+        launch.num_steps,
+        launch.num_draft_tokens,
+        launch.done,
+        launch.first_tokens,
+        launch.first_hidden_states,
+        result
+        and DecodeResult(
+            result.next_token_ids,
+            result.accept_lens,
+            result.stride,
+            result.accepted_drafts,
+            result.hidden_states,
+            result.logprobs,
+        ),
+        launch.grammar_advanced,
+    )
+
+
+def _fork_ledger(ledger: SlotLedger) -> SlotLedger:
+    used, in_group, broken = set(ledger.used), set(ledger.in_group), ledger.broken[:]
+    # Without a radix cache nothing is put in the tree, and nothing is locked.
+    of_tree = (ledger.tree_slots, ledger.locks, ledger.inserted_to)
+    return SlotLedger(ledger.page_size, used, in_group, ledger.group_open, broken, *of_tree)
+
+
+def _fork_memory(memory: Memory, ledger: SlotLedger) -> Memory:
+    old_allocator = memory.allocator
+    assert isinstance(old_allocator, Allocator)
+    rows = shallow(memory.rows)
+    rows.buffer = memory.rows.buffer[:]
+    rows.free_rows = memory.rows.free_rows[:]
+    rows.writes = None  # of streams
+    allocator = shallow(old_allocator)
+    allocator._watcher = ledger
+    allocator._free_pages = old_allocator._free_pages[:]
+    sessions = Sessions()
+    for name, slot in memory.sessions.slots.items():
+        sessions.slots[name] = SessionSlot(
+            slot.row, slot.claim, slot.allocated, slot.protected, slot.node, slot.evicted
+        )
+    return Memory(memory.config, rows, allocator, sessions, steps=memory.steps, next_steps=memory.next_steps)
+
+
+def _fork_checker(checker: Checker, memory: Memory, ledger: SlotLedger, accounting: Accounting) -> Checker:
+    # The table is what the rows were before a call, and is written anew before each: it may be shared.
+    new = shallow(checker)
+    new._memory = memory
+    new._ledger = ledger
+    new._accounting = accounting
+    new._account = None  # small scopes are looked at as a whole
+    new._released = set(checker._released)
+    new._left_at = dict(checker._left_at)
+    new.violations = checker.violations[:]
+    return new
+
+
+def _fork_device(device: Device, launches: dict[int, Launch], output: list[int]) -> Device:
+    # What a launch showed is a new list at each launch, and there is nothing that a grammar has not read.
+    new = shallow(device)
+    new.content = device.content[:]
+    new.ring = shallow(device.ring)
+    new.ring.entries = device.ring.entries[:]
+    new._output, new._locations, new._written = output, {}, {}
+    new._drafted, new._verified, new.wrong_slots = {}, {}, []  # of targets with locations of their own
+    new.stream = deque([launches[id(launch)] for launch in device.stream])
+    new.sequences = {key: Sequence(s.chain[:], s.root, s.state) for key, s in device.sequences.items()}
+    return new
+
+
+def value(engine: Engine) -> tuple[Any, ...]:
+    """The state of an engine as tuples, lists, numbers, strings and bytes: equal states have equal values, and the
+    same run has the same value on every machine.
+    """
+    index = {request: at for at, request in enumerate(engine._requests)}
+    memory, checker, device, ledger = engine._memory, engine._checker, engine._device, engine._ledger
+    assert isinstance(memory.allocator, Allocator)
+    return (
+        (engine._phase, engine._to_resolve, engine._awaited is not None),
+        (engine._aborts_left, engine._retractions_left, engine._timeouts_left, engine._pauses_left),
+        (engine._paused, engine._steps, memory.steps, memory.next_steps, engine._batch_is_full, len(engine._arriving)),
+        [_request_value(request) for request in engine._requests],
+        [index[r] for r in engine._waiting],
+        [index[r] for r in engine._running],
+        [index[r] for r in engine._merging],
+        [row.relay_out for row in engine._merging_rows],
+        [_row_value(row, index) for row in engine._prepared] if engine._phase == "launch" else [],
+        index[engine._chunked] if engine._chunked else None,
+        (engine._futures.indices, [checker._left_at.get(request.key) for request in engine._running]),
+        sorted(engine._resumed),
+        engine._open_sessions,
+        sorted(engine._histories.items()),
+        sorted(engine._device_lens.items()),
+        [_launch_value(launch, index, device._output) for launch in engine._unresolved],
+        len(device.stream),
+        device.content,
+        (device.ring._next, [left and tuple(left) for left in device.ring.entries]),
+        # The last fingerprint is one of the whole sequence.
+        sorted((key, len(s.chain), s.chain[-1], s.root, s.state) for key, s in device.sequences.items()),
+        memory.rows.buffer.tobytes(),
+        memory.rows.free_rows,
+        memory.allocator._free_pages,
+        [(name, slot.row, slot.claim, slot.allocated) for name, slot in sorted(memory.sessions.slots.items())],
+        (sorted(ledger.used), sorted(ledger.in_group), ledger.group_open, ledger.broken),
+        sorted(checker._released),
+        [violation.signature for violation in checker.violations],
+    )
+
+
+def _request_value(request: Request) -> tuple[Any, ...]:
+    held: Held = request.state_of_accounting
+    return (
+        request.turn.rid,
+        request.state._value_,
+        request.incarnation,
+        request.extend_len,
+        request.resolved,
+        request.pending,
+        request.abort_wanted,
+        request.outputs_before,
+        request.prompt if request.turn.session else None,  # else it is the turn's
+        request.outputs,
+        held.row,
+        held.honest,
+        held.in_flight,
+        held.allocated,
+        held.launches,
+        held.is_retracted,
+        held.finished,
+        held.finished_len,
+        held.to_finish,
+        held.verify_count,
+        held.accepted_drafts,
+        held.histogram,
+    )
+
+
+def _launch_value(launch: Launch, index: dict[Request, int], output: list[int]) -> tuple[Any, ...]:
+    """Slots, trees and tokens are the device's: they do not matter when it is done."""
+    result = launch.result
+    if launch.done:
+        names = [(index[row.request], row.key[1], row.is_middle) for row in launch.rows]
+        of_result = result and (result.next_token_ids, result.accept_lens, result.stride, result.accepted_drafts)
+        is_overwritten = result is not None and result.next_token_ids is output
+        return (launch.kind, names, launch.first_tokens, of_result, is_overwritten)
+    return (launch.kind, launch.num_steps, launch.num_draft_tokens, [_row_value(row, index) for row in launch.rows])
+
+
+def _row_value(row: LaunchRow, index: dict[Request, int]) -> tuple[Any, ...]:
+    return (
+        index[row.request],
+        row.key[1],
+        row.slots,
+        row.plan and (row.plan.parents, sorted(row.plan.agreeing)),
+        row.tokens,
+        row.prefix_len,
+        row.row,
+        row.is_middle,
+        row.relay_in,
+        row.relay_out,
+    )

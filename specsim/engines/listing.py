@@ -1,0 +1,111 @@
+"""What can be tested on this machine, at which tier, and why the rest cannot."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+import subprocess
+from typing import Any
+
+import specsim
+from specsim.engines.packages import KEPT, cached_packages
+from specsim.lifting.cache import Cache
+from specsim.lifting.fetch import cached_releases
+from specsim.lifting.target import PACKAGES
+
+FORMAT = "specsim.targets/1"
+LATER_TIERS = {"scheduler": f"specsim {specsim.__version__} has the tiers ops, accounting and workers"}
+
+
+def list_targets(cache: Cache) -> dict[str, Any]:
+    """The targets, JSON-ready: {"format", "cache", "devices", "targets": [{"target", "tiers", "note"}], "not_run":
+    [{"what", "why"}]}.
+    """
+    not_run = [{"what": f"tier {tier}", "why": why} for tier, why in LATER_TIERS.items()]
+    found = gpus()
+    if not found:
+        not_run.append({"what": "device cuda", "why": "nvidia-smi finds no GPU; kernels run in Triton's interpreter"})
+    targets: list[dict[str, Any]] = []
+    missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+    if missing:
+        why = f"{' and '.join(missing)} not installed; install specsim with its dependencies"
+        not_run.append({"what": "tier ops", "why": why})
+    tiers = [] if missing else ["ops", "accounting"]
+    targets.append(
+        {"target": "model", "tiers": tiers or ["accounting"], "note": "the built-in engine with specsim's own kernels"}
+    )
+    of_engine = [*tiers, "workers"] if tiers else []
+    targets += [
+        {"target": f"sglang=={version}", "tiers": of_engine, "note": "in the cache"}
+        for version in cached_releases(cache)
+    ]
+    installed = _installed("sglang")
+    if installed:
+        path, version = installed
+        targets.append({"target": f"sglang@{path}", "tiers": of_engine, "note": f"installed, version {version}"})
+    targets += [
+        {
+            "target": "sglang==VERSION",
+            "tiers": of_engine,
+            "note": "any release; fetched once, as a wheel, when it is checked",
+        },
+        {"target": "sglang@PATH", "tiers": of_engine, "note": "a checkout or an unpacked wheel"},
+        {
+            "target": "sglang@PATH#REV",
+            "tiers": of_engine,
+            "note": "a git revision of a checkout, read without touching it",
+        },
+        *_of_packages(cache, tiers[:1], bool(gpus)),
+        {"target": "module:object", "tiers": tiers[:1], "note": "your own: a mapping of operations to functions"},
+    ]
+    return {
+        "format": FORMAT,
+        "cache": str(cache.folder),
+        "devices": ["cpu", *found],
+        "targets": targets,
+        "not_run": not_run,
+    }
+
+
+def _of_packages(cache: Cache, tiers: list[str], has_gpu: bool) -> list[dict[str, Any]]:
+    """Other packages than SGLang: those in the cache, and how they are written."""
+    listed = [
+        {"target": f"{package}=={version}", "tiers": tiers, "note": f"in the cache; {KEPT[package].note}"}
+        for package, version in cached_packages(cache)
+    ]
+    for package in PACKAGES:
+        forms = "sgl-kernel@PATH" if package == "sgl-kernel" else f"{package}==VERSION, {package}@PATH"
+        needs_gpu = package != "vllm" and not has_gpu
+        note = KEPT[package].note + ("; not run here: there is no GPU" if needs_gpu else "")
+        listed.append({"target": forms, "tiers": tiers, "note": note})
+    return listed
+
+
+def _installed(package: str) -> tuple[str, str] | None:
+    """Folder and version of an installed package, without importing it."""
+    try:
+        version = importlib.metadata.version(package)
+        spec = importlib.util.find_spec(package)
+    except (importlib.metadata.PackageNotFoundError, ValueError, ImportError):
+        return None
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    return (folders[0], version) if folders else None
+
+
+def gpus() -> list[str]:
+    """The GPUs that nvidia-smi lists, by number and name; none where it is not installed."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    names = [line.strip() for line in listed.stdout.splitlines() if line.strip()] if listed.returncode == 0 else []
+    return [f"cuda:{i} {name}" for i, name in enumerate(names)]

@@ -1,0 +1,121 @@
+"""From a TARGET to what can be judged of it: its operations, its accounting."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from specsim.engine.accounting_target import AccountingTarget
+from specsim.engine.accounting_target import ModelTarget as ModelAccountingTarget
+from specsim.errors import UsageError, described
+from specsim.isolation.phases import running
+from specsim.lifting.cache import Cache
+from specsim.lifting.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, Target
+from specsim.rules.extension import Extension, ExtensionTarget
+from specsim.verdict import NotRun
+
+if TYPE_CHECKING:
+    from specsim.contracts.provider import Provider
+    from specsim.engines.probe import Probe
+
+# The provider of the built-in model: module and the function that makes it. By name, because kernels imports triton.
+MODEL_PROVIDER = ("specsim.kernels", "provider")
+
+
+def load_provider(target: Target, cache: Cache, op: str = "") -> Provider:
+    """The provider of a target. Runs the target's code where it is a user's own module. `op` names the operation that
+    is wanted where one alone is: an engine's others are not lifted then.
+    """
+    if isinstance(target, ModelTarget):
+        module, factory = MODEL_PROVIDER
+        provider: Provider = getattr(importlib.import_module(module), factory)()
+        return provider
+    if isinstance(target, PythonTarget):
+        return _user_provider(target)
+    if isinstance(target, PackageTarget):
+        from specsim.engines.packages import package_provider
+
+        return package_provider(target, cache)
+    assert isinstance(target, ReleaseTarget | CheckoutTarget)
+    from specsim.engines.sglang.cuda_subjects import with_cuda_sources
+    from specsim.engines.sglang.provider import SglangProvider
+    from specsim.lifting.source import open_source
+
+    source = open_source(target, cache)
+    return with_cuda_sources(SglangProvider(source, cache, op), source, cache)
+
+
+def load_accounting(
+    target: Target, cache: Cache, on_rehearsal: Callable[[], None] = lambda: None
+) -> AccountingTarget | NotRun:
+    """The accounting of a target, or why it has none. `on_rehearsal` is called while it is made."""
+    if isinstance(target, ModelTarget):
+        return ModelAccountingTarget()
+    if isinstance(target, PythonTarget):
+        value = _user_object(target)
+        if isinstance(value, Extension):
+            return ExtensionTarget(target.text, value)
+        return NotRun("accounting", "a mapping of operations has no accounting")
+    if isinstance(target, PackageTarget):
+        return NotRun("accounting", f"specsim reads no accounting of {target.package}: check it with --only ops")
+    assert isinstance(target, ReleaseTarget | CheckoutTarget)
+    from specsim.engines.sglang.accounting import SglangHostTarget
+    from specsim.lifting.source import open_source
+
+    # Whatever its memory launches runs on a CPU; another tier has a process of its own.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    host = SglangHostTarget(open_source(target, cache), cache, on_rehearsal)
+    return NotRun("accounting", f"it needs {', '.join(host.missing)}") if host.missing else host
+
+
+def load_probes(target: Target, cache: Cache) -> tuple[list[Probe], list[NotRun]]:
+    """The probes of a target's worker functions, and those that are not run; none for what is no engine."""
+    if not isinstance(target, ReleaseTarget | CheckoutTarget):
+        return [], [NotRun("workers", "only releases and checkouts of an engine have worker functions")]
+    from specsim.engines.sglang.probes import probes_of
+    from specsim.lifting.source import open_source
+
+    return probes_of(open_source(target, cache), cache)
+
+
+_OURS = ("torch", "triton", "numpy")  # what specsim imports itself, and takes long
+_REMEDY = "name a mapping of operations to functions, in a module that the current folder or the environment has"
+
+
+def _user_object(target: PythonTarget) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        with running(*_OURS):
+            module = importlib.import_module(target.module)
+    except ModuleNotFoundError as error:
+        if error.name != target.module and not target.module.startswith(f"{error.name}."):
+            raise UsageError(
+                f"{target.module} needs the module {error.name}, which is not installed", "install it"
+            ) from error
+        raise UsageError(f"there is no module {target.module!r}", _REMEDY) from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{target.module} cannot be imported ({described(error)})", "mend the module") from error
+    value: Any = module
+    for attribute in target.object.split("."):
+        if not hasattr(value, attribute):
+            raise UsageError(f"{target.module} has no {target.object!r}", _REMEDY)
+        value = getattr(value, attribute)
+    return value
+
+
+def _user_provider(target: PythonTarget) -> Provider:
+    value = _user_object(target)
+    if isinstance(value, Extension):  # of the accounting tier: it has no operations
+        value = {}
+    if isinstance(value, Mapping):
+        from specsim.contracts.provider import MappingProvider
+
+        return MappingProvider(target.text, value)
+    if callable(getattr(value, "subjects", None)):
+        provider: Provider = value
+        return provider
+    raise UsageError(f"{target.text} is a {type(value).__name__}", _REMEDY)

@@ -1,0 +1,207 @@
+"""Allocation: which slots a request's new tokens get, and how they come into the page table."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from specsim.contracts.contract import Sizes, Tensors
+from specsim.contracts.pointers import pointers_to
+from specsim.engines.sglang.operations.names import CallerNames, KernelNames, always, power_of_two
+from specsim.engines.sglang.stubs import OFF
+
+_ALLOCATOR = (
+    "kernels/ops/memory/allocator.py",
+    "srt/mem_cache/triton_ops/allocator.py",
+    "srt/mem_cache/allocator.py",
+)
+_COMMON = (
+    "kernels/ops/memory/common.py",
+    "srt/mem_cache/triton_ops/common.py",
+    "srt/mem_cache/common.py",
+)
+
+
+def _launch_extend(
+    kernel: Any,
+    prefix_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    last_loc: torch.Tensor,
+    free_pages: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    page_size: int,
+) -> None:
+    bs = len(seq_lens)
+    kernel[(bs,)](prefix_lens, seq_lens, last_loc, free_pages, out_cache_loc, power_of_two(bs), page_size)
+
+
+def _launch_decode(
+    kernel: Any,
+    seq_lens: torch.Tensor,
+    last_loc: torch.Tensor,
+    free_pages: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    page_size: int,
+) -> None:
+    bs = len(seq_lens)
+    kernel[(bs,)](seq_lens, last_loc, free_pages, out_cache_loc, power_of_two(bs), page_size)
+
+
+def _launch_write(
+    kernel: Any,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    prefix_indices: torch.Tensor,
+    prefix_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+) -> None:
+    """The cached slots of each request are a tensor of its own there; here they are parts of one."""
+    prefixes = pointers_to(torch.split(prefix_indices, prefix_lens.tolist()))
+    kernel[(len(seq_lens),)](
+        req_to_token,
+        req_pool_indices,
+        prefixes,
+        prefix_lens,
+        seq_lens,
+        seq_lens - prefix_lens,
+        out_cache_loc,
+        req_to_token.shape[1],
+    )
+
+
+def _launch_last_loc(
+    function: Any, req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, prefix_lens: torch.Tensor
+) -> torch.Tensor:
+    last_loc: torch.Tensor = function(req_to_token, req_pool_indices, prefix_lens)
+    return last_loc
+
+
+_LAST_LOC = ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor")
+
+KERNELS: tuple[KernelNames, ...] = (
+    KernelNames(
+        "alloc_extend",
+        ("alloc_extend_kernel",),
+        _ALLOCATOR,
+        (("pre_lens_ptr", "seq_lens_ptr", "last_loc_ptr", "free_page_ptr", "out_indices", "bs_upper", "page_size"),),
+        _launch_extend,
+        reach=always,
+    ),
+    KernelNames(
+        "alloc_decode",
+        ("alloc_decode_kernel",),
+        _ALLOCATOR,
+        (("seq_lens_ptr", "last_loc_ptr", "free_page_ptr", "out_indices", "bs_upper", "page_size"),),
+        _launch_decode,
+        reach=always,
+    ),
+    KernelNames(
+        "write_req_to_token_pool",
+        ("write_req_to_token_pool_triton",),
+        _COMMON,
+        (
+            (
+                "req_to_token_ptr",
+                "req_pool_indices",
+                "prefix_tensors",
+                "pre_lens",
+                "seq_lens",
+                "extend_lens",
+                "out_cache_loc",
+                "req_to_token_ptr_stride",
+            ),
+        ),
+        _launch_write,
+        reach=always,
+    ),
+    KernelNames("get_last_loc", ("get_last_loc_triton_safe",), _COMMON, (_LAST_LOC,), _launch_last_loc, reach=always),
+    KernelNames(
+        "get_last_loc",
+        ("get_last_loc_triton",),
+        _COMMON,
+        (_LAST_LOC,),
+        _launch_last_loc,
+        variant="legacy",
+        reach=always,
+        called_from=("srt/mem_cache",),
+    ),
+)
+
+
+def _in_allocator(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The allocator of pages, with as many free ones as are needed."""
+    device = tensors["seq_lens"].device
+    allocator = SimpleNamespace(
+        page_size=sizes["page_size"],
+        device=device,
+        free_pages=tensors["free_pages"],
+        need_sort=False,
+        debug_mode=False,
+        use_triton_kernels=True,
+    )
+    return {
+        "torch": torch,
+        "next_power_of_2": power_of_two,
+        "self": allocator,
+        "prefix_lens": tensors.get("prefix_lens"),
+        "seq_lens": tensors["seq_lens"],
+        "last_loc": tensors["last_loc"],
+        "extend_num_tokens": sizes.get("num_locs", 0),
+    }
+
+
+def _before_prefill(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The allocation for a prefill, where the cached slots are a tensor for each request."""
+    prefixes = torch.split(tensors["prefix_indices"], tensors["prefix_lens"].tolist())
+    return {
+        "torch": torch,
+        "support_triton": lambda _backend: True,
+        **dict.fromkeys(("get_global_server_args", "get_server_args", "get_flags", "get_exec"), OFF),
+        "attention_backends": lambda: ("triton", "triton"),
+        "req_to_token_pool": SimpleNamespace(
+            req_to_token=tensors["req_to_token"], device=tensors["req_to_token"].device
+        ),
+        "req_pool_indices_tensor": tensors["req_pool_indices"],
+        "prefix_tensors": prefixes,
+        "prefix_pointers": pointers_to(prefixes),
+        "prefix_lens_tensor": tensors["prefix_lens"],
+        "seq_lens_tensor": tensors["seq_lens"],
+        "extend_lens_tensor": tensors["seq_lens"] - tensors["prefix_lens"],
+        "out_cache_loc": tensors["out_cache_loc"],
+    }
+
+
+_PAGED = ("srt/mem_cache/allocator/paged.py", "srt/mem_cache/allocator.py")
+
+CALLERS: tuple[CallerNames, ...] = (
+    CallerNames(
+        "alloc_extend",
+        "PagedTokenToKVPoolAllocator.alloc_extend",
+        _PAGED,
+        ("alloc_extend_kernel",),
+        _in_allocator,
+        ("out_indices",),
+        reach=always,
+    ),
+    CallerNames(
+        "alloc_decode",
+        "PagedTokenToKVPoolAllocator.alloc_decode",
+        _PAGED,
+        ("alloc_decode_kernel",),
+        _in_allocator,
+        ("out_indices",),
+        reach=always,
+    ),
+    CallerNames(
+        "write_req_to_token_pool",
+        "write_cache_indices",
+        ("srt/mem_cache/allocation.py", "srt/mem_cache/common.py"),
+        ("write_req_to_token_pool_triton",),
+        _before_prefill,
+        None,
+        reach=always,
+    ),
+)

@@ -1,0 +1,246 @@
+"""Cache-location kernels: which slots of `req_to_token` a launch reads and writes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from specsim.contracts.contract import Sizes, Tensors
+from specsim.contracts.provider import NotCalledError
+from specsim.engines.sglang.operations.names import CallerNames, KernelNames, running_batch
+
+_CACHE_LOCS = (
+    "kernels/ops/speculative/cache_locs.py",
+    "srt/mem_cache/allocation.py",
+    "srt/speculative/triton_ops/cache_locs.py",
+    "srt/speculative/spec_utils.py",
+    "srt/speculative/eagle_info_v2.py",
+)
+_INPUTS = ("srt/speculative/eagle_info_v2.py",)
+_COMMON = "srt/speculative/eagle_worker_common.py"
+_UTILS = "srt/speculative/eagle_utils.py"
+
+
+_RAGGED = ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "out_cache_loc", "pool_len", "bs_upper")
+
+
+def _launch_ragged(
+    kernel: Any,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    start_offset: torch.Tensor,
+    end_offset: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+) -> None:
+    bs, pool_len = len(req_pool_indices), req_to_token.shape[1]
+    bs_upper = 1 << (bs - 1).bit_length()
+    kernel[(bs,)](req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc, pool_len, bs_upper)
+
+
+def _launch_draft_locs(
+    kernel: Any,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    topk: int,
+    num_steps: int,
+) -> None:
+    bs, pool_len = len(req_pool_indices), req_to_token.shape[1]
+    kernel[(bs,)](req_pool_indices, req_to_token, seq_lens, out_cache_loc, pool_len, topk, num_steps)
+
+
+def _launch_uniform(
+    kernel: Any,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    start_offset: torch.Tensor,
+    end_offset: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+) -> None:
+    """For segments of one width, which is not 0."""
+    bs = len(req_pool_indices)
+    width = int(end_offset[0] - start_offset[0])
+    if width == 0 or bool((end_offset - start_offset != width).any()):
+        raise NotCalledError("it is for segments of one width")
+    kernel[(bs,)](req_pool_indices, req_to_token, start_offset, out_cache_loc, req_to_token.shape[1], width)
+
+
+_UNIFORM = ("req_pool_indices", "req_to_token", "start_offset", "out_cache_loc", "pool_len", "draft_token_num")
+_DRAFT_LOCS = (
+    "req_pool_indices",
+    "req_to_token",
+    "seq_lens",
+    "out_cache_loc",
+    "pool_len",
+    "topk",
+    "speculative_num_steps",
+)
+_TRANSLATED = (
+    "full_v2p",
+    "swa_v2p",
+    "full_out",
+    "swa_out",
+    "PAGE_SIZE",
+    "num_v_pages",
+    "num_swa_pages",
+    "positions_out",
+    "anchor_src",
+    "anchor_out",
+    "anchor_stride",
+)
+
+KERNELS: tuple[KernelNames, ...] = (
+    KernelNames("assign_req_to_token_pool", ("assign_req_to_token_pool",), _CACHE_LOCS, (_RAGGED,), _launch_ragged),
+    KernelNames(
+        "assign_draft_cache_locs_contiguous",
+        ("assign_draft_cache_locs_contiguous", "assign_draft_cache_locs_page_size_1"),
+        _CACHE_LOCS,
+        (_DRAFT_LOCS, (*_DRAFT_LOCS, "positions", "mrope", "BS", "WRITE_POSITIONS", "WRITE_MROPE")),
+        _launch_draft_locs,
+    ),
+    KernelNames("assign_extend_cache_locs", ("assign_extend_cache_locs",), _CACHE_LOCS, (_RAGGED,), _launch_ragged),
+    KernelNames(
+        "assign_extend_cache_locs",
+        ("assign_extend_cache_locs_uniform",),
+        _CACHE_LOCS,
+        (_UNIFORM, (*_UNIFORM, *_TRANSLATED)),
+        _launch_uniform,
+        variant="uniform",
+    ),
+)
+
+
+def _before_draft(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """`prepare_for_v2_draft`."""
+    device = tensors["req_to_token"].device
+    return {
+        "torch": torch,
+        "_is_cpu": False,
+        "self": SimpleNamespace(),
+        "batch": running_batch(
+            req_pool_indices=tensors["req_pool_indices"],
+            seq_lens=tensors["seq_lens"],
+            input_ids=tensors["seq_lens"],
+            device=device,
+            token_to_kv_pool_allocator=SimpleNamespace(page_size=1),
+        ),
+        "req_to_token_pool": SimpleNamespace(req_to_token=tensors["req_to_token"]),
+        "page_size": 1,
+        "topk": sizes["topk"],
+        "num_steps": sizes["num_steps"],
+        "num_draft_tokens": None,
+        # The window of a chain's verification is another launch's; positions are made with it on a GPU alone.
+        "plans_window": False,
+        "prepared_positions": None,
+        "prepared_mrope_positions": None,
+    }
+
+
+def _before_verify(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """`prepare_for_v2_verify`: every request verifies the same number of nodes."""
+    widths = tensors["end_offset"] - tensors["start_offset"]
+    if bool((widths != sizes["num_draft_tokens"]).any()):
+        raise NotCalledError("prepare_for_v2_verify has one width for all requests")
+    verify_input = SimpleNamespace(
+        draft_token_num=sizes["num_draft_tokens"], draft_token=tensors["start_offset"], prepared_out_cache_loc=None
+    )
+    return {
+        "torch": torch,
+        "self": verify_input,
+        "verify_input": verify_input,
+        "batch": running_batch(
+            req_pool_indices=tensors["req_pool_indices"],
+            seq_lens=tensors["start_offset"],
+            device=tensors["req_to_token"].device,
+        ),
+        "req_to_token_pool": SimpleNamespace(req_to_token=tensors["req_to_token"]),
+    }
+
+
+def _after_allocation(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """`prepare_for_decode`, after the slots are allocated: lengths before and after are int32 on the CPU there, and
+    on the device too from the release on that hands them over.
+    """
+    device = tensors["req_to_token"].device
+    pool = SimpleNamespace(req_to_token=tensors["req_to_token"])
+    before, after = (tensors[name].to(torch.int32) for name in ("start_offset", "end_offset"))
+    return {
+        "torch": torch,
+        "self": SimpleNamespace(),
+        "batch": running_batch(req_pool_indices=tensors["req_pool_indices"], req_to_token_pool=pool, device=device),
+        "bs": len(tensors["req_pool_indices"]),
+        "reqs": [None] * len(tensors["req_pool_indices"]),
+        "req_pool_indices": tensors["req_pool_indices"],
+        "req_to_token_pool": pool,
+        "num_needed_tokens": len(tensors["out_cache_loc"]),
+        "cur_kv_lens": before,
+        "nxt_kv_lens": after,
+        "cur_kv_lens_device": before,
+        "nxt_kv_lens_device": after,
+        "cur_kv_lens_cpu": tensors["start_offset"].to(device="cpu", dtype=torch.int32),
+        "nxt_kv_lens_cpu": tensors["end_offset"].to(device="cpu", dtype=torch.int32),
+        "out_cache_loc": tensors["out_cache_loc"],
+    }
+
+
+CALLERS: tuple[CallerNames, ...] = (
+    CallerNames(
+        "assign_req_to_token_pool",
+        "EagleDraftInputV2Mixin.prepare_for_decode",
+        _INPUTS,
+        ("assign_req_to_token_pool_func",),
+        _after_allocation,
+        None,
+        host_paths=_CACHE_LOCS,
+        moved=(
+            ("eagle_prepare_for_decode", _UTILS),
+            ("alloc_for_spec_decode", "srt/mem_cache/allocation.py"),
+        ),
+    ),
+    CallerNames(
+        "assign_draft_cache_locs_contiguous",
+        "EagleDraftInputV2Mixin.prepare_for_v2_draft",
+        _INPUTS,
+        ("assign_draft_cache_locs_contiguous", "assign_draft_cache_locs_page_size_1"),
+        _before_draft,
+        ("out_cache_loc",),
+        moved=(
+            ("EagleDraftWorkerBase.prepare_for_draft", "srt/speculative/base_spec_worker.py"),
+            ("prepare_for_draft", _COMMON),
+        ),
+    ),
+    CallerNames(
+        "assign_draft_cache_locs_contiguous",
+        "EagleDraftInputV2Mixin.prepare_for_v2_draft",
+        (),
+        ("assign_draft_cache_locs_contiguous_func",),
+        _before_draft,
+        ("out_cache_loc",),
+        host_paths=_CACHE_LOCS,
+        moved=(("prepare_for_draft", _COMMON),),
+    ),
+    CallerNames(
+        "assign_extend_cache_locs",
+        "EagleVerifyInputV2Mixin.prepare_for_v2_verify",
+        _INPUTS,
+        ("assign_extend_cache_locs_func",),
+        _before_verify,
+        (),
+        host_paths=_CACHE_LOCS,
+        moved=(("eagle_prepare_for_verify", _UTILS),),
+    ),
+    CallerNames(
+        "assign_extend_cache_locs",
+        "EagleVerifyInputV2Mixin.prepare_for_v2_verify",
+        (),
+        ("assign_extend_cache_locs_uniform_func",),
+        _before_verify,
+        (),
+        host_paths=_CACHE_LOCS,
+        moved=(("eagle_prepare_for_verify", _UTILS),),
+        variant="uniform",
+    ),
+)

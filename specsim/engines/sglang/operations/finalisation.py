@@ -1,0 +1,345 @@
+"""After the walk: the accepted path is brought to the front of its block, and what the next step reads is made."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import Any
+
+import torch
+
+from specsim.contracts.contract import Sizes, WrongResultError
+from specsim.engines.sglang.operations.functions import FunctionNames, Lifted, Place
+from specsim.engines.sglang.operations.verification import (
+    SAMPLE_FOLLOWS,
+    SAMPLE_PLACES,
+    TorchWithCoins,
+    around_sampling,
+    sampling_info,
+)
+from specsim.engines.sglang.stubs import Fields, nothing
+
+Tensor = torch.Tensor
+
+_COMMON = "srt/speculative/eagle_worker_common.py"
+_WORKER = "srt/speculative/eagle_worker_v2.py"
+_UTILS = "srt/speculative/spec_utils.py"
+_KERNEL_PATHS = (
+    "kernels/ops/speculative/cache_locs.py",
+    "kernels/ops/speculative/eagle.py",
+    "srt/speculative/triton_ops/cache_locs.py",
+    "srt/speculative/triton_ops/eagle.py",
+    "srt/speculative/eagle_info_v2.py",
+)
+_KERNELS = tuple(
+    (name, _KERNEL_PATHS)
+    for name in (
+        "assign_extend_cache_locs",
+        "fill_accept_out_cache_loc",
+        "fill_accepted_out_cache_loc",
+        "fill_bonus_tokens",
+        "fill_new_verified_id",
+    )
+)
+_LAUNCHERS = frozenset({"fill_accept_out_cache_loc_func", "fill_front_out_cache_loc_func", "fill_bonus_tokens_func"})
+_MOVE_METHODS: tuple[Place, ...] = (
+    (_WORKER, "EAGLEWorkerV2.move_accept_tokens_to_target_kvcache"),
+    (_WORKER, "EAGLEWorkerV2.move_accepted_tokens_to_target_kvcache"),
+)
+_METHODS: tuple[Place, ...] = (
+    *_MOVE_METHODS,
+    (_WORKER, "EAGLEWorkerV2._compact_accept_to_front"),
+    (_WORKER, "EAGLEWorkerV2._finalize_accept_tree_path"),
+)
+_PAGE_SIZE = 4
+_SEQ_LEN = 3  # of the first request; each has one more than the one before it
+
+
+class _Pool:
+    """The KV cache and its allocator: notes the slots of a move."""
+
+    def __init__(self) -> None:
+        self.moves: list[tuple[Tensor, Tensor]] = []
+
+    def get_kvcache(self) -> Fields:
+        return Fields(move_kv_cache=lambda target, source: self.moves.append((target, source)))
+
+    @property
+    def only_move(self) -> tuple[Tensor, Tensor]:
+        if len(self.moves) != 1:
+            raise WrongResultError(f"the KV of the accepted path is moved {len(self.moves)} times")
+        return self.moves[0]
+
+
+def _rows(out_cache_loc: Tensor, seq_lens: Tensor) -> tuple[Tensor, Tensor]:
+    """`req_to_token` whose rows have the slots of the nodes from the sequence's end on, and the requests' rows."""
+    bs, nodes = len(seq_lens), out_cache_loc.numel() // len(seq_lens)
+    rows = torch.arange(bs).flip(0) + 1
+    table = torch.zeros(bs + 1, int(seq_lens.max()) + nodes + 1, dtype=torch.int32)
+    for row, start, slots in zip(rows.tolist(), seq_lens.tolist(), out_cache_loc.view(bs, nodes), strict=True):
+        table[row, start : start + nodes] = slots
+    return table, rows
+
+
+def _batch(out_cache_loc: Tensor, seq_lens: Tensor, **fields: Any) -> tuple[Fields, Fields]:
+    """A batch that verified its trees, and the pool of its rows."""
+    table, rows = _rows(out_cache_loc, seq_lens)
+    pool = Fields(req_to_token=table)
+    batch = Fields(
+        req_to_token_pool=pool,
+        seq_lens=seq_lens,
+        req_pool_indices=rows,
+        out_cache_loc=out_cache_loc,
+        device=seq_lens.device,
+        forward_mode=Fields(is_idle=lambda: False),
+        **fields,
+    )
+    return batch, pool
+
+
+def _worker(lifted: Lifted, pool: _Pool, rows: Fields, nodes: int, **fields: Any) -> Fields:
+    """The worker, with those of its methods that the release has."""
+    worker = Fields(
+        speculative_num_draft_tokens=nodes,
+        device=torch.device("cpu"),
+        req_to_token_pool=rows,
+        token_to_kv_pool_allocator=pool,
+        **fields,
+    )
+    for place in _METHODS:
+        if place[1] in lifted.given:
+            setattr(worker, place[1].split(".")[1], lifted.bound(place, worker))
+    return worker
+
+
+def _seq_lens(bs: int) -> Tensor:
+    return torch.arange(_SEQ_LEN, _SEQ_LEN + bs)
+
+
+def _compact(
+    lifted: Lifted,
+    accept_index: Tensor,
+    accept_lens: Tensor,
+    out_cache_loc: Tensor,
+    predict: Tensor,
+    hidden_states: Tensor,
+    num_draft_tokens: int,
+) -> tuple[Tensor, ...]:
+    bs = len(accept_lens)
+    pool, logits_output = _Pool(), Fields(hidden_states=hidden_states)
+    batch, rows = _batch(out_cache_loc, _seq_lens(bs))
+    arguments = (batch, accept_index, accept_lens, predict, logits_output, bs)
+    if "." in lifted.name:
+        compacted = lifted.value(_worker(lifted, pool, rows, num_draft_tokens), *arguments)
+    else:
+        options = {"token_to_kv_pool_allocator": pool, "num_draft_tokens": num_draft_tokens}
+        compacted = lifted.value(*arguments, **options)
+    return *pool.only_move, compacted, logits_output.hidden_states
+
+
+def _sources(lifted: Lifted, accept_index: Tensor, out_cache_loc: Tensor) -> Tensor:
+    """The non-overlap worker's move: its sources; how many slots it frees is checked with pages of four tokens."""
+    bs, entries = accept_index.shape[0], accept_index.numel()
+    nodes, lens = out_cache_loc.numel() // bs, _seq_lens(bs)
+    drafts = (accept_index >= 0).sum(dim=1) - 1
+    accepted = accept_index[accept_index >= 0].long()
+    source, _target, freed = lifted.value(lens, out_cache_loc, accepted, drafts, nodes, _PAGE_SIZE)
+    pages = -(-(lens + drafts + 1) // _PAGE_SIZE)
+    wanted = (lens + nodes - pages * _PAGE_SIZE).clamp(min=0)
+    if not torch.equal(freed, wanted):
+        raise WrongResultError(f"{freed.tolist()} slots are freed, {wanted.tolist()} lie beyond the last page in use")
+    return torch.nn.functional.pad(source, (0, entries - source.numel()))
+
+
+# The whole of a verification after the target's forward
+
+
+class _OnStream(torch.Tensor):
+    """A tensor on a CPU, where no stream has to be told of its use."""
+
+    def record_stream(self, _stream: Any) -> None:
+        """Nothing to record."""
+
+
+class _Torch(TorchWithCoins):
+    """`torch` with the streams and events of a GPU, which order nothing here."""
+
+    @staticmethod
+    def get_device_module(_device: Any = None) -> Fields:
+        return Fields(current_stream=Fields, Event=lambda: Fields(record=nothing))
+
+
+def _around_verify() -> dict[str, Any]:
+    return {
+        **around_sampling(),
+        "torch": _Torch(),
+        "contextlib": contextlib,
+        "record_stream_for_v2_verify": nothing,
+        "record_stream_each": nothing,
+        "eagle_prepare_for_verify": _prepared,
+        "commit_mamba_states_after_verify": nothing,
+        "EagleDraftInput": Fields,
+        "GenerationBatchResult": Fields,
+        "TreeMaskMode": Fields(),
+    }
+
+
+def _prepared(*_arguments: Any, **_named: Any) -> tuple[Fields, bool]:
+    return Fields(mark_forward_metadata_ready=nothing), False
+
+
+def _verify(
+    lifted: Lifted,
+    logits: Tensor,
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    seq_lens: Tensor,
+    out_cache_loc: Tensor,
+    num_steps: int,
+) -> tuple[Tensor, ...]:
+    bs, nodes = candidates.shape
+    width = num_steps + 1
+    chain = nodes == width and bool((retrieve_next_sibling == -1).all())
+    topk = 1 if chain else 2
+    output = Fields(logits_output=Fields(next_token_logits=logits.clone()))
+    target = Fields(forward_batch_generation=lambda **_named: output, model_runner=Fields(attn_backend=Fields()))
+    verify_input = Fields(
+        draft_token=candidates.flatten(),
+        draft_token_num=nodes,
+        spec_steps=num_steps,
+        max_tree_depth=width,
+        topk=topk,
+        tree_topk=topk,
+        retrive_index=retrieve_index,
+        retrive_next_token=retrieve_next_token,
+        retrive_next_sibling=retrieve_next_sibling,
+        retrieve_index=retrieve_index,
+        retrieve_next_token=retrieve_next_token,
+        retrieve_next_sibling=retrieve_next_sibling,
+        prepare_for_v2_verify=_prepared,
+    )
+    _path, sample = SAMPLE_PLACES[1]
+    if sample in lifted.given:
+        verify_input.sample = lifted.bound(SAMPLE_PLACES[1], verify_input)
+    batch, rows = _batch(
+        out_cache_loc,
+        seq_lens.as_subclass(_OnStream),
+        spec_info=verify_input,
+        sampling_info=sampling_info(),
+        input_ids=verify_input.draft_token,
+        has_grammar=False,
+        return_logprob=False,
+    )
+    pool = _Pool()
+    around = {"target_worker": target, "plan_stream": None, "plan_stream_ctx": contextlib.nullcontext(), "topk": topk}
+    if "." in lifted.name:
+        worker = _worker(lifted, pool, rows, nodes, speculative_num_steps=num_steps, **around)
+        worker._target_worker = target
+        result = lifted.value(worker, batch)
+    else:
+        options = {
+            "req_to_token_pool": rows,
+            "token_to_kv_pool_allocator": pool,
+            "num_steps": num_steps,
+            "num_draft_tokens": nodes,
+            "device": "cpu",
+            "metadata_ready_pre_pad": False,
+            "finalize_tree_path": True,
+        }
+        taken = inspect.signature(lifted.value).parameters
+        given = {name: value for name, value in {**around, **options}.items() if name in taken}
+        result = lifted.value(batch, **given)
+    return _outcome(lifted, result, pool, chain, out_cache_loc.view(bs, nodes), width)
+
+
+def _outcome(lifted: Lifted, result: Fields, pool: _Pool, chain: bool, slots: Tensor, width: int) -> tuple[Tensor, ...]:
+    """The operation's outputs, as the scheduler and the next step read them from the release's result."""
+    walk, following = lifted.given["verify_tree_greedy"], result.next_draft_input
+    bs, nodes = slots.shape
+    accept_lens = result.accept_lens
+    column = torch.arange(width)
+    accepted = column < accept_lens[:, None]  # [bs, width]
+    emitted = torch.full((bs, width), -1, dtype=torch.int32)
+    ahead = min(nodes, width)
+    emitted[:, :ahead] = result.next_token_ids.view(bs, nodes)[:, :ahead]
+    moves = torch.zeros(2, bs, width, dtype=torch.int64)
+    if chain:
+        moves[:, accepted] = slots[:, :width][accepted]  # the path is the front: nothing moves
+    elif pool.moves:
+        moves[:, accepted] = torch.stack([slot[: int(accept_lens.sum())] for slot in pool.only_move])
+    return (
+        walk.predicts,
+        walk.accept_index,
+        accept_lens,
+        following.verified_id if following.bonus_tokens is None else following.bonus_tokens,
+        torch.Tensor.as_subclass(_first(result.new_seq_lens, following.new_seq_lens), torch.Tensor),
+        torch.where(accepted, emitted, -1),
+        *moves,
+    )
+
+
+def _first(value: Tensor | None, other: Tensor) -> Tensor:
+    return other if value is None else value
+
+
+def _is_of_a_release(sizes: Sizes) -> bool:
+    """A chain has a node for each step, and a tree at least as many nodes as a path: the releases set them so."""
+    nodes, width = sizes["num_draft_tokens"], sizes["num_steps"] + 1
+    return nodes == width if sizes["topk"] == 1 else nodes >= width
+
+
+_FINALIZE_PARAMETERS = ("batch", "accept_index", "accept_lens", "predict", "logits_output", "bs")
+FUNCTIONS: tuple[FunctionNames, ...] = (
+    FunctionNames(
+        "compact_accepted_path",
+        "function:_finalize_accept_tree_path",
+        ((_COMMON, "_finalize_accept_tree_path"), (_WORKER, "EAGLEWorkerV2._finalize_accept_tree_path")),
+        (
+            (*_FINALIZE_PARAMETERS, "token_to_kv_pool_allocator", "num_draft_tokens"),
+            ("self", *_FINALIZE_PARAMETERS),
+        ),
+        _compact,
+        follow=_LAUNCHERS | {"_compact_accept_to_front", "move_accept_tokens_to_target_kvcache"},
+        along=_METHODS[:3],
+        kernels=_KERNELS,
+        accepts=_is_of_a_release,
+    ),
+    FunctionNames(
+        "fill_accept_out_cache_loc",
+        "function:get_src_tgt_cache_loc",
+        (
+            ("kernels/ops/speculative/cache_locs.py", "get_src_tgt_cache_loc"),
+            ("srt/speculative/triton_ops/cache_locs.py", "get_src_tgt_cache_loc"),
+            (_UTILS, "get_src_tgt_cache_loc"),
+        ),
+        tuple(
+            ("seq_lens", "out_cache_loc", "accept_index", name, "draft_token_num", "page_size")
+            for name in ("num_correct_drafts", "num_accepted_drafts", "accept_length")
+        ),
+        _sources,
+        accepts=_is_of_a_release,
+        called_from=("srt/speculative/eagle_info.py", "srt/speculative/eagle_worker.py"),
+    ),
+    FunctionNames(
+        "verify_logits_greedy",
+        "caller:EAGLEWorkerV2.verify, whole",
+        ((_COMMON, "run_eagle_verify"), (_WORKER, "EAGLEWorkerV2.verify")),
+        (),
+        _verify,
+        stand_ins=_around_verify,
+        follow=SAMPLE_FOLLOWS
+        | _LAUNCHERS
+        | {
+            "eagle_sample",
+            "_finalize_accept_tree_path",
+            "_compact_accept_to_front",
+            "move_accept_tokens_to_target_kvcache",
+        },
+        along=(*_METHODS, SAMPLE_PLACES[1]),
+        kernels=_KERNELS,
+        role="caller",
+        accepts=_is_of_a_release,
+    ),
+)

@@ -1,0 +1,403 @@
+"""Which KV a draft's branches attend to, and how KV moves."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from specsim.contracts.contract import Sizes, Tensors
+from specsim.contracts.pointers import pointers_to
+from specsim.contracts.provider import NotCalledError
+from specsim.engines.sglang.operations.names import (
+    CallerNames,
+    KernelNames,
+    power_of_two,
+    running_batch,
+    without_overlap,
+)
+
+CACHE_LOCS = (
+    "kernels/ops/speculative/cache_locs.py",
+    "srt/speculative/triton_ops/cache_locs.py",
+    "srt/speculative/spec_utils.py",
+)
+_MOVE = (
+    "kernels/ops/kvcache/cache_move.py",
+    "srt/mem_cache/triton_ops/cache_move.py",
+    "srt/mem_cache/memory_pool.py",
+)
+_EAGLE = (
+    "kernels/ops/speculative/eagle.py",
+    "srt/speculative/triton_ops/eagle.py",
+    "srt/speculative/eagle_info_v2.py",
+)
+
+# As the attention backends launch it. The first axis of the grid is the step; a kernel that has NUM_STEPS runs the
+# historical form where it is 0.
+_KV_INDICES = (
+    "req_pool_indices",
+    "req_to_token",
+    "paged_kernel_lens",
+    "kv_indices",
+    "kv_indptr",
+    "positions",
+    "pool_len",
+    "kv_indices_stride",
+    "kv_indptr_stride",
+    "bs_upper",
+    "iter_upper",
+    "num_tokens_upper",
+    "page_size",
+)
+_WINDOWED = ("window_size", "sink_size", "NUM_STEPS", "ENTRY_PAGE_SIZE", "v2p", "TRANSLATE")
+_FORMS = (
+    _KV_INDICES,
+    (*_KV_INDICES, "NUM_STEPS"),
+    (*_KV_INDICES, *_WINDOWED[:3]),
+    (*("row_stride" if name == "pool_len" else name for name in _KV_INDICES), *_WINDOWED),
+)
+
+
+_PAGED = (
+    "req_pool_indices",
+    "req_to_token",
+    "seq_lens",
+    "extend_lens",
+    "num_new_pages_per_topk",
+    "out_cache_loc",
+    "source_cache_loc",
+    "target_cache_loc",
+    "last_page_lens_cumsum",
+    "duplicate_cache_len",
+    "pool_len",
+    "topk",
+    "speculative_num_steps",
+    "page_size",
+    "bs_upper",
+    "iter_upper",
+)
+
+
+def _launch_kv_indices(
+    kernel: Any,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    seq_lens: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    topk: int,
+    num_steps: int,
+    page_size: int,
+    *,
+    by_blocks: bool = False,
+) -> None:
+    """`by_blocks`: the form in which the first axis is the step and the block of 512 tokens; here two blocks a step."""
+    bs = len(seq_lens)
+    options = {"NUM_STEPS": num_steps} if by_blocks else {}
+    kernel[(num_steps * (2 if by_blocks else 1), bs, topk)](
+        req_pool_indices,
+        req_to_token,
+        seq_lens,
+        kv_indices,
+        kv_indptr,
+        seq_lens.repeat_interleave(topk),
+        req_to_token.shape[1],
+        kv_indices.shape[1],
+        kv_indptr.shape[1],
+        power_of_two(bs),
+        power_of_two(num_steps),
+        power_of_two(bs * topk),
+        page_size,
+        **options,
+    )
+
+
+def _launch_draft_locs_paged(
+    kernel: Any,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    seq_lens: torch.Tensor,
+    topk: int,
+    num_steps: int,
+    page_size: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The kernel first enters the slots of all branches' pages, which it is given, into the rows. Here they are in the
+    rows: it is given what it finds there. A row is as wide as its last branch's pages need.
+    """
+    bs, device = len(seq_lens), seq_lens.device
+    tail = seq_lens % page_size
+    pages = (tail + num_steps + page_size - 1) // page_size
+    is_paged = page_size > 1 and topk > 1
+    extend = pages * page_size * topk - tail if is_paged else torch.full_like(seq_lens, topk * num_steps)
+    table = torch.nn.functional.pad(req_to_token, (0, int(extend.max())))
+    slots = torch.cat(
+        [
+            table[row, start : start + count]
+            for row, start, count in zip(req_pool_indices.tolist(), seq_lens.tolist(), extend.tolist(), strict=True)
+        ]
+    ).to(torch.int64)
+    copies = int(tail.sum()) * (topk - 1) if is_paged else 0
+    source = torch.zeros(copies, dtype=torch.int32, device=device) if is_paged else None
+    target = torch.zeros(copies, dtype=torch.int32, device=device) if is_paged else None
+    kernel[(bs,)](
+        req_pool_indices,
+        table,
+        seq_lens,
+        extend,
+        pages,
+        slots,
+        source,
+        target,
+        tail.cumsum(0) if is_paged else None,
+        copies,
+        table.shape[1],
+        topk,
+        num_steps,
+        page_size,
+        power_of_two(bs),
+        power_of_two(num_steps + page_size),
+    )
+    nothing = torch.zeros(0, dtype=torch.int64, device=device)
+    moved = (nothing, nothing) if target is None or source is None else (target.long(), source.long())
+    return slots[: bs * topk * num_steps], *moved
+
+
+def _launch_some_unaligned(kernel: Any, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if _all_aligned(arguments["seq_lens"], arguments["topk"], arguments["page_size"]):
+        raise NotCalledError("that is the other form")
+    return _launch_draft_locs_paged(kernel, **arguments)
+
+
+def _launch_all_aligned(kernel: Any, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With nothing to copy the worker has the kernel skip the part that brings the slots to the front."""
+    if not _all_aligned(arguments["seq_lens"], arguments["topk"], arguments["page_size"]):
+        raise NotCalledError("that is the other form")
+    return _launch_draft_locs_paged(kernel, **arguments)
+
+
+def _all_aligned(seq_lens: torch.Tensor, topk: int, page_size: int) -> bool:
+    return topk > 1 and page_size > 1 and not bool((seq_lens % page_size).any())
+
+
+def _launch_fill_accept(
+    kernel: Any, accept_index: torch.Tensor, out_cache_loc: torch.Tensor, accept_out_cache_loc: torch.Tensor
+) -> None:
+    size = accept_index.numel()
+    kernel[(size,)](accept_index, out_cache_loc, accept_out_cache_loc, power_of_two(size))
+
+
+BYTES_PER_TILE = 128
+MOVES_MAX = 256
+"""The release moves no more in one launch, whose programs each hold a tile of all of them."""
+
+
+def _launch_move(kernel: Any, buffer: torch.Tensor, target: torch.Tensor, source: torch.Tensor) -> None:
+    if not len(target):
+        return
+    stride = buffer.stride(0) * buffer.element_size()
+    strides = torch.tensor([stride], dtype=torch.int64, device=buffer.device)
+    grid = (1, -(-stride // BYTES_PER_TILE))
+    kernel[grid](pointers_to([buffer]), strides, target, source, len(target), power_of_two(len(target)), BYTES_PER_TILE)
+
+
+KERNELS: tuple[KernelNames, ...] = (
+    KernelNames(
+        "generate_draft_decode_kv_indices",
+        ("generate_draft_decode_kv_indices",),
+        CACHE_LOCS,
+        _FORMS,
+        _launch_kv_indices,
+        cost=10,
+    ),
+    KernelNames(
+        "generate_draft_decode_kv_indices",
+        ("generate_draft_decode_kv_indices",),
+        CACHE_LOCS,
+        _FORMS[1:],
+        partial(_launch_kv_indices, by_blocks=True),
+        variant="blocks",
+        cost=10,
+    ),
+    KernelNames(
+        "draft_cache_locs_paged",
+        ("assign_draft_cache_locs",),
+        ("srt/speculative/spec_utils.py",),
+        (_PAGED,),
+        _launch_some_unaligned,
+        reach=without_overlap,
+    ),
+    KernelNames(
+        "draft_cache_locs_paged",
+        ("assign_draft_cache_locs",),
+        ("srt/speculative/spec_utils.py",),
+        (_PAGED,),
+        _launch_all_aligned,
+        variant="whole-pages",
+        accepts=lambda sizes: sizes["topk"] > 1 and sizes["page_size"] > 1,
+        reach=without_overlap,
+    ),
+    KernelNames(
+        "fill_accept_out_cache_loc",
+        ("fill_accept_out_cache_loc", "fill_accepted_out_cache_loc"),
+        _EAGLE,
+        (
+            ("accept_index", "out_cache_loc", "accept_out_cache_loc", "size_upper"),
+            ("accept_index", "out_cache_loc", "accepted_out_cache_loc", "size_upper"),
+        ),
+        _launch_fill_accept,
+    ),
+    KernelNames(
+        "move_kv",
+        ("copy_all_layer_kv_cache_tiled",),
+        _MOVE,
+        (("data_ptrs", "strides", "tgt_loc_ptr", "src_loc_ptr", "num_locs", "num_locs_upper", "BYTES_PER_TILE"),),
+        _launch_move,
+        accepts=lambda sizes: sizes["num_moves"] <= MOVES_MAX,
+    ),
+)
+
+
+def _after_verify(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """`verify`, where it moves the KV of the accepted tokens; the lengths and rows are of the move's targets."""
+    bs, device = sizes["bs"], tensors["out_cache_loc"].device
+    nothing = torch.zeros(bs, dtype=torch.int64, device=device)
+    batch = running_batch(seq_lens=nothing, req_pool_indices=nothing, out_cache_loc=tensors["out_cache_loc"])
+    return {
+        "torch": torch,
+        "next_power_of_2": power_of_two,
+        "self": SimpleNamespace(speculative_num_draft_tokens=sizes["num_draft_tokens"], device=device),
+        "batch": batch,
+        "device": device,
+        "accept_index": tensors["accept_index"].long(),
+    }
+
+
+def _for_branches(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The attention backend of the draft, before it runs its steps."""
+    bs, topk, num_steps, table = sizes["bs"], sizes["topk"], sizes["num_steps"], tensors["req_to_token"]
+    forward_batch = running_batch(
+        batch_size=bs,
+        req_pool_indices=tensors["req_pool_indices"],
+        seq_lens=tensors["seq_lens"],
+        seq_lens_sum=None,
+        positions=tensors["seq_lens"].repeat_interleave(topk),
+        req_to_token_pool=SimpleNamespace(req_to_token=table),
+    )
+    backend = SimpleNamespace(
+        topk=topk,
+        speculative_num_steps=num_steps,
+        page_size=sizes["page_size"],
+        pool_len=table.shape[1],
+        req_to_token_pool=SimpleNamespace(req_to_token=table),
+        kv_indptr=tensors["kv_indptr"],
+        max_context_len=table.shape[1],
+        draft_window_size=0,
+        draft_sink_size=0,
+    )
+    # Where rows are translated this is what comes of it; the rows are the pool's own here.
+    source = SimpleNamespace(
+        row_ids=tensors["req_pool_indices"], ids=table, row_stride=table.shape[1], entry_page_size=1, v2p=None
+    )
+    return {
+        "torch": torch,
+        "next_power_of_2": power_of_two,
+        "self": backend,
+        "src": source,
+        "forward_batch": forward_batch,
+        "kv_indices_buffer": tensors["kv_indices"],
+        "num_seqs": bs,
+        "bs": bs * topk,
+    }
+
+
+def _in_pool(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The KV pool, of which this is the only buffer."""
+    buffer, target = tensors["buffer"], tensors["target"]
+    if not len(target):
+        raise NotCalledError("nothing is moved")
+    stride = buffer.stride(0) * buffer.element_size()
+    config = {
+        "bytes_per_tile": BYTES_PER_TILE,
+        "byte_tiles": -(-stride // BYTES_PER_TILE),
+        "num_warps": 4,
+        "num_locs_upper": MOVES_MAX,
+    }
+    pool = SimpleNamespace(
+        data_ptrs=pointers_to([buffer]),
+        data_strides=torch.tensor([stride], dtype=torch.int64, device=buffer.device),
+        _kv_copy_config=config,
+    )
+    return {
+        "torch": torch,
+        "next_power_of_2": power_of_two,
+        "self": pool,
+        "tgt_loc": target,
+        "src_loc": tensors["source"],
+    }
+
+
+MOVE = "move_accept_tokens_to_target_kvcache"
+_MOVES = (
+    (MOVE, "srt/speculative/spec_utils.py"),
+    (f"EAGLEWorkerV2.{MOVE}", "srt/speculative/eagle_worker_v2.py"),
+    ("EAGLEWorkerV2.move_accepted_tokens_to_target_kvcache", "srt/speculative/eagle_worker_v2.py"),
+)
+
+CALLERS: tuple[CallerNames, ...] = (
+    *(
+        CallerNames(
+            "fill_accept_out_cache_loc",
+            function,
+            (),
+            callees,
+            _after_verify,
+            ("accept_out_cache_loc", "accepted_out_cache_loc"),
+            host_paths=host_paths,
+            moved=_MOVES,
+            accepts=accepts,
+            other_length=True,
+            cost=cost,
+            called_from=("srt/speculative",),
+        )
+        for function, accepts, cost in (
+            (MOVE, lambda sizes: sizes["num_draft_tokens"] >= sizes["accept_width"], 3),
+            (f"{MOVE}:small-trees", lambda sizes: sizes["num_draft_tokens"] < sizes["accept_width"], 1),
+        )
+        for callees, host_paths in (
+            (("fill_accept_out_cache_loc", "fill_accepted_out_cache_loc"), ()),
+            (("fill_accept_out_cache_loc_func",), _EAGLE),
+        )
+    ),
+    *(
+        CallerNames(
+            "move_kv",
+            "MHATokenToKVPool.move_kv_cache",
+            (),
+            callees,
+            _in_pool,
+            None,
+            host_paths=host_paths,
+            moved=tuple(
+                (f"MHATokenToKVPool.{name}", "srt/mem_cache/memory_pool.py")
+                for name in ("_move_kv_cache_impl", "move_kv_cache")
+            ),
+            accepts=lambda sizes: sizes["num_moves"] <= MOVES_MAX,
+        )
+        for callees, host_paths in (
+            (("copy_all_layer_kv_cache_tiled",), ()),
+            (("copy_all_layer_kv_cache_func",), _MOVE),
+        )
+    ),
+    CallerNames(
+        "generate_draft_decode_kv_indices",
+        "TritonMultiStepDraftBackend.common_template",
+        ("srt/layers/attention/triton_backend.py",),
+        ("generate_draft_decode_kv_indices",),
+        _for_branches,
+        None,
+        cost=10,
+    ),
+)

@@ -1,0 +1,55 @@
+"""Masks of bits: which tokens a grammar allows, which nodes a node attends to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from specsim.engines.sglang.operations.names import CallerNames, KernelNames, by_option
+
+BITMASK_PATHS = ("kernels/ops/grammar/bitmask_ops.py", "srt/constrained/triton_ops/bitmask_ops.py")
+
+
+def _launch_bitmask(function: Any, logits: torch.Tensor, bitmask: torch.Tensor, indices: torch.Tensor) -> None:
+    function(logits, bitmask, indices.tolist())
+
+
+def _launch_pack(function: Any, tree_mask: torch.Tensor, packed: torch.Tensor) -> None:
+    """A request's mask is one run of bits there, rows of equal width. Here each row ends at a byte: it is made as wide
+    as its bytes.
+    """
+    bs, num_draft_tokens, packed_bytes = packed.shape
+    width = 8 * packed_bytes
+    rows = torch.nn.functional.pad(tree_mask, (0, width - num_draft_tokens))
+    requests = torch.arange(bs + 1, dtype=torch.int32, device=packed.device)
+    function(
+        rows,
+        requests * width,
+        requests * (num_draft_tokens * packed_bytes),
+        packed,
+        batch_size=bs,
+        query_width=num_draft_tokens,
+        max_kv_len=width,
+    )
+
+
+KERNELS: tuple[KernelNames, ...] = (
+    KernelNames(
+        "apply_token_bitmask",
+        ("apply_token_bitmask_inplace_triton",),
+        BITMASK_PATHS,
+        (("logits", "bitmask", "indices"),),
+        _launch_bitmask,
+        reach=by_option,
+    ),
+    KernelNames(
+        "pack_tree_mask",
+        ("pack_verify_mask_into",),
+        ("kernels/ops/speculative/pack_verify_mask.py",),
+        (("mask", "kv_indptr", "packed_indptr", "output", "batch_size", "query_width", "max_kv_len"),),
+        _launch_pack,
+    ),
+)
+
+CALLERS: tuple[CallerNames, ...] = ()

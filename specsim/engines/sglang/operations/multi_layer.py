@@ -1,0 +1,376 @@
+"""Draft models of several layers: windows of tokens and hidden states that move by one position a layer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from specsim.contracts.contract import Sizes, Tensors
+from specsim.contracts.provider import NotCalledError
+from specsim.engines.sglang.operations.names import CallerNames, KernelNames, by_option, running_batch
+
+_MULTI_LAYER = (
+    "kernels/ops/speculative/multi_layer_eagle.py",
+    "srt/speculative/triton_ops/multi_layer_eagle.py",
+    "srt/speculative/multi_layer_eagle_utils.py",
+)
+
+
+def _launch_rotate(
+    function: Any,
+    input_ids: torch.Tensor,
+    extend_start_loc: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+    topk_index: torch.Tensor,
+    select_index: torch.Tensor,
+) -> None:
+    function(input_ids, extend_start_loc, extend_seq_lens, topk_index, select_index)
+
+
+def _launch_pool(
+    function: Any,
+    hidden_states: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    req_to_hidden_states_pool: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+    extend_start_loc: torch.Tensor,
+) -> None:
+    function(
+        hidden_states,
+        req_pool_indices,
+        req_to_hidden_states_pool,
+        req_to_hidden_states_pool.shape[1],
+        len(req_pool_indices),
+        extend_seq_lens,
+        extend_start_loc,
+    )
+
+
+def _launch_new_state(
+    function: Any,
+    next_token_ids: torch.Tensor,
+    old_input_ids: torch.Tensor,
+    old_positions: torch.Tensor,
+    old_hidden_states: torch.Tensor,
+    old_out_cache_loc: torch.Tensor,
+    old_extend_seq_lens: torch.Tensor,
+    old_extend_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    padding_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_to_hidden_states_pool: torch.Tensor,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    hidden_states: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+    extend_start_loc: torch.Tensor,
+    step: int,
+) -> None:
+    function(
+        next_token_ids,
+        old_input_ids,
+        old_positions,
+        old_hidden_states,
+        old_out_cache_loc,
+        old_extend_seq_lens,
+        old_extend_start_loc,
+        input_ids,
+        positions,
+        hidden_states,
+        out_cache_loc,
+        extend_seq_lens,
+        extend_start_loc,
+        seq_lens,
+        padding_lens,
+        len(seq_lens),
+        step,
+        req_pool_indices,
+        req_to_token,
+        req_to_hidden_states_pool,
+    )
+
+
+def _launch_stash(
+    function: Any,
+    src_tokens: torch.Tensor,
+    src_hiddens: torch.Tensor,
+    src_row_ends: torch.Tensor,
+    num_available: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    stash_tokens: torch.Tensor,
+    stash_hiddens: torch.Tensor,
+    stash_valid_lens: torch.Tensor,
+    set_valid: int,
+) -> None:
+    function(
+        src_tokens,
+        src_hiddens,
+        src_row_ends,
+        num_available,
+        req_pool_indices,
+        stash_tokens,
+        stash_hiddens,
+        stash_valid_lens,
+        bool(set_valid),
+    )
+
+
+def _launch_widened(
+    function: Any,
+    predict: torch.Tensor,
+    verify_hiddens: torch.Tensor,
+    stash_tokens: torch.Tensor,
+    stash_hiddens: torch.Tensor,
+    stash_valid_lens: torch.Tensor,
+    seq_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    input_ids: torch.Tensor,
+    hidden_states: torch.Tensor,
+    num_draft_tokens: int,
+) -> None:
+    function(
+        input_ids,
+        hidden_states,
+        predict,
+        verify_hiddens,
+        stash_tokens,
+        stash_hiddens,
+        stash_valid_lens,
+        seq_lens,
+        req_pool_indices,
+        num_draft_tokens,
+    )
+
+
+KERNELS: tuple[KernelNames, ...] = (
+    KernelNames(
+        "rotate_input_ids",
+        ("rotate_input_ids", "rotate_input_ids_triton"),
+        _MULTI_LAYER,
+        (("input_ids", "extend_start_loc", "extend_seq_lens", "topk_index", "select_index"),),
+        _launch_rotate,
+        reach=by_option,
+    ),
+    KernelNames(
+        "assign_hidden_states_pool",
+        ("assign_hidden_states_pool_triton",),
+        _MULTI_LAYER,
+        (
+            (
+                "hidden_states",
+                "req_pool_indices",
+                "req_to_hidden_states_pool",
+                "pool_size",
+                "num_seqs",
+                "extend_seq_lens",
+                "extend_start_loc",
+            ),
+        ),
+        _launch_pool,
+        reach=by_option,
+    ),
+    KernelNames(
+        "assign_new_state",
+        ("assign_new_state_triton",),
+        _MULTI_LAYER,
+        (
+            (
+                "next_token_ids",
+                "old_input_ids",
+                "old_positions",
+                "old_hidden_states",
+                "old_out_cache_loc",
+                "old_extend_seq_lens",
+                "old_extend_start_loc",
+                "input_ids",
+                "positions",
+                "hidden_states",
+                "out_cache_loc",
+                "extend_seq_lens",
+                "extend_start_loc",
+                "seq_lens",
+                "padding_lens",
+                "num_seqs",
+                "step",
+                "req_pool_indices",
+                "req_to_token",
+                "req_to_hidden_states_pool",
+            ),
+        ),
+        _launch_new_state,
+        # The graphs that it runs in have windows of one width.
+        accepts=lambda sizes: (
+            sizes["num_old"] == sizes["bs"] * (sizes["num_draft_tokens"] + sizes["step"] + sizes["gap"])
+        ),
+        cost=4,
+        reach=by_option,
+    ),
+    KernelNames(
+        "stash_append_boundary_state",
+        ("stash_append_boundary_state_triton",),
+        _MULTI_LAYER,
+        (
+            (
+                "src_tokens",
+                "src_hiddens",
+                "src_row_ends",
+                "num_available",
+                "req_pool_indices",
+                "stash_tokens",
+                "stash_hiddens",
+                "stash_valid_lens",
+                "set_valid",
+            ),
+        ),
+        _launch_stash,
+        reach=by_option,
+    ),
+    KernelNames(
+        "fill_widened_draft_extend_inputs",
+        ("fill_widened_draft_extend_inputs_triton",),
+        _MULTI_LAYER,
+        (
+            (
+                "input_ids",
+                "hidden_states",
+                "predict",
+                "verify_hiddens",
+                "stash_tokens",
+                "stash_hiddens",
+                "stash_valid_lens",
+                "seq_lens",
+                "req_pool_indices",
+                "draft_token_num",
+            ),
+        ),
+        _launch_widened,
+        reach=by_option,
+    ),
+)
+
+
+def _after_verify(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The multi-layer worker, before the first layer extends the draft."""
+    forward_batch = running_batch(
+        input_ids=tensors["input_ids"], spec_info=SimpleNamespace(hidden_states=tensors["hidden_states"])
+    )
+    worker = SimpleNamespace(
+        speculative_num_draft_tokens=sizes["num_draft_tokens"],
+        draft_extend_num_front_tokens=tensors["stash_tokens"].shape[1],
+        boundary_kv_stash_tokens=tensors["stash_tokens"],
+        boundary_kv_stash_hiddens=tensors["stash_hiddens"],
+        boundary_kv_stash_valid_lens=tensors["stash_valid_lens"],
+    )
+    return {
+        "torch": torch,
+        "self": worker,
+        "batch": running_batch(seq_lens=tensors["seq_lens"], req_pool_indices=tensors["req_pool_indices"]),
+        "forward_batch": forward_batch,
+        "predict": tensors["predict"],
+        "verify_hiddens": tensors["verify_hiddens"],
+    }
+
+
+def _after_prefill(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The multi-layer worker, before and after the draft's prefill; a prompt's token is put at its end."""
+    starts, lens = tensors["extend_start_loc"], tensors["extend_seq_lens"]
+    if bool((tensors["select_index"] != (starts + lens - 1).clamp(min=starts)).any()):
+        raise NotCalledError("a prefill selects the last row of each prompt")
+    return {
+        "batch": running_batch(),
+        "forward_batch": running_batch(input_ids=tensors["input_ids"], extend_start_loc=starts, extend_seq_lens=lens),
+        "next_token_ids": tensors["topk_index"],
+    }
+
+
+def _stash(tensors: Tensors) -> dict[str, Any]:
+    return {
+        "draft_extend_num_front_tokens": tensors["stash_tokens"].shape[1],
+        "boundary_kv_stash_tokens": tensors["stash_tokens"],
+        "boundary_kv_stash_hiddens": tensors["stash_hiddens"],
+        "boundary_kv_stash_valid_lens": tensors["stash_valid_lens"],
+    }
+
+
+def _seeding(_sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The stash's first rows, from a prompt."""
+    forward_batch = running_batch(
+        input_ids=tensors["src_tokens"],
+        extend_seq_lens=tensors["num_available"],
+        extend_start_loc=tensors["src_row_ends"] - tensors["num_available"],
+        req_pool_indices=tensors["req_pool_indices"],
+    )
+    worker = SimpleNamespace(**_stash(tensors))
+    return {
+        "torch": torch,
+        "self": worker,
+        "forward_batch": forward_batch,
+        "target_hidden_states": tensors["src_hiddens"],
+    }
+
+
+def _updating(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+    """The stash after a verification: the accepted rows of windows of one width, side by side."""
+    ends, taken = tensors["src_row_ends"], tensors["num_available"]
+    width = sizes["num_draft_tokens"]
+    if bool((ends - taken != torch.arange(len(taken), device=taken.device) * width).any()):
+        raise NotCalledError("verified rows are windows of num_draft_tokens, side by side")
+    return {
+        "torch": torch,
+        "self": SimpleNamespace(speculative_num_draft_tokens=width, **_stash(tensors)),
+        "batch": running_batch(seq_lens=taken, req_pool_indices=tensors["req_pool_indices"]),
+        "predict": tensors["src_tokens"],
+        "verify_hiddens": tensors["src_hiddens"],
+        "accept_lens": taken,
+    }
+
+
+_WORKER = ("srt/speculative/multi_layer_eagle_worker_v2.py",)
+_DRAFT = "MultiLayerEagleDraftWorker"
+
+CALLERS: tuple[CallerNames, ...] = (
+    CallerNames(
+        "rotate_input_ids",
+        f"{_DRAFT}._draft_extend_for_prefill",
+        _WORKER,
+        ("rotate_input_ids", "rotate_input_ids_triton"),
+        _after_prefill,
+        None,
+        host_paths=_MULTI_LAYER,
+        reach=by_option,
+    ),
+    CallerNames(
+        "stash_append_boundary_state",
+        f"{_DRAFT}._seed_boundary_kv_stash",
+        _WORKER,
+        ("stash_append_boundary_state_triton",),
+        _seeding,
+        None,
+        accepts=lambda sizes: sizes["set_valid"] == 1,
+        reach=by_option,
+    ),
+    CallerNames(
+        "stash_append_boundary_state",
+        f"{_DRAFT}._fill_boundary_kv_front_and_update_stash, updating",
+        (),
+        ("stash_append_boundary_state_triton",),
+        _updating,
+        None,
+        accepts=lambda sizes: sizes["set_valid"] == 0,
+        moved=((f"{_DRAFT}._fill_boundary_kv_front_and_update_stash", _WORKER[0]),),
+        reach=by_option,
+    ),
+    CallerNames(
+        "fill_widened_draft_extend_inputs",
+        "MultiLayerEagleDraftWorker._fill_boundary_kv_front_and_update_stash",
+        ("srt/speculative/multi_layer_eagle_worker_v2.py",),
+        ("fill_widened_draft_extend_inputs_triton",),
+        _after_verify,
+        None,
+        reach=by_option,
+    ),
+)

@@ -1,0 +1,327 @@
+"""SGLang's operations as a provider: kernels as documented, and as the engine's own code calls them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from specsim.choices.chooser import replayed
+from specsim.contracts.contract import Op, Role, Sizes, Tensors, WrongResultError
+from specsim.contracts.provider import NotCalledError, Reach, Subject
+from specsim.contracts.registry import OPS
+from specsim.engines.sglang.guards import Guards, read_guards
+from specsim.engines.sglang.operations import (
+    CALLERS,
+    CUDA_ONLY,
+    FUNCTIONS,
+    KERNELS,
+    CallerNames,
+    FunctionNames,
+    KernelNames,
+)
+from specsim.engines.sglang.operations.functions import function_subject
+from specsim.engines.sglang.operations.not_lifted import NOT_LIFTED
+from specsim.engines.sglang.operations.offsets import OFFSETS, OffsetNames, offset_subject
+from specsim.lifting.call_sites import CallSite, Capture, find_call
+from specsim.lifting.gc_pause import without_collections
+from specsim.lifting.lift import DriftError, LiftedFunction, Lifter, TextStore
+from specsim.lifting.source import SourceTree
+from specsim.verdict import NotRun
+
+# The lifted code runs as it does on an NVIDIA machine, whatever this machine is.
+SHIMS: dict[str, Any] = {
+    "is_cuda": lambda: True,
+    "is_hip": lambda: False,
+    "is_musa": lambda: False,
+    "is_npu": lambda: False,
+    "is_xpu": lambda: False,
+    "is_cpu": lambda: False,
+    # As many processors as divide no grid: each has more than one block to do.
+    "get_device_core_count": lambda *_device: 3,
+    "next_power_of_2": lambda n: 1 << (n - 1).bit_length() if n > 0 else 1,
+}
+
+
+def _on_a_cpu(*_arguments: Any, **_named: Any) -> Any:
+    raise AssertionError("what runs on a CPU alone is never called: is_cpu() is False")
+
+
+# What the releases import from their extension for machines without a GPU.
+SHIMS |= {
+    f"{name}_cpu": _on_a_cpu
+    for name in (
+        "assign_draft_cache_locs_contiguous",
+        "assign_extend_cache_locs",
+        "assign_req_to_token_pool",
+        "copy_all_layer_kv_cache",
+        "fill_accept_out_cache_loc",
+        "fill_bonus_tokens",
+        "rotate_input_ids",
+    )
+}
+
+# What a result buffer holds before the call: no valid token or slot, so an element that is never written is seen.
+_UNWRITTEN = 1_777_777_777
+
+
+class SglangProvider:
+    """The ops tier of a release or checkout of SGLang; of one operation alone where `op` names it, so that no other is
+    lifted.
+    """
+
+    def __init__(self, source: SourceTree, store: TextStore, op: str = "") -> None:
+        self.name = source.label
+        self._op = op
+        self._lifter = Lifter(source, store, SHIMS)
+        with without_collections():
+            self._guards: Guards = read_guards(source)
+
+    def subjects(self) -> tuple[list[Subject], list[NotRun]]:
+        with without_collections():
+            return self._subjects()
+
+    def _subjects(self) -> tuple[list[Subject], list[NotRun]]:
+        found: list[Subject] = []
+        missing: list[NotRun] = [
+            NotRun(op, f"CUDA code of a compiled extension ({name}), which has no source to lift")
+            for op, name in CUDA_ONLY.items()
+        ]
+        known = {*(names.op for names in KERNELS), *(names.op for names in FUNCTIONS), *CUDA_ONLY}
+        missing += [NotRun(op, "specsim does not lift it from this engine yet") for op in OPS if op not in known]
+        missing = [entry for entry in missing if self._op in ("", entry.what)]
+        callers = [caller for caller in CALLERS if self._op in ("", caller.op)]
+        needed = {caller.needs for caller in callers}
+        kernels: dict[str, tuple[KernelNames, LiftedFunction]] = {}
+        for names in KERNELS:
+            is_asked = self._op in ("", names.op)
+            if not is_asked and names.subject not in needed:
+                continue
+            try:
+                lifted = self._lift(names.names, names.paths, names.signatures)
+            except DriftError as error:
+                if is_asked:
+                    missing.append(NotRun(f"{names.op} ({names.variant})" if names.variant else names.op, str(error)))
+                continue
+            kernels[names.subject] = (names, lifted)
+            if is_asked:
+                found.append(self._kernel_subject(names, lifted))
+        for offsets in OFFSETS:
+            if self._op not in ("", offsets.op):
+                continue
+            try:
+                found.append(offset_subject(offsets, self._offsets_kernel(offsets)))
+            except DriftError as error:
+                missing.append(NotRun(offsets.what, str(error)))
+        for caller in callers:
+            if caller.needs not in kernels:
+                missing.append(NotRun(f"{caller.op} in {caller.function}", "its kernel could not be lifted"))
+                continue
+            try:
+                found.append(self._caller_subject(caller, *kernels[caller.needs]))
+            except DriftError as error:
+                missing.append(NotRun(f"{caller.op} in {caller.function}", str(error)))
+        missing += [
+            NotRun(call.what, call.why)
+            for call in NOT_LIFTED
+            if self._op in ("", call.op) and call.needs in kernels and any(map(self._lifter.source.exists, call.paths))
+        ]
+        for function in FUNCTIONS:
+            if self._op not in ("", function.op):
+                continue
+            try:
+                found.append(self.function(function))
+            except DriftError as error:
+                missing.append(NotRun(function.what, str(error)))
+        return found, _without_what_is_found(missing, found)
+
+    def function(self, names: FunctionNames) -> Subject:
+        """The subject of one tensor function. Raises DriftError as `function_subject` does."""
+        return function_subject(self._lifter, names, self._guards.reach_of_overlap_worker)
+
+    def _lift(
+        self, names: tuple[str, ...], paths: tuple[str, ...], signatures: tuple[tuple[str, ...], ...]
+    ) -> LiftedFunction:
+        """The first of `names` that one of `paths` defines. Raises DriftError when none does, or its parameters are
+        new.
+        """
+        for path in paths:
+            if not self._lifter.source.exists(path):
+                continue
+            for name in names:
+                if name in self._lifter.module(path).definitions:
+                    lifted = self._lifter.lift(path, name)
+                    if signatures and lifted.parameters not in signatures:
+                        if any(lifted.parameters in other.signatures for other in KERNELS if other.names == names):
+                            raise DriftError(f"not found: {lifted.where} {name} has no such form")
+                        raise DriftError(f"signature changed: {lifted.where} {name}({', '.join(lifted.parameters)})")
+                    return lifted
+        raise DriftError(f"not found: {' or '.join(names)} in {', '.join(paths)}")
+
+    def _offsets_kernel(self, names: OffsetNames) -> LiftedFunction:
+        lifted = self._lift(names.names, names.paths, ())
+        if lifted.parameters[: len(names.parameters)] != names.parameters:
+            raise DriftError(f"signature changed: {lifted.where} {lifted.name}({', '.join(lifted.parameters)})")
+        return lifted
+
+    def _kernel_subject(self, names: KernelNames, lifted: LiftedFunction) -> Subject:
+        return Subject(
+            op=names.op,
+            role="kernel",
+            name=names.subject,
+            run=partial(OPS[names.op].call, partial(names.launch, lifted.value)),
+            where=lifted.where,
+            accepts=names.accepts,
+            reach=self._reach_of(names, lifted.name),
+            cost=names.cost,
+            source_hash=lifted.body_hash,
+            strided=names.strided,
+        )
+
+    def _reach_of(self, names: KernelNames | CallerNames, name: str) -> Callable[[Sizes], Reach]:
+        """Who reaches what is called `name`; nobody does where no file of the folders that may call it does."""
+        if names.called_from and not self._is_called(names.called_from, name):
+            return lambda _sizes: "not called"
+        return partial(names.reach, self._guards)
+
+    def _is_called(self, folders: tuple[str, ...], name: str) -> bool:
+        source = self._lifter.source
+        call = re.compile(rf"(?<!def )\b{re.escape(name)}(_func)?\s*[\[(]")
+        paths = (path for folder in folders for path in source.paths(folder) if path.endswith(".py"))
+        return any(name in text and call.search(text) for text in map(source.read, paths))
+
+    def _caller_subject(self, caller: CallerNames, names: KernelNames, kernel: LiftedFunction) -> Subject:
+        site, function = self._find_call(caller)
+        callee = self._lift((site.callee,), caller.host_paths, ()) if caller.host_paths else kernel
+        run = _CallerRun(caller, site, Capture(callee.value, callee.parameters), _DocumentedLaunch(names, kernel))
+        return Subject(
+            op=caller.op,
+            role="caller",
+            name=f"caller:{caller.function}",
+            run=run,
+            where=site.where,
+            accepts=run.accepts,
+            reach=self._reach_of(caller, function),
+            explain=run.explain,
+            needs=caller.needs,
+            cost=caller.cost,
+            source_hash=site.source_hash,
+        )
+
+    def _find_call(self, caller: CallerNames) -> tuple[CallSite, str]:
+        """The call and the name of the function that it stands in. Raises DriftError when no place has it; one that
+        has it otherwise than known is the one to name.
+        """
+        op = OPS[caller.op]
+        sample = op.generate(replayed(()))
+        tensors = {**sample.tensors, **op.allocate_outputs(sample)}
+        environment = caller.environment(sample.sizes, tensors)
+        reasons: list[str] = []
+        for function, path in caller.places:
+            if self._lifter.source.exists(path):
+                try:
+                    module = self._lifter.module(path)
+                    site = find_call(module, function, caller.callees, environment, caller.which)
+                    return site, function.rpartition(".")[2]
+                except DriftError as error:
+                    reasons.append(str(error))
+        missing = [f"not found: {' or '.join(dict.fromkeys(path for _function, path in caller.places))}"]
+        raise DriftError(next((r for r in reasons if r.startswith("signature")), [*missing, *reasons][-1]))
+
+
+def _without_what_is_found(missing: list[NotRun], found: list[Subject]) -> list[NotRun]:
+    """One entry for each call, none where another form of it was found: a caller has stood in many places."""
+    judged = {f"{subject.op} in {subject.name.removeprefix('caller:')}" for subject in found}
+    whys: dict[str, list[str]] = {}
+    for entry in missing:
+        whys.setdefault(entry.what, []).append(entry.why)
+    return [
+        NotRun(what, next((why for why in reasons if why.startswith("signature")), reasons[0]))
+        for what, reasons in whys.items()
+        if what not in judged
+    ]
+
+
+class _DocumentedLaunch:
+    """The arguments of the launch that the kernel's documentation asks for."""
+
+    def __init__(self, names: KernelNames, kernel: LiftedFunction) -> None:
+        self._op = OPS[names.op]
+        self._capture = Capture(kernel.value, kernel.parameters)
+        self._launch: Callable[..., None] = partial(names.launch, self._capture)
+
+    def arguments(self, sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
+        self._op.call(self._launch, sizes, {name: tensor.clone() for name, tensor in tensors.items()})
+        return self._capture.arguments
+
+
+class _CallerRun:
+    """Runs an operation through the engine's own call, in an environment made from the case."""
+
+    def __init__(self, names: CallerNames, site: CallSite, callee: Capture, documented: _DocumentedLaunch) -> None:
+        self._names = names
+        self._site = site
+        self._callee = callee
+        self._documented = documented
+        self._op: Op = OPS[names.op]
+        self._last: tuple[Sizes, Tensors] | None = None
+
+    def accepts(self, sizes: Sizes) -> bool:
+        """Whether the caller's class accepts the configuration."""
+        return self._names.accepts(sizes)
+
+    def __call__(self, sizes: Sizes, tensors: Tensors) -> Tensors:
+        self._last = (sizes, {name: tensor.clone() for name, tensor in tensors.items()})
+        environment = self._names.environment(sizes, tensors)
+        if not self._site.applies(environment):
+            raise NotCalledError(self._site.where)
+        written = self._names.written or ((self._names.result,) if self._names.result else ())
+        if written:
+            self._callee.fill_before_call(tuple(name for names in written for name in names), _UNWRITTEN)
+        returned = self._site.run(environment, self._callee)
+        if self._names.result is not None:
+            outputs = [arg for arg in self._op.tensor_args if arg.role is Role.OUT]
+            if self._names.outputs:
+                results = self._names.outputs(returned)
+            elif self._names.written:
+                results = tuple(self._result(None, names) for names in written)
+            else:
+                results = returned if isinstance(returned, tuple) else (self._result(returned, *written),)
+            for output, result in zip(outputs, results, strict=True):
+                tensors[output.name] = output.check(self._fitted(result, output.resolve_shape(sizes)), sizes)
+        return {arg.name: tensors[arg.name] for arg in self._op.outputs}
+
+    def _fitted(self, result: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        count = math.prod(shape)
+        if self._names.other_length:
+            short = max(0, count - result.numel())
+            result = torch.nn.functional.pad(result.flatten(), (0, short), value=_UNWRITTEN)[:count]
+        return result.reshape(shape) if result.numel() == count else result
+
+    def _result(self, returned: Any, names: tuple[str, ...] = ()) -> torch.Tensor:
+        values = [self._callee.arguments[name] for name in names if name in self._callee.arguments]
+        result = values[0] if values else returned
+        if not isinstance(result, torch.Tensor):
+            raise WrongResultError(f"{self._site.where} gives a {type(result).__name__}, the contract says a tensor")
+        return result
+
+    def explain(self) -> str:
+        """How the last call's integer arguments differ from those of the documented launch, "" when they do not."""
+        if self._last is None:
+            return ""
+        documented = self._documented.arguments(*self._last)
+        actual = self._callee.arguments
+        differences = [
+            f"{name}={actual[name]} where the documented launch has {documented[name]}"
+            for name in documented
+            if isinstance(actual.get(name), int) and actual[name] != documented[name]
+        ]
+        return (
+            f"the kernel is right for what it is given; the caller passes {', '.join(differences)}"
+            if differences
+            else ""
+        )

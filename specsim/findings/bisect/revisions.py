@@ -1,0 +1,117 @@
+"""What is searched: the releases between two, or the commits between two of a repository, each as a TARGET."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsim.engines.sglang.releases import RELEASES
+from specsim.errors import UsageError
+from specsim.lifting.cache import Cache
+from specsim.lifting.git import Commit, Repository
+from specsim.lifting.source import VLLM, SourceTree, open_source
+from specsim.lifting.target import (
+    CheckoutTarget,
+    PackageTarget,
+    ReleaseTarget,
+    is_version,
+    parse_target,
+    version_key,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One place of the search. `target` is its TARGET, `name` what a person calls it, `title` what it says of itself,
+    `merged` how many branches it brings (a merge).
+    """
+
+    target: str
+    name: str
+    title: str
+    merged: int = 0
+
+    def open(self, cache: Cache) -> SourceTree:
+        """Its source; a release is fetched once. UsageError when it is not there, or is neither SGLang nor vLLM."""
+        target = parse_target(self.target)
+        assert isinstance(target, ReleaseTarget | CheckoutTarget | PackageTarget)
+        return open_source(target, cache)
+
+
+def _no_branches(_revision: Revision) -> list[History]:
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The places of a search, oldest first, both ends included.
+
+    `note`      what the user should know of them, or ""
+    `branches`  the histories that a place brings that is a merge
+    """
+
+    revisions: tuple[Revision, ...]
+    good_is_older: bool
+    note: str = ""
+    branches: Callable[[Revision], list[History]] = _no_branches
+
+
+def releases_between(good: str, bad: str) -> History:
+    """The releases from one to the other. Both may be newer than, or missing from, the list of those that are known."""
+    one, other = _version("--good", good), _version("--bad", bad)
+    if version_key(one) == version_key(other):
+        raise UsageError(f"--good and --bad are both sglang=={one}", "give two releases that differ")
+    low, high = sorted((one, other), key=version_key)
+    known = [v for v in RELEASES if version_key(low) < version_key(v) < version_key(high)]
+    revisions = tuple(Revision(f"sglang=={v}", f"sglang=={v}", f"release {v}") for v in (low, *known, high))
+    return History(revisions, one == low)
+
+
+def commits_between(repository: Path, good: str, bad: str) -> History:
+    """The commits from one revision of a repository to the other, along first parents."""
+    path = Path(os.path.expanduser(repository)).absolute()
+    repo = Repository(path)
+    one, other = repo.commit(good), repo.commit(bad)
+    if one.hash == other.hash:
+        raise UsageError(f"--good {good} and --bad {bad} are both {one.hash[:12]}", "give two commits that differ")
+    good_is_older = repo.is_ancestor(one, other)
+    low, high = (one, other) if good_is_older else (other, one)
+    commits = repo.between(low, high)
+    note = f"the commits of {path} are judged; changes that are not committed are neither judged nor touched"
+    return _history(repo, commits, good_is_older, note)
+
+
+def _history(repo: Repository, commits: list[Commit], good_is_older: bool, note: str = "") -> History:
+    def branches(revision: Revision) -> list[History]:
+        merge = repo.commit(revision.target.rpartition("#")[2])
+        return [_history(repo, branch, good_is_older) for branch in repo.merged_by(merge)]
+
+    return History(tuple(_revision(repo.path, commit) for commit in commits), good_is_older, note, branches)
+
+
+def _revision(path: Path, commit: Commit) -> Revision:
+    title = "".join(letter if letter.isprintable() else " " for letter in commit.subject)
+    of_vllm, of_sglang = (
+        PackageTarget("vllm", path=str(path), revision=commit.hash),
+        CheckoutTarget(str(path), commit.hash),
+    )
+    return Revision(
+        (of_vllm if _is_vllm(path) else of_sglang).text, commit.hash[:12], title, max(0, len(commit.parents) - 1)
+    )
+
+
+def _is_vllm(path: Path) -> bool:
+    """Whether the repository is vLLM's, as its work tree says; any other is taken for SGLang's."""
+    return any((path / layout / VLLM.marker / "spec_decode").is_dir() for layout in VLLM.layouts)
+
+
+def _version(option: str, text: str) -> str:
+    version = text.removeprefix("sglang==").removeprefix("v")
+    if not is_version(version):
+        raise UsageError(
+            f"{option} {text!r} is not a release",
+            "give the exact number of one, or name the repository of a revision with --repo PATH",
+        )
+    return version

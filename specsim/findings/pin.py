@@ -1,0 +1,140 @@
+"""Pinning a finding: a pytest that replays it, to be committed beside the replay file.
+
+The test asserts that the finding is gone, or, for a defect that is known and stays for now, that it is still there, so
+that the day on which it goes is noticed. A schedule that no longer applies after a change of the simulator is skipped
+with the reason, never passed.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from specsim import replay_file
+from specsim.errors import UsageError
+from specsim.files import write_text
+from specsim.lifting.cache import open_cache
+from specsim.lifting.target import parse_target
+from specsim.replay_file import OpReplay, Replay, WorkerReplay
+from specsim.tiers.accounting.parent import AccountingRequest, replay_schedule
+from specsim.tiers.ops.parent import OpsRequest, replay_ops
+from specsim.tiers.workers.parent import WorkersRequest, replay_case
+
+HANG_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What a pinned replay showed: whether it still applies, whether the finding is there, and why, one sentence."""
+
+    applies: bool
+    shown: bool
+    reason: str
+
+
+def replay_pinned(file: Path, target: str, hang_seconds: float = HANG_SECONDS) -> Pinned:
+    """Replay a file on a target. Raises UsageError for a file or target that cannot be used."""
+    stored = replay_file.load(file)
+    text = parse_target(target).text
+    cache = open_cache(None).folder
+    if isinstance(stored, OpReplay):
+        ops = OpsRequest(text, cache, stored.seed, 1, hang_seconds, hang_seconds, stored.device, Path())
+        answer = replay_ops(ops, file)
+        if not answer["judged"]:
+            return Pinned(False, False, f"{text} does not accept the configuration of the case")
+        titles = [violation["title"] for violation in answer["violations"] if violation["rule"] == stored.rule]
+        if not titles and (reason := replay_file.unheard(answer["violations"])):
+            return Pinned(False, False, reason)
+        return Pinned(True, bool(titles), titles[0] if titles else f"{stored.rule} holds")
+    if isinstance(stored, WorkerReplay):
+        workers = WorkersRequest(text, cache, stored.seed, 1, hang_seconds, hang_seconds, Path())
+        answer = replay_case(workers, file)
+        shown = [broken["what"] for broken in answer["broken"] if broken["rule"] == stored.rule]
+        if not shown and (reason := replay_file.unheard(answer["broken"])):
+            return Pinned(False, False, reason)
+        if not shown and not answer["same_case"]:
+            return Pinned(False, False, "its tape stands for another case now")
+        return Pinned(True, bool(shown), shown[0] if shown else f"{stored.rule} holds")
+    mutant, kernels = (stored.mutant, stored.kernels) if text == stored.target else ("", "")
+    accounting = AccountingRequest(text, cache, stored.seed, 1, hang_seconds, hang_seconds, Path(), mutant, kernels)
+    answer = replay_schedule(accounting, file)
+    if not answer["judged"]:
+        return Pinned(False, False, f"{text} does not run the scenario")
+    for violation in answer["violations"]:
+        if replay_file.is_shown(stored, violation):
+            where = f"{violation['part']} {violation['who']}".strip()
+            seen = f"expected {violation['expected']}, seen {violation['actual']}"
+            return Pinned(True, True, f"{stored.rule} at event {violation['event']}, {where}: {seen}")
+    if reason := replay_file.unheard(answer["violations"]):
+        return Pinned(False, False, reason)
+    lines = [replay_file.event_line(event) for event in answer["events"]]
+    applies, reason = replay_file.why_not_shown(stored, answer["scenario"], lines, answer["same_model"])
+    return Pinned(applies, False, reason)
+
+
+def default_name(stored: Replay) -> str:
+    """The file name of the test of a finding."""
+    return f"test_{_identifier(stored.signature)}.py"
+
+
+def pin(file: Path, out: Path, target: str, still: bool) -> None:
+    """Write the test `out`, and the replay file beside it with the suffix .json. Refuses to replace a file."""
+    stored = replay_file.load(file)
+    if out.suffix != ".py" or not re.fullmatch(r"test_\w+|\w+_test", out.stem):
+        raise UsageError(f"--out {out} is not a file that pytest collects", "name it test_SOMETHING.py")
+    beside = out.with_suffix(".json")
+    for path in (out, beside):
+        if path.exists() and path.resolve() != file.resolve():
+            raise UsageError(f"{path} is there already", "remove it, or name another file with --out")
+    content, test = file.read_text(encoding="utf-8"), source_of_test(stored, target, still)
+    write_text(beside, content)
+    write_text(out, test)
+
+
+def source_of_test(stored: Replay, target: str, still: bool) -> str:
+    """The test as text: clean for ruff at 120 columns, whatever the finding's title says."""
+    state = "still_there" if still else "gone"
+    name = f"test_{_identifier(stored.signature)}_is_{state}"
+    if len(name) > 90:
+        name = f"test_the_finding_is_{state}"
+    lines = [
+        *_wrapped(f"{stored.title[:1].upper()}{stored.title[1:]}."),
+        "",
+        *_wrapped(f"Rule {stored.rule}, found on {stored.target}. Signature: {stored.signature}."),
+        "Written by `specsim pin`; the replay file lies beside this one.",
+    ]
+    assertion = "assert_still_there" if still else "assert_gone"
+    prose = "\n".join(lines)
+    return f'''"""{prose}
+"""
+
+from pathlib import Path
+
+from specsim.testing import {assertion}
+
+REPLAY = Path(__file__).with_suffix(".json")
+TARGET = {_literal(target)}
+
+
+def {name}() -> None:
+    {assertion}(REPLAY, TARGET)
+'''
+
+
+def _literal(text: str) -> str:
+    """A string of Python that is the text, in ASCII: nothing in it ends the string or its line."""
+    escaped = text.encode("unicode_escape").decode("ascii").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _identifier(text: str) -> str:
+    return "_".join(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+def _wrapped(text: str) -> list[str]:
+    """Lines of a docstring: nothing in them ends it or escapes."""
+    plain = text.replace("\\", "/").replace('"', "'")
+    plain = "".join(character if character.isprintable() else " " for character in plain)
+    return textwrap.wrap(plain, 100)

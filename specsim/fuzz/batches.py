@@ -1,0 +1,149 @@
+"""Which batch comes next: one of each tier of each target at first, so that a campaign begins with all that a check
+runs; then drawn from (campaign, shard, number of the batch), with integer weights.
+
+Run `index` of a shard is in batch `index // RUNS_MAX`, whatever its target and tier.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+import msgspec
+
+from specsim.choices.chooser import stream
+from specsim.choices.search_strategies import STRATEGIES
+from specsim.errors import UsageError
+from specsim.fuzz.scenario_families import FAMILIES
+from specsim.fuzz.work import Batch
+
+RUNS_MAX = 5000  # of a batch
+COUNTS = {"accounting": RUNS_MAX, "ops": 100, "workers": 100}  # cases are of each implementation or probe
+TIER_WEIGHTS = {"accounting": 20, "ops": 1, "workers": 1}
+STRATEGY_WEIGHTS = {"swarm": 4, "pct": 2, "delays": 1, "coverage": 2}
+
+Drawn = TypeVar("Drawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """Batches of one tier of a target, and their weight."""
+
+    target: str
+    tier: str
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the batches of a campaign are drawn from. `campaign` is its seed; weights are by name."""
+
+    campaign: int
+    lots: tuple[Lot, ...]
+    families: tuple[tuple[str, int], ...]
+    strategies: tuple[tuple[str, int], ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(lot.target for lot in self.lots))
+
+
+def plan_from_json(text: str) -> Plan:
+    """The plan that a store holds. UsageError for one that is damaged."""
+    try:
+        plan = msgspec.json.decode(text, type=Plan)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _damaged(str(error)) from error
+    weights = [lot.weight for lot in plan.lots]
+    for name, entries, known in (
+        ("family", plan.families, FAMILIES),
+        ("strategy", plan.strategies, STRATEGIES),
+        ("tier", [(lot.tier, lot.weight) for lot in plan.lots], COUNTS),
+    ):
+        unknown = [entry for entry, _ in entries if entry not in known]
+        if unknown:
+            raise _damaged(f"there is no {name} {unknown[0]!r}")
+        weights += [weight for _, weight in entries]
+    if not (plan.lots and plan.families and plan.strategies and all(0 < weight < 1 << 32 for weight in weights)):
+        raise _damaged("a weight is not positive, or nothing has one")
+    return plan
+
+
+def _damaged(why: str) -> UsageError:
+    return UsageError(f"the plan that the store holds is damaged: {why}", "name another --store")
+
+
+def lots_of(tiers: Mapping[str, Sequence[str]]) -> tuple[Lot, ...]:
+    """The lots of targets, by the tiers that each has. A target without schedules has its time for its cases."""
+    return tuple(Lot(target, tier, TIER_WEIGHTS[tier]) for target, of in tiers.items() for tier in of)
+
+
+def weights_of(option: str, given: Sequence[str], known: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """The weights of NAME=WEIGHT texts: of those alone, where some are given. NAME alone weighs 1."""
+    weights: dict[str, int] = {}
+    for text in given:
+        name, _, weight = text.partition("=")
+        if name not in known:
+            raise UsageError(f"{option} {text!r}: there is no {name!r}", f"choose among {', '.join(known)}")
+        if weight and not (weight.isascii() and weight.isdigit() and len(weight) < 7):
+            raise UsageError(f"{option} {text!r}: the weight {weight!r} is no whole number", f"give {name}=2")
+        weights[name] = int(weight or 1)
+    if given and not any(weights.values()):
+        raise UsageError(f"{option}: every weight is 0", "give one at least a weight of 1")
+    chosen = weights or known
+    return tuple((name, weight) for name, weight in chosen.items() if weight)
+
+
+def family_weights(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    return weights_of("--family", given, {family.name: family.weight for family in FAMILIES.values()})
+
+
+def strategy_weights(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    known = {name: STRATEGY_WEIGHTS.get(name, 0) for name in STRATEGIES}
+    return weights_of("--strategy", given, known)
+
+
+def batch_at(plan: Plan, shard: int, number: int, stopped: Collection[tuple[str, str]] = ()) -> Batch:
+    """Batch `number` of the shard, without the tapes that it starts from. Lots whose (target, tier) has `stopped` are
+    left out; one at least must not have.
+    """
+    draw = stream(plan.campaign, "batch", shard, number)
+
+    def among(options: Sequence[tuple[Drawn, int]]) -> Drawn:
+        left = draw(sum(weight for _, weight in options), "")
+        for option, weight in options:
+            left -= weight
+            if left < 0:
+                return option
+        raise AssertionError("weights are positive")
+
+    goes_on = [lot for lot in plan.lots if (lot.target, lot.tier) not in stopped]
+    first_round = [plan.lots[(number + shard) % len(plan.lots)]] if number < len(plan.lots) else []
+    lot = next((lot for lot in first_round if lot in goes_on), None) or among([(lot, lot.weight) for lot in goes_on])
+    has_schedules = lot.tier == "accounting"
+    return Batch(
+        campaign=plan.campaign,
+        shard=shard,
+        number=number,
+        first=number * RUNS_MAX,
+        count=COUNTS[lot.tier],
+        target=lot.target,
+        tier=lot.tier,
+        family=among(plan.families) if has_schedules else "",
+        strategy=among(plan.strategies) if has_schedules else "",
+    )
+
+
+def seed_of(batch: Batch) -> int:
+    """The seed of the batch's runs: that of its shard for schedules, whose numbers go on from batch to batch; one of
+    its own for cases, whose numbers begin at 0.
+    """
+    path = [batch.campaign, batch.shard] if batch.tier == "accounting" else [batch.campaign, batch.shard, batch.number]
+    material = "\x1f".join(["campaign", *map(str, path)]).encode()
+    return int.from_bytes(hashlib.sha256(material).digest()[:8], "big")

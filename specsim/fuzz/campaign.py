@@ -1,0 +1,188 @@
+"""The loop of a campaign: batches to workers, what became of them to the store, until the time is spent.
+
+What it guards: a result is stored before its worker has another batch; a batch that was lost is run before new ones; a
+target that is not there, cannot be judged, or is not deterministic is told once and its batches stop, while the others
+go on. Time is that of a monotonic clock.
+
+It is no scheduler: whoever has a free worker gets the next batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from specsim.choices.search_strategies import LEARNING
+from specsim.errors import UsageError
+from specsim.fuzz.batch import NONDETERMINISTIC
+from specsim.fuzz.batches import Plan, batch_at
+from specsim.fuzz.store import Store, StoredFinding
+from specsim.fuzz.work import Batch, BatchResult
+
+POLL_SECONDS = 0.2
+CASES_SECONDS_MIN = 10.0  # that are left where a batch of cases begins: its child has to import torch
+LATE_SECONDS, LATE_SHARE = 1.0, 0.05  # after the end, until batches are interrupted, and as long again until given up
+
+
+class GivenBack(Exception):  # noqa: N818 - not an error: a batch was not run, and is when the campaign goes on
+    """A batch was not run: the campaign was interrupted."""
+
+
+class Pool(Protocol):
+    """Where batches are run. What a Future raises is a UsageError of the batch's target, or GivenBack."""
+
+    @property
+    def width(self) -> int:
+        """How many batches it takes at a time, now."""
+        ...
+
+    def submit(self, batch: Batch, seconds: float) -> Future[BatchResult]:
+        """Run a batch, for `seconds` at most where it can be cut short."""
+        ...
+
+    def interrupt(self) -> None:
+        """Let the batches that run end soon, with what they have done."""
+        ...
+
+    def give_up(self) -> None:
+        """End the batches that run, as far as that can be done; these are given back."""
+        ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What this part of a campaign did, the store apart.
+
+    `new`       findings that the store did not have open before, each when it was first hit
+    `stopped`   why batches of a (target, tier) stopped
+    `problem`   why the store could not be written, which ends a campaign; `lost` are results that it does not have
+    """
+
+    runs: int = 0
+    events: int = 0
+    batches: int = 0
+    new: list[StoredFinding] = field(default_factory=list)
+    stopped: dict[tuple[str, str], str] = field(default_factory=dict)
+    nondeterministic: str = ""
+    problem: UsageError | None = None
+    lost: list[BatchResult] = field(default_factory=list)
+
+
+def go_on(
+    plan: Plan,
+    store: Store,
+    shard: int,
+    pool: Pool,
+    *,
+    until: float,
+    interrupted: Callable[[], bool] = lambda: False,
+    on_result: Callable[[BatchResult, Outcome], None] = lambda _result, _outcome: None,
+    on_stop: Callable[[str], None] = lambda _text: None,
+    prepare: Callable[[Batch], Batch] = lambda batch: batch,
+    on_learning: Callable[[str], None] = lambda _target: None,
+    model_hash: str = "",
+    batches_max: int | None = None,
+) -> Outcome:
+    """Run batches of a shard until `until` (of time.monotonic), until it is `interrupted`, or `batches_max` of them. A
+    batch that does not end by then is interrupted, and then given up: it is run when the campaign goes on.
+
+    `on_result` is told each result after it was stored, `on_stop` a sentence when batches of a target stop; `prepare`
+    may change a batch before it is run. `on_learning` is told the target of a batch before the store gives it tapes.
+    """
+    outcome = Outcome()
+    running: dict[Future[BatchResult], Batch] = {}
+    open_before = {(f.signature, f.target) for f in store.findings() if f.state == "open"}
+    begun = 0
+    whole = max(0.0, until - time.monotonic())
+    lots = {(lot.target, lot.tier) for lot in plan.lots}
+
+    def left_out() -> set[tuple[str, str]]:
+        """The lots of which no batch begins."""
+        is_late = until - time.monotonic() < min(CASES_SECONDS_MIN, whole / 4)
+        return {lot for lot in lots if lot in outcome.stopped or (is_late and lot[1] != "accounting")}
+
+    def goes_on(without: set[tuple[str, str]]) -> bool:
+        lots_left = without < lots
+        enough = batches_max is not None and begun >= batches_max
+        return lots_left and not enough and not outcome.problem and not interrupted() and time.monotonic() < until
+
+    told = given_up = False
+    while True:
+        while len(running) < pool.width and goes_on(without := left_out()):
+            number = store.next_number(shard, {batch.number for batch in running.values()})
+            drawn = batch_at(plan, shard, number, without)
+            if drawn.strategy in LEARNING:
+                on_learning(drawn.target)
+            batch = prepare(_with_memory(store, drawn))
+            running[pool.submit(batch, max(0.0, until - time.monotonic()))] = batch
+            begun += 1
+        if not running:
+            return outcome
+        late, late_max = time.monotonic() - until, max(LATE_SECONDS, LATE_SHARE * whole)
+        if not told and (interrupted() or outcome.problem or late > late_max):
+            pool.interrupt()
+            told = True
+        if not given_up and late > 2 * late_max:
+            pool.give_up()
+            given_up = True
+        done, _ = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+        for future in sorted(done, key=lambda future: running[future].number):
+            batch = running.pop(future)
+            try:
+                result = future.result()
+            except GivenBack:
+                continue
+            except UsageError as error:
+                _stop(outcome, batch, f"{error.problem}; {error.remedy}", on_stop)
+                continue
+            _take(store, result, outcome, open_before, model_hash)
+            _stop_if_hopeless(outcome, result, on_stop)
+            on_result(result, outcome)
+
+
+def _with_memory(store: Store, batch: Batch) -> Batch:
+    """The batch with what the store knows: the signatures of its target, and tapes where its strategy learns."""
+    known = tuple(sorted(f.signature for f in store.findings() if f.target == batch.target and f.state == "open"))
+    if batch.strategy not in LEARNING:
+        return replace(batch, known=known)
+    newest = store.tapes_to(batch.target)
+    tapes = tuple(stored.tape for stored in store.tapes(batch.target, newest))
+    return replace(batch, known=known, tapes_to=newest, tapes=tapes)
+
+
+def _take(
+    store: Store, result: BatchResult, outcome: Outcome, open_before: set[tuple[str, str]], model_hash: str
+) -> None:
+    """Store a result. One that cannot be stored is lost, and nothing more is begun."""
+    try:
+        store.add(result, model_hash)
+    except UsageError as error:
+        outcome.problem = outcome.problem or error
+        outcome.lost.append(result)
+        return
+    outcome.batches += 1
+    outcome.runs += result.runs
+    outcome.events += result.events
+    hit = {(found.signature, result.batch.target) for found in result.findings} - open_before
+    if hit:
+        open_before |= hit
+        outcome.new += [finding for finding in store.findings() if (finding.signature, finding.target) in hit]
+
+
+def _stop_if_hopeless(outcome: Outcome, result: BatchResult, on_stop: Callable[[str], None]) -> None:
+    batch = result.batch
+    if result.ended.startswith(NONDETERMINISTIC):
+        outcome.nondeterministic = f"{batch.target}: {result.ended}"
+        _stop(outcome, batch, result.ended, on_stop)
+    elif not result.runs and result.refused and not result.ended and sum(result.refused.values()) >= batch.count:
+        _stop(outcome, batch, next(iter(result.refused)), on_stop)
+
+
+def _stop(outcome: Outcome, batch: Batch, why: str, on_stop: Callable[[str], None]) -> None:
+    key = batch.target, batch.tier
+    if key not in outcome.stopped:
+        outcome.stopped[key] = why
+        on_stop(f"{batch.target}, tier {batch.tier}: its batches stop ({why})")

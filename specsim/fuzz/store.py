@@ -1,0 +1,557 @@
+"""The store of a campaign: one SQLite file, which holds what was run, reached and found.
+
+The result of a batch is written in one transaction, so that what is counted is counted once and what was found stays
+found, whenever a process is killed or a disk is full. One process writes (it holds a lock on FILE.lock), any number
+read meanwhile. Nothing is decided by the wall clock: the time of a batch is there to be shown.
+
+    meta      format, specsim, campaign (the seed), created, plan (what the campaign was asked for, JSON)
+    batches   one row for each batch that was run; `campaign` is the seed that it was drawn from
+    coverage  runs that reached a feature, and the batch that was the first
+    tapes     tapes that reached something new
+    findings  one row for each signature and target; shard, number, run and cpu_seconds are those of its first hit
+    seen      what each version of a target showed of a signature
+    hits      each strategy that hit a signature: how often, and its own CPU time on the target until the first hit
+    replays   the smallest replay files of a signature, at most `REPLAYS_MAX`
+
+Seeds are text there: SQLite's integers end at 2**63 - 1.
+
+A store may come from elsewhere, damaged or made to do harm: each row that is read is checked against the types below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from specsim.choices.chooser import Tape
+from specsim.errors import UsageError
+from specsim.fuzz.reached import worth_keeping
+from specsim.fuzz.store_file import locked, readable, writable
+from specsim.fuzz.work import Batch, BatchResult, Found, KeptTape
+
+REPLAYS_MAX = 3  # of a signature on a target
+TAPES_MAX = 512  # that a batch starts from: the newest
+
+Verdict = Literal["shown", "fixed", "not applicable"]
+State = Literal["open", "fixed", "not applicable"]
+Row = TypeVar("Row")
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+Clock = Annotated[float, msgspec.Meta(ge=-1e19, le=1e19)]  # the clock of a machine may be wrong
+
+_GO_ON = "what was stored before is safe: specsim fuzz --resume --store {path} goes on with it"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch that was run. `at` is the wall clock when it was stored, in seconds since 1970, to show only."""
+
+    shard: Count
+    number: Count
+    first: Count
+    count: Count
+    target: str
+    version: str
+    tier: str
+    family: str
+    strategy: str
+    tapes_to: Count
+    runs: Count
+    events: Count
+    seconds: Seconds
+    cpu_seconds: Seconds
+    refused: dict[str, Count]
+    ended: str
+    at: Clock
+    campaign: int
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """A feature that runs of a target reached: how many, and the batch that was the first."""
+
+    target: str
+    feature: str
+    runs: Count
+    shard: Count
+    number: Count
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTape:
+    """A tape that reached something new. `origin` says who found it, e.g. "campaign 7, shard 0, batch 12"."""
+
+    id: Count
+    digest: str
+    target: str
+    tape: Tape
+    features: tuple[str, ...]
+    cost: Count
+    model_hash: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFinding:
+    """A finding of a target. Strategy, family, shard, number and run are those of its first hit; `cpu_seconds` the
+    CPU time of the whole campaign until then; `first_seen` and `last_seen` versions of the target. A `count` of 0 says
+    that it was found on another target, and that its replay file shows it on this one too.
+    """
+
+    signature: str
+    target: str
+    tier: str
+    rule: str
+    title: str
+    severity: str
+    reach: str
+    where: str
+    count: Count
+    strategy: str
+    family: str
+    shard: Count
+    number: Count
+    run: int
+    cpu_seconds: Seconds
+    first_seen: str
+    last_seen: str
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a version of a target showed of a signature."""
+
+    signature: str
+    target: str
+    version: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """How often a strategy hit a signature of a target, the first time in run `run`; `cpu_seconds` is the CPU time of
+    that strategy's batches of the target until then.
+    """
+
+    signature: str
+    target: str
+    strategy: str
+    count: Count
+    shard: Count
+    number: Count
+    run: int
+    cpu_seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReplay:
+    """The text of a replay file; `size` is what smaller ones are compared by."""
+
+    signature: str
+    target: str
+    digest: str
+    size: tuple[int, ...]
+    text: str
+
+
+class Store:
+    """A store that is open. Made by `Store.open`; close it at the end. For one thread."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, lock: int | None) -> None:
+        self.path = path
+        self._connection = connection
+        self._lock = lock
+        self._inode = path.stat().st_ino
+        self._stored: dict[int, set[int]] = {}  # numbers of batches by their shard, without those below the next one
+        self._next: dict[int, int] = {}
+
+    @classmethod
+    def open(cls, path: Path, read_only: bool = False, campaign: int = 0) -> Store:
+        """The store in the file, which is made when there is none: for the seed `campaign`. UsageError when the file
+        cannot be used.
+        """
+        if read_only:
+            return cls(path, readable(path), None)
+        lock = locked(path)
+        try:
+            return cls(path, writable(path, campaign), lock)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def close(self) -> None:
+        """Close the file, and let others write it."""
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    # What the campaign was asked for
+
+    @property
+    def campaign(self) -> int:
+        """The seed of the campaign."""
+        text = self.meta().get("campaign", "")
+        if not (text.isascii() and text.isdigit() and len(text) <= 40):
+            raise self._damaged(f"its campaign is {text[:80]!r}")
+        return int(text)
+
+    def meta(self) -> dict[str, str]:
+        rows = self._all("SELECT key, value FROM meta ORDER BY key")
+        return self._converted(dict[str, str], {row["key"]: row["value"] for row in rows})
+
+    def set_meta(self, **values: str) -> None:
+        with self._transaction() as cursor:
+            cursor.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(values.items()))
+
+    # Batches
+
+    def next_number(self, shard: int, taken: Collection[int] = ()) -> int:
+        """The lowest number of a batch of the shard that is neither stored nor `taken`: what was lost when a process
+        was killed is run before anything new.
+        """
+        number = self._next_of(shard)
+        stored = self._stored[shard]
+        while number in stored or number in taken:
+            number += 1
+        return number
+
+    def _next_of(self, shard: int) -> int:
+        if shard not in self._stored:
+            rows = self._all("SELECT number FROM batches WHERE shard = ?", shard)
+            self._stored[shard] = {self._converted(int, row["number"]) for row in rows}
+            self._next[shard] = 0
+        stored = self._stored[shard]
+        while self._next[shard] in stored:
+            stored.remove(self._next[shard])
+            self._next[shard] += 1
+        return self._next[shard]
+
+    def add(self, result: BatchResult, model_hash: str = "") -> bool:
+        """Store what became of a batch, whole or not at all; False when it was there already. Of its tapes those are
+        kept that reach what no batch before did. `model_hash` is that of the code that gives the tapes their meaning.
+        UsageError when the file cannot be written.
+        """
+        batch = result.batch
+        with self._transaction() as cursor:
+            before = cursor.execute("SELECT total(cpu_seconds) FROM batches").fetchone()[0]
+            of_strategy = "SELECT total(cpu_seconds) FROM batches WHERE target = ? AND strategy = ?"
+            before_of_it = cursor.execute(of_strategy, (batch.target, batch.strategy)).fetchone()[0]
+            cursor.execute(
+                f"INSERT OR IGNORE INTO batches VALUES ({', '.join('?' * 18)})",
+                (
+                    batch.shard,
+                    batch.number,
+                    batch.first,
+                    batch.count,
+                    batch.target,
+                    result.version,
+                    batch.tier,
+                    batch.family,
+                    batch.strategy,
+                    batch.tapes_to,
+                    result.runs,
+                    result.events,
+                    result.seconds,
+                    result.cpu_seconds,
+                    json.dumps({_plain(why): count for why, count in result.refused.items()}),
+                    _plain(result.ended),
+                    time.time(),
+                    str(batch.campaign),
+                ),
+            )
+            if cursor.rowcount == 0:
+                return False
+            known = {
+                name
+                for (name,) in cursor.execute("SELECT feature FROM coverage WHERE target = ?", (batch.target,))
+                if result.tapes
+            }
+            cursor.executemany(
+                "INSERT INTO coverage VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT(target, feature) DO UPDATE SET runs = runs + excluded.runs",
+                [(batch.target, name, runs, batch.shard, batch.number) for name, runs in result.features.items()],
+            )
+            origin = f"campaign {batch.campaign}, shard {batch.shard}, batch {batch.number}"
+            for kept in worth_keeping(result.tapes, known.__contains__):
+                _put_tape(cursor, batch.target, kept, model_hash, origin)
+            for found in result.findings:
+                _put_finding(cursor, result, found, before)
+                _put_hits(cursor, batch, found, before_of_it)
+        if batch.shard in self._stored:
+            self._stored[batch.shard].add(batch.number)
+        return True
+
+    def batches(self) -> list[StoredBatch]:
+        """Every batch, in the order in which they were stored."""
+        return self._rows(StoredBatch, "SELECT * FROM batches ORDER BY rowid")
+
+    def batch_of(self, shard: int, index: int) -> StoredBatch | None:
+        """The batch that run `index` of the shard is in, None when it is not stored."""
+        query = "SELECT * FROM batches WHERE shard = ? AND first <= ? AND first + count > ?"
+        found = self._rows(StoredBatch, query, shard, index, index)
+        return found[0] if found else None
+
+    def totals(self) -> tuple[int, int, float]:
+        """Runs, events and CPU seconds of all batches."""
+        rows = self._all("SELECT ifnull(sum(runs), 0), ifnull(sum(events), 0), total(cpu_seconds) FROM batches")
+        return self._converted(tuple[int, int, float], tuple(rows[0]))
+
+    # Coverage and tapes
+
+    def coverage(self) -> list[Covered]:
+        return self._rows(Covered, "SELECT * FROM coverage ORDER BY target, feature")
+
+    def tapes_to(self, target: str) -> int:
+        """The id of the newest tape of the target, 0 for none."""
+        return int(self._all("SELECT ifnull(max(id), 0) FROM tapes WHERE target = ?", target)[0][0])
+
+    def tape_counts(self) -> dict[str, int]:
+        """Tapes of each target."""
+        rows = self._all("SELECT target, count(*) FROM tapes GROUP BY target ORDER BY target")
+        return self._converted(dict[str, int], dict(map(tuple, rows)))
+
+    def tapes(self, target: str, upto: int, most: int = TAPES_MAX) -> list[StoredTape]:
+        """The newest `most` tapes of the target with ids up to `upto`, by rising id."""
+        query = "SELECT * FROM tapes WHERE target = ? AND id <= ? ORDER BY id DESC LIMIT ?"
+        return self._rows(StoredTape, query, target, upto, most)[::-1]
+
+    def add_tape(self, target: str, kept: KeptTape, model_hash: str = "", origin: str = "") -> bool:
+        """Store a tape that came from elsewhere; False when it was there already."""
+        with self._transaction() as cursor:
+            return _put_tape(cursor, target, kept, model_hash, origin)
+
+    # Findings
+
+    def findings(self) -> list[StoredFinding]:
+        """Every finding, by its target and signature."""
+        return self._rows(StoredFinding, "SELECT * FROM findings ORDER BY target, signature")
+
+    def hits(self) -> list[Hits]:
+        """What each strategy hit and when, soonest first."""
+        return self._rows(Hits, "SELECT * FROM hits ORDER BY cpu_seconds, signature, target, strategy")
+
+    def seen(self) -> list[Seen]:
+        return self._rows(Seen, "SELECT * FROM seen ORDER BY rowid")
+
+    def replays(self, signature: str, target: str) -> list[StoredReplay]:
+        """The replay files of a finding, smallest first."""
+        query = "SELECT * FROM replays WHERE signature = ? AND target = ?"
+        found = self._rows(StoredReplay, query, signature, target)
+        return sorted(found, key=lambda replay: (replay.size, replay.digest))
+
+    def mark(self, finding: StoredFinding, target: str, version: str, verdict: Verdict) -> None:
+        """Note what a version of the target shows of a finding that was found before, on it or on another target; the
+        state of the target's own follows, which is made when there is none and the finding is shown.
+        """
+        state: State = "open" if verdict == "shown" else verdict
+        of = (finding.signature, target)
+        with self._transaction() as cursor:
+            cursor.execute("INSERT OR REPLACE INTO seen VALUES (?, ?, ?, ?)", (*of, version, verdict))
+            cursor.execute("UPDATE findings SET state = ? WHERE signature = ? AND target = ?", (state, *of))
+            if verdict != "shown":
+                return
+            cursor.execute("UPDATE findings SET last_seen = ? WHERE signature = ? AND target = ?", (version, *of))
+            made = replace(finding, target=target, count=0, first_seen=version, last_seen=version, state="open")
+            cursor.execute(f"INSERT OR IGNORE INTO findings VALUES ({', '.join('?' * 18)})", astuple(made))
+            cursor.execute(
+                "INSERT OR IGNORE INTO replays SELECT signature, ?, digest, size, text FROM replays "
+                "WHERE signature = ? AND target = ?",
+                (target, finding.signature, finding.target),
+            )
+
+    # SQLite
+
+    @contextmanager
+    def at_one_moment(self) -> Iterator[None]:
+        """What is read inside is the store at one moment, whoever writes it meanwhile. For one that is read only."""
+        self._all("BEGIN")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+
+    def _rows(self, kind: type[Row], query: str, *values: object) -> list[Row]:
+        """Rows as values of `kind`, whose fields are columns; a field that is no plain value is JSON."""
+        found = []
+        for row in self._all(query, *values):
+            columns: dict[str, Any] = dict(row)
+            for name, of in _JSON_COLUMNS.get(kind, {}).items():
+                columns[name] = self._json(of, columns.get(name))
+            found.append(self._converted(kind, columns))
+        return found
+
+    def _json(self, kind: Any, text: object) -> Any:
+        try:
+            return msgspec.json.decode(self._converted(str, text), type=kind)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._damaged(str(error)) from error
+
+    def _converted(self, kind: type[Row], value: object) -> Row:
+        """`value`, which must be of the type `kind`."""
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise self._damaged(f"{error} of {getattr(kind, '__name__', kind)}") from error
+
+    def _damaged(self, why: str) -> UsageError:
+        return UsageError(f"the store {self.path} is damaged: {why}", "restore it, or leave it out")
+
+    def _all(self, query: str, *values: object) -> list[sqlite3.Row]:
+        try:
+            return self._connection.execute(query, values).fetchall()
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
+            raise UsageError(f"cannot read {self.path} ({error})", "restore it, or name another --store") from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Cursor]:
+        """All of what is done inside, or nothing."""
+        remedy = _GO_ON.format(path=self.path)
+        cursor = self._connection.cursor()
+        try:
+            if self.path.stat().st_ino != self._inode:
+                raise UsageError(f"{self.path} was replaced while it was written", "name another --store")
+            cursor.execute("BEGIN IMMEDIATE")
+            yield cursor
+            cursor.execute("COMMIT")
+        except FileNotFoundError as error:
+            raise UsageError(f"{self.path} was removed while it was written", "name another --store") from error
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
+            raise UsageError(f"cannot write {self.path} ({error})", remedy) from error
+        finally:
+            if self._connection.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    cursor.execute("ROLLBACK")
+            cursor.close()
+
+
+def digest_of(target: str, tape: Sequence[int]) -> str:
+    """What a tape of a target is known by."""
+    return hashlib.blake2b(f"{target}\n{json.dumps(list(tape))}".encode(), digest_size=16).hexdigest()
+
+
+_JSON_COLUMNS: dict[Any, dict[str, Any]] = {
+    StoredBatch: {"refused": dict[str, Count], "campaign": Annotated[int, msgspec.Meta(ge=0)]},
+    StoredTape: {"tape": tuple[Count, ...], "features": tuple[str, ...]},
+    StoredReplay: {"size": tuple[int, ...]},
+}
+
+
+def _plain(text: str) -> str:
+    """`text` as SQLite takes it: half of a surrogate pair becomes an escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _put_tape(cursor: sqlite3.Cursor, target: str, kept: KeptTape, model_hash: str, origin: str) -> bool:
+    cursor.execute(
+        "INSERT OR IGNORE INTO tapes(digest, target, tape, features, cost, model_hash, origin) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            digest_of(target, kept.tape),
+            target,
+            json.dumps(list(kept.tape)),
+            json.dumps(list(kept.features)),
+            kept.cost,
+            model_hash,
+            origin,
+        ),
+    )
+    return cursor.rowcount > 0
+
+
+_TEXTS_OF_FOUND = ("signature", "tier", "rule", "title", "severity", "reach", "where", "replay")  # may quote a target
+
+
+def _put_finding(cursor: sqlite3.Cursor, result: BatchResult, found: Found, cpu_seconds_before: float) -> None:
+    """A finding of a batch, in the transaction of that batch."""
+    batch = result.batch
+    texts: dict[str, Any] = {name: _plain(getattr(found, name)) for name in _TEXTS_OF_FOUND}
+    found = replace(found, **texts)
+    cursor.execute(
+        f"INSERT INTO findings VALUES ({', '.join('?' * 18)}) ON CONFLICT(signature, target) DO UPDATE SET "
+        "count = count + excluded.count, last_seen = excluded.last_seen, state = 'open'",
+        (
+            found.signature,
+            batch.target,
+            found.tier,
+            found.rule,
+            found.title,
+            found.severity,
+            found.reach,
+            found.where,
+            found.count,
+            batch.strategy,
+            batch.family,
+            batch.shard,
+            batch.number,
+            found.index,
+            cpu_seconds_before + found.cpu_seconds,
+            result.version,
+            result.version,
+            "open",
+        ),
+    )
+    cursor.execute(
+        "INSERT OR REPLACE INTO seen VALUES (?, ?, ?, 'shown')", (found.signature, batch.target, result.version)
+    )
+    if not found.replay:
+        return
+    digest = hashlib.blake2b(found.replay.encode(), digest_size=16).hexdigest()
+    cursor.execute(
+        "INSERT OR IGNORE INTO replays VALUES (?, ?, ?, ?, ?)",
+        (found.signature, batch.target, digest, json.dumps(list(found.size)), found.replay),
+    )
+    kept = cursor.execute(
+        "SELECT digest, size FROM replays WHERE signature = ? AND target = ?", (found.signature, batch.target)
+    ).fetchall()
+    by_size = sorted((_size_of(size), str(digest)) for digest, size in kept)
+    cursor.executemany(
+        "DELETE FROM replays WHERE signature = ? AND target = ? AND digest = ?",
+        [(found.signature, batch.target, digest) for _, digest in by_size[REPLAYS_MAX:]],
+    )
+
+
+def _size_of(text: object) -> tuple[int, ...]:
+    """The size in a row of `replays`. One that is damaged goes first, so that it does not stay."""
+    try:
+        return tuple(msgspec.json.decode(str(text), type=tuple[int, ...]))
+    except (msgspec.DecodeError, RecursionError):
+        return (1 << 62,)
+
+
+def _put_hits(cursor: sqlite3.Cursor, batch: Batch, found: Found, cpu_seconds_before: float) -> None:
+    if batch.strategy:
+        cursor.execute(
+            "INSERT INTO hits VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT(signature, target, strategy) DO UPDATE SET count = count + excluded.count",
+            (
+                _plain(found.signature),
+                batch.target,
+                batch.strategy,
+                found.count,
+                batch.shard,
+                batch.number,
+                found.index,
+                cpu_seconds_before + found.cpu_seconds,
+            ),
+        )

@@ -1,0 +1,67 @@
+"""What a target's version is: what a finding was first and last seen on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from specsim.errors import UsageError
+from specsim.lifting.cache import Cache
+from specsim.lifting.source import GitSource, open_source
+from specsim.lifting.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, Target
+from specsim.tiers.accounting.model_code import model_hash
+
+_SHOWN = 12  # hexadecimal digits of a hash
+
+
+def version_of(target: Target, cache: Cache) -> str:
+    """The version, the commit, or a hash of the content of what has neither. UsageError when the target is not there.
+
+    Of a folder it is the hash of its Python files, so a file that is edited makes another version.
+    """
+    if isinstance(target, ModelTarget):
+        return model_hash()
+    if isinstance(target, ReleaseTarget):
+        return target.version
+    if isinstance(target, PythonTarget):
+        return _module_hash(target)
+    if isinstance(target, PackageTarget) and (target.version or target.package != "vllm"):
+        return target.version or _hash_of([Path(os.path.expanduser(target.path))], target.text)
+    assert isinstance(target, CheckoutTarget | PackageTarget)
+    source = open_source(target, cache)
+    if isinstance(source, GitSource):
+        return source.commit[:_SHOWN]
+    digest = hashlib.sha256()
+    for path in source.paths(""):
+        if path.endswith(".py"):
+            digest.update(f"{path}\0{source.read(path)}\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:_SHOWN]
+
+
+def _module_hash(target: PythonTarget) -> str:
+    """The hash of a module's file, which is found without running anything; of its name where there is none."""
+    within = target.module.replace(".", "/")
+    for folder in dict.fromkeys([os.getcwd(), *sys.path]):
+        for path in (Path(folder, f"{within}.py"), Path(folder, within, "__init__.py")):
+            if path.is_file():
+                return _hash_of([path], target.text)
+    return target.module
+
+
+def _hash_of(paths: list[Path], label: str) -> str:
+    digest = hashlib.sha256()
+    try:
+        for path in paths:
+            for file in _files(path):
+                digest.update(f"{file.name}\0".encode())
+                digest.update(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{label}: cannot read {error.filename} ({error.strerror})", "restore it") from error
+    return digest.hexdigest()[:_SHOWN]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    yield from sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]

@@ -1,0 +1,120 @@
+"""What a campaign hands to a worker, and what comes back. Plain data: it goes through pipes, Ray and JSON alike.
+
+A campaign is a seed. Its work is one endless row of runs for each shard, cut into batches; which target, tier, scenario
+family and strategy a batch has is drawn from (campaign, shard, number of the batch). So a run is made again from
+(campaign, shard, index), and, where the strategy learns, from the tapes that the store had given to its batch.
+
+This module imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specsim.choices.chooser import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Runs `first`, `first + 1`, ... of a shard, `count` of them.
+
+    `campaign` the seed; `shard` 0 to shards - 1
+    `target`   a TARGET as the user wrote it; `tier` accounting, ops or workers
+    `family`   the scenario family of the batch (`specsim.fuzz.scenario_families`), "" for tiers without schedules
+    `strategy` one of `specsim.choices.search_strategies`; "" for tiers without schedules
+    `tapes_to` the tapes that the strategy starts from are those of the store with ids up to this one; 0 for none
+    `tapes`    these tapes, by rising id
+    `known`    signatures that are not made smaller again
+    `observe`  whether each run is told of in `BatchResult.observed`
+    `device`   of the ops tier: cpu or cuda
+    """
+
+    campaign: int
+    shard: int
+    number: int
+    first: int
+    count: int
+    target: str
+    tier: str
+    family: str = ""
+    strategy: str = ""
+    tapes_to: int = 0
+    tapes: tuple[Tape, ...] = ()
+    known: tuple[str, ...] = ()
+    observe: bool = False
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTape:
+    """A tape that reached something new, and what: names of pairs, marks and rules. `cost` are its events."""
+
+    tape: Tape
+    features: tuple[str, ...]
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A finding of run `index`. `replay` is the text of its replay file, `size` what smaller ones are compared by;
+    `cpu_seconds` the CPU time from the start of the batch until it was first hit.
+    """
+
+    signature: str
+    tier: str
+    rule: str
+    title: str
+    severity: str
+    reach: str
+    where: str
+    index: int
+    count: int
+    size: tuple[int, ...]
+    replay: str
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What one run was and did. `why` it was not judged, or what it broke: "" for a run that broke nothing.
+
+    `judged`    whether the target ran it
+    `seconds`   wall clock
+    `choices`   length of its tape
+    `scenario`  options of its configuration and counts of its workload, those that are on
+    `marks`     what it reached
+    """
+
+    index: int
+    judged: bool
+    why: str
+    seconds: float
+    events: int = 0
+    choices: int = 0
+    scenario: dict[str, int] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What became of a batch.
+
+    `version`    the target's version, commit or content hash; what a finding was first and last seen on
+    `runs`       runs that were judged; `refused` those that were not, by the reason
+    `features`   runs that reached each pair, mark or rule: "pair:...", "mark:...", "rule:..."
+    `observed`   each run, when the batch asks for it
+    `ended`      how the process ended when it did not come to its end, "" when it did; that costs one run
+    """
+
+    batch: Batch
+    version: str
+    runs: int
+    events: int
+    seconds: float
+    cpu_seconds: float
+    refused: dict[str, int] = field(default_factory=dict)
+    features: dict[str, int] = field(default_factory=dict)
+    tapes: tuple[KeptTape, ...] = ()
+    findings: tuple[Found, ...] = ()
+    ended: str = ""
+    observed: tuple[Observed, ...] = ()

@@ -1,0 +1,401 @@
+"""A sanitizer for any Triton kernel, on a CPU: `report = sanitize(function, *tensors, outputs=("out",))`.
+
+`function` launches kernels; it may be a release's wrapper, an own one, or a lambda around `kernel[grid](...)`. It is
+run several times in Triton's interpreter on copies of its tensors, each inside a larger buffer. What it does is watched
+lane by lane (`hooks`, `shadow`), and what it leaves is compared between runs that differ in what must not matter:
+
+    out-of-bounds      a lane outside the tensors of its launch, wherever it lands; it is given poison and has no effect
+    uninitialised      a load from an output that nobody has written
+    unwritten          an element of an output that is never written
+    masked-lanes       a result, or another flaw, that depends on what masked-off lanes of a load without `other` hold
+    undefined-memory   one that depends on what red zones and unwritten outputs hold, whoever read them
+    race-between       two programs of a launch, unordered, one of which writes (`shadow` says when it counts)
+    race-within        two lanes of a program without a barrier between, one of which writes
+    program-order      a result that depends on the order in which programs run
+    int32-overflow     integer arithmetic in the kernel that does not fit its type, whatever becomes of it
+
+What it does not see: kernels that are not Triton's (they get the poison and the red zones, and are not watched); how
+lanes share threads; memory that a kernel reaches through addresses stored in tensors, unless it is named in `extra`;
+whether memory that the function allocates for itself is read before it is written. On a GPU, without the interpreter,
+red zones and poison are what is left: `out-of-bounds` for writes, `unwritten` and `undefined-memory`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from specsim.contracts.contract import differing
+from specsim.errors import UsageError
+from specsim.interpreter.hooks import Access, Order, watching
+from specsim.interpreter.patches import interpreted, one_line
+from specsim.interpreter.red_zones import RED_ZONE, poison_value
+from specsim.interpreter.shadow import Race, Shadow
+
+Kind = Literal[
+    "out-of-bounds",
+    "uninitialised",
+    "unwritten",
+    "masked-lanes",
+    "undefined-memory",
+    "race-between",
+    "race-within",
+    "program-order",
+    "int32-overflow",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """One thing that is wrong. `where` is FILE:LINE of the kernel's statement, or "" for what only results show."""
+
+    kind: Kind
+    text: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}" + (f" ({self.where})" if self.where else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the sanitizer saw.
+
+    flaws      the first of each kind, kernel and line
+    results    tensors by argument and by place in what the function returned ("returned[0]"), after the first run
+    launches   of the first run; 0 where nothing could be watched
+    without_other  FILE:LINE of loads whose masked-off lanes are undefined, harmless or not
+    """
+
+    flaws: tuple[Flaw, ...]
+    results: dict[str, torch.Tensor]
+    launches: int
+    without_other: tuple[str, ...]
+
+    @property
+    def kinds(self) -> set[Kind]:
+        return {flaw.kind for flaw in self.flaws}
+
+
+def sanitize(
+    function: Callable[..., Any],
+    *arguments: Any,
+    outputs: Sequence[str] = (),
+    defined: Mapping[str, torch.Tensor] | None = None,
+    extra: Sequence[torch.Tensor] = (),
+    programs: Order = tuple,
+    seed: int = 0,
+    **named: Any,
+) -> Report:
+    """Run `function(*arguments, **named)` under the sanitizer; the module's docstring says what is looked for.
+
+    outputs   names of tensor arguments that the function must write and may not read before; the names of its
+              parameters, or "arg0", "arg1", ... where it has none
+    defined   by output, boolean tensors of its shape: which elements must be written and are compared; all by default
+    extra     tensors that kernels reach through addresses in other tensors; they are not copied
+    programs  which programs of each launch run (`corners`), all by default; nothing is `unwritten` where some do not
+    seed      of the order of programs in the run with another order
+
+    Arguments are not changed. Raises UsageError for unknown outputs; what the function raises passes through.
+    """
+    positions = _position_names(function, len(arguments))
+    bound = dict(zip(positions, arguments, strict=True)) | named
+    for name in outputs:
+        if not isinstance(bound.get(name), torch.Tensor):
+            tensors = ", ".join(key for key, value in bound.items() if isinstance(value, torch.Tensor))
+            raise UsageError(f"{name!r} is named as an output and is no tensor argument", f"name some of: {tensors}")
+    plan = _Plan(function, positions, bound, tuple(outputs), dict(defined or {}), tuple(extra), programs)
+
+    first = plan.run()
+    flaws = list(first.flaws)
+    if programs is tuple:
+        flaws += plan.unwritten(first)
+    shuffle = random.Random(seed)
+    flaws += plan.variant(first, "undefined-memory", "the content of red zones and unwritten outputs", memory=1)
+    if interpreted():
+        flaws += plan.variant(first, "masked-lanes", "what masked-off lanes of a load without `other` hold", lanes=1)
+        flaws += plan.variant(
+            first, "program-order", "the order of programs", order=lambda some: shuffle.sample(list(some), len(some))
+        )
+    kept = {(flaw.kind, flaw.where or flaw.text): flaw for flaw in reversed(flaws)}
+    ordered = tuple(flaw for flaw in flaws if kept[flaw.kind, flaw.where or flaw.text] is flaw)
+    return Report(ordered, first.results, first.launches, tuple(sorted(first.without_other)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Guarded:
+    """A tensor in the middle of a larger buffer; `view` is what the function gets."""
+
+    buffer: torch.Tensor
+    view: torch.Tensor
+    poison: int | float | bool
+
+    @classmethod
+    def around(cls, tensor: torch.Tensor, which: int, *, is_output: bool) -> _Guarded:
+        poison = poison_value(tensor.dtype, which)
+        strides = tensor.stride() if 0 not in tensor.stride() else torch.empty(tensor.shape, device="meta").stride()
+        span = 1 + sum((extent - 1) * stride for extent, stride in zip(tensor.shape, strides, strict=True))
+        span = span if tensor.numel() else 0
+        buffer = torch.full((span + 2 * RED_ZONE,), poison, dtype=tensor.dtype, device=tensor.device)
+        view = torch.as_strided(buffer, tensor.shape, strides, RED_ZONE)
+        if not is_output:
+            view.copy_(tensor)
+        return cls(buffer, view, poison)
+
+    def stray_write(self) -> int | None:
+        """The first element outside the view that is not poison any more, relative to the view's first."""
+        outside = torch.ones_like(self.buffer, dtype=torch.bool)
+        torch.as_strided(outside, self.view.shape, self.view.stride(), RED_ZONE).fill_(False)
+        poison = torch.full_like(self.buffer, self.poison)
+        changed = (differing(self.buffer, poison) & outside).nonzero()
+        return int(changed[0]) - RED_ZONE if changed.shape[0] else None
+
+
+@dataclass(slots=True)
+class _Run:
+    flaws: list[Flaw]
+    results: dict[str, torch.Tensor]
+    launches: int
+    without_other: set[str]
+    written: dict[str, torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    function: Callable[..., Any]
+    positions: list[str]
+    bound: dict[str, Any]
+    outputs: tuple[str, ...]
+    defined: dict[str, torch.Tensor]
+    extra: tuple[torch.Tensor, ...]
+    programs: Order
+
+    def run(self, *, memory: int = 0, lanes: int = 0, order: Order = tuple) -> _Run:
+        guarded = {
+            name: _Guarded.around(value, memory, is_output=name in self.outputs)
+            for name, value in self.bound.items()
+            if isinstance(value, torch.Tensor)
+        }
+        named = {name: guarded[name].view if name in guarded else value for name, value in self.bound.items()}
+        positional = [named.pop(name) for name in self.positions]
+        watch = _Watch({name: guarded[name].view for name in self.outputs}, self.extra, memory, lanes)
+        if interpreted():
+            plain = not (memory or lanes or order is not tuple)
+            with watching(watch, lambda programs: order(self.programs(programs)), overflow=plain):
+                returned = self.function(*positional, **named)
+        else:
+            returned = self.function(*positional, **named)
+        for name, tensor in guarded.items():
+            stray = tensor.stray_write()
+            if stray is not None:
+                watch.flag("out-of-bounds", f"element {stray} of {name}, shape {list(tensor.view.shape)}, is written")
+        results = {name: tensor.view.detach().to("cpu", copy=True) for name, tensor in guarded.items()}
+        for i, value in enumerate(returned if isinstance(returned, (tuple, list)) else (returned,)):
+            if isinstance(value, torch.Tensor):
+                results[f"returned[{i}]"] = value.detach().to("cpu", copy=True)
+        return _Run(watch.flaws, results, watch.launches, watch.without_other, watch.written())
+
+    def variant(
+        self, first: _Run, kind: Kind, what: str, *, memory: int = 0, lanes: int = 0, order: Order = tuple
+    ) -> list[Flaw]:
+        """What another run shows that differs from the first in `what` alone."""
+        try:
+            run = self.run(memory=memory, lanes=lanes, order=order)
+        except Exception as error:  # the first run had none, so it is what differs that raises it
+            return [Flaw(kind, f"raises {one_line(error)}, depending on {what}")]
+        seen = {(flaw.kind, flaw.where) for flaw in first.flaws}
+        fresh = [flaw for flaw in run.flaws if (flaw.kind, flaw.where) not in seen]
+        changed = self.first_difference(first, run)
+        if fresh and kind != "program-order":
+            return [Flaw(kind, f"{fresh[0].text}, depending on {what}", fresh[0].where)]
+        return [Flaw(kind, f"{changed} changes with {what}")] if changed else fresh
+
+    def unwritten(self, run: _Run) -> list[Flaw]:
+        flaws = []
+        for name in self.outputs:
+            missing = (~self._written(name, run) & self._mask(name, run.results[name])).nonzero()
+            if missing.shape[0]:
+                at = [int(i) for i in missing[0]]
+                flaws.append(Flaw("unwritten", f"{name}{at} is never written"))
+        return flaws
+
+    def first_difference(self, first: _Run, other: _Run) -> str:
+        for name, result in first.results.items():
+            if other.results[name].shape != result.shape:
+                return f"the shape of {name}"
+            differs = differing(result, other.results[name]) & self._mask(name, result)
+            if name in self.outputs:
+                differs &= self._written(name, first)
+            changed = differs.nonzero()
+            if changed.shape[0]:
+                return f"{name}{[int(i) for i in changed[0]]}"
+        return ""
+
+    def _written(self, name: str, run: _Run) -> torch.Tensor:
+        written = run.written[name]
+        if written is None:  # nobody watched: what still is poison was not written
+            poison = poison_value(run.results[name].dtype, 0)
+            written = differing(run.results[name], torch.full_like(run.results[name], poison))
+        return written
+
+    def _mask(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        mask = self.defined.get(name)
+        return torch.ones_like(like, dtype=torch.bool) if mask is None else mask.cpu()
+
+
+def _position_names(function: Callable[..., Any], count: int) -> list[str]:
+    """Names of the first `count` arguments by position; "arg0", ... for those that have none."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        parameters = {}.values()
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in parameters if parameter.kind in by_position]
+    return [names[i] if i < len(names) else f"arg{i}" for i in range(count)]
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is seen in one run."""
+
+    undefined: dict[str, torch.Tensor]
+    extra: tuple[torch.Tensor, ...]
+    memory: int
+    lanes: int
+    flaws: list[Flaw] = field(default_factory=list)
+    launches: int = 0
+    without_other: set[str] = field(default_factory=set)
+    kernel: str = ""
+    spans: list[tuple[int, int, str, int]] = field(default_factory=list)
+    shadow: Shadow = field(default_factory=lambda: Shadow([]))
+    initialised: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, tensor in self.undefined.items():
+            self.initialised[name] = np.zeros(_span_bytes(tensor), dtype=bool)
+
+    def flag(self, kind: Kind, text: str, where: str = "") -> None:
+        if all((flaw.kind, flaw.where) != (kind, where) for flaw in self.flaws):
+            self.flaws.append(Flaw(kind, text, where))
+
+    def written(self) -> dict[str, torch.Tensor | None]:
+        """By output, which elements were written by kernels; None where none was, so that nobody can say."""
+        written: dict[str, torch.Tensor | None] = {}
+        for name, tensor in self.undefined.items():
+            known = self.initialised[name]
+            if not known.any():
+                written[name] = None
+                continue
+            by_element = torch.from_numpy(known.reshape(-1, tensor.element_size()).all(axis=1))
+            written[name] = torch.as_strided(by_element, tensor.shape, tensor.stride(), 0).clone()
+        return written
+
+    def launch(self, kernel: str, arguments: dict[str, Any]) -> None:
+        self.launches += 1
+        self.kernel = kernel
+        tensors = [(name, value) for name, value in arguments.items() if hasattr(value, "data_ptr")]
+        tensors += [("extra memory", tensor) for tensor in self.extra]
+        self.spans = [
+            (tensor.data_ptr(), tensor.data_ptr() + _span_bytes(tensor), name, tensor.element_size())
+            for name, tensor in tensors
+        ]
+        self.shadow = Shadow.over([(start, end) for start, end, _name, _size in self.spans])
+
+    def program(self, number: int) -> None:
+        self.shadow.begin(number)
+
+    def barrier(self) -> None:
+        self.shadow.barrier()
+
+    def overflow(self, message: str, where: str) -> None:
+        self.flag("int32-overflow", f"{self.kernel}: {message}", where)
+
+    def undefined_lanes(self, values: Any, lanes: Any, where: str, *, stray: bool) -> None:
+        if stray:
+            values[lanes] = _poison_of(values.dtype, self.memory)
+            return
+        values[lanes] = _poison_of(values.dtype, 0) if self.lanes else 0  # 0 is what most hardware leaves there
+        self.without_other.add(where)
+
+    def read(self, access: Access) -> Any:
+        access = self._inside(access, "reads")
+        for name, at in self._of_outputs(access):
+            if not self.initialised[name][at].all():
+                self.flag("uninitialised", f"{self.kernel} reads {name}, which nobody has written there", access.where)
+        self._races(self.shadow.read(access), access)
+        return access.active
+
+    def write(self, access: Access, values: Any) -> Any:
+        access = self._inside(access, "writes")
+        self._races(self.shadow.write(access, values), access)
+        for name, at in self._of_outputs(access):
+            self.initialised[name][at] = True
+        return access.active
+
+    def atomic(self, access: Access, *, orders: bool) -> Any:
+        access = self._inside(access, "updates")
+        for name, at in self._of_outputs(access):
+            if not self.initialised[name][at].all():
+                self.flag("uninitialised", f"{self.kernel} updates {name}, which nobody has written", access.where)
+            self.initialised[name][at] = True
+        self._races((self.shadow.atomic(access, orders=orders), None), access)
+        return access.active
+
+    def _races(self, found: tuple[Race | None, Race | None], access: Access) -> None:
+        between, within = found
+        if between:
+            self.flag("race-between", f"{self.kernel}: {between} race of two programs", access.where)
+        if within:
+            self.flag("race-within", f"{self.kernel}: {within} race of two lanes, no barrier between", access.where)
+
+    def _inside(self, access: Access, verb: str) -> Access:
+        """The access without the lanes that fall into no tensor of the launch, which are flagged."""
+        addresses = access.addresses
+        inside = np.zeros(addresses.shape, dtype=bool)
+        for start, end, _name, _size in self.spans:
+            inside |= (addresses >= np.uint64(start)) & (addresses + np.uint64(access.itemsize) <= np.uint64(end))
+        stray = access.active & ~inside
+        if stray.any():
+            text = f"{self.kernel} {verb} {self._place(int(addresses[stray].flat[0]))}"
+            self.flag("out-of-bounds", text, access.where)
+        return access._replace(active=access.active & inside)
+
+    def _place(self, address: int) -> str:
+        spans = [span for span in self.spans if span[0] < span[1]]
+        if not spans:
+            return "memory, and was given no tensor"
+        start, end, name, size = min(spans, key=lambda span: max(span[0] - address, address - span[1]))
+        return f"element {(address - start) // size} of {name}, which has {(end - start) // size}"
+
+    def _of_outputs(self, access: Access) -> list[tuple[str, Any]]:
+        """The bytes of outputs that the active lanes touch."""
+        touched = []
+        addresses = access.addresses[access.active].astype(np.int64)
+        for name, tensor in self.undefined.items():
+            at = (addresses - tensor.data_ptr())[:, None] + np.arange(access.itemsize)
+            at = at[(at >= 0) & (at < self.initialised[name].size)]
+            if at.size:
+                touched.append((name, at))
+        return touched
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    if not tensor.numel():
+        return 0
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _poison_of(dtype: Any, which: int) -> Any:
+    if dtype == np.bool_:
+        return bool(which)
+    if np.issubdtype(dtype, np.floating):
+        return poison_value(torch.float32, which) if dtype.itemsize >= 4 else dtype.type(7.0 + which)
+    return poison_value(torch.int32 if dtype.itemsize >= 4 else torch.uint8, which)

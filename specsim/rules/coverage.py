@@ -1,0 +1,70 @@
+"""What a run showed: pairs of a request's state and an event, marks, and rules that were asked; and which choices are
+contests of agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from specsim.choices.search_strategies import Contest
+from specsim.engine.event_log import Run
+from specsim.engine.workload import Scenario
+from specsim.rules.applicability import rules_applied
+
+# Who goes when a choice does not say "the host goes on": the device, a client, the scheduler, an operator.
+CONTESTS = {
+    "device goes first": Contest("device", 1, 0),
+    "stream": Contest("a stream out of turn", 1, 0),
+    "arrives later": Contest("client", 0, 1),
+    "admit later": Contest("admission", 0, 1),
+    "abort": Contest("aborting client", 1, 0),
+    "retract on demand": Contest("memory pressure", 1, 0),
+    "timeout": Contest("timer", 1, 0),
+    "pause": Contest("operator", 1, 0),
+    "idle batch": Contest("end of idling", 0, 1),  # a rank that idles on keeps the run from its end
+}
+_BECOMES = {
+    "arrive": "waiting",
+    "admit": "prefilling",
+    "prefill": "prefilled",
+    "resolve": "running",
+    "retract": "retracted",
+    "drop": "finished",
+    "finish": "finished",
+}
+_OF_A_BATCH = frozenset({"launch", "prefill", "verify", "resolve", "prepare"})
+
+
+def pairs(run: Run) -> set[tuple[str, int, bool, str, str]]:
+    """(state, launches in flight, aborted, event, outcome) of every request at every event of it.
+
+    The outcome is the accept length of a verification or result, with "stale" before it where it was.
+    """
+    states: dict[str, str] = {}
+    in_flight: dict[str, int] = {}
+    aborted: set[str] = set()
+    found: set[tuple[str, int, bool, str, str]] = set()
+    for line in run.log:
+        event = line.event
+        for word in line.details.split() if event in _OF_A_BATCH else (line.who,):
+            who, _, outcome = word.partition(":")
+            if who not in states:
+                if event != "arrive":
+                    continue
+                states[who] = "new"
+            outcome = outcome if event in ("verify", "resolve") else ""
+            found.add((states[who], in_flight.get(who, 0), who in aborted, event, outcome))
+            if event == "launch":
+                in_flight[who] = in_flight.get(who, 0) + 1
+            elif event in ("resolve", "prefill", "stale"):
+                in_flight[who] = max(0, in_flight.get(who, 0) - 1)
+            elif event == "abort":
+                aborted.add(who)
+            if outcome != "stale":
+                states[who] = _BECOMES.get(event, states[who])
+    return found
+
+
+def features_of(scenario: Scenario, run: Run) -> set[Hashable]:
+    """What strategies learn from: the pairs of the run, its marks, and the rules that it gave something to judge."""
+    return {*pairs(run), *run.marks, *rules_applied(scenario, run)}

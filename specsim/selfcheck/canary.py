@@ -1,0 +1,45 @@
+"""The canary: a check that must fail. Known bugs are put into the model, and the simulator must find each.
+
+A simulator that has gone blind passes everything; this is what notices. It is short, for every change: the bugs that
+the project began with, and one of every other class. `specsim mutants` hunts them all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from specsim.selfcheck.catalogue import CATALOGUE, Mutant
+from specsim.selfcheck.hunt import Hunted, hunt_in_child
+from specsim.selfcheck.known_bugs import entry_of
+
+SCHEDULES_MAX = 3000
+# The bugs that the project began with.
+SEED_BUGS = ("A01", "A02", "D01", "D02", "F01", "G01")
+
+
+def sample() -> tuple[Mutant, ...]:
+    """The mutants of `SEED_BUGS`, without variants of one that is there, and the first of every other class."""
+    ids = {mutant.id for mutant in CATALOGUE}
+    classes = {bug[0] for bug in SEED_BUGS}
+    chosen: list[Mutant] = []
+    for mutant in CATALOGUE:
+        entry = entry_of(mutant)
+        is_variant = mutant.id != entry and entry in ids
+        if (entry in SEED_BUGS and not is_variant) or entry[0] not in classes:
+            chosen.append(mutant)
+            classes.add(entry[0])
+    return tuple(chosen)
+
+
+def sing(mutants: Sequence[Mutant] | None = None, schedules_max: int = SCHEDULES_MAX) -> Iterator[Hunted]:
+    """Hunt mutants, those of `sample` if no others are given, with one seed and at most `schedules_max` schedules each.
+    One that is not found has `found` 0.
+    """
+
+    def hunt(mutant: Mutant) -> Hunted:
+        return hunt_in_child(mutant, seeds=1, schedules_max=schedules_max)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(hunt, sample() if mutants is None else mutants)

@@ -1,0 +1,214 @@
+"""How soon a strategy, the default swarm if no other is named, finds a mutant.
+
+For each seed from 0 on, schedules are run until one breaks a rule, in a child process that loads the changed model.
+Run as a module, this is that child: it reads a question from standard input and prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from statistics import median
+from typing import Any
+
+from specsim import interrupts
+from specsim.deadline import NEVER, Deadline
+from specsim.errors import UsageError
+from specsim.isolation import environment, processes
+from specsim.selfcheck.catalogue import Mutant
+from specsim.selfcheck.mutation import apply, find
+
+SECONDS_MAX = 60.0  # CPU seconds of one seed
+EXCEPTION = "exception"  # stands where a rule's id does when the model itself raised
+
+
+class InterruptedHuntError(Exception):
+    """A hunt was interrupted from the keyboard, or its time was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hunt:
+    """One seed. `schedules` were run in `cpu_seconds`, and the last broke `signatures`; none did when that is empty."""
+
+    seed: int
+    schedules: int
+    cpu_seconds: float
+    signatures: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hunted:
+    """A mutant and how it was found, seed by seed."""
+
+    mutant: Mutant
+    hunts: tuple[Hunt, ...]
+
+    @property
+    def found(self) -> int:
+        """How many seeds found it."""
+        return sum(bool(hunt.signatures) for hunt in self.hunts)
+
+    @property
+    def rules(self) -> list[str]:
+        """The rules that found it first, by id."""
+        return sorted({signature.split(":")[1] for hunt in self.hunts for signature in hunt.signatures})
+
+    @property
+    def schedules_median(self) -> float:
+        return median(hunt.schedules for hunt in self.hunts)
+
+    @property
+    def schedules_worst(self) -> int:
+        return max(hunt.schedules for hunt in self.hunts)
+
+    @property
+    def cpu_seconds_median(self) -> float:
+        return median(hunt.cpu_seconds for hunt in self.hunts)
+
+    @property
+    def cpu_seconds_worst(self) -> float:
+        return max(hunt.cpu_seconds for hunt in self.hunts)
+
+
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """The smallest schedule that shows a mutant: its requests, its events from the first admission on, what broke, and
+    the CPU seconds that it took to find and shrink it.
+    """
+
+    requests: int
+    events: int
+    signature: str
+    cpu_seconds: float
+
+
+def hunt_in_child(
+    mutant: Mutant,
+    *,
+    seeds: int,
+    schedules_max: int,
+    first_seed: int = 0,
+    seconds_max: float = SECONDS_MAX,
+    without: Collection[str] = (),
+    only: Collection[str] = (),
+    strategy: str = "swarm",
+    deadline: Deadline = NEVER,
+) -> Hunted:
+    """Hunt a mutant in a process of its own, by a strategy of `specsim.choices.search_strategies`, with up to
+    `schedules_max` schedules and `seconds_max` CPU seconds for each of `seeds` seeds, from `first_seed` on. The rules
+    `without` are switched off; when `only` is not empty, so are all but those. Seeds whose hunt was not over at the
+    `deadline` are left out; InterruptedHuntError when that is all of them.
+    """
+    question = {
+        "mutant": mutant.id,
+        "seeds": list(range(first_seed, first_seed + seeds)),
+        "schedules_max": schedules_max,
+        "seconds_max": seconds_max,
+        "without": sorted(without),
+        "only": sorted(only),
+        "strategy": strategy,
+        "ends_at": deadline.to_json(),
+    }
+    hunts = _ask(mutant, "specsim.selfcheck.hunt", question, deadline)
+    if not hunts:
+        raise InterruptedHuntError
+    return Hunted(mutant, tuple(Hunt(**{**hunt, "signatures": tuple(hunt["signatures"])}) for hunt in hunts))
+
+
+def joined(parts: Sequence[Hunted]) -> Hunted:
+    """One mutant's hunts of several children as one."""
+    return Hunted(parts[0].mutant, tuple(hunt for part in parts for hunt in part.hunts))
+
+
+def smallest_in_child(mutant: Mutant, *, schedules: int) -> Smallest | None:
+    """Shrink what `schedules` schedules of seed 0 find of a mutant, in a process of its own; None when they find
+    nothing.
+    """
+    shown = _ask(mutant, "specsim.selfcheck.smallest", {"mutant": mutant.id, "schedules": schedules})
+    return Smallest(**shown) if shown else None
+
+
+def _ask(mutant: Mutant, module: str, question: dict[str, Any], deadline: Deadline = NEVER) -> Any:
+    command = [sys.executable, "-m", module]
+    try:
+        ended = processes.run(command, json.dumps(question), deadline.timeout, environment=environment.of_ours())
+    except subprocess.TimeoutExpired:
+        raise InterruptedHuntError from None
+    if ended.returncode and interrupts.asked():
+        raise InterruptedHuntError
+    if ended.returncode:
+        raise RuntimeError(f"the hunt for mutant {mutant.id} ended with {ended.returncode}:\n{ended.stderr}")
+    return json.loads(ended.stdout)
+
+
+def _switch_off(without: Collection[str], only: Collection[str]) -> None:
+    """Let the checker of this process overlook rules."""
+    from specsim.rules.checker import Checker, RunStopped
+    from specsim.rules.table import BY_ID
+
+    off = set(without) | (set(BY_ID) - set(only) if only else set())
+    unknown = sorted((set(without) | set(only)) - set(BY_ID))
+    if unknown:
+        raise UsageError(f"there is no rule {unknown[0]}", f"choose of {', '.join(BY_ID)}")
+    if not off:
+        return
+    broken = Checker.broken
+
+    def unless_off(checker: Checker, rule_id: str, *arguments: Any, **options: Any) -> bool:
+        if rule_id == "S1" and rule_id in off:
+            raise RunStopped  # unseen, but a schedule that does not end must
+        return rule_id not in off and broken(checker, rule_id, *arguments, **options)
+
+    Checker.broken = unless_off  # type: ignore[assignment, method-assign]
+
+
+def _hunt(
+    seed: int, schedules_max: int, seconds_max: float, strategy_name: str, deadline: Deadline = NEVER
+) -> Hunt | None:
+    """Run schedules of this process' model until one breaks a rule; None when the deadline comes before."""
+    # Imported late: the mutant is applied before the modules of the simulator are loaded.
+    from specsim.engine.accounting_target import ModelTarget
+    from specsim.tiers.accounting.schedules import run_schedule, strategy_of
+
+    target = ModelTarget()
+    strategy = strategy_of(strategy_name, seed)
+    start = time.process_time()
+    signatures: tuple[str, ...] = ()
+    index = 0
+    while index < schedules_max and not signatures and time.process_time() - start < seconds_max:
+        if deadline.is_over:
+            return None
+        try:
+            schedule = run_schedule(target, strategy.chooser(index))
+        except Exception as error:  # a changed model, or one whose broken rule is switched off, may raise anything
+            signatures = (f"accounting:{EXCEPTION}:{type(error).__name__}",)
+        else:
+            if schedule is not None:
+                signatures = tuple(violation.signature for violation in schedule.run.violations)
+                schedule.teach(strategy)
+        index += 1
+    return Hunt(seed, index, time.process_time() - start, signatures)
+
+
+def main() -> int:
+    question = json.load(sys.stdin)
+    try:
+        apply(find(question["mutant"]))
+        _switch_off(question["without"], question["only"])
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    limits = (question["schedules_max"], question["seconds_max"], question["strategy"])
+    deadline = Deadline.from_json(question["ends_at"])
+    hunts = (_hunt(seed, *limits, deadline) for seed in question["seeds"])
+    print(json.dumps([asdict(hunt) for hunt in takewhile(lambda hunt: hunt is not None, hunts) if hunt]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

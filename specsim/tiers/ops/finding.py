@@ -1,0 +1,241 @@
+"""From a counterexample to a finding and its replay file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specsim.contracts.contract import Case, Op, TensorArg
+from specsim.contracts.provider import Subject
+from specsim.errors import UsageError
+from specsim.replay_file import OpReplay
+from specsim.tiers.ops.suite import Counterexample
+from specsim.verdict import Finding, Rule, Severity
+
+WHOLE_MAX, FIRST = 64, 16
+"""Tensors of up to so many elements are shown whole, larger ones by their first few."""
+
+
+def signature_of(subject: Subject) -> str:
+    """One defect is one implementation of one operation: the same on every release that has it."""
+    return f"ops:{subject.op}:{subject.name}"
+
+
+def finding_of(
+    op: Op,
+    subject: Subject,
+    found: Counterexample,
+    *,
+    target: str,
+    seed: int,
+    device: str,
+    generator: str = "",
+) -> tuple[Finding, OpReplay]:
+    """The finding of a counterexample, and what its replay file holds. A guarded or optional caller keeps its severity:
+    `reach` says who is hit. `generator` is "bulk" for a tape of bulk cases.
+    """
+    if found.outcome is None:
+        return process_failure(
+            op,
+            subject,
+            found.case,
+            found.rule,
+            found.ended,
+            target=target,
+            seed=seed,
+            device=device,
+            tape=found.tape,
+            generator=generator,
+        )
+    violation = found.outcome.of(found.rule)
+    assert violation is not None
+    title = f"{_what(subject)}: {violation.title}"
+    return _made(
+        op,
+        subject,
+        found.case,
+        found.rule,
+        title=title,
+        tape=list(found.tape),
+        digest=found.outcome.digest,
+        target=target,
+        seed=seed,
+        device=device,
+        reach=found.reach,
+        expected=violation.expected,
+        actual=violation.actual,
+        count=found.failing,
+        details=_details(subject, found),
+        generator=generator,
+    )
+
+
+def process_failure(
+    op: Op,
+    subject: Subject,
+    case: Case,
+    rule: Rule,
+    text: str,
+    *,
+    target: str,
+    seed: int,
+    device: str,
+    tape: Sequence[int] = (),
+    generator: str = "",
+) -> tuple[Finding, OpReplay]:
+    """The finding of a call that hung or took its process with it; its case is not shrunk."""
+    return _made(
+        op,
+        subject,
+        case,
+        rule,
+        title=f"{_what(subject)}: {text}",
+        tape=list(tape),
+        digest="",
+        target=target,
+        seed=seed,
+        device=device,
+        reach=subject.reach(case.sizes),
+        expected=rule.sentence,
+        actual=text,
+        count=1,
+        details=(_sizes_line(case),),
+        generator=generator,
+    )
+
+
+def _what(subject: Subject) -> str:
+    if subject.role == "caller":
+        return f"caller {subject.name.removeprefix('caller:')} of {subject.op}"
+    return subject.op
+
+
+def _details(subject: Subject, found: Counterexample) -> tuple[str, ...]:
+    lines = [] if subject.far else [_sizes_line(found.case)]
+    if found.explanation:
+        lines.append(found.explanation)
+    if found.known:
+        lines.append(f"the case of the known finding {found.known.name}")
+    violations = found.outcome.violations if found.outcome else ()
+    others = [v for v in violations if v.rule is not found.rule]
+    lines += [f"also {v.rule.id}: {v.title}" for v in others]
+    return tuple(lines)
+
+
+def _sizes_line(case: Case) -> str:
+    return "smallest case: " + ", ".join(f"{name}={size}" for name, size in case.sizes.items())
+
+
+def _argument_lines(op: Op, case: Case) -> tuple[str, ...]:
+    """Name, type, shape and values of each argument."""
+    lines = []
+    for arg in op.args:
+        if not isinstance(arg, TensorArg):
+            lines.append(f"{arg.name} = {case.sizes[arg.name]}")
+        elif arg.name in case.tensors:
+            tensor = case.tensors[arg.name]
+            kind = f"{arg.name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            if tensor.numel() <= WHOLE_MAX:
+                lines.append(f"{kind} = {tensor.tolist()}")
+            else:
+                first = ", ".join(map(str, tensor.flatten()[:FIRST].tolist()))
+                lines.append(f"{kind} = {first} ... (whole in the replay file)")
+    return tuple(lines)
+
+
+def _made(
+    op: Op,
+    subject: Subject,
+    case: Case,
+    rule: Rule,
+    *,
+    title: str,
+    tape: list[int],
+    digest: str,
+    target: str,
+    seed: int,
+    device: str,
+    reach: str,
+    expected: str,
+    actual: str,
+    count: int,
+    details: tuple[str, ...],
+    generator: str,
+) -> tuple[Finding, OpReplay]:
+    signature = signature_of(subject)
+    replay = OpReplay(
+        target=target,
+        tier="ops",
+        op=op.name,
+        subject=subject.name,
+        where=subject.where,
+        source_hash=subject.source_hash,
+        device=device,
+        sizes=case.sizes,
+        tensors={name: tensor_to_json(tensor) for name, tensor in case.tensors.items()},
+        tape=tape,
+        seed=seed,
+        rule=rule.id,
+        signature=signature,
+        title=title,
+        digest=digest,
+        generator=generator,
+    )
+    finding = Finding(
+        rule=rule.id,
+        sentence=rule.sentence,
+        title=title,
+        signature=signature,
+        tier="ops",
+        severity=Severity(rule.severity),
+        reach=reach,
+        where=subject.where,
+        expected=expected,
+        actual=actual,
+        replay="",
+        count=count,
+        details=details,
+        op=op.name,
+        provider=target,
+        blame=subject.role,
+        arguments=() if subject.far else _argument_lines(op, case),
+    )
+    return finding, replay
+
+
+def tensor_to_json(tensor: torch.Tensor) -> dict[str, Any]:
+    return {"shape": list(tensor.shape), "data": tensor.flatten().tolist()}
+
+
+def is_case_of(replay: OpReplay, case: Case) -> bool:
+    """Whether a case is that of a replay file, NaN for NaN."""
+    tensors = {name: tensor_to_json(tensor) for name, tensor in case.tensors.items()}
+    return json.dumps([case.sizes, tensors], sort_keys=True) == json.dumps(
+        [replay.sizes, replay.tensors], sort_keys=True
+    )
+
+
+def case_of(op: Op, replay: OpReplay, path: Path) -> Case:
+    """The case of a replay file, checked against the operation's contract."""
+    remedy = "give a replay file that this version of specsim wrote"
+    tensors = {}
+    for arg in op.tensor_args:
+        if arg.role.value == "out":
+            continue
+        try:
+            stored = replay.tensors[arg.name]
+            tensors[arg.name] = torch.tensor(stored["data"], dtype=arg.dtype).reshape(stored["shape"])
+            fits = tuple(tensors[arg.name].shape) == arg.resolve_shape(replay.sizes)
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise UsageError(f"{path}: tensor {arg.name} of {op.name} cannot be read ({error})", remedy) from error
+        if not fits:
+            raise UsageError(
+                f"{path}: tensor {arg.name} has shape {stored['shape']}, its sizes say "
+                f"{list(arg.resolve_shape(replay.sizes))}",
+                remedy,
+            )
+    return Case(dict(replay.sizes), tensors)

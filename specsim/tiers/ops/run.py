@@ -1,0 +1,445 @@
+"""Run one implementation on one case and say which rules it breaks.
+
+Running and comparing are apart: a `Launcher` runs the implementation and hands over what it left behind (`Launched`);
+everything that decides is made of that here. So the code that is judged may run in a process of its own
+(`specsim.tiers.ops.target_process`), where nothing that it does to torch reaches the comparison.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from specsim.contracts.contract import Case, Op, Role, Tensors, WrongResultError, differing
+from specsim.contracts.provider import NotCalledError, Subject
+from specsim.interpreter.memcheck import MemoryLog, memcheck
+from specsim.interpreter.offsets import overflow_of
+from specsim.interpreter.patches import interpreted, one_line
+from specsim.interpreter.red_zones import GuardedTensor, guarded_arguments, views
+from specsim.tiers.ops import rules
+from specsim.tiers.ops.relations import Difference, broken_relation
+from specsim.verdict import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken rule on one case."""
+
+    rule: Rule
+    title: str
+    expected: str
+    actual: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one case showed. `judged` is False when the implementation does not make its call for this case. `digest`
+    is of inputs, the defined part of outputs and violations, and the same on every machine.
+    """
+
+    violations: tuple[Violation, ...]
+    digest: str
+    judged: bool = True
+
+    def of(self, rule: Rule) -> Violation | None:
+        return next((v for v in self.violations if v.rule is rule), None)
+
+
+class Compared(NamedTuple):
+    """An output: the reference's, the implementation's, which elements are defined, and which differ."""
+
+    expected: torch.Tensor
+    actual: torch.Tensor
+    defined: torch.Tensor
+    differs: torch.Tensor
+
+
+class EndedError(Exception):
+    """The process that runs an implementation ended on a case, or had to be ended because it `hung`."""
+
+    def __init__(self, hung: bool, text: str) -> None:
+        super().__init__(text)
+        self.hung = hung
+        self.text = text
+
+
+class RelatedCaseError(Exception):
+    """A related case raised; the text says what."""
+
+
+class DeviceLostError(Exception):
+    """What ran has left a device that does no more work: its process is of no use any longer."""
+
+
+def raise_if_lost(device: torch.device | str, error: BaseException) -> None:
+    """Raise DeviceLostError, from `error`, if the device does no more work."""
+    if torch.device(device).type == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as lost:
+            raise DeviceLostError(one_line(lost)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Freedoms:
+    """What the interpreter does otherwise than a GPU may: `lanes` poisons what is masked off and has no `other`,
+    `backwards` runs the programs of the second launch last one first.
+    """
+
+    lanes: bool = False
+    backwards: bool = False
+
+
+PLAIN = Freedoms()
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What one run of an implementation left behind, on the CPU.
+
+    `results`  the outputs by name; None when it raised
+    `raised`   the error on one line, "" for none; `misfit` says that it is of an output that is not the contract's
+    `buffers`  every tensor argument's whole buffer afterwards, red zones included
+    `moved`    arguments that no longer are the view of their buffer that was given, as they are now
+    `stray`    the first access outside of every tensor that the interpreter saw, "" for none
+    `lines`    the lines of loads without `other` of which lanes were masked off
+    """
+
+    results: Tensors | None
+    buffers: Tensors
+    moved: Tensors
+    raised: str = ""
+    misfit: bool = False
+    stray: str = ""
+    lines: frozenset[int] = frozenset()
+
+
+class Launcher(Protocol):
+    """Runs implementations. Raises NotCalledError where a caller makes no call in the configuration of the case, and
+    EndedError where running it ends the process that it runs in.
+    """
+
+    def launch(self, op: Op, subject: Subject, case: Case, which: int, freedoms: Freedoms) -> Launched:
+        """One run on arguments that are poisoned with poison `which` and lie between red zones."""
+        ...
+
+    def overflow(self, subject: Subject) -> tuple[str, int] | None:
+        """`specsim.interpreter.offsets.overflow_of` of a subject that is `far`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchHere:
+    """Runs implementations in this process."""
+
+    device: torch.device | str = "cpu"
+
+    def launch(self, op: Op, subject: Subject, case: Case, which: int, freedoms: Freedoms) -> Launched:
+        guarded = guarded_arguments(op, case, which, self.device, subject.strided)
+        given = {name: (tensor.view.data_ptr(), tensor.view.shape) for name, tensor in guarded.items()}
+        results, raised, misfit = None, "", False
+        with watched(which, freedoms) as log:
+            try:
+                results = subject.run(case.sizes, views(guarded))
+            except NotCalledError:
+                raise
+            except WrongResultError as error:
+                raised, misfit = str(error), True
+            except Exception as error:
+                raise_if_lost(self.device, error)
+                raised = one_line(error)
+        try:
+            now = {name: tensor.view for name, tensor in guarded.items()}
+            return Launched(
+                results=None if results is None else {name: _on_cpu(tensor) for name, tensor in results.items()},
+                buffers={name: _on_cpu(tensor.buffer) for name, tensor in guarded.items()},
+                moved={n: _on_cpu(view) for n, view in now.items() if (view.data_ptr(), view.shape) != given[n]},
+                raised=raised,
+                misfit=misfit,
+                stray=str(log.strays[0]) if log.strays else "",
+                lines=frozenset(log.without_other),
+            )
+        except RuntimeError as error:
+            raise_if_lost(self.device, error)
+            raise
+
+    def overflow(self, subject: Subject) -> tuple[str, int] | None:
+        assert subject.far is not None
+        return overflow_of(subject.far)
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+@contextmanager
+def watched(which: int, freedoms: Freedoms = PLAIN) -> Iterator[MemoryLog]:
+    if interpreted():
+        with memcheck(which, lanes=freedoms.lanes, backwards=freedoms.backwards and which == 1) as log:
+            yield log
+    else:
+        yield MemoryLog()
+
+
+def run_case(
+    op: Op,
+    subject: Subject,
+    case: Case,
+    device: torch.device | str = "cpu",
+    *,
+    related: bool = False,
+    launcher: Launcher | None = None,
+) -> Outcome:
+    """Judge `subject` on `case`, under both poisons; with `related` also on the cases that must have results according
+    to it, if it is right on this one. `launcher` runs it; when left out it runs here, on `device`.
+
+    In the interpreter masked-off lanes are poisoned and programs run in two orders. What breaks a rule is run again
+    without, so that a defect of every machine is told from one that needs a machine which does so.
+    """
+    launcher = launcher or LaunchHere(device)
+    if subject.far is not None:
+        return _judged_far(op, subject, case, launcher)
+    run = _Run(op, subject, case, launcher)
+    try:
+        if not interpreted():
+            found, results, _lines = run.twice(PLAIN)
+        else:
+            every = run.twice(Freedoms(lanes=True, backwards=True))
+            found, results, _lines = every
+            if found:
+                found, results, _lines = run.twice(PLAIN)
+            if every[0] and not found:
+                in_order = run.twice(Freedoms(lanes=True))
+                reverse = run.twice(Freedoms(backwards=True))
+                found += [_needs_luck(in_order[2])] if in_order[0] else []
+                found += [_needs_an_order()] if reverse[0] or not found else []
+    except NotCalledError:
+        return Outcome((), "", judged=False)
+    if related and not found:
+        found += _broken_relation(op, subject, case, launcher)
+    return Outcome(tuple(found), _digest(op, case, results, found))
+
+
+def _judged_far(op: Op, subject: Subject, case: Case, launcher: Launcher) -> Outcome:
+    if not interpreted():
+        return Outcome((), "", judged=False)
+    overflow = launcher.overflow(subject)
+    found = []
+    if overflow:
+        text = f"{overflow[0]} at {subject.where.rpartition(':')[0]}:{overflow[1]}"
+        found = [Violation(rules.OFFSETS_FIT, text, "offsets that fit their type", text)]
+    return Outcome(tuple(found), _digest(op, case, [], found))
+
+
+def _needs_luck(lines: set[int]) -> Violation:
+    numbers = ", ".join(map(str, sorted(lines)))
+    title = f"what the masked-off lanes of loads without `other` hold changes the result (lines {numbers})"
+    return Violation(rules.IGNORES_UNDEFINED, title, "the same whatever they hold", "another one")
+
+
+def _needs_an_order() -> Violation:
+    title = "the result changes when the programs of a launch run last one first"
+    return Violation(rules.IGNORES_ORDER, title, "the same in every order", "another one")
+
+
+class _Run:
+    """The runs of one case, compared with the reference's outputs."""
+
+    def __init__(self, op: Op, subject: Subject, case: Case, launcher: Launcher) -> None:
+        self._op = op
+        self._subject = subject
+        self._case = case
+        self._launcher = launcher
+        self.expected = op.expected(case)
+        self.defined = op.defined(case, self.expected)
+
+    def twice(self, freedoms: Freedoms) -> tuple[list[Violation], list[Tensors], set[int]]:
+        """The violations under both poisons, the defined results of each, and the lines of the loads without `other`
+        of which lanes were poisoned.
+        """
+        violations: list[Violation] = []
+        defined_results: list[Tensors] = []
+        lines: set[int] = set()
+        for which in (0, 1):
+            found, results, seen = self.once(which, freedoms)
+            violations += [v for v in found if all(v.rule is not known.rule for known in violations)]
+            lines |= seen
+            if results is None:
+                break
+            defined_results.append({name: results[name][self.defined[name]] for name in results})
+        if len(defined_results) == 2:
+            violations += _poison_dependence(defined_results)
+        return violations, defined_results, lines
+
+    def once(self, which: int, freedoms: Freedoms) -> tuple[list[Violation], Tensors | None, frozenset[int]]:
+        """The violations of one run, its outputs (None when it raised), and the lines as `Launched` has them."""
+        op, case = self._op, self._case
+        launched = self._launcher.launch(op, self._subject, case, which, freedoms)
+        if launched.misfit:
+            text = launched.raised
+            return [Violation(rules.FITS_CONTRACT, text, "outputs as the contract says", text)], None, launched.lines
+        if launched.results is None:
+            text = f"raises {launched.raised}"
+            return [Violation(rules.DOES_NOT_RAISE, text, "no exception", text)], None, launched.lines
+        try:
+            results = {arg.name: arg.check(launched.results.get(arg.name), case.sizes) for arg in op.outputs}
+        except WrongResultError as error:
+            return (
+                [Violation(rules.FITS_CONTRACT, str(error), "outputs as the contract says", str(error))],
+                None,
+                (launched.lines),
+            )
+        guarded = guarded_arguments(op, case, which, "cpu", self._subject.strided)
+        for name, tensor in guarded.items():
+            tensor.buffer.copy_(launched.buffers[name])
+        found = _out_of_bounds(launched.stray, guarded)
+        found += _changed_inputs(op, case, guarded, launched.moved)
+        for arg in op.outputs:
+            difference = _first_difference(
+                op, arg.name, self.expected[arg.name], results[arg.name], self.defined[arg.name]
+            )
+            if difference:
+                found.append(difference)
+                break
+        return found, results, launched.lines
+
+
+def _out_of_bounds(stray: str, guarded: dict[str, GuardedTensor]) -> list[Violation]:
+    if stray:
+        return [Violation(rules.STAYS_IN_BOUNDS, stray, "accesses inside the given tensors", stray)]
+    for name, tensor in guarded.items():
+        index = tensor.first_stray_write()
+        if index is not None:
+            text = f"writes element {index} of {name}, which has {tensor.view.numel()}"
+            return [Violation(rules.STAYS_IN_BOUNDS, text, "accesses inside the given tensors", text)]
+    return []
+
+
+def _changed_inputs(op: Op, case: Case, guarded: dict[str, GuardedTensor], moved: Tensors) -> list[Violation]:
+    for arg in op.tensor_args:
+        if arg.role is Role.IN:
+            before, after = case.tensors[arg.name], moved.get(arg.name, guarded[arg.name].view)
+            if before.shape != after.shape:
+                shapes = [f"{arg.name} of shape {list(tensor.shape)}" for tensor in (before, after)]
+                return [Violation(rules.LEAVES_INPUTS, f"input {arg.name} has another shape afterwards", *shapes)]
+            changed = differing(before, after)
+            if bool(changed.any()):
+                at = tuple(int(i) for i in changed.nonzero()[0])
+                return [
+                    Violation(
+                        rules.LEAVES_INPUTS,
+                        f"input {arg.name}{list(at)} is changed",
+                        f"{arg.name}{list(at)} = {before[at].item()}",
+                        f"{arg.name}{list(at)} = {after[at].item()}",
+                    )
+                ]
+    return []
+
+
+def _first_difference(
+    op: Op, name: str, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor
+) -> Violation | None:
+    """The first defined element, in memory order, that differs from the reference."""
+    differs = _differing(op, name, expected, actual, defined)
+    if not differs.any():
+        return None
+    at = tuple(int(i) for i in differs.nonzero()[0])
+    place = f"{name}{list(at)}"
+    return Violation(
+        rules.EQUALS_REFERENCE,
+        f"{place} differs from the reference",
+        f"{place} = {expected[at].item()}",
+        f"{place} = {actual[at].item()}",
+    )
+
+
+def _differing(op: Op, name: str, expected: torch.Tensor, actual: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
+    tolerance = op.tolerance.get(name, 0.0)
+    if tolerance:
+        return ~torch.isclose(actual, expected, rtol=0.0, atol=tolerance, equal_nan=True) & defined
+    return differing(actual, expected) & defined
+
+
+def compared(
+    op: Op, subject: Subject, case: Case, device: torch.device | str = "cpu", launcher: Launcher | None = None
+) -> dict[str, Compared]:
+    """The outputs of one run by name, beside the reference's: of the first that differs, under the other poison, with
+    poisoned lanes or in another order of programs; of the plain one when none does; none when that raised.
+    """
+    run = _Run(op, subject, case, launcher or LaunchHere(device))
+    runs = [(0, PLAIN), (1, PLAIN)]
+    if interpreted():
+        runs += [(which, Freedoms(lanes=True)) for which in (0, 1)] + [(1, Freedoms(backwards=True))]
+    plain: dict[str, Compared] | None = None
+    for which, freedoms in runs:
+        _, results, _lines = run.once(which, freedoms)
+        found = {
+            name: Compared(
+                run.expected[name],
+                actual,
+                run.defined[name],
+                _differing(op, name, run.expected[name], actual, run.defined[name]),
+            )
+            for name, actual in (results or {}).items()
+        }
+        plain = found if plain is None else plain
+        if any(bool(output.differs.any()) for output in found.values()):
+            return found
+        if not plain:
+            break
+    return plain or {}
+
+
+def _poison_dependence(results: list[Tensors]) -> list[Violation]:
+    first, second = results
+    for name in first:
+        changed = differing(first[name], second[name])
+        if changed.any():
+            index = int(changed.nonzero()[0])
+            values = f"{first[name][index].item()} and {second[name][index].item()}"
+            title = f"a defined element of {name} changes with the content of undefined memory"
+            return [Violation(rules.IGNORES_UNDEFINED, title, "the same under both poisons", values)]
+    return []
+
+
+def _broken_relation(op: Op, subject: Subject, case: Case, launcher: Launcher) -> list[Violation]:
+    try:
+        found = relation_broken_by(op, subject, case, launcher)
+    except (RelatedCaseError, WrongResultError) as error:
+        return [Violation(rules.KEEPS_RELATIONS, f"a related case raises {error}", "no exception", "")]
+    if found is None:
+        return []
+    title = f"{found.place} is another with {found.what}"
+    return [Violation(rules.KEEPS_RELATIONS, title, found.expected, found.actual)]
+
+
+def relation_broken_by(op: Op, subject: Subject, case: Case, launcher: Launcher) -> Difference | None:
+    """The first relation that the subject does not keep to on `case`. Raises RelatedCaseError or WrongResultError when
+    a related case does not come to its end.
+    """
+
+    def run(related: Case) -> Tensors:
+        launched = launcher.launch(op, subject, related, 0, PLAIN)
+        if launched.results is None:
+            raise RelatedCaseError(launched.raised)
+        return {arg.name: arg.check(launched.results.get(arg.name), related.sizes) for arg in op.outputs}
+
+    return broken_relation(op, subject.accepts, run, case)
+
+
+def _digest(op: Op, case: Case, results: list[Tensors], violations: list[Violation]) -> str:
+    """SHA-256 of the case, the defined outputs under both poisons, and what was wrong."""
+    digest = hashlib.sha256(f"{op.name}\n{sorted(case.sizes.items())}\n".encode())
+    for tensors in [case.tensors, *results]:
+        for name in sorted(tensors):
+            tensor = tensors[name]
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.numpy().tobytes())
+    for violation in violations:
+        digest.update(f"{violation.rule.id} {violation.title} {violation.expected} {violation.actual}\n".encode())
+    return digest.hexdigest()
