@@ -7,6 +7,7 @@ wheel is not in the cache; `make test` fetches the wheels once, before pytest st
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,6 @@ os.environ["SPECSIM_COMPILED"] = (
 )
 torch.set_num_threads(1)
 
-from property_tests.support.deep import is_left_out
 from specsim.compiled.finder import uninstall
 from specsim.lifting.cache import Cache, open_cache
 from specsim.lifting.source import SourceTree, open_source
@@ -47,14 +47,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is deep runs by `make nightly`, with `--all-releases` and on a GPU."""
+    """Skip slow tests, which run by `make nightly`, with `--all-releases` and on a GPU. Of those with parameters and
+    `slow(runs_one_in=N)`, every run takes one in N.
+    """
     is_nightly = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
     if is_nightly or config.getoption("--all-releases") or torch.cuda.is_available():
         return
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     for item in items:
-        if is_left_out(item.nodeid, seen):
-            item.add_marker(pytest.mark.skip(reason="seconds long: in `make nightly` (property_tests/support/deep.py)"))
+        mark = item.get_closest_marker("slow")
+        if mark is None:
+            continue
+        function, runs_one_in = item.nodeid.split("[")[0], mark.kwargs.get("runs_one_in", 0)
+        if not runs_one_in or seen[function] % runs_one_in:
+            item.add_marker(pytest.mark.skip(reason="slow: in `make nightly`"))
+        seen[function] += 1
 
 
 @pytest.fixture(scope="session", autouse=True)

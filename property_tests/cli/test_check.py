@@ -153,6 +153,7 @@ def test_a_users_wrong_provider_gives_one_readable_minimal_finding(folder: Path)
     assert "fail: 1 finding" in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_replay_is_the_same_in_another_process_with_another_hash_seed(folder: Path) -> None:
     specsim(folder, "check", "mine:provider", "--cases", "20", "--device", "cpu", PYTHONHASHSEED="1")
     (file,) = (folder / "specsim-findings").iterdir()
@@ -165,6 +166,7 @@ def test_a_replay_is_the_same_in_another_process_with_another_hash_seed(folder: 
     assert file.read_bytes() == first
 
 
+@pytest.mark.slow
 def test_a_replay_says_when_it_is_not_reproduced_and_when_the_code_has_changed(folder: Path) -> None:
     specsim(folder, "check", "mine:provider", "--cases", "20", "--device", "cpu")
     (file,) = (folder / "specsim-findings").iterdir()
@@ -194,10 +196,12 @@ def test_a_call_that_ends_its_process_is_a_finding_and_the_rest_goes_on(folder: 
     assert judged["fill_bonus_tokens"] == 5
 
 
+@pytest.mark.slow
 def test_what_a_target_prints_is_not_taken_for_an_answer(folder: Path) -> None:
     assert verdict_of(folder, "bad:printing", "--cases", "5")["verdict"] == "pass"
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_verdict_and_a_commit_hash_is_a_seed(folder: Path) -> None:
     commit = "3417a56b96a9ac473c673bc7bc480c20f3bc3d5f"
     first = verdict_of(folder, "mine:provider", "--cases", "10", "--seed", commit)
@@ -205,6 +209,7 @@ def test_the_same_seed_gives_the_same_verdict_and_a_commit_hash_is_a_seed(folder
     assert first == again
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_spent_is_said_and_not_counted_as_passed(folder: Path) -> None:
     data = verdict_of(folder, "model", "--budget-seconds", "1", "--cases", "100000")
     assert data["times"]["suites"]["ops"] <= data["times"]["seconds"] < 30
@@ -307,6 +312,7 @@ def test_targets_lists_what_works_and_why_the_rest_does_not(folder: Path) -> Non
     assert all(entry["why"] for entry in data["not_run"])
 
 
+@pytest.mark.slow
 def test_a_finding_of_a_release_is_found_and_replayed_through_the_command_line(
     folder: Path, release: Any, wheel_cache: Cache
 ) -> None:

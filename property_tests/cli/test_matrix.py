@@ -115,6 +115,7 @@ def test_the_exit_code_is_that_of_the_worst_that_says_something(columns: list[Co
     assert Matrix("0", columns, rows_of(columns)).exit_code == code
 
 
+@pytest.mark.slow
 def test_a_target_that_cannot_be_judged_costs_its_own_column(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import os\nprovider = {}\n")
     (tmp_path / "dying.py").write_text("import os\nos.abort()\n")
@@ -140,6 +141,7 @@ def test_a_target_that_cannot_be_judged_costs_its_own_column(tmp_path: Path) -> 
         (["targets", "--write", "x.json"], "--write without releases"),
     ],
 )
+@pytest.mark.slow(runs_one_in=3)
 def test_bad_input_is_one_clear_sentence_with_exit_code_2(tmp_path: Path, arguments: list[str], words: str) -> None:
     ended = specsim(tmp_path, *arguments)
     assert ended.returncode == 2, ended.stdout

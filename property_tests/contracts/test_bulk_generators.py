@@ -103,6 +103,7 @@ def test_a_bulk_case_fits_its_contract(name: str) -> None:
 
 
 @every_op
+@pytest.mark.slow(runs_one_in=4)
 def test_the_reference_accepts_bulk_cases_and_equals_its_loops(name: str) -> None:
     op = OPS[name]
     for case in bulk_cases(name):

@@ -80,6 +80,7 @@ def test_a_contract_explains_every_argument(op: Op) -> None:
 
 
 @every_op
+@pytest.mark.slow(runs_one_in=4)
 def test_every_case_fits_its_contract_and_passes_the_references_checks(op: Op) -> None:
     for case in seeded_cases(op.name):
         assert_fits_the_contract(op, case)
@@ -131,6 +132,7 @@ def test_hypothesis_and_the_fast_lane_make_the_same_cases(op: Op, data: st.DataO
 
 
 @every_op
+@pytest.mark.slow(runs_one_in=3)
 def test_a_case_takes_at_most_400_choices(op: Op) -> None:
     for index in range(SEEDED_CASES // (16 if op.name in FOREIGN else 2)):
         chooser = seeded(0, op.name, index)

@@ -55,6 +55,7 @@ def explored(name: str, method: Method) -> Explored:
 
 
 @pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.slow(runs_one_in=2)
 def test_the_counts_of_a_scope_are_exact_and_stay(name: str) -> None:
     schedules, states, ends, _, _ = COUNTS[name]
     seen = explored(name, "visited")
@@ -201,6 +202,7 @@ def tiny(name: str, outputs: tuple[int, ...], aborts: int = 0, retractions: int 
     ],
     ids=["one-request", "one-short-request", "delays", "abort"],
 )
+@pytest.mark.slow(runs_one_in=2)
 def test_brute_force_counts_the_same(scope: Scope) -> None:
     seen = explore(scope).explored
     assert brute_force(scope) == (seen.schedules, seen.states, len(seen.ends))
@@ -406,6 +408,7 @@ class SwapsSlots(ModelAccounting):
 @pytest.mark.parametrize(
     ("accounting", "name"), [(CountsStaleResults, "abort"), (FreesTooLittle, "retract"), (SwapsSlots, "session")]
 )
+@pytest.mark.slow(runs_one_in=2)
 def test_the_reduction_misses_no_broken_rule(accounting: type[ModelAccounting], name: str) -> None:
     scope = scope_named(name)
     seen = {}

@@ -62,6 +62,7 @@ def swarm() -> tuple[tuple[Scenario, Watched], ...]:
 # The swarm draws them
 
 
+@pytest.mark.slow
 def test_every_feature_is_on_in_some_schedules_and_off_in_most() -> None:
     on: Counter[str] = Counter()
     for scenario, _ in swarm():
@@ -222,6 +223,7 @@ def test_a_grammar_ends_its_request_in_the_result_that_ends_it(ends_by_eos: bool
     assert request.outputs[: len(visible)] == visible
 
 
+@pytest.mark.slow
 def test_visible_outputs_of_the_swarm_are_read_by_their_grammars() -> None:
     read = ended = 0
     for _, engine in swarm():

@@ -76,6 +76,7 @@ def test_a_wrong_kernel_is_found_by_the_rule_of_content(kernels: str) -> None:
     assert broken == {"I43"}
 
 
+@pytest.mark.slow
 def test_the_command_finds_it_and_its_replay_uses_the_same_kernel(tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
     arguments = ("check", "model", "--only", "accounting", "--schedules", "60", "--kernels", f"{HERE}:LAZY")

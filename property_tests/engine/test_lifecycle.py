@@ -69,6 +69,7 @@ def test_a_request_follows_the_table_and_an_event_that_it_refuses_changes_nothin
             assert request.state is was
 
 
+@pytest.mark.slow
 def test_schedules_use_every_transition_but_a_seldom_one(monkeypatch: pytest.MonkeyPatch) -> None:
     used: set[tuple[State, Event]] = set()
 

@@ -126,16 +126,19 @@ def shares_of_many() -> dict[str, float]:
     return shares(ModelTarget(), seed=3, schedules=2500)
 
 
+@pytest.mark.slow
 def test_random_schedules_reach_every_interleaving() -> None:
     found = shares_of_many()
     assert {mark: share for mark, share in found.items() if 10_000 * share < LEAST.get(mark, 0)} == {}
 
 
+@pytest.mark.slow
 def test_random_schedules_reach_every_other_mark_and_no_mark_is_left_out_of_the_tables() -> None:
     found = {mark for mark, share in shares_of_many().items() if share and " & " not in mark}
     assert found == {*INTERLEAVINGS, *LIFE, *OPTIONS}
 
 
+@pytest.mark.slow
 def test_random_schedules_have_every_two_of_the_features_that_are_crossed() -> None:
     assert [pair for pair in crossed(CROSSED) if not shares_of_many().get(pair)] == []
 

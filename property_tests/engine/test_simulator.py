@@ -245,6 +245,7 @@ class NeverFits(ModelAccounting):
         return outcome
 
 
+@pytest.mark.slow
 def test_a_request_that_is_dropped_for_want_of_memory_leaves_nothing_behind() -> None:
     dropped = stale = 0
     for index in range(1500):

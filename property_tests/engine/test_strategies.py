@@ -58,6 +58,7 @@ def tapes(name: str, seed: int, schedules: int = 60) -> list[Tape]:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.slow(runs_one_in=5)
 def test_a_seed_gives_the_same_schedules_which_replay_and_break_no_rule(name: str) -> None:
     assert tapes(name, 5) == tapes(name, 5)
     assert tapes(name, 5) != tapes(name, 6)

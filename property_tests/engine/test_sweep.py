@@ -169,6 +169,7 @@ def test_what_was_counted_before_the_end_is_kept(how: Any, ended: str) -> None:
     assert all(counts == parts()[cut] for cut, counts in kept.items())
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_counted(tmp_path: Path) -> None:
     ended = specsim(tmp_path, "sweep", "--schedules", "40", "--seed", "5", "--jobs", "2", "--write", "counts.json")
     assert ended.returncode == 0, ended.stderr

@@ -253,6 +253,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow(runs_one_in=2)
 def test_a_campaign_says_what_is_new_and_how_to_see_it_again(folder: Path) -> None:
     data = json.loads((folder / "one.json").read_text())
     (new,) = data["new"]
@@ -268,6 +269,7 @@ def test_a_campaign_says_what_is_new_and_how_to_see_it_again(folder: Path) -> No
     assert specsim(folder, "replay", str(file), "--target", "mine:extension").returncode == 1
 
 
+@pytest.mark.slow
 def test_a_replay_file_that_cannot_be_written_is_told_with_the_run_that_makes_it_again(folder: Path) -> None:
     """As on a full disk: nothing half-written stays, and the store has the finding."""
     (written,) = (folder / "specsim-findings").iterdir()
@@ -382,6 +384,7 @@ def test_a_campaign_that_is_there_is_not_begun_anew_unseen(folder: Path) -> None
     assert "holds a campaign" in ended.stderr
 
 
+@pytest.mark.slow
 def test_every_night_the_commit_is_the_seed_and_a_canary_that_is_not_found_is_red(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -415,6 +418,7 @@ def test_a_night_without_a_commit_says_so_also_by_its_former_name(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_done_and_says_how_to_go_on(tmp_path: Path, number: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "specsim", "fuzz", "--only", "accounting", "--jobs", "2"],

@@ -57,6 +57,7 @@ def run(name: str, folder: Path) -> int:
 
 
 @BOTH
+@pytest.mark.slow
 def test_a_shard_goes_on_from_part_to_part_and_from_machine_to_machine(name: str, tmp_path: Path) -> None:
     assert run(name, tmp_path) == 0
     (store,) = (tmp_path / "results").glob("*.db")

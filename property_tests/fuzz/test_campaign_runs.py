@@ -193,6 +193,7 @@ def test_a_family_makes_scenarios_of_its_own_and_its_tapes_need_no_family(name: 
 
 
 @pytest.mark.parametrize("strategy", ["swarm", "pct", "coverage"])
+@pytest.mark.slow(runs_one_in=3)
 def test_a_run_is_made_again_from_its_numbers_in_another_process(worker: Worker, strategy: str) -> None:
     made = batch(strategy=strategy, family="tiny pools", count=9)
     runs = list(runs_of(ModelTarget(), made, {}, lambda _index: None))
@@ -203,6 +204,7 @@ def test_a_run_is_made_again_from_its_numbers_in_another_process(worker: Worker,
     assert again["digest"] not in {other.run.digest for _, other in runs[:-1] if other is not None}
 
 
+@pytest.mark.slow
 def test_a_batch_is_the_same_here_in_a_child_and_as_json(worker: Worker) -> None:
     made = batch("rules:saying", count=30)
     results = [worker.run(made), run_batch(made, Path("cache"), 5.0), worker.run(made)]
@@ -231,6 +233,7 @@ def replayed_file(text: str, folder: Path) -> ScheduleReplay:
 
 @pytest.mark.parametrize(("name", "rule", "says"), [("dying", "X3", "SIGABRT"), ("hanging", "X2", "within 1 s")])
 @pytest.mark.parametrize("strategy", ["swarm", "pct"])
+@pytest.mark.slow(runs_one_in=4)
 def test_a_run_that_ends_its_process_is_a_finding_and_costs_one_run(
     worker: Worker, tmp_path: Path, name: str, rule: str, says: str, strategy: str
 ) -> None:
@@ -248,6 +251,7 @@ def test_a_run_that_ends_its_process_is_a_finding_and_costs_one_run(
     assert before.events == result.events
 
 
+@pytest.mark.slow
 def test_a_process_that_somebody_kills_is_no_finding_and_its_batch_is_whole(worker: Worker) -> None:
     made = batch(count=150)
     expected = run_batch_here(ModelTarget(), made, "")
@@ -286,6 +290,7 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
+@pytest.mark.slow
 def test_a_child_that_is_killed_is_started_again(worker: Worker) -> None:
     made = batch(count=3)
     first = worker.run(made)
@@ -307,12 +312,14 @@ def test_an_interrupt_ends_a_batch_with_what_it_has_done(worker: Worker, seconds
     assert (result.ended, result.batch.count) == ("", RUNS_MAX)
 
 
+@pytest.mark.slow
 def test_a_target_that_differs_from_run_to_run_says_so(worker: Worker) -> None:
     result = worker.run(batch("rules:changing", count=40, first=1))
     assert result.ended == "two runs of a schedule differ: accounting:X5:rule a in the first one alone"
     assert (result.runs, result.findings) == (40, ())
 
 
+@pytest.mark.slow
 def test_what_a_target_prints_does_not_pile_up(worker: Worker) -> None:
     for _ in range(2):
         worker.run(batch("rules:talking", count=4))

@@ -175,6 +175,7 @@ def shown(result: BatchResult) -> tuple[Any, ...]:
 
 
 @needs_ray
+@pytest.mark.slow
 def test_a_campaign_ends_complete_when_a_node_is_killed_and_each_batch_is_counted_once(
     tmp_path: Path, nodes: Nodes
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_campaign_ends_complete_when_a_node_is_killed_and_each_batch_is_counte
 
 
 @needs_ray
+@pytest.mark.slow
 def test_when_the_cluster_is_lost_the_campaign_goes_on_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "3")
     nodes = Nodes()
@@ -228,6 +230,7 @@ def test_when_the_cluster_is_lost_the_campaign_goes_on_here(tmp_path: Path, monk
 
 
 @needs_ray
+@pytest.mark.slow
 def test_an_interrupt_gives_back_what_the_cluster_has_and_a_resume_runs_it(tmp_path: Path, nodes: Nodes) -> None:
     cluster = RayCluster.connect(nodes.address, None, 20.0)
     here = Here()
@@ -248,6 +251,7 @@ def test_an_interrupt_gives_back_what_the_cluster_has_and_a_resume_runs_it(tmp_p
 
 
 @needs_ray
+@pytest.mark.slow
 def test_a_target_that_the_nodes_do_not_have_is_asked_for_here_and_told_once(nodes: Nodes) -> None:
     cluster = RayCluster.connect(nodes.address, None, 20.0)
     here, told = Here(), []
@@ -265,6 +269,7 @@ def test_a_target_that_the_nodes_do_not_have_is_asked_for_here_and_told_once(nod
 
 
 @needs_ray
+@pytest.mark.slow
 def test_a_tape_that_one_node_found_is_run_by_another_within_its_next_batch(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
@@ -294,6 +299,7 @@ def test_a_tape_that_one_node_found_is_run_by_another_within_its_next_batch(
 
 
 @needs_ray
+@pytest.mark.slow
 def test_the_command_runs_a_campaign_on_the_cluster_and_says_so(tmp_path: Path, nodes: Nodes) -> None:
     arguments = ["fuzz", "model", "--ray", nodes.address, "--budget-seconds", "6", "--json", "f.json"]
     ended = specsim(tmp_path, *arguments)
@@ -307,6 +313,7 @@ def test_the_command_runs_a_campaign_on_the_cluster_and_says_so(tmp_path: Path, 
 
 
 @needs_ray
+@pytest.mark.slow
 def test_a_batch_for_a_gpu_waits_for_a_node_that_has_one_and_comes_to_it(nodes: Nodes) -> None:
     cluster = RayCluster.connect(nodes.address, None, 20.0)
     batch = Batch(1, 0, 0, 0, 5, "model", "accounting", "any", "swarm", device="cuda")

@@ -128,6 +128,7 @@ def test_counts_add_up_over_seeds_and_the_same_cases_count_once(tmp_path: Path) 
         add_counts(path, _counted(1), "cpu")
 
 
+@pytest.mark.slow
 def test_one_operation_is_checked_in_bulk_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "right.py").write_text("from specsim.contracts.registry import REFERENCE as right\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))

@@ -307,6 +307,7 @@ LAUNCHES = {"temperature_softmax": 2}
 
 
 @pytest.mark.parametrize("op", [op for op in OPS.values() if op.name not in FOREIGN], ids=lambda op: op.name)
+@pytest.mark.slow(runs_one_in=3)
 def test_no_kernel_of_ours_is_flagged_and_each_load_says_what_masked_lanes_hold(op: Op) -> None:
     case = small_case(op)
     expected = op.expected(case)

@@ -139,6 +139,7 @@ def test_a_provider_that_is_wrong_in_bulk_has_no_time() -> None:
         differential.measure(OPS[subject.op], subject, Place("cpu", "interpreter"), rounds=1)
 
 
+@pytest.mark.slow
 def test_a_campaign_is_measured_beside_the_loop_that_makes_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "SECONDS", 1)
     around, wider = campaign.run("cpu", 1)

@@ -23,6 +23,7 @@ EVERYTHING = DEVICE == "cuda" or os.environ.get("HYPOTHESIS_PROFILE") == "nightl
 
 
 @pytest.mark.parametrize("name", NAMES if EVERYTHING else NAMES[:2])
+@pytest.mark.slow(runs_one_in=2)
 def test_a_kernel_emits_the_targets_law(name: str) -> None:
     found = distances(name, getattr(kernels, name), device=DEVICE, quick=True)
     assert found
@@ -30,6 +31,7 @@ def test_a_kernel_emits_the_targets_law(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow(runs_one_in=5)
 def test_coins_next_to_a_threshold_fall_on_the_references_side(name: str) -> None:
     op = OPS[name]
     made = (op.generate(seeded(7, name, index)) for index in range(2000))

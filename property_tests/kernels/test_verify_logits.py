@@ -58,6 +58,7 @@ def test_every_plan_gives_the_references_result(plan: Plan) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("vocab_size", [2047, 2048, 5001])
+@pytest.mark.slow(runs_one_in=3)
 def test_a_row_that_is_many_blocks_long_is_read_to_its_end(plan: Plan, vocab_size: int) -> None:
     case = wide_case(vocab_size, seed=vocab_size)
     last = case.tensors["logits"].shape[1] - 1

@@ -47,6 +47,7 @@ def assert_equal_results(op: Op, actual: Tensors, expected: Tensors) -> None:
 
 
 @every_op
+@pytest.mark.slow(runs_one_in=2)
 def test_the_reference_equals_its_loops_on_every_element(op: Op) -> None:
     @given(case=cases(op))
     def holds(case: Case) -> None:
@@ -61,6 +62,7 @@ def test_the_reference_equals_its_loops_on_every_element(op: Op) -> None:
     [op for op in OPS.values() if any(arg.dtype.is_floating_point for arg in op.tensor_args)],
     ids=lambda op: op.name,
 )
+@pytest.mark.slow(runs_one_in=2)
 def test_the_reference_equals_its_loops_in_double_precision_too(op: Op) -> None:
     @given(case=cases(op))
     def holds(case: Case) -> None:

@@ -74,6 +74,7 @@ def requests(case: Case, which: list[int]) -> Case:
 
 
 @every_op
+@pytest.mark.slow(runs_one_in=2)
 def test_single_and_double_precision_decide_alike(op: Op) -> None:
     for case in seeded_cases(op.name)[:80]:
         wide = case.clone()
@@ -84,6 +85,7 @@ def test_single_and_double_precision_decide_alike(op: Op) -> None:
 
 
 @every_op
+@pytest.mark.slow(runs_one_in=2)
 def test_the_token_after_the_path_has_a_positive_probability(op: Op) -> None:
     for case in seeded_cases(op.name):
         ndt = case.sizes["num_draft_tokens"]

@@ -62,6 +62,7 @@ def seconds_of_children() -> float:
 LONG = Plan(commits=200, bad=137, renamed=90, unbuildable=frozenset({20, 33, *range(99, 104), 120, 135, 149, 150, 151}))
 
 
+@pytest.mark.slow
 def test_the_bad_commit_of_two_hundred_is_found_in_half_a_minute_and_nothing_is_touched(tmp_path: Path) -> None:
     path = tmp_path / "engine"
     commits = build(path, LONG)
@@ -111,6 +112,7 @@ def test_of_an_operation_what_belongs_to_it_is_lifted_and_nothing_else(
     assert SglangProvider(source, wheel_cache, "row_argmax").subjects()[0] == []
 
 
+@pytest.mark.slow
 def test_a_fix_is_found_with_the_newer_end_good_across_a_rename(
     children: Children, wheel_cache: Cache, tmp_path: Path
 ) -> None:
@@ -123,6 +125,7 @@ def test_a_fix_is_found_with_the_newer_end_good_across_a_rename(
 
 
 @pytest.mark.parametrize("question", ["file", "operation"])
+@pytest.mark.slow(runs_one_in=2)
 def test_a_commit_whose_worker_cannot_be_read_is_not_taken_for_a_good_one(
     question: str, children: Children, wheel_cache: Cache, tmp_path: Path
 ) -> None:
@@ -142,6 +145,7 @@ def test_a_tier_that_a_revision_does_not_have_is_said(children: Children, wheel_
         run(places, question_of(None, "I31", None, limits(wheel_cache, tmp_path)), children, wheel_cache)
 
 
+@pytest.mark.slow
 def test_git_bisect_run_understands_the_exit_codes_of_a_replay(tmp_path: Path) -> None:
     commits = build(tmp_path / "engine", Plan(commits=2, bad=0, unbuildable=frozenset({1})))
 
@@ -158,6 +162,7 @@ OFTEN = EXPECTED if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else [EXPE
 
 
 @pytest.mark.parametrize("expected", EXPECTED, ids=[expected["name"] for expected in EXPECTED])
+@pytest.mark.slow(runs_one_in=3)
 def test_a_defect_of_the_releases_begins_or_ends_where_it_is_known_to(
     expected: dict[str, str],
     children: Children,
@@ -186,6 +191,7 @@ def asked(expected: dict[str, str], cache: Cache, out: Path) -> Question:
     return question_of(file, expected.get("rule"), expected.get("only"), limits(cache, out))
 
 
+@pytest.mark.slow
 def test_host_functions_are_judged_at_git_revisions_too(
     children: Children, release: Release, wheel_cache: Cache, tmp_path: Path
 ) -> None:

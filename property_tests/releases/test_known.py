@@ -107,6 +107,7 @@ def test_a_checkout_is_compared_with_the_release_that_it_shares_most_with(functi
     assert known.nearest_release(None, functions, {}) == ""
 
 
+@pytest.mark.slow
 def test_the_command_says_it_in_one_screen_and_as_json(release: Release, tmp_path: Path) -> None:
     release(VERSION)
     ended = specsim(tmp_path, "targets", f"sglang=={VERSION}", "--json", "survey.json")

@@ -95,6 +95,7 @@ def findings(target: SglangHostTarget, schedules: int = SCHEDULES) -> dict[str, 
 
 
 @pytest.mark.parametrize("version", list(EXPECTED))
+@pytest.mark.slow(runs_one_in=2)
 def test_a_release_has_the_defects_that_it_is_known_for_and_no_other(version: str, target: Targets) -> None:
     assert findings(target(version)) == EXPECTED[version]["findings"]
 
@@ -124,6 +125,7 @@ QUIET_SESSION = Scenario(
 
 
 @pytest.mark.parametrize("version", list(EXPECTED))
+@pytest.mark.slow(runs_one_in=2)
 def test_every_part_that_is_the_releases_own_is_called(version: str, target: Targets) -> None:
     lifted = target(version)
     before = {part.name: part.calls for part in lifted.parts}
@@ -135,6 +137,7 @@ def test_every_part_that_is_the_releases_own_is_called(version: str, target: Tar
 
 
 @pytest.mark.parametrize("version", list(EXPECTED))
+@pytest.mark.slow
 def test_a_schedule_run_twice_is_the_same_schedule(
     version: str, release: Release, target: Targets, wheel_cache: Cache
 ) -> None:
@@ -163,6 +166,7 @@ def test_what_a_release_runs_is_what_its_source_has(version: str, target: Target
 
 
 @pytest.mark.parametrize("flip", FLIPS, ids=[flip["name"] for flip in FLIPS])
+@pytest.mark.slow
 def test_editing_the_defect_in_or_out_flips_the_finding(
     flip: dict[str, Any], release: Release, wheel_cache: Cache
 ) -> None:
@@ -232,6 +236,7 @@ REAL = [part for part in PARTS if part not in (*EXPECTED[NEWEST]["ours"], *EXPEC
 SESSION = ("session match", "session save", "session close")
 
 
+@pytest.mark.slow
 def test_a_release_that_takes_the_result_of_a_request_that_has_ended_is_found(
     release: Release, target: Targets, wheel_cache: Cache
 ) -> None:
@@ -259,6 +264,7 @@ def not_run_of(target: SglangHostTarget) -> set[str]:
 
 @pytest.mark.parametrize("body", ["pass", "...", '"""Nothing is left."""'])
 @pytest.mark.parametrize("part", ["prepare", "resolve"])
+@pytest.mark.slow(runs_one_in=3)
 def test_a_deleted_body_is_not_run_and_does_not_pass(
     part: str, body: str, release: Release, target: Targets, wheel_cache: Cache
 ) -> None:
@@ -272,6 +278,7 @@ def test_a_deleted_body_is_not_run_and_does_not_pass(
 
 
 @pytest.mark.parametrize("part", REAL)
+@pytest.mark.slow(runs_one_in=8)
 def test_a_part_that_is_gone_is_not_run_and_nothing_is_simulated_without_it(
     part: str, release: Release, target: Targets, wheel_cache: Cache
 ) -> None:
@@ -328,6 +335,7 @@ def test_an_attribute_that_nothing_in_the_release_defines_is_a_finding(
 
 
 @pytest.mark.parametrize("part", REAL)
+@pytest.mark.slow(runs_one_in=8)
 def test_a_host_function_that_raises_is_a_finding_with_its_part_and_line(
     part: str, release: Release, target: Targets, wheel_cache: Cache
 ) -> None:

@@ -71,6 +71,7 @@ WRONG_SLOTS = [
 
 
 @pytest.mark.parametrize(("version", "old", "new", "part"), WRONG_SLOTS if IS_NIGHTLY else WRONG_SLOTS[1::2])
+@pytest.mark.slow(runs_one_in=3)
 def test_a_wrong_slot_is_found_with_its_function(
     version: str, old: str, new: str, part: str, release: Release, wheel_cache: Cache
 ) -> None:

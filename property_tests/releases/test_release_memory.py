@@ -103,6 +103,7 @@ def test_a_session_that_forgets_what_was_said_is_found(release: Release, wheel_c
 
 
 @pytest.mark.parametrize("version", OFTEN)
+@pytest.mark.slow(runs_one_in=2)
 def test_the_tree_gets_no_more_of_a_prefill_than_the_part_that_was_computed(
     version: str, release: Release, wheel_cache: Cache
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_release_has_the_findings_that_it_is_known_for_and_no_other(
 
 
 @pytest.mark.parametrize("version", list(EXPECTED))
+@pytest.mark.slow(runs_one_in=3)
 def test_what_a_release_cannot_run_is_listed_with_its_reason(
     version: str, release: Release, wheel_cache: Cache
 ) -> None:
@@ -108,6 +109,7 @@ def test_every_known_release_has_its_expected_verdicts() -> None:
 
 
 @pytest.mark.parametrize("flip", FLIPS, ids=[flip["name"] for flip in FLIPS])
+@pytest.mark.slow(runs_one_in=2)
 def test_editing_the_defect_in_or_out_flips_the_verdict(
     flip: dict[str, Any], release: Release, wheel_cache: Cache
 ) -> None:

@@ -68,6 +68,7 @@ def told(source: SourceTree, cache: Cache) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", list(EXPECTED))
+@pytest.mark.slow(runs_one_in=2)
 def test_a_release_has_the_findings_that_its_tensor_functions_are_known_for_and_no_other(
     version: str, release: Release, wheel_cache: Cache, pytestconfig: pytest.Config
 ) -> None:
@@ -116,6 +117,7 @@ def test_with_an_order_of_ties_of_its_own_a_release_keeps_every_parent(release: 
 
 
 @pytest.mark.parametrize(("path", "pattern", "becomes", "name"), EDITS, ids=[f"{e[3]}: {e[2]}" for e in EDITS])
+@pytest.mark.slow(runs_one_in=3)
 def test_a_defect_edited_into_a_release_is_found(
     path: str, pattern: str, becomes: str, name: str, release: Release, wheel_cache: Cache
 ) -> None:

@@ -71,6 +71,7 @@ def check(folder: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(FOUND))
+@pytest.mark.slow(runs_one_in=3)
 def test_what_an_extension_does_wrong_is_a_finding_against_it_with_the_seed(folder: Path, name: str) -> None:
     rule, signature, actual = FOUND[name]
     (finding,) = check(folder, name)["findings"]
@@ -82,6 +83,7 @@ def test_what_an_extension_does_wrong_is_a_finding_against_it_with_the_seed(fold
     assert (ended.returncode, "bit for bit" in ended.stdout) == (1, True), ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_an_extension_that_changes_nothing_passes_and_has_no_operations(folder: Path) -> None:
     ended = specsim(folder, "check", "mine:sound", "--schedules", "40", "--json", "verdict.json")
     assert ended.returncode == 0, ended.stdout + ended.stderr

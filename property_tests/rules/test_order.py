@@ -116,6 +116,7 @@ def test_the_device_comes_before_what_the_host_did_before_it(first: _Ran) -> Non
     neighbours_changed_places(first)
 
 
+@pytest.mark.slow
 def test_pauses_and_late_launches_are_among_what_changes_places() -> None:
     kinds: set[str] = set()
     swapped = 0
@@ -127,6 +128,7 @@ def test_pauses_and_late_launches_are_among_what_changes_places() -> None:
     assert swapped > 100
 
 
+@pytest.mark.slow
 def test_a_launch_and_a_result_change_places_where_the_scheduler_may_do_either_first() -> None:
     seen = {True: 0, False: 0}
     for index in range(80):

@@ -158,11 +158,13 @@ def when(mutant: str) -> Any:
 
 
 @pytest.mark.parametrize("mutant", [when(mutant) for mutant in SHRUNK])
+@pytest.mark.slow(runs_one_in=8)
 def test_the_smallest_schedule_of_a_bug_is_this_small(mutant: str) -> None:
     found = {f"{mutant} {signature}": (tuple(size), tuple(pair)) for signature, size, pair, *_ in findings_of(mutant)}
     assert found == {key: value for key, value in SMALLEST.items() if key.split()[0] == mutant}
 
 
+@pytest.mark.slow
 def test_a_schedule_ends_where_its_rule_breaks_and_a_pair_names_events_of_it() -> None:
     for mutant in ("A02-finished", *FOR_THEIR_PAIRS):
         for _signature, _size, _pair, (first, second), violated_at, events in findings_of(mutant):

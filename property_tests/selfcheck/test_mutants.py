@@ -81,11 +81,13 @@ def hunted(mutant: Mutant) -> Hunted:
 
 
 @hunted_mutant
+@pytest.mark.slow(runs_one_in=5)
 def test_the_default_swarm_finds(mutant: Mutant) -> None:
     assert hunted(mutant).found == SEEDS
 
 
 @hunted_mutant
+@pytest.mark.slow(runs_one_in=3)
 def test_a_mutant_shows_in_its_rules(mutant: Mutant) -> None:
     assert set(hunted(mutant).rules) <= set(SHOWS_IN[mutant.id].split())
 
@@ -173,6 +175,7 @@ def test_a_blind_mutant_that_is_not_found_is_said_to_be_and_fails_nothing(
     assert "not found: Z02" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_for_blind_mutants_ends_well_whatever_is_found(tmp_path: Path) -> None:
     ended = specsim(tmp_path, "mutants", "--blind", "--seeds", "1", "--schedules", "20")
     assert ended.returncode == 0, ended.stderr
@@ -192,6 +195,7 @@ def without_seconds(value: Any) -> Any:
     return [without_seconds(each) for each in value] if isinstance(value, list) else value
 
 
+@pytest.mark.slow
 def test_the_whole_table_says_what_its_hunts_found() -> None:
     table = build([find("N01"), find("M01")], (), jobs=3, efforts=SMALL)
     data = table_to_json(table)

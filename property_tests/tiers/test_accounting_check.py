@@ -35,6 +35,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return data
 
 
+@pytest.mark.slow
 def test_the_model_is_simulated_and_reports_nothing(folder: Path) -> None:
     data = verdict_of(folder, "model", "--schedules", "300")
     (suite,) = data["suites"]
@@ -55,6 +56,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", list(MUTANTS) if IS_NIGHTLY else ["A01", "D02"])
+@pytest.mark.slow(runs_one_in=3)
 def test_a_bug_that_is_put_back_into_the_model_is_found_and_replayed(folder: Path, mutant: str) -> None:
     data = verdict_of(folder, "model", "--mutant", mutant, "--schedules", "100")
     found = {finding["signature"]: finding for finding in data["findings"]}

@@ -88,6 +88,7 @@ def adds_one(to: str) -> Callable[[Tensors], None]:
 
 
 @pytest.mark.parametrize("name", {op.family: name for name, op in OPS.items()}.values())
+@pytest.mark.slow(runs_one_in=3)
 def test_the_reference_is_right_in_bulk(name: str) -> None:
     result = judge(REFERENCE[name], name, cases=300)
     assert result.counterexample is None
@@ -250,12 +251,14 @@ def test_the_finding_of_a_bulk_case_replays_alone(
 
 
 @pytest.mark.parametrize("name", ["dying", "leaving"])  # with exit code 0 too, which says nothing
+@pytest.mark.slow(runs_one_in=2)
 def test_a_launch_that_ends_its_process_costs_one_case(
     name: str, request_of: Callable[[str], OpsRequest], run: Callable[[OpsRequest], tuple[Suite, list[Finding]]]
 ) -> None:
     _one_case_is_lost(run, request_of(name), "O8")
 
 
+@pytest.mark.slow
 def test_a_launch_that_hangs_costs_one_case_and_the_run_goes_on(
     request_of: Callable[[str], OpsRequest], run: Callable[[OpsRequest], tuple[Suite, list[Finding]]]
 ) -> None:

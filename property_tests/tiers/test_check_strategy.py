@@ -24,6 +24,7 @@ def counts(folder: Path, *arguments: str) -> tuple[int, int]:
     return suite["schedules"], suite["events"]
 
 
+@pytest.mark.slow
 def test_the_default_is_the_swarm_and_every_strategy_makes_schedules_of_its_own(tmp_path: Path) -> None:
     default = counts(tmp_path)
     made = {name: counts(tmp_path, "--strategy", name) for name in STRATEGIES}

@@ -115,6 +115,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize(("file", "target"), SHOWN, ids=[f"{file.stem} on {target}" for file, target in SHOWN])
+@pytest.mark.slow(runs_one_in=16)
 def test_a_schedule_is_as_small_on_every_release_that_shows_its_bug_as_is_promised_of_the_model(
     file: Path, target: str, release: Release, wheel_cache: Cache
 ) -> None:
@@ -150,6 +151,7 @@ MUTANTS = [file for file in FILES if "mutant" in EXPECT[file.stem]]
 
 
 @pytest.mark.parametrize("file", MUTANTS, ids=[file.stem for file in MUTANTS])
+@pytest.mark.slow(runs_one_in=3)
 def test_the_models_mutant_shows_what_the_fixture_was_made_of(file: Path, tmp_path: Path) -> None:
     ended = specsim(tmp_path, "replay", str(file))
     assert ended.returncode == 1, ended.stdout + ended.stderr

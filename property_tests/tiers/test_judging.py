@@ -181,11 +181,13 @@ def test_a_spent_budget_stops_after_one_case() -> None:
 
 @pytest.mark.parametrize("implementations", [REFERENCE, LOOPS], ids=["reference", "loops"])
 @pytest.mark.parametrize("op", list(OPS))
+@pytest.mark.slow(runs_one_in=3)
 def test_the_reference_and_its_loops_have_no_finding(op: str, implementations: dict[str, Implementation]) -> None:
     assert judged(subject_of(op, implementations[op]), cases=30).failures == []
 
 
 @pytest.mark.parametrize("op", [subject.op for subject in kernels.provider().subjects()[0]])
+@pytest.mark.slow(runs_one_in=3)
 def test_the_own_kernels_have_no_finding(op: str) -> None:
     subjects, not_run = kernels.provider().subjects()
     assert {s.op for s in subjects} | {entry.what for entry in not_run} == set(OPS)

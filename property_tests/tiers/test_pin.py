@@ -63,6 +63,7 @@ def run_pytest(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("tier", ["case", "schedule"])
+@pytest.mark.slow(runs_one_in=5)
 def test_a_pinned_finding_fails_while_it_is_there_and_with_still_it_passes(folder: Path, tier: str) -> None:
     for option, code in (([], 1), (["--still"], 0)):
         name = f"pinned/test_{tier}{len(option)}.py"
@@ -214,6 +215,7 @@ def test_bad_input_is_one_clear_sentence_with_exit_code_2(folder: Path, argument
 
 
 @pytest.mark.parametrize("tier", ["case", "schedule"])
+@pytest.mark.slow(runs_one_in=2)
 def test_verify_runs_a_replay_twice_and_says_that_both_were_the_same(folder: Path, tier: str) -> None:
     ended = specsim(folder, "replay", found(folder, tier), "--verify", "--trust")
     assert (ended.returncode, "same in two processes" in ended.stdout) == (1, True), ended.stdout + ended.stderr
@@ -249,6 +251,7 @@ def test_verify_of_a_case_names_what_differs(monkeypatch: pytest.MonkeyPatch) ->
         ops.replay_ops_twice(None, Path())  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_target_that_depends_on_the_hash_seed_ends_with_exit_code_3(folder: Path) -> None:
     (folder / "hashed.py").write_text(
         "def fill_bonus_tokens(predict, accept_index, accept_lens):\n"
@@ -368,6 +371,7 @@ def test_continuous_integration_runs_the_canary() -> None:
     assert "check model --canary" in (ROOT / ".ci" / "run").read_text()
 
 
+@pytest.mark.slow
 def test_a_finding_and_its_smallest_schedule_are_the_same_under_every_hash_seed(tmp_path: Path) -> None:
     written = []
     for hash_seed in ("1", "2"):

@@ -74,6 +74,7 @@ def last(messages: Iterator[Message]) -> Message:
     return list(messages)[-1]
 
 
+@pytest.mark.slow
 def test_it_answers_as_a_fresh_child_does(warm: WarmChild, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     fresh = last(ask(question(folder, "right"), 20))

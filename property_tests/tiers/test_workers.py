@@ -200,6 +200,7 @@ READ = (
 )
 
 
+@pytest.mark.slow
 def test_a_function_that_hangs_or_dies_is_a_finding_and_the_others_are_judged(release: Release, tmp_path: Path) -> None:
     source = edited(release(AFTER_THE_PATCH), ["while True: pass"], PREFILL)
     source = edited(source, ["__import__('os').abort()"], DECODE)
@@ -222,6 +223,7 @@ def test_a_function_that_hangs_or_dies_is_a_finding_and_the_others_are_judged(re
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "replays" / "no-penalties-at-verification.json"
 
 
+@pytest.mark.slow
 def test_a_replay_file_is_pinned_replayed_and_shrunk(release: Release, tmp_path: Path) -> None:
     release(OLDEST)
     release(AFTER_THE_PATCH)
@@ -233,6 +235,7 @@ def test_a_replay_file_is_pinned_replayed_and_shrunk(release: Release, tmp_path:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_a_replay_file_whose_tape_means_another_case_no_longer_applies(release: Release, tmp_path: Path) -> None:
     release(OLDEST)
     stored = json.loads(FIXTURE.read_text())
