@@ -16,6 +16,16 @@ from specsim.kernels.verify import bonus_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = [
+    "create_extend_after_decode",
+    "filter_finished_cache_loc",
+    "gather_accept_tokens",
+    "gather_rows",
+    "get_target_cache_loc",
+    "verify_commit_outputs",
+    "write_req_to_token_pool",
+]
+
 BLOCK_LOCS = 128
 BLOCK_H = 2048
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from specsim.kernels.launch import operation
 from specsim.kernels.ragged import lanes_for
 
+__all__ = ["alloc_decode", "alloc_extend", "get_last_loc"]
+
 BLOCK_LOCS = 1024
 BLOCK_LOCS_SHORT = 128
 

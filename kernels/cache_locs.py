@@ -20,6 +20,8 @@ from specsim.kernels.ragged import block_of_requests, sum_of_differences_before
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["assign_draft_cache_locs_contiguous", "assign_extend_cache_locs", "assign_req_to_token_pool"]
+
 BLOCK_LOCS = 128
 
 

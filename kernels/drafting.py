@@ -18,6 +18,8 @@ from specsim.kernels.launch import block_of, operation, require_contract, requir
 from specsim.kernels.masks import store_slots
 from specsim.kernels.tree import SLOTS
 
+__all__ = ["build_chain_tree", "build_chain_tree_and_cache_locs", "organize_draft_results", "select_top_k"]
+
 BLOCK_J = 32
 NUM_CANDIDATES_MAX = 4096
 """Of a request, over all steps: its scores are held in registers."""

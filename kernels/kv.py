@@ -18,6 +18,14 @@ from specsim.kernels.alloc import pages_of, require_page_size
 from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype, require_size
 from specsim.kernels.ragged import BLOCK_B, lanes_for
 
+__all__ = [
+    "align_evict_mask_to_page_size",
+    "compact_accepted_path",
+    "draft_cache_locs_paged",
+    "fill_accept_out_cache_loc",
+    "generate_draft_decode_kv_indices",
+]
+
 BLOCK_LOCS = 256
 BLOCK_H = 2048
 TILE_WORDS = 4096

@@ -36,6 +36,8 @@ from specsim.kernels.verify_logits import num_sms_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+__all__ = ["kv_buffers", "move_kv", "move_kv_of_buffers"]
+
 TILE_BYTES = 64 * 1024
 """Of KV that a program that owns all rows holds in registers between reading and writing."""
 

@@ -19,6 +19,15 @@ from specsim.kernels.argmax import best_of_chunk, token_of
 from specsim.kernels.launch import LOGITS, block_of, operation, require_size, require_vocabulary
 from specsim.reference.logits import EXACT, NAN_HIGHEST, NAN_LOWEST, RELAXED, WORD_BITS
 
+__all__ = [
+    "accumulate_penalties",
+    "apply_penalties",
+    "apply_token_bitmask",
+    "min_p_renorm_probs",
+    "row_argmax",
+    "temperature_softmax",
+]
+
 BLOCK_V = 1024
 BLOCK_ROW = 8192
 BITMASK_BLOCK = 2048

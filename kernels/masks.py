@@ -12,6 +12,8 @@ from torch import Tensor
 from specsim.kernels.launch import operation, require_size
 from specsim.reference.masks import packed_bytes
 
+__all__ = ["pack_tree_mask", "reconstruct_tree", "unpack_tree_mask"]
+
 NUM_DRAFT_TOKENS_MAX = 256
 """Nodes of a tree whose relations are held in registers, a strip of columns at a time."""
 

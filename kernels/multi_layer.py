@@ -14,6 +14,14 @@ from torch import Tensor
 
 from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype, require_size
 
+__all__ = [
+    "assign_hidden_states_pool",
+    "assign_new_state",
+    "fill_widened_draft_extend_inputs",
+    "rotate_input_ids",
+    "stash_append_boundary_state",
+]
+
 BLOCK_T = 1024
 BLOCK_H = 1024
 FRONT_MAX = 64

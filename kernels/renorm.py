@@ -31,6 +31,8 @@ from specsim.kernels.split_rows import (
 )
 from specsim.kernels.verify_logits import num_sms_of, splits_of
 
+__all__ = ["top_k_renorm_probs", "top_p_renorm_probs"]
+
 GROUP = 128  # tokens of a group, at least: a warp's widest loads of float32
 GROUPS_MAX = 1024  # of a row: more would not fit the registers
 BLOCK_V = 1024

@@ -27,6 +27,8 @@ from specsim.reference.sampling import THRESHOLD_ACC_MIN
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["verify_tree_rejection", "verify_tree_target_only"]
+
 BLOCK_V = 8192
 BLOCK_V_OF_TWO_LAWS = 4096
 """Where a row of the draft's law is read beside the target's: more would not fit the registers."""

@@ -23,6 +23,8 @@ from specsim.kernels.launch import operation, require_contract, require_size
 from specsim.kernels.masks import BLOCK_C, NUM_DRAFT_TOKENS_MAX, store_links
 from specsim.reference.masks import packed_bytes
 
+__all__ = ["build_tree", "build_tree_and_cache_locs", "build_tree_packed"]
+
 BLOCK_B = 256
 BLOCK_FILL = 1024
 FILL_BYTES = 16 * 1024

@@ -14,6 +14,8 @@ from specsim.kernels.launch import operation
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["fill_bonus_tokens", "verify_tree_greedy"]
+
 BLOCK_B = 128
 
 

@@ -31,6 +31,8 @@ from specsim.kernels.verify_logits import splits_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["verify_chain_block", "verify_chain_rejection"]
+
 
 @operation()
 def verify_chain_rejection(

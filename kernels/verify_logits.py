@@ -28,6 +28,8 @@ from specsim.kernels.argmax import best_of_chunk, token_of
 from specsim.kernels.launch import operation
 from specsim.kernels.scratch import scratch_of
 
+__all__ = ["verify_logits_greedy"]
+
 SPLITS_MAX = 32
 # What was fastest on an H200 of blocks of 1024 to 4096 logits, by 4 or 8 warps. Registers are capped where programs
 # wait for each other, so that more of them are on the device at once.

@@ -59,6 +59,8 @@ from specsim.kernels.verify_logits import num_sms_of, splits_of, store_step, tou
 from specsim.reference.logits import EXACT, RELAXED
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
 
+__all__ = ["verify_logits_sampled"]
+
 GROUP = 128  # tokens of a group, at least: a warp's widest loads of float32
 GROUPS_MAX = 1024  # of a row: more would not fit the registers
 BLOCK_V = 1024

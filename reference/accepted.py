@@ -19,6 +19,20 @@ from specsim.reference import validation
 from specsim.reference.cache_locs import assign_req_to_token_pool, check_rows, ragged_segments
 from specsim.reference.verify import fill_bonus_tokens
 
+__all__ = [
+    "CommitOutputs",
+    "ExtendAfterDecode",
+    "GatheredRows",
+    "TargetCacheLoc",
+    "create_extend_after_decode",
+    "filter_finished_cache_loc",
+    "gather_accept_tokens",
+    "gather_rows",
+    "get_target_cache_loc",
+    "verify_commit_outputs",
+    "write_req_to_token_pool",
+]
+
 _MOST = 2**31 - 1
 
 

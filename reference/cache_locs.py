@@ -14,6 +14,8 @@ from torch import Tensor
 
 from specsim.reference import validation
 
+__all__ = ["assign_draft_cache_locs_contiguous", "assign_extend_cache_locs", "assign_req_to_token_pool"]
+
 
 def assign_req_to_token_pool(
     req_pool_indices: Tensor,

@@ -24,6 +24,16 @@ from torch import Tensor
 
 from specsim.reference import validation
 
+__all__ = [
+    "ChainTree",
+    "DraftResults",
+    "Expansion",
+    "build_chain_tree",
+    "organize_draft_results",
+    "select_top_k_tokens_first",
+    "select_top_k_tokens_next",
+]
+
 
 class Expansion(NamedTuple):
     """A drafting step's candidates, and which of them the next step expands.

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from specsim.reference import validation
 
+__all__ = ["Automaton", "Grammar", "tree_masks"]
+
 _END = -1  # the state after an EOS token
 
 

@@ -29,6 +29,23 @@ from torch import Tensor
 from specsim.reference import validation
 from specsim.reference.cache_locs import check_rows, ragged_segments
 
+__all__ = [
+    "CompactedPath",
+    "DraftCacheLocs",
+    "DraftKvIndices",
+    "align_evict_mask_to_page_size",
+    "alloc_decode",
+    "alloc_extend",
+    "alloc_len_per_decode",
+    "compact_accepted_path",
+    "draft_cache_locs_paged",
+    "fill_accept_out_cache_loc",
+    "generate_draft_decode_kv_indices",
+    "get_last_loc",
+    "move_kv",
+    "row_width",
+]
+
 _IntOrTensor = TypeVar("_IntOrTensor", int, Tensor)
 
 ROW_SPARE = 4  # positions that a row has beyond the context length, besides the tree's

@@ -44,6 +44,24 @@ from torch import Tensor
 
 from specsim.reference import validation
 
+__all__ = [
+    "EXACT",
+    "NAN_HIGHEST",
+    "NAN_LOWEST",
+    "RELAXED",
+    "SamplingBatchInfo",
+    "accumulate_penalties",
+    "apply_penalties",
+    "apply_token_bitmask",
+    "min_p_renorm_probs",
+    "process_logits",
+    "row_argmax",
+    "temperature_softmax",
+    "top_k_renorm_probs",
+    "top_p_renorm_probs",
+    "total_variation",
+]
+
 EXACT = 0
 RELAXED = 1
 

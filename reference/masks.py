@@ -13,6 +13,8 @@ from torch import Tensor
 
 from specsim.reference import validation
 
+__all__ = ["TreeLinks", "pack_tree_mask", "reconstruct_tree", "unpack_tree_mask"]
+
 PACKED_NODES_MAX = 32
 """Nodes of the largest tree whose mask rows are packed into bits."""
 

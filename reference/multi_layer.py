@@ -30,6 +30,19 @@ from torch import Tensor
 from specsim.reference import validation
 from specsim.reference.cache_locs import ragged_segments
 
+__all__ = [
+    "DraftLayer",
+    "MultiLayerDraft",
+    "NewState",
+    "WidenedInputs",
+    "assign_hidden_states_pool",
+    "assign_new_state",
+    "draft_extend_multi_layer",
+    "fill_widened_draft_extend_inputs",
+    "rotate_input_ids",
+    "stash_append_boundary_state",
+]
+
 
 class DraftLayer(Protocol):
     """A layer of the draft model, with what belongs to it alone.

@@ -25,6 +25,8 @@ from torch import Tensor
 from specsim.reference import validation
 from specsim.reference.verify import Verified, check_tree
 
+__all__ = ["verify_chain_block", "verify_chain_rejection", "verify_tree_rejection", "verify_tree_target_only"]
+
 THRESHOLD_ACC_MIN = 1e-9  # a smaller threshold_acc is raised to this, so that 0 divides
 
 

@@ -43,6 +43,8 @@ from torch import Tensor
 from specsim.reference import validation
 from specsim.reference.grammar import Grammar
 
+__all__ = ["Finish", "Output", "SamplingParams", "draw", "finish_of", "generate", "next_token_law"]
+
 Tokens = Sequence[int]
 GREEDY_TEMPERATURE = 1e-6  # a lower temperature is 0
 

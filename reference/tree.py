@@ -29,6 +29,8 @@ from torch import Tensor
 
 from specsim.reference import masks, validation
 
+__all__ = ["FULL_MASK", "QLEN_ONLY", "Tree", "build_tree", "build_tree_packed"]
+
 FULL_MASK = 0
 """Mask rows span sequence and tree: [num_draft_tokens, seq_len + num_draft_tokens] a request, ragged."""
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+__all__ = ["unchecked"]
+
 _enabled: ContextVar[bool] = ContextVar("specsim_reference_validation", default=True)
 
 

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from specsim.reference import validation
 
+__all__ = ["Verified", "fill_bonus_tokens", "verify_tree_greedy"]
+
 
 class Verified(NamedTuple):
     """The result of a verification. With n = `accept_token_num[b]`:

@@ -18,6 +18,8 @@ from specsim.reference.logits import WORD_BITS, SamplingBatchInfo, process_logit
 from specsim.reference.sampling import verify_tree_target_only
 from specsim.reference.verify import Verified, check_tree, verify_tree_greedy
 
+__all__ = ["VerifiedStep", "verify_logits_greedy", "verify_logits_sampled"]
+
 
 class VerifiedStep(NamedTuple):
     """What a verification gives. With n = `accept_lens[b]`:
