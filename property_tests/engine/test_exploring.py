@@ -277,7 +277,15 @@ def test_the_featured_scopes_reach_what_they_are_about() -> None:
             engine: Any = state.engine
             marks |= engine._marks
             assert state.broken() == ()
-    assert {"chunked", "pause", "retract", "abort", "R13", "R15", "session resumed"} <= marks
+    assert {
+        "chunked",
+        "pause",
+        "retract",
+        "abort",
+        "finished_before_prepared_launch",
+        "stride_changed",
+        "session resumed",
+    } <= marks
 
 
 @pytest.mark.parametrize("name", ["three-requests", "session", "retract", "tree", *FEATURED])

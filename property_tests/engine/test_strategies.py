@@ -148,7 +148,7 @@ def test_coverage_keeps_what_shows_a_mark_or_a_rule_that_is_new() -> None:
         shown |= pairs(schedule.run) | schedule.run.marks | rules_applied(schedule.scenario, schedule.run)
     assert isinstance(strategy, CoverageGuided)
     assert strategy.features == shown
-    assert {"R1", "I31"} <= shown
+    assert {"stale_result_of_finished", "I31"} <= shown
 
 
 def test_given_tapes_are_run_first_as_they_are() -> None:

@@ -129,12 +129,12 @@ def test_operations_of_a_stream_run_in_order_and_behind_what_they_wait_for(run_o
 def scripted(mark: str) -> tuple[list[Turn], dict[str, Any], Script]:
     """Requests, options and choices of a schedule that is written for one interleaving."""
     match mark:
-        case "R9":
+        case "slots_reused_in_flight":
             options = {"pool_slots": 20, "context_len": 12}
             return [turn("a", answer=9), turn("b", 6, 6)], options, Script(arrives_later=[0, 1])
-        case "R10":
+        case "row_reused_in_flight":
             return [turn("a"), turn("b")], {"rows": 1}, Script()
-        case "R11":
+        case "row_remapped_in_flight":
             same = tuple(range(10, 16))
             return [replace(turn(name), tokens=same) for name in "ab"], {"radix": True}, Script()
         case _:
@@ -167,7 +167,9 @@ def in_many_orders(mark: str) -> Iterator[Run]:
         yield play(mark, SomeOrder(scripted(mark)[2], number))
 
 
-@pytest.mark.parametrize("mark", ["R9", "R10", "R11", "R16"])
+@pytest.mark.parametrize(
+    "mark", ["slots_reused_in_flight", "row_reused_in_flight", "row_remapped_in_flight", "mask_before_result"]
+)
 def test_a_schedule_with_streams_reaches_it_on_purpose(mark: str) -> None:
     run = play(mark)
     assert mark in run.marks
@@ -177,13 +179,13 @@ def test_a_schedule_with_streams_reaches_it_on_purpose(mark: str) -> None:
 
 # (what waits for nothing, in which interleaving, what the race is of)
 RACES = [
-    ("write", "R10", "row"),
-    ("write", "R11", "row"),
-    ("plan", "R10", "row"),
-    ("mask", "R16", "host buffer"),
-    ("prefill", "R9", "row"),
-    ("verify", "R9", "plan"),
-    ("copy", "R9", "output"),
+    ("write", "row_reused_in_flight", "row"),
+    ("write", "row_remapped_in_flight", "row"),
+    ("plan", "row_reused_in_flight", "row"),
+    ("mask", "mask_before_result", "host buffer"),
+    ("prefill", "slots_reused_in_flight", "row"),
+    ("verify", "slots_reused_in_flight", "plan"),
+    ("copy", "slots_reused_in_flight", "output"),
 ]
 
 
@@ -197,7 +199,15 @@ def test_a_wait_that_is_missing_is_a_race_in_every_order(
     assert all(run.violations for run in in_many_orders(mark))
 
 
-@pytest.mark.parametrize(("name", "mark"), [("write", "R10"), ("mask", "R16"), ("verify", "R9"), ("copy", "R10")])
+@pytest.mark.parametrize(
+    ("name", "mark"),
+    [
+        ("write", "row_reused_in_flight"),
+        ("mask", "mask_before_result"),
+        ("verify", "slots_reused_in_flight"),
+        ("copy", "row_reused_in_flight"),
+    ],
+)
 def test_without_clocks_it_shows_in_some_orders_only(name: str, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replacing(Streams, "_queue", waits_for_nothing(name))(monkeypatch)
     monkeypatch.setattr(Checker, "in_order", lambda checker, race: None)
@@ -208,7 +218,7 @@ def test_without_clocks_it_shows_in_some_orders_only(name: str, mark: str, monke
 def test_slots_that_go_to_another_request_need_no_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who writes them next does so behind the launch that still writes them, on the same stream."""
     replacing(Streams, "_queue", waits_for_nothing("write"))(monkeypatch)
-    assert all(run.violations == () for run in in_many_orders("R9"))
+    assert all(run.violations == () for run in in_many_orders("slots_reused_in_flight"))
 
 
 @pytest.mark.parametrize("session", ["", "s"], ids=["alone", "session"])
@@ -221,13 +231,13 @@ def test_who_finishes_between_preparation_and_launch_reads_its_window_as_it_was(
         script = SomeOrder(Script(result_before_launch=[1] * 9, drafts_that_disagree=[2, 1, 0] * 3), number)
         config = EngineConfig(streams=True, late_results=True, window=4)
         run = Engine(Scenario(config, Workload(turns)), script).run()
-        assert "R13" in run.marks
+        assert "finished_before_prepared_launch" in run.marks
         assert run.violations == ()
 
 
 def test_a_race_names_both_steps_and_what_they_touch(monkeypatch: pytest.MonkeyPatch) -> None:
     replacing(Streams, "_queue", waits_for_nothing("write"))(monkeypatch)
-    (violation,) = play("R10").violations
+    (violation,) = play("row_reused_in_flight").violations
     assert violation.rule.id == "S2"
     assert violation.expected == "an order of forward: extend V3 and schedule: write P4"
     assert violation.actual == "none on row 1, columns 0 to 2"

@@ -104,7 +104,7 @@ def test_a_campaign_that_is_killed_and_goes_on_has_each_batch_once(
             left[0] -= 1
             if left[0] < 0:
                 raise KeyboardInterrupt
-            return result(batch, runs=batch.number + 1, features={"mark:R1": 1})
+            return result(batch, runs=batch.number + 1, features={"mark:stale_result_of_finished": 1})
 
         with Store.open(path) as store:
             enough = 30 - len(store.batches())

@@ -49,11 +49,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def test_what_was_stored_is_read_again_by_another_process_meanwhile(store: Store) -> None:
     assert store.campaign == (1 << 64) - 1
-    kept = KeptTape((3, 1), ("mark:R1", "pair:running"), 40)
+    kept = KeptTape((3, 1), ("mark:stale_result_of_finished", "pair:running"), 40)
     given_ = result(
         batch(4, campaign=1 << 63),
         refused={"too large": 2},
-        features={"mark:R1": 3},
+        features={"mark:stale_result_of_finished": 3},
         tapes=(kept,),
         findings=(found(),),
         ended="by a signal",
@@ -66,7 +66,7 @@ def test_what_was_stored_is_read_again_by_another_process_meanwhile(store: Store
         assert reader.batch_of(0, 45) == row
         assert reader.batch_of(0, 50) is None
         (covered,) = reader.coverage()
-        assert (covered.feature, covered.runs, covered.number) == ("mark:R1", 3, 4)
+        assert (covered.feature, covered.runs, covered.number) == ("mark:stale_result_of_finished", 3, 4)
         (tape,) = reader.tapes("model", reader.tapes_to("model"))
         assert (tape.tape, tape.features, tape.cost, tape.model_hash) == ((3, 1), kept.features, 40, "abc")
         (finding,) = reader.findings()
@@ -77,6 +77,14 @@ def test_what_was_stored_is_read_again_by_another_process_meanwhile(store: Store
             "open",
         )
         assert [replay.text for replay in reader.replays(finding.signature, "model")] == ["replay of size (1,)"]
+
+
+def test_a_numbered_mark_of_an_earlier_version_is_read_by_its_name(store: Store) -> None:
+    store.add(result(batch(4), features={"mark:R14": 3, "mark:tree": 2}))
+    assert {covered.feature: covered.runs for covered in store.coverage()} == {
+        "mark:batch_lost_and_gained": 3,
+        "mark:tree": 2,
+    }
 
 
 @settings(max_examples=20)
@@ -95,7 +103,11 @@ def test_a_batch_is_counted_once_however_often_it_comes(
             store.close()
             store = Store.open(path)
         given_ = result(
-            batch(number, shard), runs=runs, features={"mark:R1": runs}, findings=(found(count=runs),), events=runs
+            batch(number, shard),
+            runs=runs,
+            features={"mark:stale_result_of_finished": runs},
+            findings=(found(count=runs),),
+            events=runs,
         )
         assert store.add(given_) is ((shard, number) not in counted)
         counted.setdefault((shard, number), runs)

@@ -25,8 +25,8 @@ from specsim.fuzz.store import Store
 from specsim.fuzz.work import KeptTape
 
 HOW_TO_ADD = "needs a redis-server and its client: apt-get install redis-server; pip install 'specsim[redis]'"
-ONE = KeptTape((1, 0, 2), ("mark:R1", "pair:new/0/live/arrive"), 40)
-TWO = KeptTape((5,), ("mark:R2",), 12)
+ONE = KeptTape((1, 0, 2), ("mark:stale_result_of_finished", "pair:new/0/live/arrive"), 40)
+TWO = KeptTape((5,), ("mark:stale_result_of_retracted",), 12)
 TAPES = st.builds(
     KeptTape,
     st.lists(st.integers(0, 1 << 40), max_size=20).map(tuple),
@@ -285,7 +285,7 @@ def test_the_format_is_part_of_every_entry() -> None:
 
 
 def test_an_entry_with_a_huge_cost_stops_no_campaign(tmp_path: Path) -> None:
-    place, kept = tmp_path / "corpus", KeptTape((1,), ("mark:R1",), 40)
+    place, kept = tmp_path / "corpus", KeptTape((1,), ("mark:stale_result_of_finished",), 40)
     entries = DirectoryBasedExampleDatabase(place)
     for cost in (1 << 63, 10**400):
         entries.save(f"{KEY}model".encode(), encode("model", replace(kept, cost=cost), "m", "1.0"))

@@ -93,7 +93,7 @@ def _run(make: type[ModelAccounting]) -> set[str]:
     tape = json.loads((REPLAYS / "session-keeps-a-retracted-turn.json").read_text())["tape"]
     chooser = replayed(tape[:-1])  # without the abort: the turn goes on
     run = Engine(draw_scenario(chooser), chooser, make).run()
-    assert "R18" in run.marks
+    assert "session_turn_interrupted" in run.marks
     return {violation.signature for violation in run.violations}
 
 

@@ -151,7 +151,7 @@ class Admission:
                 self._marks.add("readmission")
             request.cumulated = {}
             if self._retracted_in.pop(request.rid, self._iterations) == self._iterations - 1:
-                self._marks.add("R3")
+                self._marks.add("readmitted_at_once")
         request.extend_len, request.resolved, request.pending = fill_len, 0, 0
         self._prefix_lens[request.key] = prefix_len
         request.outputs_before = len(request.outputs)
@@ -176,7 +176,7 @@ class Admission:
         self._checker.after_memory_calls("tree insert")
         self._checker.inserted(request, request.extend_len, "tree insert", 0, "I25")
         if self._memory.rows.read(row, 0, len(before)) != before and self._unresolved:
-            self._marks.add("R11")
+            self._marks.add("row_remapped_in_flight")
 
     def _slots_of(self, request: Request, observed: Observed | None = None) -> tuple[int, list[int]]:
         """The request's row, and its slots. `observed` is what the accounting says now."""

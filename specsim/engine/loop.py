@@ -254,7 +254,7 @@ class Engine(Results):
         self._running, self._merging, self._chunked = [], [], None
         self._futures, self._merging_rows, self._batch_is_full = Futures(), [], False
         if batch:
-            self._marks.add("R17")
+            self._marks.add("retracted_by_pause")
             self._checker.before_tree_calls()
             self._accounting.retract_all(batch)
             self._checker.after_memory_calls("retract")
@@ -362,7 +362,7 @@ class Engine(Results):
         batch = [*self._running, *self._merging]
         kept = [i for i, r in enumerate(batch) if r.state is not State.FINISHED]
         if self._merging and len(kept) < len(batch):
-            self._marks.add("R14")
+            self._marks.add("batch_lost_and_gained")
         self._running = [batch[i] for i in kept]
         self._futures.merge([row.relay_out for row in self._merging_rows])
         self._futures.filter(kept)
@@ -386,7 +386,7 @@ class Engine(Results):
     def _launch_prepared(self) -> None:
         """Launch what was prepared before the last result was taken."""
         if any(row.request.state is State.FINISHED for row in self._prepared):
-            self._marks.add("R13")
+            self._marks.add("finished_before_prepared_launch")
         self._launched(self._launch("decode", self._prepared))
 
     def _launched(self, launch: Launch | None) -> None:
@@ -507,13 +507,13 @@ class Engine(Results):
         self._checker.after_memory_calls("retract")
         for request in outcome.retracted:
             if request.state is State.PREFILLING:
-                self._marks.add("R20")
+                self._marks.add("prefill_result_of_retracted")
             self._retracted(request, why)
         for request in outcome.aborted:
             self._record("host", "drop", request.rid, "not even one request fits")
             self._marks.add("retract: last request")
             if request.pending or request.state is State.PREFILLING:
-                self._marks.add("R6")
+                self._marks.add("dropped_in_flight")
             self._checker.before_release(request)
             request.abort_wanted = True
             request.happens(Event.DROP)
@@ -575,7 +575,7 @@ class Engine(Results):
             self._checker.in_order(self._streams.race)
         for part in launch.parts:
             if self._has_laws and part.grammar_advanced and any(row.request.matcher for row in part.rows):
-                self._marks.add("R16")
+                self._marks.add("mask_before_result")
             if part.result is None:
                 self._resolve_prefill(part)
             else:
@@ -601,7 +601,7 @@ class Engine(Results):
                 take_first_row(request, hidden, token)
             if self._append(request, [token], "prefill result"):
                 if request.pending:
-                    self._marks.add("R7")
+                    self._marks.add("finished_at_prefill")
             elif self._memory.tree is not None:
                 self._cache_unfinished(request)
         self._end_frees()

@@ -1,4 +1,4 @@
-"""Marks: which interleavings and features a run reached, so that a share of schedules can be told for each.
+"""Marks: which interleavings and features a run reached, and so the share of schedules that reach each.
 
 The engine notes a mark where the interleaving happens; a set of short strings is all that it costs.
 """
@@ -18,26 +18,28 @@ from specsim.engine.stop_strings import stop_string_end
 
 # In flight: launched, and not resolved.
 INTERLEAVINGS: dict[str, str] = {
-    "R1": "the result of a launch comes when its request has finished",
-    "R2": "the result of a decode step comes when its request was retracted",
-    "R3": "a retracted request is admitted again in the iteration after its retraction",
-    "R4": "a request is aborted between a launch of it and the result",
-    "R5": "a retracted request is aborted while it waits",
-    "R6": "not even the last request fits, and it is dropped with a step of it in flight",
-    "R7": "a request finishes at its prefill's result with its first decode step in flight",
-    "R8": "a decode result is resolved and no later step of its live request is in flight",
-    "R9": "a launch gets slots that a launch in flight still writes",
-    "R10": "a launch gets a row that a launch in flight still reads",
-    "R11": "entries of a request's row are replaced by the tree's while a step of it is in flight",
-    "R12": "the tree takes a position whose KV a launch in flight is to write",
-    "R13": "a request finishes between the preparation of a step of it and the launch",
-    "R14": "a batch loses finished requests and gains prefilled ones at once",
-    "R15": "a result is resolved whose stride is not that of the launch after it",
-    "R16": "the mask of a step needs a result that the host has not taken: the device's step reads it first",
-    "R17": "a pause retracts requests when no result is left",
-    "R18": "a session's turn is aborted or retracted with memory of its session in its hands",
-    "R20": "a prefill's result comes when its request was retracted",
+    "stale_result_of_finished": "the result of a launch comes when its request has finished",
+    "stale_result_of_retracted": "the result of a decode step comes when its request was retracted",
+    "readmitted_at_once": "a retracted request is admitted again in the iteration after its retraction",
+    "aborted_in_flight": "a request is aborted between a launch of it and the result",
+    "aborted_after_retraction": "a retracted request is aborted while it waits",
+    "dropped_in_flight": "not even the last request fits, and it is dropped with a step of it in flight",
+    "finished_at_prefill": "a request finishes at its prefill's result with its first decode step in flight",
+    "live_result_without_successor": "a decode result is resolved and no later step of its live request is in flight",
+    "slots_reused_in_flight": "a launch gets slots that a launch in flight still writes",
+    "row_reused_in_flight": "a launch gets a row that a launch in flight still reads",
+    "row_remapped_in_flight": "entries of a request's row are replaced by the tree's while a step of it is in flight",
+    "tree_took_unwritten_position": "the tree takes a position whose KV a launch in flight is to write",
+    "finished_before_prepared_launch": "a request finishes between the preparation of a step of it and the launch",
+    "batch_lost_and_gained": "a batch loses finished requests and gains prefilled ones at once",
+    "stride_changed": "a result is resolved whose stride is not that of the launch after it",
+    "mask_before_result": "the mask of a step needs a result that the host has not taken: the device reads it first",
+    "retracted_by_pause": "a pause retracts requests when no result is left",
+    "session_turn_interrupted": "a session's turn is aborted or retracted with memory of its session in its hands",
+    "prefill_result_of_retracted": "a prefill's result comes when its request was retracted",
 }
+# What stores of earlier versions call the interleavings: R1 to R18, and R20.
+NUMBERED: dict[str, str] = {f"R{number}": name for number, name in zip([*range(1, 19), 20], INTERLEAVINGS, strict=True)}
 # Steps in the life of a request or an engine.
 LIFE: dict[str, str] = {
     "finish: EOS": "the model says EOS",
@@ -80,11 +82,6 @@ CROSSED = (
     "tree",
     "synchronous",
 )
-# Numbers of the catalogue that no schedule can reach, and why.
-NOT_EXPRESSED: dict[str, str] = {
-    "R19": "the catalogue has no such interleaving",
-}
-
 # The other marks: options that are on, and what several steps of a life have in common.
 OPTIONS = (
     "overlap",
@@ -143,16 +140,20 @@ def finish_mark(request: Request, visible: int | None) -> str:
 def abort_marks(request: Request) -> set[str]:
     """When a request is aborted."""
     if request.state is State.WAITING:
-        return {"abort", "R5", "abort: retracted"} if request.incarnation else {"abort", "abort: waiting"}
-    marks = {"abort", "R18"} if request.turn.session else {"abort"}
+        return (
+            {"abort", "aborted_after_retraction", "abort: retracted"}
+            if request.incarnation
+            else {"abort", "abort: waiting"}
+        )
+    marks = {"abort", "session_turn_interrupted"} if request.turn.session else {"abort"}
     if request.pending or request.state is State.PREFILLING:
-        return marks | {"R4", "abort: in flight"}
+        return marks | {"aborted_in_flight", "abort: in flight"}
     return marks | {"abort: chunked" if request.state is State.CHUNKED else "abort: running"}
 
 
 def retract_marks(request: Request, why: str) -> set[str]:
     """How a request is retracted."""
-    marks = {"retract", f"retract: {why}"} | ({"R18"} if request.turn.session else set())
+    marks = {"retract", f"retract: {why}"} | ({"session_turn_interrupted"} if request.turn.session else set())
     if request.state is State.CHUNKED:
         marks.add("retract: chunk")
     return marks
@@ -170,9 +171,9 @@ def reused_memory(unresolved: Iterable[Launch], rows: list[LaunchRow]) -> set[st
                 if new.key == old.key:
                     continue
                 if new.row == old.row:
-                    marks.add("R10")
+                    marks.add("row_reused_in_flight")
                 if not set(old.slots).isdisjoint(new.slots):
-                    marks.add("R9")
+                    marks.add("slots_reused_in_flight")
     return marks
 
 

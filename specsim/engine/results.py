@@ -47,7 +47,7 @@ class Results(Admission):
         live = [self._is_live(row) for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
         if any(later.verifies and later.num_steps != launch.num_steps for later in self._unresolved):
-            self._marks.add("R15")
+            self._marks.add("stride_changed")
         if self._has_laws:
             advance_grammar(launch)
         take = getattr(self._accounting, "take_decode_result", None)
@@ -122,13 +122,13 @@ class Results(Admission):
                 row.request.pending -= 1
             if alive:
                 if not row.request.pending and self._config.overlap:
-                    self._marks.add("R8")
+                    self._marks.add("live_result_without_successor")
             elif row.request.state is State.FINISHED:
                 self._stale_finished += 1
-                self._marks.add("R1")
+                self._marks.add("stale_result_of_finished")
             else:
                 self._stale_retracted += 1
-                self._marks.add("R2")
+                self._marks.add("stale_result_of_retracted")
         self._checker.after_resolve(launch, result, before, runs, live)
 
     def _is_live(self, row: LaunchRow) -> bool:
@@ -172,7 +172,7 @@ class Results(Admission):
             if getattr(self._accounting, "tree_gets_the_claim", False):
                 claim = self._claimed
             if tree.key_len(claim) > request.honest_len:
-                self._marks.add("R12")
+                self._marks.add("tree_took_unwritten_position")
             self._checker.inserted(request, claim, "release", -1, "I30")
         if request.turn.session and not request.abort_wanted:
             self._histories[request.turn.session] = request.prompt + request.outputs[:visible]

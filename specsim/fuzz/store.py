@@ -35,6 +35,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from specsim.choices.chooser import Tape
+from specsim.engine.marks import NUMBERED
 from specsim.errors import UsageError
 from specsim.fuzz.reached import worth_keeping
 from specsim.fuzz.store_file import locked, readable, writable
@@ -319,7 +320,11 @@ class Store:
     # Coverage and tapes
 
     def coverage(self) -> list[Covered]:
-        return self._rows(Covered, "SELECT * FROM coverage ORDER BY target, feature")
+        """Every feature that was reached, by its present name: earlier versions number the interleavings. So a store
+        that two versions wrote has some features twice.
+        """
+        rows = self._rows(Covered, "SELECT * FROM coverage ORDER BY target, feature")
+        return [replace(row, feature=_FEATURES_RENAMED.get(row.feature, row.feature)) for row in rows]
 
     def tapes_to(self, target: str) -> int:
         """The id of the newest tape of the target, 0 for none."""
@@ -450,6 +455,7 @@ def digest_of(target: str, tape: Sequence[int]) -> str:
     return hashlib.blake2b(f"{target}\n{json.dumps(list(tape))}".encode(), digest_size=16).hexdigest()
 
 
+_FEATURES_RENAMED = {f"mark:{number}": f"mark:{name}" for number, name in NUMBERED.items()}
 _JSON_COLUMNS: dict[Any, dict[str, Any]] = {
     StoredBatch: {"refused": dict[str, Count], "campaign": Annotated[int, msgspec.Meta(ge=0)]},
     StoredTape: {"tape": tuple[Count, ...], "features": tuple[str, ...]},

@@ -54,8 +54,6 @@ def print_sweep(data: dict[str, Any]) -> None:
         console.print(
             f"   fewer than {data['rarer_than']:,}: {escape(mark)}, {reached['schedules']:,}, {reached['share']:.4%}"
         )
-    for mark, why in data["not_expressed"].items():
-        console.print(f"   not a mark: {mark}, {escape(why)}", soft_wrap=True)
     for signature, broken in data["findings"].items():
         console.print(
             f"   [bold red]{escape(signature)}[/]: {broken['schedules']:,} schedules, first {broken['first']}",

@@ -18,8 +18,8 @@ _OF_CONFIGURATION = {
 }
 # Rules of one interleaving or step of a life, by its mark.
 _OF_A_MARK = {
-    "R1": ("I31",),
-    "R2": ("I32",),
+    "stale_result_of_finished": ("I31",),
+    "stale_result_of_retracted": ("I32",),
     "finish: abort": ("I38",),
     "session resumed": ("I54", "S4"),
 }

@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import Any
 
 from specsim.engine.accounting_target import AccountingTarget
-from specsim.engine.marks import CROSSED, INTERLEAVINGS, LIFE, NOT_EXPRESSED, OPTIONS, note
+from specsim.engine.marks import CROSSED, INTERLEAVINGS, LIFE, OPTIONS, note
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule
 
 MARKS = (*INTERLEAVINGS, *LIFE, *OPTIONS)  # all that a sweep counts, pairs apart
@@ -144,7 +144,6 @@ def to_json(counts: Counts) -> dict[str, Any]:
         "pairs": {pair: _share(number, counts.schedules) for pair, number in pairs.items()},
         "rarer_than": ENOUGH,
         "rare": {mark: _share(number, counts.schedules) for mark, number in reached.items() if number < ENOUGH},
-        "not_expressed": dict(NOT_EXPRESSED),
     }
 
 
