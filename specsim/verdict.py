@@ -33,11 +33,22 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is held of a target. `id` is what findings and replay files name; `sentence` holds when nothing is wrong."""
+    """What must be true of a target.
+
+    `id`        its permanent number, which findings and replay files name
+    `slug`      its name in a word or two
+    `sentence`  what is true when nothing is wrong
+    """
 
     id: str
+    slug: str
     sentence: str
     severity: Severity
+
+    @property
+    def label(self) -> str:
+        """For a reader: the name first, and the number to search for."""
+        return f"{self.slug} ({self.id})"
 
 
 _REACH = re.compile(r"default|option|unknown|not called|guarded:[^:]+:\d+")

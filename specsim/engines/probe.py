@@ -16,9 +16,19 @@ from specsim.rules.table import BY_ID as RULES_OF_ACCOUNTING
 from specsim.verdict import Rule, Severity
 
 WORKER_RULES: tuple[Rule, ...] = (
-    Rule("W1", "verification applies penalties, logit bias and min_new_tokens of each request", Severity.WRONG_RESULT),
-    Rule("W2", "verification penalises each node of a tree for its own path", Severity.BY_DESIGN),
-    Rule("W3", "a draft step attends with metadata that was planned for its batch", Severity.UNDEFINED_BEHAVIOUR),
+    Rule(
+        "W1",
+        "request-penalties",
+        "verification applies penalties, logit bias and min_new_tokens of each request",
+        Severity.WRONG_RESULT,
+    ),
+    Rule("W2", "node-penalties", "verification penalises each node of a tree for its own path", Severity.BY_DESIGN),
+    Rule(
+        "W3",
+        "stale-metadata",
+        "a draft step attends with metadata that was planned for its batch",
+        Severity.UNDEFINED_BEHAVIOUR,
+    ),
 )
 # Of the accounting tier's rules those that probes hold as well.
 BY_ID = {rule.id: rule for rule in WORKER_RULES} | {

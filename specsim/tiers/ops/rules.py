@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from specsim.verdict import Rule, Severity
 
-EQUALS_REFERENCE = Rule("O1", "every defined element of every output equals the reference", Severity.WRONG_RESULT)
-STAYS_IN_BOUNDS = Rule("O2", "no access outside the tensors that it was given", Severity.UNDEFINED_BEHAVIOUR)
-LEAVES_INPUTS = Rule("O3", "inputs come back unchanged", Severity.WRONG_RESULT)
-IGNORES_UNDEFINED = Rule("O4", "no defined element depends on undefined memory", Severity.UNDEFINED_BEHAVIOUR)
-FITS_CONTRACT = Rule("O5", "outputs have the contract's count, shape and dtype", Severity.WRONG_RESULT)
-DOES_NOT_RAISE = Rule("O6", "a valid input raises no exception", Severity.WRONG_RESULT)
-ENDS = Rule("O7", "a call ends within the time limit", Severity.WRONG_RESULT)
-SURVIVES = Rule("O8", "a call leaves its process alive", Severity.UNDEFINED_BEHAVIOUR)
+EQUALS_REFERENCE = Rule(
+    "O1", "equals-reference", "every defined element of every output equals the reference", Severity.WRONG_RESULT
+)
+STAYS_IN_BOUNDS = Rule(
+    "O2", "out-of-bounds", "no access outside the tensors that it was given", Severity.UNDEFINED_BEHAVIOUR
+)
+LEAVES_INPUTS = Rule("O3", "changed-input", "inputs come back unchanged", Severity.WRONG_RESULT)
+IGNORES_UNDEFINED = Rule(
+    "O4", "undefined-memory", "no defined element depends on undefined memory", Severity.UNDEFINED_BEHAVIOUR
+)
+FITS_CONTRACT = Rule("O5", "output-shape", "outputs have the contract's count, shape and dtype", Severity.WRONG_RESULT)
+DOES_NOT_RAISE = Rule("O6", "call-exception", "a valid input raises no exception", Severity.WRONG_RESULT)
+ENDS = Rule("O7", "call-timeout", "a call ends within the time limit", Severity.WRONG_RESULT)
+SURVIVES = Rule("O8", "call-crash", "a call leaves its process alive", Severity.UNDEFINED_BEHAVIOUR)
 IGNORES_ORDER = Rule(
-    "O9", "no defined element depends on the order of a launch's programs", Severity.UNDEFINED_BEHAVIOUR
+    "O9",
+    "program-order",
+    "no defined element depends on the order of a launch's programs",
+    Severity.UNDEFINED_BEHAVIOUR,
 )
 KEEPS_RELATIONS = Rule(
-    "O10", "requests in another order, or some of them, give results to match", Severity.WRONG_RESULT
+    "O10", "permutation", "requests in another order, or some of them, give results to match", Severity.WRONG_RESULT
 )
 OFFSETS_FIT = Rule(
-    "O11", "no offset overflows its integer type at sizes that an engine allows", Severity.UNDEFINED_BEHAVIOUR
+    "O11",
+    "offset-overflow",
+    "no offset overflows its integer type at sizes that an engine allows",
+    Severity.UNDEFINED_BEHAVIOUR,
 )
 
 # Worst first: when one defect breaks several rules, its finding is named after the first of them.
