@@ -23,9 +23,10 @@ os.environ["SPECSIM_COMPILED"] = (
 torch.set_num_threads(1)
 
 from specsim.compiled.finder import uninstall
+from specsim.engines.packages import open_source
+from specsim.engines.target import ReleaseTarget
 from specsim.lifting.cache import Cache, open_cache
-from specsim.lifting.source import SourceTree, open_source
-from specsim.lifting.target import ReleaseTarget
+from specsim.lifting.source import SourceTree
 from specsim.strategies import register_profiles
 
 uninstall()  # pytest imported the plugin, and with it specsim, before SPECSIM_COMPILED was set
@@ -81,7 +82,7 @@ def wheel_cache() -> Cache:
 @pytest.fixture(scope="session")
 def release(wheel_cache: Cache, pytestconfig: pytest.Config) -> Callable[[str], SourceTree]:
     """Opens a release that is in the cache; skips the test when it is not, or is of `make test-releases` alone."""
-    from specsim.lifting.fetch import cached_releases
+    from specsim.engines.packages import cached_releases
 
     available = set(cached_releases(wheel_cache))
     opened: dict[str, SourceTree] = {}

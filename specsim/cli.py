@@ -382,7 +382,7 @@ def replay(
     from specsim import replay_file
     from specsim.commands.pages import write_pages
     from specsim.commands.requests import noted, ops_request, schedule_request, workers_request
-    from specsim.lifting.target import parse_target
+    from specsim.engines.target import parse_target
     from specsim.report.terminal import print_replay, print_schedule_replay, print_worker_replay
     from specsim.tiers.accounting.parent import replay_schedule, replay_schedule_twice
     from specsim.tiers.ops.parent import replay_ops, replay_ops_twice
@@ -506,21 +506,18 @@ def targets(
     if write is not None:
         raise UsageError("--write without releases", "name those of the data file: sglang==A..B --write FILE")
     from specsim.engines.listing import list_targets
-    from specsim.engines.packages import fetch_package
+    from specsim.engines.packages import fetch_release
+    from specsim.engines.target import parse_target
     from specsim.lifting.cache import open_cache
-    from specsim.lifting.fetch import fetch_wheel
-    from specsim.lifting.target import PackageTarget, ReleaseTarget, parse_target
     from specsim.report.terminal import print_targets
 
     cache = open_cache(cache_dir)
     releases = [parse_target(text) for text in fetch or []]
     for release in releases:
-        if isinstance(release, PackageTarget) and release.version:
-            typer.echo(f"{release.text}: {fetch_package(release.package, release.version, cache)}")
-            continue
-        if not isinstance(release, ReleaseTarget):
+        fetched = fetch_release(release, cache)
+        if fetched is None:
             raise UsageError(f"--fetch {release.text!r} is not a release", "give for example --fetch sglang==VERSION")
-        typer.echo(f"{release.text}: {fetch_wheel(release.version, cache)}")
+        typer.echo(f"{release.text}: {fetched}")
     if releases:
         return
     listing = list_targets(cache)

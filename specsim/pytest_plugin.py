@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 
 def _tiers_of(session: pytest.Session, text: str) -> list[pytest.Item]:
-    from specsim.lifting.target import parse_target
+    from specsim.engines.target import parse_target
 
     target = parse_target(text).text
     return [_added(TierItem, session, f"{target}::{tier}", target=target, tier=tier) for tier in TIERS]

@@ -271,8 +271,8 @@ def judge_target(
 ) -> Verdict:
     """The verdict on a target, or on one tier of it, as `specsim check` gives it. Fetches nothing."""
     from specsim.commands.suites import Asked, run_tiers
+    from specsim.engines.target import parse_target
     from specsim.lifting.cache import open_cache
-    from specsim.lifting.target import parse_target
     from specsim.report.live import Line, Progress
 
     if only and only not in TIERS:
@@ -296,8 +296,8 @@ def judge_target(
 
 
 def _require_fetched(parsed: Any, cache: Any) -> None:
-    from specsim.lifting.fetch import cached_releases
-    from specsim.lifting.target import ReleaseTarget
+    from specsim.engines.packages import cached_releases
+    from specsim.engines.target import ReleaseTarget
 
     if isinstance(parsed, ReleaseTarget) and parsed.version not in set(cached_releases(cache)):
         command = f"specsim targets --fetch {parsed.text}"

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from property_tests.cli.test_check import specsim
 from specsim.commands import check, outputs
 from specsim.commands import suites as check_suites
+from specsim.engines.target import ModelTarget
 from specsim.errors import UsageError
 from specsim.findings import baseline, matrix
 from specsim.findings.matrix import Column
 from specsim.lifting.cache import Cache
-from specsim.lifting.target import ModelTarget
 from specsim.report import github, junit, sarif
 from specsim.verdict import Compared, Finding, Judged, NotRun, Severity, Suite, Verdict
 

@@ -24,6 +24,7 @@ from property_tests.fuzz.test_campaign_store import found, result
 from property_tests.support.kills import kill_again_and_again
 from specsim.cli import main
 from specsim.commands import fuzz
+from specsim.engines.target import parse_target
 from specsim.errors import UsageError
 from specsim.findings.bisect.verdicts import Limits
 from specsim.fuzz.batches import Plan, family_weights, lots_of, strategy_weights
@@ -33,7 +34,6 @@ from specsim.fuzz.store import Store, StoredFinding
 from specsim.fuzz.versions import version_of
 from specsim.fuzz.work import Batch, BatchResult, KeptTape
 from specsim.lifting.cache import Cache
-from specsim.lifting.target import parse_target
 
 RULES = """
 from specsim.rules.extension import Extension

@@ -14,6 +14,7 @@ import pytest
 from property_tests.support.made_up_sources import MadeUpSource, cache_in
 from property_tests.support.small_engine import Plan, build, git
 from specsim.cli import main
+from specsim.engines.registry import SGLANG
 from specsim.engines.sglang.releases import RELEASES
 from specsim.errors import UsageError
 from specsim.findings.bisect import report
@@ -23,7 +24,7 @@ from specsim.findings.bisect.run import Bisection, EndError, Found, Step, bisect
 from specsim.findings.bisect.verdicts import Code, Judgement, State
 from specsim.lifting.git import Repository
 from specsim.lifting.source import GitSource
-from specsim.lifting.target import version_key
+from specsim.lifting.versions import version_key
 from specsim.tiers.accounting.parent import NondeterministicError
 from specsim.tiers.parent import Message
 
@@ -466,7 +467,7 @@ def test_what_names_no_single_commit_is_refused(history: tuple[Path, list[str]],
         with pytest.raises(UsageError):
             commits_between(path, *ends)
     with pytest.raises(UsageError):
-        GitSource(path, revision)
+        GitSource(path, revision, SGLANG)
 
 
 # What a repository may name in its own configuration, each a program that git can be made to run.
@@ -512,7 +513,7 @@ def test_no_program_that_a_repository_names_is_run(history: tuple[Path, list[str
         content = pack.read_bytes()
         shutil.rmtree(pack.parent)
         git(copy, "unpack-objects", "-q", stream=content)
-    source = GitSource(copy, commits[-1])
+    source = GitSource(copy, commits[-1], SGLANG)
     missing = git(copy, "rev-parse", f"{commits[-1]}:python/sglang/__init__.py")
     (copy / ".git" / "objects" / missing[:2] / missing[2:]).unlink()
     for name, value in PROGRAMS.items():
@@ -524,5 +525,5 @@ def test_no_program_that_a_repository_names_is_run(history: tuple[Path, list[str
         repository.files_changed(commit)
         repository.merged_by(commit)
     assert commits_between(copy, commits[0], commits[-1]).revisions
-    assert GitSource(copy, commits[-2]).paths("")
+    assert GitSource(copy, commits[-2], SGLANG).paths("")
     assert not marker.exists(), marker.read_text()

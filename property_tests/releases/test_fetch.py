@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from specsim.engines.packages import cached_releases
+from specsim.engines.registry import SGLANG
 from specsim.errors import UsageError
 from specsim.lifting import fetch
 from specsim.lifting.cache import Cache, open_cache
-from specsim.lifting.fetch import PipResult, cached_releases, fetch_wheel, nearest_versions, wheel_problem
+from specsim.lifting.fetch import PipResult, fetch_wheel, wheel_problem
+from specsim.lifting.versions import nearest_versions
 
 VERSION = "1.2.3"
 NO_MATCH = (
@@ -95,7 +98,7 @@ def cache(tmp_path: Path) -> Cache:
 
 def refusal(pip: FakePip, cache: Cache) -> UsageError:
     with pytest.raises(UsageError) as caught:
-        fetch_wheel(VERSION, cache, pip=pip)
+        fetch_wheel(SGLANG, VERSION, cache, pip=pip)
     assert files(cache) == []
     assert folders(cache) in ([], ["wheels"])
     return caught.value
@@ -103,8 +106,8 @@ def refusal(pip: FakePip, cache: Cache) -> UsageError:
 
 def test_a_wheel_is_fetched_once_and_found_again_without_pip(cache: Cache) -> None:
     pip = FakePip(delivers())
-    path = fetch_wheel(VERSION, cache, pip=pip)
-    assert fetch_wheel(VERSION, cache, pip=pip) == path
+    path = fetch_wheel(SGLANG, VERSION, cache, pip=pip)
+    assert fetch_wheel(SGLANG, VERSION, cache, pip=pip) == path
     assert len(pip.commands) == 1
     assert files(cache) == [f"wheels/sglang-{VERSION}-cp311-cp311-linux.whl"]
     assert folders(cache) == ["wheels"]
@@ -113,7 +116,7 @@ def test_a_wheel_is_fetched_once_and_found_again_without_pip(cache: Cache) -> No
 
 def test_pip_gets_the_exact_version_no_dependencies_and_no_source_builds(cache: Cache) -> None:
     pip = FakePip(delivers())
-    fetch_wheel(VERSION, cache, pip=pip)
+    fetch_wheel(SGLANG, VERSION, cache, pip=pip)
     (command,) = pip.commands
     assert command[:4] == [sys.executable, "-m", "pip", "download"]
     assert {"--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"} <= set(command)
@@ -125,7 +128,7 @@ def test_a_wheel_put_there_by_hand_is_as_good_as_a_fetched_one(cache: Cache) -> 
     by_hand = write_wheel(
         cache.folder / "wheels" / f"sglang-{VERSION}-py3-none-any.whl", "SGLang", VERSION, ["sglang/srt/x.py"]
     )
-    assert fetch_wheel(VERSION, cache, pip=FakePip(PipResult(1, "never asked"))) == by_hand
+    assert fetch_wheel(SGLANG, VERSION, cache, pip=FakePip(PipResult(1, "never asked"))) == by_hand
 
 
 @pytest.mark.parametrize(
@@ -135,17 +138,17 @@ def test_a_wheel_put_there_by_hand_is_as_good_as_a_fetched_one(cache: Cache) -> 
 def test_what_is_no_version_never_reaches_pip(version: str, cache: Cache) -> None:
     pip = FakePip(delivers())
     with pytest.raises(UsageError, match="not a version"):
-        fetch_wheel(version, cache, pip=pip)
+        fetch_wheel(SGLANG, version, cache, pip=pip)
     assert pip.commands == []
     assert not cache.folder.exists()
 
 
 def test_a_truncated_cached_wheel_is_fetched_again(cache: Cache) -> None:
-    path = fetch_wheel(VERSION, cache, pip=FakePip(delivers()))
+    path = fetch_wheel(SGLANG, VERSION, cache, pip=FakePip(delivers()))
     path.write_bytes(path.read_bytes()[:100])
     assert cached_releases(cache) == []
     pip = FakePip(delivers())
-    assert wheel_problem(fetch_wheel(VERSION, cache, pip=pip), VERSION) is None
+    assert wheel_problem(fetch_wheel(SGLANG, VERSION, cache, pip=pip), SGLANG, VERSION) is None
     assert len(pip.commands) == 1
 
 
@@ -178,7 +181,7 @@ def test_damage_in_the_middle_of_a_fetched_wheel_is_found(cache: Cache) -> None:
 def test_a_wheel_for_any_python_and_platform_will_do(cache: Cache) -> None:
     none = PipResult(1, NO_MATCH.format("1.0.0, 1.1.0"))
     pip = FakePip(none, none, delivers())
-    fetch_wheel(VERSION, cache, pip=pip)
+    fetch_wheel(SGLANG, VERSION, cache, pip=pip)
     own, *foreign = pip.commands
     assert "--platform" not in own
     assert "--python-version" not in own
@@ -262,7 +265,7 @@ def test_ctrl_c_leaves_nothing_behind(cache: Cache) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch_wheel(VERSION, cache, pip=FakePip(interrupted))
+        fetch_wheel(SGLANG, VERSION, cache, pip=FakePip(interrupted))
     assert files(cache) == []
     assert folders(cache) == []
 
@@ -281,7 +284,7 @@ def test_a_full_disk_leaves_nothing_behind(cache: Cache, monkeypatch: pytest.Mon
 def test_a_cache_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UsageError, match=r"cannot write .*file.*SPECSIM_CACHE_DIR"):
-        fetch_wheel(VERSION, Cache(tmp_path / "file"), pip=FakePip(delivers()))
+        fetch_wheel(SGLANG, VERSION, Cache(tmp_path / "file"), pip=FakePip(delivers()))
 
 
 def test_two_that_fetch_the_same_wheel_at_once_both_succeed(cache: Cache) -> None:
@@ -293,7 +296,7 @@ def test_two_that_fetch_the_same_wheel_at_once_both_succeed(cache: Cache) -> Non
 
     found: list[Path] = []
     threads = [
-        threading.Thread(target=lambda: found.append(fetch_wheel(VERSION, cache, pip=FakePip(answer))))
+        threading.Thread(target=lambda: found.append(fetch_wheel(SGLANG, VERSION, cache, pip=FakePip(answer))))
         for _ in range(2)
     ]
     for thread in threads:
@@ -322,7 +325,7 @@ def test_without_a_network_the_real_pip_is_answered_within_seconds(
         return PipResult(ended.returncode, ended.stderr)
 
     with pytest.raises(UsageError, match="no connection to the package index") as caught:
-        fetch_wheel(VERSION, cache, pip=bounded)
+        fetch_wheel(SGLANG, VERSION, cache, pip=bounded)
     assert "Connection refused" in caught.value.problem
     assert files(cache) == []
 

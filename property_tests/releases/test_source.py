@@ -12,19 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsim.engines.packages import open_source
+from specsim.engines.registry import SGLANG
+from specsim.engines.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
-from specsim.lifting.source import DirectorySource, GitSource, SourceTree, WheelSource, open_source
-from specsim.lifting.target import (
-    CheckoutTarget,
-    ModelTarget,
-    PackageTarget,
-    PythonTarget,
-    ReleaseTarget,
-    is_version,
-    parse_target,
-    version_key,
-)
+from specsim.lifting.source import DirectorySource, GitSource, SourceTree, WheelSource
+from specsim.lifting.versions import is_version, version_key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,18 +89,18 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> SourceTree:
     """The same tree, seven times."""
     kind: str = request.param
     if kind == "wheel":
-        return WheelSource(write_wheel(tmp_path / "sglang-1.2.3-py3-none-any.whl", TREE))
+        return WheelSource(write_wheel(tmp_path / "sglang-1.2.3-py3-none-any.whl", TREE), SGLANG)
     root = tmp_path / "root"
     folder = {"unpacked": root / "sglang", "package": root}.get(kind, root / "python" / "sglang")
     write_tree(folder, TREE)
     if "git" not in kind:
-        return DirectorySource(root)
+        return DirectorySource(root, SGLANG)
     git(root, "init", "-q")
     commit_all(root)
     if kind == "bare git":
         git(tmp_path, "clone", "-q", "--bare", str(root), "bare")
-        return GitSource(tmp_path / "bare", "main")
-    return GitSource(root / "python" if kind == "git subfolder" else root, "HEAD")
+        return GitSource(tmp_path / "bare", "main", SGLANG)
+    return GitSource(root / "python" if kind == "git subfolder" else root, "HEAD", SGLANG)
 
 
 def test_every_kind_of_source_reads_the_same(source: SourceTree) -> None:
@@ -135,7 +129,7 @@ def test_no_path_leads_out_of_any_kind_of_source(source: SourceTree, path: str) 
 
 
 def test_text_is_utf8_with_plain_newlines_and_no_byte_order_mark(tmp_path: Path) -> None:
-    tree = DirectorySource(write_tree(tmp_path / "a", {"srt/x.py": "\ufeffa = 1\r\nb = 2\r\n", "srt/y.py": ""}))
+    tree = DirectorySource(write_tree(tmp_path / "a", {"srt/x.py": "\ufeffa = 1\r\nb = 2\r\n", "srt/y.py": ""}), SGLANG)
     assert tree.read("srt/x.py") == "a = 1\nb = 2\n"
     (tmp_path / "a" / "srt" / "y.py").write_bytes(b"# caf\xe9\n")
     with pytest.raises(UsageError, match=r"srt/y\.py is not UTF-8"):
@@ -160,12 +154,12 @@ def test_text_is_utf8_with_plain_newlines_and_no_byte_order_mark(tmp_path: Path)
 )  # fmt: skip
 def test_a_version_is_stated_or_none(files: dict[str, str], version: str | None, tmp_path: Path) -> None:
     write_tree(tmp_path / "sglang", {"srt/__init__.py": "", **files})
-    assert DirectorySource(tmp_path).version == version
+    assert DirectorySource(tmp_path, SGLANG).version == version
 
 
 def test_caches_of_compiled_code_are_not_source(tmp_path: Path) -> None:
     write_tree(tmp_path / "sglang", {"srt/x.py": "", "srt/__pycache__/x.cpython-311.pyc": ""})
-    assert DirectorySource(tmp_path).paths("srt") == ["srt/x.py"]
+    assert DirectorySource(tmp_path, SGLANG).paths("srt") == ["srt/x.py"]
 
 
 def test_a_revision_is_read_without_touching_the_work_tree(repository: Path) -> None:
@@ -178,12 +172,12 @@ def test_a_revision_is_read_without_touching_the_work_tree(repository: Path) -> 
     status = git(repository, "status", "--porcelain")
     index = (repository / ".git" / "index").read_bytes()
 
-    assert GitSource(repository, before).read("srt/speculative/eagle.py") == TREE["srt/speculative/eagle.py"]
+    assert GitSource(repository, before, SGLANG).read("srt/speculative/eagle.py") == TREE["srt/speculative/eagle.py"]
     for name in ("HEAD", "v2", "main", second, second[:10]):
-        tree = GitSource(repository, name)
+        tree = GitSource(repository, name, SGLANG)
         assert tree.read("srt/speculative/eagle.py") == "ROW = 'second'\n"
         assert tree.commit == second
-    assert DirectorySource(repository).read("srt/speculative/eagle.py") == "ROW = 'edited'\n"
+    assert DirectorySource(repository, SGLANG).read("srt/speculative/eagle.py") == "ROW = 'edited'\n"
     assert git(repository, "status", "--porcelain") == status
     assert (repository / ".git" / "index").read_bytes() == index
 
@@ -195,7 +189,7 @@ def test_a_revision_is_read_where_the_path_says_even_inside_a_git_hook(
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "nowhere"))
-    assert GitSource(repository, "HEAD").exists("srt/speculative/eagle.py")
+    assert GitSource(repository, "HEAD", SGLANG).exists("srt/speculative/eagle.py")
 
 
 def test_reading_a_revision_runs_no_program_that_the_repository_names(repository: Path, tmp_path: Path) -> None:
@@ -210,26 +204,26 @@ def test_reading_a_revision_runs_no_program_that_the_repository_names(repository
     for hook in ("post-checkout", "post-index-change", "reference-transaction"):
         (repository / ".git" / "hooks").mkdir(exist_ok=True)
         (repository / ".git" / "hooks" / hook).symlink_to(program)
-    assert GitSource(repository, revision).read("srt/speculative/eagle.py") == TREE["srt/speculative/eagle.py"]
+    assert GitSource(repository, revision, SGLANG).read("srt/speculative/eagle.py") == TREE["srt/speculative/eagle.py"]
     assert not ran.exists()
 
 
 def test_a_link_in_a_revision_is_not_followed(repository: Path) -> None:
     (repository / "python/sglang/srt/link.py").symlink_to("/etc/passwd")
     commit_all(repository)
-    assert not GitSource(repository, "HEAD").exists("srt/link.py")
+    assert not GitSource(repository, "HEAD", SGLANG).exists("srt/link.py")
 
 
 def test_a_wheel_with_a_damaged_entry_says_so_when_it_is_read(tmp_path: Path) -> None:
     path = write_wheel(tmp_path / "sglang-1.2.3-py3-none-any.whl", TREE)
     path.write_bytes(path.read_bytes().replace(b"ROW = 'Zeile'", b"ROW = 'Seile'"))
     with pytest.raises(UsageError, match=r"eagle\.py is damaged"):
-        WheelSource(path).read("srt/speculative/eagle.py")
+        WheelSource(path, SGLANG).read("srt/speculative/eagle.py")
 
 
 def test_a_wheel_whose_entries_climb_gives_no_path_outside(tmp_path: Path) -> None:
     path = write_wheel(tmp_path / "sglang-1.2.3-py3-none-any.whl", TREE | {"../../evil.py": "x"})
-    tree = WheelSource(path)
+    tree = WheelSource(path, SGLANG)
     with pytest.raises(ValueError, match="not a plain path"):
         tree.read("../../evil.py")
     assert list(tmp_path.iterdir()) == [path]
@@ -285,19 +279,19 @@ def test_a_source_that_is_not_there_is_refused_in_one_sentence(
 
 def test_a_wheel_of_another_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="it is the package 'sglang_router'"):
-        WheelSource(write_wheel(tmp_path / "x.whl", TREE, name="sglang_router"))
+        WheelSource(write_wheel(tmp_path / "x.whl", TREE, name="sglang_router"), SGLANG)
 
 
 @pytest.mark.parametrize("revision", ["nothing", "HEAD~99", "HEAD:python", "0" * 40, "a b"])
 def test_an_unknown_revision_is_named(repository: Path, revision: str) -> None:
     with pytest.raises(UsageError, match="has no commit"):
-        GitSource(repository, revision)
+        GitSource(repository, revision, SGLANG)
 
 
 @pytest.mark.parametrize("revision", ["-h", "--git-dir=x", "", "a\0b"])
 def test_a_revision_cannot_be_an_option_of_git(repository: Path, revision: str) -> None:
     with pytest.raises(UsageError, match="is not a git revision"):
-        GitSource(repository, revision)
+        GitSource(repository, revision, SGLANG)
 
 
 def test_a_revision_without_sglang_is_refused(tmp_path: Path) -> None:
@@ -305,14 +299,14 @@ def test_a_revision_without_sglang_is_refused(tmp_path: Path) -> None:
     write_tree(tmp_path, {"readme": "nothing here"})
     commit_all(tmp_path)
     with pytest.raises(UsageError, match="is not SGLang"):
-        GitSource(tmp_path, "HEAD")
+        GitSource(tmp_path, "HEAD", SGLANG)
 
 
 def test_without_git_only_revisions_are_out_of_reach(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert DirectorySource(repository).version == VERSION
+    assert DirectorySource(repository, SGLANG).version == VERSION
     with pytest.raises(UsageError, match="cannot run git"):
-        GitSource(repository, "HEAD")
+        GitSource(repository, "HEAD", SGLANG)
 
 
 @pytest.mark.parametrize(
@@ -447,6 +441,6 @@ def test_what_is_no_file_is_not_among_the_files_of_a_folder(tmp_path: Path) -> N
     os.mkfifo(package / "srt" / "fifo.py")
     for name, leads_to in (("link.py", "file.py"), ("loop.py", "loop.py"), ("dangling.py", "nowhere.py")):
         (package / "srt" / name).symlink_to(leads_to)
-    source = DirectorySource(tmp_path)
+    source = DirectorySource(tmp_path, SGLANG)
     assert source.paths("") == ["srt/file.py", "srt/link.py"]
     assert [path for path in source.paths("") if not source.exists(path)] == []

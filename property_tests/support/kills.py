@@ -188,11 +188,11 @@ def _look(folder: Path, killed: Killed) -> None:
     here = os.getcwd()
     os.chdir(folder)
     from specsim.engines.load import load_accounting
+    from specsim.engines.target import parse_target
     from specsim.fuzz.batch import run_batch_here
     from specsim.fuzz.batches import batch_at, plan_from_json
     from specsim.fuzz.store import Store
     from specsim.lifting.cache import Cache
-    from specsim.lifting.target import parse_target
     from specsim.verdict import NotRun
 
     with closing(sqlite3.connect(folder / "c.db")) as connection:

@@ -16,6 +16,7 @@ class MadeUpSource:
 
     def __init__(self, files: Mapping[str, str], base: SourceTree | None = None, label: str = "made up") -> None:
         self.label = label
+        self.package = base.package if base else "sglang"
         self.version = base.version if base else None
         self._base = base
         self._files = {path: text if base else textwrap.dedent(text) for path, text in files.items()}

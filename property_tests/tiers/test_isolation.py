@@ -24,6 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.cli import main
+from specsim.engines.registry import SGLANG
+from specsim.engines.target import ReleaseTarget
 from specsim.errors import TEXT_MAX, UsageError, cut, described
 from specsim.fuzz.work import Batch
 from specsim.fuzz.workers import Worker
@@ -353,7 +355,7 @@ def test_a_wheel_that_cannot_be_read_is_not_judged(tmp_path: Path) -> None:
         data[at : at + 2] = (99).to_bytes(2, "little")  # the compression method
     wheel.write_bytes(data)
     with pytest.raises(UsageError, match=r"cannot be judged: srt/a\.py is damaged in the wheel"):
-        WheelSource(wheel).read("srt/a.py")
+        WheelSource(wheel, SGLANG).read("srt/a.py")
 
 
 def test_a_syntax_error_in_a_checkout_ends_with_exit_code_2_or_is_skipped(
@@ -633,10 +635,10 @@ def test_a_process_that_sleeps_hangs_when_its_seconds_are_over() -> None:
 def test_a_release_is_fetched_where_pip_is_configured_and_not_in_the_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fetch(version: str, _cache: object) -> None:
-        raise UsageError(f"asked for {version} in process {os.getpid()}", "nothing")
+    def fetch(target: ReleaseTarget, _cache: object) -> None:
+        raise UsageError(f"asked for {target.version} in process {os.getpid()}", "nothing")
 
-    monkeypatch.setattr("specsim.lifting.fetch.fetch_wheel", fetch)
+    monkeypatch.setattr("specsim.engines.packages.fetch_release", fetch)
     question = {"mode": "ops.check", "target": "sglang==0.0.7", "cache": str(tmp_path)}
     with pytest.raises(UsageError, match=rf"asked for 0\.0\.7 in process {os.getpid()}"):
         list(ask(question, 5.0))

@@ -18,12 +18,12 @@ import torch
 from specsim.bench.kernel_cases import KERNELS, scalars
 from specsim.bench.sgl_kernel import sgl_kernel_operation
 from specsim.contracts.contract import Case, Op, Tensors
+from specsim.engines.packages import open_source
 from specsim.engines.sgl_kernel import OPERATIONS, Launch
 from specsim.engines.sglang.peers import LINKS, PEER_RELEASES, LiftedPeer, copy_layers, layers_of, lifted_peers
+from specsim.engines.target import CheckoutTarget, ReleaseTarget, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache, open_cache
-from specsim.lifting.source import open_source
-from specsim.lifting.target import CheckoutTarget, ReleaseTarget, parse_target
 from specsim.reference import unchecked
 from specsim.verdict import NotRun
 

@@ -43,11 +43,9 @@ def check_one_target(
     judged is added to the file `write`.
     """
     from specsim.commands.counts import add_counts, read_counts
-    from specsim.engines.packages import prepare
+    from specsim.engines.load import prepare
     from specsim.files import attempt, save_json, try_file
     from specsim.findings import baseline as known
-    from specsim.lifting.fetch import fetch_wheel
-    from specsim.lifting.target import ReleaseTarget
     from specsim.report.terminal import print_verdict
 
     if write is not None:
@@ -55,11 +53,10 @@ def check_one_target(
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline without --baseline", "name the file to write: --baseline FILE")
     beside = baseline_of(baseline, update_baseline) if baseline is not None else None
+    on_gpu = "ops" in asked.tiers and asked.device != "cpu" and shutil.which("nvidia-smi") is not None
     for target in (asked.target, beside):
-        if isinstance(target, ReleaseTarget):
-            fetch_wheel(target.version, asked.cache)
-        if target is not None and not isinstance(target, Path) and "ops" in asked.tiers:
-            prepare(target, asked.cache, on_gpu=asked.device != "cpu" and shutil.which("nvidia-smi") is not None)
+        if target is not None and not isinstance(target, Path):
+            prepare(target, asked.cache, on_gpu)
     if update_baseline:
         assert isinstance(beside, Path)
         try_file(beside)

@@ -197,8 +197,8 @@ def _gpu(imported: dict[str, Any]) -> Iterator[Piece]:
 
 def _cached(cache: Cache) -> Iterator[Piece]:
     from specsim.compiled.build import find_build
+    from specsim.engines.packages import cached_releases
     from specsim.engines.sglang.releases import RELEASES
-    from specsim.lifting.fetch import cached_releases
 
     build = find_build(cache)
     yield Piece("compiled simulator", str(build or ""), "several times as fast", "" if build else "specsim compile")

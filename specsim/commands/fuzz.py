@@ -36,6 +36,7 @@ from specsim.replay_file import command, is_module
 from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
 
 if TYPE_CHECKING:
+    from specsim.engines.target import Target
     from specsim.fuzz.batches import Plan
     from specsim.fuzz.campaign import Outcome, Pool
     from specsim.fuzz.corpus import Corpus
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from specsim.fuzz.store import Store, StoredFinding
     from specsim.fuzz.work import BatchResult
     from specsim.lifting.cache import Cache
-    from specsim.lifting.target import Target
     from specsim.report.live import Line
 
 FORMAT = "specsim.fuzz/1"
@@ -236,7 +236,7 @@ def _plan(
 
 
 def _tiers_of(target: Target) -> tuple[str, ...]:
-    from specsim.lifting.target import CheckoutTarget, PackageTarget, ReleaseTarget
+    from specsim.engines.target import CheckoutTarget, PackageTarget, ReleaseTarget
 
     if isinstance(target, PackageTarget):
         return ("ops",)
@@ -245,19 +245,15 @@ def _tiers_of(target: Target) -> tuple[str, ...]:
 
 def _available(plan: Plan, cache: Cache) -> tuple[Plan, dict[str, str]]:
     """The plan without the targets that are not there, and why each is not. UsageError when none is."""
-    from specsim.engines.packages import prepare
+    from specsim.engines.load import prepare
+    from specsim.engines.target import parse_target
     from specsim.fuzz.versions import version_of
-    from specsim.lifting.fetch import fetch_wheel
-    from specsim.lifting.target import ReleaseTarget, parse_target
 
     problems: dict[str, UsageError] = {}
     for text in plan.targets:
         target = parse_target(text)
         try:
-            if isinstance(target, ReleaseTarget):
-                fetch_wheel(target.version, cache)
-            if any(lot.tier == "ops" for lot in plan.lots if lot.target == text):
-                prepare(target, cache, on_gpu=False)
+            prepare(target, cache, on_gpu=False)
             version_of(target, cache)
         except UsageError as error:
             problems[text] = error
@@ -380,10 +376,10 @@ class _Campaign:
     def _ask_other_versions(self, line: Line, until: float) -> None:
         """Run the findings of other versions again on those of this campaign."""
         from specsim import interrupts
+        from specsim.engines.target import parse_target
         from specsim.findings.bisect.verdicts import Limits
         from specsim.fuzz.rerun import run_again
         from specsim.fuzz.versions import version_of
-        from specsim.lifting.target import parse_target
 
         limits = Limits(self._cache.folder, self._out, hang_seconds=self._hang_seconds)
         no_later = min(until, time.monotonic() + self._seconds * RERUN_SHARE)

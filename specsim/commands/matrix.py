@@ -17,8 +17,8 @@ from specsim.verdict import NotRun, Suite, Verdict
 
 if TYPE_CHECKING:
     from specsim.commands.outputs import Outputs
+    from specsim.engines.target import Target
     from specsim.findings.matrix import Column
-    from specsim.lifting.target import Target
 
 FIXTURES = Path("fixtures/replays")
 
@@ -84,13 +84,13 @@ def _not_judged(column: Column) -> dict[str, Any]:
 
 def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_dir: Path | None) -> int:
     """What lifts of each target; 1 when a maintainer has to add something."""
+    from specsim.engines.packages import open_source
     from specsim.engines.ranges import expand_targets
     from specsim.engines.sglang import known
     from specsim.engines.sglang.releases import RELEASES
+    from specsim.engines.target import CheckoutTarget, ReleaseTarget
     from specsim.files import save_json
     from specsim.lifting.cache import open_cache
-    from specsim.lifting.source import open_source
-    from specsim.lifting.target import CheckoutTarget, ReleaseTarget
     from specsim.report.terminal import print_survey
 
     cache, chosen = open_cache(cache_dir), expand_targets(texts, RELEASES)

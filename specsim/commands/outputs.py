@@ -77,8 +77,8 @@ def place_of(target: str, where: str) -> Place | None:
     """The file and line of a finding's `where` in the checkout that is checked, relative to the repository; None when
     that file is not in it. At a git revision the file is named as it lies in the work tree.
     """
-    from specsim.lifting.source import SGLANG, VLLM
-    from specsim.lifting.target import CheckoutTarget, PackageTarget, PythonTarget, parse_target
+    from specsim.engines.registry import SGLANG, VLLM
+    from specsim.engines.target import CheckoutTarget, PackageTarget, PythonTarget, parse_target
 
     path, _, line = where.rpartition(":")
     if not path or not line.isdigit():

@@ -31,8 +31,8 @@ def pin(
     """Write a pytest that replays a finding and asserts that it is gone."""
     accept_seed(seed)
     from specsim import replay_file
+    from specsim.engines.target import parse_target
     from specsim.findings import pin
-    from specsim.lifting.target import parse_target
 
     stored = replay_file.load(file)
     test = out or Path(pin.default_name(stored))

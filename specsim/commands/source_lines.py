@@ -48,8 +48,8 @@ def _of_mutant(mutant_id: str) -> dict[str, Any] | None:
 
 
 def _read(target: str, path: str, cache: Cache) -> str | None:
-    from specsim.lifting.source import open_source
-    from specsim.lifting.target import CheckoutTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
+    from specsim.engines.packages import open_source
+    from specsim.engines.target import CheckoutTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
 
     parsed = parse_target(target)
     if isinstance(parsed, PackageTarget) and parsed.package != "vllm":

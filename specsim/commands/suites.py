@@ -20,9 +20,9 @@ from specsim.errors import UsageError
 from specsim.verdict import Compared, Finding, NotRun, Suite, Verdict
 
 if TYPE_CHECKING:
+    from specsim.engines.target import Target
     from specsim.findings.baseline import Baseline
     from specsim.lifting.cache import Cache
-    from specsim.lifting.target import Target
     from specsim.report.live import Line
 
 KnownOf = Callable[[], "Baseline"]
@@ -73,7 +73,7 @@ class Asked:
     @property
     def tiers(self) -> tuple[str, ...]:
         """The tiers to run. A mutant is of the model's accounting: its operations are not touched."""
-        from specsim.lifting.target import CheckoutTarget, ReleaseTarget
+        from specsim.engines.target import CheckoutTarget, ReleaseTarget
 
         if self.only is not None:
             return () if self.only == "ops" and self.mutant else (self.only,)
@@ -176,7 +176,7 @@ def _with_triage(target: Target, findings: list[Finding]) -> list[Finding]:
     """Findings of an engine or a package, with what is known of them publicly."""
     from specsim.engines.package_triage import triage_line as of_package
     from specsim.engines.sglang.triage import triage_line
-    from specsim.lifting.target import CheckoutTarget, PackageTarget, ReleaseTarget
+    from specsim.engines.target import CheckoutTarget, PackageTarget, ReleaseTarget
 
     if isinstance(target, PackageTarget):
         return [replace(found, triage=of_package(target.package, found.signature)) for found in findings]
@@ -216,7 +216,7 @@ def _is_rest(entry: NotRun) -> bool:
 
 def baseline_of(text: str, update: bool) -> Path | Target:
     """A baseline as it is typed: a file that is there or is to be written, else a target."""
-    from specsim.lifting.target import parse_target
+    from specsim.engines.target import parse_target
 
     file = Path(text)
     if text == "-":

@@ -8,10 +8,10 @@ import shutil
 import subprocess
 from typing import Any
 
-from specsim.engines.packages import KEPT, cached_packages
+from specsim.engines.packages import cached_packages, cached_releases
+from specsim.engines.registry import ENGINES
+from specsim.engines.target import PACKAGES
 from specsim.lifting.cache import Cache
-from specsim.lifting.fetch import cached_releases
-from specsim.lifting.target import PACKAGES
 
 FORMAT = "specsim.targets/1"
 LATER_TIERS = {"scheduler": "the tiers are ops, accounting and workers"}
@@ -70,13 +70,13 @@ def list_targets(cache: Cache) -> dict[str, Any]:
 def _of_packages(cache: Cache, tiers: list[str], has_gpu: bool) -> list[dict[str, Any]]:
     """Other packages than SGLang: those in the cache, and how they are written."""
     listed = [
-        {"target": f"{package}=={version}", "tiers": tiers, "note": f"in the cache; {KEPT[package].note}"}
+        {"target": f"{package}=={version}", "tiers": tiers, "note": f"in the cache; {ENGINES[package].note}"}
         for package, version in cached_packages(cache)
     ]
     for package in PACKAGES:
         forms = "sgl-kernel@PATH" if package == "sgl-kernel" else f"{package}==VERSION, {package}@PATH"
-        needs_gpu = package != "vllm" and not has_gpu
-        note = KEPT[package].note + ("; not run here: there is no GPU" if needs_gpu else "")
+        needs_gpu = ENGINES[package].source is None and not has_gpu
+        note = ENGINES[package].note + ("; not run here: there is no GPU" if needs_gpu else "")
         listed.append({"target": forms, "tiers": tiers, "note": note})
     return listed
 

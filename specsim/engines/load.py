@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from specsim.engine.accounting_target import AccountingTarget
 from specsim.engine.accounting_target import ModelTarget as ModelAccountingTarget
+from specsim.engines.packages import fetch_release
+from specsim.engines.registry import ENGINES, Engine
+from specsim.engines.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, Target
 from specsim.errors import UsageError, described
 from specsim.isolation.phases import running
 from specsim.lifting.cache import Cache
-from specsim.lifting.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, Target
 from specsim.rules.extension import Extension, ExtensionTarget
 from specsim.verdict import NotRun
 
@@ -29,23 +31,37 @@ def load_provider(target: Target, cache: Cache, op: str = "") -> Provider:
     """The provider of a target. Runs the target's code where it is a user's own module. `op` names the operation that
     is wanted where one alone is: an engine's others are not lifted then.
     """
-    if isinstance(target, ModelTarget):
-        module, factory = MODEL_PROVIDER
-        provider: Provider = getattr(importlib.import_module(module), factory)()
-        return provider
     if isinstance(target, PythonTarget):
         return _user_provider(target)
-    if isinstance(target, PackageTarget):
-        from specsim.engines.packages import package_provider
+    provider: Provider
+    if isinstance(target, ModelTarget):
+        provider = _function(MODEL_PROVIDER)()
+    else:
+        provider = _function(_engine(target).provider)(target, cache, op)
+    return provider
 
-        return package_provider(target, cache)
-    assert isinstance(target, ReleaseTarget | CheckoutTarget)
-    from specsim.engines.sglang.cuda_subjects import with_cuda_sources
-    from specsim.engines.sglang.provider import SglangProvider
-    from specsim.lifting.source import open_source
 
-    source = open_source(target, cache)
-    return with_cuda_sources(SglangProvider(source, cache, op), source, cache)
+def prepare(target: Target, cache: Cache, on_gpu: bool) -> None:
+    """Fetch and build what a check of the target will need, which may take longer than a child may take to start: of
+    what runs on a GPU alone nothing elsewhere.
+    """
+    if isinstance(target, ModelTarget | PythonTarget):
+        return
+    engine = _engine(target)
+    if on_gpu or engine.source is not None:
+        fetch_release(target, cache)
+    if on_gpu and engine.build is not None:
+        _function(engine.build)(target, cache)
+
+
+def _engine(target: ReleaseTarget | CheckoutTarget | PackageTarget) -> Engine:
+    return ENGINES[target.package if isinstance(target, PackageTarget) else "sglang"]
+
+
+def _function(named: tuple[str, str]) -> Callable[..., Any]:
+    module, name = named
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
 
 
 def load_accounting(
@@ -62,8 +78,8 @@ def load_accounting(
     if isinstance(target, PackageTarget):
         return NotRun("accounting", f"specsim reads no accounting of {target.package}: check it with --only ops")
     assert isinstance(target, ReleaseTarget | CheckoutTarget)
+    from specsim.engines.packages import open_source
     from specsim.engines.sglang.accounting import SglangHostTarget
-    from specsim.lifting.source import open_source
 
     # Whatever its memory launches runs on a CPU; another tier has a process of its own.
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -75,8 +91,8 @@ def load_probes(target: Target, cache: Cache) -> tuple[list[Probe], list[NotRun]
     """The probes of a target's worker functions, and those that are not run; none for what is no engine."""
     if not isinstance(target, ReleaseTarget | CheckoutTarget):
         return [], [NotRun("workers", "only releases and checkouts of an engine have worker functions")]
+    from specsim.engines.packages import open_source
     from specsim.engines.sglang.probes import probes_of
-    from specsim.lifting.source import open_source
 
     return probes_of(open_source(target, cache), cache)
 

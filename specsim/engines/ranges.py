@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from specsim.engines.target import ReleaseTarget, Target, parse_target
 from specsim.errors import UsageError
-from specsim.lifting.fetch import nearest_versions
-from specsim.lifting.target import ReleaseTarget, Target, is_version, parse_target, version_key
+from specsim.lifting.versions import is_version, nearest_versions, version_key
 
 _RELEASE, _TO = "sglang==", ".."
 

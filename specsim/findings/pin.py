@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specsim import replay_file
+from specsim.engines.target import parse_target
 from specsim.errors import UsageError
 from specsim.files import write_text
 from specsim.lifting.cache import open_cache
-from specsim.lifting.target import parse_target
 from specsim.replay_file import OpReplay, Replay, WorkerReplay
 from specsim.tiers.accounting.parent import AccountingRequest, replay_schedule
 from specsim.tiers.ops.parent import OpsRequest, replay_ops

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from specsim.engines.target import ModelTarget, PythonTarget, parse_target
 from specsim.errors import UsageError
-from specsim.lifting.target import ModelTarget, PythonTarget, parse_target
 from specsim.replay_file import Replay, ScheduleReplay
 
 OUR_KERNELS = ("", "reference", "triton")

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 from specsim import interrupts
 from specsim.choices.chooser import RecordingChooser, Tape
 from specsim.deadline import Deadline
+from specsim.engines.target import parse_target
 from specsim.errors import UsageError, described
 from specsim.fuzz.batch import (
     SHRINKING,
@@ -58,7 +59,6 @@ from specsim.isolation.limits import limit_memory
 from specsim.isolation.processes import fork
 from specsim.isolation.questions import Questions
 from specsim.lifting.cache import Cache
-from specsim.lifting.target import parse_target
 from specsim.tiers.accounting.child import load_target
 from specsim.tiers.child import Messages, Request, unreadable
 from specsim.verdict import NotRun

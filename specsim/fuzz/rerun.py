@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from specsim.engines.target import CheckoutTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
 from specsim.errors import UsageError
 from specsim.files import write_text
 from specsim.findings.bisect.verdicts import FileQuestion, Limits, State
 from specsim.fuzz.store import Store, StoredFinding, StoredReplay, Verdict
-from specsim.lifting.target import CheckoutTarget, PackageTarget, PythonTarget, ReleaseTarget, parse_target
 from specsim.tiers.fork_server import WarmChild
 from specsim.tiers.parent import Ask, ask
 

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from specsim.engines.packages import open_source
+from specsim.engines.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, Target
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
-from specsim.lifting.source import GitSource, open_source
-from specsim.lifting.target import CheckoutTarget, ModelTarget, PackageTarget, PythonTarget, ReleaseTarget, Target
+from specsim.lifting.source import GitSource
 from specsim.tiers.accounting.model_code import model_hash
 
 _SHOWN = 12  # hexadecimal digits of a hash

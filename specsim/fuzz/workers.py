@@ -21,6 +21,7 @@ from typing import Any
 
 from specsim import interrupts, replay_file
 from specsim.deadline import Deadline
+from specsim.engines.target import CheckoutTarget, PackageTarget, parse_target
 from specsim.errors import UsageError
 from specsim.fuzz.batch import found_of
 from specsim.fuzz.batch_messages import batch_to_json, result_from_json
@@ -29,7 +30,6 @@ from specsim.fuzz.campaign import GivenBack
 from specsim.fuzz.versions import version_of
 from specsim.fuzz.work import Batch, BatchResult, Found
 from specsim.lifting.cache import Cache
-from specsim.lifting.target import CheckoutTarget, PackageTarget, parse_target
 from specsim.replay_file import OpReplay
 from specsim.tiers.fork_server import WarmChild
 from specsim.tiers.ops.parent import OpsRequest, replay_ops, run_ops_suite

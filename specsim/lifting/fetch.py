@@ -1,4 +1,4 @@
-"""Fetching a release of SGLang: its wheel alone, once, with pip, into the cache.
+"""Fetching a release of a package: its wheel alone, once, with pip, into the cache.
 
 Only the Python source in the wheel is read, straight from the zip, so the wheel may be built for another
 Python or platform, its dependencies are not needed and nothing is unpacked, installed or run. The version
@@ -8,8 +8,6 @@ user put into the folder `wheels` of the cache by hand is as good as a fetched o
 
 from __future__ import annotations
 
-import bisect
-import difflib
 import re
 import shlex
 import subprocess
@@ -23,12 +21,13 @@ from typing import TYPE_CHECKING
 from specsim.errors import UsageError
 from specsim.lifting.archive import ArchiveError, open_archive, read_member, require_undamaged
 from specsim.lifting.checksums import note, require_noted
-from specsim.lifting.target import is_version, version_key
+from specsim.lifting.versions import is_version, nearest_versions, version_key
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from specsim.lifting.cache import Cache
+    from specsim.lifting.package import Package
 
 WHEELS = "wheels"
 
@@ -90,59 +89,51 @@ def run_pip(command: Sequence[str]) -> PipResult:
     return PipResult(ended.returncode, ended.stderr)
 
 
-def fetch_wheel(version: str, cache: Cache, *, pip: PipRunner = run_pip) -> Path:
+def fetch_wheel(package: Package, version: str, cache: Cache, *, pip: PipRunner = run_pip) -> Path:
     """The wheel of that release: the cached one, else fetched and checked. At most five runs of pip.
 
     Raises `UsageError` when pip cannot deliver it, delivers something else, or the cache cannot take it.
     Whatever happens, nothing half-written stays behind.
     """
     if not is_version(version):
-        raise UsageError(f"{version!r} is not a version of SGLang", "give the exact number of a release")
-    place = cache.path(f"{WHEELS}/sglang-{version}")  # one note a version, whatever tags the wheel's name has
-    for path in _cached(cache, version):
-        if wheel_problem(path, version) is None:
+        raise UsageError(f"{version!r} is not a version of {package.name}", "give the exact number of a release")
+    place = cache.path(f"{WHEELS}/{package.folder}-{version}")  # one note a version, whatever tags the wheel's name has
+    for path in _cached(package, cache, version):
+        if wheel_problem(path, package, version) is None:
             require_noted(place, path)
             return path
     with cache.scratch() as scratch:
-        download("sglang", version, cache, scratch, pip)
+        download(package.folder, version, cache, scratch, pip)
         wheels = sorted(scratch.glob("*.whl"))
         if len(wheels) != 1:
             raise UsageError(
-                f"pip ended well but left {len(wheels)} wheels for sglang=={version}",
-                _by_hand(version, cache),
+                f"pip ended well but left {len(wheels)} wheels for {package.folder}=={version}",
+                _by_hand(package.folder, version, cache),
             )
-        problem = wheel_problem(wheels[0], version, read_all=True)
+        problem = wheel_problem(wheels[0], package, version, read_all=True)
         if problem is not None:
             raise UsageError(
-                f"pip delivered {wheels[0].name} for sglang=={version}, but {problem}",
+                f"pip delivered {wheels[0].name} for {package.folder}=={version}, but {problem}",
                 "look at the package index that pip is configured to use (pip config list)",
             )
         tags = wheels[0].name.split("-", 2)[-1]
-        stored = cache.store_file(f"{WHEELS}/sglang-{version}-{tags}", wheels[0])
+        stored = cache.store_file(f"{WHEELS}/{package.folder}-{version}-{tags}", wheels[0])
         note(place, stored)
         return stored
 
 
-def cached_releases(cache: Cache) -> list[str]:
+def cached_wheels(package: Package, cache: Cache) -> list[str]:
     """The versions that `fetch_wheel` has without pip, oldest first."""
     found: set[str] = set()
-    for path in _cached(cache, "*"):
+    for path in _cached(package, cache, "*"):
         version = path.name.split("-")[1]
-        if is_version(version) and version not in found and wheel_problem(path, version) is None:
+        if is_version(version) and version not in found and wheel_problem(path, package, version) is None:
             found.add(version)
     return sorted(found, key=version_key)
 
 
-def wheel_problem(
-    path: Path,
-    version: str | None = None,
-    *,
-    read_all: bool = False,
-    package: str = "sglang",
-    marker: str = "sglang/srt/",
-) -> str | None:
-    """Why the file is not SGLang's wheel (of `version`, if given), or that of another package, as the end of a
-    sentence; None when it is. `marker` is a folder that it must have.
+def wheel_problem(path: Path, package: Package, version: str | None = None, *, read_all: bool = False) -> str | None:
+    """Why the file is not the package's wheel (of `version`, if given), as the end of a sentence; None when it is.
 
     `read_all` reads every entry to the end and so finds damage in the middle of the file.
     """
@@ -157,12 +148,13 @@ def wheel_problem(
                 require_undamaged(wheel)
     except ArchiveError as error:
         return str(error)
-    if re.sub(r"[-_.]+", "-", name).lower() != package:
+    if re.sub(r"[-_.]+", "-", name).lower() != package.folder:
         return f"it is the package {name!r}"
     if version is not None and found != version:
         return f"its metadata says version {found!r}"
-    if not any(entry.startswith(marker) for entry in names):
-        return f"it has no folder {marker.rstrip('/')}"
+    marker = f"{package.folder}/{package.marker}"
+    if not any(entry.startswith(f"{marker}/") for entry in names):
+        return f"it has no folder {marker}"
     return None
 
 
@@ -181,47 +173,41 @@ def _name_and_version(wheel: zipfile.ZipFile, metadata: str) -> tuple[str, str]:
     return str(headers.get("Name", "")).strip(), str(headers.get("Version", "")).strip()
 
 
-def nearest_versions(version: str, known: Iterable[str], count_max: int = 5) -> list[str]:
-    """Those of `known` that look most like `version` or stand beside it in order; oldest first."""
-    ordered = sorted({candidate for candidate in known if is_version(candidate)}, key=version_key)
-    place = bisect.bisect_left([version_key(candidate) for candidate in ordered], version_key(version))
-    beside = ordered[max(place - 1, 0) : place + 1]
-    alike = difflib.get_close_matches(version, ordered, n=count_max - len(beside), cutoff=0.6)
-    return sorted({*beside, *alike}, key=version_key)
-
-
-def _cached(cache: Cache, version: str) -> list[Path]:
+def _cached(package: Package, cache: Cache, version: str) -> list[Path]:
     """Wheels in the cache by their names alone. The version in a wheel's name has no '-'."""
     try:
-        return sorted((cache.folder / WHEELS).glob(f"sglang-{version}-*.whl"))
+        return sorted((cache.folder / WHEELS).glob(f"{package.folder}-{version}-*.whl"))
     except OSError:
         return []
 
 
-def download(package: str, version: str, cache: Cache, scratch: Path, pip: PipRunner = run_pip) -> None:
-    """The wheel of a release of a package into the folder `scratch`. Raises UsageError when pip cannot deliver it.
+def download(
+    distribution: str, version: str, cache: Cache, scratch: Path, pip: PipRunner = run_pip, by_hand: str = ""
+) -> None:
+    """The wheel of a release into the folder `scratch`. Raises UsageError when pip cannot deliver it; its remedy is a
+    command to fetch the wheel by hand, followed by `by_hand`.
 
-    pip's own tags first; when it has no match for them, the tags for which SGLang's wheels are built.
+    pip's own tags first; when it has no match for them, those for which engines' wheels are built.
     """
     foreign = [
         ("--implementation", "cp", "--python-version", python, *_each("--platform", _PLATFORMS)) for python in _PYTHONS
     ]
     known: set[str] = set()
     for tags in [(), *foreign]:
-        result = pip([sys.executable, *_PIP, *_PIP_QUIET, *tags, "-d", str(scratch), f"{package}=={version}"])
+        result = pip([sys.executable, *_PIP, *_PIP_QUIET, *tags, "-d", str(scratch), f"{distribution}=={version}"])
         if result.code == 0:
             return
         known |= _known_versions(result.stderr)
-        failure = _failure(package, version, cache, result.stderr, known)
+        failure = _failure(distribution, version, result.stderr, known, cache, by_hand)
         if failure is not None:
             raise failure
     if not known:
         raise UsageError(
-            f"pip finds no release of {package} at all, so not {version} either",
+            f"pip finds no release of {distribution} at all, so not {version} either",
             "look at the package index that pip is configured to use (pip config list)",
         )
     raise UsageError(
-        f"there is no release {package}=={version} that pip can find",
+        f"there is no release {distribution}=={version} that pip can find",
         f"the nearest are {', '.join(nearest_versions(version, known))}",
     )
 
@@ -235,12 +221,15 @@ def _known_versions(stderr: str) -> set[str]:
     return {version.strip() for version in listed if is_version(version.strip())}
 
 
-def _failure(package: str, version: str, cache: Cache, stderr: str, known: set[str]) -> UsageError | None:
+def _failure(
+    distribution: str, version: str, stderr: str, known: set[str], cache: Cache, by_hand: str
+) -> UsageError | None:
     """What stopped pip; None when it merely has no match for the tags, so that other tags are worth a try.
 
     The order matters: without a network pip says that there is no matching version, too.
     """
-    what = f"cannot fetch {package}=={version}"
+    what = f"cannot fetch {distribution}=={version}"
+    instead = f"{_by_hand(distribution, version, cache)}{by_hand}"
     if _NO_PIP.search(stderr):
         return UsageError(
             f"{what}: {sys.executable or 'this Python'} has no pip",
@@ -257,11 +246,11 @@ def _failure(package: str, version: str, cache: Cache, stderr: str, known: set[s
         partly = f"; what it could reach has {', '.join(nearest_versions(version, known))}" if known else ""
         return UsageError(
             f"{what}: no connection to the package index ({reason}{partly})",
-            f"try again with a connection (pip's own settings apply), or {_by_hand(version, cache, package)}",
+            f"try again with a connection (pip's own settings apply), or {instead}",
         )
     if _NO_MATCH.search(stderr):
         return None
-    return UsageError(f"{what}: pip says {_last_error(stderr)!r}", _by_hand(version, cache, package))
+    return UsageError(f"{what}: pip says {_last_error(stderr)!r}", instead)
 
 
 def _last_error(stderr: str) -> str:
@@ -270,7 +259,6 @@ def _last_error(stderr: str) -> str:
     return _CREDENTIALS.sub("", (errors or lines or ["nothing"])[-1])
 
 
-def _by_hand(version: str, cache: Cache, package: str = "sglang") -> str:
-    command = ("python", *_PIP, "-d", str(cache.folder / WHEELS), f"{package}=={version}")
-    then = "" if package == "sglang" else ", and give the wheel by its path"
-    return f"fetch it by hand with: {shlex.join(command)}{then}"
+def _by_hand(distribution: str, version: str, cache: Cache) -> str:
+    command = ("python", *_PIP, "-d", str(cache.folder / WHEELS), f"{distribution}=={version}")
+    return f"fetch it by hand with: {shlex.join(command)}"

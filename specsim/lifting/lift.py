@@ -218,12 +218,10 @@ class Lifter:
     """Lifts functions out of one source tree; a module of it is parsed and sliced once per set of wanted names.
 
     `shims` are values for names that must not come from the source, by name: device probes, decorators that compile.
-    `package` is the import name under which the source's own modules import each other.
     """
 
-    def __init__(self, source: SourceTree, store: TextStore, shims: Mapping[str, Any], package: str = "sglang") -> None:
+    def __init__(self, source: SourceTree, store: TextStore, shims: Mapping[str, Any]) -> None:
         self.source = source
-        self._package = package
         self._store = store
         self._shims = dict(shims)
         self._parsed: dict[str, ParsedModule] = {}
@@ -234,7 +232,7 @@ class Lifter:
 
     def again(self) -> Lifter:
         """Another lifter of the same source, for lifts that are given something else."""
-        return Lifter(self.source, self._store, self._shims, self._package)
+        return Lifter(self.source, self._store, self._shims)
 
     def module(self, path: str) -> ParsedModule:
         if path not in self._parsed:
@@ -445,7 +443,7 @@ class Lifter:
         release itself. `trail` are the files on the way, `user` the one that imports.
         """
         root = origin.split(".")[0]
-        if root == self._package:
+        if root == self.source.package:
             place = self._find_in_source(origin, imported, (*trail, user))
             if place is None:
                 raise DriftError(f"cannot be lifted: {user} needs {origin}.{imported}, which was not found")

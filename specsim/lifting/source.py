@@ -1,5 +1,4 @@
-"""Reading SGLang's or another package's source text, wherever it lies: in a wheel, a folder, or at a revision of a git
-repository.
+"""Reading a package's source text, wherever it lies: in a wheel, a folder, or at a revision of a git repository.
 
 A path is relative to the package folder and has one spelling: "srt/speculative/eagle_info_v2.py". Nothing is
 imported, unpacked, checked out or written. A symbolic link inside a git revision is not followed and counts
@@ -13,55 +12,25 @@ import os
 import re
 import subprocess
 from collections.abc import Collection
-from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from specsim.engines.packages import fetch_package
 from specsim.errors import UsageError
 from specsim.lifting.archive import MEMBER_BYTES_MAX, ArchiveError, read_archive, read_member
-from specsim.lifting.fetch import fetch_wheel, wheel_problem, wheel_version
+from specsim.lifting.fetch import wheel_problem, wheel_version
 from specsim.lifting.git import resolved, run_git
-from specsim.lifting.target import CheckoutTarget, PackageTarget, ReleaseTarget, is_version
-
-if TYPE_CHECKING:
-    from specsim.lifting.cache import Cache
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """What is read: `folder` its import name, `within` the folder of the repository that has it, `marker` a folder that
-    it alone has.
-    """
-
-    name: str
-    folder: str
-    within: str
-    marker: str
-
-    @property
-    def layouts(self) -> tuple[str, ...]:
-        """A repository, an unpacked wheel, the package folder itself."""
-        return tuple(dict.fromkeys((f"{self.within}{self.folder}", self.folder, "")))
-
-    @property
-    def give(self) -> str:
-        return f"give a checkout of {self.name}'s repository, an unpacked wheel or the package folder"
-
-    def missing(self, label: str) -> UsageError:
-        places = [f"{layout}/{self.marker}".lstrip("/") for layout in self.layouts]
-        return UsageError(
-            f"{label} is not {self.name}: there is no {', '.join(places[:-1])} or {places[-1]} in it", self.give
-        )
-
-
-SGLANG = Package("SGLang", "sglang", "python/", "srt")
-VLLM = Package("vLLM", "vllm", "", "v1")
+from specsim.lifting.package import Package
+from specsim.lifting.versions import is_version
 
 
 class SourceTree(Protocol):
-    """The files of one SGLang, or of another package. Every path is plain and relative (`ValueError` otherwise)."""
+    """The files of one release or checkout of a package. Every path is plain and relative (`ValueError` otherwise)."""
+
+    @property
+    def package(self) -> str:
+        """The name under which its modules import each other."""
+        ...
 
     @property
     def label(self) -> str:
@@ -86,19 +55,6 @@ class SourceTree(Protocol):
         ...
 
 
-def open_source(target: ReleaseTarget | CheckoutTarget | PackageTarget, cache: Cache) -> SourceTree:
-    """The source of a target, of SGLang or vLLM; a release that the cache lacks is fetched. `UsageError` if it is not
-    there.
-    """
-    if isinstance(target, PackageTarget):
-        if target.version:
-            return WheelSource(fetch_package(target.package, target.version, cache), target.text, VLLM)
-        return open_path(target.path, target.revision, target.text, VLLM)
-    if isinstance(target, ReleaseTarget):
-        return WheelSource(fetch_wheel(target.version, cache), target.text)
-    return open_path(target.path, target.revision, target.text, SGLANG)
-
-
 def open_path(given: str, revision: str | None, label: str, package: Package) -> SourceTree:
     """The source that lies at a path, or at a git revision there. `UsageError` if it is not there."""
     path = Path(os.path.expanduser(given)).absolute()
@@ -110,23 +66,24 @@ def open_path(given: str, revision: str | None, label: str, package: Package) ->
             remedy = f"{package.give}; the last # starts a revision"
         raise UsageError(f"{label}: the path {given} does not exist", remedy)
     if revision is not None:
-        return GitSource(path, revision, label, package)
+        return GitSource(path, revision, package, label)
     if path.is_file():
-        return WheelSource(path, label, package)
-    return DirectorySource(path, label, package)
+        return WheelSource(path, package, label)
+    return DirectorySource(path, package, label)
 
 
 class WheelSource:
     """A wheel, read as a zip. Its bytes are held in memory: forked processes then share no file position."""
 
-    def __init__(self, path: Path, label: str = "", package: Package = SGLANG) -> None:
-        problem = wheel_problem(path, package=package.folder, marker=f"{package.folder}/{package.marker}/")
+    def __init__(self, path: Path, package: Package, label: str = "") -> None:
+        problem = wheel_problem(path, package)
         if problem is not None:
             raise UsageError(
                 f"{path} is not {package.name}'s wheel: {problem}", f"remove it and fetch it again, or {package.give}"
             )
         self.version = wheel_version(path)
         self.label = label or f"{package.folder}=={self.version}"
+        self.package = package.folder
         self._root = f"{package.folder}/"
         try:
             self._zip = read_archive(path)
@@ -159,7 +116,7 @@ class WheelSource:
 class DirectorySource:
     """A folder as it lies there: a checkout of the repository, an unpacked wheel, or the package folder."""
 
-    def __init__(self, path: Path, label: str = "", package: Package = SGLANG) -> None:
+    def __init__(self, path: Path, package: Package, label: str = "") -> None:
         self.label = label or f"{package.folder}@{path}"
         try:
             packages = [path / layout for layout in package.layouts if (path / layout / package.marker).is_dir()]
@@ -167,12 +124,12 @@ class DirectorySource:
             raise UsageError(f"{self.label}: cannot read {path}: {error.strerror or error}", package.give) from error
         if not packages:
             raise package.missing(self.label)
-        self._name = package.folder
-        self._package = packages[0]
+        self.package = package.folder
+        self._folder = packages[0]
         self.version = self._dist_info_version() or _stated_version(self)
 
     def read(self, path: str) -> str:
-        file = self._package / _plain(path)
+        file = self._folder / _plain(path)
         try:
             if not file.is_file():  # a FIFO would be waited for
                 raise FileNotFoundError
@@ -189,26 +146,26 @@ class DirectorySource:
         return _text(content, self.label, path)
 
     def exists(self, path: str) -> bool:
-        return (self._package / _plain(path)).is_file()
+        return (self._folder / _plain(path)).is_file()
 
     def paths(self, under: str) -> list[str]:
-        start = self._package / _plain(under) if under else self._package
+        start = self._folder / _plain(under) if under else self._folder
         found: list[str] = []
         for folder, folders, files in os.walk(start):
             folders[:] = [name for name in folders if name != "__pycache__"]
-            inside = Path(folder).relative_to(self._package)
+            inside = Path(folder).relative_to(self._folder)
             found += [(inside / name).as_posix() for name in files if Path(folder, name).is_file()]
         return sorted(found)
 
     def _dist_info_version(self) -> str | None:
         """The version in the metadata beside the package, when exactly one is there."""
         versions: list[str] = []
-        for path in sorted(self._package.parent.glob("*.dist-info/METADATA")):
-            if path.parent.name.lower().startswith(f"{self._name}-"):
+        for path in sorted(self._folder.parent.glob("*.dist-info/METADATA")):
+            if path.parent.name.lower().startswith(f"{self.package}-"):
                 with path.open("rb") as metadata:
                     text = metadata.read(MEMBER_BYTES_MAX).decode("utf-8", "replace")
                 headers = HeaderParser().parsestr(text)
-                if str(headers.get("Name", "")).strip().lower() == self._name:
+                if str(headers.get("Name", "")).strip().lower() == self.package:
                     versions.append(str(headers.get("Version", "")).strip())
         return versions[0] if len(versions) == 1 and versions[0] else None
 
@@ -219,8 +176,9 @@ class GitSource:
     `commit` is the full hash of the revision at the time of opening.
     """
 
-    def __init__(self, path: Path, revision: str, label: str = "", package: Package = SGLANG) -> None:
+    def __init__(self, path: Path, revision: str, package: Package, label: str = "") -> None:
         self.label = label or f"{package.folder}@{path}#{revision}"
+        self.package = package.folder
         self._path = path if path.is_dir() else path.parent
         self.commit = self._resolve(revision)
         self._blobs = self._find_package(package)

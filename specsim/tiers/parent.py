@@ -213,16 +213,11 @@ def blamed(conversation: Conversation, question: dict[str, Any]) -> Iterator[Mes
 @functools.cache
 def _fetch(target: str, cache: Path) -> None:
     """Fetch a release that is not in the cache here: a child does not see how pip is configured, nor its passwords."""
-    from specsim.engines.packages import fetch_package
+    from specsim.engines.packages import fetch_release
+    from specsim.engines.target import parse_target
     from specsim.lifting.cache import Cache
-    from specsim.lifting.fetch import fetch_wheel
-    from specsim.lifting.target import PackageTarget, ReleaseTarget, parse_target
 
-    parsed = parse_target(target)
-    if isinstance(parsed, ReleaseTarget):
-        fetch_wheel(parsed.version, Cache(cache))
-    elif isinstance(parsed, PackageTarget) and parsed.version:
-        fetch_package(parsed.package, parsed.version, Cache(cache))
+    fetch_release(parse_target(target), Cache(cache))
 
 
 def envelope(question: dict[str, Any], nonce: bytes) -> bytes:

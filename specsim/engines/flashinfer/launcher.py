@@ -11,11 +11,14 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specsim.engines.packages import cached_packages, located, package_file
 from specsim.errors import UsageError
 from specsim.lifting.archive import ArchiveError, open_archive, read_member
 from specsim.lifting.nvcc import Built, build
+from specsim.lifting.versions import is_version, version_key
 
 if TYPE_CHECKING:
+    from specsim.engines.target import PackageTarget
     from specsim.lifting.cache import Cache
 
 INCLUDE = "flashinfer/data/include"
@@ -98,16 +101,9 @@ def headers(path: Path, cache: Cache) -> Path:
 
 def known_headers(cache: Cache) -> Path | None:
     """The headers of the newest FlashInfer in the cache, else of the installed one, None without."""
-    from specsim.lifting.target import is_version, version_key
-
-    try:
-        zips = list((cache.folder / "packages").glob("flashinfer-python-*.zip"))
-    except OSError:
-        zips = []
-    versions = {path.stem.removeprefix("flashinfer-python-"): path for path in zips}
-    newest = sorted((version for version in versions if is_version(version)), key=version_key)
-    if newest:
-        return _unpacked(versions[newest[-1]], cache)
+    versions = [version for package, version in cached_packages(cache) if package == "flashinfer"]
+    if known := sorted(filter(is_version, versions), key=version_key):
+        return _unpacked(package_file("flashinfer", known[-1], cache), cache)
     spec = importlib.util.find_spec("flashinfer")
     folders = [Path(root) / "data" / "include" for root in (spec.submodule_search_locations or [])] if spec else []
     return next((folder for folder in folders if (folder / MARKER).is_file()), None)
@@ -116,6 +112,11 @@ def known_headers(cache: Cache) -> Path | None:
 def built(path: Path, cache: Cache) -> Built:
     """The library of the C functions. Raises UsageError when `path` has no headers."""
     return build("flashinfer", SOURCE, [headers(path, cache)], cache)
+
+
+def build_target(target: PackageTarget, cache: Cache) -> None:
+    """Build what a check of the target will need."""
+    built(located(target, cache), cache)
 
 
 def _unpacked(path: Path, cache: Cache) -> Path:

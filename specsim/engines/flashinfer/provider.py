@@ -26,8 +26,8 @@ from specsim.lifting.nvcc import call, load
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
+    from specsim.engines.target import PackageTarget
     from specsim.lifting.cache import Cache
-    from specsim.lifting.target import PackageTarget
 
 ROWS_MAX = 2**20
 """Of one launch of a sampler."""
@@ -35,7 +35,7 @@ ROWS_MAX = 2**20
 ROW_STATES_BYTES = 2**20  # of the radix selection, zero before its first launch and left so
 
 
-def flashinfer_provider(target: PackageTarget, cache: Cache) -> FlashInferProvider:
+def flashinfer_provider(target: PackageTarget, cache: Cache, _op: str) -> FlashInferProvider:
     """The provider of a FlashInfer; on a GPU its headers are built into a library, unless they were before."""
     if target.path:
         located(target, cache)  # a path that does not exist is bad input on every machine

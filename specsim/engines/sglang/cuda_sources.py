@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specsim.engines.flashinfer.launcher import known_headers
+from specsim.engines.packages import open_source
 from specsim.lifting.nvcc import Built, build
 
 if TYPE_CHECKING:
+    from specsim.engines.target import CheckoutTarget, ReleaseTarget
     from specsim.lifting.cache import Cache
     from specsim.lifting.source import SourceTree
 
@@ -100,8 +102,9 @@ def has_sources(source: SourceTree) -> bool:
     return source.exists(f"{_INCLUDE}/{EAGLE}")
 
 
-def prepare(source: SourceTree, cache: Cache) -> None:
-    """Build what a check will need."""
+def build_target(target: ReleaseTarget | CheckoutTarget, cache: Cache) -> None:
+    """Build what a check of the target will need."""
+    source = open_source(target, cache)
     if has_sources(source):
         build_trees(source, cache)
         build_sampler(source, cache)

@@ -13,11 +13,14 @@ import torch
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import Provider, Subject
 from specsim.contracts.registry import OPS
+from specsim.engines.packages import open_source
 from specsim.engines.sglang.cuda_sources import EAGLE, NGRAM, SAMPLING, build_sampler, build_trees, has_sources
+from specsim.engines.sglang.provider import SglangProvider
 from specsim.lifting.nvcc import Built, call, load
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
+    from specsim.engines.target import CheckoutTarget, ReleaseTarget
     from specsim.lifting.cache import Cache
     from specsim.lifting.source import SourceTree
 
@@ -78,8 +81,12 @@ class _WithCudaSources:
         return found + in_cuda, [entry for entry in missing if entry.what not in has_source] + absent
 
 
-def with_cuda_sources(provider: Provider, source: SourceTree, cache: Cache) -> Provider:
-    """The provider of a release and, if it has any, of its CUDA sources."""
+def sglang_provider(target: ReleaseTarget | CheckoutTarget, cache: Cache, op: str) -> Provider:
+    """The provider of a release or checkout and, if it has any, of its CUDA sources. Of one operation alone where `op`
+    names it: no other is lifted then.
+    """
+    source = open_source(target, cache)
+    provider = SglangProvider(source, cache, op)
     return _WithCudaSources(provider, source, cache) if has_sources(source) else provider
 
 

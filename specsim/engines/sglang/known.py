@@ -24,7 +24,7 @@ from specsim.engines.sglang.provider import SglangProvider
 from specsim.engines.sglang.releases import RELEASES
 from specsim.lifting.lift import DriftError, Lifter, TextStore, body_hash, class_functions, parameter_names
 from specsim.lifting.source import SourceTree
-from specsim.lifting.target import is_version, version_key
+from specsim.lifting.versions import is_version, version_key
 
 FORMAT = "specsim.known/1"
 FILE = Path(__file__).with_name("known_functions.json")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from specsim.lifting.target import version_key
+from specsim.lifting.versions import version_key
 from specsim.verdict import Finding, Severity
 
 Kind = Literal["known", "unknown", "by design"]

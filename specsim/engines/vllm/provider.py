@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import Reach, Subject
 from specsim.contracts.registry import OPS
+from specsim.engines.packages import open_source
 from specsim.engines.vllm.operations import IMPLEMENTATIONS, CoinTorch, Names
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter
-from specsim.lifting.source import VLLM, open_source
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
+    from specsim.engines.target import PackageTarget
     from specsim.lifting.cache import Cache
     from specsim.lifting.lift import TextStore
     from specsim.lifting.source import SourceTree
-    from specsim.lifting.target import PackageTarget
 
 
-def vllm_provider(target: PackageTarget, cache: Cache) -> VllmProvider:
+def vllm_provider(target: PackageTarget, cache: Cache, _op: str) -> VllmProvider:
     """The provider of a release, checkout or revision of vLLM. UsageError when it is not there."""
     return VllmProvider(open_source(target, cache), cache)
 
@@ -35,7 +35,7 @@ class VllmProvider:
     def __init__(self, source: SourceTree, store: TextStore) -> None:
         self.name = source.label
         self._coins = CoinTorch()
-        self._lifter = Lifter(source, store, _shims(self._coins), package=VLLM.folder)
+        self._lifter = Lifter(source, store, _shims(self._coins))
 
     def subjects(self) -> tuple[list[Subject], list[NotRun]]:
         found: list[Subject] = []

@@ -7,19 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from specsim.engines.packages import open_source
+from specsim.engines.registry import VLLM
 from specsim.engines.sglang.releases import RELEASES
+from specsim.engines.target import CheckoutTarget, PackageTarget, ReleaseTarget, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.lifting.git import Commit, Repository
-from specsim.lifting.source import VLLM, SourceTree, open_source
-from specsim.lifting.target import (
-    CheckoutTarget,
-    PackageTarget,
-    ReleaseTarget,
-    is_version,
-    parse_target,
-    version_key,
-)
+from specsim.lifting.source import SourceTree
+from specsim.lifting.versions import is_version, version_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ def load_target(request: Request, on_rehearsal: Callable[[], None] = lambda: Non
             )
         apply(find(request["mutant"]))
     from specsim.engines.load import load_accounting
+    from specsim.engines.target import parse_target
     from specsim.lifting.cache import Cache
-    from specsim.lifting.target import parse_target
 
     target = load_accounting(parse_target(request["target"]), Cache(Path(request["cache"])), on_rehearsal)
     if request["kernels"]:

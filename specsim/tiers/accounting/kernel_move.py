@@ -70,9 +70,9 @@ def _provider(name: str, cache: Path) -> Provider:
 
         return MappingProvider(name, REFERENCE)
     from specsim.engines.load import load_provider
+    from specsim.engines.target import parse_target
     from specsim.interpreter.patches import mend_ranges
     from specsim.lifting.cache import Cache
-    from specsim.lifting.target import parse_target
 
     mend_ranges()
     return load_provider(parse_target("model" if name == "triton" else name), Cache(cache))

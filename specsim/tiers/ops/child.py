@@ -56,8 +56,8 @@ def choose_device(wanted: str) -> str:
 def load_subjects(request: Request, op: str = "") -> tuple[list[Any], list[NotRun]]:
     """The subjects of the target, and what of it is not run; of the operation `op` at least, where it is given."""
     from specsim.engines.load import load_provider
+    from specsim.engines.target import parse_target
     from specsim.lifting.cache import Cache
-    from specsim.lifting.target import parse_target
 
     return load_provider(parse_target(request["target"]), Cache(Path(request["cache"])), op).subjects()
 

@@ -465,8 +465,8 @@ def _from(connection: socket.socket) -> bytes:
 
 def _loaded(question: _Load) -> tuple[_Loaded, list[Subject]]:
     from specsim.engines.load import load_provider
+    from specsim.engines.target import parse_target
     from specsim.lifting.cache import Cache
-    from specsim.lifting.target import parse_target
 
     provider = load_provider(parse_target(question.target), Cache(Path(question.cache)), question.op)
     subjects, not_run = provider.subjects()

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 def _probes(request: Request) -> tuple[list[Any], list[NotRun]]:
     from specsim.engines.load import load_probes
+    from specsim.engines.target import parse_target
     from specsim.lifting.cache import Cache
-    from specsim.lifting.target import parse_target
 
     return load_probes(parse_target(request["target"]), Cache(Path(request["cache"])))
 

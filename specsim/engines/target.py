@@ -23,20 +23,15 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from specsim.engines.registry import ENGINES
 from specsim.errors import UsageError
+from specsim.lifting.versions import VERSION_TEXT, is_version
 
 FORMS = ("model", "sglang==VERSION", "sglang@PATH", "sglang@PATH#REV", "module:object")
-PACKAGES = ("vllm", "sglang-kernel", "sgl-kernel", "flashinfer")
-"""Beside SGLang, those whose operations specsim knows. Of the first alone revisions can be read: it is Python."""
+PACKAGES = tuple(name for name in ENGINES if name != "sglang")
+"""Beside SGLang, those whose operations specsim knows."""
 
-_NUMBER = r"(?:0|[1-9][0-9]{0,8})"
-_VERSION_TEXT = rf"{_NUMBER}(?:\.{_NUMBER}){{1,4}}(?:(?:a|b|rc){_NUMBER})?(?:\.post{_NUMBER})?(?:\.dev{_NUMBER})?"
-_VERSION = re.compile(_VERSION_TEXT)
-_VERSION_PARTS = re.compile(
-    r"(?P<release>[0-9.]*[0-9])(?:(?P<pre>a|b|rc)(?P<pre_number>[0-9]+))?"
-    r"(?:\.post(?P<post>[0-9]+))?(?:\.dev(?P<dev>[0-9]+))?"
-)
-_NEAR_RELEASE = re.compile(rf"(?:sglang)?\s*(?:[=~<>!]*|[-_:@/ ])?\s*v?(?P<version>{_VERSION_TEXT})", re.IGNORECASE)
+_NEAR_RELEASE = re.compile(rf"(?:sglang)?\s*(?:[=~<>!]*|[-_:@/ ])?\s*v?(?P<version>{VERSION_TEXT})", re.IGNORECASE)
 _NEAR_CHECKOUT = re.compile(r"sglang\s*@\s*(?P<path>.+)", re.IGNORECASE)
 _OTHER_PACKAGE = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9._-]*)\s*(?:[=~<>!]=?|@).*", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -133,32 +128,6 @@ def parse_target(text: str) -> Target:
     raise _refused(text, "is not a target", _hint(text))
 
 
-def is_version(text: str) -> bool:
-    """Whether `text` is an exact version as PEP 440 spells it canonically, without epoch and local part."""
-    return _VERSION.fullmatch(text) is not None
-
-
-def version_key(version: str) -> tuple[tuple[int, ...], tuple[int, int], int, float]:
-    """A sort key in the order of PEP 440: development, pre-release, release, post-release.
-
-    Raises `ValueError` for what `is_version` refuses.
-    """
-    parts = _VERSION_PARTS.fullmatch(version) if is_version(version) else None
-    if parts is None:
-        raise ValueError(f"{version!r} is not a version")
-    release = [int(number) for number in parts["release"].split(".")]
-    while len(release) > 1 and release[-1] == 0:
-        release.pop()
-    post = -1 if parts["post"] is None else int(parts["post"])
-    if parts["pre"] is not None:
-        phase = (("a", "b", "rc").index(parts["pre"]), int(parts["pre_number"]))
-    elif parts["dev"] is not None and post < 0:
-        phase = (-1, 0)  # a development version of a release comes before the release's own pre-releases
-    else:
-        phase = (3, 0)
-    return (tuple(release), phase, post, float("inf") if parts["dev"] is None else int(parts["dev"]))
-
-
 def _parse_package(text: str, package: str) -> PackageTarget:
     version = text.removeprefix(f"{package}==")
     if version != text:
@@ -166,7 +135,7 @@ def _parse_package(text: str, package: str) -> PackageTarget:
             return PackageTarget(package, version)
         raise _refused(text, f"has no version after ==: {version!r}")
     path, revision = _parse_path(text, package)
-    if revision is not None and package != PACKAGES[0]:
+    if revision is not None and ENGINES[package].source is None:
         raise _refused(text, "has a revision, and is no Python source", f"did you mean {package}@{path}?")
     return PackageTarget(package, path=path, revision=revision)
 

@@ -1,0 +1,71 @@
+"""What is known of each engine, one entry an engine: what pip calls it, what of it is read, and who makes its provider.
+
+Modules are named and not imported, so that a command which needs one of them loads no other.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from specsim.lifting.package import Package
+
+SGLANG = Package("SGLang", "sglang", "python/", "srt")
+VLLM = Package("vLLM", "vllm", "", "v1")
+
+Function = tuple[str, str]
+"""A module and a function of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine, or a package of kernels.
+
+    `distribution`  what pip calls it
+    `note`          what of it is tested, for a list of targets
+    `provider`      makes its provider: (target, cache, operation), where "" is every operation
+    `source`        the Python package that is lifted from, None where no Python of it is read
+    `kept`          the entries of its wheel that are kept in the cache, None for the whole wheel
+    `build`         builds ahead of a check on a GPU: (target, cache); None where nothing is built
+    """
+
+    distribution: str
+    note: str
+    provider: Function
+    source: Package | None = None
+    kept: re.Pattern[str] | None = None
+    build: Function | None = None
+
+
+_METADATA = r"[^/]+\.dist-info/METADATA"
+_SGL_KERNEL = Engine(
+    "sglang-kernel",
+    "its CUDA operations, on a GPU",
+    ("specsim.engines.sgl_kernel", "sgl_kernel_provider"),
+    kept=re.compile(rf"sgl_kernel/(sm\d+/)?common_ops\.abi3\.so|{_METADATA}"),
+)
+ENGINES = {
+    "sglang": Engine(
+        "sglang",
+        "",
+        ("specsim.engines.sglang.cuda_subjects", "sglang_provider"),
+        source=SGLANG,
+        build=("specsim.engines.sglang.cuda_sources", "build_target"),
+    ),
+    "vllm": Engine(
+        "vllm",
+        "its rejection sampling and EAGLE input kernels",
+        ("specsim.engines.vllm.provider", "vllm_provider"),
+        source=VLLM,
+        kept=re.compile(rf"vllm/v1/.*\.py|{_METADATA}"),
+    ),
+    "sglang-kernel": _SGL_KERNEL,
+    "sgl-kernel": _SGL_KERNEL,
+    "flashinfer": Engine(
+        "flashinfer-python",
+        "its sampling, built on a GPU by nvcc",
+        ("specsim.engines.flashinfer.provider", "flashinfer_provider"),
+        kept=re.compile(rf"flashinfer/data/include/.*|{_METADATA}"),
+        build=("specsim.engines.flashinfer.launcher", "build_target"),
+    ),
+}
