@@ -81,11 +81,11 @@ sanitize-gpu: $(READY) ## every kernel on small cases under compute-sanitizer, w
 	done
 
 attack: $(READY) ## hostile inputs of every kind for ATTACK_MINUTES (5), with ATTACK_SEED (0): must print 0
-	$(BIN)/python -m property_tests.attack --minutes $(ATTACK_MINUTES) --seed $(ATTACK_SEED)
+	$(BIN)/python -m property_tests.support.attack --minutes $(ATTACK_MINUTES) --seed $(ATTACK_SEED)
 
 nightly: $(READY) ## every test with fifty times the examples, and half an hour of attacks: hours
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -n auto
-	$(BIN)/python -m property_tests.attack --minutes 30 --seed $$(git rev-list --count HEAD)
+	$(BIN)/python -m property_tests.support.attack --minutes 30 --seed $$(git rev-list --count HEAD)
 
 docs: $(READY) ## the documentation as a site, in build/site; installs MkDocs on first use
 	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP) install -c constraints.txt -e '.[docs]'

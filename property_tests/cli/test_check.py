@@ -12,16 +12,12 @@ from typing import Any
 
 import pytest
 
+from property_tests.support.command_line import specsim
+from property_tests.support.wrong_providers import WRONG
 from specsim.cli import main
 from specsim.engines.sglang.triage import triage_of
 from specsim.lifting.cache import Cache
 
-WRONG = """
-    def fill_bonus_tokens(predict, accept_index, accept_lens):
-        return predict[accept_index[:, -1].long()]  # the last column is padding for most requests
-
-    provider = {"fill_bonus_tokens": fill_bonus_tokens}
-"""
 MISBEHAVING = """
     import os
     import time
@@ -63,20 +59,6 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
     specsim(folder, "check", "mine:provider", "--cases", "5", "--device", "cpu")
     (file,) = (folder / "specsim-findings").iterdir()
     return file.read_text()
-
-
-def specsim(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in `folder`."""
-    path = os.pathsep.join(dict.fromkeys(filter(None, [str(Path(__file__).parents[2]), *sys.path])))
-    return subprocess.run(
-        [sys.executable, "-m", "specsim", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-        env={**os.environ, "PYTHONPATH": path, "SPECSIM_CACHE_DIR": str(folder / "cache"), **environment},
-    )
 
 
 def refused(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from specsim.commands import check, outputs
 from specsim.commands import suites as check_suites
 from specsim.engines.target import ModelTarget

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.main import get_command
 
-from property_tests.cli.test_check import specsim
-from property_tests.engine.test_sweep import ForgetfulTarget
+from property_tests.support.command_line import specsim
+from property_tests.support.wrong_accountings import ForgetfulTarget
 from specsim import interrupts, replay_file
 from specsim.choices.exhaustive import Explorer
 from specsim.cli import app

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from property_tests.fuzz.test_campaign_store import batch as batch_of
-from property_tests.fuzz.test_campaign_store import result
+from property_tests.support.batch_results import batch as batch_of
+from property_tests.support.batch_results import result
 from property_tests.support.wrong_accountings import AppendsATokenTwice
 from specsim import bench
 from specsim.commands.pages import write_report

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from specsim.cli import app
 from specsim.engines.probe import WORKER_RULES
 from specsim.rules.table import RULES as ACCOUNTING_RULES

@@ -3,45 +3,22 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import os
-import resource
 import secrets
 import socket
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from property_tests.cli.test_layering import product, tree_of
+from property_tests.support.source_files import product, tree_of
+from property_tests.support.special_files import device, full_disk
 from specsim import files
 from specsim.errors import UsageError
 from specsim.files import Appended, append_text, try_file, try_folder, write_bytes, write_json, write_text
 
 LONG = "x" * (1 << 18)  # more than a FIFO holds
-
-
-@contextlib.contextmanager
-def full_disk(after_bytes: int) -> Iterator[None]:
-    """No file of this process may become larger."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (after_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def device(path: Path, kind: int, major: int, minor: int) -> Path:
-    """A device node of the test's own."""
-    try:
-        os.mknod(path, kind | 0o666, os.makedev(major, minor))
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-    except OSError as error:
-        pytest.skip(f"no device can be made here ({error.strerror})")
-    return path
 
 
 def listed(folder: Path) -> list[str]:

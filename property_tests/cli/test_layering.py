@@ -15,17 +15,15 @@ import sys
 import tokenize
 import tomllib
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from property_tests.support.source_files import ROOT, imports_of, product, sources, tree_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = Path(__file__).resolve().parents[2]
-LINES_MAX = 700
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,49 +102,6 @@ HEAVY = ("torch", "triton", "hypothesis", "numpy")
 MAY_NAME_RELEASES = ("specsim/engines/sglang/", "fixtures/")
 RELEASE = re.compile(r"(?<![\d.])0\.5\.\d+")
 PULL_REQUEST = re.compile(r"#\d{4,5}(?![0-9A-Za-z])")
-
-
-@cache
-def sources() -> dict[str, Path]:
-    """Every Python file by its path in the repository; what a symlink leads to only under its real name."""
-    folders = ("specsim", "reference", "kernels", "property_tests", "fixtures", "bench")
-    found: dict[str, Path] = {}
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if not any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(ROOT)):
-                found[path.relative_to(ROOT).as_posix()] = path
-    return found
-
-
-@cache
-def product() -> dict[str, str]:
-    """The modules of the product by import name: paths."""
-    names: dict[str, str] = {}
-    for path in sources():
-        if path.startswith(("specsim/", "reference/", "kernels/")):
-            dotted = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            names[dotted if dotted.split(".")[0] == "specsim" else f"specsim.{dotted}"] = path
-    return names
-
-
-@cache
-def tree_of(path: str) -> ast.Module:
-    return ast.parse(sources()[path].read_text(encoding="utf-8"), path)
-
-
-def imports_of(path: str, module: str = "") -> set[str]:
-    """What a file imports, absolute: for `from a import b` both `a` and `a.b`, which may be a module."""
-    found: set[str] = set()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parts = module.split(".") + (["__init__"] if path.endswith("/__init__.py") else [])
-                base = ".".join([*parts[: -node.level], *([base] if base else [])])
-            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return found
 
 
 def layer_of(module: str) -> str:
@@ -229,9 +184,14 @@ def test_the_command_line_starts_without_heavy_imports() -> None:
     assert ended.stdout.strip() == "[]"
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
-    empty = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
-    assert [path for path in sources() if empty & set(path.removesuffix(".py").split("/"))] == []
+def test_no_test_module_imports_another() -> None:
+    tests = re.compile(r"property_tests(\.\w+)*\.(test_\w+|conftest)$")
+    assert [
+        f"{path} imports {name}: move what both use to property_tests/support"
+        for path in sources()
+        for name in sorted(imports_of(path))
+        if tests.match(name)
+    ] == []
 
 
 def test_no_file_is_dead() -> None:
@@ -303,11 +263,6 @@ def test_pull_requests_are_cited_in_prose_and_never_in_code() -> None:
     assert named == []
 
 
-def test_a_file_fits_a_readers_head() -> None:
-    long = {path: len(file.read_text(encoding="utf-8").splitlines()) for path, file in sources().items()}
-    assert {path: lines for path, lines in long.items() if lines >= LINES_MAX} == {}
-
-
 def test_the_checks_of_names_would_notice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     release, number = "0.5" + ".9", "#" + "12345"
     lines = [
@@ -319,7 +274,8 @@ def test_the_checks_of_names_would_notice(monkeypatch: pytest.MonkeyPatch, tmp_p
         'D = ("0.6.5.1", "#' + '333333", 10.5)',
     ]
     (tmp_path / "x.py").write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr(sys.modules[__name__], "sources", lambda: {"x.py": tmp_path / "x.py"})
+    for module in (sys.modules[__name__], sys.modules[tree_of.__module__]):
+        monkeypatch.setattr(module, "sources", lambda: {"x.py": tmp_path / "x.py"})
     tree_of.cache_clear()
     assert tokens_that_match("x.py", PULL_REQUEST, prose=False) == ["x.py:3"]
     assert tokens_that_match("x.py", RELEASE, prose=False) == ["x.py:4"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from specsim.engines.ranges import expand_targets
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.triage import BY_SIGNATURE

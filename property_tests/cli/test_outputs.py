@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from property_tests.cli.test_check import specsim
-from property_tests.cli.test_files import device, full_disk
+from property_tests.support.command_line import specsim
+from property_tests.support.special_files import device, full_disk
 from specsim import files
 from specsim.cli import app, main
 from specsim.commands import pages

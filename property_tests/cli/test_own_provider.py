@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from specsim.cli import main
 from specsim.commands.template import source_of, template
 from specsim.contracts.provider import MappingProvider

@@ -15,13 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from property_tests.support.pages import (
     FIXTURE,
+    HERE,
     HOSTILE,
     ROOT,
     Outline,
     longer,
+    op_answer,
+    op_replay,
     page_of_fixture,
     payload_in,
     renamed,
@@ -36,7 +39,7 @@ from specsim.contracts.provider import MappingProvider
 from specsim.contracts.registry import OPS
 from specsim.engine.accounting_target import ModelTarget
 from specsim.lifting.cache import Cache
-from specsim.replay_file import OpReplay, WorkerReplay
+from specsim.replay_file import WorkerReplay
 from specsim.report.page.payload import Shown, links_of, payload_of
 from specsim.report.page.plain import in_html, plain, visible
 from specsim.report.page.render import html_of
@@ -48,7 +51,6 @@ from specsim.tiers.ops import child
 from specsim.tiers.ops.parent import OpsRequest
 from specsim.tiers.ops.run import compared
 
-HERE = Shown("model", "specsim replay x.json", "Reproduced, bit for bit.")
 BYTES_MAX = 2_000_000
 HOSTILE_NAMES = {"r0": HOSTILE[0], "r1": HOSTILE[1], "V1": HOSTILE[2]}
 
@@ -314,33 +316,6 @@ def test_hostile_text_makes_no_element_and_no_attribute(made: Made) -> None:
 
 
 # The other tiers
-
-
-def op_answer(**more: Any) -> dict[str, Any]:
-    tensor = {"shape": [2, 3], "data": [1, 2, 3, 4, 5, -1]}
-    return {
-        "subject": "kernel:x",
-        "where": "x.py:3",
-        "judged": True,
-        "digest": "d",
-        "violations": [{"rule": "O1", "sentence": "s", "title": "t", "expected": "out[1] = 5", "actual": "out[1] = 7"}],
-        "explanation": "the caller is wrong",
-        "inputs": {"given": tensor},
-        "expected": {"out": {"shape": [3], "data": [4, 5, 6]}},
-        "outputs": {
-            "out": {
-                "actual": {"shape": [3], "data": [4, 7, 9]},
-                "defined": [True, True, False],
-                "differs": [False, True, False],
-            }
-        },
-        **more,
-    }
-
-
-def op_replay() -> OpReplay:
-    names = dict.fromkeys(("target", "op", "subject", "where", "source_hash", "device", "signature", "title"), "model")
-    return OpReplay(**names, tier="ops", sizes={"bs": 2, "topk": 0}, tensors={}, tape=[], seed=0, rule="O1", digest="d")
 
 
 def test_the_page_of_a_case_marks_the_elements_that_differ() -> None:

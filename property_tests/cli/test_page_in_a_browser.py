@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from property_tests.support.pages import HOSTILE, Outline, longer, page_of_fixture, payload_in, renamed, states_of
 from specsim.report.page.plain import plain, visible
 from specsim.report.page.render import html_of
@@ -346,7 +346,7 @@ def test_the_case_of_a_wrong_function_is_a_page_of_its_tensors(opened: Open, tmp
 
 
 def test_a_case_is_shown_as_heat_maps(opened: Open, tmp_path: Path) -> None:
-    from property_tests.cli.test_page import HERE, op_answer, op_replay
+    from property_tests.support.pages import HERE, op_answer, op_replay
     from specsim.report.page.payload import payload_of
 
     (tmp_path / "case.html").write_text(html_of(payload_of(op_replay(), op_answer(), HERE)), encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.engine.test_simulator import Watched, fractional, fractions
+from property_tests.support.watched_engine import Watched, fractional, fractions
 from specsim.choices.chooser import replayed, seeded
 from specsim.engine.config import EngineConfig, require_runnable
 from specsim.engine.draft import expected_tags, rotate_input_ids

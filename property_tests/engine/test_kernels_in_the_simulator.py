@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from specsim.engine.accounting_target import ModelTarget
 from specsim.errors import UsageError
 from specsim.reference.kv import move_kv

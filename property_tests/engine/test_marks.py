@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 
+from property_tests.support.scripted_schedules import GRAMMAR, Script, turn
 from specsim.engine.accounting_target import ModelTarget
 from specsim.engine.config import EngineConfig
 from specsim.engine.event_log import Run
-from specsim.engine.grammar import LAW_TOKENS, Automaton
 from specsim.engine.loop import Engine
 from specsim.engine.marks import CROSSED, INTERLEAVINGS, LIFE, NUMBERED, OPTIONS, note
 from specsim.engine.model import EOS
@@ -21,22 +21,6 @@ from specsim.engine.sampling import SamplingParams
 from specsim.engine.workload import Scenario, Workload
 from specsim.tiers.accounting.schedules import shares
 from specsim.tiers.accounting.sweep import crossed
-
-
-class Script:
-    """Choices by their label, each list in its order, then zeros."""
-
-    def __init__(self, **choices: list[int]) -> None:
-        self._left = defaultdict(list, {label.replace("_", " "): list(values) for label, values in choices.items()})
-
-    def choose(self, bound: int, label: str) -> int:
-        left = self._left[label]
-        return min(left.pop(0), bound - 1) if left else 0
-
-
-def turn(name: str, prompt_len: int = 3, answer: int = 8, **fields: Any) -> Turn:
-    start = 10 + 100 * ord(name[0])
-    return Turn(name, tuple(range(start, start + prompt_len)), answer, **fields)
 
 
 def played(turns: list[Turn], script: Script, faults: dict[str, int] | None = None, **options: Any) -> Run:
@@ -49,7 +33,6 @@ def played(turns: list[Turn], script: Script, faults: dict[str, int] | None = No
 RETRACT = {"retractions_max": 1}
 ABORT = {"aborts_max": 1}
 SAME = tuple(range(10, 16))
-GRAMMAR = Automaton({0: dict.fromkeys(LAW_TOKENS[:3], 0)}, final=(1,))
 
 
 def scripted(mark: str) -> Run:

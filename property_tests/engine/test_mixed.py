@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.engine.test_simulator import Watched
+from property_tests.support.watched_engine import Watched
 from specsim.choices.chooser import replayed, seeded
 from specsim.engine.config import EngineConfig, require_runnable
 from specsim.engine.device import Launch

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.engine.test_simulator import fractional, fractions
+from property_tests.support.watched_engine import fractional, fractions
 from specsim.engine.grammar import LAW_TOKENS, Automaton, Matcher, draw_automaton
 from specsim.engine.model import EOS
 from specsim.reference import grammar as reference

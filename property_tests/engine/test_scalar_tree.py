@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.engine.test_scalar_verify import parents_of
+from property_tests.support.trees import parents_of
 from specsim.contracts.hypothesis_cases import cases
 from specsim.contracts.registry import OPS
 from specsim.engine import model

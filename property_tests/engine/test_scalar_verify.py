@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.support.trees import parents_of
 from specsim.contracts.hypothesis_cases import cases
 from specsim.contracts.registry import OPS
 from specsim.engine.scalar_verify import fill_bonus_tokens, links, verify_tree_greedy
@@ -18,17 +19,6 @@ if TYPE_CHECKING:
     from specsim.contracts.contract import Case
 
 VERIFY = OPS["verify_tree_greedy"]
-
-
-def parents_of(next_token: list[int], next_sibling: list[int]) -> list[int]:
-    """The tree of one request from its links."""
-    parents = [-1] * len(next_token)
-    for node, first in enumerate(next_token):
-        child = first
-        while child != -1:
-            parents[child] = node
-            child = next_sibling[child]
-    return parents
 
 
 def trees_of(case: Case) -> list[list[int]]:

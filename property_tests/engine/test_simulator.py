@@ -13,8 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from property_tests.support.watched_engine import Watched, fractional, fractions, observed
 from specsim.choices.chooser import RecordingChooser, replayed, seeded
-from specsim.engine.accounting import ModelAccounting, Observed, Retracted
+from specsim.engine.accounting import ModelAccounting, Retracted
 from specsim.engine.config import EngineConfig, require_runnable
 from specsim.engine.event_log import Run
 from specsim.engine.lifecycle import State
@@ -26,31 +27,6 @@ from specsim.errors import UsageError
 from specsim.rules.oracle import outputs_of
 
 SCHEDULES = 1000
-
-# Long enough for whole schedules; each byte is a fraction of the bound of a choice, so that every value is as likely.
-fractions = st.one_of(st.binary(max_size=80), st.binary(min_size=150, max_size=300))
-
-
-def fractional(raw: bytes) -> RecordingChooser:
-    """The choices that fractions make, then zeros."""
-    remaining = iter(raw)
-    return RecordingChooser(lambda bound, _label: next(remaining, 0) * bound >> 8)
-
-
-class Watched(Engine):
-    """An engine whose requests can be looked at when it has run."""
-
-    @property
-    def requests(self) -> list[Request]:
-        return self._requests
-
-    def visible(self) -> dict[str, list[int]]:
-        """What the client of each request that nobody aborted has seen."""
-        return {r.rid: r.outputs[: observed(r).finished_len] for r in self._requests if not r.abort_wanted}
-
-
-def observed(request: Request) -> Observed:
-    return ModelAccounting.observe(ModelAccounting.__new__(ModelAccounting), request)
 
 
 @cache

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from property_tests.engine.test_simulator import Watched
+from property_tests.support.watched_engine import Watched
 from specsim.choices.chooser import seeded
 from specsim.engine.config import EngineConfig
 from specsim.engine.features import FEATURES

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.engine.test_marks import GRAMMAR, Script, turn
-from property_tests.engine.test_simulator import Watched, fractional, fractions
 from property_tests.support.sabotages import WAITING, replacing, waits_for_nothing
+from property_tests.support.scripted_schedules import GRAMMAR, Script, turn
+from property_tests.support.watched_engine import Watched, fractional, fractions
 from specsim.choices.chooser import RecordingChooser, replayed, seeded
 from specsim.engine.config import EngineConfig
 from specsim.engine.event_log import Run

@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.cli.test_check import specsim
-from specsim.engine.accounting import Memory, ModelAccounting
+from property_tests.support.command_line import specsim
+from property_tests.support.wrong_accountings import ForgetfulTarget
 from specsim.engine.accounting_target import ModelTarget
 from specsim.engine.marks import INTERLEAVINGS, LIFE, OPTIONS
-from specsim.engine.request import Request
 from specsim.tiers.accounting import sweep
 from specsim.tiers.accounting.parallel_sweep import Swept, run
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule
@@ -88,23 +87,6 @@ def test_what_is_reached_less_than_often_enough_is_listed_with_its_share() -> No
     assert "stale_result_of_finished" not in data["rare"]
     assert data["rare"]["stale_result_of_retracted"] == {"schedules": 999, "share": 0.24975}
     assert set(data["marks"]) >= {*INTERLEAVINGS, *LIFE, *OPTIONS}
-
-
-class Forgetful(ModelAccounting):
-    """Wrong: what is released is not freed; and of a large batch it knows no one to retract."""
-
-    def retract(self, batch: list[Request]) -> Any:
-        if len(batch) > 2:
-            raise ZeroDivisionError
-        return super().retract(batch)
-
-    def release(self, request: Request) -> None:
-        pass
-
-
-class ForgetfulTarget(ModelTarget):
-    def make(self, memory: Memory) -> ModelAccounting:
-        return Forgetful(memory)
 
 
 def test_broken_rules_and_exceptions_of_the_model_are_counted_and_the_next_schedule_is_run() -> None:

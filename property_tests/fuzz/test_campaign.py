@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from property_tests.cli.test_check import specsim
-from property_tests.fuzz.test_campaign_store import found, result
+from property_tests.support.batch_results import found, result
+from property_tests.support.command_line import specsim
 from property_tests.support.kills import kill_again_and_again
 from specsim.cli import main
 from specsim.commands import fuzz

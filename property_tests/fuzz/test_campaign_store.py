@@ -17,28 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from property_tests.support.batch_results import batch, found, result
 from specsim.commands.campaign_pages import write_campaign
 from specsim.errors import UsageError
 from specsim.fuzz.batches import batch_at, plan_from_json
 from specsim.fuzz.store import REPLAYS_MAX, Store, digest_of
 from specsim.fuzz.store_file import FORMAT
-from specsim.fuzz.work import Batch, BatchResult, Found, KeptTape
-
-
-def batch(number: int = 0, shard: int = 0, target: str = "model", **fields: object) -> Batch:
-    plain = {"campaign": 7, "first": number * 10, "count": 10, "tier": "accounting", "family": "any"}
-    return Batch(shard=shard, number=number, target=target, **{**plain, "strategy": "swarm", **fields})  # type: ignore[arg-type]
-
-
-def found(signature: str = "accounting:C1:x", size: tuple[int, ...] = (1,), **fields: object) -> Found:
-    plain = {"rule": "C1", "title": "t", "severity": "leak", "reach": "default", "where": "f.py:1", "index": 3}
-    rest = {"count": 2, "replay": f"replay of size {size}", "cpu_seconds": 0.5}
-    return Found(signature=signature, tier="accounting", size=size, **{**plain, **rest, **fields})  # type: ignore[arg-type]
-
-
-def result(of: Batch, version: str = "v1", **fields: object) -> BatchResult:
-    plain = {"runs": 10, "events": 400, "seconds": 1.0, "cpu_seconds": 2.0}
-    return BatchResult(batch=of, version=version, **{**plain, **fields})  # type: ignore[arg-type]
+from specsim.fuzz.work import KeptTape
 
 
 @pytest.fixture

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from property_tests.support.redis_server import HOW_TO_ADD, RedisServer
 from specsim.errors import UsageError
 from specsim.fuzz.corpus import CORRUPT, FOREIGN, FORMAT, KEY, NEWER, Corpus, decode, encode, open_corpus
 from specsim.fuzz.corpus_sharing import Sharing
 from specsim.fuzz.store import Store
 from specsim.fuzz.work import KeptTape
 
-HOW_TO_ADD = "needs a redis-server and its client: apt-get install redis-server; pip install 'specsim[redis]'"
 ONE = KeptTape((1, 0, 2), ("mark:stale_result_of_finished", "pair:new/0/live/arrive"), 40)
 TWO = KeptTape((5,), ("mark:stale_result_of_retracted",), 12)
 TAPES = st.builds(
@@ -35,59 +31,6 @@ TAPES = st.builds(
     .map(tuple),
     st.integers(0, 10**6),
 )
-
-
-class RedisServer:
-    """A redis-server on loopback that can be ended and started again, empty, at the same port."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self._folder = folder
-        self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def start(self) -> None:
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *self._options]
-        self._process = subprocess.Popen(["redis-server", *options], cwd=self._folder, stdout=subprocess.DEVNULL)
-        ends = time.monotonic() + 10
-        while time.monotonic() < ends:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.01)
-        raise RuntimeError("redis-server did not begin to listen")
-
-    def end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-
-@pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    pytest.importorskip("redis", reason=HOW_TO_ADD)
-    if shutil.which("redis-server") is None:
-        pytest.skip(HOW_TO_ADD)
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.end()
-
-
-@pytest.fixture(params=["folder", "redis"])
-def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place to share tapes in."""
-    if request.param == "folder":
-        return str(tmp_path / "corpus")
-    server: RedisServer = request.getfixturevalue("redis_server")
-    return server.url
 
 
 def corpus(own: str | None, *others: str, said: list[str] | None = None, model: str = "m") -> Corpus:

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.cli.test_check import specsim
-from property_tests.fuzz.test_campaign_shares import Campaign
-from property_tests.fuzz.test_corpus import RedisServer, redis_server
+from property_tests.support.command_line import specsim
+from property_tests.support.redis_server import RedisServer
+from property_tests.support.sharing_campaigns import Campaign
 from specsim import __version__ as specsim_version
 from specsim.engine.accounting_target import ModelTarget
 from specsim.errors import UsageError
@@ -35,7 +35,6 @@ from specsim.fuzz.ray_pool import RayCluster, RayPool
 from specsim.fuzz.store import Store
 from specsim.fuzz.work import Batch, BatchResult
 
-__all__ = ["redis_server"]  # a fixture
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed: pip install 'specsim[ray]' adds it"
 )

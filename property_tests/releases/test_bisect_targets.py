@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from property_tests.support.made_up_sources import MadeUpSource
 from property_tests.support.small_engine import Plan, build, git, import_commits
 from specsim.engines.sglang.provider import SglangProvider

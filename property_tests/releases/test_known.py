@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from property_tests.support.made_up_sources import MadeUpSource
 from specsim.engines.sglang import known
 from specsim.engines.sglang.known import Drift, Surveyed

@@ -16,14 +16,19 @@ from typing import Any
 import pytest
 
 from property_tests.support.made_up_sources import MadeUpSource, cache_in, edited
-from specsim.choices.chooser import seeded
-from specsim.engine.accounting import HostFunctionError
+from property_tests.support.release_accounting import (
+    EXPECTED,
+    FIXTURES,
+    NEWEST,
+    OFTEN,
+    Release,
+    findings,
+    run,
+)
 from specsim.engine.accounting_target import MEMORY_PARTS, PARTS, TREE_PARTS, SeamPart
 from specsim.engine.config import EngineConfig
-from specsim.engine.event_log import Run
-from specsim.engine.loop import Engine, UnjudgeableError
 from specsim.engine.request import Turn
-from specsim.engine.workload import Scenario, Workload, draw_scenario
+from specsim.engine.workload import Scenario, Workload
 from specsim.engines.sglang import accounting
 from specsim.engines.sglang.accounting import FEATURES_OF_RELEASES, SglangHostTarget
 from specsim.engines.sglang.guards import read_guards
@@ -32,21 +37,10 @@ from specsim.engines.sglang.host_lifting import _Lifting
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import DriftError, Lifter, find_function, parse_module
 from specsim.lifting.source import SourceTree
-from specsim.rules.checker import Violation
-from specsim.rules.table import BY_ID
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
-EXPECTED = json.loads((FIXTURES / "accounting.expected.json").read_text())
 FLIPS = json.loads((FIXTURES / "accounting_flips.json").read_text())
-SCHEDULES = 300
-NEWEST = (FIXTURES / "releases.txt").read_text().split()[-1]  # of those that every test run has
-OFTEN = (next(iter(EXPECTED)), NEWEST)  # simulated at every run; the others by `make test-releases`
 
-Release = Callable[[str], SourceTree]
 Targets = Callable[[str], SglangHostTarget]
-
-# The easiest reach of a defect is the one that is told.
-EASIEST_FIRST = ("default", "option", "guarded")
 
 
 @pytest.fixture(autouse=True)
@@ -67,31 +61,6 @@ def target(release: Release, wheel_cache: Cache, pytestconfig: pytest.Config) ->
         return made[version]
 
     return target_of
-
-
-def run(target: SglangHostTarget, index: int, scenario: Scenario | None = None) -> tuple[Scenario, Run] | None:
-    """One schedule: of the default swarm, or of a scenario. None when the target does not run it."""
-    chooser = seeded(0, "accounting of releases", index)
-    drawn = scenario or draw_scenario(chooser, target.features)
-    try:
-        return drawn, Engine(drawn, chooser, target.make).run()
-    except HostFunctionError as error:  # before the first event
-        violation = Violation(BY_ID[error.rule], "", error.part, "", "no exception", error.text, 0)
-        return drawn, Run((violation,), (), "", 0, 0, frozenset())
-    except UnjudgeableError:
-        return None
-
-
-def findings(target: SglangHostTarget, schedules: int = SCHEDULES) -> dict[str, str]:
-    """Signatures over many schedules, each with its easiest reach."""
-    found: dict[str, str] = {}
-    for index in range(schedules):
-        judged = run(target, index)
-        for violation in judged[1].violations if judged else ():
-            reach = target.reach(judged[0].config, violation.part) if judged else ""
-            known = found.get(violation.signature, reach)
-            found[violation.signature] = min(known, reach, key=lambda r: EASIEST_FIRST.index(r.split(":")[0]))
-    return dict(sorted(found.items()))
 
 
 @pytest.mark.parametrize("version", list(EXPECTED))

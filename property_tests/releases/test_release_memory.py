@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from property_tests.releases.test_release_accounting import EXPECTED, NEWEST, OFTEN, Release, findings
 from property_tests.support.made_up_sources import edited
+from property_tests.support.release_accounting import EXPECTED, NEWEST, OFTEN, Release, findings
 from specsim.choices.chooser import replayed
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.accounting_target import MEMORY_PARTS

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from property_tests.releases.test_release_accounting import NEWEST, Release
 from property_tests.support.made_up_sources import edited
+from property_tests.support.release_accounting import NEWEST, Release
 from specsim.choices.chooser import replayed
 from specsim.engine.accounting import Held, ModelAccounting
 from specsim.engine.loop import Engine

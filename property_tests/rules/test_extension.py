@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from specsim.choices.chooser import replayed
 from specsim.engine.accounting import Memory, ModelAccounting, Observed
 from specsim.engine.accounting_target import ModelTarget

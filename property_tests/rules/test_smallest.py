@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.support.seed_bugs import EVENTS_MAX, REQUESTS_MAX, is_seed_bug
 from specsim.choices.chooser import Tape, replayed
 from specsim.choices.shrinker import Shrinker, shortlex
 from specsim.engine.accounting import Memory, ModelAccounting
@@ -24,15 +25,13 @@ from specsim.engine.accounting_target import ModelTarget
 from specsim.engine.device import Device, Launch
 from specsim.engine.request import Request
 from specsim.engine.workload import draw_scenario
-from specsim.selfcheck.canary import SEED_BUGS, sample
+from specsim.selfcheck.canary import SEED_BUGS
 from specsim.tiers.accounting.decisive_pair import decisive_pair
 from specsim.tiers.accounting.scenario_reduction import scenario_choices, without_one_item
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule, shrink, simulate
 
 SCHEDULES = 300
 IS_NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-# What the bugs that the project began with need at most: requests, and events after the first admission.
-REQUESTS_MAX, EVENTS_MAX = 2, 12
 FOR_THEIR_PAIRS = ("N01",)
 
 # Requests, events after the first admission, switches between host and device; and the pair, by event and name.
@@ -144,10 +143,6 @@ def findings_of(mutant: str) -> list[Any]:
 
 
 SHRUNK = sorted({key.split()[0] for key in SMALLEST})
-
-
-def is_seed_bug(mutant: str) -> bool:
-    return mutant.partition("-")[0] in SEED_BUGS and mutant in {each.id for each in sample()}
 
 
 def when(mutant: str) -> Any:

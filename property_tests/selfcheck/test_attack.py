@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from property_tests.attack.campaign import KINDS, attack_of
-from property_tests.attack.folder import Folder, made, snapshot
-from property_tests.attack.oracle import failures
-from property_tests.attack.runner import Attack, Ended
+from property_tests.support.attack.campaign import KINDS, attack_of
+from property_tests.support.attack.folder import Folder, made, snapshot
+from property_tests.support.attack.oracle import failures
+from property_tests.support.attack.runner import Attack, Ended
 
 ROOT = Path(__file__).parents[2]
 
 
 def attacked(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "property_tests.attack", *arguments],
+        [sys.executable, "-m", "property_tests.support.attack", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,

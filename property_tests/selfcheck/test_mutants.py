@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import typer
 
-from property_tests.cli.test_check import specsim
-from property_tests.rules.test_smallest import EVENTS_MAX, REQUESTS_MAX, is_seed_bug
+from property_tests.support.command_line import specsim
+from property_tests.support.seed_bugs import EVENTS_MAX, REQUESTS_MAX, is_seed_bug
 from specsim.choices.search_strategies import STRATEGIES
 from specsim.commands import model as commands
 from specsim.errors import UsageError

@@ -13,7 +13,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
+from specsim.replay_file import OpReplay
+from specsim.report.page.payload import Shown
 
 ROOT = Path(__file__).parents[2]
 FIXTURE = ROOT / "fixtures" / "replays" / "stale-result-of-a-retracted-request.json"
@@ -106,3 +108,33 @@ class Outline(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, tuple(name for name, _ in attrs)))
         self.links += [value or "" for name, value in attrs if name in ("href", "src", "action", "data")]
+
+
+HERE = Shown("model", "specsim replay x.json", "Reproduced, bit for bit.")
+
+
+def op_answer(**more: Any) -> dict[str, Any]:
+    tensor = {"shape": [2, 3], "data": [1, 2, 3, 4, 5, -1]}
+    return {
+        "subject": "kernel:x",
+        "where": "x.py:3",
+        "judged": True,
+        "digest": "d",
+        "violations": [{"rule": "O1", "sentence": "s", "title": "t", "expected": "out[1] = 5", "actual": "out[1] = 7"}],
+        "explanation": "the caller is wrong",
+        "inputs": {"given": tensor},
+        "expected": {"out": {"shape": [3], "data": [4, 5, 6]}},
+        "outputs": {
+            "out": {
+                "actual": {"shape": [3], "data": [4, 7, 9]},
+                "defined": [True, True, False],
+                "differs": [False, True, False],
+            }
+        },
+        **more,
+    }
+
+
+def op_replay() -> OpReplay:
+    names = dict.fromkeys(("target", "op", "subject", "where", "source_hash", "device", "signature", "title"), "model")
+    return OpReplay(**names, tier="ops", sizes={"bs": 2, "topk": 0}, tensors={}, tape=[], seed=0, rule="O1", digest="d")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from specsim.engine.accounting import DecodeResult, Held, HostFunctionError, ModelAccounting, Retracted
+from specsim.engine.accounting import DecodeResult, Held, HostFunctionError, Memory, ModelAccounting, Retracted
+from specsim.engine.accounting_target import ModelTarget
 from specsim.engine.lifecycle import State
 from specsim.engine.memory.swa import SwaAllocator, window_cursor
 from specsim.engine.request import Request
@@ -411,3 +413,20 @@ class GivesBackAPartOfAPage(ModelAccounting):
     def _evict_window(self, swa: SwaAllocator, held: Held) -> None:
         super()._evict_window(swa, held)
         held.evicted += swa.page_size > 1
+
+
+class Forgetful(ModelAccounting):
+    """Wrong: what is released is not freed; and of a large batch it knows no one to retract."""
+
+    def retract(self, batch: list[Request]) -> Any:
+        if len(batch) > 2:
+            raise ZeroDivisionError
+        return super().retract(batch)
+
+    def release(self, request: Request) -> None:
+        pass
+
+
+class ForgetfulTarget(ModelTarget):
+    def make(self, memory: Memory) -> ModelAccounting:
+        return Forgetful(memory)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from specsim.lifting.cache import Cache
 
 

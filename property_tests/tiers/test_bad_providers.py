@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from property_tests.support.forked_target import forked
 from specsim.errors import UsageError
-from specsim.isolation.frames import new_nonce
-from specsim.isolation.processes import fork
-from specsim.tiers.child import Messages, answer
 from specsim.tiers.ops.parent import OpsRequest, run_ops_suite
-from specsim.tiers.parent import Conversation, blamed
 
 PROVIDERS = """
     import os, sys, time
@@ -119,41 +113,6 @@ TOLD = {
     "mine:p_writes": ("O3", "input predict[0] is changed"),
     "mine:p_resizes": ("O3", "input predict has another shape afterwards"),
 }
-
-
-def forked(question: dict[str, Any], hang_seconds: float, _hash_seed: str = "") -> Iterator[dict[str, Any]]:
-    """As `specsim.tiers.parent.ask`, with a fork of this process for a child, which is there at once."""
-    nonce = new_nonce()
-    reader, writer = os.pipe()
-    pid = fork()
-    if pid == 0:
-        os.close(reader)
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        messages, code = Messages(writer, nonce.hex()), 1
-        try:
-            answer(question, messages)
-            messages.send("answered")
-            code = 0
-        except SystemExit as asked:
-            code = asked.code if isinstance(asked.code, int) else 0
-        finally:
-            os._exit(code)
-    os.close(writer)
-    codes: list[int] = []
-
-    def gone() -> int | None:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        codes.extend([os.waitstatus_to_exitcode(status)] if done else [])
-        return codes[0] if codes else None
-
-    try:
-        yield from blamed(Conversation(reader, nonce, gone, hang_seconds), question)
-    finally:
-        os.close(reader)
-        if not codes:
-            os.kill(pid, 9)
-            os.waitpid(pid, 0)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from property_tests.tiers.test_bad_providers import forked
+from property_tests.support.forked_target import forked
 from specsim.choices.chooser import replayed
 from specsim.cli import app
 from specsim.contracts.contract import Implementation, Tensors

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from specsim.choices.search_strategies import STRATEGIES
 
 

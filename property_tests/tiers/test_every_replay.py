@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from property_tests.tiers.test_fixtures import FILES, Release
+from property_tests.support.replay_fixtures import FILES, Release
 from specsim import cli, replay_file
 from specsim.findings.bisect.verdicts import FileQuestion, Limits, State
 from specsim.lifting.cache import open_cache

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from property_tests.cli.test_check import specsim
-from property_tests.rules.test_smallest import EVENTS_MAX, REQUESTS_MAX
+from property_tests.support.command_line import specsim
+from property_tests.support.replay_fixtures import EXPECT, FILES, Release
+from property_tests.support.seed_bugs import EVENTS_MAX, REQUESTS_MAX
 from specsim import replay_file
 from specsim.choices.chooser import replayed
 from specsim.contracts.provider import MappingProvider, Provider, Subject
@@ -22,17 +21,12 @@ from specsim.engines.sglang.accounting import SglangHostTarget
 from specsim.engines.sglang.probes import probes_of
 from specsim.engines.sglang.provider import SglangProvider
 from specsim.lifting.cache import Cache
-from specsim.lifting.source import SourceTree
 from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
 from specsim.tiers.accounting.schedules import run_schedule
 from specsim.tiers.ops.finding import case_of
 from specsim.tiers.ops.run import run_case
 from specsim.tiers.workers.probing import digest_of, run_probe
 
-Release = Callable[[str], SourceTree]
-
-FILES = sorted((Path(__file__).parents[2] / "fixtures" / "replays").glob("*.json"))
-EXPECT: dict[str, dict[str, Any]] = {file.stem: json.loads(file.read_text())["expect"] for file in FILES}
 CELLS = [(file, target) for file in FILES for target in EXPECT[file.stem] if target != "mutant"]
 
 

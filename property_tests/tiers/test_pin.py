@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.cli.test_check import WRONG, specsim
+from property_tests.support.command_line import specsim
+from property_tests.support.wrong_providers import WRONG
 from specsim import cli, replay_file, testing
 from specsim.findings.pin import source_of_test
 from specsim.replay_file import ScheduleReplay, why_not_shown

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from property_tests.cli.test_check import specsim
+from property_tests.support.command_line import specsim
 from property_tests.support.made_up_sources import MadeUpSource, cache_in
 from specsim.choices.chooser import replayed
 from specsim.engines.probe import BY_ID, WORKER_RULES, Probe

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from property_tests.attack.folder import Folder, Snapshot
-from property_tests.attack.runner import Attack, Ended, stack_of
+from property_tests.support.attack.folder import Folder, Snapshot
+from property_tests.support.attack.runner import Attack, Ended, stack_of
 
 ASPECTS = ("tracebacks", "hangs", "exit codes", "sentences", "controls", "files", "processes", "verdicts")
 STATE = "home/.local/state/specsim"  # where the checksums of what is in the cache are, apart from it

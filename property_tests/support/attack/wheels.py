@@ -9,10 +9,10 @@ import struct
 import warnings
 import zipfile
 
-from property_tests.attack import sources
-from property_tests.attack.damage import HOSTILE_TEXT, flipped
-from property_tests.attack.folder import Folder
-from property_tests.attack.runner import Attack
+from property_tests.support.attack import sources
+from property_tests.support.attack.damage import HOSTILE_TEXT, flipped
+from property_tests.support.attack.folder import Folder
+from property_tests.support.attack.runner import Attack
 
 VERSION = "1.0.0"
 WHEEL = f"sglang-{VERSION}-py3-none-any.whl"

@@ -8,9 +8,9 @@ import random
 import textwrap
 from collections.abc import Callable
 
-from property_tests.attack.folder import Folder
-from property_tests.attack.runner import Attack
 from property_tests.support import small_engine
+from property_tests.support.attack.folder import Folder
+from property_tests.support.attack.runner import Attack
 
 ENGINE = "sglang@engine"
 PLAN = small_engine.Plan(commits=1, bad=1)

@@ -8,12 +8,12 @@ import random
 from pathlib import Path
 from typing import Any
 
-from property_tests.attack import sources
-from property_tests.attack.damage import HOSTILE_TEXT, TARGETS, as_text, damaged, value
-from property_tests.attack.folder import Folder
-from property_tests.attack.runner import Attack
+from property_tests.support.attack import sources
+from property_tests.support.attack.damage import HOSTILE_TEXT, TARGETS, as_text, damaged, value
+from property_tests.support.attack.folder import Folder
+from property_tests.support.attack.runner import Attack
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "replays"
+FIXTURES = Path(__file__).parents[3] / "fixtures" / "replays"
 # A replay file names a target; running its code is for whoever names it on the command line.
 EVIL = "import pathlib\npathlib.Path('../outside/ran').write_text('a replay file chose this code')\nprovider = {}\n"
 BRIEF = ("--hang-seconds", "10")

@@ -9,15 +9,15 @@ import sys
 import time
 from collections.abc import Sequence
 
-from property_tests.attack import runner
-from property_tests.attack.campaign import KINDS, PATIENCE, Campaign, attacked, campaign, load
-from property_tests.attack.oracle import ASPECTS
+from property_tests.support.attack import runner
+from property_tests.support.attack.campaign import KINDS, PATIENCE, Campaign, attacked, campaign, load
+from property_tests.support.attack.oracle import ASPECTS
 
 TOLD_SECONDS = 30.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m property_tests.attack", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m property_tests.support.attack", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", action="append", choices=sorted(KINDS), help="only this kind; may be repeated")
     parser.add_argument("--inputs", type=int, help="so many inputs, however long they take")
@@ -94,7 +94,7 @@ def report(ran: Campaign, seed: int) -> str:
         for aspect, which in chosen:
             outcomes = ran.failed[aspect, which]
             first = min(outcomes, key=lambda outcome: (outcome.kind, outcome.index))
-            command = f"python -m property_tests.attack --kind {first.kind} --index {first.index} --seed {seed}"
+            command = f"python -m property_tests.support.attack --kind {first.kind} --index {first.index} --seed {seed}"
             lines += [
                 f"{aspect} ({len(outcomes)}): {_safe(which)}",
                 f"    {_safe(first.attack.what)[:160]}",

@@ -10,10 +10,10 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from property_tests.attack.damage import HOSTILE_TEXT, JSON_SHAPES, NUMBERS, damaged, flipped
-from property_tests.attack.folder import Folder
-from property_tests.attack.replays import FIXTURES
-from property_tests.attack.runner import Attack
+from property_tests.support.attack.damage import HOSTILE_TEXT, JSON_SHAPES, NUMBERS, damaged, flipped
+from property_tests.support.attack.folder import Folder
+from property_tests.support.attack.replays import FIXTURES
+from property_tests.support.attack.runner import Attack
 from specsim.fuzz.batches import Plan, family_weights, lots_of, strategy_weights
 from specsim.fuzz.store import Store
 from specsim.fuzz.work import Batch, BatchResult, Found, KeptTape

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from property_tests.attack import forked_children
-from property_tests.attack.folder import Folder
+from property_tests.support.attack import forked_children
+from property_tests.support.attack.folder import Folder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MEMORY_MAX = 12 << 30
 FILE_MAX = 64 << 20
 SHOWN_MAX = 4 << 20

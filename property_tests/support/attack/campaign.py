@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from property_tests.attack import options, replays, runner, sources, stores, wheels
-from property_tests.attack.folder import Folder, made, snapshot
-from property_tests.attack.oracle import Failure, failures
-from property_tests.attack.runner import Attack, Ended
+from property_tests.support.attack import options, replays, runner, sources, stores, wheels
+from property_tests.support.attack.folder import Folder, made, snapshot
+from property_tests.support.attack.oracle import Failure, failures
+from property_tests.support.attack.runner import Attack, Ended
 
 KINDS: dict[str, Callable[[random.Random, Folder], Attack]] = {
     "replays": replays.attack,

@@ -1,4 +1,6 @@
-"""The adversary: a seeded fuzzer of what specsim reads. `make attack`, or `python -m property_tests.attack --help`.
+"""The adversary: a seeded fuzzer of what specsim reads.
+
+Run it with `make attack`, or see `python -m property_tests.support.attack --help`.
 
 Kinds of input: replay files, stores of campaigns, wheels in the cache, sources of targets, and options with the
 surroundings of the process. An input is made from (seed, kind, index) alone, in a folder of its own, and one command

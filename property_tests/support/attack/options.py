@@ -7,12 +7,12 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from property_tests.attack import sources
-from property_tests.attack.damage import TARGETS
-from property_tests.attack.folder import Folder
-from property_tests.attack.replays import FIXTURES
-from property_tests.attack.runner import Attack, Output
-from property_tests.attack.stores import STORE, whole
+from property_tests.support.attack import sources
+from property_tests.support.attack.damage import TARGETS
+from property_tests.support.attack.folder import Folder
+from property_tests.support.attack.replays import FIXTURES
+from property_tests.support.attack.runner import Attack, Output
+from property_tests.support.attack.stores import STORE, whole
 
 # A command that is short and finds nothing, for hostile options to be added to.
 _CHECK = ("--only", "accounting", "--schedules", "3", "--budget-seconds", "4", "--no-shrink", "--one-core")

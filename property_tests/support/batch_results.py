@@ -1,0 +1,21 @@
+"""Results of a campaign's batches, made up."""
+
+from __future__ import annotations
+
+from specsim.fuzz.work import Batch, BatchResult, Found
+
+
+def batch(number: int = 0, shard: int = 0, target: str = "model", **fields: object) -> Batch:
+    plain = {"campaign": 7, "first": number * 10, "count": 10, "tier": "accounting", "family": "any"}
+    return Batch(shard=shard, number=number, target=target, **{**plain, "strategy": "swarm", **fields})  # type: ignore[arg-type]
+
+
+def found(signature: str = "accounting:C1:x", size: tuple[int, ...] = (1,), **fields: object) -> Found:
+    plain = {"rule": "C1", "title": "t", "severity": "leak", "reach": "default", "where": "f.py:1", "index": 3}
+    rest = {"count": 2, "replay": f"replay of size {size}", "cpu_seconds": 0.5}
+    return Found(signature=signature, tier="accounting", size=size, **{**plain, **rest, **fields})  # type: ignore[arg-type]
+
+
+def result(of: Batch, version: str = "v1", **fields: object) -> BatchResult:
+    plain = {"runs": 10, "events": 400, "seconds": 1.0, "cpu_seconds": 2.0}
+    return BatchResult(batch=of, version=version, **{**plain, **fields})  # type: ignore[arg-type]

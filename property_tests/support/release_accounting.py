@@ -1,0 +1,51 @@
+"""What the host functions of releases are expected to do, and what simulated schedules find in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from specsim.choices.chooser import seeded
+from specsim.engine.accounting import HostFunctionError
+from specsim.engine.event_log import Run
+from specsim.engine.loop import Engine, UnjudgeableError
+from specsim.engine.workload import Scenario, draw_scenario
+from specsim.engines.sglang.accounting import SglangHostTarget
+from specsim.lifting.source import SourceTree
+from specsim.rules.checker import Violation
+from specsim.rules.table import BY_ID
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+EXPECTED = json.loads((FIXTURES / "accounting.expected.json").read_text())
+SCHEDULES = 300
+NEWEST = (FIXTURES / "releases.txt").read_text().split()[-1]  # of those that every test run has
+OFTEN = (next(iter(EXPECTED)), NEWEST)  # simulated at every run; the others by `make test-releases`
+Release = Callable[[str], SourceTree]
+# The easiest reach of a defect is the one that is told.
+EASIEST_FIRST = ("default", "option", "guarded")
+
+
+def run(target: SglangHostTarget, index: int, scenario: Scenario | None = None) -> tuple[Scenario, Run] | None:
+    """One schedule: of the default swarm, or of a scenario. None when the target does not run it."""
+    chooser = seeded(0, "accounting of releases", index)
+    drawn = scenario or draw_scenario(chooser, target.features)
+    try:
+        return drawn, Engine(drawn, chooser, target.make).run()
+    except HostFunctionError as error:  # before the first event
+        violation = Violation(BY_ID[error.rule], "", error.part, "", "no exception", error.text, 0)
+        return drawn, Run((violation,), (), "", 0, 0, frozenset())
+    except UnjudgeableError:
+        return None
+
+
+def findings(target: SglangHostTarget, schedules: int = SCHEDULES) -> dict[str, str]:
+    """Signatures over many schedules, each with its easiest reach."""
+    found: dict[str, str] = {}
+    for index in range(schedules):
+        judged = run(target, index)
+        for violation in judged[1].violations if judged else ():
+            reach = target.reach(judged[0].config, violation.part) if judged else ""
+            known = found.get(violation.signature, reach)
+            found[violation.signature] = min(known, reach, key=lambda r: EASIEST_FIRST.index(r.split(":")[0]))
+    return dict(sorted(found.items()))
