@@ -6,13 +6,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import Any
 
 import pytest
 import torch
-import triton
-import triton.language as tl
-from triton.runtime import interpreter
 
 from property_tests.support.made_up_sources import edited
 from property_tests.support.release_accounting import EXPECTED, NEWEST, OFTEN, Release, findings
@@ -25,8 +21,7 @@ from specsim.engine.request import Turn
 from specsim.engine.workload import Scenario, Workload
 from specsim.engines.sglang import host_names as names
 from specsim.engines.sglang.accounting import SglangHostTarget
-from specsim.engines.sglang.memory_classes import KERNEL_SHARE, Watch, extending, runs_kernel
-from specsim.interpreter.patches import mend_ranges
+from specsim.engines.sglang.memory_classes import KERNEL_SHARE, Watch, runs_kernel
 from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
 from specsim.rules.ledger import SlotLedger
@@ -149,34 +144,6 @@ def test_a_slot_of_an_open_group_is_not_free_yet() -> None:
     with pytest.raises(HostFunctionError, match="slot") as raised:
         watch.call(pool, Pool.free, "taken_back", slots)
     assert raised.value.rule == "I22"
-
-
-@triton.jit
-def hands_out(prefix_lens, seq_lens, last_loc, free_pages, out_indices, bs_upper, page_size):
-    """A kernel of ours that counts to a number in memory."""
-    for i in range(tl.load(seq_lens)):
-        tl.store(out_indices + i, tl.load(free_pages) * page_size + i)
-
-
-def test_a_kernel_that_counts_to_a_number_in_memory_runs_with_every_interpreter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """That of Triton 3.6 makes an integer of an array of one element, which NumPy refuses from 2.4 on."""
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda _self: int([1]))  # type: ignore[call-overload]
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    given = [torch.tensor([0]), torch.tensor([3]), torch.tensor([-1]), torch.tensor([7]), torch.zeros(4).long()]
-    extend = extending(hands_out, lambda *_rest: None)
-    with pytest.raises(interpreter.InterpreterError, match="int"):
-        extend((1,), *given, 1, 4)
-    mend_ranges()
-    mend_ranges()
-    extend((1,), *given, 1, 4)
-    assert given[-1].tolist() == [28, 29, 30, 0]
 
 
 def test_the_kernel_runs_in_a_fixed_share_of_configurations() -> None:

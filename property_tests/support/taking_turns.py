@@ -7,14 +7,13 @@ One program of a launch is slow, so that the others get as far ahead of it as th
 
 from __future__ import annotations
 
-import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from specsim.choices.chooser import Chooser, seeded
-from specsim.interpreter.hooks import Access, watching
+from specsim.interpreter.triton_interpreter import Access, Launch, ProgramRun, observed
 
 STAYS = 4
 SLOWNESS = 8
@@ -24,22 +23,20 @@ TURNS_MAX = 2_000_000  # of a launch, after which its programs are said to wait 
 class _Turns:
     """Whose turn it is, among the programs that are not done."""
 
-    def __init__(self, chooser: Chooser, builder: Any) -> None:
-        self.chooser, self.builder = chooser, builder
-        self.waiting: dict[int, tuple[threading.Event, Any]] = {}
+    def __init__(self, chooser: Chooser) -> None:
+        self.chooser = chooser
+        self.waiting: dict[int, tuple[threading.Event, Callable[[], None]]] = {}
         self.alive: list[int] = []
         self.turns = 0
         self.slow = 0
         self.errors: list[BaseException] = []
         self.local = threading.local()
 
-    def run(self, programs: list[tuple[Any, Callable[[], None]]]) -> None:
+    def run(self, programs: Sequence[ProgramRun]) -> None:
         self.alive, self.turns = list(range(len(programs))), 0
         self.slow = self.chooser.choose(len(programs), "slow program")
-        self.waiting = {i: (threading.Event(), place) for i, (place, _program) in enumerate(programs)}
-        threads = [
-            threading.Thread(target=self._run_one, args=(i, program)) for i, (_place, program) in enumerate(programs)
-        ]
+        self.waiting = {i: (threading.Event(), program.enter) for i, program in enumerate(programs)}
+        threads = [threading.Thread(target=self._run_one, args=(i, p.run)) for i, p in enumerate(programs)]
         for thread in threads:
             thread.start()
         self._wake(self.chooser.choose(len(programs), "first program"))
@@ -60,10 +57,10 @@ class _Turns:
             self._wake(self.alive[self.chooser.choose(len(self.alive), "next program")])
 
     def _wait(self, i: int) -> None:
-        event, place = self.waiting[i]
+        event, enter = self.waiting[i]
         event.wait()
         event.clear()
-        self.builder.grid_idx = place
+        enter()
         if self.errors:
             raise RuntimeError("another program failed")
 
@@ -90,21 +87,21 @@ class _Turns:
             self._wait(i)
 
 
-class _Watcher:
+class _Observer:
     """Passes the turn on wherever memory is touched."""
 
     def __init__(self, turns: _Turns) -> None:
         self.turns = turns
 
-    def launch(self, kernel: str, arguments: dict[str, Any]) -> None: ...
+    def launch(self, launch: Launch) -> None: ...
 
     def program(self, number: int) -> None: ...
 
-    def read(self, access: Access) -> Any:
+    def load(self, access: Access) -> Any:
         self.turns.pass_on(int(access.addresses.flat[0]) if access.is_scalar else None)
         return access.active
 
-    def write(self, access: Access, values: Any) -> Any:
+    def store(self, access: Access, values: Any) -> Any:
         self.turns.pass_on()
         return access.active
 
@@ -117,42 +114,12 @@ class _Watcher:
 
     def overflow(self, message: str, where: str) -> None: ...
 
-    def undefined_lanes(self, values: Any, lanes: Any, where: str, *, stray: bool) -> None: ...
-
-
-class _Collected:
-    """Stands for a kernel: takes down the programs of a launch as they come, and runs them with the last one."""
-
-    def __init__(self, kernel: Any, turns: _Turns) -> None:
-        self.__globals__, self.__name__ = kernel.__globals__, kernel.__name__
-        self.__signature__ = inspect.signature(kernel)
-        self.kernel, self.turns = kernel, turns
-        self.programs: list[tuple[Any, Callable[[], None]]] = []
-
-    def __call__(self, **arguments: Any) -> None:
-        builder = self.turns.builder
-        self.programs.append((builder.grid_idx, lambda: self.kernel(**arguments)))
-        x, y, z = builder.grid_dim
-        if len(self.programs) == x * y * z:
-            self.turns.run(self.programs)
+    def undefined(self, access: Access, values: Any, lanes: Any, *, stray: bool) -> None: ...
 
 
 @contextmanager
 def taking_turns(seed: int) -> Iterator[None]:
     """Run every launch of the interpreter that way while active."""
-    from triton.runtime import interpreter
-
-    turns = _Turns(seeded(seed, "turns"), interpreter.interpreter_builder)
-    executor = interpreter.GridExecutor
-    original = executor.__call__
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.fn = _Collected(self.fn, turns)
-        return original(self, *args, **kwargs)
-
-    executor.__call__ = call
-    try:
-        with watching(_Watcher(turns)):
-            yield
-    finally:
-        executor.__call__ = original
+    turns = _Turns(seeded(seed, "turns"))
+    with observed(_Observer(turns), runner=turns.run):
+        yield

@@ -1,6 +1,6 @@
-"""Implementations against the reference: cases, red zones, comparison; and a sanitizer for any Triton kernel."""
+"""A sanitizer for any Triton kernel, memory checks and red zones, on Triton's interpreter."""
 
-from specsim.interpreter.hooks import corners
 from specsim.interpreter.sanitizer import Flaw, Report, sanitize
+from specsim.interpreter.triton_interpreter import corners
 
 __all__ = ["Flaw", "Report", "corners", "sanitize"]

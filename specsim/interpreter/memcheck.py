@@ -1,15 +1,12 @@
 """Memory checking of any Triton kernel in Triton's interpreter: out-of-bounds accesses are seen, not guessed.
 
 While the context manager is active, each launch is known with its tensors, and each lane of each load and store must
-fall into one of them. A lane that does not is recorded and neutralised: a load gives poison, a store goes nowhere; so
+fall into one of them. A lane that does not is recorded and neutralised: a load gives poison, a store has no effect; so
 a far access cannot crash the process and the test goes on. A launch that is compiled for a GPU is not seen here; red
-zones still are.
+zones still detect its writes.
 
-On request two things that no implementation may rely on are made different, too: the lanes of a load that are masked
-off and have no `other` hold poison instead of the interpreter's 0, and the programs of a launch run last one first.
-
-The interpreter's hooks have other signatures in Triton 3.6 than in 3.9; what is passed on unread here is the same in
-both.
+On request two things that no implementation may rely on differ, too: the lanes of a load that are masked off and have
+no `other` hold poison instead of the interpreter's 0, and the programs of a launch run in reverse order.
 """
 
 from __future__ import annotations
@@ -23,10 +20,9 @@ import numpy as np
 import torch
 
 from specsim.contracts.pointers import pointees
-from specsim.interpreter.hooks import source_line
-from specsim.interpreter.patches import mend_ranges
+from specsim.interpreter.launch_memory import LaunchMemory
 from specsim.interpreter.red_zones import poison_value
-from specsim.interpreter.speedups import quickened
+from specsim.interpreter.triton_interpreter import Access, Launch, observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +42,6 @@ class StrayAccess:
 
 
 @dataclass(slots=True)
-class _Launch:
-    kernel: str
-    names: list[str]
-    starts: Any  # uint64 [n], ascending
-    ends: Any
-    itemsizes: list[int]
-
-
-@dataclass(slots=True)
 class MemoryLog:
     """What memcheck saw: the first stray access of each kernel, kind and argument."""
 
@@ -70,163 +57,60 @@ class MemoryLog:
             self.strays.append(stray)
 
 
-_REPLACED: dict[Any, list[tuple[Any, str, Any]]] = {}  # by namespace of Triton's language
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorder:
-    """Stands for the scope that replaces attributes, and notes them."""
-
-    found: list[tuple[Any, str, Any]]
-
-    def set_attr(self, owner: Any, name: str, value: Any) -> None:
-        self.found.append((owner, name, value))
-
-
 @contextmanager
 def memcheck(poison: int = 0, *, lanes: bool = False, backwards: bool = False) -> Iterator[MemoryLog]:
     """Check every Triton launch made through the interpreter while active. `poison` (0 or 1) chooses what stray loads
     give, and with `lanes` what the masked-off lanes hold of loads without `other`. `backwards` runs the programs of
     each launch in reverse.
     """
-    from triton.language.semantic import TritonSemantic
-    from triton.runtime import interpreter
-
-    log = MemoryLog()
-    current: list[_Launch] = []
-    executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
-    patch_builtin = interpreter._patch_builtin
-    call, init = executor.__call__, executor._init_args_hst
-    load, store = builder.create_masked_load, builder.create_masked_store
-    set_grid_idx, semantic_load = builder.set_grid_idx, TritonSemantic.load
-    without_other = [False]
-
-    def checked_init(self: Any, args: Any, kwargs: Any) -> Any:
-        hosted = init(self, args, kwargs)
-        arguments = {**dict(zip(self.arg_names, hosted[0], strict=False)), **hosted[1]}
-        pointed_to = [tensor for arg in (*args, *kwargs.values()) for tensor in pointees(arg)]
-        arguments |= {f"what a pointer leads to ({i})": tensor for i, tensor in enumerate(pointed_to)}
-        current.append(_describe(self.fn.__name__, arguments))
-        log.launches += 1
-        return hosted
-
-    def checked_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        depth = len(current)
-        try:
-            return call(self, *args, **kwargs)
-        finally:
-            del current[depth:]
-
-    def checked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
-        stray = _stray_lanes(current[-1], ptrs.data, mask.data)
-        if stray is None:
-            loaded = load(self, ptrs, mask, other, *rest)
-        else:
-            _record(log, current[-1], "read", ptrs.data, stray)
-            inside = interpreter.TensorHandle(mask.data & ~stray, mask.dtype)
-            loaded = load(self, ptrs, inside, other, *rest)
-            loaded.data[stray] = _poison_of(loaded.data.dtype, poison)
-        if without_other[0] and not mask.data.all():
-            log.without_other.add(int(source_line().rpartition(":")[2]))
-            loaded.data[~np.broadcast_to(mask.data.astype(bool), loaded.data.shape)] = _poison_of(
-                loaded.data.dtype, poison
-            )
-        return loaded
-
-    def noting_load(self: Any, ptr: Any, mask: Any, other: Any, *rest: Any) -> Any:
-        """Triton drops an `other` of one element on the way to the interpreter, which cannot tell it from none."""
-        without_other[0] = lanes and other is None and mask is not None
-        try:
-            return semantic_load(self, ptr, mask, other, *rest)
-        finally:
-            without_other[0] = False
-
-    def from_behind(self: Any, x: int, y: int, z: int) -> Any:
-        nx, ny, nz = self.grid_dim
-        return set_grid_idx(self, nx - 1 - x, ny - 1 - y, nz - 1 - z)
-
-    def checked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        stray = _stray_lanes(current[-1], ptrs.data, mask.data)
-        if stray is not None:
-            _record(log, current[-1], "write", ptrs.data, stray)
-            mask = interpreter.TensorHandle(mask.data & ~stray, mask.dtype)
-        return store(self, ptrs, value, mask, *rest)
-
-    def patched_builtin(namespace: Any, builder: Any, scope: Any) -> None:
-        """Each launch looks through all of Triton's language for what it replaces, a third of a small launch's time; it
-        is the same each time.
-        """
-        if namespace not in _REPLACED:
-            found: list[tuple[Any, str, Any]] = []
-            patch_builtin(namespace, builder, _Recorder(found))
-            _REPLACED[namespace] = found
-        for owner, name, value in _REPLACED[namespace]:
-            scope.set_attr(owner, name, value)
-
-    mend_ranges()
-    interpreter._patch_builtin = patched_builtin
-    executor.__call__, executor._init_args_hst = checked_call, checked_init
-    builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
-    if lanes:
-        TritonSemantic.load = noting_load
-    if backwards:
-        builder.set_grid_idx = from_behind
-    try:
-        with quickened(), np.errstate(all="ignore"):  # a GPU has no warnings either
-            yield log
-    finally:
-        interpreter._patch_builtin = patch_builtin
-        executor.__call__, executor._init_args_hst = call, init
-        builder.create_masked_load, builder.create_masked_store = load, store
-        builder.set_grid_idx, TritonSemantic.load = set_grid_idx, semantic_load
+    checker = _Checker(MemoryLog(), poison, lanes)
+    with observed(checker, (lambda programs: programs[::-1]) if backwards else tuple):
+        yield checker.log
 
 
-def _describe(kernel: str, arguments: dict[str, Any]) -> _Launch:
-    tensors = sorted(
-        ((arg.data_ptr(), name, arg) for name, arg in arguments.items() if hasattr(arg, "data_ptr") and arg.numel()),
-        key=lambda item: item[:2],
-    )
-    spans = [_span_bytes(arg) for _start, _name, arg in tensors]
-    starts = np.array([start for start, _name, _arg in tensors], dtype=np.uint64)
-    return _Launch(
-        kernel,
-        [name for _start, name, _arg in tensors],
-        starts,
-        starts + np.array(spans, dtype=np.uint64),
-        [arg.element_size() for _start, _name, arg in tensors],
-    )
+class _Checker:
+    def __init__(self, log: MemoryLog, poison: int, lanes: bool) -> None:
+        self.log, self._poison, self._lanes = log, poison, lanes
+        self._kernel = ""
+        self._memory = LaunchMemory(())
 
+    def launch(self, launch: Launch) -> None:
+        self.log.launches += 1
+        self._kernel = launch.kernel
+        pointed_to = [tensor for argument in launch.passed for tensor in pointees(argument)]
+        tensors = launch.tensors | {f"what a pointer leads to ({i})": tensor for i, tensor in enumerate(pointed_to)}
+        self._memory = LaunchMemory(sorted(tensors.items(), key=lambda item: (item[1].data_ptr(), item[0])))
 
-def _span_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last."""
-    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
+    def program(self, number: int) -> None: ...
 
+    def load(self, access: Access) -> Any:
+        return self._inside(access, "read")
 
-def _stray_lanes(launch: _Launch, addresses: Any, mask: Any) -> Any:
-    """Boolean array of the active lanes that fall into no tensor, or None when there is none."""
-    addresses = addresses.astype(np.uint64, copy=False)
-    inside = np.zeros(addresses.shape, dtype=bool)
-    for start, end in zip(launch.starts, launch.ends, strict=True):
-        inside |= (addresses >= start) & (addresses < end)
-    stray = np.broadcast_to(mask, addresses.shape) & ~inside
-    return stray if stray.any() else None
+    def store(self, access: Access, values: Any) -> Any:
+        return self._inside(access, "write")
 
+    def atomic(self, access: Access, *, orders: bool) -> Any:
+        return access.active
 
-def _record(log: MemoryLog, launch: _Launch, kind: Literal["read", "write"], addresses: Any, stray: Any) -> None:
-    address = int(addresses[stray].flat[0])
-    nearest = min(
-        range(len(launch.names)),
-        key=lambda i: max(int(launch.starts[i]) - address, address - int(launch.ends[i])),
-        default=None,
-    )
-    if nearest is None:
-        log.add(StrayAccess(kind, launch.kernel, "", 0, 0))
-        return
-    itemsize = launch.itemsizes[nearest]
-    index = (address - int(launch.starts[nearest])) // itemsize
-    count = (int(launch.ends[nearest]) - int(launch.starts[nearest])) // itemsize
-    log.add(StrayAccess(kind, launch.kernel, launch.names[nearest], index, count))
+    def barrier(self) -> None: ...
+
+    def overflow(self, message: str, where: str) -> None: ...
+
+    def undefined(self, access: Access, values: Any, lanes: Any, *, stray: bool) -> None:
+        if stray or self._lanes:
+            values[lanes] = _poison_of(values.dtype, self._poison)
+        if self._lanes and not stray:
+            self.log.without_other.add(int(access.where.rpartition(":")[2]))
+
+    def _inside(self, access: Access, kind: Literal["read", "write"]) -> Any:
+        """The active lanes that fall into a tensor of the launch; one that does not is recorded."""
+        stray = access.active & ~self._memory.inside(access.addresses)
+        if not stray.any():
+            return access.active
+        element = self._memory.nearest(int(access.addresses[stray].flat[0]))
+        place = (element.tensor, element.index, element.size) if element else ("", 0, 0)
+        self.log.add(StrayAccess(kind, self._kernel, *place))
+        return access.active & ~stray
 
 
 def _poison_of(dtype: Any, which: int) -> Any:

@@ -1,8 +1,8 @@
 """A sanitizer for any Triton kernel, on a CPU: `report = sanitize(function, *tensors, outputs=("out",))`.
 
 `function` launches kernels; it may be a release's wrapper, an own one, or a lambda around `kernel[grid](...)`. It is
-run several times in Triton's interpreter on copies of its tensors, each inside a larger buffer. What it does is watched
-lane by lane (`hooks`, `shadow`), and what it leaves is compared between runs that differ in what must not matter:
+run several times in Triton's interpreter on copies of its tensors, each inside a larger buffer. Each access is checked
+lane by lane (`triton_interpreter`, `shadow`), and results of runs are compared that differ in what must not matter:
 
     out-of-bounds      a lane outside the tensors of its launch, wherever it lands; it is given poison and has no effect
     uninitialised      a load from an output that nobody has written
@@ -25,7 +25,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -33,10 +33,10 @@ import torch
 
 from specsim.contracts.contract import differing
 from specsim.errors import UsageError
-from specsim.interpreter.hooks import Access, Order, watching
-from specsim.interpreter.patches import interpreted, one_line
+from specsim.interpreter.launch_memory import LaunchMemory, span_bytes
 from specsim.interpreter.red_zones import RED_ZONE, poison_value
 from specsim.interpreter.shadow import Race, Shadow
+from specsim.interpreter.triton_interpreter import Access, Launch, Order, interpreted, observed, one_line
 
 Kind = Literal[
     "out-of-bounds",
@@ -187,7 +187,7 @@ class _Plan:
         watch = _Watch({name: guarded[name].view for name in self.outputs}, self.extra, memory, lanes)
         if interpreted():
             plain = not (memory or lanes or order is not tuple)
-            with watching(watch, lambda programs: order(self.programs(programs)), overflow=plain):
+            with observed(watch, lambda programs: order(self.programs(programs)), overflow=plain):
                 returned = self.function(*positional, **named)
         else:
             returned = self.function(*positional, **named)
@@ -264,7 +264,7 @@ def _position_names(function: Callable[..., Any], count: int) -> list[str]:
 class _Watch:
     """What is seen in one run."""
 
-    undefined: dict[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
     extra: tuple[torch.Tensor, ...]
     memory: int
     lanes: int
@@ -272,13 +272,13 @@ class _Watch:
     launches: int = 0
     without_other: set[str] = field(default_factory=set)
     kernel: str = ""
-    spans: list[tuple[int, int, str, int]] = field(default_factory=list)
+    memory_of_launch: LaunchMemory = field(default_factory=lambda: LaunchMemory(()))
     shadow: Shadow = field(default_factory=lambda: Shadow([]))
     initialised: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, tensor in self.undefined.items():
-            self.initialised[name] = np.zeros(_span_bytes(tensor), dtype=bool)
+        for name, tensor in self.outputs.items():
+            self.initialised[name] = np.zeros(span_bytes(tensor), dtype=bool)
 
     def flag(self, kind: Kind, text: str, where: str = "") -> None:
         if all((flaw.kind, flaw.where) != (kind, where) for flaw in self.flaws):
@@ -287,7 +287,7 @@ class _Watch:
     def written(self) -> dict[str, torch.Tensor | None]:
         """By output, which elements were written by kernels; None where none was, so that nobody can say."""
         written: dict[str, torch.Tensor | None] = {}
-        for name, tensor in self.undefined.items():
+        for name, tensor in self.outputs.items():
             known = self.initialised[name]
             if not known.any():
                 written[name] = None
@@ -296,16 +296,12 @@ class _Watch:
             written[name] = torch.as_strided(by_element, tensor.shape, tensor.stride(), 0).clone()
         return written
 
-    def launch(self, kernel: str, arguments: dict[str, Any]) -> None:
+    def launch(self, launch: Launch) -> None:
         self.launches += 1
-        self.kernel = kernel
-        tensors = [(name, value) for name, value in arguments.items() if hasattr(value, "data_ptr")]
-        tensors += [("extra memory", tensor) for tensor in self.extra]
-        self.spans = [
-            (tensor.data_ptr(), tensor.data_ptr() + _span_bytes(tensor), name, tensor.element_size())
-            for name, tensor in tensors
-        ]
-        self.shadow = Shadow.over([(start, end) for start, end, _name, _size in self.spans])
+        self.kernel = launch.kernel
+        extra = [("extra memory", tensor) for tensor in self.extra]
+        self.memory_of_launch = LaunchMemory([*launch.tensors.items(), *extra])
+        self.shadow = Shadow.over([(span.start, span.end) for span in self.memory_of_launch.spans])
 
     def program(self, number: int) -> None:
         self.shadow.begin(number)
@@ -316,14 +312,14 @@ class _Watch:
     def overflow(self, message: str, where: str) -> None:
         self.flag("int32-overflow", f"{self.kernel}: {message}", where)
 
-    def undefined_lanes(self, values: Any, lanes: Any, where: str, *, stray: bool) -> None:
+    def undefined(self, access: Access, values: Any, lanes: Any, *, stray: bool) -> None:
         if stray:
             values[lanes] = _poison_of(values.dtype, self.memory)
             return
         values[lanes] = _poison_of(values.dtype, 0) if self.lanes else 0  # 0 is what most hardware leaves there
-        self.without_other.add(where)
+        self.without_other.add(access.where)
 
-    def read(self, access: Access) -> Any:
+    def load(self, access: Access) -> Any:
         access = self._inside(access, "reads")
         for name, at in self._of_outputs(access):
             if not self.initialised[name][at].all():
@@ -331,7 +327,7 @@ class _Watch:
         self._races(self.shadow.read(access), access)
         return access.active
 
-    def write(self, access: Access, values: Any) -> Any:
+    def store(self, access: Access, values: Any) -> Any:
         access = self._inside(access, "writes")
         self._races(self.shadow.write(access, values), access)
         for name, at in self._of_outputs(access):
@@ -356,41 +352,29 @@ class _Watch:
 
     def _inside(self, access: Access, verb: str) -> Access:
         """The access without the lanes that fall into no tensor of the launch, which are flagged."""
-        addresses = access.addresses
-        inside = np.zeros(addresses.shape, dtype=bool)
-        for start, end, _name, _size in self.spans:
-            inside |= (addresses >= np.uint64(start)) & (addresses + np.uint64(access.itemsize) <= np.uint64(end))
+        inside = self.memory_of_launch.inside(access.addresses, access.itemsize)
         stray = access.active & ~inside
         if stray.any():
-            text = f"{self.kernel} {verb} {self._place(int(addresses[stray].flat[0]))}"
+            text = f"{self.kernel} {verb} {self._place(int(access.addresses[stray].flat[0]))}"
             self.flag("out-of-bounds", text, access.where)
-        return access._replace(active=access.active & inside)
+        return replace(access, active=access.active & inside)
 
     def _place(self, address: int) -> str:
-        spans = [span for span in self.spans if span[0] < span[1]]
-        if not spans:
+        element = self.memory_of_launch.nearest(address)
+        if element is None:
             return "memory, and was given no tensor"
-        start, end, name, size = min(spans, key=lambda span: max(span[0] - address, address - span[1]))
-        return f"element {(address - start) // size} of {name}, which has {(end - start) // size}"
+        return f"element {element.index} of {element.tensor}, which has {element.size}"
 
     def _of_outputs(self, access: Access) -> list[tuple[str, Any]]:
         """The bytes of outputs that the active lanes touch."""
         touched = []
         addresses = access.addresses[access.active].astype(np.int64)
-        for name, tensor in self.undefined.items():
+        for name, tensor in self.outputs.items():
             at = (addresses - tensor.data_ptr())[:, None] + np.arange(access.itemsize)
             at = at[(at >= 0) & (at < self.initialised[name].size)]
             if at.size:
                 touched.append((name, at))
         return touched
-
-
-def _span_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to the end of its last."""
-    if not tensor.numel():
-        return 0
-    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
 
 
 def _poison_of(dtype: Any, which: int) -> Any:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from specsim.interpreter.hooks import Access
+from specsim.interpreter.triton_interpreter import Access
 
 ALL = -1
 """In a shadow: more than one reader, or all lanes."""

@@ -20,7 +20,7 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.memory.allocator import Allocator, OutOfSlotsError, SlotWatcher
 from specsim.engines.sglang import host_names as names
 from specsim.engines.sglang.host_objects import StandInError
-from specsim.interpreter.patches import mend_ranges
+from specsim.interpreter.triton_interpreter import is_interpreted, mend_ranges
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter
 
 # One configuration in so many has its pages handed out by the release's kernel, in Triton's interpreter, which takes
@@ -118,7 +118,7 @@ def _choose_extend(lifter: Lifter, path: str, given: dict[str, Any], current: An
     kernels = [place for place in names.EXTEND_KERNELS if lifter.source.exists(place[0])]
     kernels = [place for place in kernels if place[1] in lifter.module(place[0]).definitions]
     kernel = lifter.lift(*kernels[0]).value if kernels else None
-    if type(kernel).__name__ != "InterpretedFunction":
+    if not is_interpreted(kernel):
         return lambda: on_cpu
     mend_ranges()
     by_kernel = extending(kernel, in_torch.value)

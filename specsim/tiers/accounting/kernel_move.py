@@ -71,7 +71,7 @@ def _provider(name: str, cache: Path) -> Provider:
         return MappingProvider(name, REFERENCE)
     from specsim.engines.load import load_provider
     from specsim.engines.target import parse_target
-    from specsim.interpreter.patches import mend_ranges
+    from specsim.interpreter.triton_interpreter import mend_ranges
     from specsim.lifting.cache import Cache
 
     mend_ranges()

@@ -19,8 +19,8 @@ from specsim.contracts.contract import Case, Op, Role, Tensors, WrongResultError
 from specsim.contracts.provider import NotCalledError, Subject
 from specsim.interpreter.memcheck import MemoryLog, memcheck
 from specsim.interpreter.offsets import overflow_of
-from specsim.interpreter.patches import interpreted, one_line
 from specsim.interpreter.red_zones import GuardedTensor, guarded_arguments, views
+from specsim.interpreter.triton_interpreter import interpreted, one_line
 from specsim.tiers.ops import rules
 from specsim.tiers.ops.relations import Difference, broken_relation
 from specsim.verdict import Rule

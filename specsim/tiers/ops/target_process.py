@@ -30,7 +30,7 @@ import torch
 from specsim.contracts.contract import Case, Op, Tensors
 from specsim.contracts.provider import NotCalledError, Subject
 from specsim.errors import TEXT_MAX, UsageError
-from specsim.interpreter.patches import one_line
+from specsim.interpreter.triton_interpreter import one_line
 from specsim.isolation.fork_runner import LOST
 from specsim.isolation.processes import Patience, end_fork, fork
 from specsim.tiers.ops.run import EndedError, Freedoms, Launched, LaunchHere

@@ -1,0 +1,118 @@
+"""One module names private parts of Triton's interpreter, and leaves them as they were."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+
+from specsim.engines.sglang.memory_classes import extending
+from specsim.errors import UsageError
+from specsim.interpreter.memcheck import memcheck
+from specsim.interpreter.sanitizer import sanitize
+from specsim.interpreter.triton_interpreter import corners, mend_ranges, one_line
+
+interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="replaces parts of the interpreter")
+
+ROOT = Path(__file__).parents[2]
+MAY_NAME_THEM = {"specsim/interpreter/triton_interpreter.py", "property_tests/interpreter/test_triton_interpreter.py"}
+PRIVATE = re.compile(
+    r"triton\.runtime\.interpreter|triton\.runtime import [^#\n]*interpreter|TritonSemantic"
+    r"|InterpretedFunction|InterpreterError|InterpreterBuilder|GridExecutor|interpreter_builder|_patch_lang"
+)
+
+
+def test_no_other_module_names_a_private_part_of_tritons_interpreter() -> None:
+    folders = ("specsim", "reference", "kernels", "bench", "property_tests")
+    naming = {
+        path.relative_to(ROOT).as_posix()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        if PRIVATE.search(path.read_text())
+    }
+    assert naming == MAY_NAME_THEM
+
+
+@triton.jit
+def passes_on_kernel(p_in, p_out):
+    i = tl.program_id(0)
+    tl.store(p_out + i, tl.load(p_in + i))
+
+
+@interpreted
+def test_afterwards_the_interpreter_is_as_it_was() -> None:
+    def state() -> list[Any]:
+        parts = interpreter.InterpreterBuilder, interpreter.GridExecutor, TritonSemantic, interpreter
+        return [*(dict(vars(part)) for part in parts), interpreter.interpreter_builder.options]
+
+    mend_ranges()
+    before = state()
+    tensors = torch.arange(2), torch.zeros(2, dtype=torch.int64)
+    sanitize(passes_on_kernel[(2,)], *tensors, programs=corners)
+    with memcheck(1, lanes=True, backwards=True):
+        passes_on_kernel[(2,)](*tensors)
+    with pytest.raises(ZeroDivisionError):
+        sanitize(lambda: 1 // 0)
+    with pytest.raises(RuntimeError, match="stop"), memcheck():
+        raise RuntimeError("stop")
+    assert state() == before
+
+
+@triton.jit
+def adds_kernel(p_in, p_out, BLOCK: tl.constexpr):
+    o_n = tl.arange(0, BLOCK)
+    tl.store(p_out + o_n, tl.load(p_in[0] + o_n) + tl.load(p_in[1] + o_n + 1))
+
+
+@interpreted
+def test_tensors_of_a_tuple_belong_to_the_launch_and_are_named_by_their_place() -> None:
+    pair, out = (torch.arange(4), torch.arange(4)), torch.zeros(4, dtype=torch.int64)
+    with memcheck() as log:
+        adds_kernel[(1,)](pair, out, BLOCK=4)
+    assert [str(stray) for stray in log.strays] == ["adds_kernel reads element 4 of p_in[1], which has 4"]
+    assert out[:3].tolist() == [1, 3, 5]
+
+
+@interpreted
+def test_the_error_of_a_kernel_is_shown_without_the_interpreters_wrapping() -> None:
+    with pytest.raises(interpreter.InterpreterError) as raised:
+        passes_on_kernel[(1,)](torch.arange(1), None)
+    assert "InterpreterError" not in one_line(raised.value)
+    assert one_line(UsageError("one\ntwo", "three")) == "UsageError: one"
+
+
+@triton.jit
+def hands_out(prefix_lens, seq_lens, last_loc, free_pages, out_indices, bs_upper, page_size):
+    """A kernel of ours that counts to a number in memory."""
+    for i in range(tl.load(seq_lens)):
+        tl.store(out_indices + i, tl.load(free_pages) * page_size + i)
+
+
+@interpreted
+def test_a_kernel_that_counts_to_a_number_in_memory_runs_with_every_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of Triton 3.6 makes an integer of an array of one element, which NumPy refuses from 2.4 on."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda _self: int([1]))  # type: ignore[call-overload]
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    given = [torch.tensor([0]), torch.tensor([3]), torch.tensor([-1]), torch.tensor([7]), torch.zeros(4).long()]
+    extend = extending(hands_out, lambda *_rest: None)
+    with pytest.raises(interpreter.InterpreterError, match="int"):
+        extend((1,), *given, 1, 4)
+    mend_ranges()
+    mend_ranges()
+    extend((1,), *given, 1, 4)
+    assert given[-1].tolist() == [28, 29, 30, 0]
