@@ -32,7 +32,7 @@ ALL_RELEASES := $(shell sed -n -e 's/^ *"\(.*\)",$$/\1/p' specsim/engines/sglang
 # Every file that has tests of all releases, and the table that holds what they expect.
 RELEASE_TESTS := property_tests/releases property_tests/tiers/test_workers.py property_tests/tiers/test_fixtures.py
 GPU_TESTS := property_tests/gpu property_tests/kernels property_tests/contracts/test_bulk_generators.py \
-	property_tests/reference/test_reference_agrees_with_loops.py
+	property_tests/reference/test_reference_agrees_with_the_naive_implementation.py
 
 .PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu attack nightly docs lint clean \
 	stale fixtures
@@ -77,7 +77,7 @@ sanitize-gpu: $(READY) ## every kernel on small cases under compute-sanitizer, w
 	for tool in memcheck racecheck initcheck; do \
 		echo "== $$tool"; \
 		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 99 --print-limit 20 \
-			$(BIN)/python property_tests/support/small_pass.py; \
+			$(BIN)/python property_tests/support/sanitizer_run.py; \
 	done
 
 attack: $(READY) ## hostile inputs of every kind for ATTACK_MINUTES (5), with ATTACK_SEED (0): must print 0

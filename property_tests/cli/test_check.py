@@ -192,7 +192,7 @@ def test_the_same_seed_gives_the_same_verdict_and_a_commit_hash_is_a_seed(folder
 
 
 @pytest.mark.slow
-def test_a_budget_that_is_spent_is_said_and_not_counted_as_passed(folder: Path) -> None:
+def test_a_budget_that_is_spent_is_reported_and_not_counted_as_passed(folder: Path) -> None:
     data = verdict_of(folder, "model", "--budget-seconds", "1", "--cases", "100000")
     assert data["times"]["suites"]["ops"] <= data["times"]["seconds"] < 30
     assert data["suites"][0]["cases"] >= 1

@@ -245,7 +245,7 @@ def test_a_baseline_that_is_neither_file_nor_target_is_refused(text: str, update
         check_suites.baseline_of(text, update)
 
 
-def test_what_could_not_be_judged_here_is_not_gone() -> None:
+def test_what_could_not_be_checked_here_is_not_gone() -> None:
     known = frozenset({"accounting:I01:prepare", "ops:f:f", "ops:g:g", "workers:x:W1", "accounting:I32:resolve"})
     suites = [
         Suite("ops", cases=3, judged=[Judged("f", "f", "a.py:1", 3)], not_run=[NotRun("g", "no g")]),
@@ -283,7 +283,7 @@ def test_a_baseline_lets_known_findings_pass_and_new_ones_fail(tmp_path: Path) -
 @pytest.mark.parametrize(
     "column", [Column("model", {}, "it hangs", 2, 1.0), Column("model", {"verdict": "error"}, "", 125, 1.0)]
 )
-def test_a_baseline_that_cannot_be_judged_is_no_baseline(
+def test_a_baseline_that_cannot_be_checked_is_no_baseline(
     column: Column, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(matrix, "check_one", lambda *_arguments, **_options: column)

@@ -149,7 +149,7 @@ def test_the_exit_code_says_what_the_verdict_says(verdict: Verdict, code: int) -
     assert Matrix("0", [column]).exit_code == code
 
 
-def test_what_no_tier_can_judge_is_125_and_nondeterminism_is_3(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_tier_can_check_is_125_and_nondeterminism_is_3(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from specsim import cli
     from specsim.tiers.accounting.parent import NondeterministicError
 
@@ -269,7 +269,7 @@ def test_an_exploration_that_is_stopped_counts_what_it_saw() -> None:
     assert explored.states == explorer.counted
 
 
-def test_an_interrupt_that_came_before_is_told_and_forgotten_at_the_end() -> None:
+def test_an_interrupt_that_came_before_is_reported_and_forgotten_at_the_end() -> None:
     told: list[int] = []
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -289,7 +289,7 @@ def test_an_interrupt_that_came_before_is_told_and_forgotten_at_the_end() -> Non
 # Budgets
 
 
-def test_after_its_budget_no_work_begins_and_that_is_said(tmp_path: Path) -> None:
+def test_no_work_begins_after_the_budget_and_a_line_reports_it(tmp_path: Path) -> None:
     from specsim.commands.pages import write_report
     from specsim.selfcheck import mutant_table
     from specsim.selfcheck.mutation import find
@@ -308,7 +308,7 @@ def test_after_its_budget_no_work_begins_and_that_is_said(tmp_path: Path) -> Non
     assert entry["why_not"].startswith("the time budget was spent")
 
 
-def test_a_budget_for_making_smaller_keeps_what_there_is(tmp_path: Path) -> None:
+def test_a_budget_for_shrinking_keeps_what_there_is(tmp_path: Path) -> None:
     fixture = Path(__file__).parents[2] / "fixtures" / "replays" / "session-one-token-short.json"
     stored = json.loads(fixture.read_text())
     (tmp_path / "a.json").write_text(json.dumps({**stored, "tape": [*stored["tape"], 1, 2, 3]}))

@@ -159,7 +159,7 @@ def batch(**fields: Any) -> Batch:
     return Batch(**{"campaign": 7, "shard": 0, "number": 0, "first": 0, "count": 10**6, "target": "model", **fields})
 
 
-def test_a_batch_ends_at_its_deadline_with_all_that_it_makes_smaller() -> None:
+def test_a_batch_ends_at_its_deadline_with_all_that_it_shrinks() -> None:
     made = batch(tier="accounting", family="any", strategy="swarm")
     results: list[BatchResult] = []
     took = seconds_of(lambda: results.append(run_batch_here(WrongTarget(), made, "", deadline=Deadline.after(2.0))))

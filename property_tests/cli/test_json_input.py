@@ -131,7 +131,7 @@ def test_an_entry_of_a_corpus_with_a_cost_that_no_schedule_has_is_no_tape() -> N
 # ---- where a command runs
 
 
-def test_a_working_folder_that_is_gone_is_said_to_be(
+def test_a_working_folder_that_is_gone_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "gone").mkdir()
@@ -142,7 +142,7 @@ def test_a_working_folder_that_is_gone_is_said_to_be(
     assert (ended.value.code, "the working folder cannot be used" in capsys.readouterr().err) == (2, True)
 
 
-def test_too_few_files_that_may_be_opened_are_said_to_be_too_few(tmp_path: Path) -> None:
+def test_too_few_files_that_may_be_opened_are_reported_to_be_too_few(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "specsim", "replay", "x.json"],
         cwd=tmp_path,

@@ -96,7 +96,7 @@ def test_a_cell_is_a_finding_clean_or_not_run_and_never_clean_for_want_of_a_run(
     }
 
 
-def test_an_operation_or_probe_that_was_not_judged_is_not_clean() -> None:
+def test_an_operation_or_probe_that_was_not_checked_is_not_clean() -> None:
     judged = {"op": "op", "subject": "caller:f", "where": "", "cases": 1}
     ops = column("t", [suite("ops", judged=[judged], not_run=[{"what": "op in g", "why": "not found"}])], [])
     assert cell_of(ops, "ops:op:caller:f").state == "clean"
@@ -116,7 +116,7 @@ def test_the_exit_code_is_that_of_the_worst_that_says_something(columns: list[Co
 
 
 @pytest.mark.slow
-def test_a_target_that_cannot_be_judged_costs_its_own_column(tmp_path: Path) -> None:
+def test_a_target_that_cannot_be_checked_costs_its_own_column(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import os\nprovider = {}\n")
     (tmp_path / "dying.py").write_text("import os\nos.abort()\n")
     arguments = ("mine:provider", "dying:provider", "missing:provider", "--only", "ops", "--cases", "1", "--jobs", "2")
@@ -161,7 +161,7 @@ def test_a_page_links_each_finding_to_the_fixture_that_shows_it(tmp_path: Path) 
     assert "- lost: its check ended with SIGKILL" in text
 
 
-def test_a_finding_that_no_check_met_is_told_when_its_fixture_shows_it(
+def test_a_finding_that_no_check_met_is_reported_when_its_fixture_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = json.loads((FIXTURES / "fewer-steps-than-the-launch-in-flight.json").read_text())

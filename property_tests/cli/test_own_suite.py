@@ -61,14 +61,14 @@ def message_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str
 # ---- assertions
 
 
-def test_a_mismatch_is_told_on_the_smallest_case_and_replays_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mismatch_is_reported_on_the_smallest_case_and_replays_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_matches(OPERATION, REFERENCE[OPERATION], cases=5)
     text = message_of(assert_matches, OPERATION, last_column, cases=20)
     assert "accept_index = [[0, -1]]" in text
     assert re.search(r"hit by +\d+ of 20 generated cases", text)
     found = re.fullmatch(rf" +replay +{REPLAY_VARIABLE}=(\S+) pytest (\S+)", text.splitlines()[-1])
     assert found
-    assert found[2].strip("'").endswith("::test_a_mismatch_is_told_on_the_smallest_case_and_replays_it_alone")
+    assert found[2].strip("'").endswith("::test_a_mismatch_is_reported_on_the_smallest_case_and_replays_it_alone")
     monkeypatch.setenv(REPLAY_VARIABLE, found[1])
     again = message_of(assert_matches, OPERATION, last_column)
     assert again.splitlines()[0] == f"{OPERATION}, the case of {found[1]}"
@@ -90,7 +90,7 @@ def test_a_function_that_cannot_be_called_is_refused_with_what_is_allowed() -> N
         assert_matches(OPERATION, lambda predict: predict)
 
 
-def test_a_rule_that_is_off_is_told_with_the_exact_distance() -> None:
+def test_a_rule_that_is_off_is_reported_with_the_exact_distance() -> None:
     assert_lossless(verify_chain_rejection, quick=True)
 
     def halved(**given: Any) -> Any:
@@ -118,7 +118,7 @@ def test_each_finding_of_a_target_ends_in_the_command_that_replays_it() -> None:
     ]
 
 
-def test_known_findings_are_let_pass_and_nothing_judged_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_findings_are_let_pass_and_nothing_checked_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def ends_with(*verdicts: Verdict) -> None:
         left = iter(verdicts)
         monkeypatch.setattr("specsim.testing.judge_target", lambda *_target, **_options: next(left))
@@ -284,7 +284,7 @@ def test_trees_keep_to_their_limits(data: st.DataObject, topk: int, num_steps: i
     assert max(len(tree.path(node)) for node in range(len(tree.parents))) <= num_steps + 1
 
 
-def test_the_dullest_tree_is_a_root_and_a_draft() -> None:
+def test_the_simplest_tree_is_a_root_and_a_draft() -> None:
     quick = settings(max_examples=20)
     assert find(strategies.draft_trees(), lambda _tree: True, settings=quick).parents == [-1, 0]
 

@@ -104,7 +104,7 @@ def test_a_bulk_case_fits_its_contract(name: str) -> None:
 
 @every_op
 @pytest.mark.slow(runs_one_in=4)
-def test_the_reference_accepts_bulk_cases_and_equals_its_loops(name: str) -> None:
+def test_the_reference_accepts_bulk_cases_and_equals_the_naive_implementation(name: str) -> None:
     op = OPS[name]
     for case in bulk_cases(name):
         expected = op.expected(case)
@@ -220,7 +220,7 @@ def test_deep_walks_are_frequent_in_trees_of_any_size(topk: int, num_steps: int,
 
 
 @pytest.mark.parametrize("name", SAMPLING_OPS)
-def test_laws_are_dyadic_and_drafts_can_have_been_drawn(name: str) -> None:
+def test_distributions_are_dyadic_and_drafts_can_have_been_drawn(name: str) -> None:
     case = verification(name)
     laws = [tensor * 64 for arg, tensor in case.tensors.items() if arg.endswith("_probs")]
     assert all(torch.equal(law, law.round()) for law in laws)

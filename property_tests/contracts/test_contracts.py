@@ -93,7 +93,7 @@ def test_every_case_fits_its_contract_and_passes_the_references_checks(op: Op) -
 
 
 @every_op
-def test_choosing_nothing_gives_the_dullest_case(op: Op) -> None:
+def test_choosing_nothing_gives_the_simplest_case(op: Op) -> None:
     case = op.generate(replayed(()))
     assert_fits_the_contract(op, case)
     assert case.sizes["bs"] == case.sizes["topk"] == case.sizes["num_steps"] == 1

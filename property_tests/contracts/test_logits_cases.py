@@ -54,7 +54,7 @@ def test_vocabularies_lie_beside_word_boundaries(op: Op) -> None:
     assert {case.sizes["vocab_size"] for case in seeded_cases(op.name)} == set(VOCAB_SIZES)
 
 
-def test_paths_repeat_tokens_and_both_laws_are_drawn() -> None:
+def test_paths_repeat_tokens_and_both_distributions_are_drawn() -> None:
     repeats, at_boundary, empty, differ = [], [], [], []
     for case in seeded_cases("apply_penalties"):
         tensors = case.tensors

@@ -288,7 +288,7 @@ def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
         ({}, "not installed"),
     ],
 )
-def test_what_is_missing_is_said_in_one_sentence(
+def test_what_is_missing_is_reported_in_one_sentence(
     environ: dict[str, str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environ.items():

@@ -187,19 +187,19 @@ def test_seeds_and_temperatures_make_other_outputs() -> None:
     assert len({tuple(oracle(one)) for one in turns}) == len(turns)
 
 
-def test_a_token_that_was_said_is_said_less_often() -> None:
+def test_a_penalized_token_is_drawn_less_often() -> None:
     free, penalized = oracle(turn(max_new_tokens=40)), oracle(turn(max_new_tokens=40, frequency_penalty=7))
     assert max(bincount(penalized).values()) < max(bincount(free).values())
 
 
-def test_no_end_is_said_before_min_new_tokens() -> None:
+def test_no_end_token_comes_before_min_new_tokens() -> None:
     for minimum in range(6):
         one = Turn("r0", (50,), 8, {3: EOS}, sampling=SamplingParams(min_new_tokens=minimum))
         outputs = played(CONFIG, one).visible()["r0"]
         assert len(outputs) == (4 if minimum <= 3 else 8)
 
 
-def test_the_relaxed_law_depends_on_the_schedule_and_the_exact_one_does_not() -> None:
+def test_the_relaxed_distribution_depends_on_the_schedule_and_the_exact_one_does_not() -> None:
     one = turn(max_new_tokens=30, frequency_penalty=7)
     relaxed = EngineConfig(relaxed_penalties=True, pool_slots=512)
     exact = EngineConfig(pool_slots=512)

@@ -93,7 +93,7 @@ def test_a_pause_retracts_a_request_between_parts_of_its_prefill() -> None:
     assert run.marks >= {"retract: chunk", "retract: pause", "pause", "resume", "readmission"}
 
 
-def test_the_dullest_answer_of_several_steps_reaches_the_stale_result_alone() -> None:
+def test_the_simplest_answer_of_several_steps_reaches_the_stale_result_alone() -> None:
     run = played([turn("a", 1, 4, special_at={3: EOS})], Script())
     assert run.marks & INTERLEAVINGS.keys() == {"stale_result_of_finished"}
     run = played([turn("a")], Script(), overlap=False)

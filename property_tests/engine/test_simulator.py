@@ -112,7 +112,7 @@ def test_without_overlap_no_result_is_stale(raw: bytes) -> None:
     assert not any(event.event == "stale" for event in run.log)
 
 
-def test_the_dullest_tape_is_one_request_without_incident() -> None:
+def test_the_simplest_tape_is_one_request_without_incident() -> None:
     scenario, engine, run = played(replayed([]))
     assert [turn.rid for turn in scenario.workload.turns] == ["r0"]
     assert (scenario.workload.aborts_max, scenario.workload.retractions_max) == (0, 0)
@@ -275,7 +275,7 @@ def test_every_scenario_of_the_swarm_can_be_run(raw: bytes) -> None:
     require_runnable(draw_scenario(fractional(raw)).config)
 
 
-def test_what_an_accounting_does_not_run_is_not_judged() -> None:
+def test_what_an_accounting_does_not_run_is_not_checked() -> None:
     class Refuses(ModelAccounting):
         def refuses(self, config: EngineConfig) -> str:
             return "no overlap here" if config.overlap else ""

@@ -118,7 +118,7 @@ def test_priorities_change_at_most_depth_minus_one_times() -> None:
         assert switches <= 2 + 2 * (len(values) // 8)
 
 
-def test_delay_bounding_leaves_the_dullest_schedule_at_few_places_and_reaches_all_of_them() -> None:
+def test_delay_bounding_leaves_the_simplest_schedule_at_few_places_and_reaches_all_of_them() -> None:
     strategy = DelayBounded(1, TWO_AGENTS, delays=2)
     places: Counter[int] = Counter()
     for index in range(RUNS):

@@ -101,7 +101,7 @@ def run_operations(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     return ran
 
 
-def test_the_dullest_order_is_the_one_in_which_operations_were_queued(run_operations: list[Operation]) -> None:
+def test_the_simplest_order_is_the_one_in_which_operations_were_queued(run_operations: list[Operation]) -> None:
     Engine(with_streams(draw_scenario(replayed(()))), replayed(())).run()
     assert [operation.number for operation in run_operations] == list(range(1, len(run_operations) + 1))
     assert {operation.agent for operation in run_operations} == set(AGENTS) - {"host"}

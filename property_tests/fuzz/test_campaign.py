@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from property_tests.support.batch_results import found, result
 from property_tests.support.command_line import specsim
-from property_tests.support.kills import kill_again_and_again
+from property_tests.support.killed_campaigns import kill_again_and_again
 from specsim.cli import main
 from specsim.commands import fuzz
 from specsim.engines.target import parse_target
@@ -119,7 +119,7 @@ def test_a_campaign_that_is_killed_and_goes_on_has_each_batch_once(
         assert sum(covered.runs for covered in store.coverage()) == 30
 
 
-def test_a_target_that_disappears_is_told_once_and_the_others_go_on(store: Store) -> None:
+def test_a_target_that_disappears_is_reported_once_and_the_others_go_on(store: Store) -> None:
     def answer(batch: Batch) -> BatchResult:
         if batch.target == "gone":
             raise UsageError("gone is not there", "restore it")
@@ -270,7 +270,7 @@ def test_a_campaign_says_what_is_new_and_how_to_see_it_again(folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_replay_file_that_cannot_be_written_is_told_with_the_run_that_makes_it_again(folder: Path) -> None:
+def test_a_replay_file_that_cannot_be_written_is_reported_with_the_run_that_makes_it_again(folder: Path) -> None:
     """As on a full disk: nothing half-written stays, and the store has the finding."""
     (written,) = (folder / "specsim-findings").iterdir()
     (folder / "full" / f".{written.name}.tmp").mkdir(parents=True)  # where the file is written before it has its name
@@ -440,7 +440,7 @@ def test_an_interrupt_keeps_what_was_done_and_says_how_to_go_on(tmp_path: Path, 
 
 
 def test_kills_at_random_moments_lose_nothing_and_count_nothing_twice(tmp_path: Path) -> None:
-    """`python property_tests/support/kills.py 1000` is the deep form."""
+    """`python property_tests/support/killed_campaigns.py 1000` is the deep form."""
     killed = kill_again_and_again(tmp_path, int(os.environ.get("SPECSIM_KILLS", "2")), seed=3)
     assert killed.wrong == []
     assert killed.batches > 0

@@ -211,7 +211,7 @@ def test_a_full_disk_stores_a_batch_whole_or_not_at_all(store: Store) -> None:
     assert len(store.coverage()) == 500
 
 
-def test_a_second_campaign_on_a_store_is_told_who_has_it(store: Store) -> None:
+def test_a_second_campaign_on_a_store_learns_who_has_it(store: Store) -> None:
     with pytest.raises(UsageError, match=rf"is being written by a campaign in process {os.getpid()}"):
         Store.open(store.path)
     store.close()
@@ -353,7 +353,7 @@ def read_all(path: Path, folder: Path) -> str:
     return " and ".join(said)
 
 
-def test_a_sound_store_is_reported_and_goes_on(sound: bytes, tmp_path: Path) -> None:
+def test_an_intact_store_is_reported_and_goes_on(sound: bytes, tmp_path: Path) -> None:
     (tmp_path / "c.db").write_bytes(sound)
     assert read_all(tmp_path / "c.db", tmp_path) == "report and campaign"
 

@@ -48,7 +48,7 @@ def test_a_tape_comes_back_as_it_was(kept: KeptTape) -> None:
 
 
 @given(st.binary() | st.text().map(str.encode))
-def test_bytes_that_are_no_tape_are_told_apart_and_never_raise(entry: bytes) -> None:
+def test_bytes_that_are_no_tape_are_distinguished_and_never_raise(entry: bytes) -> None:
     assert decode("model", entry, "m") in (CORRUPT, FOREIGN)
 
 
@@ -129,7 +129,7 @@ def test_who_only_reads_writes_nowhere(where: str) -> None:
     assert corpus(where).look("model") == [ONE]
 
 
-def test_a_redis_that_is_lost_half_way_is_said_once_and_gets_what_it_missed(redis_server: RedisServer) -> None:
+def test_a_redis_that_is_lost_half_way_is_reported_once_and_gets_what_it_missed(redis_server: RedisServer) -> None:
     said: list[str] = []
     sender = corpus(redis_server.url, said=said)
     sender.offer("model", [ONE])
@@ -166,7 +166,7 @@ def test_a_redis_that_is_not_there_at_the_start_costs_nothing_but_a_sentence(
     assert [kept for _ in range(4) for kept in developer.look("model")] == [TWO]
 
 
-def test_a_redis_that_refuses_is_said_with_its_reason_and_without_the_password(tmp_path: Path) -> None:
+def test_a_redis_that_refuses_is_reported_with_its_reason_and_without_the_password(tmp_path: Path) -> None:
     pytest.importorskip("redis", reason=HOW_TO_ADD)
     if shutil.which("redis-server") is None:
         pytest.skip(HOW_TO_ADD)
@@ -199,7 +199,7 @@ def test_a_place_that_is_away_is_asked_less_and_less_often(redis_server: RedisSe
     assert tries == 8  # after 1, 2, 4, ..., 32, 32 looks
 
 
-def test_without_the_package_the_command_that_adds_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_command_that_adds_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(UsageError, match=r"--corpus redis://host needs the package redis; .*'specsim\[redis\]'"):
         corpus("redis://user:secret@host")

@@ -100,7 +100,7 @@ def test_every_batch_has_one_result_and_this_machine_never_runs_more_than_it_has
     assert [future.result(timeout=0).batch.number for future in futures] == list(range(len(futures)))
 
 
-def test_a_lost_cluster_is_told_once_and_leaves_its_batches_in_their_order() -> None:
+def test_a_lost_cluster_is_reported_once_and_leaves_its_batches_in_their_order() -> None:
     cluster, here, said = Queue(slots=4), Queue(slots=1), []
     pool = pool_of(cluster, here, said)
     assert pool.width == 4

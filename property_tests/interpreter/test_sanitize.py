@@ -203,7 +203,7 @@ def test_a_flaw_names_the_line_of_the_kernel() -> None:
         assert "tl.load(p_in + o_n + 1)" in source.readlines()[int(line) - 1]
 
 
-def test_a_right_kernel_has_no_flaw_and_gives_its_result() -> None:
+def test_a_correct_kernel_has_no_flaw_and_gives_its_result() -> None:
     report = on_a_copy(launch(copy_kernel, n=N))
     assert report.flaws == ()
     assert report.launches == 1

@@ -74,7 +74,7 @@ def test_a_shape_says_how_many_drafts_are_accepted(device: str) -> None:
         assert BENCHMARK.op.expected(case)["accept_token_num"].tolist() == [shape["accepted"]] * shape["bs"]
 
 
-def test_a_shape_of_logits_says_how_many_drafts_are_accepted_and_minus_one_is_a_law() -> None:
+def test_a_shape_of_logits_says_how_many_drafts_are_accepted_and_minus_one_is_a_distribution() -> None:
     benchmark = OPERATIONS["verify_logits_greedy"]
 
     def accepted(number: int) -> list[int]:
@@ -122,7 +122,7 @@ def test_python_and_compiled_are_timed_side_by_side(tmp_path: Path, monkeypatch:
     assert compiled["not_run"] == "nothing is compiled: run specsim compile"
 
 
-def test_judging_in_bulk_is_timed_whole_and_by_parts() -> None:
+def test_checking_in_bulk_is_timed_whole_and_by_parts() -> None:
     subject = MappingProvider("reference", REFERENCE).subjects()[0][0]
     spent = differential.measure(OPS[subject.op], subject, Place("cpu", "interpreter"), rounds=1)
     assert list(spent.parts) == list(differential.PARTS)

@@ -24,7 +24,7 @@ EVERYTHING = DEVICE == "cuda" or os.environ.get("HYPOTHESIS_PROFILE") == "nightl
 
 @pytest.mark.parametrize("name", NAMES if EVERYTHING else NAMES[:2])
 @pytest.mark.slow(runs_one_in=2)
-def test_a_kernel_emits_the_targets_law(name: str) -> None:
+def test_a_kernel_emits_the_targets_distribution(name: str) -> None:
     found = distances(name, getattr(kernels, name), device=DEVICE, quick=True)
     assert found
     assert set(found.values()) == {0}
@@ -45,7 +45,7 @@ def test_coins_next_to_a_threshold_fall_on_the_references_side(name: str) -> Non
 
 
 @pytest.mark.parametrize("low_bits", [0, 5, 123])
-def test_probabilities_that_differ_by_one_bit_are_told_apart(low_bits: int) -> None:
+def test_probabilities_that_differ_by_one_bit_are_distinguished(low_bits: int) -> None:
     """The last digit of the search for a pivot: 64 neighbours around a quarter, in some order."""
     quarter = torch.tensor([0.25]).view(torch.int32) + low_bits
     rows = (quarter + torch.arange(64, dtype=torch.int32) * 37 % 64).view(torch.float32)[None].expand(8, 64) / 16

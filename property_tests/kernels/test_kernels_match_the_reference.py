@@ -345,7 +345,7 @@ def test_a_walk_over_broken_links_ends(name: str, links: dict[str, list[int]], t
 
 @ignore_nan_warnings
 @pytest.mark.parametrize("name", ["verify_tree_target_only", "verify_chain_rejection", "verify_tree_rejection"])
-def test_a_law_of_nan_accepts_nothing_and_emits_a_token_of_the_vocabulary(name: str) -> None:
+def test_a_distribution_of_nan_accepts_nothing_and_emits_a_token_of_the_vocabulary(name: str) -> None:
     op = OPS[name]
     case = op.generate(seeded(0, "nan"))
     case.tensors["target_probs"].fill_(float("nan"))

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.support.taking_turns import taking_turns
+from property_tests.support.interleaved_programs import interleaved_programs
 from specsim.choices.chooser import seeded
 from specsim.contracts.contract import Case, Op, Tensors
 from specsim.contracts.losslessness import distances
@@ -121,7 +121,7 @@ def test_half_precision_is_read_as_it_is(dtype: torch.dtype) -> None:
     assert_right(case, run(case, dtype=dtype))
 
 
-def test_coins_on_thresholds_of_dyadic_laws_fall_on_the_references_side() -> None:
+def test_coins_on_thresholds_of_dyadic_distributions_fall_on_the_references_side() -> None:
     """A law that is the same for 2, 4 or 8 tokens: every sum is exact, and every coin is on an edge or beside one."""
     edges = torch.arange(1, 9, 2) / 8
     coins = torch.cat([edges, torch.nextafter(edges, torch.zeros(())), torch.nextafter(edges, torch.ones(()))])
@@ -135,7 +135,7 @@ def test_coins_on_thresholds_of_dyadic_laws_fall_on_the_references_side() -> Non
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_row_without_a_law_accepts_nothing_and_is_followed_by_the_last_token(value: float) -> None:
+def test_a_row_without_a_distribution_accepts_nothing_and_is_followed_by_the_last_token(value: float) -> None:
     logits = random_logits(1, 40)
     logits[0] = value
     results = run(case_of(logits))
@@ -167,7 +167,7 @@ def test_programs_that_take_turns_in_any_order_give_the_references_result() -> N
     """Half of the requests are filtered, one by more than the list holds; heads are zero again after the launch."""
     top_k = torch.tensor((2**30, 5, 60), dtype=torch.int32)
     case = case_of(random_logits(3, 128), top_k=top_k)
-    with taking_turns(0):
+    with interleaved_programs(0):
         assert_right(case, run(case, splits=2))
     assert not any(bool(heads.any()) for heads in kept_scratch("verify_logits_sampled heads"))
 
@@ -188,7 +188,7 @@ def test_scratch_is_a_tenth_of_the_smallest_batchs_logits_at_most() -> None:
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="takes the interpreter long; in make nightly and on a GPU")
-def test_what_is_emitted_has_exactly_the_targets_law() -> None:
+def test_what_is_emitted_has_exactly_the_targets_distribution() -> None:
     found = distances("verify_tree_target_only", by_logits, device=DEVICE, quick=True)
     assert found
     assert set(found.values()) == {0}

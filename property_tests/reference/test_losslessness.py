@@ -72,24 +72,24 @@ def toy_off(law) -> Fraction:
 
 @every_model
 @pytest.mark.parametrize(("tokens", "parents"), [*TREES.values(), ((0,), (-1,))], ids=[*TREES, "root alone"])
-def test_target_only_sampling_has_the_targets_law_whatever_the_tree(target, drafter, tokens, parents) -> None:
+def test_target_only_sampling_has_the_targets_distribution_whatever_the_tree(target, drafter, tokens, parents) -> None:
     assert off(law_of("verify_tree_target_only", [target_only_proposal(tokens, parents, target)]), target, 3) == 0
 
 
 @every_model
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
-def test_both_chain_rules_have_the_targets_law(target, drafter, name: str, num_steps: int) -> None:
+def test_both_chain_rules_have_the_targets_distribution(target, drafter, name: str, num_steps: int) -> None:
     assert off(law_of(name, chains(name, target, drafter, num_steps)), target, num_steps + 1) == 0
 
 
 @every_model
 @pytest.mark.parametrize("families", FAMILIES.values(), ids=list(FAMILIES))
-def test_tree_rejection_has_the_targets_law(target, drafter, families) -> None:
+def test_tree_rejection_has_the_targets_distribution(target, drafter, families) -> None:
     assert off(law_of("verify_tree_rejection", rejection_proposals(target, drafter, families)), target, 3) == 0
 
 
-def test_a_tree_deeper_than_the_steps_is_cut_without_changing_the_law() -> None:
+def test_a_tree_deeper_than_the_steps_is_cut_without_changing_the_distribution() -> None:
     target, drafter = MODELS["four tokens"]
     tree = [target_only_proposal((0, 1, 0, 2), (-1, 0, 1, 1), target)]
     assert off(law_of("verify_tree_target_only", tree, num_steps=1), target, 3) == 0
@@ -155,7 +155,7 @@ def test_block_verification_emits_more_where_ratios_make_up_for_each_other() -> 
     assert block > chain
 
 
-def test_the_token_rule_accepts_the_overlap_of_both_laws() -> None:
+def test_the_token_rule_accepts_the_overlap_of_both_distributions() -> None:
     law = law_of("verify_chain_rejection", chains("verify_chain_rejection", *TOY, 1))
     assert expected_length(law) == 1 + sum(map(min, SKEWED, EAGER))
 
@@ -166,7 +166,7 @@ def test_the_token_rule_accepts_the_overlap_of_both_laws() -> None:
 @every_name
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.slow(runs_one_in=2)
-def test_reference_and_loops_are_at_distance_zero(name: str, dtype: torch.dtype) -> None:
+def test_reference_and_naive_implementation_are_at_distance_zero(name: str, dtype: torch.dtype) -> None:
     assert distance(name, BY_NAME[name].reference, dtype=dtype) == 0
     assert distance(name, BY_NAME[name].loops, dtype=dtype, quick=True) == 0
 
@@ -287,7 +287,7 @@ def test_a_decision_that_no_box_of_coins_bounds_is_refused() -> None:
         output_law(diagonal, [Proposal(ONE, None, ((), ()))], find_thresholds=True)
 
 
-def test_weights_that_are_no_law_and_results_that_are_too_few_are_refused() -> None:
+def test_weights_that_are_no_distribution_and_results_that_are_too_few_are_refused() -> None:
     half = Proposal(HALF, 0, ((HALF,),))
     with pytest.raises(ValueError, match=r"the weights of the proposals add up to 1/2; allowed: 1"):
         output_law(lambda _drafted, coins: [(0,)] * len(coins), [half])
@@ -308,7 +308,7 @@ def test_a_rule_of_ones_own_is_checked_with_its_own_thresholds() -> None:
     assert total_variation(own, target_law(lambda _prefix: law, 1)) == Fraction(1, 8)
 
 
-def test_target_laws_are_laws_and_completing_keeps_what_was_emitted() -> None:
+def test_target_distributions_are_distributions_and_completing_keeps_what_was_emitted() -> None:
     target, _ = MODELS["four tokens"]
     whole = target_law(target, 3)
     assert sum(whole.values()) == 1

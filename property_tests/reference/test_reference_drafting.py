@@ -115,7 +115,7 @@ def with_dtype(case: Case, dtype: torch.dtype) -> Tensors:
 
 
 @given(given=draftings())
-def test_a_drafting_equals_its_loops_with_nan_and_infinities(given: Drafting) -> None:
+def test_a_drafting_equals_the_naive_implementation_with_nan_and_infinities(given: Drafting) -> None:
     steps, results = draft(given)
     steps_twin, results_twin = draft(given, loops=True)
     for step, twin in zip(steps, steps_twin, strict=True):
@@ -496,7 +496,7 @@ def test_every_case_fits_its_contract_and_is_left_as_it_was(op: Op) -> None:
 
 
 @every_op
-def test_choosing_nothing_gives_the_dullest_case(op: Op) -> None:
+def test_choosing_nothing_gives_the_simplest_case(op: Op) -> None:
     case = op.generate(replayed(()))
     assert [case.sizes[name] for name in ("bs", "topk", "num_steps", "num_draft_tokens")] == [1, 1, 1, 2]
 

@@ -104,7 +104,7 @@ def test_every_case_fits_its_contract_in_few_choices(op: Op) -> None:
 
 
 @every_op
-def test_choosing_nothing_gives_the_dullest_case(op: Op) -> None:
+def test_choosing_nothing_gives_the_simplest_case(op: Op) -> None:
     case = op.generate(replayed(()))
     assert case.sizes["bs"] == case.sizes["topk"] == case.sizes["num_steps"] == 1
     assert case.sizes["num_draft_tokens"] == 2
@@ -327,7 +327,7 @@ def test_layout_of_known_sequences() -> None:
 
 
 @given(case=cases(KV_INDICES))
-def test_the_layout_equals_its_loops(case: Case) -> None:
+def test_the_layout_equals_the_naive_implementation(case: Case) -> None:
     batched, loops = draft_cache_locs_paged(**layout_of(case)), draft_cache_locs_paged_loops(**layout_of(case))
     for one, other in zip(batched, loops, strict=True):
         assert torch.equal(one, other)
@@ -538,7 +538,7 @@ def test_overlapping_moves_read_before_they_write() -> None:
 
 
 @given(case=cases(COMPACT))
-def test_aligned_eviction_frees_no_page_that_is_kept_and_equals_its_loops(case: Case) -> None:
+def test_aligned_eviction_frees_no_page_that_is_kept_and_equals_the_naive_implementation(case: Case) -> None:
     bs, ndt = case.sizes["bs"], case.sizes["num_draft_tokens"]
     rejected = torch.ones(bs * ndt, dtype=torch.bool)
     path = case.tensors["accept_index"].flatten()

@@ -153,7 +153,7 @@ def test_a_node_sees_the_history_of_its_own_path(case: Case, data: st.DataObject
 
 
 @given(case=cases(PENALTIES))
-def test_the_laws_differ_only_below_the_root_and_at_tokens_of_the_path_or_stop_tokens(case: Case) -> None:
+def test_the_distributions_differ_only_below_the_root_and_at_tokens_of_the_path_or_stop_tokens(case: Case) -> None:
     bs, ndt = case.sizes["bs"], case.sizes["num_draft_tokens"]
     exact = run(PENALTIES, case, law=EXACT)["logits"].view(bs, ndt, -1)
     relaxed = run(PENALTIES, case, law=RELAXED)["logits"].view(bs, ndt, -1)
@@ -164,7 +164,7 @@ def test_the_laws_differ_only_below_the_root_and_at_tokens_of_the_path_or_stop_t
 
 
 @given(case=cases(PENALTIES))
-def test_the_relaxed_law_reads_neither_drafts_nor_tree(case: Case) -> None:
+def test_the_relaxed_distribution_reads_neither_drafts_nor_tree(case: Case) -> None:
     chain = torch.ones_like(case.tensors["tree_mask"]).tril()
     tokens = torch.zeros_like(case.tensors["candidates"])
     other = run(PENALTIES, case, law=RELAXED, candidates=tokens, tree_mask=chain)
@@ -229,7 +229,7 @@ def params_of(bs: int, vocab_size: int, **changes: Tensor | float) -> SamplingBa
     return neutral._replace(**tensors)
 
 
-def test_a_token_drafted_again_and_again_is_held_back_by_the_exact_law_alone() -> None:
+def test_a_token_drafted_again_and_again_is_held_back_by_the_exact_distribution_alone() -> None:
     # The target prefers 3 to 4 by 1/4; after one 3 a frequency penalty of 1/2 makes it prefer 4. SGLang PR #22049.
     logits = torch.tensor([[-INFINITY, -INFINITY, -INFINITY, 5.0, 4.75]] * 4, dtype=torch.float64)
     chain, params = chain_of([0, 3, 3, 3], 5), params_of(1, 5, frequency_penalty=0.5)
@@ -310,7 +310,7 @@ def test_the_last_token_alone_falls_behind_by_the_other_accepted_tokens(steps: l
 
 
 @given(steps=STEPS.filter(len))
-def test_the_exact_law_after_a_step_is_the_one_of_the_last_accepted_node(steps: list[list[int]]) -> None:
+def test_the_exact_distribution_after_a_step_is_the_one_of_the_last_accepted_node(steps: list[list[int]]) -> None:
     *before, last = steps
     counts, length = fed(before, EXACT)
     tree = chain_of([0, *last], 5)
@@ -404,7 +404,7 @@ def test_nan_wins_or_counts_as_minus_infinity(row: list[float], highest: int, lo
 
 
 @given(case=cases(SOFTMAX))
-def test_a_softmax_is_a_law_and_forbidden_tokens_have_no_part_in_it(case: Case) -> None:
+def test_a_softmax_is_a_distribution_and_forbidden_tokens_have_no_part_in_it(case: Case) -> None:
     probs = run(SOFTMAX, in_float64(case))["probs"]
     assert torch.allclose(probs.sum(1), torch.ones(1, dtype=torch.float64), rtol=0, atol=2.0**-44)
     assert torch.equal(probs > 0, case.tensors["logits"].isfinite())
@@ -508,7 +508,7 @@ def test_padding_the_vocabulary_pads_the_result(op: Op, data: st.DataObject) -> 
 @every_row_op
 @settings(max_examples=30)
 @given(data=st.data())
-def test_relabelling_the_tokens_relabels_the_law(op: Op, data: st.DataObject) -> None:
+def test_relabelling_the_tokens_relabels_the_distribution(op: Op, data: st.DataObject) -> None:
     case = data.draw(cases(op))
     if op is ARGMAX:
         steps = torch.arange(case.sizes["vocab_size"]) / 64  # below the distance of different logits, without ties
@@ -551,7 +551,7 @@ def random_batch(seed: int, vocab_size: int = 9) -> tuple[Tensor, dict[str, Tens
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
-def test_the_exact_law_of_every_node_is_that_of_decoding_token_by_token(seed: int) -> None:
+def test_the_exact_distribution_of_every_node_is_that_of_decoding_token_by_token(seed: int) -> None:
     logits, trees, params, bitmask = random_batch(seed)
     before = logits.clone()
     probs = process_logits(logits, *trees.values(), params, EXACT, bitmask)
@@ -601,7 +601,7 @@ def test_all_steps_together_are_the_steps_one_after_the_other(seed: int, law: in
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
-def test_the_distance_of_the_laws_is_zero_at_the_root_and_without_penalties(seed: int) -> None:
+def test_the_distance_of_the_distributions_is_zero_at_the_root_and_without_penalties(seed: int) -> None:
     logits, trees, params, bitmask = random_batch(seed)
     exact, relaxed = (process_logits(logits, *trees.values(), params, law, bitmask) for law in (EXACT, RELAXED))
     assert total_variation(exact, relaxed).view(2, 4)[:, 0].tolist() == [0, 0]

@@ -150,7 +150,7 @@ def test_paths_start_at_the_root_and_end_in_padding(op: Op) -> None:
 
 
 @pytest.mark.parametrize("op", TREE_OPS, ids=lambda op: op.name)
-def test_predicts_goes_by_the_nodes_number_and_laws_and_coins_by_the_node(op: Op) -> None:
+def test_predicts_goes_by_the_nodes_number_and_distributions_and_coins_by_the_node(op: Op) -> None:
     for case in seeded_cases(op.name)[:60]:
         renumbered = case.clone()
         renumbered.tensors["retrieve_index"] = case.tensors["retrieve_index"].flip(1)
@@ -158,7 +158,7 @@ def test_predicts_goes_by_the_nodes_number_and_laws_and_coins_by_the_node(op: Op
 
 
 @pytest.mark.parametrize("op", TREE_OPS, ids=lambda op: op.name)
-def test_fewer_steps_cut_the_path_and_draw_from_the_whole_law(op: Op) -> None:
+def test_fewer_steps_cut_the_path_and_draw_from_the_whole_distribution(op: Op) -> None:
     for case in seeded_cases(op.name)[:60]:
         whole = emitted(op, case)
         cut = case.clone()
@@ -189,7 +189,7 @@ def test_cases_reach_every_accept_length_and_coins_at_the_ends(op: Op) -> None:
 
 
 @every_op
-def test_laws_are_sixty_fourths_with_zeros_and_certainties_among_them(op: Op) -> None:
+def test_distributions_are_sixty_fourths_with_zeros_and_certainties_among_them(op: Op) -> None:
     zeros = certain = 0
     for case in seeded_cases(op.name):
         laws = case.tensors["target_probs"]
@@ -202,7 +202,7 @@ def test_laws_are_sixty_fourths_with_zeros_and_certainties_among_them(op: Op) ->
 
 
 @every_op
-def test_no_choices_give_the_dullest_case_and_a_tape_gives_its_case_again(op: Op) -> None:
+def test_no_choices_give_the_simplest_case_and_a_tape_gives_its_case_again(op: Op) -> None:
     dull = op.generate(replayed(()))
     assert dull.sizes["bs"] == dull.sizes["topk"] == dull.sizes["num_steps"] == 1
     assert dull.sizes["vocab_size"] == 3
@@ -269,7 +269,7 @@ def test_a_child_of_probability_zero_is_never_accepted(verify, single: float, ac
 
 
 @target_only
-def test_rejected_siblings_are_taken_out_of_the_law(verify) -> None:
+def test_rejected_siblings_are_taken_out_of_the_distribution(verify) -> None:
     case = target_only_case(uniform_samples=torch.full((1, 4), TOP))
     for final in (0.0, 0.5, TOP, 1.0):
         assert tokens_of(verify(**case | {"uniform_final": torch.tensor([final])})) == [[2]]
@@ -277,7 +277,7 @@ def test_rejected_siblings_are_taken_out_of_the_law(verify) -> None:
 
 @target_only
 @pytest.mark.parametrize(("final", "token"), [(0.0, 0), (BELOW_QUARTER, 0), (0.25, 1), (0.5, 2), (TOP, 2)])
-def test_a_full_path_draws_from_the_whole_law(verify, final: float, token: int) -> None:
+def test_a_full_path_draws_from_the_whole_distribution(verify, final: float, token: int) -> None:
     laws = torch.tensor([[[0.25, 0.25, 0.5]] * 4])
     case = target_only_case(target_probs=laws, num_steps=1, uniform_final=torch.tensor([final]))
     assert tokens_of(verify(**case)) == [[0, token]]
@@ -329,7 +329,7 @@ def test_a_final_coin_of_one_gives_the_last_token_with_a_positive_weight(verify)
 
 
 @target_only
-def test_a_root_alone_draws_from_its_law(verify) -> None:
+def test_a_root_alone_draws_from_its_distribution(verify) -> None:
     alone = torch.tensor([[-1]])
     case = target_only_case(
         candidates=torch.tensor([[0]]),
@@ -386,7 +386,7 @@ def test_a_draft_of_probability_zero_is_rejected_whichever_model_gives_it(verify
 
 
 @both_chains
-def test_equal_laws_accept_every_draft_at_any_coin_below_one(verify) -> None:
+def test_equal_distributions_accept_every_draft_at_any_coin_below_one(verify) -> None:
     rows = torch.tensor([[[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]])
     case = chain_case(draft_probs=rows[:, :2], target_probs=rows, uniform_samples=torch.full((1, 2), TOP))
     assert tokens_of(verify(**case)) == [[0, 1, 2]]
@@ -400,7 +400,7 @@ def test_an_empty_residual_of_a_chain_gives_the_last_token_of_the_vocabulary(ver
 
 
 @both_chains
-def test_a_chain_without_drafts_draws_from_the_first_law(verify) -> None:
+def test_a_chain_without_drafts_draws_from_the_first_distribution(verify) -> None:
     case = chain_case(
         candidates=torch.tensor([[0], [1]]),
         draft_probs=torch.zeros(2, 0, 3),
@@ -425,7 +425,7 @@ def test_a_block_is_accepted_past_a_draft_that_fails_its_own_coin(verify) -> Non
 
 
 @block
-def test_a_blocks_residual_is_that_of_the_scaled_law(verify) -> None:
+def test_a_blocks_residual_is_that_of_the_scaled_distribution(verify) -> None:
     # r_1 = 1/2; r_1 p_2 - q_2 is positive at token 2 alone: 3/8 - 1/4 = 1/8, so h_1 = (1/8) / (1/8 + 1/2) = 1/5
     laws = chain_case()["target_probs"].clone()
     laws[0, 0] = torch.tensor([0.25, 0.25, 0.5])
@@ -465,7 +465,7 @@ def test_every_child_has_its_own_coin_and_the_roots_is_not_read(verify) -> None:
 
 
 @tree_rejection
-def test_a_rejected_sibling_changes_both_laws_for_the_next(verify) -> None:
+def test_a_rejected_sibling_changes_both_distributions_for_the_next(verify) -> None:
     # p - q leaves (0, 1/16, 5/16), that is (0, 1/6, 5/6); q without token 0 is (0, 1/2, 1/2): accept below 1/3
     for second, tokens in ((0.33, [1, 0]), (0.34, [2])):
         case = rejection_case(uniform_samples=torch.tensor([[0.0, 0.25, second, 0.0]]))
@@ -497,7 +497,7 @@ def test_a_child_that_the_target_excludes_is_never_accepted(verify) -> None:
 
 
 @tree_rejection
-def test_no_steps_draw_from_the_roots_law(verify) -> None:
+def test_no_steps_draw_from_the_roots_distribution(verify) -> None:
     result = verify(**rejection_case(num_steps=0, uniform_final=torch.tensor([0.125])))
     assert result.accept_index.tolist() == [[0]]
     assert tokens_of(result) == [[1]]
@@ -525,7 +525,7 @@ def test_no_steps_draw_from_the_roots_law(verify) -> None:
         ({"retrieve_next_sibling": torch.tensor([[-1, 2, 1, -1]])}, r"retrieve_next_sibling\[0, 2\] is 1; allowed"),
     ],
 )
-def test_wrong_trees_and_laws_are_refused_with_the_value_and_what_is_allowed(change, message: str) -> None:
+def test_wrong_trees_and_distributions_are_refused_with_the_value_and_what_is_allowed(change, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         verify_tree_target_only(**target_only_case(**change))
 
@@ -545,6 +545,6 @@ def test_wrong_chains_are_refused_with_the_value_and_what_is_allowed(verify, cha
         verify(**chain_case(**change))
 
 
-def test_draft_laws_of_trees_have_a_row_for_every_node() -> None:
+def test_draft_distributions_of_trees_have_a_row_for_every_node() -> None:
     with pytest.raises(ValueError, match=r"draft_probs has shape \[1, 3, 3\]; allowed: \[bs=1, rows=4, vocab_size=3\]"):
         verify_tree_rejection(**rejection_case(draft_probs=torch.zeros(1, 3, 3)))

@@ -261,7 +261,7 @@ LAWS = {
 @pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize("constrained", [False, True])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_by_coins_the_outputs_have_exactly_the_law_of_the_parameters(name: str, constrained: bool, seed: int) -> None:
+def test_the_outputs_have_exactly_the_distribution_of_the_parameters(name: str, constrained: bool, seed: int) -> None:
     length = 2
     request = replace(LAWS[name], max_new_tokens=length)
     grammar = Automaton({0: {EOS: 0, 2: 1, 3: 0, 4: 1}, 1: {STOP: 0, 2: 1, 5: 0}}, {0, 1}, V) if constrained else None

@@ -93,14 +93,14 @@ def test_the_survival_function_has_its_closed_forms(statistic: float) -> None:
     assert survival(statistic, 100) == pytest.approx(poisson, rel=1e-9)
 
 
-def test_p_values_of_a_right_sampler_are_uniform() -> None:
+def test_p_values_of_a_correct_sampler_are_uniform() -> None:
     p_values = [chi_square(tokens_of(P, 2000)(seed), TOKEN) for seed in range(1000)]
     tenths = Counter(min(int(10 * p), 9) for p in p_values)
     assert chi_square(tenths, dict.fromkeys(range(10), Fraction(1, 10))) > 0.001
     assert max(abs(sum(p <= i / 100 for p in p_values) / 1000 - i / 100) for i in range(101)) < 0.06
 
 
-def test_counts_and_laws_may_be_tensors() -> None:
+def test_counts_and_distributions_may_be_tensors() -> None:
     counts = torch.tensor([30, 25, 20, 13, 12])
     assert chi_square(counts, P) == pytest.approx(chi_square(dict(enumerate(counts.tolist())), TOKEN))
     statistic = float(((counts - 100 * P) ** 2 / (100 * P)).sum())
@@ -126,7 +126,7 @@ def test_an_outcome_that_cannot_occur_has_p_value_zero() -> None:
 # ---- laws of what is emitted
 
 
-def test_marginals_and_joints_are_laws_of_the_emitted_tokens() -> None:
+def test_marginals_and_joints_are_distributions_of_the_emitted_tokens() -> None:
     law = {(0,): Fraction(1, 4), (1, 0): Fraction(1, 4), (1, 1): Fraction(1, 2)}
     assert marginals(law, 0) == {0: Fraction(1, 4), 1: Fraction(3, 4)}
     assert marginals(law, 1) == {None: Fraction(1, 4), 0: Fraction(1, 4), 1: Fraction(1, 2)}
@@ -140,7 +140,7 @@ def test_marginals_and_joints_are_laws_of_the_emitted_tokens() -> None:
 # ---- samplers, right and wrong
 
 
-def test_a_right_sampler_passes_whatever_the_seed() -> None:
+def test_a_correct_sampler_passes_whatever_the_seed() -> None:
     for seed in range(0, 100, 2):
         assert emissions_fit(token_rule, LAW, seeds=(seed, seed + 1)).ok
         assert fits(tokens_of(P, DRAWS), TOKEN, seeds=(seed, seed + 1)).ok

@@ -336,7 +336,7 @@ def test_less_or_equal_accepts_at_coin_zero_what_the_target_never_says(patch, pr
     assert emits(right(patch[0]), proposal, *coins)[0] != 0
 
 
-def test_reversed_siblings_share_out_the_coin_in_another_order_and_by_the_same_law() -> None:
+def test_reversed_siblings_share_out_the_coin_in_another_order_and_by_the_same_distribution() -> None:
     """A child gets p(c) of its parent's coin wherever its share lies; coins tell, the law cannot."""
     wrong = patched(LOOPS, LINKS, REVERSED)
     assert distance(TARGET_ONLY, wrong) == 0

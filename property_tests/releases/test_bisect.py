@@ -189,7 +189,7 @@ def test_a_bare_repository_has_a_history_too(history: tuple[Path, list[str]], tm
 
 
 @pytest.mark.parametrize("good_is_older", [True, False])
-def test_both_ends_and_both_sides_of_the_change_are_judged_twice(
+def test_both_ends_and_both_sides_of_the_change_are_checked_twice(
     history: tuple[Path, list[str]], tmp_path: Path, good_is_older: bool
 ) -> None:
     path, commits = history
@@ -225,7 +225,7 @@ def test_labels_that_the_verdicts_contradict_are_refused(
 
 
 @pytest.mark.parametrize("end", [0, PLAN.commits - 1])
-def test_an_end_that_cannot_be_judged_is_named_with_the_reason(
+def test_an_end_that_cannot_be_checked_is_named_with_the_reason(
     history: tuple[Path, list[str]], tmp_path: Path, end: int
 ) -> None:
     path, commits = history
@@ -249,7 +249,7 @@ def test_a_verdict_that_is_not_the_same_twice_ends_the_search(
         search.run()
 
 
-def test_revisions_that_cannot_be_judged_beside_the_change_are_named(
+def test_revisions_that_cannot_be_checked_beside_the_change_are_named(
     history: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     path, commits = history
@@ -279,7 +279,7 @@ def test_a_release_in_the_middle_that_is_withdrawn_is_skipped(tmp_path: Path, mo
     ]
 
 
-def test_a_release_at_an_end_that_is_withdrawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_at_an_end_that_is_withdrawn_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def withdrawn(revision: Revision, _cache: Any) -> MadeUpSource:
         raise UsageError(f"there is no release {revision.target} that pip can find", "give another")
 
@@ -320,7 +320,7 @@ def test_the_lines_of_a_function_that_changed_are_shown_with_their_numbers_even_
     assert "+5             return b + 2" in lines
 
 
-def test_of_many_lines_those_nearest_to_what_was_judged_are_shown() -> None:
+def test_of_many_lines_those_nearest_to_what_was_checked_are_shown() -> None:
     old = MadeUpSource({"srt/a.py": "def f():\n" + "".join(f"    a{n} = 1\n" for n in range(50))})
     new = MadeUpSource({"srt/a.py": "def f():\n" + "".join(f"    a{n} = 2\n" for n in range(50))})
     judgements = [Judgement(State.GOOD, "", (Code("c", "srt/a.py:30", text),)) for text in "xy"]
@@ -400,7 +400,7 @@ def test_a_shallow_clone_says_that_its_history_is_cut(
     assert len(inside.revisions) == 2
 
 
-def test_an_end_that_cannot_be_judged_exits_as_git_asks_for(
+def test_an_end_that_cannot_be_checked_exits_as_git_asks_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cannot(*_arguments: object) -> int:

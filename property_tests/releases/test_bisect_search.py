@@ -35,7 +35,7 @@ def brute_force(history: str) -> Change:
 
 
 @given(HISTORIES)
-def test_the_change_is_the_one_that_judging_every_place_finds(history: str) -> None:
+def test_the_change_is_the_one_that_checking_every_place_finds(history: str) -> None:
     change, _ = search(history)
     assert change == brute_force(history)
     assert all(history[place] == "?" for place in change.skipped)
@@ -63,7 +63,7 @@ def test_a_history_without_gaps_takes_the_logarithm_of_its_length(zeros: int, on
 
 
 @pytest.mark.parametrize("at", [0, 10, 60, 140])
-def test_a_run_that_cannot_be_judged_costs_few_steps_unless_the_change_lies_in_it(at: int) -> None:
+def test_a_run_that_cannot_be_checked_costs_few_steps_unless_the_change_lies_in_it(at: int) -> None:
     history = "0" * 100 + "1" * 100
     history = history[: at + 1] + "?" * 30 + history[at + 31 :]
     _, asked = search(history)

@@ -138,7 +138,7 @@ def test_a_commit_whose_worker_cannot_be_read_is_not_taken_for_a_good_one(
     assert "srt/speculative/eagle_worker_v2.py" in found.skipped[1].judgement.why
 
 
-def test_a_tier_that_a_revision_does_not_have_is_said(children: Children, wheel_cache: Cache, tmp_path: Path) -> None:
+def test_a_tier_that_a_revision_lacks_is_reported(children: Children, wheel_cache: Cache, tmp_path: Path) -> None:
     build(tmp_path / "engine", Plan(commits=2, bad=1))
     places = commits_between(tmp_path / "engine", "main~1", "main")
     with pytest.raises(EndError, match=r"--bad .* cannot be judged: .* cannot be simulated: it needs alloc length"):
@@ -192,7 +192,7 @@ def asked(expected: dict[str, str], cache: Cache, out: Path) -> Question:
 
 
 @pytest.mark.slow
-def test_host_functions_are_judged_at_git_revisions_too(
+def test_host_functions_are_checked_at_git_revisions_too(
     children: Children, release: Release, wheel_cache: Cache, tmp_path: Path
 ) -> None:
     (expected,) = [e for e in EXPECTED if e.get("file") == "session-one-token-short"]

@@ -200,7 +200,7 @@ def test_an_unknown_version_is_answered_with_the_nearest_known_ones(cache: Cache
     assert len(pip.commands) == 5  # the interpreter's own tags, then one call for each Python
 
 
-def test_an_index_without_sglang_is_told_apart_from_an_unknown_version(cache: Cache) -> None:
+def test_an_index_without_sglang_is_distinguished_from_an_unknown_version(cache: Cache) -> None:
     assert "no release of sglang at all" in refusal(FakePip(PipResult(1, NO_MATCH.format("none"))), cache).problem
 
 

@@ -134,7 +134,7 @@ def test_what_cannot_be_lifted_is_named(lifter: Lifter, path: str, name: str, me
 @pytest.mark.parametrize(
     ("text", "place"), [("def f(:\n", r"srt/ops\.py:1 is not Python"), ("(" * 100_000, r"srt/ops\.py"), ("\0", "null")]
 )
-def test_source_that_is_not_python_cannot_be_judged(tmp_path: Path, text: str, place: str) -> None:
+def test_source_that_is_not_python_cannot_be_checked(tmp_path: Path, text: str, place: str) -> None:
     lifter = Lifter(MadeUpSource({"srt/ops.py": text}), cache_in(tmp_path), {})
     with pytest.raises(UsageError, match=place):
         lifter.lift("srt/ops.py", "f")

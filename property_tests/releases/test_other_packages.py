@@ -118,7 +118,7 @@ def cases(name: str, count: int = 12) -> list[Case]:
     return [OPS[name].generate(seeded(0, name, index)) for index in range(count)]
 
 
-def test_what_a_vllm_has_is_lifted_and_judged_with_the_coins_of_the_case(tmp_path: Path) -> None:
+def test_what_a_vllm_has_is_lifted_and_checked_with_the_coins_of_the_case(tmp_path: Path) -> None:
     subjects, _missing = provider(tmp_path).subjects()
     assert {subject.op for subject in subjects} == LIFTED
     for subject in subjects:
@@ -310,7 +310,7 @@ def test_of_a_wheel_only_what_is_read_is_kept_and_fetched_once(tmp_path: Path) -
     assert list(cache.folder.glob(".scratch*")) == []
 
 
-def test_a_release_that_pip_cannot_find_is_said_by_its_name(tmp_path: Path) -> None:
+def test_a_release_that_pip_cannot_find_is_reported_by_its_name(tmp_path: Path) -> None:
     def pip(_command: Any) -> PipResult:
         return PipResult(1, "ERROR: Could not find a version that satisfies (from versions: 0.9.0, 0.9.2)")
 
@@ -337,7 +337,7 @@ def drawn(law: torch.Tensor, draws: int, seed: int) -> torch.Tensor:
     return torch.stack([row.bincount(minlength=law.shape[1]) for row in rows])
 
 
-def test_counts_of_the_law_fit_and_those_of_another_do_not() -> None:
+def test_counts_of_the_distribution_fit_and_those_of_another_do_not() -> None:
     law = torch.tensor([[0.5, 0.25, 0.25, 0.0]])
     assert evidence(drawn(law, 2**16, 1), law, 2**16).fits.all()
     other = torch.tensor([[0.51, 0.24, 0.25, 0.0]])

@@ -124,7 +124,7 @@ def test_a_release_says_that_its_rehearsal_goes_on(release: Release, wheel_cache
 
 
 @pytest.mark.parametrize("version", list(EXPECTED))
-def test_without_overlap_a_release_that_has_other_workers_then_is_not_judged(version: str, target: Targets) -> None:
+def test_without_overlap_a_release_that_has_other_workers_then_is_not_checked(version: str, target: Targets) -> None:
     scenario = Scenario(EngineConfig(overlap=False), Workload((Turn("r", (3, 4), 4),)))
     assert (run(target(version), 0, scenario) is not None) == EXPECTED[version]["runs_without_overlap"]
 
@@ -318,7 +318,7 @@ def test_a_host_function_that_raises_is_a_finding_with_its_part_and_line(
 
 
 @pytest.mark.parametrize("version", list(EXPECTED))
-def test_sessions_behind_a_guard_are_told_so(version: str, target: Targets) -> None:
+def test_sessions_behind_a_guard_are_reported_as_guarded(version: str, target: Targets) -> None:
     assert target(version).reach(EngineConfig(), "session save") == EXPECTED[version]["sessions"]
 
 

@@ -104,12 +104,12 @@ def test_a_retraction_forgets_nothing() -> None:
     assert rules(laws, [5, 6, 7], {7: 1}, incarnation=3) == ["I58", "I59"]
 
 
-def test_the_relaxed_law_asks_for_no_more_than_its_bounds() -> None:
+def test_the_relaxed_distribution_asks_for_no_more_than_its_bounds() -> None:
     assert rules(Laws(EngineConfig(relaxed_penalties=True)), [5, 6], {5: 1}) == []
 
 
 @pytest.mark.slow
-def test_where_the_relaxed_law_is_on_the_device_goes_by_what_the_release_feeds(
+def test_where_the_relaxed_distribution_is_on_the_device_goes_by_what_the_release_feeds(
     release: Release, wheel_cache: Cache
 ) -> None:
     source = edited(

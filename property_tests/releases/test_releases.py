@@ -174,7 +174,7 @@ def test_a_removed_function_is_not_run_and_not_a_pass(release: Release, wheel_ca
     assert any(entry.what == "fill_bonus_tokens" and entry.why.startswith("not found") for entry in not_run)
 
 
-def test_a_kernel_that_is_itself_wrong_is_one_finding_and_its_callers_are_not_judged(
+def test_a_kernel_that_is_itself_wrong_is_one_finding_and_its_callers_are_not_checked(
     release: Release, wheel_cache: Cache
 ) -> None:
     flip = FLIPS[0]

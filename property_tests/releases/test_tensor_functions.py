@@ -128,7 +128,7 @@ def test_a_defect_edited_into_a_release_is_found(
     )
 
 
-def test_the_stand_ins_are_no_larger_for_a_large_token(release: Release, wheel_cache: Cache) -> None:
+def test_the_stubs_are_no_larger_for_a_large_token(release: Release, wheel_cache: Cache) -> None:
     """A drafter's logits with a column for each token up to the largest took all memory of the machine."""
     (names,) = [f for f in FUNCTIONS if f.name.endswith("organizing")]
     subject = SglangProvider(release(NEWEST), wheel_cache).function(names)
@@ -148,7 +148,7 @@ def test_a_new_parameter_is_not_run_and_not_a_pass(release: Release, wheel_cache
         SglangProvider(source, wheel_cache).function(ORGANIZE)
 
 
-def test_what_a_function_came_to_call_is_said_and_is_no_finding(release: Release, wheel_cache: Cache) -> None:
+def test_what_a_function_came_to_call_is_reported_and_is_no_finding(release: Release, wheel_cache: Cache) -> None:
     calls = edited(release(NEWEST), TREES, r"(\n +)(top_scores = )", r"\1a_new_thing(token_list)\1\2")
     source = edited(calls, TREES, r"\A", "from sglang.srt.new import a_new_thing\n")
     with pytest.raises(DriftError, match=r"^cannot be lifted: .* it calls a_new_thing"):

@@ -130,7 +130,7 @@ FINDING = Finding(
 LAST = RELEASES[1]  # the last release that has it
 
 
-def test_what_the_table_says_otherwise_is_said_beside_the_finding() -> None:
+def test_what_the_table_says_otherwise_is_reported_beside_the_finding() -> None:
     entry = triage_of(FINDING.signature, LAST)
     assert entry is not None
     assert contradiction(entry, FINDING, LAST) == ""

@@ -70,7 +70,7 @@ def schedules() -> list[tuple[Schedule, set[str]]]:
     return found
 
 
-def test_a_rule_is_said_to_be_asked_exactly_when_the_checker_asks_it(
+def test_a_rule_counts_as_evaluated_exactly_when_the_checker_evaluates_it(
     schedules: list[tuple[Schedule, set[str]]],
 ) -> None:
     for schedule, asked in schedules:
@@ -79,7 +79,7 @@ def test_a_rule_is_said_to_be_asked_exactly_when_the_checker_asks_it(
         assert said & WEAKER <= asked
 
 
-def test_stale_results_and_readmissions_are_told_apart_by_what_happened(
+def test_stale_results_and_readmissions_are_distinguished_by_what_happened(
     schedules: list[tuple[Schedule, set[str]]],
 ) -> None:
     for schedule, asked in schedules:

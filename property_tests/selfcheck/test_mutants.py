@@ -159,7 +159,7 @@ def test_blind_mutants_apply_and_have_ids_of_their_own() -> None:
         assert changed_source(mutant, source_of(mutant.module)) != source_of(mutant.module)
 
 
-def test_a_blind_mutant_that_is_not_found_is_said_to_be_and_fails_nothing(
+def test_a_blind_mutant_that_is_not_found_is_reported_and_fails_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, missed = Hunt(0, 3, 0.1, ("accounting:S3:resolve",)), Hunt(0, 9, 0.2, ())
@@ -273,7 +273,7 @@ def test_a_mutant_belongs_to_a_known_bug_and_names_reports_of_it() -> None:
         assert set(mutant.references) <= references[entry_of(mutant)], mutant.id
 
 
-def test_mutants_stand_in_the_order_of_their_ids() -> None:
+def test_mutants_are_ordered_by_their_ids() -> None:
     assert sorted(IDS) == IDS
 
 

@@ -127,7 +127,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("target", list(TOLD))
 @pytest.mark.slow(runs_one_in=4)
-def test_what_a_provider_does_wrong_is_told_in_one_sentence(target: str, folder: Path) -> None:
+def test_what_a_provider_does_wrong_is_reported_in_one_sentence(target: str, folder: Path) -> None:
     kind, words = TOLD[target]
     request = OpsRequest(
         target=target,

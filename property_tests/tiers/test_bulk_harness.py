@@ -89,7 +89,7 @@ def adds_one(to: str) -> Callable[[Tensors], None]:
 
 @pytest.mark.parametrize("name", {op.family: name for name, op in OPS.items()}.values())
 @pytest.mark.slow(runs_one_in=3)
-def test_the_reference_is_right_in_bulk(name: str) -> None:
+def test_the_reference_is_correct_in_bulk(name: str) -> None:
     result = judge(REFERENCE[name], name, cases=300)
     assert result.counterexample is None
     assert result.cases == 300
@@ -121,7 +121,7 @@ def test_a_defect_that_takes_two_requests_keeps_two() -> None:
     assert found.rule.id == "O1"
 
 
-def test_a_result_that_is_wrong_only_once_is_said_to_be() -> None:
+def test_a_result_that_is_wrong_only_once_is_reported() -> None:
     calls = iter(range(10**9))
 
     def now_and_then(**arguments: Any) -> Any:
@@ -147,7 +147,7 @@ def test_launches_are_a_function_of_seed_and_cases_alone_and_numbers_never_repea
     assert others[0].first > some[-1].first + some[-1].count
 
 
-def test_the_law_of_verifications_is_wide() -> None:
+def test_the_distribution_of_verifications_is_wide() -> None:
     subject = subject_of(REFERENCE["verify_tree_greedy"])
     accepted, nodes, cases, seen = 0, 0, 0, []
     for launch in bulk.launches(OP, subject, bulk.Place("cpu", "cpu"), 0, 80_000):

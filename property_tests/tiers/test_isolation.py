@@ -344,7 +344,7 @@ def test_a_hang_at_import_ends_within_its_limit(folder: Path) -> None:
     assert time.monotonic() - started < 20
 
 
-def test_a_wheel_that_cannot_be_read_is_not_judged(tmp_path: Path) -> None:
+def test_a_wheel_that_cannot_be_read_is_not_checked(tmp_path: Path) -> None:
     wheel = tmp_path / "sglang-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as made:
         made.writestr("sglang-1.0.dist-info/METADATA", "Name: sglang\nVersion: 1.0\n")

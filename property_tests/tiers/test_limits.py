@@ -95,7 +95,7 @@ def test_results_come_in_the_order_of_the_implementations_whoever_was_first() ->
     assert list(results) == [f"kernel:{op}" for op in THREE]
 
 
-def test_everything_is_judged_before_anything_is_shrunk() -> None:
+def test_everything_is_checked_before_anything_is_shrunk() -> None:
     _results, calls = judged([subject("fill_bonus_tokens", one_more), *map(right, THREE[1:])], Limits(cases=20))
     shrinking = [number for number, (_name, index) in enumerate(calls) if index < 0]
     assert shrinking
@@ -113,7 +113,7 @@ def test_without_time_each_implementation_is_named_and_none_has_passed() -> None
     assert all(result.cut_short and result.cases == 0 for result in results.values())
 
 
-def test_a_caller_of_a_wrong_kernel_is_not_judged_and_says_so() -> None:
+def test_a_caller_of_a_wrong_kernel_is_not_checked_and_says_so() -> None:
     caller = right("fill_bonus_tokens", "caller:x", needs="kernel:fill_bonus_tokens")
     results, _calls = judged([subject("fill_bonus_tokens", one_more), caller], Limits(cases=6))
     assert (results["caller:x"].cases, results["caller:x"].why_not) == (

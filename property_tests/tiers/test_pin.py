@@ -299,7 +299,7 @@ def test_a_finding_that_is_not_there_any_more_is_fixed_or_no_longer_applies(
 
 
 @pytest.mark.parametrize("name", ["bonus-token-stride", "session-tail-leak", "no-penalties-at-verification"])
-def test_a_replay_that_hangs_is_not_judged_and_never_a_finding_that_is_gone(
+def test_a_replay_that_hangs_is_not_checked_and_never_a_finding_that_is_gone(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def hang(question: dict[str, Any], *_limits: Any) -> Any:

@@ -88,7 +88,7 @@ def test_what_breaks_a_relation_is_found_without_a_reference(op: str, wrong: Cal
     assert any(difference is not None and what in difference.what for difference in found)
 
 
-def test_a_relation_is_judged_where_it_is_asked_for_and_names_its_rule() -> None:
+def test_a_relation_is_checked_where_it_is_asked_for_and_names_its_rule() -> None:
     """Right on the case itself, and wrong on the related one."""
     op = OPS["fill_bonus_tokens"]
     case = next(case for case in cases_of(op, subject_of(op.reference, op.name), 40) if case.sizes["bs"] > 1)
@@ -105,6 +105,6 @@ def test_a_relation_is_judged_where_it_is_asked_for_and_names_its_rule() -> None
     assert "last request" in violation.title or "order" in violation.title
 
 
-def test_the_dullest_case_has_no_relation_of_requests() -> None:
+def test_the_simplest_case_has_no_relation_of_requests() -> None:
     case = OPS["fill_bonus_tokens"].generate(replayed(()))
     assert [each.what for each in related_cases(OPS["fill_bonus_tokens"], case)] == ["other names for tokens and slots"]

@@ -77,7 +77,7 @@ def test_comments_and_docstrings_do_not_count_and_code_does() -> None:
 
 
 @pytest.mark.parametrize("command", ["replay", "shrink", "pin", "bisect", "report"])
-def test_a_schedule_of_an_older_simulator_is_said_to_be(
+def test_a_schedule_of_an_older_simulator_is_reported(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

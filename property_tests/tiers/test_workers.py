@@ -158,7 +158,7 @@ def test_any_tape_is_a_case(probes: Probes, tape: list[int]) -> None:
         assert drawn.tape == run.tape
 
 
-def test_a_release_that_applies_none_has_no_feed_to_judge(release: Release, wheel_cache: Cache) -> None:
+def test_a_release_that_applies_none_has_no_feed_to_check(release: Release, wheel_cache: Cache) -> None:
     _probes, not_run = probes_of(release(OLDEST), wheel_cache)
     assert {entry.what for entry in not_run} == {FEED, RETRACTION}
     assert all("feeds no penalizers" in entry.why for entry in not_run)
@@ -172,7 +172,7 @@ def test_a_source_without_these_functions_is_not_run_and_not_a_pass(tmp_path: Pa
     assert all(isinstance(entry, NotRun) and entry.why for entry in not_run)
 
 
-def test_a_name_without_a_stand_in_is_not_run_and_no_finding(release: Release, wheel_cache: Cache) -> None:
+def test_a_name_without_a_stub_is_not_run_and_no_finding(release: Release, wheel_cache: Cache) -> None:
     source = edited(release(AFTER_THE_PATCH), ["forward_batch.x = a_name_of_a_later_release(forward_batch)"])
     result = multi_layer(source, wheel_cache)[PREFILL]
     assert (result.cases, result.findings) == (0, [])
@@ -201,7 +201,7 @@ READ = (
 
 
 @pytest.mark.slow
-def test_a_function_that_hangs_or_dies_is_a_finding_and_the_others_are_judged(release: Release, tmp_path: Path) -> None:
+def test_a_function_that_hangs_or_dies_is_a_finding_and_others_are_checked(release: Release, tmp_path: Path) -> None:
     source = edited(release(AFTER_THE_PATCH), ["while True: pass"], PREFILL)
     source = edited(source, ["__import__('os').abort()"], DECODE)
     for name in source.paths("srt"):

@@ -118,7 +118,7 @@ class _Observer:
 
 
 @contextmanager
-def taking_turns(seed: int) -> Iterator[None]:
+def interleaved_programs(seed: int) -> Iterator[None]:
     """Run every launch of the interpreter that way while active."""
     turns = _Turns(seeded(seed, "turns"))
     with observed(_Observer(turns), runner=turns.run):

@@ -375,7 +375,7 @@ def test_what_a_fork_does_not_copy_is_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("law", [{"sampling": SamplingParams()}, {"return_logprob": True}], ids=str)
-def test_a_request_with_a_law_is_refused(law: dict[str, Any]) -> None:
+def test_a_request_with_a_distribution_is_refused(law: dict[str, Any]) -> None:
     scope = scope_named("one-request")
     (turn,) = scope.scenario.workload.turns
     workload = replace(scope.scenario.workload, turns=(replace(turn, **law),))

@@ -62,7 +62,7 @@ def test_a_known_release_has_not_drifted_and_nothing_has_to_be_added(functions: 
     assert {drift.function.tier for drift in found} == {"ops", "accounting", "workers"}
 
 
-def test_a_changed_body_is_told_by_its_hash_and_needs_nothing(release: Release, wheel_cache: Cache) -> None:
+def test_a_changed_body_is_reported_by_its_hash_and_needs_nothing(release: Release, wheel_cache: Cache) -> None:
     source = edited(release(VERSION), INPUT, "r.decode_batch_idx += 1", "r.decode_batch_idx += 1 + 0")
     found, todo = beside(source, wheel_cache)
     changed = {key for key, drift in found.items() if drift.state == "changed"}

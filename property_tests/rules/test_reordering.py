@@ -68,7 +68,7 @@ def test_every_event_belongs_to_one_step_of_its_agent(first: _Ran) -> None:
 @few
 @given(schedules)
 @example(ran(163))  # the device runs a prefill between the preparation of a step and its launch
-def test_every_other_order_is_one_that_the_sound_model_can_have(first: _Ran) -> None:
+def test_every_other_order_is_one_that_the_unchanged_model_can_have(first: _Ran) -> None:
     log = first.run.log
     swaps = [(one.start, orders) for one, _two, orders in _between_agents(first.engine.steps)][:8]
     for one, _two, orders in list(_around_launches(first.engine.steps, first.engine.late))[:8]:

@@ -48,7 +48,7 @@ def assert_equal_results(op: Op, actual: Tensors, expected: Tensors) -> None:
 
 @every_op
 @pytest.mark.slow(runs_one_in=2)
-def test_the_reference_equals_its_loops_on_every_element(op: Op) -> None:
+def test_the_reference_equals_the_naive_implementation_on_every_element(op: Op) -> None:
     @given(case=cases(op))
     def holds(case: Case) -> None:
         twin = results(op, op.loops, case, "cpu", torch.float32)
@@ -63,7 +63,7 @@ def test_the_reference_equals_its_loops_on_every_element(op: Op) -> None:
     ids=lambda op: op.name,
 )
 @pytest.mark.slow(runs_one_in=2)
-def test_the_reference_equals_its_loops_in_double_precision_too(op: Op) -> None:
+def test_the_reference_equals_the_naive_implementation_in_double_precision_too(op: Op) -> None:
     @given(case=cases(op))
     def holds(case: Case) -> None:
         twin = results(op, op.loops, case, "cpu", torch.float64)
@@ -75,7 +75,7 @@ def test_the_reference_equals_its_loops_in_double_precision_too(op: Op) -> None:
 @every_op
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_reference_on_a_gpu_equals_its_loops_on_the_cpu(op: Op, dtype: torch.dtype) -> None:
+def test_the_reference_on_a_gpu_equals_the_naive_implementation_on_the_cpu(op: Op, dtype: torch.dtype) -> None:
     for index in range(100):
         case = op.generate(seeded(0, "on a GPU", op.name, index))
         twin = results(op, op.loops, case, "cpu", dtype)
@@ -89,7 +89,7 @@ def test_the_reference_on_a_gpu_equals_its_loops_on_the_cpu(op: Op, dtype: torch
 
 
 @every_op
-def test_the_twins_have_one_signature_and_the_contracts_names(op: Op) -> None:
+def test_reference_and_naive_implementation_have_one_signature_and_the_contracts_names(op: Op) -> None:
     batched, loops = inspect.signature(op.reference), inspect.signature(op.loops)
     assert batched == loops
     outputs = {arg.name for arg in op.outputs}

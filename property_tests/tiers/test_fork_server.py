@@ -100,7 +100,7 @@ def test_a_target_that_dies_or_hangs_ends_its_question_and_no_other(warm: WarmCh
     assert last(warm.ask(question(folder, "right"), 20))["subjects"][0]["rule"] == ""
 
 
-def test_bad_input_is_said_and_the_child_goes_on(warm: WarmChild, folder: Path) -> None:
+def test_bad_input_is_reported_and_the_child_goes_on(warm: WarmChild, folder: Path) -> None:
     with pytest.raises(UsageError, match=r"has no 'Named\.missing'"):
         last(warm.ask(question(folder, "missing"), 20))
     assert last(warm.ask(question(folder, "right"), 20))["subjects"][0]["cases"] == 3

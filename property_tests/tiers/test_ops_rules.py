@@ -155,7 +155,7 @@ def test_a_defect_is_reported_for_the_users_who_are_hit_first() -> None:
     assert result.counterexample.case.sizes["num_steps"] == 2
 
 
-def test_configurations_that_are_not_accepted_are_not_judged() -> None:
+def test_configurations_that_are_not_accepted_are_not_checked() -> None:
     def accepts_chains_and_fails(predict: Any, accept_index: Any, accept_lens: Any) -> Any:
         raise AssertionError("never called")
 
@@ -164,7 +164,7 @@ def test_configurations_that_are_not_accepted_are_not_judged() -> None:
     assert (result.cases, result.failures) == (0, [])
 
 
-def test_a_call_that_is_not_made_is_not_judged() -> None:
+def test_a_call_that_is_not_made_is_not_checked() -> None:
     def does_not_call(_sizes: Any, _tensors: Tensors) -> Tensors:
         raise NotCalledError("idle")
 
@@ -182,7 +182,9 @@ def test_a_spent_budget_stops_after_one_case() -> None:
 @pytest.mark.parametrize("implementations", [REFERENCE, LOOPS], ids=["reference", "loops"])
 @pytest.mark.parametrize("op", list(OPS))
 @pytest.mark.slow(runs_one_in=3)
-def test_the_reference_and_its_loops_have_no_finding(op: str, implementations: dict[str, Implementation]) -> None:
+def test_reference_and_naive_implementation_have_no_finding(
+    op: str, implementations: dict[str, Implementation]
+) -> None:
     assert judged(subject_of(op, implementations[op]), cases=30).failures == []
 
 
@@ -221,7 +223,7 @@ def test_the_digest_covers_the_inputs() -> None:
     assert corrupt(lambda _tensors: None) == corrupt(lambda _tensors: None) != corrupt(other_token)
 
 
-def test_all_zero_choices_give_the_dullest_case() -> None:
+def test_all_zero_choices_give_the_simplest_case() -> None:
     for op in OPS.values():
         sizes = op.generate(replayed(())).sizes
         assert sizes["bs"] == 1

@@ -1,6 +1,6 @@
 """Kills processes of short campaigns, `kill -9` at random moments, and then looks at what the store holds.
 
-    python property_tests/support/kills.py KILLS [SEED]
+    python property_tests/support/killed_campaigns.py KILLS [SEED]
 
 A campaign of small batches is run by two workers. Again and again a process of it is picked (the one that has the
 store, a child that has the target, a fork of that child) and killed; when it was the first, the campaign goes on with

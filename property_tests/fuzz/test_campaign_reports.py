@@ -314,7 +314,7 @@ def test_more_runs_are_never_shown_lighter(one: int, other: int) -> None:
     assert 1 <= shade(min(one, other), most) <= shade(most, most) <= 8
 
 
-def test_spans_are_told_in_two_units() -> None:
+def test_spans_are_reported_in_two_units() -> None:
     assert [span(s) for s in (0.5, 59, 61, 3600, 7384, 90000)] == [
         "0.5 s",
         "59 s",

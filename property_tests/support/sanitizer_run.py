@@ -1,6 +1,6 @@
 """Run as a program: launch every kernel once or twice on small cases and compare with the reference, and nothing else.
 
-    compute-sanitizer --tool memcheck python property_tests/support/small_pass.py [OPERATION ...]
+    compute-sanitizer --tool memcheck python property_tests/support/sanitizer_run.py [OPERATION ...]
 
 Made for NVIDIA's sanitizer, which finds wrong addresses, races in shared memory and reads of unwritten memory on the
 device. Cases are made on the CPU, so that few other kernels are watched. Ends with 1 if a result is wrong. Without a

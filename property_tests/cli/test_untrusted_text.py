@@ -40,7 +40,7 @@ def test_text_that_is_no_command_stays_as_it_is() -> None:
         assert visible(text) == text
 
 
-def test_a_line_that_is_told_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_that_is_reported_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     tell(HOSTILE)
     tell(HOSTILE, err=True)
     printed = capsys.readouterr()

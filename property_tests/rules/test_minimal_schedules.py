@@ -219,7 +219,7 @@ def test_a_race_between_host_and_device_is_named_by_the_step_of_each(monkeypatch
     assert pair[1].event in ("prefill", "verify")
 
 
-def test_the_sound_model_has_nothing_to_shrink() -> None:
+def test_the_unchanged_model_has_nothing_to_shrink() -> None:
     result = simulate(ModelTarget(), seed=0, schedules=50, deadline=float("inf"), on_schedule=lambda _index: None)
     assert result.findings == []
 
