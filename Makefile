@@ -27,7 +27,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 READY := .venv/.ready
 TORCH_PIN := $(shell grep '^torch==' constraints.txt)
 RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
-ALL_RELEASES := $(shell sed -n -e 's/^ *"\(.*\)",$$/\1/p' specsim/engines/sglang/releases.py)
+ALL_RELEASES := $(shell sed -e 's/#.*//' specsim/engines/sglang/releases.txt)
 
 # Every file that has tests of all releases, and the table that holds what they expect.
 RELEASE_TESTS := property_tests/releases property_tests/tiers/test_workers.py property_tests/tiers/test_fixtures.py

@@ -15,7 +15,7 @@ import pytest
 from property_tests.support.command_line import specsim
 from property_tests.support.wrong_providers import WRONG
 from specsim.cli import main
-from specsim.engines.sglang.triage import triage_of
+from specsim.engines.triage import triage_of
 from specsim.lifting.cache import Cache
 
 MISBEHAVING = """
@@ -304,7 +304,7 @@ def test_a_finding_of_a_release_is_found_and_replayed_through_the_command_line(
     cache = str(wheel_cache.folder)
     data = verdict_of(folder, f"sglang=={version}", "--only", "ops", "--cases", "3", SPECSIM_CACHE_DIR=cache)
     found = {finding["signature"]: finding for finding in data["findings"]}
-    assert all(triage_of(signature, version) for signature in found)
+    assert all(triage_of("sglang", signature, version) for signature in found)
     finding = found["ops:fill_bonus_tokens:caller:EAGLEWorkerV2.verify"]
     assert finding["reach"].startswith("guarded:")
     assert "caller" in finding["title"]

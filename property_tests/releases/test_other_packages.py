@@ -19,11 +19,11 @@ from specsim.contracts.frequencies import MIN_P, evidence
 from specsim.contracts.registry import FOREIGN, OPS
 from specsim.engines.flashinfer.launcher import headers, known_headers
 from specsim.engines.load import load_provider
-from specsim.engines.package_triage import NEW, TABLE, triage_line
 from specsim.engines.packages import cached_packages, fetch_package
 from specsim.engines.registry import ENGINES
 from specsim.engines.sgl_kernel import OPERATIONS, find_library
 from specsim.engines.target import PACKAGES, parse_target
+from specsim.engines.triage import TABLE, triage_of
 from specsim.engines.vllm.operations import IMPLEMENTATIONS, SAMPLER, UTILS, CoinTorch
 from specsim.engines.vllm.provider import VllmProvider
 from specsim.errors import UsageError
@@ -323,10 +323,11 @@ def test_every_package_has_an_entry_of_what_is_kept() -> None:
 
 
 def test_a_finding_of_a_package_is_known_or_new() -> None:
-    assert all(known.references for known in TABLE)
     known = "ops:verify_tree_target_only:kernel:verify_tree_target_only"
-    assert triage_line("sgl-kernel", known).startswith("known: a child")
-    assert triage_line("vllm", known) == NEW
+    entry = triage_of("sgl-kernel", known, None)
+    assert entry is not None
+    assert entry.line.startswith("known: a child")
+    assert triage_of("vllm", known, None) is None
 
 
 # Counting
@@ -385,7 +386,7 @@ def test_a_release_of_vllm_shows_what_the_table_says(version: str) -> None:
     if ("vllm", version) not in cached_packages(cache):
         pytest.skip(f"vllm=={version} is not in the cache: specsim targets --fetch vllm=={version}")
     subjects, _missing = load_provider(parse_target(f"vllm=={version}"), cache).subjects()
-    known = {known.signature for known in TABLE if known.package == "vllm"}
+    known = {entry.signature for entry in TABLE["vllm"]}
     for subject in subjects:
         if f"ops:{subject.op}:{subject.name}" in known:
             continue

@@ -20,7 +20,7 @@ from specsim.choices.chooser import replayed
 from specsim.contracts.registry import OPS
 from specsim.engines.sglang.operations import FUNCTIONS, logits
 from specsim.engines.sglang.provider import SglangProvider
-from specsim.engines.sglang.releases import RELEASES
+from specsim.engines.sglang.releases import RELEASES, load
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import find_function, parse_module
 from specsim.lifting.source import SourceTree
@@ -195,3 +195,17 @@ def test_make_test_releases_runs_every_file_that_has_tests_of_all_releases() -> 
         if "--all-releases" in text or ("expected.json" in text and "release: Release" in text):
             places = {path.relative_to(folder.parent).as_posix(), path.parent.relative_to(folder.parent).as_posix()}
             assert places & set(listed.split()), path
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("1.0\nlatest\n", "'latest' is not a version"),
+        ("1.1\n1.0\n", "1.0 stands after 1.1"),
+        ("1.0\n1.0\n", "each once"),
+    ],
+)
+def test_a_wrong_list_of_releases_is_an_error_that_names_the_line(text: str, problem: str) -> None:
+    assert load("# oldest first\n1.0\n1.0.post1  # a fix\n") == ("1.0", "1.0.post1")
+    with pytest.raises(ValueError, match=problem):
+        load(text)

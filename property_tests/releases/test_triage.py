@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from specsim.engines.package_triage import TABLE
 from specsim.engines.probe import BY_ID as RULES_OF_WORKERS
 from specsim.engines.probe import signature_of
 from specsim.engines.sglang.operations import FUNCTIONS
 from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.sglang.triage import NEW, TRIAGE, contradiction, triage_line, triage_of
+from specsim.engines.triage import NEW, TABLE, Triage, load, triage_line, triage_of
 from specsim.rules.table import BY_ID as RULES_OF_ACCOUNTING
 from specsim.tiers.ops.rules import BY_ID as RULES_OF_OPS
 from specsim.verdict import Finding, Severity
 
 ROOT = Path(__file__).parents[2]
+TRIAGE = TABLE["sglang"]
 FIXTURES = ROOT / "fixtures"
 RULES = {"ops": RULES_OF_OPS, "accounting": RULES_OF_ACCOUNTING, "workers": RULES_OF_WORKERS}
 
@@ -44,7 +45,7 @@ def seen() -> list[tuple[str, str, str]]:
 def test_every_finding_of_a_release_is_in_the_table_with_its_release_and_reach(
     signature: str, version: str, reach: str
 ) -> None:
-    entry = triage_of(signature, version)
+    entry = triage_of("sglang", signature, version)
     assert entry is not None
     assert entry.covers(version)
     assert reach.split(":")[0] in entry.reaches
@@ -69,16 +70,13 @@ def test_a_span_has_no_release_on_which_the_tests_see_nothing(tier: str, file: s
 def test_the_severity_of_an_operation_is_that_of_the_rule_that_it_breaks() -> None:
     for version, expected in json.loads((FIXTURES / "releases.expected.json").read_text()).items():
         for signature, told in expected["findings"].items():
-            entry = triage_of(signature, version)
+            entry = triage_of("sglang", signature, version)
             assert entry is not None
             assert entry.severity == RULES_OF_OPS[told["rule"]].severity
 
 
 @pytest.mark.parametrize("entry", TRIAGE, ids=[f"{entry.signature} {entry.first}" for entry in TRIAGE])
-def test_an_entry_is_complete(entry: object) -> None:
-    from specsim.engines.sglang.triage import Triage
-
-    assert isinstance(entry, Triage)
+def test_an_entry_is_complete(entry: Triage) -> None:
     tier, *rest = entry.signature.split(":")
     if tier != "ops":
         rule = next(RULES[tier][word] for word in rest if word in RULES[tier])
@@ -107,8 +105,7 @@ def test_two_defects_of_one_signature_have_spans_apart() -> None:
 
 def test_every_report_is_of_an_entry() -> None:
     reports = {path.stem for path in (ROOT / "docs" / "upstream").glob("*.md")}
-    of_packages = {Path(reference).stem for known in TABLE if known.kind == "unknown" for reference in known.references}
-    assert reports == {entry.upstream for entry in TRIAGE if entry.upstream} | of_packages
+    assert reports == {entry.upstream for entries in TABLE.values() for entry in entries if entry.upstream}
 
 
 FINDING = Finding(
@@ -131,11 +128,46 @@ LAST = RELEASES[1]  # the last release that has it
 
 
 def test_what_the_table_says_otherwise_is_reported_beside_the_finding() -> None:
-    entry = triage_of(FINDING.signature, LAST)
+    entry = triage_of("sglang", FINDING.signature, LAST)
     assert entry is not None
-    assert contradiction(entry, FINDING, LAST) == ""
-    assert "severity" in contradiction(entry, replace(FINDING, severity=Severity.LEAK), LAST)
-    assert "reach unknown" in contradiction(entry, replace(FINDING, reach="unknown"), LAST)
-    assert "not have it in this release" in contradiction(entry, FINDING, RELEASES[-1])
-    assert triage_line(FINDING, LAST).startswith(f"known, from {RELEASES[0]} to {LAST}: ")
-    assert triage_line(replace(FINDING, signature="accounting:I99:x"), None) == NEW
+    assert entry.contradiction(FINDING, LAST) == ""
+    assert "severity" in entry.contradiction(replace(FINDING, severity=Severity.LEAK), LAST)
+    assert "reach unknown" in entry.contradiction(replace(FINDING, reach="unknown"), LAST)
+    assert "not have it in this release" in entry.contradiction(FINDING, RELEASES[-1])
+    assert triage_line("sglang", FINDING, LAST).startswith(f"known, from {RELEASES[0]} to {LAST}: ")
+    assert triage_line("sglang", replace(FINDING, signature="accounting:I99:x"), None) == NEW
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('kind = "by_design"', "kind = 'by_design'"),
+        ('severity = "bad"', "severity = 'bad'"),
+        ('reaches = ["default", "everybody"]', "reaches = ['everybody']"),
+        ('releases = "0.5.x.."', "releases = '0.5.x..'"),
+        ('releases = "2.0..1.0"', "releases = '2.0..1.0'"),
+        ("references = []", "what is not unknown has references"),
+        ('upstream = "a-report"', "what is unknown has an upstream"),
+        ("text = 3", "text = 3"),
+        ('since = "1.0"', "since = '1.0'"),
+    ],
+)
+def test_a_wrong_entry_is_an_error_that_names_it(line: str, problem: str) -> None:
+    entry = {
+        "signature": 'signature = "ops:a"',
+        "kind": 'kind = "known"',
+        "severity": 'severity = "leak"',
+        "reaches": 'reaches = ["default"]',
+        "releases": 'releases = "1.0.."',
+        "text": 'text = "it leaks"',
+        "references": 'references = ["issue #1"]',
+    }
+    lines = "\n".join((entry | {line.split(" ")[0]: line}).values())
+    with pytest.raises(ValueError, match=re.escape(problem)) as raised:
+        load(f"[[sglang]]\n{lines}\n")
+    assert str(raised.value).startswith("[[sglang]] 1 'ops:a'")
+
+
+def test_an_entry_without_a_signature_is_an_error() -> None:
+    with pytest.raises(ValueError, match="1 None has no signature"):
+        load('[[sglang]]\nkind = "known"\ntext = "it leaks"\n')

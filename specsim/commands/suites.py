@@ -174,16 +174,14 @@ def _as_named(finding: Finding, out: Path) -> Finding:
 
 def _with_triage(target: Target, findings: list[Finding]) -> list[Finding]:
     """Findings of an engine or a package, with what is known of them publicly."""
-    from specsim.engines.package_triage import triage_line as of_package
-    from specsim.engines.sglang.triage import triage_line
     from specsim.engines.target import CheckoutTarget, PackageTarget, ReleaseTarget
+    from specsim.engines.triage import triage_line
 
-    if isinstance(target, PackageTarget):
-        return [replace(found, triage=of_package(target.package, found.signature)) for found in findings]
-    if not isinstance(target, ReleaseTarget | CheckoutTarget):
+    if not isinstance(target, ReleaseTarget | CheckoutTarget | PackageTarget):
         return findings
+    engine = target.package if isinstance(target, PackageTarget) else "sglang"
     version = target.version if isinstance(target, ReleaseTarget) else None
-    return [replace(found, triage=triage_line(found, version)) for found in findings]
+    return [replace(found, triage=triage_line(engine, found, version)) for found in findings]
 
 
 # The baseline

@@ -13,7 +13,7 @@ from typing import Any
 
 from specsim import replay_file
 from specsim.engines.probe import BY_ID as RULES_OF_WORKERS
-from specsim.engines.sglang.triage import NEW, triage_of
+from specsim.engines.triage import NEW, triage_of
 from specsim.files import read_json, write_json
 from specsim.findings.matrix import Cell, Matrix, Row, cell_of, in_order
 from specsim.findings.pin import replay_pinned
@@ -63,7 +63,7 @@ def replay_known(matrix: Matrix, known: Mapping[tuple[str, str], Path], jobs: in
             if signature not in rows:
                 cells = {column.target: cell_of(column, signature) for column in matrix.columns}
                 rows[signature] = _row(signature, path, target, cells)
-            entry = triage_of(signature, target.partition("==")[2])
+            entry = triage_of("sglang", signature, target.partition("==")[2])
             reach = " or ".join(sorted(entry.reaches)) if entry else ""
             rows[signature].cells[target] = Cell("finding", reach=reach, replay=str(path))
     matrix.rows = in_order(rows.values())
@@ -73,7 +73,7 @@ def _row(signature: str, path: Path, target: str, cells: dict[str, Cell]) -> Row
     """The row of a finding that is known by its fixture alone."""
     stored = replay_file.load(path)
     rule = RULES_OF[stored.tier][stored.rule]
-    triage = triage_of(signature, target.partition("==")[2])
+    triage = triage_of("sglang", signature, target.partition("==")[2])
     severity = str(triage.severity if triage else rule.severity)
     return Row(signature, rule.id, rule.sentence, severity, stored.tier, triage.line if triage else NEW, cells)
 

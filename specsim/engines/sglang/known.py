@@ -280,7 +280,7 @@ def to_add(version: str | None, found: Sequence[Drift]) -> list[str]:
         else:
             todo.append(f"{what}: give it what it needs in {_STAND_INS[function.tier]} ({why})")
     if version and is_version(version) and version not in RELEASES:
-        todo.append(f"add {version!r} to RELEASES in specsim/engines/sglang/releases.py, and make {FILE.name} again")
+        todo.append(f"add {version!r} to specsim/engines/sglang/releases.txt, and make {FILE.name} again")
     return todo
 
 

@@ -1,26 +1,26 @@
-"""The releases of SGLang that specsim knows, oldest first: the one list of them.
+"""The releases of SGLang that specsim knows, oldest first, read from `releases.txt`.
 
 A release that is not in the list can be checked all the same; between two releases, these are the steps.
 """
 
 from __future__ import annotations
 
-RELEASES = (
-    "0.5.10.post1",
-    "0.5.11",
-    "0.5.12",
-    "0.5.12.post1",
-    "0.5.13",
-    "0.5.13.post1",
-    "0.5.14",
-    "0.5.15",
-    "0.5.15.post1",
-    "0.5.16",
-    "0.5.17",
-    "0.5.18",
-    "0.5.19",
-    "0.5.20",
-    "0.5.21",
-    "0.5.22",
-    "0.5.23",
-)
+import itertools
+from pathlib import Path
+
+from specsim.lifting.versions import version_key
+
+_FILE = Path(__file__).with_name("releases.txt")
+
+
+def load(text: str) -> tuple[str, ...]:
+    """The versions, a line each; # starts a comment. Raises ValueError for a line that is none, or out of order."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    versions = tuple(filter(None, lines))
+    for older, newer in itertools.pairwise(versions):
+        if version_key(older) >= version_key(newer):
+            raise ValueError(f"{newer} stands after {older}: the oldest release comes first, and each once")
+    return versions
+
+
+RELEASES = load(_FILE.read_text(encoding="utf-8"))
