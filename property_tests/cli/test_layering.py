@@ -49,36 +49,38 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "replay_file": layer("errors files"),
     "choices": layer("errors"),
     "engine": layer("errors verdict choices"),
+    "rules": layer("errors verdict choices engine"),
     "reference": layer(foreign="torch"),
     "grammar": layer("reference", "torch"),
     "contracts": layer("errors verdict choices reference", "torch"),
     "kernels": layer("errors reference contracts", "torch triton"),
     "interpreter": layer("errors contracts", "torch triton numpy"),
     "lifting": layer("errors isolation files", "torch triton"),
-    "engines": layer("errors isolation files verdict choices engine contracts interpreter lifting", "torch triton"),
+    "engines": layer(
+        "errors isolation files verdict choices engine rules contracts interpreter lifting", "torch triton"
+    ),
     "compiled": layer("errors isolation files lifting"),
     "tiers": layer(
-        "deadline errors interrupts isolation files verdict replay_file choices engine reference contracts kernels "
-        "interpreter lifting engines compiled",
+        "deadline errors interrupts isolation files verdict replay_file choices engine rules reference contracts "
+        "kernels interpreter lifting engines compiled",
         "torch triton msgspec",
     ),
     "bench": layer(
-        "deadline errors verdict choices engine reference contracts kernels lifting engines compiled tiers",
+        "deadline errors verdict choices engine rules reference contracts kernels lifting engines compiled tiers",
         "torch triton",
     ),
     "findings": layer(
-        "errors interrupts isolation files verdict replay_file choices engine contracts lifting engines tiers"
+        "errors interrupts isolation files verdict replay_file choices engine rules contracts lifting engines tiers"
     ),
     "fuzz": layer(
-        "deadline errors interrupts isolation files verdict replay_file choices engine contracts lifting engines "
+        "deadline errors interrupts isolation files verdict replay_file choices engine rules contracts lifting engines "
         "compiled tiers findings",
         "msgspec ray",
     ),
     "report": layer("errors files verdict replay_file", "rich"),
 }
-# One layer in several folders: the engine calls the checker, which reads the engine's values; the tiers put mutants
-# into the model, and mutants are hunted by the tiers.
-SAME_LAYER = {"rules": "engine", "selfcheck": "tiers"}
+# One layer in several folders: the tiers put mutants into the model, and mutants are hunted by the tiers.
+SAME_LAYER = {"selfcheck": "tiers"}
 TOP = {"cli", "commands", "__main__", "pytest_plugin", "testing", "strategies"}  # may import everything
 # What shares tapes through Hypothesis' databases; only a command that was given a corpus loads it.
 DATABASES = {"specsim.fuzz.corpus": {"hypothesis", "redis"}}

@@ -45,7 +45,7 @@ from specsim.report.page.plain import in_html, plain, visible
 from specsim.report.page.render import html_of
 from specsim.report.page.tensors import COLUMNS_MAX, ROWS_MAX, tensors_of
 from specsim.report.perfetto import trace_of
-from specsim.tiers.accounting.recording import RecordingEngine, changed, ranges
+from specsim.tiers.accounting.recording import RecordingEngine, changed, ranges, recording_engine
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule
 from specsim.tiers.ops import child
 from specsim.tiers.ops.parent import OpsRequest
@@ -85,7 +85,7 @@ def test_noting_the_states_changes_no_schedule_and_the_model_shows_no_wrong_slot
         engines: list[RecordingEngine] = []
 
         def make(*arguments: Any, engines: list[RecordingEngine] = engines) -> RecordingEngine:
-            engines.append(RecordingEngine(*arguments))
+            engines.append(recording_engine(*arguments))
             return engines[0]
 
         noted = run_schedule(target, chooser_of(0, index), engine=make)

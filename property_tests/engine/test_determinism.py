@@ -31,13 +31,13 @@ HEAVY = ("torch", "triton", "numpy", "hypothesis")
 PROGRAM = f"""
 import json, sys
 from specsim.choices.chooser import seeded
-from specsim.engine.loop import Engine
 from specsim.engine.workload import draw_scenario
+from specsim.rules.checked_engine import checked_engine
 import specsim.tiers.accounting.schedules, specsim.engine.accounting_target
 digests = []
 for number in map(int, sys.argv[1:]):
     chooser = seeded(number, "golden")
-    run = Engine(draw_scenario(chooser), chooser).run()
+    run = checked_engine(draw_scenario(chooser), chooser).run()
     assert not run.violations, run.violations
     digests.append([number, run.digest, len(run.log)])
 print(json.dumps([digests, [name for name in {HEAVY!r} if name in sys.modules]]))

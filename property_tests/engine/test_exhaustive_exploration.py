@@ -30,6 +30,7 @@ from specsim.engine.small_scopes import Scope, scope_named
 from specsim.engine.snapshot import EngineState
 from specsim.engine.workload import Scenario, Workload
 from specsim.errors import UsageError
+from specsim.rules.checked_engine import checked_engine, checked_parts
 from specsim.tiers.accounting import exploration
 from specsim.tiers.accounting.exploration import explore, first_state, log_of
 
@@ -172,7 +173,7 @@ def brute_force(scope: Scope) -> tuple[int, int, int]:
     tape: list[int] | None = []
     while tape is not None:
         script, bounds, values = iter(tape), [], []
-        engine = Dumping(scope.scenario, RecordingChooser(choose))
+        engine = Dumping(scope.scenario, RecordingChooser(choose), *checked_parts(scope.scenario))
         engine.seen, engine.delays = states, scope.delays
         length = len(tape)
         engine.is_new = lambda: len(values) >= length  # noqa: B023 - before, the run is one that was dumped
@@ -421,12 +422,12 @@ def test_the_reduction_misses_no_broken_rule(accounting: type[ModelAccounting], 
     scope = scope_named(name)
     seen = {}
     for method in ("visited", "reduced"):
-        start = EngineState(Engine(scope.scenario, replayed(()), accounting), scope.delays)
+        start = EngineState(checked_engine(scope.scenario, replayed(()), accounting), scope.delays)
         seen[method] = Explorer(method, checked_every=1).run(start)
     assert set(seen["visited"].broken) == set(seen["reduced"].broken)
     assert seen["visited"].broken
     for signature, tape in seen["reduced"].broken.items():
-        run = Engine(scope.scenario, replayed(tape), accounting).run()
+        run = checked_engine(scope.scenario, replayed(tape), accounting).run()
         assert signature in {violation.signature for violation in run.violations}
 
 

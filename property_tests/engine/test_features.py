@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.support.watched_engine import Watched, fractional, fractions
+from property_tests.support.watched_engine import Watched, fractional, fractions, watched
 from specsim.choices.chooser import replayed, seeded
 from specsim.engine.config import EngineConfig, require_runnable
 from specsim.engine.draft import expected_tags, rotate_input_ids
@@ -34,7 +34,7 @@ def turn(rid: str = "r0", max_new_tokens: int = 12, *, return_logprob: bool = Fa
 
 
 def played(config: EngineConfig, *turns: Turn, tape: tuple[int, ...] = (), retractions: int = 0) -> Watched:
-    engine = Watched(Scenario(config, Workload(turns, 0, retractions)), replayed(tape))
+    engine = watched(Scenario(config, Workload(turns, 0, retractions)), replayed(tape))
     assert engine.run().violations == ()
     return engine
 
@@ -53,7 +53,7 @@ def swarm() -> tuple[tuple[Scenario, Watched], ...]:
     for index in range(SCHEDULES):
         chooser = seeded(2, "features", index)
         scenario = draw_scenario(chooser)
-        engine = Watched(scenario, chooser)
+        engine = watched(scenario, chooser)
         assert engine.run().violations == ()
         found.append((scenario, engine))
     return tuple(found)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from specsim.choices.chooser import seeded
 from specsim.engine.lifecycle import TRANSITIONS, Event, LifecycleError, State, after
-from specsim.engine.loop import Engine
 from specsim.engine.request import Turn, make_request
 from specsim.engine.workload import draw_scenario
+from specsim.rules.checked_engine import checked_engine
 
 PAIRS = [(state, event) for state in State for event in Event]
 
@@ -80,6 +80,6 @@ def test_schedules_use_every_transition_but_a_seldom_one(monkeypatch: pytest.Mon
     monkeypatch.setattr("specsim.engine.request.after", noted)
     for index in range(600):
         chooser = seeded(0, "life", index)
-        Engine(draw_scenario(chooser), chooser).run()
+        checked_engine(draw_scenario(chooser), chooser).run()
     seldom = {(State.PREFILLING, Event.DROP), (State.CHUNKED, Event.RETRACT)}
     assert used | seldom == set(TRANSITIONS)

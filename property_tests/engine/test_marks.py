@@ -13,19 +13,19 @@ from property_tests.support.scripted_schedules import GRAMMAR, Script, turn
 from specsim.engine.accounting_target import ModelTarget
 from specsim.engine.config import EngineConfig
 from specsim.engine.event_log import Run
-from specsim.engine.loop import Engine
 from specsim.engine.marks import CROSSED, INTERLEAVINGS, LIFE, NUMBERED, OPTIONS, note
 from specsim.engine.model import EOS
 from specsim.engine.request import Turn
 from specsim.engine.sampling import SamplingParams
 from specsim.engine.workload import Scenario, Workload
+from specsim.rules.checked_engine import checked_engine
 from specsim.tiers.accounting.schedules import shares
 from specsim.tiers.accounting.sweep import crossed
 
 
 def played(turns: list[Turn], script: Script, faults: dict[str, int] | None = None, **options: Any) -> Run:
     config = replace(EngineConfig(), **options)
-    run = Engine(Scenario(config, Workload(tuple(turns), **(faults or {}))), script).run()
+    run = checked_engine(Scenario(config, Workload(tuple(turns), **(faults or {}))), script).run()
     assert run.violations == ()
     return run
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from specsim.engine.mixed_chunks import cache_locations
 from specsim.engine.request import Turn, make_request
 from specsim.engine.workload import Scenario, Workload, draw_scenario
 from specsim.errors import UsageError
+from specsim.rules.checked_engine import checked_parts
 from specsim.rules.oracle import outputs_of
 
 slots = st.lists(st.integers(1, 99), max_size=5)
@@ -32,7 +35,9 @@ def played(*, overlap: bool = True, pool_slots: int = 256, mixed_chunk: bool = T
     """One request runs, and another with a long prompt comes."""
     config = EngineConfig(context_len=25, chunk_size=4, mixed_chunk=mixed_chunk, overlap=overlap, pool_slots=pool_slots)
     turns = (Turn("r0", (3, 4), 20), Turn("r1", LONG, 5))
-    engine = Mixing(Scenario(config, Workload(turns)), chooser or replayed((0, 1, 0, 0, 1)))  # type: ignore[arg-type]
+    scenario = Scenario(config, Workload(turns))
+    chosen: Any = chooser or replayed((0, 1, 0, 0, 1))
+    engine = Mixing(scenario, chosen, *checked_parts(scenario))
     assert engine.run().violations == ()
     return engine
 

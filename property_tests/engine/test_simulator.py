@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from property_tests.support.watched_engine import Watched, fractional, fractions, observed
+from property_tests.support.watched_engine import Watched, fractional, fractions, observed, watched
 from specsim.choices.chooser import RecordingChooser, replayed, seeded
 from specsim.engine.accounting import ModelAccounting, Retracted
 from specsim.engine.config import EngineConfig, require_runnable
@@ -24,6 +24,7 @@ from specsim.engine.model import EOS, STOP
 from specsim.engine.request import Request, Turn
 from specsim.engine.workload import Scenario, Workload, draw_scenario
 from specsim.errors import UsageError
+from specsim.rules.checked_engine import checked_engine, checked_parts
 from specsim.rules.oracle import outputs_of
 
 SCHEDULES = 1000
@@ -36,13 +37,13 @@ def swarm() -> tuple[tuple[Scenario, Run], ...]:
     for index in range(SCHEDULES):
         chooser = seeded(1, "swarm", index)
         scenario = draw_scenario(chooser)
-        runs.append((scenario, Engine(scenario, chooser).run()))
+        runs.append((scenario, checked_engine(scenario, chooser).run()))
     return tuple(runs)
 
 
 def played(chooser: RecordingChooser) -> tuple[Scenario, Watched, Run]:
     scenario = draw_scenario(chooser)
-    engine = Watched(scenario, chooser)
+    engine = watched(scenario, chooser)
     return scenario, engine, engine.run()
 
 
@@ -97,7 +98,7 @@ def test_overlap_changes_no_visible_output(raw: bytes, choices: bytes) -> None:
     seen = []
     for overlap in (False, True):
         config = replace(scenario.config, overlap=overlap, relaxed_penalties=False)
-        engine = Watched(replace(scenario, config=config), fractional(choices))
+        engine = watched(replace(scenario, config=config), fractional(choices))
         assert engine.run().violations == ()
         seen.append(engine.visible())
     assert seen[0] == seen[1]
@@ -107,7 +108,7 @@ def test_overlap_changes_no_visible_output(raw: bytes, choices: bytes) -> None:
 def test_without_overlap_no_result_is_stale(raw: bytes) -> None:
     chooser = fractional(raw)
     scenario = draw_scenario(chooser)
-    run = Engine(replace(scenario, config=replace(scenario.config, overlap=False)), chooser).run()
+    run = checked_engine(replace(scenario, config=replace(scenario.config, overlap=False)), chooser).run()
     assert (run.stale_finished, run.stale_retracted) == (0, 0)
     assert not any(event.event == "stale" for event in run.log)
 
@@ -198,7 +199,7 @@ def test_the_default_swarm_reaches(thing: str) -> None:
 def test_without_chunks_prompts_that_are_admitted_together_are_prefilled_whole() -> None:
     turns = tuple(Turn(rid, tuple(range(10, 21)), 1) for rid in ("r0", "r1", "r2"))
     config = EngineConfig(context_len=12, pool_slots=80, rows=3)
-    run = Engine(Scenario(config, Workload(turns)), replayed((0,) * 64)).run()
+    run = checked_engine(Scenario(config, Workload(turns)), replayed((0,) * 64)).run()
     assert [event.details for event in run.log if event.event == "admit"] == ["extend 0 to 11"] * 3
 
 
@@ -226,7 +227,7 @@ def test_a_request_that_is_dropped_for_want_of_memory_leaves_nothing_behind() ->
     dropped = stale = 0
     for index in range(1500):
         chooser = seeded(1, "swarm", index)
-        run = Engine(draw_scenario(chooser), chooser, NeverFits).run()
+        run = checked_engine(draw_scenario(chooser), chooser, NeverFits).run()
         assert run.violations == ()
         dropped += any(event.event == "drop" for event in run.log)
         stale += any(event.event == "drop" for event in run.log) and run.stale_finished > 0
@@ -267,7 +268,7 @@ def test_a_configuration_that_no_engine_could_run_is_refused(changes: dict[str, 
 def test_an_engine_refuses_what_no_engine_could_run() -> None:
     config = EngineConfig(num_draft_tokens=7)
     with pytest.raises(UsageError, match="num_draft_tokens=7"):
-        Engine(Scenario(config, Workload(())), replayed([]))
+        checked_engine(Scenario(config, Workload(())), replayed([]))
 
 
 @given(raw=fractions)
@@ -281,14 +282,14 @@ def test_what_an_accounting_does_not_run_is_not_checked() -> None:
             return "no overlap here" if config.overlap else ""
 
     with pytest.raises(UnjudgeableError, match="no overlap here"):
-        Engine(Scenario(EngineConfig(), Workload(())), replayed([]), Refuses)
+        checked_engine(Scenario(EngineConfig(), Workload(())), replayed([]), Refuses)
 
 
 # Small scenarios, written out
 
 
 def run_turns(*turns: Turn, tape: tuple[int, ...] = (), **options: Any) -> tuple[Watched, Run]:
-    engine = Watched(Scenario(replace(EngineConfig(), **options), Workload(turns)), replayed(tape))
+    engine = watched(Scenario(replace(EngineConfig(), **options), Workload(turns)), replayed(tape))
     return engine, engine.run()
 
 
@@ -327,7 +328,8 @@ def test_a_run_that_never_ends_says_who_waits() -> None:
             return []
 
     chooser = replayed([])
-    (violation,) = AdmitsNobody(draw_scenario(chooser), chooser).run().violations
+    scenario = draw_scenario(chooser)
+    (violation,) = AdmitsNobody(scenario, chooser, *checked_parts(scenario)).run().violations
     assert violation.rule.id == "S1"
     assert violation.actual == f"after {ITERATIONS_MAX} iterations ['r0'] wait and [] run"
 
@@ -364,6 +366,6 @@ def test_a_wrong_slot_at_any_earlier_position_is_found(
     Planted.position = position % (prompt_len + 15)
     turn = Turn("r0", tuple(range(10, 10 + prompt_len)), 20)
     scenario = Scenario(EngineConfig(overlap=overlap), Workload((turn,)))
-    (violation,) = Engine(scenario, fractional(raw), Planted).run().violations
+    (violation,) = checked_engine(scenario, fractional(raw), Planted).run().violations
     assert violation.rule.id == "I05"
     assert violation.expected == f"the KV of position {Planted.first_wrong}"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from property_tests.support.watched_engine import Watched
+from property_tests.support.watched_engine import watched
 from specsim.choices.chooser import seeded
 from specsim.engine.config import EngineConfig
 from specsim.engine.features import FEATURES
@@ -59,7 +59,7 @@ def test_a_match_may_begin_in_one_run_and_end_inside_another(disagree: int, samp
     for end in range(4, 12):
         turn = Turn("r0", (50, 51, 52), 20, stop=(said(answer[:end])[-5:],), sampling=sampling)
         scenario = Scenario(EngineConfig(), Workload((turn,)))
-        engine = Watched(scenario, seeded(disagree, "stop strings", end))
+        engine = watched(scenario, seeded(disagree, "stop strings", end))
         assert engine.run().violations == ()
         (request,) = engine.requests
         visible = engine.visible()["r0"]

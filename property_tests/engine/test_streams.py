@@ -17,17 +17,18 @@ from hypothesis import strategies as st
 
 from property_tests.support.sabotages import WAITING, replacing, waits_for_nothing
 from property_tests.support.scripted_schedules import GRAMMAR, Script, turn
-from property_tests.support.watched_engine import Watched, fractional, fractions
+from property_tests.support.watched_engine import fractional, fractions, watched
 from specsim.choices.chooser import RecordingChooser, replayed, seeded
+from specsim.engine.agents import AGENTS, HOST, SCHEDULE, Step
 from specsim.engine.config import EngineConfig
 from specsim.engine.event_log import Run
-from specsim.engine.loop import Engine
 from specsim.engine.request import Turn
 from specsim.engine.sampling import SamplingParams
 from specsim.engine.streams import Operation, Streams
 from specsim.engine.workload import Scenario, Workload, draw_scenario
+from specsim.rules.checked_engine import checked_engine
 from specsim.rules.checker import Checker
-from specsim.rules.happens_before import AGENTS, HOST, SCHEDULE, HappensBefore, Step
+from specsim.rules.happens_before import HappensBefore
 
 SCHEDULES = 400
 ORDERS = 25
@@ -43,7 +44,7 @@ def swarm() -> tuple[Run, ...]:
     runs = []
     for index in range(SCHEDULES):
         chooser = seeded(4, "streams", index)
-        runs.append(Engine(with_streams(draw_scenario(chooser)), chooser).run())
+        runs.append(checked_engine(with_streams(draw_scenario(chooser)), chooser).run())
     return tuple(runs)
 
 
@@ -67,7 +68,7 @@ def test_streams_change_no_visible_output(raw: bytes, choices: bytes) -> None:
     scenario = Scenario(config, replace(scenario.workload, aborts_max=0, timeouts_max=0))
     seen = []
     for streams in (False, True):
-        engine = Watched(replace(scenario, config=replace(config, streams=streams)), fractional(choices))
+        engine = watched(replace(scenario, config=replace(config, streams=streams)), fractional(choices))
         assert engine.run().violations == ()
         seen.append(engine.visible())
     assert seen[0] == seen[1]
@@ -81,7 +82,7 @@ def test_streams_that_are_off_ask_for_no_choice_and_log_nothing() -> None:
         return 0
 
     chooser = RecordingChooser(choose)
-    run = Engine(draw_scenario(chooser), chooser).run()
+    run = checked_engine(draw_scenario(chooser), chooser).run()
     assert "stream" not in labels
     assert {event.agent for event in run.log} == {"host", "device"}
 
@@ -102,7 +103,7 @@ def run_operations(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
 
 
 def test_the_simplest_order_is_the_one_in_which_operations_were_queued(run_operations: list[Operation]) -> None:
-    Engine(with_streams(draw_scenario(replayed(()))), replayed(())).run()
+    checked_engine(with_streams(draw_scenario(replayed(()))), replayed(())).run()
     assert [operation.number for operation in run_operations] == list(range(1, len(run_operations) + 1))
     assert {operation.agent for operation in run_operations} == set(AGENTS) - {"host"}
 
@@ -112,7 +113,7 @@ def test_operations_of_a_stream_run_in_order_and_behind_what_they_wait_for(run_o
     for index in range(40):
         run_operations.clear()
         chooser = seeded(5, "streams", index)
-        Engine(with_streams(draw_scenario(chooser)), chooser).run()
+        checked_engine(with_streams(draw_scenario(chooser)), chooser).run()
         place = {operation: at for at, operation in enumerate(run_operations)}
         for one, two in combinations(run_operations, 2):
             if one.stream == two.stream:
@@ -145,7 +146,7 @@ def scripted(mark: str) -> tuple[list[Turn], dict[str, Any], Script]:
 def play(mark: str, chooser: Any = None) -> Run:
     turns, options, script = scripted(mark)
     config = replace(EngineConfig(streams=True), **options)
-    return Engine(Scenario(config, Workload(tuple(turns))), chooser or script).run()
+    return checked_engine(Scenario(config, Workload(tuple(turns))), chooser or script).run()
 
 
 class SomeOrder(Script):
@@ -230,7 +231,7 @@ def test_who_finishes_between_preparation_and_launch_reads_its_window_as_it_was(
     for number in range(ORDERS):
         script = SomeOrder(Script(result_before_launch=[1] * 9, drafts_that_disagree=[2, 1, 0] * 3), number)
         config = EngineConfig(streams=True, late_results=True, window=4)
-        run = Engine(Scenario(config, Workload(turns)), script).run()
+        run = checked_engine(Scenario(config, Workload(turns)), script).run()
         assert "finished_before_prepared_launch" in run.marks
         assert run.violations == ()
 

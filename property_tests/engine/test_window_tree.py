@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property_tests.support.watched_engine import Watched
+from property_tests.support.watched_engine import watched
 from specsim.choices.chooser import seeded
 from specsim.engine.config import EngineConfig, require_runnable
 from specsim.engine.memory.radix import RadixCache, TreeNode
@@ -197,7 +197,7 @@ def test_schedules_bury_revive_and_reuse() -> None:
         chooser = seeded(7, "rw", index)
         scenario = draw_scenario(chooser)
         if scenario.config.window and scenario.config.radix:
-            engine = Watched(scenario, chooser)
+            engine = watched(scenario, chooser)
             run = engine.run()
             assert run.violations == ()
             seen |= run.marks & {"prefix hit", "window slots given back", "session resumed", "tree", "pages"}

@@ -13,7 +13,7 @@ from property_tests.support.made_up_sources import edited
 from specsim.choices.chooser import seeded
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.config import EngineConfig
-from specsim.engine.loop import Engine, UnjudgeableError
+from specsim.engine.loop import UnjudgeableError
 from specsim.engine.workload import draw_scenario
 from specsim.engines.sglang import accounting
 from specsim.engines.sglang.accounting import SglangHostTarget
@@ -21,6 +21,7 @@ from specsim.engines.sglang.penalties import knows_outputs
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import Lifter
 from specsim.lifting.source import SourceTree
+from specsim.rules.checked_engine import checked_engine
 from specsim.rules.distributions import Laws
 
 Release = Callable[[str], SourceTree]
@@ -41,7 +42,7 @@ def found(target: SglangHostTarget, schedules: int, part: str) -> set[str]:
     for index in range(schedules):
         chooser = seeded(0, "feed and sizes", index)
         try:
-            run = Engine(draw_scenario(chooser, target.features), chooser, target.make).run()
+            run = checked_engine(draw_scenario(chooser, target.features), chooser, target.make).run()
             signatures |= {violation.signature for violation in run.violations if violation.part == part}
         except UnjudgeableError:
             continue
@@ -71,7 +72,7 @@ def memory_of(target: SglangHostTarget, config: EngineConfig) -> tuple[int, int]
     """Slots and rows of the memory of a run."""
     from specsim.engine.workload import Scenario, Workload
 
-    engine = Engine(Scenario(config, Workload(())), seeded(0, "", 0), target.make)
+    engine = checked_engine(Scenario(config, Workload(())), seeded(0, "", 0), target.make)
     return engine._memory.allocator.size, engine._memory.rows.count
 
 

@@ -17,13 +17,14 @@ from property_tests.support.made_up_sources import edited
 from specsim.choices.chooser import seeded
 from specsim.engine.config import EngineConfig
 from specsim.engine.locations import draft_columns, tail_copies
-from specsim.engine.loop import Engine, UnjudgeableError
+from specsim.engine.loop import UnjudgeableError
 from specsim.engine.workload import draw_scenario
 from specsim.engines.sglang import accounting
 from specsim.engines.sglang.accounting import SglangHostTarget
 from specsim.engines.sglang.host_names import CACHE_LOCS
 from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
+from specsim.rules.checked_engine import checked_engine
 
 Release = Callable[[str], SourceTree]
 
@@ -46,7 +47,7 @@ def found(target: SglangHostTarget, schedules: int) -> dict[str, int]:
     for index in range(schedules):
         chooser = seeded(0, "locations", index)
         try:
-            violations = Engine(draw_scenario(chooser, target.features), chooser, target.make).run().violations
+            violations = checked_engine(draw_scenario(chooser, target.features), chooser, target.make).run().violations
         except UnjudgeableError:
             continue
         for violation in violations:

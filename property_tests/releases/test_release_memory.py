@@ -16,7 +16,6 @@ from specsim.choices.chooser import replayed
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.accounting_target import MEMORY_PARTS
 from specsim.engine.config import EngineConfig
-from specsim.engine.loop import Engine
 from specsim.engine.request import Turn
 from specsim.engine.workload import Scenario, Workload
 from specsim.engines.sglang import host_names as names
@@ -24,6 +23,7 @@ from specsim.engines.sglang.accounting import SglangHostTarget
 from specsim.engines.sglang.memory_classes import KERNEL_SHARE, Watch, runs_kernel
 from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
+from specsim.rules.checked_engine import checked_engine
 from specsim.rules.ledger import SlotLedger
 
 IS_NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
@@ -106,7 +106,7 @@ def test_the_tree_gets_no_more_of_a_prefill_than_the_part_that_was_computed(
     target = SglangHostTarget(release(version), wheel_cache)
     config = EngineConfig(context_len=16, pool_slots=80, rows=2, radix=True, bigram=True, chunk_size=4)
     turns = tuple(Turn(rid, tuple(range(10, 21)), 1) for rid in ("r0", "r1"))
-    run = Engine(Scenario(config, Workload(turns)), replayed((0,) * 64), target.make).run()
+    run = checked_engine(Scenario(config, Workload(turns)), replayed((0,) * 64), target.make).run()
     assert [violation for violation in run.violations if violation.part == "tree insert"] == []
     parts = [event.details for event in run.log if (event.event, event.who) == ("admit", "r0")]
     assert parts == ["extend 0 to 4", "extend 4 to 8", "extend 8 to 11"]

@@ -14,13 +14,13 @@ from property_tests.support.made_up_sources import edited
 from property_tests.support.release_accounting import NEWEST, Release
 from specsim.choices.chooser import replayed
 from specsim.engine.accounting import Held, ModelAccounting
-from specsim.engine.loop import Engine
 from specsim.engine.memory.sessions import SessionSlot
 from specsim.engine.request import Request
 from specsim.engine.workload import draw_scenario
 from specsim.engines.sglang import accounting
 from specsim.engines.sglang.accounting import SglangHostTarget
 from specsim.lifting.cache import Cache
+from specsim.rules.checked_engine import checked_engine
 
 REPLAYS = Path(__file__).parents[2] / "fixtures" / "replays"
 SESSION = "srt/session/streaming_session.py"
@@ -37,7 +37,7 @@ def shown(name: str, target: Any) -> set[str]:
     """The signatures that a fixture's schedule shows on a target."""
     tape = json.loads((REPLAYS / f"{name}.json").read_text())["tape"]
     chooser = replayed(tape)
-    run = Engine(draw_scenario(chooser, target.features), chooser, target.make).run()
+    run = checked_engine(draw_scenario(chooser, target.features), chooser, target.make).run()
     return {violation.signature for violation in run.violations}
 
 
@@ -92,7 +92,7 @@ def _run(make: type[ModelAccounting]) -> set[str]:
     """Two turns of a session, of which the first is retracted by a pause."""
     tape = json.loads((REPLAYS / "session-keeps-a-retracted-turn.json").read_text())["tape"]
     chooser = replayed(tape[:-1])  # without the abort: the turn goes on
-    run = Engine(draw_scenario(chooser), chooser, make).run()
+    run = checked_engine(draw_scenario(chooser), chooser, make).run()
     assert "session_turn_interrupted" in run.marks
     return {violation.signature for violation in run.violations}
 

@@ -12,8 +12,9 @@ from property_tests.support.sabotages import SABOTAGES, Sabotage
 from specsim.choices.chooser import seeded
 from specsim.engine.accounting import ModelAccounting
 from specsim.engine.loop import Engine
+from specsim.engine.observer import Violation
 from specsim.engine.workload import draw_scenario
-from specsim.rules.checker import Violation
+from specsim.rules.checked_engine import checked_parts
 from specsim.rules.table import RULES
 
 SCHEDULES_MAX = 600
@@ -29,7 +30,9 @@ def first_violations(sabotage: Sabotage, rule_id: str) -> tuple[Violation, ...]:
     """The violations of the first schedule that breaks a rule other than those that the sabotage may break as well."""
     for index in range(SCHEDULES_MAX):
         chooser = seeded(0, "sabotage", index)
-        violations = sabotage.engine(draw_scenario(chooser), chooser, sabotage.accounting).run().violations
+        scenario = draw_scenario(chooser)
+        engine = sabotage.engine(scenario, chooser, *checked_parts(scenario, sabotage.accounting))
+        violations = engine.run().violations
         if {violation.rule.id for violation in violations} - EITHER.get(rule_id, set()):
             return violations
     return ()

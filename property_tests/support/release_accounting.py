@@ -9,11 +9,12 @@ from pathlib import Path
 from specsim.choices.chooser import seeded
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.event_log import Run
-from specsim.engine.loop import Engine, UnjudgeableError
+from specsim.engine.loop import UnjudgeableError
+from specsim.engine.observer import Violation
 from specsim.engine.workload import Scenario, draw_scenario
 from specsim.engines.sglang.accounting import SglangHostTarget
 from specsim.lifting.source import SourceTree
-from specsim.rules.checker import Violation
+from specsim.rules.checked_engine import checked_engine
 from specsim.rules.table import BY_ID
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -31,7 +32,7 @@ def run(target: SglangHostTarget, index: int, scenario: Scenario | None = None) 
     chooser = seeded(0, "accounting of releases", index)
     drawn = scenario or draw_scenario(chooser, target.features)
     try:
-        return drawn, Engine(drawn, chooser, target.make).run()
+        return drawn, checked_engine(drawn, chooser, target.make).run()
     except HostFunctionError as error:  # before the first event
         violation = Violation(BY_ID[error.rule], "", error.part, "", "no exception", error.text, 0)
         return drawn, Run((violation,), (), "", 0, 0, frozenset())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from specsim.choices.chooser import RecordingChooser
+from specsim.choices.chooser import Chooser, RecordingChooser
 from specsim.engine.accounting import ModelAccounting, Observed
 from specsim.engine.loop import Engine
 from specsim.engine.request import Request
+from specsim.engine.workload import Scenario
+from specsim.rules.checked_engine import checked_parts
 
 # Long enough for whole schedules; each byte is a fraction of the bound of a choice, so that every value is as likely.
 fractions = st.one_of(st.binary(max_size=80), st.binary(min_size=150, max_size=300))
@@ -29,6 +31,10 @@ class Watched(Engine):
     def visible(self) -> dict[str, list[int]]:
         """What the client of each request that nobody aborted has seen."""
         return {r.rid: r.outputs[: observed(r).finished_len] for r in self._requests if not r.abort_wanted}
+
+
+def watched(scenario: Scenario, chooser: Chooser) -> Watched:
+    return Watched(scenario, chooser, *checked_parts(scenario))
 
 
 def observed(request: Request) -> Observed:

@@ -22,11 +22,11 @@ from typing import Any
 
 from specsim.choices.chooser import Chooser, RecordingChooser, between, seeded, stream
 from specsim.engine.config import EngineConfig
-from specsim.engine.loop import Engine
 from specsim.engine.model import FIRST_ORDINARY_TOKEN
 from specsim.engine.request import Turn
 from specsim.engine.small_scopes import scope_named
 from specsim.engine.workload import Scenario, Workload
+from specsim.rules.checked_engine import checked_engine
 from specsim.tiers.accounting.exploration import explore
 
 REQUESTS = 8
@@ -94,7 +94,7 @@ def _round(shape: dict[str, int], number: int, schedules: int) -> tuple[float, f
     started = time.process_time()
     for index in range(schedules):
         chooser: RecordingChooser = seeded(number, "bench sim", index)
-        events += len(Engine(draw_scenario(chooser, shape, index % 3 == 0), chooser).run().log)
+        events += len(checked_engine(draw_scenario(chooser, shape, index % 3 == 0), chooser).run().log)
     elapsed = time.process_time() - started
     return schedules / elapsed, events / elapsed
 
@@ -107,7 +107,7 @@ def point_of(requests: int, tokens: int) -> dict[str, float]:
         lambda bound, label: 0 if label in ("arrives later", "admit later") else drawn(bound, label)
     )
     started = time.process_time()
-    run = Engine(scenario, chooser).run()
+    run = checked_engine(scenario, chooser).run()
     elapsed = time.process_time() - started
     if run.violations:
         raise RuntimeError(f"{requests} requests of {tokens} tokens: {run.violations[0].signature}")

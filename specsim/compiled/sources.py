@@ -16,7 +16,7 @@ from pathlib import Path
 from specsim.compiled.finder import package_sources
 
 # The modules of these, and every module of the packages of the key that they import.
-ROOTS = ("engine", "choices.exhaustive")
+ROOTS = ("engine", "rules.checked_engine", "choices.exhaustive")
 # Compiled classes that others of them derive from.
 PLAIN_BASES = frozenset({"Admission", "Results"})
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from specsim.engine.config import EngineConfig
-from specsim.engine.memory.allocator import Allocator, ceil_to
-from specsim.engine.memory.radix import RadixCache, TreeNode
+from specsim.engine.memory.allocator import Allocator, SlotWatcher, ceil_to
+from specsim.engine.memory.radix import RadixCache, TreeNode, TreeWatcher
 from specsim.engine.memory.rows import Rows
 from specsim.engine.memory.sessions import Sessions, SessionSlot
 from specsim.engine.memory.swa import SwaAllocator
+from specsim.engine.memory.window_tree import TreeWindow
 from specsim.engine.model import EOS, STOP
 from specsim.engine.request import Request
 from specsim.engine.stop_strings import stop_string_end
@@ -59,6 +60,22 @@ class Memory:
             self.tree.evict(slots - full)
         if self.swa is not None and slots > self.swa.swa.available:
             self.tree.evict_window(slots - self.swa.swa.available)
+
+
+class MemoryWatcher(SlotWatcher, TreeWatcher, Protocol):
+    """Sees what the allocator and the radix cache do."""
+
+
+def make_memory(config: EngineConfig, watcher: MemoryWatcher, window_watcher: SlotWatcher) -> Memory:
+    """The memory of one run; `window_watcher` sees the slots of a sliding window."""
+    page_size, pool_slots, swa, tree = config.page_size, config.pool_slots, None, None
+    if config.window:
+        swa = SwaAllocator(pool_slots, config.swa_pool_slots or pool_slots, page_size, watcher, window_watcher)
+    allocator = swa or Allocator(pool_slots, page_size, watcher)
+    if config.radix:
+        window = TreeWindow(swa, config.window) if swa else None
+        tree = RadixCache(page_size, allocator, bigram=config.bigram, watcher=watcher, window=window)
+    return Memory(config, Rows(config.rows, config.row_width), allocator, Sessions(), tree, swa)
 
 
 @dataclass(slots=True)

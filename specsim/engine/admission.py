@@ -11,9 +11,9 @@ from specsim.engine.device import Launch
 from specsim.engine.lifecycle import Event, State
 from specsim.engine.memory.allocator import OutOfSlotsError, ceil_to
 from specsim.engine.memory.rows import RowsExhaustedError
+from specsim.engine.observer import Observer
 from specsim.engine.request import Request
 from specsim.errors import described
-from specsim.rules.checker import Checker
 
 NO_BOUND = 1 << 62  # tokens of a prefill: without chunks no request is cut, however many are admitted together
 
@@ -30,7 +30,7 @@ class Admission:
     _chooser: Chooser
     _memory: Memory
     _accounting: Accounting
-    _checker: Checker
+    _observer: Observer
     _marks: set[str]
     _waiting: list[Request]
     _running: list[Request]
@@ -97,7 +97,7 @@ class Admission:
             if has_session_row:
                 if request.rid not in self._left:
                     self._resumed.add(request.key)
-                self._checker.ownership("session match", self._requests, self._open_sessions, at_match=True)
+                self._observer.ownership("session match", self._requests, self._open_sessions, at_match=True)
             admitted.append(self._waiting.pop(0))
             budget -= end - prefix_len
             if self._chunked is not None:
@@ -122,18 +122,18 @@ class Admission:
         if slot is not None:
             claim = slot.claim
             matched = self._accounting.session_match(request, fill_len)
-            self._checker.after_memory_calls("session match")
+            self._observer.after_memory_calls("session match")
             if matched is not None:
-                self._checker.session_matched(request, claim, matched)
+                self._observer.session_matched(request, claim, matched)
                 self._marks.add("session resumed")
                 return matched
             self._left.add(request.rid)
-            self._checker.session_left(request, claim)
+            self._observer.session_left(request, claim)
         if self._memory.tree is not None:
-            self._checker.before_tree_calls()
+            self._observer.before_tree_calls()
             prefix_len = self._accounting.match_prefix(request, fill_len)
-            self._checker.after_memory_calls("prefix match")
-            self._checker.prefix_matched(request, prefix_len)
+            self._observer.after_memory_calls("prefix match")
+            self._observer.prefix_matched(request, prefix_len)
             if prefix_len:
                 self._marks.add("prefix hit")
         return prefix_len
@@ -144,7 +144,7 @@ class Admission:
             self._accounting.extend_alloc(request, prefix_len, fill_len)
         except (OutOfSlotsError, RowsExhaustedError) as error:
             raise out_of_memory("extend", error) from error
-        self._checker.after_memory_calls("extend")
+        self._observer.after_memory_calls("extend")
         if request.state is State.WAITING:
             request.incarnation += 1
             if request.incarnation > 1:
@@ -164,17 +164,17 @@ class Admission:
                 self._chunked = None
             request.happens(Event.ADMIT)
         self._record("host", "admit", request.rid, f"extend {prefix_len} to {fill_len}")
-        self._checker.extended(request)
+        self._observer.extended(request)
 
     def _cache_unfinished(self, request: Request) -> None:
         """Hand the tree what a prefill, or a part of it, has computed. A resumed turn's memory stays its session's."""
         if request.key in self._resumed:
             return
         row, before = self._slots_of(request)
-        self._checker.before_tree_calls()
+        self._observer.before_tree_calls()
         self._accounting.cache_unfinished(request)
-        self._checker.after_memory_calls("tree insert")
-        self._checker.inserted(request, request.extend_len, "tree insert", 0, "I25")
+        self._observer.after_memory_calls("tree insert")
+        self._observer.inserted(request, request.extend_len, "tree insert", 0, "I25")
         if self._memory.rows.read(row, 0, len(before)) != before and self._unresolved:
             self._marks.add("row_remapped_in_flight")
 

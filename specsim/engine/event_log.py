@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specsim.rules.checker import Violation
+from specsim.engine.observer import Violation
 
 
 @dataclass(frozen=True, slots=True)

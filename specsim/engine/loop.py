@@ -20,9 +20,8 @@ from typing import Literal
 
 from specsim.choices.chooser import Chooser
 from specsim.engine.acceptance_plan import draw_plan
-from specsim.engine.accounting import Accounting, HostFunctionError, Memory, ModelAccounting
+from specsim.engine.accounting import Accounting, HostFunctionError, Memory
 from specsim.engine.admission import out_of_memory
-from specsim.engine.config import require_runnable
 from specsim.engine.device import Device, Launch, LaunchRow, Move
 from specsim.engine.event_log import LoggedEvent, Run
 from specsim.engine.grammar import advance_grammar
@@ -30,20 +29,15 @@ from specsim.engine.lifecycle import Event, State
 from specsim.engine.locations import Locations
 from specsim.engine.logprobs import take_first_row
 from specsim.engine.marks import abort_marks, features_of, retract_marks, reused_memory
-from specsim.engine.memory.allocator import Allocator, OutOfSlotsError
-from specsim.engine.memory.radix import RadixCache
-from specsim.engine.memory.rows import Rows, RowsExhaustedError
-from specsim.engine.memory.sessions import Sessions
-from specsim.engine.memory.swa import SwaAllocator
-from specsim.engine.memory.window_tree import TreeWindow
+from specsim.engine.memory.allocator import OutOfSlotsError
+from specsim.engine.memory.rows import RowsExhaustedError
+from specsim.engine.observer import Observer, RunStopped
 from specsim.engine.relay import Futures
 from specsim.engine.request import Request, Turn, make_request
 from specsim.engine.results import Results
 from specsim.engine.sampling import Counts, cumulate
 from specsim.engine.streams import Streams
 from specsim.engine.workload import Scenario
-from specsim.rules.checker import Checker, RunStopped
-from specsim.rules.ledger import SlotLedger
 
 ITERATIONS_MAX = 600
 
@@ -55,51 +49,29 @@ class UnjudgeableError(Exception):
 
 
 class Engine(Results):
-    """One run of a scenario. `accounting` makes the accounting that is tested from the memory it calls back. The run
-    ends at a violation with the signature `stop_at`, or at one that it cannot go on from. `move` is the device's.
+    """One run of a scenario on an accounting over its memory, which `observer` watches. The run ends when nothing is
+    left to do, or when the observer stops it. `move` is the device's.
     """
 
     def __init__(
         self,
         scenario: Scenario,
         chooser: Chooser,
-        accounting: Callable[[Memory], Accounting] = ModelAccounting,
-        stop_at: str = "",
+        memory: Memory,
+        accounting: Accounting,
+        observer: Observer,
         move: Move | None = None,
     ) -> None:
-        require_runnable(scenario.config)
+        refusal = accounting.refuses(scenario.config)
+        if refusal:
+            raise UnjudgeableError(refusal)
         self._config = scenario.config
         self._workload = scenario.workload
         self._chooser = chooser
-        self._ledger = SlotLedger(self._config.page_size)
-        page_size = self._config.page_size
-        pool_slots = self._config.pool_slots
-        swa_ledger = SlotLedger(page_size)
-        swa = None
-        if self._config.window:
-            swa_slots = self._config.swa_pool_slots or pool_slots
-            swa = SwaAllocator(pool_slots, swa_slots, page_size, self._ledger, swa_ledger)
-        allocator = swa or Allocator(pool_slots, page_size, self._ledger)
-        tree = None
-        if self._config.radix:
-            window = TreeWindow(swa, self._config.window) if swa else None
-            tree = RadixCache(page_size, allocator, bigram=self._config.bigram, watcher=self._ledger, window=window)
-        rows = Rows(self._config.rows, self._config.row_width)
-        self._memory = Memory(self._config, rows, allocator, Sessions(), tree, swa)
-        self._accounting = accounting(self._memory)
-        refusal = self._accounting.refuses(self._config)
-        if refusal:
-            raise UnjudgeableError(refusal)
+        self._memory = memory
+        self._accounting = accounting
+        self._observer = observer
         self._has_laws = self._workload.has_laws
-        self._checker = Checker(
-            self._config,
-            self._memory,
-            self._ledger,
-            self._accounting,
-            swa_ledger,
-            stop_at,
-            has_laws=self._has_laws,
-        )
         locations: Locations | None = getattr(self._accounting, "locations", None)
         self._device = Device(self._config, has_laws=self._has_laws, move=move, locations=locations)
         self._needs_table = locations is not None
@@ -107,7 +79,7 @@ class Engine(Results):
         self._penalty_counts: Callable[[Request], Counts | None] | None = None
         if self._has_laws:
             self._penalty_counts = getattr(self._accounting, "penalty_counts", None)
-        self._streams = Streams(self._memory, self._device) if self._config.streams else None
+        self._streams = Streams(self._memory, self._device, observer.accesses()) if self._config.streams else None
         self.is_quiet = False  # nothing is logged
         self._log: list[LoggedEvent] = []
         self._digest = hashlib.blake2b(digest_size=16)
@@ -164,7 +136,7 @@ class Engine(Results):
         while not self.ended:
             self.step(not self.host_can_go or bool(self.device_can_go and self._chooser.choose(2, "device goes first")))
         return Run(
-            tuple(self._checker.violations),
+            tuple(self._observer.violations),
             tuple(self._log),
             self._digest.hexdigest(),
             self._stale_finished,
@@ -179,13 +151,13 @@ class Engine(Results):
                 self._execute()
             else:
                 self._host_step()
-                self._checker.waits(self._awaited, self._unresolved[0] if self._unresolved else None)
+                self._observer.waits(self._awaited, self._unresolved[0] if self._unresolved else None)
         except RunStopped:
             self._phase = "ended"
         except HostFunctionError as error:
             self._phase = "ended"
             with contextlib.suppress(RunStopped):
-                self._checker.broken(error.rule, error.part, "", error.expected, error.text)
+                self._observer.broken(error.rule, error.part, "", error.expected, error.text)
 
     # The host
 
@@ -215,12 +187,12 @@ class Engine(Results):
 
     def _next_iteration(self) -> None:
         if not self._is_busy():
-            self._checker.at_idle(self._device.content, self._device.swa_content)
+            self._observer.at_idle(self._device.content, self._device.swa_content)
             self._phase = "ended"
             return
         self._iterations += 1
         if self._iterations > ITERATIONS_MAX:
-            self._checker.broken("S1", "loop", "", "every request ends", self._pending_reason())
+            self._observer.broken("S1", "loop", "", "every request ends", self._pending_reason())
         self._receive()
         self._phase = "schedule"
 
@@ -255,12 +227,12 @@ class Engine(Results):
         self._futures, self._merging_rows, self._batch_is_full = Futures(), [], False
         if batch:
             self._marks.add("retracted_by_pause")
-            self._checker.before_tree_calls()
+            self._observer.before_tree_calls()
             self._accounting.retract_all(batch)
-            self._checker.after_memory_calls("retract")
+            self._observer.after_memory_calls("retract")
             for request in batch:
                 self._retracted(request, "pause")
-            self._checker.ownership("retract", self._requests, self._open_sessions)
+            self._observer.ownership("retract", self._requests, self._open_sessions)
 
     def _is_busy(self) -> bool:
         if self._arriving or self._waiting or self._running or self._merging or self._unresolved or self._chunked:
@@ -286,7 +258,7 @@ class Engine(Results):
             if turn.session and turn.session not in self._open_sessions:
                 self._open_sessions.append(turn.session)
             self._record("host", "arrive", request.rid, f"prompt {len(request.prompt)}, max_new {turn.max_new_tokens}")
-            self._checker.waiting(request, "arrive")
+            self._observer.waiting(request, "arrive")
         if self._aborts_left and self._chooser.choose(4, "abort") == 1:
             self._aborts_left -= self._abort_one("abort")
 
@@ -297,7 +269,7 @@ class Engine(Results):
         session = request.turn.session
         before = [other.rid for other in self._requests if other.turn.session == session]
         aspect = "retracted" if before and self._retracted_turns.get(session) == before[-1] else ""
-        self._checker.broken("I53", "session controller", request.rid, expected, made, aspect=aspect, go_on=not aspect)
+        self._observer.broken("I53", "session controller", request.rid, expected, made, aspect=aspect, go_on=not aspect)
 
     def _capped(self, turn: Turn) -> Turn:
         """A client that names no limit gets what the context has room for."""
@@ -327,7 +299,7 @@ class Engine(Results):
             request.happens(Event.DROP)
             self._batch_is_full = False
             if session:
-                self._checker.session_aborted(request, before)
+                self._observer.session_aborted(request, before)
         else:
             self._accounting.abort(request)
         return True
@@ -340,15 +312,15 @@ class Engine(Results):
         self._marks.add("abort of a chunk")
         self._record("host", "drop", request.rid, "aborted")
         self._batch_is_full = False
-        self._checker.before_release(request)
-        self._checker.before_tree_calls()
+        self._observer.before_release(request)
+        self._observer.before_tree_calls()
         self._accounting.drop(request)
-        self._checker.after_memory_calls("release")
+        self._observer.after_memory_calls("release")
         request.happens(Event.DROP)
         if self._memory.tree is not None:
-            self._checker.inserted_nothing(request, "release")
+            self._observer.inserted_nothing(request, "release")
         if self._has_session(request):
-            self._checker.session_aborted(request, None)
+            self._observer.session_aborted(request, None)
         self._chunked = None
 
     def _schedule(self) -> None:
@@ -395,7 +367,7 @@ class Engine(Results):
 
     def _launch_prefill(self, admitted: list[Request], beside: list[LaunchRow]) -> Launch:
         if self._memory.tree is not None:
-            self._checker.ownership("extend", self._requests, self._open_sessions)
+            self._observer.ownership("extend", self._requests, self._open_sessions)
         rows = []
         for request in admitted:
             (row, slots), prefix_len = self._slots_of(request), self._prefix_lens[request.key]
@@ -441,7 +413,7 @@ class Engine(Results):
 
     def _prepare(self, batch: list[Request]) -> list[LaunchRow]:
         before = [self._accounting.observe(request) for request in batch]
-        self._checker.before_prepare(batch)
+        self._observer.before_prepare(batch)
         try:
             self._accounting.prepare(batch)
         except (OutOfSlotsError, RowsExhaustedError) as error:
@@ -452,9 +424,9 @@ class Engine(Results):
             for request, was, now in zip(batch, before, after, strict=True)
         ]
         self._record("host", "prepare", "", " ".join(growth))
-        self._checker.after_memory_calls("prepare")
-        self._checker.after_prepare(batch, before, after)
-        self._checker.ownership("prepare", self._requests, self._open_sessions)
+        self._observer.after_memory_calls("prepare")
+        self._observer.after_prepare(batch, before, after)
+        self._observer.ownership("prepare", self._requests, self._open_sessions)
         rows = []
         for request, now in zip(batch, after, strict=True):
             row, slots = self._slots_of(request, now)
@@ -495,16 +467,16 @@ class Engine(Results):
         self._unresolved.append(launch)
         for part in launch.parts:
             self._record("host", "launch", part.name, " ".join(row.request.rid for row in part.rows))
-        self._checker.at_launch(launch, len(self._unresolved))
+        self._observer.at_launch(launch, len(self._unresolved))
         if self._streams is not None:
             self._streams.launch(launch)
-            self._checker.in_order(self._streams.race)
+            self._observer.in_order(self._streams.race)
         return launch
 
     def _retract(self, batch: list[Request], why: str) -> list[Request]:
-        self._checker.before_tree_calls()
+        self._observer.before_tree_calls()
         outcome = self._accounting.retract(batch)
-        self._checker.after_memory_calls("retract")
+        self._observer.after_memory_calls("retract")
         for request in outcome.retracted:
             if request.state is State.PREFILLING:
                 self._marks.add("prefill_result_of_retracted")
@@ -514,15 +486,15 @@ class Engine(Results):
             self._marks.add("retract: last request")
             if request.pending or request.state is State.PREFILLING:
                 self._marks.add("dropped_in_flight")
-            self._checker.before_release(request)
+            self._observer.before_release(request)
             request.abort_wanted = True
             request.happens(Event.DROP)
             if self._has_session(request):
-                self._checker.session_aborted(request, None)
+                self._observer.session_aborted(request, None)
         self._futures.filter([batch.index(request) for request in outcome.kept])
         self._running = outcome.kept
         self._batch_is_full = False
-        self._checker.ownership("retract", self._requests, self._open_sessions)
+        self._observer.ownership("retract", self._requests, self._open_sessions)
         return outcome.kept
 
     def _retracted(self, request: Request, why: str) -> None:
@@ -531,10 +503,10 @@ class Engine(Results):
         self._retracted_in[request.rid] = self._iterations
         if request.turn.session:
             self._retracted_turns[request.turn.session] = request.rid
-        self._checker.before_release(request)
+        self._observer.before_release(request)
         request.happens(Event.RETRACT)
-        self._checker.after_retract(request)
-        self._checker.inserted_nothing(request, "retract")
+        self._observer.after_retract(request)
+        self._observer.inserted_nothing(request, "retract")
         self._waiting.append(request)
 
     # The device
@@ -551,7 +523,7 @@ class Engine(Results):
                     self._record(agent, operation.name, operation.of, "")
                     return
         except (IndexError, ValueError) as error:
-            self._checker.broken("X6", "device", "", "no exception", error)
+            self._observer.broken("X6", "device", "", "no exception", error)
             raise RunStopped from error
         starts = {row.key: row.request.extend_len for part in launch.parts for row in part.rows}
         for part in launch.parts:
@@ -563,16 +535,16 @@ class Engine(Results):
         for step in self._device.steps:
             starts[step.key] = self._device_lens.get(step.key, starts[step.key])
             self._device_lens[step.key] = starts[step.key] + len(step.path)
-        self._checker.after_device(launch, self._device, starts)
+        self._observer.after_device(launch, self._device, starts)
 
     # Results
 
     def _resolve(self, launch: Launch) -> None:
-        self._checker.resolves(launch, self._unresolved[0] if self._unresolved else None)
+        self._observer.resolves(launch, self._unresolved[0] if self._unresolved else None)
         self._unresolved.popleft()
         if self._streams is not None:
             self._streams.take(launch)
-            self._checker.in_order(self._streams.race)
+            self._observer.in_order(self._streams.race)
         for part in launch.parts:
             if self._has_laws and part.grammar_advanced and any(row.request.matcher for row in part.rows):
                 self._marks.add("mask_before_result")
@@ -582,7 +554,7 @@ class Engine(Results):
                 self._resolve_decode(part)
         if self._streams is not None:
             self._streams.write_tables(f"result {launch.name}")
-            self._checker.in_order(self._streams.race)
+            self._observer.in_order(self._streams.race)
 
     def _resolve_prefill(self, launch: Launch) -> None:
         if self._has_laws:
@@ -610,12 +582,12 @@ class Engine(Results):
         self._open_sessions.remove(session)
         self._accounting.session_close(session)
         self._record("host", "close", session, "")
-        self._checker.after_memory_calls("session close")
+        self._observer.after_memory_calls("session close")
 
     def _record(self, agent: str, event: str, who: str, details: str) -> None:
         if self.is_quiet:
             return
         number = len(self._log)
-        self._checker.events = number
+        self._observer.events = number
         self._log.append(LoggedEvent(number, agent, event, who, details))
         self._digest.update(f"{agent}\x1f{event}\x1f{who}\x1f{details}\n".encode())

@@ -12,9 +12,8 @@ from specsim.engine.grammar import advance_grammar
 from specsim.engine.lifecycle import Event, State
 from specsim.engine.logprobs import take_rows
 from specsim.engine.marks import finish_mark
+from specsim.engine.observer import Observer
 from specsim.engine.request import Request
-from specsim.rules.checker import Checker
-from specsim.rules.ledger import SlotLedger
 
 
 class Results(Admission):
@@ -24,9 +23,8 @@ class Results(Admission):
 
     _config: EngineConfig
     _memory: Memory
-    _ledger: SlotLedger
     _accounting: Accounting
-    _checker: Checker
+    _observer: Observer
     _marks: set[str]
     _requests: list[Request]
     _unresolved: deque[Launch]
@@ -79,13 +77,13 @@ class Results(Admission):
             number = numbers[request.rid]
             if request.rid not in waiting:
                 rule = "I31" if request.state is State.FINISHED else "I32"
-                self._checker.broken(rule, "result handling", request.rid, "a stale result is dropped", "it is taken")
+                self._observer.broken(rule, "result handling", request.rid, "a stale result is dropped", "it is taken")
             waiting.discard(request.rid)
             self._appended(request, result, number, len(runs[number]))
 
         def end_frees() -> None:
             for rid in sorted(waiting):
-                self._checker.broken("I03", "result handling", rid, "the run of a live request is taken", "it is not")
+                self._observer.broken("I03", "result handling", rid, "the run of a live request is taken", "it is not")
             self._end_frees()
 
         return ResultSteps(
@@ -103,15 +101,15 @@ class Results(Admission):
         if request.turn.return_logprob:
             take_rows(request, result, number, count)
         request.resolved += count
-        self._checker.after_append(request, "resolve")
+        self._observer.after_append(request, "resolve")
 
     def _checked_alone(self, request: Request) -> None:
-        self._checker.after_finish_check(request)
+        self._observer.after_finish_check(request)
 
     def _resolved(
         self, launch: Launch, result: DecodeResult, before: list[Observed], runs: list[list[int]], live: list[bool]
     ) -> None:
-        self._checker.after_memory_calls("resolve")
+        self._observer.after_memory_calls("resolve")
         details = [
             f"{row.request.rid}:{'+' if alive else 'stale '}{accept_len}"
             for row, alive, accept_len in zip(launch.rows, live, result.accept_lens, strict=True)
@@ -129,7 +127,7 @@ class Results(Admission):
             else:
                 self._stale_retracted += 1
                 self._marks.add("stale_result_of_retracted")
-        self._checker.after_resolve(launch, result, before, runs, live)
+        self._observer.after_resolve(launch, result, before, runs, live)
 
     def _is_live(self, row: LaunchRow) -> bool:
         """Whether a result is of this incarnation of a request that runs."""
@@ -138,13 +136,13 @@ class Results(Admission):
     def _append(self, request: Request, run: list[int], kind: str) -> bool:
         """Append a run; returns whether the request has finished."""
         self._accounting.append(request, run)
-        self._checker.after_append(request, kind)
+        self._observer.after_append(request, kind)
         self._accounting.check_finish(request, len(run))
         return self._checked(request)
 
     def _checked(self, request: Request) -> bool:
         """Release the request if it has ended; returns whether it has."""
-        finished = self._checker.after_finish_check(request).finished
+        finished = self._observer.after_finish_check(request).finished
         if finished:
             self._releasing(request)
             self._accounting.release(request)
@@ -158,14 +156,14 @@ class Results(Admission):
         self._marks.add(finish_mark(request, finished_len))
         self._record("host", "finish", request.rid, f"{visible} of {len(request.outputs)} outputs")
         self._batch_is_full = False  # somebody leaves
-        self._checker.visible_outputs(request)
-        self._checker.before_release(request)
-        self._checker.before_tree_calls()
+        self._observer.visible_outputs(request)
+        self._observer.before_release(request)
+        self._observer.before_tree_calls()
 
     def _released(self, request: Request) -> None:
         session, tree = self._has_session(request), self._memory.tree
         visible = _visible_len(request, self._accounting.observe(request).finished_len)
-        self._checker.after_memory_calls("release")
+        self._observer.after_memory_calls("release")
         request.happens(Event.FINISH)
         if tree is not None and not session:
             claim = min(len(request.prompt) + visible, request.kv_ready)
@@ -173,22 +171,22 @@ class Results(Admission):
                 claim = self._claimed
             if tree.key_len(claim) > request.honest_len:
                 self._marks.add("tree_took_unwritten_position")
-            self._checker.inserted(request, claim, "release", -1, "I30")
+            self._observer.inserted(request, claim, "release", -1, "I30")
         if request.turn.session and not request.abort_wanted:
             self._histories[request.turn.session] = request.prompt + request.outputs[:visible]
         if session and request.abort_wanted:
-            self._checker.session_aborted(request, None)
+            self._observer.session_aborted(request, None)
         elif session:
-            self._checker.session_saved(request, request.kv_ready)
+            self._observer.session_saved(request, request.kv_ready)
 
     def _begin_frees(self) -> None:
         self._memory.allocator.free_group_begin()
-        self._ledger.free_group_begin()
+        self._observer.free_group_begin()
 
     def _end_frees(self) -> None:
         self._memory.allocator.free_group_end()
-        self._ledger.free_group_end()
-        self._checker.ownership("release", self._requests, self._open_sessions)
+        self._observer.free_group_end()
+        self._observer.ownership("release", self._requests, self._open_sessions)
 
 
 def _visible_len(request: Request, finished_len: int | None) -> int:

@@ -18,18 +18,16 @@ from collections import deque
 from typing import Any
 
 from specsim.choices.chooser import Chooser
-from specsim.engine.accounting import Accounting, DecodeResult, Held, Memory
+from specsim.engine.accounting import DecodeResult, Held, Memory
 from specsim.engine.copies import shallow
 from specsim.engine.device import Device, Launch, LaunchRow, Sequence
 from specsim.engine.loop import Engine
-from specsim.engine.memory.allocator import Allocator
+from specsim.engine.memory.allocator import Allocator, SlotWatcher
 from specsim.engine.memory.sessions import Sessions, SessionSlot
 from specsim.engine.relay import Futures
 from specsim.engine.request import Request
 from specsim.engine.workload import Scenario
 from specsim.errors import UsageError
-from specsim.rules.checker import Checker
-from specsim.rules.ledger import SlotLedger
 
 HOST, DEVICE = 0, 1
 
@@ -111,7 +109,7 @@ class EngineState:
 
     def broken(self) -> tuple[str, ...]:
         """Signatures of the rules that were broken on the way here."""
-        return tuple(violation.signature for violation in self.engine._checker.violations)
+        return tuple(violation.signature for violation in self.engine._observer.violations)
 
     def fork(self) -> EngineState:
         forked = EngineState.__new__(EngineState)
@@ -137,12 +135,12 @@ def fork(engine: Engine) -> Engine:
         if launch.result is not None and launch.result.next_token_ids is engine._device._output:
             launch.result.next_token_ids = output
 
-    new._ledger = ledger = _fork_ledger(engine._ledger)
-    new._memory = memory = _fork_memory(engine._memory, ledger)
+    new._observer = observer = engine._observer.fork()
+    new._memory = memory = _fork_memory(engine._memory, observer.slots)
     new._accounting = shallow(engine._accounting)
     accounting: Any = new._accounting
     accounting._memory = memory
-    new._checker = _fork_checker(engine._checker, memory, ledger, accounting)
+    observer.attach(memory, accounting)
     # A launch is on the device's stream until it is executed, and unresolved until long after.
     new._device = _fork_device(engine._device, launches, output)
     new._unresolved = deque(launches.values())
@@ -255,14 +253,7 @@ def _fork_launch(launch: Launch, rows: _Rows) -> Launch:
     )
 
 
-def _fork_ledger(ledger: SlotLedger) -> SlotLedger:
-    used, in_group, broken = set(ledger.used), set(ledger.in_group), ledger.broken[:]
-    # Without a radix cache nothing is put in the tree, and nothing is locked.
-    of_tree = (ledger.tree_slots, ledger.locks, ledger.inserted_to)
-    return SlotLedger(ledger.page_size, used, in_group, ledger.group_open, broken, *of_tree)
-
-
-def _fork_memory(memory: Memory, ledger: SlotLedger) -> Memory:
+def _fork_memory(memory: Memory, watcher: SlotWatcher) -> Memory:
     old_allocator = memory.allocator
     assert isinstance(old_allocator, Allocator)
     rows = shallow(memory.rows)
@@ -270,7 +261,7 @@ def _fork_memory(memory: Memory, ledger: SlotLedger) -> Memory:
     rows.free_rows = memory.rows.free_rows[:]
     rows.writes = None  # of streams
     allocator = shallow(old_allocator)
-    allocator._watcher = ledger
+    allocator._watcher = watcher
     allocator._free_pages = old_allocator._free_pages[:]
     sessions = Sessions()
     for name, slot in memory.sessions.slots.items():
@@ -278,19 +269,6 @@ def _fork_memory(memory: Memory, ledger: SlotLedger) -> Memory:
             slot.row, slot.claim, slot.allocated, slot.protected, slot.node, slot.evicted
         )
     return Memory(memory.config, rows, allocator, sessions, steps=memory.steps, next_steps=memory.next_steps)
-
-
-def _fork_checker(checker: Checker, memory: Memory, ledger: SlotLedger, accounting: Accounting) -> Checker:
-    # The table is what the rows were before a call, and is written anew before each: it may be shared.
-    new = shallow(checker)
-    new._memory = memory
-    new._ledger = ledger
-    new._accounting = accounting
-    new._account = None  # small scopes are looked at as a whole
-    new._released = set(checker._released)
-    new._left_at = dict(checker._left_at)
-    new.violations = checker.violations[:]
-    return new
 
 
 def _fork_device(device: Device, launches: dict[int, Launch], output: list[int]) -> Device:
@@ -311,7 +289,7 @@ def value(engine: Engine) -> tuple[Any, ...]:
     same run has the same value on every machine.
     """
     index = {request: at for at, request in enumerate(engine._requests)}
-    memory, checker, device, ledger = engine._memory, engine._checker, engine._device, engine._ledger
+    memory, device = engine._memory, engine._device
     assert isinstance(memory.allocator, Allocator)
     return (
         (engine._phase, engine._to_resolve, engine._awaited is not None),
@@ -324,7 +302,8 @@ def value(engine: Engine) -> tuple[Any, ...]:
         [row.relay_out for row in engine._merging_rows],
         [_row_value(row, index) for row in engine._prepared] if engine._phase == "launch" else [],
         index[engine._chunked] if engine._chunked else None,
-        (engine._futures.indices, [checker._left_at.get(request.key) for request in engine._running]),
+        engine._futures.indices,
+        engine._observer.state(engine._running),
         sorted(engine._resumed),
         engine._open_sessions,
         sorted(engine._histories.items()),
@@ -339,9 +318,6 @@ def value(engine: Engine) -> tuple[Any, ...]:
         memory.rows.free_rows,
         memory.allocator._free_pages,
         [(name, slot.row, slot.claim, slot.allocated) for name, slot in sorted(memory.sessions.slots.items())],
-        (sorted(ledger.used), sorted(ledger.in_group), ledger.group_open, ledger.broken),
-        sorted(checker._released),
-        [violation.signature for violation in checker.violations],
     )
 
 

@@ -16,8 +16,9 @@ What a right engine waits for, and why:
 - a mask for the tokens that the launch before has given its grammar;
 - the host for the copy of the result that it takes. Host buffers are used in turn.
 
-Every access of something that two agents share is told to `specsim.rules.happens_before` when its operation is queued.
-KV slots are the forward stream's alone, whose order protects a slot that is given to somebody else.
+Every access of something that two agents share is reported when its operation is queued
+(`specsim.engine.observer.Accesses`). KV slots are the forward stream's alone, whose order protects a slot that is given
+to somebody else.
 
 Not simulated: a draft that runs beside its own plan; copies to the device; the events of several ranks.
 """
@@ -32,11 +33,12 @@ from functools import partial
 
 from specsim.choices.chooser import Chooser
 from specsim.engine.accounting import DecodeResult, Memory
+from specsim.engine.agents import AGENTS, COPY, FORWARD, HOST, PLAN, SCHEDULE, Race, Step
 from specsim.engine.device import Device, Launch, LaunchRow
 from specsim.engine.grammar import advance_grammar
 from specsim.engine.lifecycle import State
+from specsim.engine.observer import Accesses
 from specsim.engine.sampling import Counts
-from specsim.rules.happens_before import AGENTS, COPY, FORWARD, HOST, PLAN, SCHEDULE, HappensBefore, Race, Step
 
 HOST_BUFFERS = 2  # as many as launches whose results the host has not taken
 
@@ -92,13 +94,13 @@ def _nothing() -> None:
 class Streams:
     """The streams of one engine, and what the device holds of the host's tables."""
 
-    def __init__(self, memory: Memory, device: Device) -> None:
+    def __init__(self, memory: Memory, device: Device, accesses: Accesses) -> None:
         self._memory = memory
         self._device = device
-        self._clocks = HappensBefore()
+        self._accesses = accesses
         self._queues: list[deque[Operation]] = [deque() for _ in AGENTS]
         self._queued = 0
-        start = Operation(HOST, "start", "", 0, self._clocks.step(HOST, "start", ()), (), _nothing, done=True)
+        start = Operation(HOST, "start", "", 0, self._accesses.step(HOST, "start", ()), (), _nothing, done=True)
         self._written = self._reads_done = self._published = self._copied = start
         self._before: Launch | None = None
         self._results: dict[int, Operation] = {}
@@ -116,7 +118,7 @@ class Streams:
 
     @property
     def race(self) -> Race | None:
-        return self._clocks.race
+        return self._accesses.race
 
     @property
     def can_go(self) -> bool:
@@ -151,14 +153,14 @@ class Streams:
             self._mapped.clear()
             writes = self._queue(SCHEDULE, "map", of, partial(self._map, mapped), barrier)
             for slot in dict(mapped):
-                self._clocks.write(("window slot", slot), writes.step)
+                self._accesses.write(("window slot", slot), writes.step)
             self._written = writes
         if self._rows:
             rows = self._rows[:]
             self._rows.clear()
             writes = self._queue(SCHEDULE, "write", of, partial(self._write, rows), barrier)
             for row, start, slots in rows:
-                self._clocks.write_row(row, start, start + len(slots), writes.step)
+                self._accesses.write_row(row, start, start + len(slots), writes.step)
             self._written = writes
 
     def launch(self, launch: Launch) -> None:
@@ -168,7 +170,7 @@ class Streams:
             penalties = partial(self._penalties.update, counts)
             self._written = self._queue(SCHEDULE, "penalize", launch, penalties, (self._reads_done,))
             for of_row in counts:
-                self._clocks.write(("penalties", of_row), self._written.step)
+                self._accesses.write(("penalties", of_row), self._written.step)
         self.write_tables(launch.name)
         verifies = launch.verifies
         ready = self._written if verifies is None else self._plan_of(launch, verifies)
@@ -179,24 +181,24 @@ class Streams:
         compute = partial(self._compute, launch, ended)
         computed = self._queue(FORWARD, name, launch, compute, (ready, self._copied))
         if verifies is not None:
-            self._clocks.read(_PLAN, computed.step)
-            self._clocks.read(_MASK, computed.step)
+            self._accesses.read(_PLAN, computed.step)
+            self._accesses.read(_MASK, computed.step)
             for row in verifies.rows:
-                self._clocks.read(("relay", row.relay_in), computed.step)
+                self._accesses.read(("relay", row.relay_in), computed.step)
                 if row.counts is not None:
-                    self._clocks.read(("penalties", row.row), computed.step)
+                    self._accesses.read(("penalties", row.row), computed.step)
         self._reads_rows(computed, rows)
         for row in rows:
-            self._clocks.write(("relay", row.relay_out), computed.step)
-        self._clocks.write(_OUTPUT, computed.step)
+            self._accesses.write(("relay", row.relay_out), computed.step)
+        self._accesses.write(_OUTPUT, computed.step)
         self._published = self._reads_done = computed
         if verifies is not None:
             extend = self._queue(FORWARD, "extend", launch, partial(self._extend, verifies), ())
             self._reads_rows(extend, verifies.rows)
             self._reads_done = extend
         copied = self._queue(COPY, "copy", launch, partial(self._copy, launch), (computed,))
-        self._clocks.read(_OUTPUT, copied.step)
-        self._clocks.write(_host_buffer(launch), copied.step)
+        self._accesses.read(_OUTPUT, copied.step)
+        self._accesses.write(_host_buffer(launch), copied.step)
         self._results[launch.number] = copied
         self._copied = copied
         self._before = launch
@@ -207,21 +209,21 @@ class Streams:
         plan = self._queue(PLAN, "plan", launch, make_plan, (self._written, self._published))
         self._reads_rows(plan, verifies.rows)
         for row in verifies.rows:
-            self._clocks.read(("relay", row.relay_in), plan.step)
-        self._clocks.write(_PLAN, plan.step)
+            self._accesses.read(("relay", row.relay_in), plan.step)
+        self._accesses.write(_PLAN, plan.step)
         before = self._before
         unread = before is not None and not all(part.grammar_advanced for part in before.parts)
         if before is None or not unread or not any(row.request.matcher for row in verifies.rows):
             return plan
         mask = self._queue(PLAN, "mask", launch, partial(self._read_grammars, before), (self._copied,))
-        self._clocks.read(_host_buffer(before), mask.step)
-        self._clocks.write(_MASK, mask.step)
+        self._accesses.read(_host_buffer(before), mask.step)
+        self._accesses.write(_MASK, mask.step)
         return mask
 
     def take(self, launch: Launch) -> None:
         """The host takes the result of a launch, which it has waited for."""
         copied = self._results.pop(launch.number)
-        self._clocks.read(_host_buffer(launch), self._clocks.step(HOST, f"take {launch.name}", (copied.step,)))
+        self._accesses.read(_host_buffer(launch), self._accesses.step(HOST, f"take {launch.name}", (copied.step,)))
         self._read_host_buffer(launch)
 
     def _queue(
@@ -234,7 +236,7 @@ class Streams:
     ) -> Operation:
         launch = None if isinstance(of, str) else of
         of = of if isinstance(of, str) else of.name
-        step = self._clocks.step(stream, f"{name} {of}", [other.step for other in waits])
+        step = self._accesses.step(stream, f"{name} {of}", [other.step for other in waits])
         self._queued += 1
         operation = Operation(stream, name, of, self._queued, step, waits, run, launch)
         self._queues[stream].append(operation)
@@ -243,10 +245,10 @@ class Streams:
     def _reads_rows(self, operation: Operation, rows: list[LaunchRow]) -> None:
         """It reads all that these rows have been given, and where the window's layers have it."""
         for row in rows:
-            self._clocks.read_row(row.row, 0, len(row.slots), operation.step)
+            self._accesses.read_row(row.row, 0, len(row.slots), operation.step)
             if row.swa_slots:
                 for slot in row.slots:
-                    self._clocks.read(("window slot", slot), operation.step)
+                    self._accesses.read(("window slot", slot), operation.step)
 
     # What streams do
 

@@ -20,6 +20,7 @@ from specsim.choices.search_strategies import LEARNING, Strategy
 from specsim.deadline import NEVER, Deadline
 from specsim.engine.accounting_target import AccountingTarget
 from specsim.engine.loop import Engine
+from specsim.engine.observer import Violation
 from specsim.engine.workload import Scenario, draw_scenario
 from specsim.fuzz.batches import seed_of
 from specsim.fuzz.observability import observed_run
@@ -27,7 +28,7 @@ from specsim.fuzz.reached import Reached
 from specsim.fuzz.scenario_families import FAMILIES
 from specsim.fuzz.work import Batch, BatchResult, Found, Observed
 from specsim.replay_file import Replay, to_text
-from specsim.rules.checker import Violation
+from specsim.rules.checked_engine import checked_engine
 from specsim.tiers.accounting.child import failure_of as process_failure_of
 from specsim.tiers.accounting.child import finding_of, title_of
 from specsim.tiers.accounting.decisive_pair import StoppedError, decisive_pair
@@ -85,7 +86,7 @@ def run_one(
 
     def make(scenario: Scenario, choices: RecordingChooser, *rest: Any) -> Engine:
         chooser.unbias()
-        return Engine(scenario, choices, *rest)
+        return checked_engine(scenario, choices, *rest)
 
     return run_schedule(target, chooser, refused, engine=make)
 

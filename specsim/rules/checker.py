@@ -9,49 +9,30 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import pairwise
+from typing import Any
 
 from specsim.engine.accounting import Accounting, DecodeResult, Memory, Observed
+from specsim.engine.agents import Race
 from specsim.engine.config import EngineConfig
+from specsim.engine.copies import shallow
 from specsim.engine.device import Device, Launch
 from specsim.engine.lifecycle import State
-from specsim.engine.memory.allocator import ceil_to
+from specsim.engine.memory.allocator import SlotWatcher, ceil_to
 from specsim.engine.memory.sessions import SessionSlot
 from specsim.engine.model import VOCABULARY, extend
+from specsim.engine.observer import Accesses, RunStopped, Violation
 from specsim.engine.request import Request
 from specsim.rules.distributions import Laws, after_append
-from specsim.rules.happens_before import Race
+from specsim.rules.happens_before import HappensBefore
 from specsim.rules.ledger import Owner, SlotLedger, is_sound, ownership_problem, window_problem
 from specsim.rules.oracle import outputs_of, unending_outputs_of
 from specsim.rules.ownership import Account
 from specsim.rules.radix_tree import tree_problem, tree_problem_at_idle, tree_window_problem, window_problem_at_idle
 from specsim.rules.table import BY_ID
-from specsim.verdict import Rule
 
 _OBSERVABLES = tuple(each.name for each in fields(Observed))
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A rule broken at an event. `aspect` tells apart two ways of breaking one rule; `part` names the seam function."""
-
-    rule: Rule
-    aspect: str
-    part: str
-    who: str
-    expected: str
-    actual: str
-    event: int
-
-    @property
-    def signature(self) -> str:
-        """The same for the same defect, in every schedule and on every release that has it."""
-        return ":".join(["accounting", self.rule.id, *([self.aspect] if self.aspect else []), self.part])
-
-
-class RunStopped(Exception):  # noqa: N818 - how a run ends
-    """A rule was broken that the run cannot go on from."""
 
 
 class Checker:
@@ -115,6 +96,12 @@ class Checker:
         if self._ledger.broken or self._swa_ledger.broken:
             rule_id, expected, actual = [*self._ledger.broken, *self._swa_ledger.broken][0]
             self.broken(rule_id, part, "", expected, actual)
+
+    def free_group_begin(self) -> None:
+        self._ledger.free_group_begin()
+
+    def free_group_end(self) -> None:
+        self._ledger.free_group_end()
 
     def ownership(
         self, part: str, requests: Sequence[Request], sessions: Sequence[str], at_match: bool = False
@@ -575,3 +562,38 @@ class Checker:
             expected = f"0 <= committed <= allocated <= {width}"
             seen = f"committed {now.committed}, allocated {now.allocated}"
             self.broken("I01", part, request.rid, expected, seen)
+
+    # Forks
+
+    @property
+    def ledger(self) -> SlotLedger:
+        return self._ledger
+
+    @property
+    def slots(self) -> SlotWatcher:
+        return self._ledger
+
+    def accesses(self) -> Accesses:
+        return HappensBefore()
+
+    def fork(self) -> Checker:
+        """A copy for a run without a radix cache, a sliding window and streams."""
+        # The table is what the rows were before a call, and is written anew before each: it may be shared.
+        new = shallow(self)
+        new._ledger = self._ledger.fork()
+        new._account = None  # small scopes are looked at as a whole
+        new._released = set(self._released)
+        new._left_at = dict(self._left_at)
+        new.violations = self.violations[:]
+        return new
+
+    def attach(self, memory: Memory, accounting: Accounting) -> None:
+        self._memory, self._accounting = memory, accounting
+
+    def state(self, running: Sequence[Request]) -> tuple[Any, ...]:
+        return (
+            [self._left_at.get(request.key) for request in running],
+            self._ledger.state(),
+            sorted(self._released),
+            [violation.signature for violation in self.violations],
+        )

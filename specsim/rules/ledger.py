@@ -88,6 +88,16 @@ class SlotLedger:
         self.group_open = False
         self.in_group.clear()
 
+    def fork(self) -> SlotLedger:
+        """A copy for a run without a radix cache: nothing is put in the tree, and nothing is locked."""
+        of_tree = (self.tree_slots, self.locks, self.inserted_to)
+        broken = self.broken[:]
+        return SlotLedger(self.page_size, set(self.used), set(self.in_group), self.group_open, broken, *of_tree)
+
+    def state(self) -> tuple[list[int], list[int], bool, list[tuple[str, str, str]]]:
+        """What can decide whether a rule is found broken from here on, without a radix cache."""
+        return (sorted(self.used), sorted(self.in_group), self.group_open, self.broken)
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:

@@ -148,7 +148,8 @@ def _ask(mutant: Mutant, module: str, question: dict[str, Any], deadline: Deadli
 
 def _switch_off(without: Collection[str], only: Collection[str]) -> None:
     """Let the checker of this process overlook rules."""
-    from specsim.rules.checker import Checker, RunStopped
+    from specsim.engine.observer import RunStopped
+    from specsim.rules.checker import Checker
     from specsim.rules.table import BY_ID
 
     off = set(without) | (set(BY_ID) - set(only) if only else set())

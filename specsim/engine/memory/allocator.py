@@ -18,7 +18,7 @@ class OutOfSlotsError(Exception):
 
 
 class SlotWatcher(Protocol):
-    """Sees every slot that changes hands. `specsim.rules.ledger` is one."""
+    """Sees every slot that changes hands."""
 
     def allocated(self, slots: list[int]) -> None: ...
 

@@ -19,11 +19,12 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.features import DEVICE_FEATURES
 from specsim.engine.lifecycle import State
 from specsim.engine.locations import Locations
-from specsim.engine.loop import Engine, UnjudgeableError
+from specsim.engine.loop import UnjudgeableError
 from specsim.engine.memory.allocator import Allocator, OutOfSlotsError
 from specsim.engine.memory.radix import TreeNode
 from specsim.engine.memory.rows import Rows, RowsExhaustedError
 from specsim.engine.memory.sessions import SessionSlot
+from specsim.engine.observer import RunStopped
 from specsim.engine.request import Request
 from specsim.engine.sampling import Counts, bincount
 from specsim.engine.workload import draw_scenario
@@ -41,7 +42,7 @@ from specsim.errors import described
 from specsim.lifting.gc_pause import without_collections
 from specsim.lifting.lift import TextStore
 from specsim.lifting.source import SourceTree
-from specsim.rules.checker import RunStopped
+from specsim.rules.checked_engine import checked_engine
 
 _REHEARSALS = 60
 
@@ -100,7 +101,7 @@ class SglangHostTarget:
             self._on_rehearsal()
             chooser = seeded(0, "rehearsal", index)
             try:
-                Engine(draw_scenario(chooser, self.features), chooser, self.make).run()
+                checked_engine(draw_scenario(chooser, self.features), chooser, self.make).run()
             except AdapterError as error:
                 self._functions.give_up(error.part, error.text)
                 self.features = FEATURES_OF_RELEASES | self._functions.features()

@@ -221,16 +221,17 @@ def replay(request: Request, messages: Messages) -> None:
     messages.send("schedule", index=0)  # what ends the process from here on is the schedule's
     from specsim.choices.chooser import replayed
     from specsim.engine.loop import Engine
+    from specsim.rules.checked_engine import checked_engine
     from specsim.tiers.accounting.schedules import run_schedule
 
     engines: list[Any] = []
 
     def make(*arguments: Any) -> Engine:
         if not request.get("record"):
-            return Engine(*arguments)
-        from specsim.tiers.accounting.recording import RecordingEngine
+            return checked_engine(*arguments)
+        from specsim.tiers.accounting.recording import recording_engine
 
-        engine = RecordingEngine(*arguments)
+        engine = recording_engine(*arguments)
         engine.on_events = lambda: messages.send("schedule", index=0)
         engines.append(engine)
         return engine

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from specsim.choices.chooser import RecordingChooser, Tape, replayed
 from specsim.engine.accounting_target import AccountingTarget, move_of
@@ -28,6 +29,7 @@ from specsim.engine.device import Launch
 from specsim.engine.event_log import LoggedEvent, Run
 from specsim.engine.loop import ITERATIONS_MAX, Engine
 from specsim.engine.workload import Scenario, draw_scenario
+from specsim.rules.checked_engine import checked_parts
 
 UNLOGGED = -1  # number of an event that the log does not have: it would come after the broken rule, or is not logged
 _WHO_GOES_NEXT = "device goes first"
@@ -79,14 +81,13 @@ class _SteppedEngine(Engine):
 
     def __init__(
         self,
-        scenario: Scenario,
-        source: RecordingChooser,
-        target: AccountingTarget,
-        stop_at: str,
         orders: _Orders,
         dealt: _Choices | None,
+        scenario: Scenario,
+        source: RecordingChooser,
+        *parts: Any,
     ) -> None:
-        super().__init__(scenario, RecordingChooser(self._choose), target.make, stop_at, move_of(target))
+        super().__init__(scenario, RecordingChooser(self._choose), *parts)
         self.steps: list[_Step] = []
         self.choices: _Choices = {}
         self.resumed = 0
@@ -224,17 +225,29 @@ class _Ran:
     run: Run
 
 
+def _stepped(
+    target: AccountingTarget,
+    signature: str,
+    scenario: Scenario,
+    source: RecordingChooser,
+    orders: _Orders,
+    dealt: _Choices | None,
+) -> _SteppedEngine:
+    parts = checked_parts(scenario, target.make, signature)
+    return _SteppedEngine(orders, dealt, scenario, source, *parts, move_of(target))
+
+
 def _first_run(target: AccountingTarget, tape: Tape, signature: str) -> _Ran:
     """Run a tape as it is."""
     source = replayed(tape)
     scenario = draw_scenario(source, target.features)
-    engine = _SteppedEngine(scenario, source, target, signature, _Orders(), None)
+    engine = _stepped(target, signature, scenario, source, _Orders(), None)
     return _Ran(scenario, engine, engine.run())
 
 
 def _again(target: AccountingTarget, ran: _Ran, signature: str, orders: _Orders) -> _Ran:
     """Run the same choices in other orders."""
-    engine = _SteppedEngine(ran.scenario, replayed(()), target, signature, orders, ran.engine.choices)
+    engine = _stepped(target, signature, ran.scenario, replayed(()), orders, ran.engine.choices)
     return _Ran(ran.scenario, engine, engine.run())
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from specsim.choices.chooser import Tape, replayed
 from specsim.choices.exhaustive import CycleError, Explored, Explorer, Method, NotIndependentError
 from specsim.engine.event_log import LoggedEvent
-from specsim.engine.loop import Engine
 from specsim.engine.small_scopes import Scope
 from specsim.engine.snapshot import EngineState
 from specsim.errors import UsageError
+from specsim.rules.checked_engine import checked_engine
 
 STATES_MAX = 2_000_000
 
@@ -51,7 +51,7 @@ class ScopeResult:
 
 def first_state(scope: Scope) -> EngineState:
     """The model before its first step."""
-    return EngineState(Engine(scope.scenario, replayed(())), scope.delays)
+    return EngineState(checked_engine(scope.scenario, replayed(())), scope.delays)
 
 
 def explore(
@@ -79,4 +79,4 @@ def explore(
 
 def log_of(scope: Scope, tape: Tape) -> tuple[LoggedEvent, ...]:
     """The events of one schedule of a scope."""
-    return Engine(scope.scenario, replayed(tape)).run().log
+    return checked_engine(scope.scenario, replayed(tape)).run().log

@@ -9,8 +9,8 @@ from specsim.choices.hypothesis_chooser import chosen
 from specsim.engine.accounting import Accounting, Memory, ModelAccounting
 from specsim.engine.event_log import Run
 from specsim.engine.features import FEATURES
-from specsim.engine.loop import Engine
 from specsim.engine.workload import draw_scenario
+from specsim.rules.checked_engine import checked_engine
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -24,6 +24,6 @@ def runs(
     """Schedules of the default swarm over an accounting with these features, as they ended, with their tapes."""
 
     def run(chooser: RecordingChooser) -> Run:
-        return Engine(draw_scenario(chooser, features), chooser, accounting).run()
+        return checked_engine(draw_scenario(chooser, features), chooser, accounting).run()
 
     return chosen(run)

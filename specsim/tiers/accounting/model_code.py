@@ -19,6 +19,7 @@ ROOTS = (
     "specsim.engine.loop",
     "specsim.engine.workload",
     "specsim.engine.accounting_target",
+    "specsim.rules.checked_engine",
     "specsim.rules.extension",
 )
 FOLDERS = ("specsim.engine.", "specsim.engine.memory.", "specsim.rules.")

@@ -36,6 +36,8 @@ from specsim.engine.lifecycle import State
 from specsim.engine.loop import Engine
 from specsim.engine.scalar_tree import Attention
 from specsim.engine.workload import Scenario
+from specsim.rules.checked_engine import checked_parts
+from specsim.rules.checker import Checker
 
 Sections = dict[str, dict[str, Any]]
 
@@ -53,9 +55,17 @@ class RecordingEngine(Engine):
     """
 
     def __init__(
-        self, scenario: Scenario, chooser: Chooser, accounting: Callable[[Memory], Accounting], stop_at: str, move: Move
+        self,
+        scenario: Scenario,
+        chooser: Chooser,
+        memory: Memory,
+        accounting: Accounting,
+        observer: Checker,
+        move: Move | None = None,
     ) -> None:
-        super().__init__(scenario, chooser, lambda memory: _Announced(accounting(memory), self._settle), stop_at, move)
+        announced: Any = _Announced(accounting, self._settle)
+        super().__init__(scenario, chooser, memory, announced, observer, move)
+        self._ledger = observer.ledger
         self._changes: list[Sections] = []
         self._launch_names: dict[str, dict[str, Any]] = {}
         self._trees: dict[int, list[dict[str, Any]]] = {}
@@ -266,6 +276,17 @@ class RecordingEngine(Engine):
         if memory.swa is not None:
             found["free window slots"] = memory.swa.swa.available
         return found
+
+
+def recording_engine(
+    scenario: Scenario,
+    chooser: Chooser,
+    accounting: Callable[[Memory], Accounting],
+    stop_at: str = "",
+    move: Move | None = None,
+) -> RecordingEngine:
+    """As `checked_engine`, with an engine that notes its state."""
+    return RecordingEngine(scenario, chooser, *checked_parts(scenario, accounting, stop_at), move)
 
 
 class _Announced:

@@ -22,9 +22,10 @@ from specsim.engine.accounting_target import AccountingTarget, move_of
 from specsim.engine.event_log import Run
 from specsim.engine.loop import Engine, UnjudgeableError
 from specsim.engine.marks import INTERLEAVINGS, LIFE, note
+from specsim.engine.observer import Violation
 from specsim.engine.workload import Scenario, draw_scenario
 from specsim.errors import UsageError
-from specsim.rules.checker import Violation
+from specsim.rules.checked_engine import checked_engine
 from specsim.rules.coverage import CONTESTS, features_of
 from specsim.rules.extension import ExtensionTarget
 from specsim.rules.table import BY_ID
@@ -126,7 +127,7 @@ def run_schedule(
     chooser: RecordingChooser,
     refused: dict[str, int] | None = None,
     stop_at: str = "",
-    engine: Callable[..., Engine] = Engine,
+    engine: Callable[..., Engine] = checked_engine,
 ) -> Schedule | None:
     """One schedule from the chooser's choices; None when the target does not run its scenario, counted in `refused`. It
     ends at a violation with the signature `stop_at`. `engine` makes what runs it.
