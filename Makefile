@@ -34,7 +34,7 @@ RELEASE_TESTS := property_tests/releases property_tests/tiers/test_workers.py pr
 GPU_TESTS := property_tests/gpu property_tests/kernels property_tests/contracts/test_bulk_generators.py \
 	property_tests/reference/test_reference_agrees_with_the_naive_implementation.py
 
-.PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu attack nightly docs lint clean \
+.PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu attack nightly docs pages lint clean \
 	stale fixtures
 
 help: ## what can be made
@@ -91,6 +91,9 @@ docs: $(READY) ## the documentation as a site, in build/site; installs MkDocs on
 	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP) install -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo 'build/site/index.html'
+
+pages: $(READY) ## the committed pages that a program writes: docs/commands.md
+	TERMINAL_WIDTH=100 $(BIN)/python -m typer specsim.cli utils docs --name specsim --title Commands --output docs/commands.md
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,25 @@ def test_the_documented_commands_are_the_commands() -> None:
     documented = set(re.findall(r"^\| `specsim (\w+)", README, re.MULTILINE))
     commands = getattr(get_command(app), "commands")  # noqa: B009 - a click group, which typer does not type
     assert documented == set(commands)
+
+
+def test_the_reference_of_commands_is_what_the_command_line_says_of_itself() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "typer",
+        "specsim.cli",
+        "utils",
+        "docs",
+        "--name",
+        "specsim",
+        "--title",
+        "Commands",
+    ]
+    environment = {**os.environ, "TERMINAL_WIDTH": "100"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    committed = (ROOT / "docs" / "commands.md").read_text()
+    assert committed.split() == ended.stdout.split(), "run `make pages`"
 
 
 def test_the_ten_lines_of_the_readme_are_caught_as_it_says(tmp_path: Path) -> None:
