@@ -139,6 +139,21 @@ def test_dependencies_point_one_way() -> None:
     assert wrong == []
 
 
+def modules_imported_by(module: str) -> set[str]:
+    """Inside functions and for type checking too; of a package only where a name in it is no module."""
+    found = {name for name in imports_of(product()[module], module) if name in product()}
+    return {name for name in found if not any(other.startswith(f"{name}.") for other in found)} - {module}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    imported = {module: modules_imported_by(module) for module in product()}
+    while leaves := [module for module, names in imported.items() if not names & imported.keys()]:
+        for module in leaves:
+            del imported[module]
+    cyclic = {name for names in imported.values() for name in names}  # and what such a cycle imports
+    assert sorted(cyclic & imported.keys()) == []
+
+
 def test_each_layer_imports_only_the_packages_that_it_is_given() -> None:
     wrong = []
     for module, path, allowed in layered_modules():

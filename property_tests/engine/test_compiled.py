@@ -48,7 +48,7 @@ from specsim.rules.extension import Extension, ExtensionTarget
 from specsim.tiers.accounting.decisive_pair import _again, _first_run, _Orders
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule, simulate
 from specsim.compiled.finder import in_use
-from specsim.engine import engine
+from specsim.engine import loop
 from specsim.engine.accounting import ModelAccounting
 from specsim.engine.small_scopes import SCOPES
 from specsim.engine.accounting_target import ModelTarget
@@ -79,7 +79,7 @@ found = simulate(targets[1], seed=0, schedules=20, deadline=float("inf"), on_sch
 digests.append([(finding.signature, finding.schedule.tape, finding.count, str(finding.order)) for finding in found])
 scopes = [explore(scope, "visited", 3000).explored for scope in SCOPES]
 counts = [[s.schedules, s.states, sorted(end.hex() for end in s.ends)] for s in scopes]
-print(json.dumps({"in use": in_use(), "file": engine.__file__, "digests": digests, "counts": counts}))
+print(json.dumps({"in use": in_use(), "file": loop.__file__, "digests": digests, "counts": counts}))
 """
 
 
@@ -129,7 +129,7 @@ def test_a_mutant_runs_in_python_and_is_found(built: Cache) -> None:
     program = """
 from specsim.selfcheck.mutation import apply, find
 apply(find("A01"))
-from specsim.engine import engine
+from specsim.engine import loop
 from specsim.selfcheck.hunt import _hunt
 assert engine.__file__.endswith(".py")
 print(_hunt(0, 400, 60.0, "swarm").signatures)

@@ -22,10 +22,10 @@ from specsim.choices.chooser import Chooser, RecordingChooser, replayed, seeded
 from specsim.choices.exhaustive import CycleError, Explored, Explorer, Method, NotIndependentError, require_independent
 from specsim.cli import main
 from specsim.engine.accounting import Held, ModelAccounting
-from specsim.engine.device import Launch
+from specsim.engine.launch import Launch
 from specsim.engine.loop import Engine
 from specsim.engine.request import Request
-from specsim.engine.sampling import SamplingParams
+from specsim.engine.sampling_params import SamplingParams
 from specsim.engine.small_scopes import Scope, scope_named
 from specsim.engine.snapshot import EngineState
 from specsim.engine.workload import Scenario, Workload

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from property_tests.support.watched_engine import Watched
 from specsim.choices.chooser import replayed, seeded
 from specsim.engine.config import EngineConfig, require_runnable
-from specsim.engine.device import Launch
+from specsim.engine.launch import Launch
 from specsim.engine.mixed_chunks import cache_locations
 from specsim.engine.request import Turn, make_request
 from specsim.engine.workload import Scenario, Workload, draw_scenario

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specsim.engine.memory.allocator import Allocator, ceil_to
-from specsim.engine.memory.radix import Match, RadixCache, TreeNode
+from specsim.engine.memory.radix import Match, RadixCache
+from specsim.engine.memory.tree_node import TreeNode
 from specsim.rules.ledger import SlotLedger
 
 namespaces = st.sampled_from([None, None, "adapter"])

@@ -14,7 +14,7 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.features import FEATURES
 from specsim.engine.model import EOS, STOP
 from specsim.engine.request import Turn, make_request
-from specsim.engine.sampling import SamplingParams
+from specsim.engine.sampling_params import SamplingParams
 from specsim.engine.stop_strings import stop_string_end, text_of
 from specsim.engine.workload import Scenario, Workload, draw_scenario
 from specsim.rules.oracle import outputs_of

@@ -23,7 +23,7 @@ from specsim.engine.agents import AGENTS, HOST, SCHEDULE, Step
 from specsim.engine.config import EngineConfig
 from specsim.engine.event_log import Run
 from specsim.engine.request import Turn
-from specsim.engine.sampling import SamplingParams
+from specsim.engine.sampling_params import SamplingParams
 from specsim.engine.streams import Operation, Streams
 from specsim.engine.workload import Scenario, Workload, draw_scenario
 from specsim.rules.checked_engine import checked_engine

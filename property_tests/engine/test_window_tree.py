@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from property_tests.support.watched_engine import watched
 from specsim.choices.chooser import seeded
 from specsim.engine.config import EngineConfig, require_runnable
-from specsim.engine.memory.radix import RadixCache, TreeNode
+from specsim.engine.memory.radix import RadixCache
 from specsim.engine.memory.swa import SwaAllocator
+from specsim.engine.memory.tree_node import TreeNode
 from specsim.engine.memory.window_tree import TreeWindow
 from specsim.engine.workload import draw_scenario
 from specsim.errors import UsageError

@@ -22,7 +22,8 @@ from specsim.choices.chooser import Tape, replayed
 from specsim.choices.shrinker import Shrinker, shortlex
 from specsim.engine.accounting import Memory, ModelAccounting
 from specsim.engine.accounting_target import ModelTarget
-from specsim.engine.device import Device, Launch
+from specsim.engine.device import Device
+from specsim.engine.launch import Launch
 from specsim.engine.request import Request
 from specsim.engine.workload import draw_scenario
 from specsim.selfcheck.canary import SEED_BUGS

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from specsim.engine.accounting import Memory, ModelAccounting
 from specsim.engine.accounting_target import ModelTarget
 from specsim.engine.agents import AGENTS
-from specsim.engine.device import Device, Launch
+from specsim.engine.device import Device
+from specsim.engine.launch import Launch
 from specsim.engine.request import Request
 from specsim.tiers.accounting.decisive_pair import (
     _again,

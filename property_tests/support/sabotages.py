@@ -67,11 +67,12 @@ from specsim.engine import device as device_module
 from specsim.engine import loop as engine_module
 from specsim.engine import model
 from specsim.engine import results as results_module
-from specsim.engine.accounting import DecodeResult, Memory, ModelAccounting
-from specsim.engine.device import Device, Launch, LaunchRow
+from specsim.engine.accounting import Memory, ModelAccounting
+from specsim.engine.device import Device
 from specsim.engine.draft import Drafter, ExtendRow, Relayed, expected_tags
 from specsim.engine.grammar import Matcher
 from specsim.engine.graph import write_pad_rows
+from specsim.engine.launch import DecodeResult, Launch, LaunchRow
 from specsim.engine.lifecycle import State
 from specsim.engine.logprobs import take_rows
 from specsim.engine.loop import Engine

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from specsim.engine.accounting import DecodeResult, Held, HostFunctionError, Memory, ModelAccounting, Retracted
+from specsim.engine.accounting import Held, HostFunctionError, Memory, ModelAccounting, Retracted
 from specsim.engine.accounting_target import ModelTarget
+from specsim.engine.launch import DecodeResult
 from specsim.engine.lifecycle import State
 from specsim.engine.memory.swa import SwaAllocator, window_cursor
 from specsim.engine.request import Request

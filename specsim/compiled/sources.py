@@ -2,8 +2,7 @@
 
 Dataclasses are rewritten in that copy, because of what mypyc does with them: without slots (its classes always have
 them), with `__init__` spelled out (a generated one is interpreted), and hashable instead of frozen (a frozen one may
-not assign in its `__init__`). A field of a class that is imported for type checking alone becomes `Any`: that class is
-not there yet when the annotation is looked at. Other classes may be derived from in Python, and get a `__copy__`, for
+not assign in its `__init__`). Other classes may be derived from in Python, and get a `__copy__`, for
 they have no `__dict__` to copy. Nothing else changes but the functions of IN_MACHINE_INTEGERS.
 """
 
@@ -64,7 +63,6 @@ def extend(fingerprint: int, token: int) -> int:
 def rewritten(source: str, module: str = "") -> str:
     """A module as mypyc reads it. Its lines move. ValueError for a dataclass of a kind that is not known here."""
     tree = ast.parse(source)
-    late = _imported_late(tree)
     lines = source.splitlines(keepends=True)
     inserted: list[tuple[int, str]] = []
     replaced = IN_MACHINE_INTEGERS.get(module, {})
@@ -81,11 +79,6 @@ def rewritten(source: str, module: str = "") -> str:
         if decorator is not None:
             lines[decorator.lineno - 1] = _decorator(decorator)
             fields = [line for line in node.body if isinstance(line, ast.AnnAssign)]
-            for field in fields:
-                if isinstance(field.annotation, ast.Name) and field.annotation.id in late:
-                    old = f": {field.annotation.id}"
-                    lines[field.lineno - 1] = lines[field.lineno - 1].replace(old, ": _Any", 1)
-                    field.annotation.id = "_Any"
             inserted.append((fields[-1].end_lineno or 0, _init(fields)))
     for at, text in sorted(inserted, reverse=True):
         lines.insert(at, text)
@@ -97,17 +90,10 @@ def rewritten(source: str, module: str = "") -> str:
 
 # mypyc reads its decorator and runs it not, so a build needs nothing of mypy's when it is imported.
 _PREAMBLE = """
-from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 if _TYPE_CHECKING:
     from mypy_extensions import i64, mypyc_attr
 """
-
-
-def _imported_late(tree: ast.Module) -> set[str]:
-    """The names that are imported under TYPE_CHECKING."""
-    blocks = [n for n in tree.body if isinstance(n, ast.If) and _named(n.test, "TYPE_CHECKING")]
-    imports = [line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)]
-    return {alias.asname or alias.name for line in imports for alias in line.names}
 
 
 def _named(node: ast.expr, name: str) -> bool:

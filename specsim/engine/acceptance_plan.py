@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from specsim.choices.chooser import Chooser
 from specsim.engine.config import EngineConfig
-from specsim.engine.device import DraftPlan
+from specsim.engine.launch import DraftPlan
 
 
 @lru_cache(maxsize=1 << 8)  # the same few come back again and again

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from specsim.engine.config import EngineConfig
+from specsim.engine.launch import DecodeResult
 from specsim.engine.memory.allocator import Allocator, SlotWatcher, ceil_to
-from specsim.engine.memory.radix import RadixCache, TreeNode, TreeWatcher
+from specsim.engine.memory.radix import RadixCache, TreeWatcher
 from specsim.engine.memory.rows import Rows
 from specsim.engine.memory.sessions import Sessions, SessionSlot
 from specsim.engine.memory.swa import SwaAllocator
+from specsim.engine.memory.tree_node import TreeNode
 from specsim.engine.memory.window_tree import TreeWindow
 from specsim.engine.model import EOS, STOP
 from specsim.engine.request import Request
@@ -76,24 +78,6 @@ def make_memory(config: EngineConfig, watcher: MemoryWatcher, window_watcher: Sl
         window = TreeWindow(swa, config.window) if swa else None
         tree = RadixCache(page_size, allocator, bigram=config.bigram, watcher=watcher, window=window)
     return Memory(config, Rows(config.rows, config.row_width), allocator, Sessions(), tree, swa)
-
-
-@dataclass(slots=True)
-class DecodeResult:
-    """What the host gets of a verification.
-
-    `next_token_ids`   stride entries a request, of which the first `accept_lens` are the accepted run
-    `accept_lens`      accepted drafts and the bonus
-    `accepted_drafts`  batch-level counter of accepted drafts, set by `resolve`
-    `hidden_states`, `logprobs`  a row for each of `next_token_ids`, when a request of the batch wants them
-    """
-
-    next_token_ids: list[int]
-    accept_lens: list[int]
-    stride: int
-    accepted_drafts: int = 0
-    hidden_states: tuple[int, ...] = ()
-    logprobs: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections import deque
 from specsim.choices.chooser import Chooser
 from specsim.engine.accounting import Accounting, HostFunctionError, Memory, Observed
 from specsim.engine.config import EngineConfig
-from specsim.engine.device import Launch
+from specsim.engine.launch import Launch
 from specsim.engine.lifecycle import Event, State
 from specsim.engine.memory.allocator import OutOfSlotsError, ceil_to
 from specsim.engine.memory.rows import RowsExhaustedError

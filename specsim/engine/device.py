@@ -14,135 +14,23 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specsim.engine import model
-from specsim.engine.accounting import DecodeResult
 from specsim.engine.config import EngineConfig
 from specsim.engine.draft import Drafter, ExtendRow, expected_tags, extend_start
-from specsim.engine.grammar import advance_grammar
 from specsim.engine.graph import GraphBuffers, write_pad_rows
+from specsim.engine.launch import DecodeResult, Launch, LaunchRow, Sequence, Step, advance_grammar
 from specsim.engine.locations import Locations, RowsAtLaunch, WrongSlots, wrong_copies, wrong_drafts
 from specsim.engine.logprobs import write_rows
 from specsim.engine.mixed_chunks import cache_locations
 from specsim.engine.relay import Left, Ring
-from specsim.engine.request import Request
-from specsim.engine.sampling import Counts, LawState, TreeLaw, bincount, coin_of, next_token
+from specsim.engine.sampling import LawState, TreeLaw, bincount, coin_of, next_token
+from specsim.engine.sampling_params import Counts
 from specsim.engine.scalar_tree import Attention, build_tree
 from specsim.engine.scalar_verify import fill_bonus_tokens, verify_tree_greedy
 
 Move = Callable[[list[int], list[int], list[int]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftPlan:
-    """What the drafter proposes to one request: the tree, and the nodes of it whose token is the one that the target
-    will say.
-
-    `parents[node]` is the parent of each node, -1 for the root, node 0.
-    """
-
-    parents: list[int]
-    agreeing: frozenset[int]
-
-
-@dataclass(slots=True)
-class LaunchRow:
-    """One request in a launch. `slots` are those of its `row` at launch; `tokens` and `prefix_len` are a prefill's;
-    `relay_in` is where the launch before left the root of its tree, `relay_out` where it leaves the next; `counts` are
-    those of the relaxed law, if that is on.
-    """
-
-    request: Request
-    key: tuple[str, int]
-    slots: list[int]
-    plan: DraftPlan | None = None
-    tokens: list[int] = field(default_factory=list)
-    prefix_len: int = 0
-    row: int = 0
-    is_middle: bool = False  # a part of a prefill, not the last: it gives no token
-    relay_in: int = -1
-    relay_out: int = -1
-    counts: Counts | None = None
-    swa_slots: list[int] = field(default_factory=list)  # those of a sliding window, 0 for none; as long as `slots`
-    planned_len: int = -1  # the length that a plan stream took for its tree, -1 without one
-    fed: Counts | None = None  # what the target's own penalizers count
-
-
-@dataclass(slots=True)
-class Launch:
-    """A batch on the device. `first_tokens` and `first_hidden_states`, or `result`, are set when it is done."""
-
-    number: int
-    kind: str  # "prefill" or "decode"
-    rows: list[LaunchRow]
-    num_steps: int = 0
-    num_draft_tokens: int = 0
-    done: bool = False
-    first_tokens: list[int] = field(default_factory=list)
-    first_hidden_states: tuple[int, ...] = ()
-    result: DecodeResult | None = None
-    grammar_advanced: bool = False
-    beside: Launch | None = None  # the decode rows of a mixed chunk; the prefill's are in `rows`
-    table: array[int] | None = None  # all rows at the launch, for a target that reads them itself
-
-    @property
-    def parts(self) -> list[Launch]:
-        """The launch, and what is mixed into it: each has rows of one kind."""
-        return [self] if self.beside is None else [self, self.beside]
-
-    @property
-    def verifies(self) -> Launch | None:
-        """The part that verifies trees, if there is one."""
-        return self if self.kind == "decode" else self.beside
-
-    @property
-    def name(self) -> str:
-        return f"{'P' if self.kind == 'prefill' else 'V'}{self.number}"
-
-    @property
-    def requests(self) -> list[Request]:
-        return [row.request for row in self.rows]
-
-    def run(self, i: int) -> list[int]:
-        """The tokens that its request `i` got, when it is done."""
-        if self.rows[i].is_middle:
-            return []
-        if self.result is None:
-            return self.first_tokens[i : i + 1]
-        return self.result.next_token_ids[i * self.result.stride :][: self.result.accept_lens[i]]
-
-
-@dataclass(slots=True)
-class Sequence:
-    """The device's own view of a request: fingerprints of the positions whose KV is written, the root of the next
-    tree, the recurrent state behind the last written position (what a layer without KV knows of the sequence), the
-    tags that each layer of the drafter should hold, and how often each token was said.
-    """
-
-    chain: list[int]
-    root: int
-    state: int
-    draft_tags: list[list[int]] = field(default_factory=list)
-    counts: Counts = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a decode step did to one request, for the rules: device length before, the root's token, nodes of the
-    accepted path, tokens, and the slots that its nodes were written to.
-    """
-
-    key: tuple[str, int]
-    start: int
-    path: list[int]
-    tokens: list[int]
-    parents: list[int]
-    predicts: list[int]
-    bonus: int
-    slots: list[int]
-    root: int
-    written: list[int]
 
 
 @dataclass(frozen=True, slots=True)

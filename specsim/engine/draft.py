@@ -17,13 +17,11 @@ Not checked: the reused positions of a session's turn in later layers, which may
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from specsim.engine import model
 from specsim.engine.config import EngineConfig
-
-if TYPE_CHECKING:
-    from specsim.engine.device import LaunchRow, Sequence
+from specsim.engine.launch import LaunchRow, Sequence
 
 Key = tuple[str, int]
 

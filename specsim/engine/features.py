@@ -10,7 +10,7 @@ from dataclasses import replace
 from specsim.choices.chooser import Chooser, pick
 from specsim.engine.config import EngineConfig
 from specsim.engine.request import Turn
-from specsim.engine.sampling import draw_params
+from specsim.engine.sampling_params import draw_params
 
 # What an accounting may lack: a scenario for it has none of it. It takes the same choices, so that one tape is the same
 # schedule for every accounting that has what the schedule uses.

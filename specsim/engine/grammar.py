@@ -10,14 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from specsim.choices.chooser import Chooser, between
 from specsim.engine import model
-from specsim.engine.lifecycle import State
-
-if TYPE_CHECKING:
-    from specsim.engine.device import Launch
 
 END = -1  # the state after an EOS token
 LAW_TOKENS = range(model.FIRST_ORDINARY_TOKEN, model.FIRST_ORDINARY_TOKEN + 6)
@@ -91,18 +86,6 @@ class Matcher:
         allowed = self.allowed() if accepted == len(path) else None
         self.rollback(accepted)
         return allowed or None
-
-
-def advance_grammar(launch: Launch) -> None:
-    """Let the grammars of a launch read its results, unless they have."""
-    if launch.grammar_advanced:
-        return
-    launch.grammar_advanced = True
-    for i, row in enumerate(launch.rows):
-        request = row.request
-        is_live = request.key == row.key and request.state in (State.PREFILLING, State.RUNNING) and not row.is_middle
-        if request.matcher is not None and is_live:
-            request.matcher.read(launch.run(i))
 
 
 def draw_automaton(chooser: Chooser) -> Automaton:

@@ -6,13 +6,9 @@ another token, position or request is seen.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from specsim.engine import model
-
-if TYPE_CHECKING:
-    from specsim.engine.accounting import DecodeResult
-    from specsim.engine.request import Request
+from specsim.engine.launch import DecodeResult
+from specsim.engine.request import Request
 
 
 def logprob_of(hidden: int, token: int) -> int:

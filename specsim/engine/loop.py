@@ -22,9 +22,9 @@ from specsim.choices.chooser import Chooser
 from specsim.engine.acceptance_plan import draw_plan
 from specsim.engine.accounting import Accounting, HostFunctionError, Memory
 from specsim.engine.admission import out_of_memory
-from specsim.engine.device import Device, Launch, LaunchRow, Move
+from specsim.engine.device import Device, Move
 from specsim.engine.event_log import LoggedEvent, Run
-from specsim.engine.grammar import advance_grammar
+from specsim.engine.launch import Launch, LaunchRow, advance_grammar
 from specsim.engine.lifecycle import Event, State
 from specsim.engine.locations import Locations
 from specsim.engine.logprobs import take_first_row
@@ -35,7 +35,8 @@ from specsim.engine.observer import Observer, RunStopped
 from specsim.engine.relay import Futures
 from specsim.engine.request import Request, Turn, make_request
 from specsim.engine.results import Results
-from specsim.engine.sampling import Counts, cumulate
+from specsim.engine.sampling import cumulate
+from specsim.engine.sampling_params import Counts
 from specsim.engine.streams import Streams
 from specsim.engine.workload import Scenario
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import combinations
 
 from specsim.engine.config import EngineConfig
-from specsim.engine.device import Launch, LaunchRow
+from specsim.engine.launch import Launch, LaunchRow
 from specsim.engine.lifecycle import State
 from specsim.engine.model import EOS, STOP
 from specsim.engine.request import Request

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specsim.engine.accounting import Accounting, DecodeResult, Memory, Observed
+from specsim.engine.accounting import Accounting, Memory, Observed
 from specsim.engine.agents import Race, Step, Thing
-from specsim.engine.device import Device, Launch
+from specsim.engine.device import Device
+from specsim.engine.launch import DecodeResult, Launch
 from specsim.engine.memory.allocator import SlotWatcher
 from specsim.engine.memory.sessions import SessionSlot
 from specsim.engine.request import Request

@@ -7,7 +7,7 @@ from typing import Any
 
 from specsim.engine.grammar import Matcher
 from specsim.engine.lifecycle import Event, State, after
-from specsim.engine.sampling import Counts, SamplingParams, make_matcher
+from specsim.engine.sampling_params import Counts, SamplingParams, make_matcher
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from specsim.engine.accounting import Accounting, DecodeResult, Memory, Observed, ResultSteps
+from specsim.engine.accounting import Accounting, Memory, Observed, ResultSteps
 from specsim.engine.admission import Admission
 from specsim.engine.config import EngineConfig
-from specsim.engine.device import Launch, LaunchRow
-from specsim.engine.grammar import advance_grammar
+from specsim.engine.launch import DecodeResult, Launch, LaunchRow, advance_grammar
 from specsim.engine.lifecycle import Event, State
 from specsim.engine.logprobs import take_rows
 from specsim.engine.marks import finish_mark

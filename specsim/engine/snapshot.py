@@ -18,9 +18,10 @@ from collections import deque
 from typing import Any
 
 from specsim.choices.chooser import Chooser
-from specsim.engine.accounting import DecodeResult, Held, Memory
+from specsim.engine.accounting import Held, Memory
 from specsim.engine.copies import shallow
-from specsim.engine.device import Device, Launch, LaunchRow, Sequence
+from specsim.engine.device import Device
+from specsim.engine.launch import DecodeResult, Launch, LaunchRow, Sequence
 from specsim.engine.loop import Engine
 from specsim.engine.memory.allocator import Allocator, SlotWatcher
 from specsim.engine.memory.sessions import Sessions, SessionSlot

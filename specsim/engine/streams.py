@@ -32,13 +32,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from specsim.choices.chooser import Chooser
-from specsim.engine.accounting import DecodeResult, Memory
+from specsim.engine.accounting import Memory
 from specsim.engine.agents import AGENTS, COPY, FORWARD, HOST, PLAN, SCHEDULE, Race, Step
-from specsim.engine.device import Device, Launch, LaunchRow
-from specsim.engine.grammar import advance_grammar
+from specsim.engine.device import Device
+from specsim.engine.launch import DecodeResult, Launch, LaunchRow, advance_grammar
 from specsim.engine.lifecycle import State
 from specsim.engine.observer import Accesses
-from specsim.engine.sampling import Counts
+from specsim.engine.sampling_params import Counts
 
 HOST_BUFFERS = 2  # as many as launches whose results the host has not taken
 

@@ -13,11 +13,12 @@ from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
-from specsim.engine.accounting import Accounting, DecodeResult, Memory, Observed
+from specsim.engine.accounting import Accounting, Memory, Observed
 from specsim.engine.agents import Race
 from specsim.engine.config import EngineConfig
 from specsim.engine.copies import shallow
-from specsim.engine.device import Device, Launch
+from specsim.engine.device import Device
+from specsim.engine.launch import DecodeResult, Launch
 from specsim.engine.lifecycle import State
 from specsim.engine.memory.allocator import SlotWatcher, ceil_to
 from specsim.engine.memory.sessions import SessionSlot

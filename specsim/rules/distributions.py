@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specsim.engine.config import EngineConfig
-from specsim.engine.device import Device, Launch
+from specsim.engine.device import Device
 from specsim.engine.grammar import Matcher
+from specsim.engine.launch import Launch
 from specsim.engine.logprobs import logprob_of
 from specsim.engine.model import EMPTY, extend
 from specsim.engine.request import Request
-from specsim.engine.sampling import Counts, LawState, bincount
+from specsim.engine.sampling import LawState, bincount
+from specsim.engine.sampling_params import Counts
 
 Broken = tuple[str, str, str, object, object]  # rule id, part, who, expected, actual
 

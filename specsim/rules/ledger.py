@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from specsim.engine.accounting import Memory
-from specsim.engine.memory.radix import TreeNode
 from specsim.engine.memory.rows import Rows
+from specsim.engine.memory.tree_node import TreeNode
 
 
 @dataclass(slots=True)

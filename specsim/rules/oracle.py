@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from specsim.engine import model
 from specsim.engine.request import Request
-from specsim.engine.sampling import bincount, coin_of, make_matcher, next_token
+from specsim.engine.sampling import bincount, coin_of, next_token
+from specsim.engine.sampling_params import make_matcher
 from specsim.engine.stop_strings import text_of
 
 

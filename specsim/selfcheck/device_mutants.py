@@ -14,6 +14,7 @@ _GRAMMAR = "specsim.engine.grammar"
 _GRAPH = "specsim.engine.graph"
 _TEXT = "specsim.engine.stop_strings"
 _MIXED = "specsim.engine.mixed_chunks"
+_LAUNCH = "specsim.engine.launch"
 _LOGPROBS = "specsim.engine.logprobs"
 _SAMPLING = "specsim.engine.sampling"
 
@@ -323,7 +324,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "I06",
         "a grammar does not read the token of the prefill",
         references=("sgl-project/sglang#25388",),
-        module=_DEVICE,
+        module=_LAUNCH,
         line="return self.first_tokens[i : i + 1]",
         becomes="return []",
     ),
@@ -347,7 +348,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "I10",
         "a grammar reads the result of a request that was retracted",
         references=("vllm-project/vllm#30916",),
-        module=_GRAMMAR,
+        module=_LAUNCH,
         line="is_live = request.key == row.key and request.state in (State.PREFILLING, State.RUNNING)"
         " and not row.is_middle",
         becomes="is_live = not row.is_middle",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specsim.engine.memory.radix import TreeNode
+from specsim.engine.memory.tree_node import TreeNode
 
 
 @dataclass(slots=True)

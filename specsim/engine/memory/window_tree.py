@@ -10,13 +10,10 @@ Source: SGLang's radix cache for sliding windows; the frontier in bigram leaves 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from specsim.engine.memory.allocator import ceil_to
 from specsim.engine.memory.swa import SwaAllocator
-
-if TYPE_CHECKING:
-    from specsim.engine.memory.radix import TreeNode
+from specsim.engine.memory.tree_node import TreeNode
 
 
 class TreeWindow:

@@ -13,20 +13,22 @@ from types import SimpleNamespace
 from typing import Any
 
 from specsim.choices.chooser import seeded
-from specsim.engine.accounting import DecodeResult, HostFunctionError, Memory, Observed, ResultSteps, Retracted
+from specsim.engine.accounting import HostFunctionError, Memory, Observed, ResultSteps, Retracted
 from specsim.engine.accounting_target import SeamPart
 from specsim.engine.config import EngineConfig
 from specsim.engine.features import DEVICE_FEATURES
+from specsim.engine.launch import DecodeResult
 from specsim.engine.lifecycle import State
 from specsim.engine.locations import Locations
 from specsim.engine.loop import UnjudgeableError
 from specsim.engine.memory.allocator import Allocator, OutOfSlotsError
-from specsim.engine.memory.radix import TreeNode
 from specsim.engine.memory.rows import Rows, RowsExhaustedError
 from specsim.engine.memory.sessions import SessionSlot
+from specsim.engine.memory.tree_node import TreeNode
 from specsim.engine.observer import RunStopped
 from specsim.engine.request import Request
-from specsim.engine.sampling import Counts, bincount
+from specsim.engine.sampling import bincount
+from specsim.engine.sampling_params import Counts
 from specsim.engine.workload import draw_scenario
 from specsim.engines.sglang import host_names as names
 from specsim.engines.sglang import host_objects as objects

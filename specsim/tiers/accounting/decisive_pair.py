@@ -25,8 +25,8 @@ from typing import Any
 
 from specsim.choices.chooser import RecordingChooser, Tape, replayed
 from specsim.engine.accounting_target import AccountingTarget, move_of
-from specsim.engine.device import Launch
 from specsim.engine.event_log import LoggedEvent, Run
+from specsim.engine.launch import Launch
 from specsim.engine.loop import ITERATIONS_MAX, Engine
 from specsim.engine.workload import Scenario, draw_scenario
 from specsim.rules.checked_engine import checked_parts

@@ -31,7 +31,8 @@ from specsim.choices.chooser import Chooser
 from specsim.engine import device as device_module
 from specsim.engine import model
 from specsim.engine.accounting import Accounting, Memory
-from specsim.engine.device import LaunchRow, Move, Sequence
+from specsim.engine.device import Move
+from specsim.engine.launch import LaunchRow, Sequence
 from specsim.engine.lifecycle import State
 from specsim.engine.loop import Engine
 from specsim.engine.scalar_tree import Attention
