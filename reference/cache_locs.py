@@ -13,10 +13,21 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
+from specsim.reference.contract import contract
 
 __all__ = ["assign_draft_cache_locs_contiguous", "assign_extend_cache_locs", "assign_req_to_token_pool"]
 
 
+@contract(
+    """
+    req_pool_indices  [bs] int64, 0 to pool_rows - 1: row of each request, without duplicates
+    req_to_token      [pool_rows, pool_len] int32, changed in place: KV slot by row and column; nothing outside the
+                      segments changes
+    start_offset      [bs] int64, 0 to pool_len: first column of each request's segment
+    end_offset        [bs] int64, 0 to pool_len: one past its last column; the start if it is empty
+    out_cache_loc     [num_locs] int64, 0 to 2**31 - 1: the new slots, ragged, as many as there are columns
+    """
+)
 def assign_req_to_token_pool(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
@@ -29,41 +40,51 @@ def assign_req_to_token_pool(
     Row `req_pool_indices[b]`, columns `[start_offset[b], end_offset[b])`, gets the b-th ragged segment of
     `out_cache_loc`.
 
-    req_pool_indices  [bs] int64, distinct
-    req_to_token      [pool_rows, pool_len] int32, changed in place; nothing else in it changes
-    start_offset      [bs] int64, first column to write
-    end_offset        [bs] int64, one past the last column; `start_offset` for a request that gets nothing
-    out_cache_loc     [num_locs] int64, ragged, `num_locs` = sum of `end_offset - start_offset`; fits in int32
-
     Raises ValueError for rows or columns outside the pool, duplicate rows, negative segments or a wrong
     `num_locs`. Source: SGLang's speculative `prepare_for_decode`.
     """
     if validation.enabled():
-        _check_assign(req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc)
+        _check_assign(req_pool_indices, start_offset, end_offset, out_cache_loc)
     request, column = _ragged_columns(start_offset, end_offset)  # [num_locs], [num_locs]
     req_to_token[req_pool_indices[request], column] = out_cache_loc.to(torch.int32)
 
 
+@contract(
+    """
+    req_pool_indices  [bs] int64, 0 to pool_rows - 1: row of each request, without duplicates
+    req_to_token      [pool_rows, pool_len] int32: KV slot by row and column
+    seq_lens          [bs] int64: tokens that have KV, and so the first column to read; the last one is within the row
+    -> out_cache_loc  [num_draft_locs = bs * topk * num_steps] int64: slots of columns [seq_lens[b], seq_lens[b] + topk
+                      * num_steps), ascending, request after request
+    topk              int, 1 or more: branches of the draft
+    num_steps         int, 1 or more: drafting steps
+    """
+)
 def assign_draft_cache_locs_contiguous(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int
 ) -> Tensor:
     """The slots that the draft model writes: `topk * num_steps` columns after each request's sequence.
 
-    req_pool_indices  [bs] int64
-    req_to_token      [pool_rows, pool_len] int32
-    seq_lens          [bs] int64, tokens that have KV; `seq_lens + topk * num_steps` must fit in a row
-
     Returns out_cache_loc [bs * topk * num_steps] int64: for each request its columns in ascending order.
     Raises ValueError for rows or columns outside the pool.
     Source: SGLang's EAGLE draft worker, page size 1 or topk 1, where draft slots lie side by side in the row.
     """
-    if validation.enabled():
-        _check_draft(req_pool_indices, req_to_token, seq_lens, topk, num_steps)
     width = topk * num_steps
+    if validation.enabled():
+        _check_draft(seq_lens, req_to_token.shape[1], width)
     column = seq_lens[:, None] + torch.arange(width, device=seq_lens.device)  # [bs, width]
     return req_to_token[req_pool_indices[:, None], column].to(torch.int64).flatten()
 
 
+@contract(
+    """
+    req_pool_indices  [bs] int64, 0 to pool_rows - 1: row of each request, without duplicates
+    req_to_token      [pool_rows, pool_len] int32: KV slot by row and column
+    start_offset      [bs] int64, 0 to pool_len: first column of each request's segment
+    end_offset        [bs] int64, 0 to pool_len: one past its last column; the start if it is empty
+    -> out_cache_loc  [num_locs] int64: the slots of the segments, ragged
+    """
+)
 def assign_extend_cache_locs(
     req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, end_offset: Tensor
 ) -> Tensor:
@@ -72,17 +93,12 @@ def assign_extend_cache_locs(
     Verification calls it with `start = seq_len` and `end = seq_len + num_draft_tokens`: the slots of the
     tree's nodes.
 
-    req_pool_indices  [bs] int64
-    req_to_token      [pool_rows, pool_len] int32
-    start_offset      [bs] int64, first column to read
-    end_offset        [bs] int64, one past the last column
-
     Returns out_cache_loc [num_locs] int64, `num_locs` = sum of `end_offset - start_offset`.
     Raises ValueError for rows or columns outside the pool and for negative segments.
     Source: SGLang's EAGLE worker, `prepare_for_verify` and draft extend.
     """
     if validation.enabled():
-        _check_ragged(req_pool_indices, req_to_token, start_offset, end_offset)
+        _check_segments(start_offset, end_offset)
     request, column = _ragged_columns(start_offset, end_offset)  # [num_locs], [num_locs]
     return req_to_token[req_pool_indices[request], column].to(torch.int64)
 
@@ -100,43 +116,18 @@ def _ragged_columns(start_offset: Tensor, end_offset: Tensor) -> tuple[Tensor, T
     return request, start_offset[request] + within
 
 
-def check_rows(req_pool_indices: Tensor, req_to_token: Tensor) -> tuple[int, int]:
-    """Check the page table and the rows that a batch holds; returns `bs` and `pool_len`."""
-    validation.require_tensor("req_pool_indices", req_pool_indices, torch.int64, bs=None)
-    validation.require_tensor("req_to_token", req_to_token, torch.int32, pool_rows=None, pool_len=None)
-    pool_rows, pool_len = req_to_token.shape
-    validation.require_between("req_pool_indices", req_pool_indices, 0, pool_rows - 1)
-    return req_pool_indices.shape[0], pool_len
-
-
-def _check_ragged(req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, end_offset: Tensor) -> None:
-    bs, pool_len = check_rows(req_pool_indices, req_to_token)
-    validation.require_tensor("start_offset", start_offset, torch.int64, bs=bs)
-    validation.require_tensor("end_offset", end_offset, torch.int64, bs=bs)
-    validation.require_between("start_offset", start_offset, 0, pool_len)
-    validation.require_between("end_offset", end_offset, 0, pool_len)
+def _check_segments(start_offset: Tensor, end_offset: Tensor) -> None:
     validation.require_all(end_offset >= start_offset, "end_offset", end_offset, "start_offset of the request or more")
 
 
-def _check_assign(
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    start_offset: Tensor,
-    end_offset: Tensor,
-    out_cache_loc: Tensor,
-) -> None:
-    _check_ragged(req_pool_indices, req_to_token, start_offset, end_offset)
+def _check_assign(req_pool_indices: Tensor, start_offset: Tensor, end_offset: Tensor, out_cache_loc: Tensor) -> None:
+    _check_segments(start_offset, end_offset)
     validation.require_distinct("req_pool_indices", req_pool_indices)
     num_locs = int((end_offset - start_offset).sum())
     validation.require_tensor("out_cache_loc", out_cache_loc, torch.int64, num_locs=num_locs)
-    validation.require_between("out_cache_loc", out_cache_loc, 0, 2**31 - 1)
 
 
-def _check_draft(req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int) -> None:
-    validation.require_scalar("topk", topk, 1)
-    validation.require_scalar("num_steps", num_steps, 1)
-    bs, pool_len = check_rows(req_pool_indices, req_to_token)
-    validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=bs)
-    fits = (seq_lens >= 0) & (seq_lens + topk * num_steps <= pool_len)
-    room = f"0 to {pool_len - topk * num_steps} (pool_len {pool_len} less topk * num_steps {topk * num_steps})"
+def _check_draft(seq_lens: Tensor, pool_len: int, width: int) -> None:
+    fits = (seq_lens >= 0) & (seq_lens + width <= pool_len)
+    room = f"0 to {pool_len - width} (pool_len {pool_len} less topk * num_steps {width})"
     validation.require_all(fits, "seq_lens", seq_lens, room)

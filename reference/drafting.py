@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
+from specsim.reference.contract import FLOATS, contract, fields
 
 __all__ = [
     "ChainTree",
@@ -55,29 +56,37 @@ class Expansion(NamedTuple):
     parents: Tensor
 
 
-class DraftResults(NamedTuple):
-    """The candidates that become a tree, as `tree.build_tree` takes them.
-
-    parent_list     [bs, topk * (num_steps-1) + 1] int64; [bs, 0] when there was one step
-    selected_index  [bs, num_draft_tokens - 1] int64: their flat ids, ascending
-    draft_tokens    [bs, num_draft_tokens - 1] int64: their tokens, in that order
+@fields(
     """
+    parent_list     [bs, parent_list_width = topk * (num_steps - 1) + 1 if num_steps > 1 else 0] int64: parents without
+                    the last step's; no columns when num_steps is 1
+    selected_index  [bs, num_selected = num_draft_tokens - 1] int64: flat ids, ascending, of the best candidates: the
+                    higher score first, then the lower flat id
+    draft_tokens    [bs, num_selected] int64: their tokens
+    """
+)
+class DraftResults(NamedTuple):
+    """The candidates that become a tree, as `tree.build_tree` takes them."""
 
     parent_list: Tensor
     selected_index: Tensor
     draft_tokens: Tensor
 
 
-class ChainTree(NamedTuple):
-    """A tree without branches, node i + 1 below node i, with the tokens of its nodes; see `tree.Tree`.
-
-    tokens                 [bs * ndt] int64: bonus token, then the drafts
-    tree_mask              [bs * ndt * ndt] bool, QLEN_ONLY: lower triangles
-    positions              [bs * ndt] int64: sequence length plus depth
-    retrieve_index         [bs, ndt] int64: `b * ndt + i`
-    retrieve_next_token    [bs, ndt] int64: i + 1, and -1 for the last node
-    retrieve_next_sibling  [bs, ndt] int64: -1
+@fields(
     """
+    tokens                 [num_nodes = bs * num_draft_tokens] int64: token of each node: bonus token, then the drafts
+    tree_mask              [mask_numel = bs * num_draft_tokens**2] bool: QLEN_ONLY: num_draft_tokens rows and columns a
+                           request, True up to the diagonal
+    positions              [num_nodes] int64: verified_seq_len plus depth of the node
+    retrieve_index         [bs, num_draft_tokens = num_steps + 1] int64: b * num_draft_tokens + i for node i
+    retrieve_next_token    [bs, num_draft_tokens] int64: first child, -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64: next node with the same parent in ascending order, -1 if there
+                           is none
+    """
+)
+class ChainTree(NamedTuple):
+    """A tree without branches, node i + 1 below node i, with the tokens of its nodes; see `tree.Tree`."""
 
     tokens: Tensor
     tree_mask: Tensor
@@ -87,16 +96,19 @@ class ChainTree(NamedTuple):
     retrieve_next_sibling: Tensor
 
 
+@contract(
+    """
+    topk_p      [bs, topk >= 1] float: probabilities of the root's successors, or other scores: 0 or more, -inf, NaN
+    topk_index  [bs, topk] int64: their tokens
+    """
+)
 def select_top_k_tokens_first(topk_p: Tensor, topk_index: Tensor) -> Expansion:
     """Step 0: every successor of the root is expanded, in the order in which it is given.
-
-    topk_p      [bs, topk] float32 or float64: probabilities of the successors, or other scores: 0 or more, -inf, NaN
-    topk_index  [bs, topk] int64: their tokens
 
     Raises ValueError for scores that are negative. Source: EAGLE-2 (arXiv 2406.16858), section 4.1.
     """
     if validation.enabled():
-        _check_first(topk_p, topk_index)
+        _require_score_values("topk_p", topk_p)
     bs, topk = topk_p.shape
     request = torch.arange(bs, device=topk_p.device)  # [bs]
     scores = _ordered(topk_p)  # [bs, topk]
@@ -110,21 +122,33 @@ def select_top_k_tokens_first(topk_p: Tensor, topk_index: Tensor) -> Expansion:
     )
 
 
+@contract(
+    """
+    step                 int, 1 or more: the drafting step; the root's successors are step 0
+    topk_p               [num_rows = bs * topk, topk] float: probabilities, 0 to 1 or NaN, of the successors of each
+                         expanded candidate; row b * topk + k belongs to the candidate whose score is scores[b, k]
+    topk_index           [num_rows, topk] int64: their tokens
+    scores               [bs, topk >= 1] float: `next_scores` of the step before: 0 or more, -inf, or NaN, which counts
+                         as -inf
+    -> input_ids         [num_rows] int64: tokens of each request's topk best new candidates: the higher score first,
+                         then the lower flat id
+    -> hidden_index      [num_rows] int64: the row of topk_p, and so of the hidden states, that each of them is from
+    -> next_scores       [bs, topk] float: their scores
+    -> candidate_scores  [bs, num_candidates = topk**2] float: scores of all new candidates: scores[b, j // topk] * p;
+                         -inf where that is NaN
+    -> candidate_tokens  [bs, num_candidates] int64: their tokens
+    -> parents           [bs, topk] int64: flat ids of the best: topk + (step - 1) * topk * topk + j for new candidate j
+    """
+)
 def select_top_k_tokens_next(step: int, topk_p: Tensor, topk_index: Tensor, scores: Tensor) -> Expansion:
     """Step 1 and later: score all successors of the expanded candidates, and expand the best of them.
-
-    step        1 or more
-    topk_p      [bs * topk, topk] float32 or float64: probabilities of the successors of each expanded candidate,
-                0 to 1 or NaN; row `b * topk + k` belongs to the candidate whose score is `scores[b, k]`
-    topk_index  [bs * topk, topk] int64: their tokens
-    scores      [bs, topk], of the dtype of `topk_p`: `next_scores` of the step before: 0 or more, -inf, NaN
 
     A score is the product in that dtype, so deep paths underflow to 0. inf * 0 is NaN, that is -inf. Raises ValueError
     for probabilities outside 0 to 1, infinities among them: a child would be better than its parent. Source: EAGLE-2
     (arXiv 2406.16858), section 4.1; probabilities that are NaN: SGLang issue #7477.
     """
     if validation.enabled():
-        _check_next(step, topk_p, topk_index, scores)
+        _check_next(topk_p, scores)
     bs, topk = scores.shape
     candidate_scores = _ordered((scores[:, :, None] * topk_p.reshape(bs, topk, topk)).flatten(1))  # [bs, topk²]
     candidate_tokens = topk_index.reshape(bs, topk * topk)
@@ -156,22 +180,30 @@ def organize_draft_results(
     return rerank_candidates(scores, tokens, parents, topk, num_steps, num_draft_tokens)
 
 
+@contract(
+    """
+    scores            [bs, total = topk + (num_steps - 1) * topk**2] float: of all candidates by flat id: 0 or more,
+                      -inf, or NaN, which counts as -inf; none is better than its parent's
+    tokens            [bs, total] int64: of all candidates by flat id
+    parents           [bs, parent_width = topk * num_steps + 1] int64: -1, then 0..topk-1, then the flat ids that each
+                      later step expanded, the last step's included
+    -> DraftResults
+    topk              int, 1 or more: candidates expanded a step, and successors of each
+    num_steps         int, 1 or more: drafting steps
+    num_draft_tokens  int, 2 to topk + (num_steps - 1) * topk**2 + 1: nodes a tree, the root included: one more than are
+                      kept
+    """
+)
 def rerank_candidates(
     scores: Tensor, tokens: Tensor, parents: Tensor, topk: int, num_steps: int, num_draft_tokens: int
 ) -> DraftResults:
     """Keep the best `num_draft_tokens - 1` candidates of all steps; their parents are always among them.
 
-    scores   [bs, total] float32 or float64, by flat id, total = topk + (num_steps-1) * topk²: 0 or more, -inf, NaN;
-             none better than its parent's
-    tokens   [bs, total] int64, by flat id
-    parents  [bs, topk * num_steps + 1] int64: -1, 0 .. topk-1, then the flat ids that each later step expanded. Those
-             of the last step have no children: they are not handed on, and with one step nothing is
-
     Raises ValueError for flat ids that do not exist, for a candidate better than its parent, and when more candidates
     are to be kept than there are. Source: EAGLE-2 (arXiv 2406.16858), section 4.2; orphans: SGLang PR #36201.
     """
     if validation.enabled():
-        _check_rerank(scores, tokens, parents, topk, num_steps, num_draft_tokens)
+        _check_rerank(scores, parents, topk)
     selected_index = _best(_ordered(scores), num_draft_tokens - 1).sort(dim=1).values  # [bs, ndt-1]
     width = 0 if num_steps == 1 else topk * (num_steps - 1) + 1
     return DraftResults(
@@ -181,18 +213,20 @@ def rerank_candidates(
     )
 
 
+@contract(
+    """
+    bonus_tokens      [bs] int32: token of the root
+    draft_tokens      [bs, num_steps >= 1] int64: tokens of nodes 1, 2, ..., one a step
+    verified_seq_len  [bs] int64, 0 or more: tokens before the root, which is the position of the root
+    -> ChainTree
+    """
+)
 def build_chain_tree(bonus_tokens: Tensor, draft_tokens: Tensor, verified_seq_len: Tensor) -> ChainTree:
     """The tree of a drafting with topk 1, where nothing has to be selected.
-
-    bonus_tokens      [bs] int32: the token of the root
-    draft_tokens      [bs, num_steps] int64: one token a step; `num_draft_tokens` is num_steps + 1
-    verified_seq_len  [bs] int64: tokens before the root, which is the position of the root
 
     Raises ValueError for negative sequence lengths and for no step. Source: EAGLE (arXiv 2401.15077), whose drafts were
     such chains before they were trees.
     """
-    if validation.enabled():
-        _check_chain(bonus_tokens, draft_tokens, verified_seq_len)
     bs, num_steps = draft_tokens.shape
     ndt, device = num_steps + 1, draft_tokens.device
     node = torch.arange(ndt, device=device)  # [ndt]
@@ -219,8 +253,7 @@ def _best(scores: Tensor, count: int) -> Tensor:
 
 
 def _require_scores(name: str, scores: Tensor, **dims: int | None) -> None:
-    if scores.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{name} has dtype {scores.dtype}; allowed: torch.float32, torch.float64")
+    validation.require_dtype(name, scores, FLOATS)
     validation.require_tensor(name, scores, scores.dtype, **dims)
 
 
@@ -229,21 +262,7 @@ def _require_score_values(name: str, scores: Tensor) -> None:
     validation.require_all(valid, name, scores, "0 or more, -inf, NaN")
 
 
-def _check_first(topk_p: Tensor, topk_index: Tensor) -> None:
-    _require_scores("topk_p", topk_p, bs=None, topk=None)
-    bs, topk = topk_p.shape
-    validation.require_scalar("topk (the width of topk_p)", topk, 1)
-    validation.require_tensor("topk_index", topk_index, torch.int64, bs=bs, topk=topk)
-    _require_score_values("topk_p", topk_p)
-
-
-def _check_next(step: int, topk_p: Tensor, topk_index: Tensor, scores: Tensor) -> None:
-    validation.require_scalar("step", step, 1)
-    _require_scores("scores", scores, bs=None, topk=None)
-    bs, topk = scores.shape
-    validation.require_scalar("topk (the width of scores)", topk, 1)
-    validation.require_tensor("topk_p", topk_p, scores.dtype, num_rows=bs * topk, topk=topk)
-    validation.require_tensor("topk_index", topk_index, torch.int64, num_rows=bs * topk, topk=topk)
+def _check_next(topk_p: Tensor, scores: Tensor) -> None:
     _require_score_values("scores", scores)
     is_probability = ((topk_p >= 0) & (topk_p <= 1)) | topk_p.isnan()
     validation.require_all(is_probability, "topk_p", topk_p, "0 to 1, NaN")
@@ -270,20 +289,10 @@ def _check_lists(
     return topk, num_steps
 
 
-def _check_rerank(
-    scores: Tensor, tokens: Tensor, parents: Tensor, topk: int, num_steps: int, num_draft_tokens: int
-) -> None:
-    validation.require_scalar("topk", topk, 1)
-    validation.require_scalar("num_steps", num_steps, 1)
-    total = topk + (num_steps - 1) * topk**2
-    validation.require_scalar("num_draft_tokens", num_draft_tokens, 2, total + 1)
-    _require_scores("scores", scores, bs=None, total=total)
-    bs = scores.shape[0]
-    validation.require_tensor("tokens", tokens, torch.int64, bs=bs, total=total)
-    validation.require_tensor("parents", parents, torch.int64, bs=bs, parent_width=topk * num_steps + 1)
+def _check_rerank(scores: Tensor, parents: Tensor, topk: int) -> None:
     _require_score_values("scores", scores)
 
-    step_0 = torch.arange(-1, topk, device=parents.device).expand(bs, -1)
+    step_0 = torch.arange(-1, topk, device=parents.device).expand(parents.shape[0], -1)
     head, later = parents[:, : topk + 1], parents[:, topk + 1 :]
     validation.require_all(head == step_0, "parents", head, f"-1, 0 .. {topk - 1} in the first {topk + 1} columns")
     first_id = topk + torch.arange(later.shape[1], device=parents.device) // topk * topk**2  # of the step expanded
@@ -291,16 +300,7 @@ def _check_rerank(
     validation.require_all(of_step, f"parents[:, {topk + 1}:]", later, "flat ids of the step that was expanded")
 
     ordered = _ordered(scores)
-    group = torch.arange(topk, total, device=parents.device) // topk  # [total - topk], of all but the root's children
+    group = torch.arange(topk, scores.shape[1], device=parents.device) // topk  # [total - topk]
     parent_score = ordered.gather(1, parents[:, group])
     falls = ordered[:, topk:] <= parent_score
     validation.require_all(falls, f"scores[:, {topk}:]", scores[:, topk:], "at most the score of the parent")
-
-
-def _check_chain(bonus_tokens: Tensor, draft_tokens: Tensor, verified_seq_len: Tensor) -> None:
-    validation.require_tensor("draft_tokens", draft_tokens, torch.int64, bs=None, num_steps=None)
-    bs, num_steps = draft_tokens.shape
-    validation.require_scalar("num_steps (the width of draft_tokens)", num_steps, 1)
-    validation.require_tensor("bonus_tokens", bonus_tokens, torch.int32, bs=bs)
-    validation.require_tensor("verified_seq_len", verified_seq_len, torch.int64, bs=bs)
-    validation.require_all(verified_seq_len >= 0, "verified_seq_len", verified_seq_len, "0 or more")

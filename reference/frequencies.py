@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
+from specsim.reference.contract import contract
 
 
 class Frequencies(NamedTuple):
@@ -27,15 +28,26 @@ class Frequencies(NamedTuple):
     fits: Tensor
 
 
+@contract(
+    """
+    probs           [bs, vocab_size] float: the model's distribution; sums to 1
+    top_k           [bs] int32, 1 or more: a token stays iff fewer are more probable
+    top_p           [bs] float: above 0, at most 1: a token stays iff the more probable ones have less than this
+                    together
+    min_p           [bs] float, 0 to 1: a token stays iff it has at least this share of the most probable one's
+                    probability
+    which_filter    int: which is in use: 0 none, 1 top_k, 2 top_p, 3 min_p, 4 top_k and top_p jointly
+    seed            int: of the implementation's own random numbers
+    draws           int: how often each request is drawn, independently
+    -> frequencies  [bs, vocab_size] float: share of the draws that each outcome has
+    -> occurs       [bs, vocab_size] bool: drawn at all; defined where the probability is 0
+    -> fits         [bs] bool: the counts can be draws of the distribution: p-value 1e-12 or more
+    """
+)
 def token_frequencies(
     probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, which_filter: int = 0, seed: int = 0, draws: int = 0
 ) -> Frequencies:
     """The law of a token that is drawn from `probs` with filters.
-
-    probs  [bs, V] float: the model's law; sums to 1
-    top_k  [bs] int32: 1 or more; a token stays iff fewer are more probable
-    top_p  [bs] float: above 0, at most 1; a token stays iff those more probable have less than this together
-    min_p  [bs] float: 0 to 1; a token stays iff it is at least this share of the most probable one's probability
 
     `which_filter`, `seed` and `draws` are the sampler's affair: the law does not depend on them.
     All filters look at `probs` as it is; what stays is divided by its sum. Equal tokens stay or go together.
@@ -43,14 +55,7 @@ def token_frequencies(
     Source: FlashInfer's `top_k_top_p_sampling_from_probs` with its joint order, `min_p_sampling_from_probs`.
     """
     if validation.enabled():
-        bs = probs.shape[0]
-        validation.require_tensor("probs", probs, probs.dtype, bs=None, vocab_size=None)
-        validation.require_tensor("top_k", top_k, torch.int32, bs=bs)
-        validation.require_tensor("top_p", top_p, probs.dtype, bs=bs)
-        validation.require_tensor("min_p", min_p, probs.dtype, bs=bs)
-        validation.require_all(top_k >= 1, "top_k", top_k, "1 or more")
         validation.require_all((top_p > 0) & (top_p <= 1), "top_p", top_p, "above 0, at most 1")
-        validation.require_between("min_p", min_p, 0, 1)
     p = probs.double()
     above = p[:, None, :] > p[:, :, None]  # [bs, V, V]: which tokens are more probable than each
     mass = torch.where(above, p[:, None, :], 0.0).sum(dim=2)
@@ -60,14 +65,24 @@ def token_frequencies(
     return _law(kept / kept.sum(dim=1, keepdim=True), probs.dtype)
 
 
+@contract(
+    """
+    candidates      [bs, num_draft_tokens] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
+                    drafts
+    draft_probs     [bs, num_steps = num_draft_tokens - 1, vocab_size] float: the distribution from which each draft was
+                    drawn; positive at the draft
+    target_probs    [bs, num_draft_tokens, vocab_size] float: the target model's distribution after each node
+    seed            int: of the implementation's own random numbers
+    draws           int: how often each request is drawn, independently
+    -> frequencies  [bs, num_draft_tokens, vocab_size] float: share of the draws that each outcome has
+    -> occurs       [bs, num_draft_tokens, vocab_size] bool: drawn at all; defined where the probability is 0
+    -> fits         [bs] bool: the counts can be draws of the distribution: p-value 1e-12 or more
+    """
+)
 def chain_frequencies(
     candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, seed: int = 0, draws: int = 0
 ) -> Frequencies:
     """The law of what chain rejection emits for given drafts: accepted drafts, and the token after them.
-
-    candidates    [bs, S + 1] int64: the root, then the S drafted tokens, 0 to V - 1
-    draft_probs   [bs, S, V] float: the laws from which the drafts were drawn; positive at the draft
-    target_probs  [bs, S + 1, V] float: the target model's laws after the root and each draft
 
     Entry [b, n, t] of frequencies and occurs [bs, S + 1, V] is of n accepted drafts and then token t. Draft i is
     accepted with probability min(1, p_i / q_i); after a rejection the token is drawn from the positive part of p - q,
@@ -75,14 +90,6 @@ def chain_frequencies(
     Raises ValueError for wrong shapes and dtypes and drafts out of range.
     Source: Leviathan et al. (arXiv 2211.17192), algorithm 1.
     """
-    if validation.enabled():
-        bs, nodes = candidates.shape
-        validation.require_tensor("candidates", candidates, torch.int64, bs=None, num_draft_tokens=None)
-        validation.require_tensor("target_probs", target_probs, target_probs.dtype, bs=bs, nodes=nodes, vocab_size=None)
-        vocab_size = target_probs.shape[2]
-        dtype = target_probs.dtype
-        validation.require_tensor("draft_probs", draft_probs, dtype, bs=bs, num_steps=nodes - 1, vocab_size=vocab_size)
-        validation.require_between("candidates", candidates, 0, vocab_size - 1)
     num_steps = draft_probs.shape[1]
     drafted = candidates[:, 1:, None]
     target, draft = target_probs.double(), draft_probs.double()

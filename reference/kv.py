@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
-from specsim.reference.cache_locs import check_rows, ragged_segments
+from specsim.reference.cache_locs import ragged_segments
+from specsim.reference.contract import contract, fields
 
 __all__ = [
     "CompactedPath",
@@ -51,42 +52,52 @@ _IntOrTensor = TypeVar("_IntOrTensor", int, Tensor)
 ROW_SPARE = 4  # positions that a row has beyond the context length, besides the tree's
 
 
-class DraftCacheLocs(NamedTuple):
-    """Where the branches of a draft live. With `tail[b] = seq_lens[b] % page_size`:
-
-    out_cache_loc  [bs * topk * num_steps] int64: the slot of each draft token, by request, branch and step
-    target         [num_copies] int64: the holes, by request, branch and offset; `num_copies` is the sum of
-                   `tail * (topk - 1)` over the requests
+@fields(
+    """
+    out_cache_loc  [num_draft_locs = bs * topk * num_steps] int64: slot of each draft token, by request, branch and step
+    target         [num_copies] int64: the holes, by request, branch from the second, offset; the sum of tail * (topk -
+                   1) over the requests
     source         [num_copies] int64: the slot whose KV each hole receives
     """
+)
+class DraftCacheLocs(NamedTuple):
+    """Where the branches of a draft live. With `tail[b] = seq_lens[b] % page_size`:"""
 
     out_cache_loc: Tensor
     target: Tensor
     source: Tensor
 
 
-class DraftKvIndices(NamedTuple):
-    """What each branch attends to. Step i of drafting sees `lens = seq_lens[b] + i + 1` tokens of a branch.
-
-    kv_indptr   [num_steps, bs * topk + 1] int32: branch t of request b has, in step i, the entries
-                `[kv_indptr[i, z], kv_indptr[i, z + 1])` of `kv_indices[i]`, with z = `b * topk + t`
-    kv_indices  [num_steps, num_kv] int64: the slots of the sequence, then of the branch's own draft tokens.
-                `num_kv` is what the last step needs; entries from `kv_indptr[i, -1]` on are not defined
+@fields(
     """
+    kv_indptr   [num_steps, num_bounds = bs * topk + 1] int32, prefilled with 0: where the list of branch b * topk + t
+                begins in the step's row of kv_indices, and where the last one ends
+    kv_indices  [num_steps, num_kv] int64: in step i, for each branch, the slots of the sequence and of the branch's
+                first i + 1 draft tokens; not defined from kv_indptr[i, -1] on
+    """
+)
+class DraftKvIndices(NamedTuple):
+    """What each branch attends to. Step i of drafting sees `lens = seq_lens[b] + i + 1` tokens of a branch."""
 
     kv_indptr: Tensor
     kv_indices: Tensor
 
 
+@fields(
+    """
+    target                   [num_accept_entries = bs * accept_width] int64, prefilled with 0: slots that receive KV:
+                             the first accept_lens[b] of each block, ragged, then 0
+    source                   [num_accept_entries] int64, prefilled with 0: slots that the KV comes from: those of the
+                             accepted nodes, ragged, then 0, so that the entries after the segments move the padding
+                             slot onto itself
+    compacted_predict        [num_nodes] int32: the tokens of the accepted nodes at the front of each block; the rest of
+                             it is not defined
+    compacted_hidden_states  [num_nodes, hidden_size] any: the rows of the accepted nodes at the front of each block;
+                             the rest of it is not defined
+    """
+)
 class CompactedPath(NamedTuple):
     """The accepted path of each request, brought to the front of its block of `num_draft_tokens` nodes.
-
-    target                   [bs * accept_width] int64: slots that receive KV, ragged, then 0
-    source                   [bs * accept_width] int64: slots that the KV comes from, ragged, then 0; so the
-                             entries after the segments move the padding slot onto itself
-    compacted_predict        [bs * ndt] int32: entry `b * ndt + j` belongs to the j-th accepted node; defined
-                             for j < `accept_lens[b]`
-    compacted_hidden_states  [bs * ndt, hidden_size]: rows in the same order, defined in the same places
 
     `ndt` is short for `num_draft_tokens`.
     """
@@ -97,6 +108,14 @@ class CompactedPath(NamedTuple):
     compacted_hidden_states: Tensor
 
 
+@contract(
+    """
+    num_steps         int, 1 or more: drafting steps
+    topk              int, 1 or more: branches of the draft
+    num_draft_tokens  int, 1 or more: nodes a tree, the root included
+    page_size         int: slots a page, a power of two
+    """
+)
 def alloc_len_per_decode(num_steps: int, topk: int, num_draft_tokens: int, page_size: int) -> int:
     """The positions after a sequence that one step of drafting and verification may touch: A.
 
@@ -106,14 +125,23 @@ def alloc_len_per_decode(num_steps: int, topk: int, num_draft_tokens: int, page_
 
     Raises ValueError for sizes below 1 and a page size that is no power of two. Source: SGLang's EAGLE worker.
     """
-    _check_layout(topk, num_steps, page_size)
-    validation.require_scalar("num_draft_tokens", num_draft_tokens, 1)
+    if validation.enabled():
+        _require_page_size(page_size)
     if page_size == 1 or topk == 1:
         return max(num_steps * topk, num_draft_tokens)
     pages_worst = _ceil_div(page_size - 1 + num_steps, page_size)
     return max(topk * pages_worst * page_size, num_draft_tokens)
 
 
+@contract(
+    """
+    context_len       int, 1 or more: tokens of the longest request
+    num_steps         int, 1 or more: drafting steps
+    topk              int, 1 or more: branches of the draft
+    num_draft_tokens  int, 1 or more: nodes a tree, the root included
+    page_size         int: slots a page, a power of two
+    """
+)
 def row_width(context_len: int, num_steps: int, topk: int, num_draft_tokens: int, page_size: int) -> int:
     """The columns of `req_to_token` for requests of at most `context_len` tokens.
 
@@ -124,21 +152,25 @@ def row_width(context_len: int, num_steps: int, topk: int, num_draft_tokens: int
 
     Raises ValueError for sizes below 1 and a page size that is no power of two. Source: SGLang's request pool.
     """
-    validation.require_scalar("context_len", context_len, 1)
     reserve = 2 * alloc_len_per_decode(num_steps, topk, num_draft_tokens, page_size)
     spare = ROW_SPARE + num_draft_tokens
     return context_len + (spare if page_size == 1 else max(spare, reserve + page_size - 1))
 
 
+@contract(
+    """
+    prefix_lens       [bs] int64, 0 or more: tokens that have slots
+    seq_lens          [bs] int64: tokens that shall have slots, prefix_lens or more
+    last_loc          [bs] int64: slot of the last token that has one, at the offset in its page that the length says;
+                      -1 if there is none
+    free_pages        [num_free_pages] int64: distinct page numbers, at least as many as needed, taken from the front,
+                      request after request
+    -> out_cache_loc  [num_locs] int64: the new slots, ragged
+    page_size         int: slots a page, a power of two
+    """
+)
 def alloc_extend(prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> Tensor:
     """Slots for the tokens by which each request grows: first the rest of its last page, then free pages.
-
-    prefix_lens  [bs] int64, tokens that have slots
-    seq_lens     [bs] int64, tokens that shall have them; `prefix_lens[b]` or more
-    last_loc     [bs] int64, slot of token `prefix_lens[b] - 1`, at offset `(prefix_lens[b] - 1) % page_size` of
-                 its page; -1 for a request without tokens
-    free_pages   [num_free_pages] int64, distinct page numbers, taken from the front, request after request
-    page_size    slots a page, a power of two
 
     Returns out_cache_loc [num_locs] int64, ragged, `num_locs` = sum of `seq_lens - prefix_lens`. Raises
     ValueError when lengths shrink, when a slot does not fit its length, when a page in use is given as free, and
@@ -159,13 +191,19 @@ def alloc_extend(prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_p
     return out_cache_loc
 
 
+@contract(
+    """
+    seq_lens          [bs] int64: tokens including the new one, 1 or more
+    last_loc          [bs] int64: slot of the last token that has one, at the offset in its page that the length says;
+                      -1 if there is none
+    free_pages        [num_free_pages] int64: distinct page numbers, at least as many as needed, taken from the front,
+                      request after request
+    -> out_cache_loc  [bs] int64: the new slot of each request
+    page_size         int: slots a page, a power of two
+    """
+)
 def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> Tensor:
     """A slot for one more token of each request: the next one on its last page, or the first of a free page.
-
-    seq_lens    [bs] int64, tokens including the new one, 1 or more
-    last_loc    [bs] int64, slot of the token before, -1 for a request that has none
-    free_pages  [num_free_pages] int64, distinct page numbers, taken from the front
-    page_size   slots a page, a power of two
 
     Returns out_cache_loc [bs] int64. Raises ValueError as `alloc_extend` does. Source: SGLang's paged allocator.
     """
@@ -178,40 +216,46 @@ def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_si
     return out_cache_loc
 
 
+@contract(
+    """
+    req_to_token      [pool_rows, pool_len] int32: KV slot by row and column
+    req_pool_indices  [bs] int64, 0 to pool_rows - 1: row of each request; 0 for padding
+    prefix_lens       [bs] int64, 0 to pool_len: tokens that have slots, 0 for padding
+    -> last_loc       [bs] int64: slot of token prefix_lens - 1; -1 if there is none
+    """
+)
 def get_last_loc(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Tensor) -> Tensor:
     """The slot of each request's last token, -1 for a request without tokens.
-
-    req_to_token      [pool_rows, pool_len] int32
-    req_pool_indices  [bs] int64
-    prefix_lens       [bs] int64, 0 to `pool_len`
 
     Returns last_loc [bs] int64. Raises ValueError for rows or lengths outside the pool.
     Source: SGLang's allocation for extend and decode.
     """
-    if validation.enabled():
-        _check_last_loc(req_to_token, req_pool_indices, prefix_lens)
     slot = req_to_token[req_pool_indices, (prefix_lens - 1).clamp(min=0)].to(torch.int64)  # [bs]
     return torch.where(prefix_lens > 0, slot, -1)
 
 
+@contract(
+    """
+    req_pool_indices  [bs] int64, 0 to pool_rows - 1: row of each request; 0 for padding
+    req_to_token      [pool_rows, pool_len] int32: KV slot by row and column
+    seq_lens          [bs] int64: tokens before the draft; the last branch must fit in the row
+    -> DraftCacheLocs
+    topk              int, 1 or more: branches of the draft
+    num_steps         int, 1 or more: drafting steps
+    page_size         int: slots a page, a power of two
+    """
+)
 def draft_cache_locs_paged(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
 ) -> DraftCacheLocs:
     """The slots that the draft model writes, and the copies that fill the holes before the branches.
-
-    req_pool_indices  [bs] int64
-    req_to_token      [pool_rows, pool_len] int32
-    seq_lens          [bs] int64, tokens that have KV; the last branch must fit in the row
-    topk              branches
-    num_steps         draft tokens a branch
-    page_size         slots a page, a power of two
 
     With page size 1 or one branch there is nothing to copy and `out_cache_loc` is what
     `assign_draft_cache_locs_contiguous` returns. Raises ValueError for rows or columns outside the pool and for a
     page size that is no power of two. Source: SGLang's EAGLE draft worker; issue #26972.
     """
     if validation.enabled():
-        _check_draft(req_pool_indices, req_to_token, seq_lens, topk, num_steps, page_size)
+        _check_draft(seq_lens, req_to_token.shape[1], topk, num_steps, page_size)
     start = _branch_starts(seq_lens, topk, num_steps, page_size)  # [bs, topk]
     column = start[:, :, None] + torch.arange(num_steps, device=seq_lens.device)  # [bs, topk, num_steps]
     out_cache_loc = req_to_token[req_pool_indices[:, None, None], column].to(torch.int64).flatten()
@@ -226,24 +270,30 @@ def draft_cache_locs_paged(
     return DraftCacheLocs(out_cache_loc, target, source)
 
 
+@contract(
+    """
+    req_pool_indices  [bs] int64, 0 to pool_rows - 1: row of each request; 0 for padding
+    req_to_token      [pool_rows, pool_len] int32: KV slot by row and column
+    seq_lens          [bs] int64: tokens before the draft; the last branch must fit in the row
+    -> DraftKvIndices
+    topk              int, 1 or more: branches of the draft
+    num_steps         int, 1 or more: drafting steps
+    page_size         int: slots a page, a power of two; decides where branches start, the lists are by token
+    """
+)
 def generate_draft_decode_kv_indices(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
 ) -> DraftKvIndices:
     """The slots that each branch attends to in each step of drafting, one list per branch (CSR).
-
-    req_pool_indices  [bs] int64
-    req_to_token      [pool_rows, pool_len] int32
-    seq_lens          [bs] int64, tokens before the draft; the last branch must fit in the row
-    topk              branches
-    num_steps         draft tokens a branch
-    page_size         slots a page, a power of two; decides where branches start, the lists are by token
 
     Holes are not listed: the list of a branch has each of its positions once. Entries of `kv_indices` that are
     not defined are 0. Raises ValueError for rows or columns outside the pool, for a page size that is no power of two,
     and when a list does not fit int32. Source: SGLang's EAGLE attention backends; issue #26972.
     """
     if validation.enabled():
-        _check_kv_indices(req_pool_indices, req_to_token, seq_lens, topk, num_steps, page_size)
+        _check_draft(seq_lens, req_to_token.shape[1], topk, num_steps, page_size)
+        num_kv = topk * (int(seq_lens.sum()) + seq_lens.shape[0] * num_steps)
+        validation.require_scalar("topk * (sum of seq_lens + bs * num_steps)", num_kv, 0, 2**31 - 1)
     bs, device = seq_lens.shape[0], seq_lens.device
     drafted = torch.arange(1, num_steps + 1, device=device)  # [num_steps], draft tokens that a step sees
     lens = seq_lens.repeat_interleave(topk) + drafted[:, None]  # [num_steps, bs * topk]
@@ -261,24 +311,42 @@ def generate_draft_decode_kv_indices(
     return DraftKvIndices(kv_indptr.to(torch.int32), kv_indices)
 
 
+@contract(
+    """
+    accept_index             [bs, accept_width] int32, -1 to num_nodes - 1: the accepted path as node numbers in the
+                             batch, ascending, then -1; a padding request has -1 only
+    out_cache_loc            [num_nodes] int64: slot of each node, all distinct
+    -> accept_out_cache_loc  [num_accept_entries = bs * accept_width] int64: slots in the order of accept_index; defined
+                             for as many entries as nodes are accepted
+    """
+)
 def fill_accept_out_cache_loc(accept_index: Tensor, out_cache_loc: Tensor) -> Tensor:
     """The slots of the accepted nodes, one after the other in the order of `accept_index`.
-
-    accept_index   [bs, accept_width] int32: accepted nodes by their number in the batch, -1 for none
-    out_cache_loc  [num_nodes] int64: the slot of each node
 
     Returns accept_out_cache_loc [bs * accept_width] int64. As many entries as there are accepted nodes are
     defined, the others are 0. Raises ValueError for node numbers outside the batch.
     Source: SGLang's EAGLE verification; PR #26866 for trees whose node count is not the width of the path.
     """
-    if validation.enabled():
-        _check_fill_accept(accept_index, out_cache_loc)
     node = accept_index[accept_index >= 0].to(torch.int64)  # [num_accepted]
     accept_out_cache_loc = out_cache_loc.new_zeros(accept_index.numel())
     accept_out_cache_loc[: node.shape[0]] = out_cache_loc[node]
     return accept_out_cache_loc
 
 
+@contract(
+    """
+    accept_index      [bs, accept_width] int32: the accepted path as node numbers in the batch, ascending, then -1; a
+                      padding request has -1 only
+    accept_lens       [bs] int32, 0 to accept_width if accept_width < num_draft_tokens else num_draft_tokens: entries of
+                      the path, the root included; 0 for padding
+    out_cache_loc     [num_nodes = bs * num_draft_tokens] int64: slot of each node, all distinct, in the order of the
+                      row's positions
+    predict           [num_nodes] int32: token that follows each node
+    hidden_states     [num_nodes, hidden_size] any: a row for each node
+    -> CompactedPath
+    num_draft_tokens  int, 1 or more: nodes a tree, the root included
+    """
+)
 def compact_accepted_path(
     accept_index: Tensor,
     accept_lens: Tensor,
@@ -292,20 +360,12 @@ def compact_accepted_path(
     After `move_kv(buffer, target, source)` the slot of the block's j-th position holds the KV of the j-th
     accepted node, for every j < `accept_lens[b]`, and tokens and hidden states stand in the same order.
 
-    accept_index      [bs, accept_width] int32: the accepted path as node numbers in the batch, ascending and in
-                      the request's own block; -1 from `accept_lens[b]` on
-    accept_lens       [bs] int32: accepted nodes, the root included; 0 for a padding request
-    out_cache_loc     [bs * ndt] int64: the slot of each node, in the order of the row's positions
-    predict           [bs * ndt] int32: the token after each node
-    hidden_states     [bs * ndt, hidden_size] of any dtype
-    num_draft_tokens  ndt, nodes a tree
-
     Elements that are not defined keep their value from before. Raises ValueError for lengths above
     `accept_width` or `ndt` and for paths that do not ascend, leave their block or differ from their length.
     Source: SGLang PR #26866.
     """
     if validation.enabled():
-        _check_compact(accept_index, accept_lens, out_cache_loc, predict, hidden_states, num_draft_tokens)
+        _check_compact(accept_index, accept_lens, num_draft_tokens)
     bs, accept_width = accept_index.shape
     depth = torch.arange(accept_width, device=accept_index.device)  # [accept_width]
     accepted = depth < accept_lens[:, None]  # [bs, accept_width]
@@ -323,39 +383,47 @@ def compact_accepted_path(
     return CompactedPath(target, source, compacted_predict, compacted_hidden_states)
 
 
+@contract(
+    """
+    buffer  [num_slots, row_width] any, changed in place: a row of KV for each slot; rows that are no target do not
+            change
+    target  [num_moves] int64, 0 to num_slots - 1: slots to write, distinct; but 0 to 0 may repeat, as padding
+    source  [num_moves] int64, 0 to num_slots - 1: slots to read; may overlap the targets in any way
+    """
+)
 def move_kv(buffer: Tensor, target: Tensor, source: Tensor) -> None:
     """Copy rows of a KV buffer to other slots, as if every row were read before any is written.
-
-    buffer  [num_slots, row_width] of any dtype, changed in place; rows that are no target do not change
-    target  [num_moves] int64, slots to write
-    source  [num_moves] int64, slots to read; may overlap `target` in any way
 
     A slot may be a target more than once if its source is the same each time, as for padding, which moves slot 0 onto
     itself. Raises ValueError for slots outside the buffer and for a target with two sources.
     Source: SGLang PR #11126.
     """
     if validation.enabled():
-        _check_move(buffer, target, source)
+        _check_move(target, source)
     buffer[target] = buffer[source]  # indexing copies: all rows are read first
 
 
+@contract(
+    """
+    seq_lens          [bs] int64, 0 or more: tokens before the tree
+    evict_mask        [num_nodes = bs * num_draft_tokens] bool, changed in place: True for a node whose slot is to be
+                      freed; every request keeps one at least
+    page_size         int: slots a page, a power of two
+    num_draft_tokens  int, 1 or more: nodes a tree, the root included
+    """
+)
 def align_evict_mask_to_page_size(seq_lens: Tensor, evict_mask: Tensor, page_size: int, num_draft_tokens: int) -> None:
     """Do not evict what shares a page with the last token that is kept: memory is freed in whole pages.
 
     A request that keeps n of its nodes keeps positions up to `seq_len + n - 1`. Nodes whose position lies on
     the page of that position are taken out of the mask.
 
-    seq_lens          [bs] int64, tokens before the tree
-    evict_mask        [bs * num_draft_tokens] bool, changed in place: True for a node whose slot is to be freed;
-                      every request keeps at least one node
-    page_size         slots a page, a power of two
-    num_draft_tokens  nodes a tree
-
     Raises ValueError for negative lengths, a request that keeps no node and a page size that is no power of two.
     Source: SGLang's EAGLE verification with pages.
     """
     if validation.enabled():
-        _check_evict(seq_lens, evict_mask, page_size, num_draft_tokens)
+        _require_page_size(page_size)
+        _check_evict(evict_mask, num_draft_tokens)
     mask = evict_mask.view(-1, num_draft_tokens)  # [bs, num_draft_tokens]
     last_kept = seq_lens + (~mask).sum(1) - 1  # [bs], position
     position = seq_lens[:, None] + torch.arange(num_draft_tokens, device=seq_lens.device)  # [bs, num_draft_tokens]
@@ -377,27 +445,14 @@ def _require_page_size(page_size: int) -> None:
         raise ValueError(f"page_size is {page_size}; allowed: a power of two, 1 included")
 
 
-def _check_layout(topk: int, num_steps: int, page_size: int) -> None:
-    validation.require_scalar("topk", topk, 1)
-    validation.require_scalar("num_steps", num_steps, 1)
-    _require_page_size(page_size)
-
-
 def _check_alloc_extend(
     prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int
 ) -> None:
-    _require_page_size(page_size)
-    validation.require_tensor("prefix_lens", prefix_lens, torch.int64, bs=None)
-    bs = prefix_lens.shape[0]
-    validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=bs)
-    validation.require_all(prefix_lens >= 0, "prefix_lens", prefix_lens, "0 or more")
     validation.require_all(seq_lens >= prefix_lens, "seq_lens", seq_lens, "prefix_lens of the request or more")
     _check_free_pages(prefix_lens, seq_lens, last_loc, free_pages, page_size)
 
 
 def _check_alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> None:
-    _require_page_size(page_size)
-    validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=None)
     validation.require_all(seq_lens >= 1, "seq_lens", seq_lens, "1 or more: the new token is counted")
     _check_free_pages(seq_lens - 1, seq_lens, last_loc, free_pages, page_size)
 
@@ -405,12 +460,11 @@ def _check_alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, 
 def _check_free_pages(
     prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int
 ) -> None:
-    validation.require_tensor("last_loc", last_loc, torch.int64, bs=prefix_lens.shape[0])
+    _require_page_size(page_size)
     placed = (last_loc >= page_size) & ((last_loc + 1) % page_size == prefix_lens % page_size)
     fits = torch.where(prefix_lens == 0, last_loc == -1, placed)
     allowed = "-1 without a prefix, else a slot at offset (prefix_len - 1) % page_size of a page other than 0"
     validation.require_all(fits, "last_loc", last_loc, allowed)
-    validation.require_tensor("free_pages", free_pages, torch.int64, num_free_pages=None)
     validation.require_all(free_pages >= 1, "free_pages", free_pages, "1 or more: page 0 is the padding sink")
     validation.require_distinct("free_pages", free_pages)
     in_use = last_loc[prefix_lens > 0] // page_size
@@ -421,56 +475,15 @@ def _check_free_pages(
     validation.require_scalar("num_free_pages (the length of free_pages)", free_pages.shape[0], needed)
 
 
-def _check_last_loc(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Tensor) -> None:
-    bs, pool_len = check_rows(req_pool_indices, req_to_token)
-    validation.require_tensor("prefix_lens", prefix_lens, torch.int64, bs=bs)
-    validation.require_between("prefix_lens", prefix_lens, 0, pool_len)
-
-
-def _check_draft(
-    req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
-) -> None:
-    _check_layout(topk, num_steps, page_size)
-    bs, pool_len = check_rows(req_pool_indices, req_to_token)
-    validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=bs)
+def _check_draft(seq_lens: Tensor, pool_len: int, topk: int, num_steps: int, page_size: int) -> None:
+    _require_page_size(page_size)
     end = _branch_starts(seq_lens, topk, num_steps, page_size)[:, -1] + num_steps  # [bs], of the last branch
     fits = (seq_lens >= 0) & (end <= pool_len)
     validation.require_all(fits, "seq_lens", seq_lens, f"0 or more, and all branches within the row of {pool_len}")
 
 
-def _check_kv_indices(
-    req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
-) -> None:
-    _check_draft(req_pool_indices, req_to_token, seq_lens, topk, num_steps, page_size)
-    num_kv = topk * (int(seq_lens.sum()) + seq_lens.shape[0] * num_steps)
-    validation.require_scalar("topk * (sum of seq_lens + bs * num_steps)", num_kv, 0, 2**31 - 1)
-
-
-def _check_fill_accept(accept_index: Tensor, out_cache_loc: Tensor) -> None:
-    validation.require_tensor("accept_index", accept_index, torch.int32, bs=None, accept_width=None)
-    validation.require_tensor("out_cache_loc", out_cache_loc, torch.int64, num_nodes=None)
-    validation.require_between("accept_index", accept_index, -1, out_cache_loc.shape[0] - 1)
-
-
-def _check_compact(
-    accept_index: Tensor,
-    accept_lens: Tensor,
-    out_cache_loc: Tensor,
-    predict: Tensor,
-    hidden_states: Tensor,
-    num_draft_tokens: int,
-) -> None:
-    validation.require_scalar("num_draft_tokens", num_draft_tokens, 1)
-    validation.require_tensor("accept_index", accept_index, torch.int32, bs=None, accept_width=None)
+def _check_compact(accept_index: Tensor, accept_lens: Tensor, num_draft_tokens: int) -> None:
     bs, accept_width = accept_index.shape
-    num_nodes = bs * num_draft_tokens
-    validation.require_tensor("accept_lens", accept_lens, torch.int32, bs=bs)
-    validation.require_between("accept_lens", accept_lens, 0, min(accept_width, num_draft_tokens))
-    validation.require_tensor("out_cache_loc", out_cache_loc, torch.int64, num_nodes=num_nodes)
-    validation.require_tensor("predict", predict, torch.int32, num_nodes=num_nodes)
-    validation.require_tensor(
-        "hidden_states", hidden_states, hidden_states.dtype, num_nodes=num_nodes, hidden_size=None
-    )
     on_path = torch.arange(accept_width, device=accept_index.device) < accept_lens[:, None]  # [bs, accept_width]
     block = torch.arange(bs, device=accept_index.device)[:, None] * num_draft_tokens  # [bs, 1]
     own = (accept_index >= block) & (accept_index < block + num_draft_tokens)
@@ -481,12 +494,7 @@ def _check_compact(
     validation.require_all(valid, "accept_index", accept_index, allowed)
 
 
-def _check_move(buffer: Tensor, target: Tensor, source: Tensor) -> None:
-    validation.require_tensor("buffer", buffer, buffer.dtype, num_slots=None, row_width=None)
-    validation.require_tensor("target", target, torch.int64, num_moves=None)
-    validation.require_tensor("source", source, torch.int64, num_moves=target.shape[0])
-    validation.require_between("target", target, 0, buffer.shape[0] - 1)
-    validation.require_between("source", source, 0, buffer.shape[0] - 1)
+def _check_move(target: Tensor, source: Tensor) -> None:
     to_slot, order = target.sort()
     from_slot = source[order]
     clash = (to_slot[1:] == to_slot[:-1]) & (from_slot[1:] != from_slot[:-1])
@@ -495,13 +503,7 @@ def _check_move(buffer: Tensor, target: Tensor, source: Tensor) -> None:
     validation.require_all(agrees, "target", target, "one source for each target")
 
 
-def _check_evict(seq_lens: Tensor, evict_mask: Tensor, page_size: int, num_draft_tokens: int) -> None:
-    _require_page_size(page_size)
-    validation.require_scalar("num_draft_tokens", num_draft_tokens, 1)
-    validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=None)
-    validation.require_all(seq_lens >= 0, "seq_lens", seq_lens, "0 or more")
-    num_nodes = seq_lens.shape[0] * num_draft_tokens
-    validation.require_tensor("evict_mask", evict_mask, torch.bool, num_nodes=num_nodes)
+def _check_evict(evict_mask: Tensor, num_draft_tokens: int) -> None:
     evicted = evict_mask.view(-1, num_draft_tokens).sum(1)  # [bs], nodes
     allowed = f"False for at least one of the {num_draft_tokens} nodes of each request"
     validation.require_all(evicted < num_draft_tokens, "evict_mask, nodes evicted of request ", evicted, allowed)

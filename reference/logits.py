@@ -43,6 +43,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
+from specsim.reference.contract import contract
 
 __all__ = [
     "EXACT",
@@ -98,23 +99,27 @@ class SamplingBatchInfo(NamedTuple):
     min_p: Tensor
 
 
+@contract(
+    """
+    output_counts  [bs, vocab_size] int32, 0 to 2**31 - 1, changed in place: how often each token was put out
+    output_lens    [bs] int32, 0 to 2**31 - 1, changed in place: how many tokens were put out
+    accept_tokens  [bs, accept_width] int32, 0 to vocab_size - 1: the step's tokens, the bonus last, then any tokens of
+                   the vocabulary
+    accept_lens    [bs] int32, 1 to accept_width: how many they are
+    law            int: EXACT, all of them; RELAXED, the last alone, which falls behind by accept_lens - 1 tokens a step
+    """
+)
 def accumulate_penalties(
     output_counts: Tensor, output_lens: Tensor, accept_tokens: Tensor, accept_lens: Tensor, law: int
 ) -> None:
     """Count what a step put out: all of it (EXACT), or its last token alone (RELAXED, as shipped).
-
-    output_counts  [bs, V] int32, changed in place: how often each token was put out
-    output_lens    [bs] int32, changed in place: how many tokens were
-    accept_tokens  [bs, accept_width] int32: the step's tokens, the bonus last, then anything; 0 to V - 1
-    accept_lens    [bs] int32: how many they are, 1 to `accept_width`
-    law            EXACT or RELAXED, which falls behind by `accept_lens - 1` tokens a step
 
     The first output token, which comes from the prompt's prefill, is a step of length 1.
     Raises ValueError for tokens outside the vocabulary, lengths out of range and unknown laws.
     Source: SGLang PR #22049 for the last token alone, PR #33643 for all of them.
     """
     if validation.enabled():
-        _check_accumulate(output_counts, output_lens, accept_tokens, accept_lens, law)
+        _check_law(law)
     column = torch.arange(accept_tokens.shape[1], device=accept_tokens.device)
     counted = column < accept_lens[:, None]  # [bs, accept_width]
     if law == RELAXED:
@@ -124,6 +129,24 @@ def accumulate_penalties(
     output_lens += counted.sum(1)
 
 
+@contract(
+    """
+    logits              [num_nodes = bs * num_draft_tokens, vocab_size >= 1] float, changed in place: finite or -inf
+    output_counts       [bs, vocab_size] int32, 0 to 2**31 - 1: how often each token was put out, the root included
+    output_lens         [bs] int32, 0 to 2**31 - 1: how many tokens were put out, the root included
+    candidates          [bs, num_draft_tokens >= 1] int64, 0 to vocab_size - 1: token of each node
+    tree_mask           [bs, num_draft_tokens, num_draft_tokens] bool: True at the ancestors of a node, earlier nodes,
+                        and at the node itself
+    frequency_penalty   [bs] float: subtracted for each time that a token occurs
+    presence_penalty    [bs] float: subtracted once from tokens that occur
+    repetition_penalty  [bs] float: above 0: multiplies the negative logits of tokens that occur, divides the others
+    min_new_tokens      [bs] int32, 0 to 2**31 - 1: length of the history below which stop tokens are -inf
+    stop_token_ids      [bs, num_stop_tokens] int64, 0 to vocab_size: stop tokens, padded with vocab_size
+    logit_bias          [bs, vocab_size] float: added after the penalties; finite or -inf
+    law                 int: EXACT, each node's own path counts; RELAXED, what was out before the tree, and neither
+                        candidates nor tree_mask is read
+    """
+)
 def apply_penalties(
     logits: Tensor,
     output_counts: Tensor,
@@ -140,27 +163,14 @@ def apply_penalties(
 ) -> None:
     """Steps 1 to 4 for every node of the trees.
 
-    logits              [bs * ndt, V] float, changed in place; neither NaN nor +inf
-    output_counts       [bs, V] int32: how often each token was put out, the root's included
-    output_lens         [bs] int32: how many tokens were, the root included
-    candidates          [bs, ndt] int64: the token of each node, 0 to V - 1
-    tree_mask           [bs, ndt, ndt] bool: True at the ancestors of a node, earlier nodes, and at the node itself
-    frequency_penalty   [bs] float
-    presence_penalty    [bs] float
-    repetition_penalty  [bs] float, above 0
-    min_new_tokens      [bs] int32: the length of the history below which stop tokens are -inf
-    stop_token_ids      [bs, num_stop_tokens] int64, padded with V
-    logit_bias          [bs, V] float: finite or -inf
-    law                 EXACT or RELAXED; the latter reads neither `candidates` nor `tree_mask`
-
     A token that is on a path more than once counts as often for the frequency penalty, and once for the other two.
     The root's token is in `output_counts`; counting it on the path too was a bug in vLLM (PR #33251).
     Raises ValueError for values out of range and masks that are not of trees. Source: SGLang PR #22049 for RELAXED.
     """
     if validation.enabled():
-        _check_history(logits, output_counts, output_lens, candidates, tree_mask, law)
-        penalties = (frequency_penalty, presence_penalty, repetition_penalty)
-        _check_penalties(logits, output_counts, penalties, min_new_tokens, stop_token_ids, logit_bias)
+        _check_law(law)
+        _check_history(logits, tree_mask)
+        _check_penalties((frequency_penalty, presence_penalty, repetition_penalty), logit_bias)
     bs, ndt = candidates.shape
     vocab_size = logits.shape[1]
     stopped = torch.zeros((bs, vocab_size + 1), dtype=torch.bool, device=logits.device)
@@ -179,18 +189,20 @@ def apply_penalties(
         row.masked_fill_(stopped & (lens < min_new_tokens)[:, None], float("-inf"))
 
 
+@contract(
+    """
+    logits   [num_nodes, vocab_size >= 1] float, changed in place: any values; NaN and infinities too become -inf where
+             they are forbidden
+    bitmask  [num_nodes, num_words = (vocab_size + 31) // 32] int32: token v is bit v % 32, the lowest first, of word v
+             // 32; 0 forbids; bits from vocab_size on mean nothing
+    indices  [num_indices] int32, 0 to num_nodes - 1: rows that are masked, in any order; the others stay as they are
+    """
+)
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor) -> None:
     """Step 5: forbid the tokens whose bit is 0.
 
-    logits   [num_rows, V] float, changed in place; NaN and infinities too become -inf where they are forbidden
-    bitmask  [num_rows, ceil(V / 32)] int32: token v is bit `v % 32`, the lowest first, of word `v // 32`; the bits
-             from V on mean nothing
-    indices  [num_indices] int32: the rows that are masked, in any order; the others stay as they are
-
     Raises ValueError for rows that are not there. Source: XGrammar's `apply_token_bitmask_inplace`.
     """
-    if validation.enabled():
-        _check_bitmask(logits, bitmask, indices)
     num_rows, vocab_size = logits.shape
     masked = torch.zeros((num_rows, 1), dtype=torch.bool, device=logits.device)
     masked[indices.to(torch.int64)] = True
@@ -200,12 +212,16 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor) -> Non
         tokens.masked_fill_(forbidden & masked, float("-inf"))
 
 
+@contract(
+    """
+    logits      [num_nodes, vocab_size >= 1] float: any values
+    nan_policy  int: NAN_HIGHEST, the first NaN of a row is its result, as in `torch.argmax`; NAN_LOWEST, NaN counts as
+                -inf, as it does among logits above -1e30 under SGLANG_SANITIZE_NAN_LOGITS
+    -> ids      [num_nodes] int64: the highest logit's token, of equal ones the lowest
+    """
+)
 def row_argmax(logits: Tensor, nan_policy: int) -> Tensor:
     """The greedy token of each row; of equal ones the lowest.
-
-    logits      [num_rows, V] float; infinities are values like others
-    nan_policy  NAN_HIGHEST: the first NaN of a row is its result, as in `torch.argmax`; NAN_LOWEST: NaN counts as
-                -inf, as it does among logits above -1e30 under SGLANG_SANITIZE_NAN_LOGITS
 
     Returns ids [num_rows] int64. Raises ValueError for an empty vocabulary and unknown policies.
     Source: SGLang's greedy verification.
@@ -217,11 +233,15 @@ def row_argmax(logits: Tensor, nan_policy: int) -> Tensor:
     return logits.argmax(dim=1)
 
 
+@contract(
+    """
+    logits       [num_nodes, vocab_size >= 1] float: finite or -inf, which is probability 0; not all of a row -inf
+    temperature  [num_nodes] float: above 0; 1 where top_k is 1 for greedy requests
+    -> probs     [num_nodes, vocab_size] float: distribution after each node
+    """
+)
 def temperature_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
     """The law of each row: the softmax of `logits / temperature`.
-
-    logits       [num_rows, V] float: finite or -inf, which is probability 0; not all of a row -inf
-    temperature  [num_rows] float, above 0; greedy rows have 1 and are left to `top_k` 1
 
     Returns probs [num_rows, V] float. Raises ValueError for NaN, +inf and rows in which every token is forbidden, which
     have no law. Source: SGLang's sampler.
@@ -231,50 +251,65 @@ def temperature_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
     return torch.softmax(logits / temperature[:, None], dim=1)
 
 
+@contract(
+    """
+    probs            [num_nodes, vocab_size >= 1] float: distribution after each node; 0 or more, sums to 1
+    top_k            [num_nodes] int32, 1 or more: k; from vocab_size on all tokens are kept
+    -> renorm_probs  [num_nodes, vocab_size] float: what is kept, divided by its sum; 0 elsewhere
+    """
+)
 def top_k_renorm_probs(probs: Tensor, top_k: Tensor) -> Tensor:
     """Keep the k most probable tokens of each row and every token as probable as the last of them.
-
-    probs  [num_rows, V] float, 0 or more, with a sum above 0
-    top_k  [num_rows] int32: k, 1 or more; all tokens are kept from V on
 
     Returns renorm_probs [num_rows, V]: what is kept, divided by its sum, and 0 elsewhere. Raises ValueError for k below
     1, which SGLang refuses too, and rows of zeros. Source: FlashInfer's `top_k_renorm_probs`; ties: its issue #769.
     """
     if validation.enabled():
-        _check_renorm(probs, "top_k", top_k, torch.int32, top_k >= 1, "1 or more")
+        _check_total(probs)
     last = top_k.to(torch.int64).clamp(max=probs.shape[1])[:, None] - 1  # [num_rows, 1]
     return _renormalised(probs, probs.sort(dim=1, descending=True).values.gather(1, last))
 
 
+@contract(
+    """
+    probs            [num_nodes, vocab_size >= 1] float: distribution after each node; 0 or more, sums to 1
+    top_p            [num_nodes] float: p, above 0, at most 1, which keeps all tokens; so does a p that rounding keeps
+                     out of reach. What counts up from the least probable token to 1 - p may keep one more, and those
+                     equal to it, where fewer add up to p but for its rounding
+    -> renorm_probs  [num_nodes, vocab_size] float: what is kept, divided by its sum; 0 elsewhere
+    """
+)
 def top_p_renorm_probs(probs: Tensor, top_p: Tensor) -> Tensor:
     """Keep the fewest most probable tokens of each row that add up to p, and every token as probable as the last.
-
-    probs  [num_rows, V] float, 0 or more, with sum 1
-    top_p  [num_rows] float: p, above 0, at most 1, which keeps all tokens; so does a p that rounding keeps out of reach
 
     Returns renorm_probs [num_rows, V]: what is kept, divided by its sum, and 0 elsewhere. A p close to 0 keeps the most
     probable token and those equal to it. Raises ValueError for p outside its range and rows of zeros.
     Source: Holtzman et al. (arXiv 1904.09751), section 3.1; ties: FlashInfer's `top_p_renorm_probs`.
     """
     if validation.enabled():
-        _check_renorm(probs, "top_p", top_p, probs.dtype, (top_p > 0) & (top_p <= 1), "above 0, at most 1")
+        validation.require_all((top_p > 0) & (top_p <= 1), "top_p", top_p, "above 0, at most 1")
+        _check_total(probs)
     ordered = probs.sort(dim=1, descending=True).values  # [num_rows, V]
     too_few = (ordered.cumsum(1) < top_p[:, None]).sum(1, keepdim=True)  # [num_rows, 1]
     pivot = ordered.gather(1, too_few.clamp(max=probs.shape[1] - 1))
     return _renormalised(probs, torch.where(top_p[:, None] < 1, pivot, 0))
 
 
+@contract(
+    """
+    probs            [num_nodes, vocab_size >= 1] float: distribution after each node; 0 or more, sums to 1
+    min_p            [num_nodes] float, 0 to 1: 0 keeps all tokens, 1 the most probable and those equal to it
+    -> renorm_probs  [num_nodes, vocab_size] float: what is kept, divided by its sum; 0 elsewhere
+    """
+)
 def min_p_renorm_probs(probs: Tensor, min_p: Tensor) -> Tensor:
     """Keep the tokens of each row that have at least the share `min_p` of the most probable token's probability.
-
-    probs  [num_rows, V] float, 0 or more, with a sum above 0
-    min_p  [num_rows] float: 0, which keeps all tokens, to 1, which keeps the most probable and those equal to it
 
     Returns renorm_probs [num_rows, V]: what is kept, divided by its sum, and 0 elsewhere. Raises ValueError for `min_p`
     outside its range and rows of zeros. Source: Nguyen et al. (arXiv 2407.01082), section 3.
     """
     if validation.enabled():
-        _check_renorm(probs, "min_p", min_p, probs.dtype, (min_p >= 0) & (min_p <= 1), "0 to 1")
+        _check_total(probs)
     return _renormalised(probs, probs.amax(1, keepdim=True) * min_p[:, None])
 
 
@@ -316,21 +351,23 @@ def process_logits(
     return min_p_renorm_probs(probs, params.min_p.repeat_interleave(ndt))
 
 
+@contract(
+    """
+    probs        [num_rows, vocab_size >= 1] float: one distribution a row
+    other_probs  [num_rows, vocab_size] float: another
+    -> distance  [num_rows] float: half the sum of the differences, from 0 for equal distributions to 1 for
+                 distributions that share no token
+    """
+)
 def total_variation(probs: Tensor, other_probs: Tensor) -> Tensor:
     """How far apart two laws are: the largest difference that they make to the probability of any event.
-
-    probs        [num_rows, V] float
-    other_probs  [num_rows, V] float
 
     Returns distance [num_rows] float: half the sum of the differences, from 0 for equal laws to 1 for laws that share
     no token. Between the exact and the relaxed law of a node: how often, at least, the relaxed one emits another token.
     Raises ValueError for different shapes. Source: Levin and Peres, Markov Chains and Mixing Times, proposition 4.2.
     """
     if validation.enabled():
-        _check_probs("probs", probs)
-        validation.require_tensor(
-            "other_probs", other_probs, probs.dtype, num_rows=probs.shape[0], vocab_size=probs.shape[1]
-        )
+        _check_probs(probs)
     return (probs - other_probs).abs().sum(1) / 2
 
 
@@ -345,50 +382,13 @@ def _check_law(law: int) -> None:
         raise ValueError(f"law is {law}; allowed: EXACT ({EXACT}), RELAXED ({RELAXED})")
 
 
-def _check_counts(output_counts: Tensor, output_lens: Tensor, bs: int) -> None:
-    validation.require_tensor("output_counts", output_counts, torch.int32, bs=bs, vocab_size=None)
-    validation.require_tensor("output_lens", output_lens, torch.int32, bs=bs)
-    validation.require_between("output_counts", output_counts, 0, 2**31 - 1)
-    validation.require_between("output_lens", output_lens, 0, 2**31 - 1)
+def _check_probs(probs: Tensor) -> None:
+    validation.require_all((probs >= 0) & probs.isfinite(), "probs", probs, "finite, 0 or more")
 
 
-def _check_accumulate(
-    output_counts: Tensor, output_lens: Tensor, accept_tokens: Tensor, accept_lens: Tensor, law: int
-) -> None:
-    _check_law(law)
-    validation.require_tensor("accept_tokens", accept_tokens, torch.int32, bs=None, accept_width=None)
-    bs, accept_width = accept_tokens.shape
-    _check_counts(output_counts, output_lens, bs)
-    validation.require_tensor("accept_lens", accept_lens, torch.int32, bs=bs)
-    validation.require_between("accept_lens", accept_lens, 1, accept_width)
-    validation.require_between("accept_tokens", accept_tokens, 0, output_counts.shape[1] - 1)
-
-
-def _check_rows(name: str, rows: Tensor) -> None:
-    if rows.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{name} has dtype {rows.dtype}; allowed: torch.float32, torch.float64")
-    validation.require_tensor(name, rows, rows.dtype, num_rows=None, vocab_size=None)
-    validation.require_scalar(f"vocab_size (the width of {name})", rows.shape[1], 1)
-
-
-def _check_probs(name: str, probs: Tensor) -> None:
-    _check_rows(name, probs)
-    validation.require_all((probs >= 0) & probs.isfinite(), name, probs, "finite, 0 or more")
-
-
-def _check_history(
-    logits: Tensor, output_counts: Tensor, output_lens: Tensor, candidates: Tensor, tree_mask: Tensor, law: int
-) -> None:
-    _check_law(law)
-    validation.require_tensor("candidates", candidates, torch.int64, bs=None, num_draft_tokens=None)
-    bs, ndt = candidates.shape
-    validation.require_scalar("num_draft_tokens (the width of candidates)", ndt, 1)
-    _check_counts(output_counts, output_lens, bs)
-    _check_rows("logits", logits)
-    validation.require_tensor("logits", logits, logits.dtype, num_nodes=bs * ndt, vocab_size=output_counts.shape[1])
+def _check_history(logits: Tensor, tree_mask: Tensor) -> None:
+    ndt = tree_mask.shape[1]
     validation.require_all(logits < float("inf"), "logits", logits, "finite or -inf")
-    validation.require_between("candidates", candidates, 0, logits.shape[1] - 1)
-    validation.require_tensor("tree_mask", tree_mask, torch.bool, bs=bs, num_draft_tokens=ndt, nodes=ndt)
     node = torch.arange(ndt, device=tree_mask.device)
     itself_or_root = (node == node[:, None]) | (node == 0)  # [ndt, ndt]
     later = node > node[:, None]
@@ -396,55 +396,27 @@ def _check_history(
     validation.require_all((tree_mask | ~itself_or_root) & ~(tree_mask & later), "tree_mask", tree_mask, allowed)
 
 
-def _check_penalties(
-    logits: Tensor,
-    output_counts: Tensor,
-    penalties: tuple[Tensor, Tensor, Tensor],
-    min_new_tokens: Tensor,
-    stop_token_ids: Tensor,
-    logit_bias: Tensor,
-) -> None:
-    bs, vocab_size = output_counts.shape
+def _check_penalties(penalties: tuple[Tensor, Tensor, Tensor], logit_bias: Tensor) -> None:
     for name, penalty in zip(SamplingBatchInfo._fields, penalties, strict=False):
-        validation.require_tensor(name, penalty, logits.dtype, bs=bs)
         validation.require_all(penalty.isfinite(), name, penalty, "finite")
     validation.require_all(penalties[2] > 0, "repetition_penalty", penalties[2], "above 0")
-    validation.require_tensor("min_new_tokens", min_new_tokens, torch.int32, bs=bs)
-    validation.require_between("min_new_tokens", min_new_tokens, 0, 2**31 - 1)
-    validation.require_tensor("stop_token_ids", stop_token_ids, torch.int64, bs=bs, num_stop_tokens=None)
-    validation.require_between("stop_token_ids", stop_token_ids, 0, vocab_size)
-    validation.require_tensor("logit_bias", logit_bias, logits.dtype, bs=bs, vocab_size=vocab_size)
     validation.require_all(logit_bias < float("inf"), "logit_bias", logit_bias, "finite or -inf")
 
 
-def _check_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor) -> None:
-    _check_rows("logits", logits)
-    num_rows, vocab_size = logits.shape
-    num_words = -(-vocab_size // WORD_BITS)
-    validation.require_tensor("bitmask", bitmask, torch.int32, num_rows=num_rows, num_words=num_words)
-    validation.require_tensor("indices", indices, torch.int32, num_indices=None)
-    validation.require_between("indices", indices, 0, num_rows - 1)
-
-
 def _check_argmax(logits: Tensor, nan_policy: int) -> None:
-    _check_rows("logits", logits)
     if nan_policy not in (NAN_HIGHEST, NAN_LOWEST):
         raise ValueError(f"nan_policy is {nan_policy}; allowed: NAN_HIGHEST ({NAN_HIGHEST}), NAN_LOWEST ({NAN_LOWEST})")
 
 
 def _check_softmax(logits: Tensor, temperature: Tensor) -> None:
-    _check_rows("logits", logits)
     validation.require_all(logits < float("inf"), "logits", logits, "finite or -inf")
     highest = logits.amax(1)  # [num_rows]
     validation.require_all(highest.isfinite(), "highest logit of row ", highest, "finite")
-    validation.require_tensor("temperature", temperature, logits.dtype, num_rows=logits.shape[0])
     positive = (temperature > 0) & temperature.isfinite()
     validation.require_all(positive, "temperature", temperature, "finite, above 0")
 
 
-def _check_renorm(probs: Tensor, name: str, limit: Tensor, dtype: torch.dtype, valid: Tensor, allowed: str) -> None:
-    _check_probs("probs", probs)
-    validation.require_tensor(name, limit, dtype, num_rows=probs.shape[0])
-    validation.require_all(valid, name, limit, allowed)
+def _check_total(probs: Tensor) -> None:
+    _check_probs(probs)
     total = probs.sum(1)  # [num_rows]
     validation.require_all(total > 0, "sum of the row of probs ", total, "above 0")

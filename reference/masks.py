@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
+from specsim.reference.contract import contract, fields
 
 __all__ = ["TreeLinks", "pack_tree_mask", "reconstruct_tree", "unpack_tree_mask"]
 
@@ -19,14 +20,17 @@ PACKED_NODES_MAX = 32
 """Nodes of the largest tree whose mask rows are packed into bits."""
 
 
-class TreeLinks(NamedTuple):
-    """A tree but for its mask; see `tree.Tree`.
-
-    positions              [bs * ndt] int64: sequence length plus depth
-    retrieve_index         [bs, ndt] int64: `b * ndt + i`
-    retrieve_next_token    [bs, ndt] int64: first child of each node, -1 if it has none
-    retrieve_next_sibling  [bs, ndt] int64: next node with the same parent, -1 if it is the last
+@fields(
     """
+    positions              [num_nodes = bs * num_draft_tokens] int64: verified_seq_len plus depth of the node
+    retrieve_index         [bs, num_draft_tokens] int64: b * num_draft_tokens + i for node i
+    retrieve_next_token    [bs, num_draft_tokens] int64: first child, -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64: next node with the same parent in ascending order, -1 if there
+                           is none
+    """
+)
+class TreeLinks(NamedTuple):
+    """A tree but for its mask; see `tree.Tree`."""
 
     positions: Tensor
     retrieve_index: Tensor
@@ -50,19 +54,23 @@ def first_column(matches: Tensor) -> Tensor:
     return torch.where(matches.any(dim=-1), matches.to(torch.uint8).argmax(dim=-1), -1)
 
 
+@contract(
+    """
+    tree_mask         [bs, num_draft_tokens >= 1, num_draft_tokens] bool: True where the column's node is the row's node
+                      or one of its ancestors; node 0 is the root
+    verified_seq_len  [bs] int64, 0 or more: tokens before the root, which is the position of the root
+    -> TreeLinks
+    """
+)
 def reconstruct_tree(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeLinks:
     """The tree behind a mask of ancestors; the inverse of `tree.build_tree` with QLEN_ONLY.
-
-    tree_mask         [bs, ndt, ndt] bool: whether the column's node is the row's node or one of its ancestors
-    verified_seq_len  [bs] int64: tokens before the root, which is the position of the root
 
     Parents come before children, so the parent is the last ancestor, and the depth is the number of ancestors. Raises
     ValueError for a mask that is not a tree's: a row must be its parent's row and the node itself, the root's row the
     root alone. Source: EAGLE-2 (arXiv 2406.16858), section 4.2, whose mask it reads backwards.
     """
     if validation.enabled():
-        _check_mask(tree_mask)
-        _check_reconstruct(tree_mask, verified_seq_len)
+        _check_tree(tree_mask)
     bs, ndt, _ = tree_mask.shape
     node = torch.arange(ndt, device=tree_mask.device)  # [ndt]
     is_ancestor = tree_mask & (node < node[:, None])  # [bs, ndt, ndt], without the node itself
@@ -75,18 +83,22 @@ def reconstruct_tree(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeLinks:
     )
 
 
+@contract(
+    """
+    tree_mask  [bs, num_draft_tokens >= 1, num_draft_tokens] bool: True where the row's node attends to the column's; at
+               most 32 nodes
+    -> packed  [bs, num_draft_tokens, packed_bytes = 1 if num_draft_tokens <= 8 else 2 if num_draft_tokens <= 16 else 4]
+               uint8: column j is bit j % 8, the lowest first, of byte j // 8; bits of no node are 0
+    """
+)
 def pack_tree_mask(tree_mask: Tensor) -> Tensor:
     """A bit for each element of the mask, a few bytes for each of its rows.
-
-    tree_mask  [bs, ndt, ndt] bool, ndt at most 32
 
     Returns [bs, ndt, packed_bytes] uint8, with 1 byte for at most 8 nodes, 2 for 16, 4 for 32: column j is bit j % 8,
     the lowest first, of byte j // 8. Bits that belong to no node are 0. Raises ValueError for more than 32 nodes.
     Source: EAGLE-2 (arXiv 2406.16858), section 4.2, for the mask; the layout is that of attention kernels that take it
     as bits.
     """
-    if validation.enabled():
-        _check_mask(tree_mask)
     bs, ndt, _ = tree_mask.shape
     width = packed_bytes(ndt)
     bits = torch.zeros(bs, ndt, width * 8, dtype=torch.int64, device=tree_mask.device)
@@ -95,10 +107,16 @@ def pack_tree_mask(tree_mask: Tensor) -> Tensor:
     return (bits.view(bs, ndt, width, 8) * weight).sum(dim=-1).to(torch.uint8)
 
 
+@contract(
+    """
+    packed        [bs, num_draft_tokens, packed_bytes = 1 if num_draft_tokens <= 8 else 2 if num_draft_tokens <= 16 else
+                  4] uint8: column j is bit j % 8, the lowest first, of byte j // 8; bits of no node are 0
+    -> tree_mask  [bs, num_draft_tokens, num_draft_tokens] bool: True where the row's node attends to the column's; at
+                  most 32 nodes
+    """
+)
 def unpack_tree_mask(packed: Tensor) -> Tensor:
     """The mask that `pack_tree_mask` packed.
-
-    packed  [bs, ndt, packed_bytes] uint8, see `pack_tree_mask`
 
     Returns [bs, ndt, ndt] bool. Raises ValueError for more than 32 nodes, for a number of bytes that is not that of
     `ndt` nodes, and for a bit that belongs to no node.
@@ -120,18 +138,8 @@ def packed_bytes(num_draft_tokens: int) -> int:
     return 2 if num_draft_tokens <= 16 else 4
 
 
-def _check_mask(tree_mask: Tensor) -> None:
-    ndt = tree_mask.shape[-1] if tree_mask.ndim else 0
-    validation.require_tensor(
-        "tree_mask", tree_mask, torch.bool, bs=None, num_draft_tokens=ndt, num_draft_tokens_again=ndt
-    )
-    validation.require_scalar("num_draft_tokens (the width of tree_mask)", ndt, 1)
-
-
-def _check_reconstruct(tree_mask: Tensor, verified_seq_len: Tensor) -> None:
+def _check_tree(tree_mask: Tensor) -> None:
     bs, ndt, _ = tree_mask.shape
-    validation.require_tensor("verified_seq_len", verified_seq_len, torch.int64, bs=bs)
-    validation.require_all(verified_seq_len >= 0, "verified_seq_len", verified_seq_len, "0 or more")
     node = torch.arange(ndt, device=tree_mask.device)
     itself = (node == node[:, None]).expand(bs, ndt, ndt)  # [bs, ndt, ndt]
     last_ancestor = torch.where(tree_mask & (node < node[:, None]), node, -1).amax(dim=-1)  # [bs, ndt]
@@ -146,11 +154,7 @@ def _check_reconstruct(tree_mask: Tensor, verified_seq_len: Tensor) -> None:
 
 
 def _check_packed(packed: Tensor) -> None:
-    validation.require_tensor("packed", packed, torch.uint8, bs=None, num_draft_tokens=None, packed_bytes=None)
     _, ndt, width = packed.shape
-    validation.require_scalar("num_draft_tokens", ndt, 1)
-    validation.require_tensor(
-        "packed", packed, torch.uint8, bs=None, num_draft_tokens=ndt, packed_bytes=packed_bytes(ndt)
-    )
+    packed_bytes(ndt)
     used = (ndt - 8 * torch.arange(width, device=packed.device)).clamp(min=0, max=8)  # [width]: bits of nodes
     validation.require_all(packed < (1 << used), "packed", packed, f"bits 0 to {ndt - 1}, of the nodes, alone")

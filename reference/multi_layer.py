@@ -29,6 +29,7 @@ from torch import Tensor
 
 from specsim.reference import validation
 from specsim.reference.cache_locs import ragged_segments
+from specsim.reference.contract import contract, fields
 
 __all__ = [
     "DraftLayer",
@@ -70,27 +71,35 @@ class DraftLayer(Protocol):
         ...
 
 
-class MultiLayerDraft(NamedTuple):
-    """The drafts of the next step, one column for each layer.
-
-    topk_p      [bs, num_steps], float: the probability of each draft
+@fields(
+    """
+    topk_p      [bs, num_steps] float: the probability of each draft
     topk_index  [bs, num_steps] int64: the drafts
     """
+)
+class MultiLayerDraft(NamedTuple):
+    """The drafts of the next step, one column for each layer."""
 
     topk_p: Tensor
     topk_index: Tensor
 
 
-class NewState(NamedTuple):
-    """A window that begins one position earlier; `num_new = num_old + bs`. Rows that belong to nobody are 0.
-
-    input_ids         [num_new] int64
-    positions         [num_new] int64
-    hidden_states     [num_new, hidden_size]
-    out_cache_loc     [num_new] int64
-    extend_seq_lens   [bs] int32
-    extend_start_loc  [bs] int32
+@fields(
     """
+    input_ids         [num_new = num_old + bs] int64, prefilled with 0: old tokens in their places, the new one in the
+                      selected row; 0 in a last row that is not selected and in rows that belong to nobody
+    positions         [num_new] int64, prefilled with 0: the position before the window, at least 0, then the old ones;
+                      0 in rows that belong to nobody
+    hidden_states     [num_new, hidden_size] any, prefilled with 0: state pool_size - 1 - step of the pool, then the old
+                      ones; 0 in rows that belong to nobody
+    out_cache_loc     [num_new] int64, prefilled with 0: slot of the position before the window, 0 without one, then the
+                      old ones; 0 in rows that belong to nobody
+    extend_seq_lens   [bs] int32: one row more than before
+    extend_start_loc  [bs] int32: b rows later than before
+    """
+)
+class NewState(NamedTuple):
+    """A window that begins one position earlier; `num_new = num_old + bs`. Rows that belong to nobody are 0."""
 
     input_ids: Tensor
     positions: Tensor
@@ -100,17 +109,31 @@ class NewState(NamedTuple):
     extend_start_loc: Tensor
 
 
-class WidenedInputs(NamedTuple):
-    """A window of `width = front + num_draft_tokens` rows for each request.
-
-    input_ids      [bs * width] int64
-    hidden_states  [bs * width, hidden_size]
+@fields(
     """
+    input_ids      [num_window = bs * (front + num_draft_tokens)] int64: front tokens of the stash a request, 0 where it
+                   holds none or the position is negative, then those of the nodes
+    hidden_states  [num_window, hidden_size] any: hidden states in the same order
+    """
+)
+class WidenedInputs(NamedTuple):
+    """A window of `width = front + num_draft_tokens` rows for each request."""
 
     input_ids: Tensor
     hidden_states: Tensor
 
 
+@contract(
+    """
+    input_ids         [num_tokens] int64: the token after each position; does not change
+    hidden_states     [num_tokens, hidden_size] any: the target model's
+    extend_start_loc  [bs] int32: first row of each segment, in order
+    extend_seq_lens   [bs] int32, 1 or more: rows of each segment
+    select_index      [bs] int64: the row after which each request continues: the last accepted node, or the last of a
+                      prompt
+    -> MultiLayerDraft
+    """
+)
 def draft_extend_multi_layer(
     layers: Sequence[DraftLayer],
     input_ids: Tensor,
@@ -124,12 +147,6 @@ def draft_extend_multi_layer(
     """Draft one token with each layer, step i with the KV pool and the attention metadata of layer i.
 
     layers               num_steps of them
-    input_ids            [num_tokens] int64: the token after each position; does not change
-    hidden_states        [num_tokens, hidden_size], float: the target model's
-    extend_start_loc     [bs] int32: first row of each segment
-    extend_seq_lens      [bs] int32: its rows, 1 or more
-    select_index         [bs] int64: the row after which each request continues: the last accepted node, or the
-                         last of a prompt
     chain_hidden_states  each layer continues the hidden states of the layer before; otherwise all read the target's
 
     Of equal probabilities the lowest token is drafted. Raises ValueError for no layers, empty or overlapping segments
@@ -138,7 +155,7 @@ def draft_extend_multi_layer(
     """
     if validation.enabled():
         validation.require_scalar("num_steps (the number of layers)", len(layers), 1)
-        _check_segments("extend_start_loc", extend_start_loc, extend_seq_lens, input_ids.shape[0], shortest=1)
+        _check_segments("extend_start_loc", extend_start_loc, extend_seq_lens, input_ids.shape[0])
         _check_selected(select_index, extend_start_loc, extend_seq_lens)
     input_ids = input_ids.clone()  # rotation is in place, and the caller still needs the tokens
     drafted_p, drafted = [], []
@@ -153,29 +170,44 @@ def draft_extend_multi_layer(
     return MultiLayerDraft(torch.stack(drafted_p, dim=1), torch.stack(drafted, dim=1))
 
 
+@contract(
+    """
+    input_ids         [num_tokens] int64, changed in place: tokens by segment; rows that belong to nobody and last rows
+                      that are not selected do not change
+    extend_start_loc  [bs] int32: first row of each segment, in order
+    extend_seq_lens   [bs] int32, 0 or more: rows of each segment; an empty one gets no token
+    topk_index        [bs] int64: the new tokens
+    select_index      [bs] int64: row of each new token, within its segment: the last one of a prompt, the last accepted
+                      node after verification; not read for an empty segment
+    """
+)
 def rotate_input_ids(
     input_ids: Tensor, extend_start_loc: Tensor, extend_seq_lens: Tensor, topk_index: Tensor, select_index: Tensor
 ) -> None:
     """Move the tokens of each segment one place to the left, and put a new token into the selected row.
 
-    input_ids         [num_tokens] int64, changed in place; rows that belong to nobody do not change
-    extend_start_loc  [bs] int32: first row of each segment
-    extend_seq_lens   [bs] int32: its rows; an empty segment gets no token
-    topk_index        [bs] int64: the new tokens
-    select_index      [bs] int64: the row of each new token, within its segment: the last one of a prompt, the last
-                      accepted node after verification; not read for an empty segment
-
     A last row that is not selected keeps its token. Raises ValueError for overlapping segments, segments outside the
     tensor and selected rows outside their segment. Source: SGLang's multi-layer EAGLE worker.
     """
     if validation.enabled():
-        _check_rotate(input_ids, extend_start_loc, extend_seq_lens, topk_index, select_index)
+        _check_segments("extend_start_loc", extend_start_loc, extend_seq_lens, input_ids.shape[0])
+        _check_selected(select_index, extend_start_loc, extend_seq_lens)
     request, within = ragged_segments(extend_seq_lens)  # [num_segment_rows], [num_segment_rows]
     row = (extend_start_loc[request] + within)[within > 0]
     input_ids[row - 1] = input_ids[row]  # indexing copies: all tokens are read first
     input_ids[select_index[extend_seq_lens > 0]] = topk_index[extend_seq_lens > 0]
 
 
+@contract(
+    """
+    hidden_states              [num_tokens, hidden_size] any: a row for each token
+    req_pool_indices           [bs] int64, 0 to pool_rows - 1: row of each request, without duplicates
+    req_to_hidden_states_pool  [pool_rows, pool_size, hidden_size] any, changed in place: the last pool_size hidden
+                               states of each row's request, oldest first; 0 where there were fewer
+    extend_seq_lens            [bs] int32, 1 or more: rows of each segment
+    extend_start_loc           [bs] int32: first row of each segment, in order
+    """
+)
 def assign_hidden_states_pool(
     hidden_states: Tensor,
     req_pool_indices: Tensor,
@@ -185,19 +217,14 @@ def assign_hidden_states_pool(
 ) -> None:
     """Remember the last hidden states of each segment, for windows that begin before the next segment.
 
-    hidden_states              [num_tokens, hidden_size], float
-    req_pool_indices           [bs] int64, distinct
-    req_to_hidden_states_pool  [pool_rows, pool_size, hidden_size], changed in place: row `req_pool_indices[b]` gets the
-                               last `pool_size` states, oldest first; no other row changes
-    extend_seq_lens            [bs] int32: rows of each segment, 1 or more
-    extend_start_loc           [bs] int32: its first row
-
     Of a segment that is shorter than `pool_size`, the places before it are 0: never the end of another request's
     segment, which is what stands before it. Raises ValueError for rows outside the pool, duplicate rows and segments
     that are empty, overlap or leave the tensor. Source: SGLang's multi-layer EAGLE worker.
     """
     if validation.enabled():
-        _check_pool(hidden_states, req_pool_indices, req_to_hidden_states_pool, extend_seq_lens, extend_start_loc)
+        validation.require_dtype("hidden_states", hidden_states, (req_to_hidden_states_pool.dtype,))
+        validation.require_distinct("req_pool_indices", req_pool_indices)
+        _check_segments("extend_start_loc", extend_start_loc, extend_seq_lens, hidden_states.shape[0])
     pool_size = req_to_hidden_states_pool.shape[1]
     kept, back = ragged_segments(extend_seq_lens.clamp(max=pool_size))  # [num_kept], [num_kept]
     source = (extend_start_loc + extend_seq_lens - 1)[kept] - back  # [num_kept], from the end of each segment
@@ -205,6 +232,25 @@ def assign_hidden_states_pool(
     req_to_hidden_states_pool[req_pool_indices[kept], pool_size - 1 - back] = hidden_states[source]
 
 
+@contract(
+    """
+    next_token_ids             [bs] int64: the tokens that the layer of step drafted
+    old_input_ids              [num_old] int64: token after each position, by segment
+    old_positions              [num_old] int64: positions, by segment
+    old_hidden_states          [num_old, hidden_size] any: by segment
+    old_out_cache_loc          [num_old] int64: slots, by segment
+    old_extend_seq_lens        [bs] int32, 1 or more: rows of each segment
+    old_extend_start_loc       [bs] int32: first row of each segment, in order
+    seq_lens                   [bs] int64: one past the window's last position
+    padding_lens               [bs] int32: rows after the selected one
+    req_pool_indices           [bs] int64, 0 to pool_rows - 1: row of each request, without duplicates
+    req_to_token               [pool_rows, pool_len] int32: KV slot by row and column
+    req_to_hidden_states_pool  [pool_rows, pool_size, hidden_size] any: the last pool_size hidden states of each row's
+                               request, oldest first; 0 where there were fewer
+    -> NewState
+    step                       int: the layer that has run, 0 to pool_size - 1
+    """
+)
 def assign_new_state(
     next_token_ids: Tensor,
     old_input_ids: Tensor,
@@ -222,20 +268,6 @@ def assign_new_state(
 ) -> NewState:
     """The next layer's window: it begins one position earlier, which rotates the tokens without moving them.
 
-    next_token_ids             [bs] int64: the tokens that the layer of `step` drafted
-    old_input_ids              [num_old] int64, like the next three by segment: the token after each position
-    old_positions              [num_old] int64
-    old_hidden_states          [num_old, hidden_size], float
-    old_out_cache_loc          [num_old] int64: slots
-    old_extend_seq_lens        [bs] int32: rows of each segment, 1 or more
-    old_extend_start_loc       [bs] int32: its first row
-    seq_lens                   [bs] int64: one past the window's last position
-    padding_lens               [bs] int32: rows after the selected one, 0 or more, fewer than the segment has
-    step                       the layer that has run, 0 to `pool_size - 1`
-    req_pool_indices           [bs] int64
-    req_to_token               [pool_rows, pool_len] int32
-    req_to_hidden_states_pool  [pool_rows, pool_size, hidden_size]: `assign_hidden_states_pool` of the tokens before
-
     Segment b has moved by b rows. Its first row is the position before the old window, at least 0: with the slot of
     that position from the page table, 0 (the padding sink) where the window began at position 0, and the hidden state
     `pool_size - 1 - step` of the pool. Tokens keep their place, so that each stands one position earlier; the new one
@@ -246,7 +278,9 @@ def assign_new_state(
     flat = (old_input_ids, old_positions, old_hidden_states, old_out_cache_loc)
     old, pool = NewState(*flat, old_extend_seq_lens, old_extend_start_loc), req_to_hidden_states_pool
     if validation.enabled():
-        _check_new_state(old, seq_lens, padding_lens, step, req_pool_indices, req_to_token, pool)
+        validation.require_dtype("old_hidden_states", old_hidden_states, (pool.dtype,))
+        validation.require_scalar("step", step, 0, pool.shape[1] - 1)
+        _check_new_state(old, seq_lens, padding_lens, req_to_token.shape[1])
     bs = seq_lens.shape[0]
     request, within = ragged_segments(old_extend_seq_lens)  # [num_segment_rows], [num_segment_rows]
     old_row = old_extend_start_loc[request] + within
@@ -268,6 +302,20 @@ def assign_new_state(
     return NewState(input_ids, positions, hidden_states, out_cache_loc, old_extend_seq_lens + 1, extend_start_loc)
 
 
+@contract(
+    """
+    src_tokens        [num_src_rows] int64: token after each position, of prompts or of verified nodes
+    src_hiddens       [num_src_rows, hidden_size] any: hidden state of each
+    src_row_ends      [bs] int64, 0 to num_src_rows: one past the last certain row of each request
+    num_available     [bs] int32: certain rows before it, 0 or more
+    req_pool_indices  [bs] int64, 0 to pool_rows - 1: row of each request, without duplicates
+    stash_tokens      [pool_rows, front] int64, changed in place: token after each of the last positions
+    stash_hiddens     [pool_rows, front, hidden_size] any, changed in place: hidden state of each of the last positions
+    stash_valid_lens  [pool_rows] int32, 0 to front, changed in place: places that hold something, the last ones
+    set_valid         int, 0 to 1: 1: the stash held another request (prefill), only new rows are valid; 0: the request
+                      goes on
+    """
+)
 def stash_append_boundary_state(
     src_tokens: Tensor,
     src_hiddens: Tensor,
@@ -281,24 +329,12 @@ def stash_append_boundary_state(
 ) -> None:
     """Roll each request's stash forward over new certain rows: place j is position `end - front + j`.
 
-    src_tokens        [num_rows] int64: the token after each position, of prompts or of verified nodes
-    src_hiddens       [num_rows, hidden_size], float
-    src_row_ends      [bs] int64: one past the last certain row of each request
-    num_available     [bs] int32: certain rows before it, 0 or more
-    req_pool_indices  [bs] int64, distinct
-    stash_tokens      [pool_rows, front] int64, like the next two changed in place, in rows `req_pool_indices[b]` alone
-    stash_hiddens     [pool_rows, front, hidden_size]
-    stash_valid_lens  [pool_rows] int32: places that hold something, the last ones
-    set_valid         1: what the stash held belonged to another request (prefill), only new rows are valid;
-                      0: the request goes on
-
     The stash drops its oldest `min(num_available, front)` places and gets as many new rows, the newest last. Raises
     ValueError for rows outside source and stash, duplicate rows, and lengths outside their bounds.
     Source: SGLang's multi-layer EAGLE, with boundary KV.
     """
     if validation.enabled():
-        _check_append(src_tokens, src_row_ends, num_available, set_valid)
-        _check_stash(stash_tokens, stash_valid_lens, req_pool_indices, src_row_ends.shape[0], distinct=True)
+        _check_append(src_row_ends, num_available, req_pool_indices)
     front = stash_tokens.shape[1]
     taken = num_available.clamp(max=front)  # [bs]
     place = torch.arange(front, device=taken.device)  # [front]
@@ -313,6 +349,19 @@ def stash_append_boundary_state(
     stash_valid_lens[req_pool_indices] = (taken + before).clamp(max=front)
 
 
+@contract(
+    """
+    predict           [num_nodes = bs * num_draft_tokens] int32: token that follows each node
+    verify_hiddens    [num_nodes, hidden_size] any: the target model's hidden state of each node
+    stash_tokens      [pool_rows, front] int64: token after each of the last positions
+    stash_hiddens     [pool_rows, front, hidden_size] any: hidden state of each of the last positions
+    stash_valid_lens  [pool_rows] int32, 0 to front: places that hold something, the last ones
+    seq_lens          [bs] int64, 0 or more: tokens before the nodes
+    req_pool_indices  [bs] int64, 0 to pool_rows - 1: row of each request, without duplicates
+    -> WidenedInputs
+    num_draft_tokens  int, 1 or more: nodes a request, in a chain
+    """
+)
 def fill_widened_draft_extend_inputs(
     predict: Tensor,
     verify_hiddens: Tensor,
@@ -325,22 +374,10 @@ def fill_widened_draft_extend_inputs(
 ) -> WidenedInputs:
     """Put the stash in front of the verified nodes, so that each window begins `front` positions earlier.
 
-    predict           [bs * num_draft_tokens] int32: the token after each node
-    verify_hiddens    [bs * num_draft_tokens, hidden_size], float: the target model's hidden state of each node
-    stash_tokens      [pool_rows, front] int64
-    stash_hiddens     [pool_rows, front, hidden_size]
-    stash_valid_lens  [pool_rows] int32: places of the stash that hold something, the last ones; 0 to `front`
-    seq_lens          [bs] int64: tokens before the nodes
-    req_pool_indices  [bs] int64
-    num_draft_tokens  nodes a request, in a chain
-
     Rows in front that the stash does not hold, or whose position would be negative, are 0, whatever the stash has
     there. Raises ValueError for rows outside the stash and for lengths outside their bounds.
     Source: SGLang's multi-layer EAGLE, with boundary KV.
     """
-    if validation.enabled():
-        _check_widen(predict, seq_lens, num_draft_tokens)
-        _check_stash(stash_tokens, stash_valid_lens, req_pool_indices, seq_lens.shape[0], distinct=False)
     front, hidden_size = stash_hiddens.shape[1:]
     held = torch.minimum(stash_valid_lens[req_pool_indices], seq_lens)  # [bs]
     valid = torch.arange(front, device=held.device) >= front - held[:, None]  # [bs, front]
@@ -351,75 +388,26 @@ def fill_widened_draft_extend_inputs(
     return WidenedInputs(input_ids.flatten(), hidden_states.flatten(0, 1))
 
 
-def _check_segments(name: str, starts: Tensor, lens: Tensor, num_tokens: int, shortest: int) -> None:
-    validation.require_tensor(name, starts, torch.int32, bs=None)
-    validation.require_tensor("extend_seq_lens", lens, torch.int32, bs=starts.shape[0])
-    validation.require_all(lens >= shortest, "extend_seq_lens", lens, f"{shortest} or more")
+def _check_segments(name: str, starts: Tensor, lens: Tensor, num_tokens: int) -> None:
     ends = torch.cat([starts.new_zeros(1), starts + lens])  # [bs + 1], of the segment before
     fits = (starts >= ends[:-1]) & (ends[1:] <= num_tokens)
     validation.require_all(fits, name, starts, f"not before the end of the segment before, and ending by {num_tokens}")
 
 
 def _check_selected(select_index: Tensor, starts: Tensor, lens: Tensor) -> None:
-    validation.require_tensor("select_index", select_index, torch.int64, bs=starts.shape[0])
     within = (select_index >= starts) & (select_index < starts + lens)
     validation.require_all(within | (lens == 0), "select_index", select_index, "a row of the request's segment")
 
 
-def _check_rotate(ids: Tensor, starts: Tensor, lens: Tensor, topk_index: Tensor, select_index: Tensor) -> None:
-    validation.require_tensor("input_ids", ids, torch.int64, num_tokens=None)
-    _check_segments("extend_start_loc", starts, lens, ids.shape[0], shortest=0)
-    _check_selected(select_index, starts, lens)
-    validation.require_tensor("topk_index", topk_index, torch.int64, bs=starts.shape[0])
-
-
-def _check_pool_rows(rows: Tensor, pool_rows: int, bs: int, *, distinct: bool) -> None:
-    validation.require_tensor("req_pool_indices", rows, torch.int64, bs=bs)
-    validation.require_between("req_pool_indices", rows, 0, pool_rows - 1)
-    if distinct:
-        validation.require_distinct("req_pool_indices", rows)
-
-
-def _check_pool(states: Tensor, rows: Tensor, pool: Tensor, lens: Tensor, starts: Tensor) -> None:
-    validation.require_tensor("hidden_states", states, pool.dtype, num_tokens=None, hidden_size=pool.shape[2])
-    _check_segments("extend_start_loc", starts, lens, states.shape[0], shortest=1)
-    _check_pool_rows(rows, pool.shape[0], starts.shape[0], distinct=True)
-
-
-def _check_new_state(
-    old: NewState, seq_lens: Tensor, padding: Tensor, step: int, rows: Tensor, table: Tensor, pool: Tensor
-) -> None:
-    lens, num_old = old.extend_seq_lens, old.input_ids.shape[0]
-    _check_segments("old_extend_start_loc", old.extend_start_loc, lens, num_old, shortest=1)
-    validation.require_tensor("old_positions", old.positions, torch.int64, num_old=num_old)
-    validation.require_tensor("old_out_cache_loc", old.out_cache_loc, torch.int64, num_old=num_old)
-    validation.require_tensor("old_hidden_states", old.hidden_states, pool.dtype, num_old=num_old, hidden_size=None)
-    validation.require_scalar("step", step, 0, pool.shape[1] - 1)
-    _check_pool_rows(rows, min(table.shape[0], pool.shape[0]), lens.shape[0], distinct=False)
+def _check_new_state(old: NewState, seq_lens: Tensor, padding: Tensor, pool_len: int) -> None:
+    lens = old.extend_seq_lens
+    _check_segments("old_extend_start_loc", old.extend_start_loc, lens, old.input_ids.shape[0])
     few = (padding >= 0) & (padding < lens)
     validation.require_all(few, "padding_lens", padding, "0 or more, fewer than the segment has rows")
-    fits = (seq_lens >= lens) & (seq_lens - lens <= table.shape[1])
+    fits = (seq_lens >= lens) & (seq_lens - lens <= pool_len)
     validation.require_all(fits, "seq_lens", seq_lens, "no fewer than the segment has rows, its first row on the table")
 
 
-def _check_stash(stash_tokens: Tensor, valid_lens: Tensor, rows: Tensor, bs: int, *, distinct: bool) -> None:
-    validation.require_tensor("stash_tokens", stash_tokens, torch.int64, pool_rows=None, front=None)
-    _check_pool_rows(rows, stash_tokens.shape[0], bs, distinct=distinct)
-    validation.require_tensor("stash_valid_lens", valid_lens, torch.int32, pool_rows=stash_tokens.shape[0])
-    validation.require_between("stash_valid_lens", valid_lens, 0, stash_tokens.shape[1])
-
-
-def _check_append(src_tokens: Tensor, ends: Tensor, available: Tensor, set_valid: int) -> None:
-    validation.require_scalar("set_valid", set_valid, 0, 1)
-    validation.require_tensor("src_tokens", src_tokens, torch.int64, num_rows=None)
-    validation.require_tensor("src_row_ends", ends, torch.int64, bs=None)
-    validation.require_between("src_row_ends", ends, 0, src_tokens.shape[0])
-    validation.require_tensor("num_available", available, torch.int32, bs=ends.shape[0])
+def _check_append(ends: Tensor, available: Tensor, req_pool_indices: Tensor) -> None:
     validation.require_all((available >= 0) & (available <= ends), "num_available", available, "0 to src_row_ends")
-
-
-def _check_widen(predict: Tensor, seq_lens: Tensor, num_draft_tokens: int) -> None:
-    validation.require_scalar("num_draft_tokens", num_draft_tokens, 1)
-    validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=None)
-    validation.require_all(seq_lens >= 0, "seq_lens", seq_lens, "0 or more")
-    validation.require_tensor("predict", predict, torch.int32, num_nodes=seq_lens.shape[0] * num_draft_tokens)
+    validation.require_distinct("req_pool_indices", req_pool_indices)

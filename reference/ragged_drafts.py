@@ -15,10 +15,17 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
+from specsim.reference.contract import contract, fields
 
 PLACEHOLDER = -1
 
 
+@fields(
+    """
+    token_indices_to_sample  [bs] int32: its last token that stays
+    num_rejected_tokens      [bs] int32: rejected drafts; 0 without drafts
+    """
+)
 class PreparedInputs(NamedTuple):
     """Where a draft model's next step reads a request [bs] int32, and how many of its drafts were rejected."""
 
@@ -26,6 +33,12 @@ class PreparedInputs(NamedTuple):
     num_rejected_tokens: Tensor
 
 
+@fields(
+    """
+    next_token_ids              [bs] int32: last valid token, or the backup
+    valid_sampled_tokens_count  [bs] int32: valid tokens
+    """
+)
 class NextTokens(NamedTuple):
     """The token that a request goes on with [bs] int32, and how many of its sampled ones are valid."""
 
@@ -33,6 +46,12 @@ class NextTokens(NamedTuple):
     valid_sampled_tokens_count: Tensor
 
 
+@fields(
+    """
+    clamped_positions  [bs] int64: the next position; 0 at the end
+    slot_mapping       [padded_bs] int64: its slot; -1 at the end and as padding
+    """
+)
 class SlotMapping(NamedTuple):
     """The next positions [bs] int64 and their slots [padded_bs] int64, -1 for none."""
 
@@ -40,16 +59,19 @@ class SlotMapping(NamedTuple):
     slot_mapping: Tensor
 
 
-class DraftInputs(NamedTuple):
-    """Inputs of a draft model.
-
-    input_ids             [num_out] int32
-    positions             [num_out] int64
+@fields(
+    """
+    input_ids             [num_out] int32: tokens
+    positions             [num_out] int64: counted from the first; 0 at rejected ones
     is_rejected           [num_out] bool: padding where drafts were rejected
     is_masked             [num_out] bool: slots of parallel drafts
-    new_token_indices     [bs * num_padding_slots] int32: places of the new token and of the slots after it
-    hidden_state_mapping  [num_tokens] int32: where each of the target's tokens is among the inputs, if shifted
+    new_token_indices     [num_new = bs * num_padding_slots] int32: of the new token and its slots
+    hidden_state_mapping  [num_tokens] int32: where each of the target's tokens is among the inputs; undefined without
+                          shift_input_ids
     """
+)
+class DraftInputs(NamedTuple):
+    """Inputs of a draft model."""
 
     input_ids: Tensor
     positions: Tensor
@@ -59,6 +81,18 @@ class DraftInputs(NamedTuple):
     hidden_state_mapping: Tensor
 
 
+@contract(
+    """
+    cu_num_draft_tokens  [num_ends] int32: where the drafts of each request end
+    draft_token_ids      [num_drafts] int32: drafted tokens, request by request
+    target_argmax        [num_drafts] int64: the target's token at each draft
+    bonus_token_ids      [bs] int32: token after all drafts, if all are accepted
+    is_greedy            [bs] bool: requests at temperature 0
+    num_steps            int: drafts that a request may have; accept_width less one
+    -> output_token_ids  [bs, accept_width = num_steps + 1] int32, prefilled with -1: emitted tokens, then -1; -1
+                         throughout for requests that are left alone
+    """
+)
 def verify_ragged_greedy(
     cu_num_draft_tokens: Tensor,
     draft_token_ids: Tensor,
@@ -68,13 +102,6 @@ def verify_ragged_greedy(
     num_steps: int,
 ) -> Tensor:
     """Emit the target's tokens up to the first draft that differs from them, that one's included.
-
-    cu_num_draft_tokens  [bs] int32: where the drafts of each request end
-    draft_token_ids      [num_drafts] int32
-    target_argmax        [num_drafts] int64: the target's token at each draft
-    bonus_token_ids      [bs] int32: the target's token after all drafts, emitted when all are right
-    is_greedy            [bs] bool: the others are left alone
-    num_steps            drafts that a request may have
 
     Returns [bs, num_steps + 1] int32, -1 where nothing is emitted.
     Raises ValueError for ends that fall or do not end at the last draft.
@@ -87,6 +114,23 @@ def verify_ragged_greedy(
     return _emitted(accepts, target, bonus_token_ids, count, has_draft, is_greedy)
 
 
+@contract(
+    """
+    cu_num_draft_tokens  [num_ends] int32: where the drafts of each request end
+    draft_token_ids      [num_drafts] int32: drafted tokens, request by request
+    draft_probs          [num_drafts, vocab_size] float: the distribution of each draft; not read when has_draft_probs
+                         is 0
+    target_probs         [num_drafts, vocab_size] float: the target's distribution at each draft
+    bonus_token_ids      [bs] int32: token after all drafts, if all are accepted
+    recovered_token_ids  [num_drafts] int32: token in place of each draft, if it is rejected
+    uniform_probs        [num_drafts] float64: uniform draw in [0, 1) of each draft
+    is_greedy            [bs] bool: requests at temperature 0
+    has_draft_probs      int: 0: every draft was certain, and draft_probs is not read
+    num_steps            int: drafts that a request may have; accept_width less one
+    -> output_token_ids  [bs, accept_width = num_steps + 1] int32, prefilled with -1: emitted tokens, then -1; -1
+                         throughout for requests that are left alone
+    """
+)
 def verify_ragged_rejection(
     cu_num_draft_tokens: Tensor,
     draft_token_ids: Tensor,
@@ -100,12 +144,6 @@ def verify_ragged_rejection(
     num_steps: int,
 ) -> Tensor:
     """Accept drafts by the ratio of target to draft probability; a rejected one is replaced by its recovered token.
-
-    draft_probs          [num_drafts, V] float: the law of each draft; not read without `has_draft_probs`
-    target_probs         [num_drafts, V] float
-    recovered_token_ids  [num_drafts] int32: what stands in for each draft if it is rejected
-    uniform_probs        [num_drafts] float64: coins in [0, 1)
-    has_draft_probs      0: every draft was certain, its draft probability is 1
 
     A draft x is accepted iff u q(x) < p(x) and q(x) > 0. Requests of `is_greedy` are left alone; the others as for
     `verify_ragged_greedy`, and so the result. Raises ValueError as that does.
@@ -123,6 +161,20 @@ def verify_ragged_rejection(
     return _emitted(accepts, _padded(tokens, place), bonus_token_ids, count, has_draft, ~is_greedy)
 
 
+@contract(
+    """
+    cu_num_draft_tokens     [num_ends] int32: where the drafts of each request end
+    draft_token_ids         [num_drafts] int32: drafted tokens, request by request
+    draft_probs             [num_drafts, vocab_size] float: the distribution of each draft; not read when
+                            has_draft_probs is 0
+    target_probs            [num_drafts, vocab_size] float: the target's distribution at each draft
+    race                    [bs, vocab_size] float: exponential noise, above 0, of each request, which all its drafts
+                            share
+    has_draft_probs         int: 0: every draft was certain, and draft_probs is not read
+    -> recovered_token_ids  [num_drafts] int32: token in place of each draft, if it is rejected; undefined where the
+                            positive part of target less draft is empty
+    """
+)
 def sample_recovered_tokens(
     cu_num_draft_tokens: Tensor,
     draft_token_ids: Tensor,
@@ -132,8 +184,6 @@ def sample_recovered_tokens(
     has_draft_probs: int,
 ) -> Tensor:
     """The token that stands in for each draft if it is rejected: of the positive part of p - q, by a race.
-
-    race  [bs, V] float, above 0: the noise of each request, which all its drafts share
 
     Without `has_draft_probs` the draft's own probability is taken out of p. Returns [num_drafts] int32, of equals the
     lowest token; 0 where nothing is left, which is of no account: such a draft is never rejected.
@@ -152,6 +202,23 @@ def sample_recovered_tokens(
     return (left / race[owner]).argmax(dim=1).to(torch.int32)
 
 
+@contract(
+    """
+    cu_num_draft_tokens  [num_ends] int32: where the drafts of each request end
+    draft_token_ids      [num_drafts] int32: drafted tokens, request by request
+    draft_probs          [num_drafts, vocab_size] float: the distribution of each draft; not read when has_draft_probs
+                         is 0
+    target_probs         [num_drafts, vocab_size] float: the target's distribution at each draft
+    bonus_token_ids      [bs] int32: token after all drafts, if all are accepted
+    uniform_probs        [num_drafts] float64: uniform draw in [0, 1) of each draft
+    race                 [bs, vocab_size] float: exponential noise, above 0, of each request, which all its drafts share
+    is_greedy            [bs] bool: requests at temperature 0
+    has_draft_probs      int: 0: every draft was certain, and draft_probs is not read
+    num_steps            int: drafts that a request may have; accept_width less one
+    -> output_token_ids  [bs, accept_width = num_steps + 1] int32, prefilled with -1: emitted tokens, then -1; -1
+                         throughout for requests that are left alone
+    """
+)
 def verify_ragged_sampled(
     cu_num_draft_tokens: Tensor,
     draft_token_ids: Tensor,
@@ -189,6 +256,15 @@ def verify_ragged_sampled(
     return torch.where(is_greedy[:, None], greedy, sampled)
 
 
+@contract(
+    """
+    values               [bs] float: of each request, e.g. its temperature
+    cu_num_draft_tokens  [num_ends] int32: where the drafts of each request end
+    replace_from         int: a value that means something else, as a temperature means greedy
+    replace_to           int: what is put in its place
+    -> expanded          [num_drafts] float: of each draft
+    """
+)
 def expand_to_drafts(values: Tensor, cu_num_draft_tokens: Tensor, replace_from: int, replace_to: int) -> Tensor:
     """The value of each request, once for each of its drafts: [bs] float -> [num_drafts] float.
 
@@ -202,13 +278,18 @@ def expand_to_drafts(values: Tensor, cu_num_draft_tokens: Tensor, replace_from: 
     return changed.repeat_interleave(counts.long())
 
 
+@contract(
+    """
+    cu_num_draft_tokens         [num_ends] int32: where the drafts of each request end
+    valid_sampled_tokens_count  [bs] int32: accepted drafts and one more
+    query_start_loc             [num_starts] int32: where each request's tokens start, and the last ones end
+    -> PreparedInputs
+    """
+)
 def prepare_inputs_padded(
     cu_num_draft_tokens: Tensor, valid_sampled_tokens_count: Tensor, query_start_loc: Tensor
 ) -> PreparedInputs:
     """Where each request's draft goes on, when rejected drafts stay in the batch as padding.
-
-    valid_sampled_tokens_count  [bs] int32: accepted drafts and one more
-    query_start_loc             [bs + 1] int32: where the tokens of each request start, and the last ones end
 
     A request without drafts has rejected none. Its place is the last of its tokens that is no rejected draft.
     Raises ValueError for ends and starts that fall. Source: vLLM's padded drafting batch.
@@ -221,44 +302,50 @@ def prepare_inputs_padded(
     return PreparedInputs((query_start_loc[1:] - 1 - rejected).to(torch.int32), rejected.to(torch.int32))
 
 
+@contract(
+    """
+    sampled_token_ids      [bs, accept_width] int32: valid tokens, 0 to vocab_size - 1, then what is not: -1 or
+                           vocab_size
+    discard_request_mask   [bs] bool: requests whose samples do not count
+    backup_next_token_ids  [bs] int32: the token where nothing is valid
+    vocab_size             int: tokens are below it
+    -> NextTokens
+    """
+)
 def prepare_next_token_padded(
     sampled_token_ids: Tensor, discard_request_mask: Tensor, backup_next_token_ids: Tensor, vocab_size: int
 ) -> NextTokens:
     """The last valid token of what each request sampled, and how many are.
 
-    sampled_token_ids      [bs, num_steps + 1] int32: valid ones, 0 to vocab_size - 1, before all others
-    discard_request_mask   [bs] bool: what these sampled does not count
-    backup_next_token_ids  [bs] int32: where nothing is valid
-
     Raises ValueError for shapes that do not fit. Source: vLLM's padded drafting batch.
     """
-    bs = sampled_token_ids.shape[0]
-    if validation.enabled():
-        validation.require_tensor("sampled_token_ids", sampled_token_ids, torch.int32, bs=None, accept_width=None)
-        validation.require_tensor("discard_request_mask", discard_request_mask, torch.bool, bs=bs)
-        validation.require_tensor("backup_next_token_ids", backup_next_token_ids, torch.int32, bs=bs)
     valid = (sampled_token_ids >= 0) & (sampled_token_ids < vocab_size) & ~discard_request_mask[:, None]
     count = valid.sum(dim=1)
     last = sampled_token_ids.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0]
     return NextTokens(torch.where(count > 0, last, backup_next_token_ids), count.to(torch.int32))
 
 
+@contract(
+    """
+    positions      [bs] int64, 0 to max_model_len - 1: of each request's last token
+    block_table    [bs, num_pages] int32: pages of each request
+    seq_lens       [bs] int32, changed in place: one more, at most max_model_len; 1 at the end
+    page_size      int: slots of a page
+    max_model_len  int: a request that reaches it has no slot
+    padded_bs      int: requests of a captured batch, at least bs
+    -> SlotMapping
+    """
+)
 def step_slot_mapping(
     positions: Tensor, block_table: Tensor, seq_lens: Tensor, page_size: int, max_model_len: int, padded_bs: int
 ) -> SlotMapping:
     """One drafting step further: the next position of each request and the slot that its KV goes to.
-
-    positions    [bs] int64: of the last token
-    block_table  [bs, num_pages] int32: the pages of each request
-    seq_lens     [bs] int32, one more in place
-    padded_bs    at least bs: requests that pad a captured batch have slot -1
 
     A request whose next position reaches `max_model_len` has position 0, no slot (-1) and length 1 instead.
     Raises ValueError for positions and batches out of range. Source: vLLM's fused drafting step.
     """
     if validation.enabled():
         validation.require_scalar("padded_bs", padded_bs, positions.shape[0])
-        validation.require_between("positions", positions, 0, max_model_len - 1)
     following = positions + 1
     is_over = following >= max_model_len
     clamped = torch.where(is_over, 0, following)
@@ -269,6 +356,21 @@ def step_slot_mapping(
     return SlotMapping(clamped, torch.cat([slot, padding]))
 
 
+@contract(
+    """
+    target_token_ids            [num_tokens] int32: of the target's step, request by request
+    target_positions            [num_tokens] int64: of the same tokens
+    next_token_ids              [bs] int32: what each request goes on with
+    query_start_loc             [num_starts] int32: where each request's tokens start, and the last ones end
+    query_end_loc               [num_ends] int32: its last token that is no rejected draft
+    padding_token_id            int: held where drafts were rejected
+    parallel_drafting_token_id  int: held by the slots after the new token
+    num_padding_slots           int, 1 or more: the new token and the slots after it
+    shift_input_ids             int: 1: each request's first token is left out, as a drafter that reads hidden states
+                                wants it
+    -> DraftInputs
+    """
+)
 def expand_draft_inputs(
     target_token_ids: Tensor,
     target_positions: Tensor,
@@ -282,20 +384,12 @@ def expand_draft_inputs(
 ) -> DraftInputs:
     """The draft model's inputs: the target's tokens, the new one, slots for parallel drafts, and rejected drafts.
 
-    target_token_ids   [num_tokens] int32, target_positions [num_tokens] int64: of the target's step, request by request
-    next_token_ids     [bs] int32: what each request goes on with
-    query_start_loc    [bs + 1] int32: where the tokens of each request start, and the last ones end
-    query_end_loc      [bs] int32: its last token that is no rejected draft
-    num_padding_slots  1 or more: the new token and the slots after it, which hold `parallel_drafting_token_id`
-    shift_input_ids    1: each request's first token is left out, as a drafter that reads hidden states wants it
-
     Request b has its tokens, from the second on if shifted, up to `query_end_loc`; then the new token; then the slots;
     then as many as were rejected, which hold `padding_token_id` at position 0. Positions count from its first one.
     Raises ValueError for starts that fall. Source: vLLM's unified drafting inputs.
     """
     if validation.enabled():
         _check_rising(query_start_loc)
-        validation.require_scalar("num_padding_slots", num_padding_slots, 1)
     bs, device = next_token_ids.shape[0], next_token_ids.device
     starts, ends = query_start_loc.long(), query_end_loc.long()
     counts = starts.diff()  # [bs]
@@ -355,8 +449,6 @@ def _emitted(
 def _check_ends(ends: Tensor, drafts: Tensor, num_steps: int | None) -> None:
     if not validation.enabled():
         return
-    validation.require_tensor("cu_num_draft_tokens", ends, torch.int32, bs=None)
-    validation.require_tensor("draft_token_ids", drafts, torch.int32, num_drafts=None)
     _check_rising(ends)
     if int(ends[-1]) != drafts.shape[0]:
         raise ValueError(f"cu_num_draft_tokens ends at {int(ends[-1])}; allowed: {drafts.shape[0]}, the drafts")

@@ -23,13 +23,33 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
-from specsim.reference.verify import Verified, check_tree
+from specsim.reference.contract import contract
+from specsim.reference.verify import Verified, check_links
 
 __all__ = ["verify_chain_block", "verify_chain_rejection", "verify_tree_rejection", "verify_tree_target_only"]
 
 THRESHOLD_ACC_MIN = 1e-9  # a smaller threshold_acc is raised to this, so that 0 divides
 
 
+@contract(
+    """
+    candidates             [bs, num_draft_tokens >= 1] int64, 0 to vocab_size - 1: token of each node; node 0 is the
+                           root
+    retrieve_index         [bs, num_draft_tokens] int64: number of the node in the batch, within its own row
+    retrieve_next_token    [bs, num_draft_tokens] int64: first child, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, a later node; -1 if there is none
+    uniform_samples        [bs, num_draft_tokens] float, 0 to 1: uniform draw of each node, which decides between its
+                           children
+    uniform_final          [bs] float, 0 to 1: uniform draw of the token after the path
+    target_probs           [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1: the target model's distribution after
+                           each node
+    threshold_single       [1] number: 0 to 1: a child at least as probable is accepted; 1 changes nothing
+    threshold_acc          [1] number: 0 to 1: divides the children's cumulative probability, at least 1e-9; 1 changes
+                           nothing
+    num_steps              int, 0 or more: drafts that can be accepted; a deeper tree is cut there
+    -> Verified
+    """
+)
 def verify_tree_target_only(
     candidates: Tensor,
     retrieve_index: Tensor,
@@ -43,17 +63,6 @@ def verify_tree_target_only(
     num_steps: int,
 ) -> Verified:
     """Walk each tree: the children of a node share out its coin by their probabilities under the target model.
-
-    candidates             [bs, ndt] int64: the token of each node, 0 to V - 1
-    retrieve_index         [bs, ndt] int64: number of the node in the batch; stays within its own row
-    retrieve_next_token    [bs, ndt] int64: first child, a later node; -1 if there is none
-    retrieve_next_sibling  [bs, ndt] int64: next sibling, a later node; -1 if there is none
-    uniform_samples        [bs, ndt] float: the coin of each node, which decides between its children
-    uniform_final          [bs] float: the coin of the token after the accepted path
-    target_probs           [bs, ndt, V] float: the target model's law after each node
-    threshold_single       0 to 1, a number or a float tensor [1]: a child at least as probable is accepted
-    threshold_acc          0 to 1, likewise: divides the children's cumulative probability; at least 1e-9
-    num_steps              drafts that can be accepted; a deeper tree is cut there
 
     At a node with coin u, the children c in link order add up their probabilities p(c) to A. The first with
     p(c) > 0 and (u < A / threshold_acc or p(c) >= threshold_single) is accepted; the walk goes on there, with the
@@ -69,8 +78,7 @@ def verify_tree_target_only(
     zero-probability children of PR #35798.
     """
     if validation.enabled():
-        check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
-        _check_laws(candidates, uniform_samples, uniform_final, target_probs=target_probs)
+        check_links(retrieve_index, retrieve_next_token, retrieve_next_sibling)
         _check_threshold("threshold_single", threshold_single)
         _check_threshold("threshold_acc", threshold_acc)
     bs, ndt = candidates.shape
@@ -113,6 +121,20 @@ def verify_tree_target_only(
     return Verified(predicts, accept_index, accept_token_num)
 
 
+@contract(
+    """
+    candidates       [bs, num_draft_tokens >= 1] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
+                     drafted tokens x_1..x_S
+    draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float, 0 to 1: q_1..q_S, the distributions from
+                     which the drafts were really drawn; positive at the draft
+    target_probs     [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1: p_1..p_(S+1), the target model's
+                     distributions after the root and each draft
+    uniform_samples  [bs, num_steps] float, 0 to 1: u_1..u_S, the uniform draw of each draft, in the column of its
+                     parent
+    uniform_final    [bs] float, 0 to 1: uniform draw of the token after the path
+    -> Verified
+    """
+)
 def verify_chain_rejection(
     candidates: Tensor,
     draft_probs: Tensor,
@@ -121,12 +143,6 @@ def verify_chain_rejection(
     uniform_final: Tensor,
 ) -> Verified:
     """Accept each chain's drafts one after the other, by the ratio of target to draft probability.
-
-    candidates       [bs, S + 1] int64: the root, then the S drafted tokens x_1..x_S; 0 to V - 1
-    draft_probs      [bs, S, V] float: q_1..q_S, the laws from which the drafts were really drawn
-    target_probs     [bs, S + 1, V] float: p_1..p_(S+1), the target model's laws after the root and each draft
-    uniform_samples  [bs, S] float: u_1..u_S; u_i sits in the column of the parent of draft i
-    uniform_final    [bs] float: the coin of the token after the accepted drafts
 
     Draft i is accepted iff u_i q_i(x_i) < p_i(x_i) and q_i(x_i) > 0. After the first rejection, at i, the next token
     is drawn from the positive part of p_i - q_i; after S accepted drafts from p_(S+1). With S = 0 nothing is verified
@@ -138,8 +154,6 @@ def verify_chain_rejection(
     Raises ValueError for tokens outside the vocabulary and coins and probabilities outside 0 to 1.
     Source: Leviathan et al. (arXiv 2211.17192), algorithm 1; Chen et al. (arXiv 2302.01318), algorithm 2.
     """
-    if validation.enabled():
-        _check_chain(candidates, draft_probs, target_probs, uniform_samples, uniform_final)
     num_steps = draft_probs.shape[1]
     drafted = candidates[:, 1:, None]  # [bs, S, 1]
     p = target_probs[:, :num_steps].gather(2, drafted)[:, :, 0]  # [bs, S]
@@ -151,6 +165,20 @@ def verify_chain_rejection(
     return _verified_chain(candidates, accepted, laws, uniform_final)
 
 
+@contract(
+    """
+    candidates       [bs, num_draft_tokens >= 1] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
+                     drafted tokens x_1..x_S
+    draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float, 0 to 1: q_1..q_S, the distributions from
+                     which the drafts were really drawn; positive at the draft
+    target_probs     [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1: p_1..p_(S+1), the target model's
+                     distributions after the root and each draft
+    uniform_samples  [bs, num_steps] float, 0 to 1: u_1..u_S, the uniform draw of each draft, in the column of its
+                     parent
+    uniform_final    [bs] float, 0 to 1: uniform draw of the token after the path
+    -> Verified
+    """
+)
 def verify_chain_block(
     candidates: Tensor,
     draft_probs: Tensor,
@@ -159,12 +187,6 @@ def verify_chain_block(
     uniform_final: Tensor,
 ) -> Verified:
     """Accept a prefix of each chain as a block: the same law as `verify_chain_rejection`, and longer prefixes.
-
-    candidates       [bs, S + 1] int64: the root, then the S drafted tokens x_1..x_S; 0 to V - 1
-    draft_probs      [bs, S, V] float: q_1..q_S, the laws from which the drafts were really drawn
-    target_probs     [bs, S + 1, V] float: p_1..p_(S+1), the target model's laws after the root and each draft
-    uniform_samples  [bs, S] float: u_1..u_S; u_i sits in the column of the parent of draft i
-    uniform_final    [bs] float: the coin of the token after the accepted drafts
 
     With r_0 = 1, r_i = min(r_(i-1) p_i(x_i) / q_i(x_i), 1) and R_i the mass of the positive part of
     r_i p_(i+1) - q_(i+1), let h_S = r_S and h_i = R_i / (R_i + 1 - r_i), which is r_i where r_i is 0 or 1. The
@@ -177,8 +199,6 @@ def verify_chain_block(
     Raises ValueError for tokens outside the vocabulary and coins and probabilities outside 0 to 1.
     Source: Sun et al. (arXiv 2403.10444), algorithm 2.
     """
-    if validation.enabled():
-        _check_chain(candidates, draft_probs, target_probs, uniform_samples, uniform_final)
     num_steps = draft_probs.shape[1]
     drafted = candidates[:, 1:, None]  # [bs, S, 1]
     p = target_probs[:, :num_steps].gather(2, drafted)[:, :, 0]  # [bs, S]
@@ -200,6 +220,24 @@ def verify_chain_block(
     return _verified_chain(candidates, accepted, laws, uniform_final)
 
 
+@contract(
+    """
+    candidates             [bs, num_draft_tokens >= 1] int64, 0 to vocab_size - 1: token of each node; node 0 is the
+                           root
+    retrieve_index         [bs, num_draft_tokens] int64: number of the node in the batch, within its own row
+    retrieve_next_token    [bs, num_draft_tokens] int64: first child, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, a later node; -1 if there is none
+    uniform_samples        [bs, num_draft_tokens] float, 0 to 1: uniform draw that decides about each node; the root's
+                           is not read
+    uniform_final          [bs] float, 0 to 1: uniform draw of the token after the path
+    draft_probs            [bs, num_draft_tokens, vocab_size] float, 0 to 1: the distribution from which the children of
+                           each node were drawn, one after the other, without replacement; not read at leaves
+    target_probs           [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1: the target model's distribution after
+                           each node
+    num_steps              int, 0 or more: drafts that can be accepted; a deeper tree is cut there
+    -> Verified
+    """
+)
 def verify_tree_rejection(
     candidates: Tensor,
     retrieve_index: Tensor,
@@ -212,17 +250,6 @@ def verify_tree_rejection(
     num_steps: int,
 ) -> Verified:
     """Walk each tree; every child has a coin of its own and is held against what its siblings have left over.
-
-    candidates             [bs, ndt] int64: the token of each node, 0 to V - 1
-    retrieve_index         [bs, ndt] int64: number of the node in the batch; stays within its own row
-    retrieve_next_token    [bs, ndt] int64: first child, a later node; -1 if there is none
-    retrieve_next_sibling  [bs, ndt] int64: next sibling, a later node; -1 if there is none
-    uniform_samples        [bs, ndt] float: the coin that decides about each node; the root's is not read
-    uniform_final          [bs] float: the coin of the token after the accepted path
-    draft_probs            [bs, ndt, V] float: the law from which the children of each node were drawn, one after the
-                           other, without replacement; not read at leaves
-    target_probs           [bs, ndt, V] float: the target model's law after each node
-    num_steps              drafts that can be accepted; a deeper tree is cut there
 
     At a node with laws p and q, a child c with coin u is accepted iff u q(c) < p(c) and q(c) > 0. When it is
     rejected, p becomes the positive part of p - q, normalised, and q loses the token c and is normalised; then the
@@ -237,8 +264,7 @@ def verify_tree_rejection(
     Source: SpecInfer (arXiv 2305.09781), section 4.3; without replacement: Jeon et al. (arXiv 2402.14160).
     """
     if validation.enabled():
-        check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
-        _check_laws(candidates, uniform_samples, uniform_final, draft_probs=draft_probs, target_probs=target_probs)
+        check_links(retrieve_index, retrieve_next_token, retrieve_next_sibling)
     bs, ndt = candidates.shape
     device = candidates.device
     request = torch.arange(bs, device=device)  # [bs]
@@ -310,46 +336,6 @@ def _verified_chain(candidates: Tensor, accepted: Tensor, laws: Tensor, uniform_
         accept_index=torch.where(on_path, number, -1).to(torch.int32),
         accept_token_num=accepted.to(torch.int32),
     )
-
-
-def _check_chain(
-    candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, uniform_samples: Tensor, uniform_final: Tensor
-) -> None:
-    validation.require_tensor("candidates", candidates, torch.int64, bs=None, num_draft_tokens=None)
-    validation.require_scalar("num_draft_tokens (the width of candidates)", candidates.shape[1], 1)
-    drafts = candidates.shape[1] - 1
-    _check_laws(
-        candidates, uniform_samples, uniform_final, target_probs=target_probs, draft_probs=draft_probs, rows=drafts
-    )
-
-
-def _check_laws(
-    candidates: Tensor,
-    uniform_samples: Tensor,
-    uniform_final: Tensor,
-    *,
-    target_probs: Tensor,
-    draft_probs: Tensor | None = None,
-    rows: int | None = None,
-) -> None:
-    """Tokens, laws and coins; coins and draft laws have `rows` rows, None for one a node."""
-    bs, ndt = candidates.shape
-    rows = ndt if rows is None else rows
-    dtype = target_probs.dtype
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"target_probs has dtype {dtype}; allowed: torch.float32, torch.float64")
-    validation.require_tensor("target_probs", target_probs, dtype, bs=bs, num_draft_tokens=ndt, vocab_size=None)
-    vocab_size = target_probs.shape[2]
-    validation.require_scalar("vocab_size (the last dimension of target_probs)", vocab_size, 1)
-    validation.require_between("candidates", candidates, 0, vocab_size - 1)
-    validation.require_between("target_probs", target_probs, 0, 1)
-    if draft_probs is not None:
-        validation.require_tensor("draft_probs", draft_probs, dtype, bs=bs, rows=rows, vocab_size=vocab_size)
-        validation.require_between("draft_probs", draft_probs, 0, 1)
-    validation.require_tensor("uniform_samples", uniform_samples, dtype, bs=bs, rows=rows)
-    validation.require_tensor("uniform_final", uniform_final, dtype, bs=bs)
-    validation.require_between("uniform_samples", uniform_samples, 0, 1)
-    validation.require_between("uniform_final", uniform_final, 0, 1)
 
 
 def _check_threshold(name: str, threshold: Tensor | float) -> None:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import masks, validation
+from specsim.reference.contract import contract, fields
 
 __all__ = ["FULL_MASK", "QLEN_ONLY", "Tree", "build_tree", "build_tree_packed"]
 
@@ -38,15 +39,20 @@ QLEN_ONLY = 1
 """Mask rows span the tree alone: [num_draft_tokens, num_draft_tokens] a request."""
 
 
+@fields(
+    """
+    tree_mask              [mask_numel] bool, prefilled with True: num_draft_tokens rows a request, ragged: in FULL_MASK
+                           of seq_len + num_draft_tokens columns, in QLEN_ONLY of num_draft_tokens; True at the sequence
+                           before the tree, the node itself and its ancestors
+    positions              [num_nodes = bs * num_draft_tokens] int64: verified_seq_len plus depth of the node
+    retrieve_index         [bs, num_draft_tokens] int64, prefilled with -1: b * num_draft_tokens + i for node i
+    retrieve_next_token    [bs, num_draft_tokens] int64, prefilled with -1: first child, -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64, prefilled with -1: next node with the same parent in ascending
+                           order, -1 if there is none
+    """
+)
 class Tree(NamedTuple):
     """What verification needs to know of a batch of trees.
-
-    tree_mask              [mask_numel] bool: whether a node (row) attends to a token (column), see the mask
-                           modes: to itself, its ancestors and, in FULL_MASK, the sequence before the tree
-    positions              [bs * ndt] int64: sequence length plus depth
-    retrieve_index         [bs, ndt] int64: the node's number in the batch, `b * ndt + i`
-    retrieve_next_token    [bs, ndt] int64: first child of each node, -1 if it has none
-    retrieve_next_sibling  [bs, ndt] int64: next node with the same parent, -1 if it is the last
 
     `ndt` is short for `num_draft_tokens`.
     """
@@ -58,6 +64,21 @@ class Tree(NamedTuple):
     retrieve_next_sibling: Tensor
 
 
+@contract(
+    """
+    parent_list       [bs, parent_width = topk * (num_steps - 1) + 1 if num_steps > 1 else 0] int64: flat id of the
+                      parent of each group of topk siblings: -1, then 0..topk-1, then the candidates that each later
+                      step expanded; no columns when num_steps is 1
+    selected_index    [bs, num_selected = num_draft_tokens - 1] int64, 0 to topk + (num_steps - 1) * topk**2 - 1: flat
+                      ids of the candidates that became nodes 1, 2, ..., ascending, each with its parent
+    verified_seq_len  [bs] int64, 0 or more: tokens before the root, which is the position of the root
+    -> Tree
+    topk              int, 1 or more: candidates expanded a step, and successors of each
+    num_steps         int, 1 or more: drafting steps; no node is deeper
+    num_draft_tokens  int, 2 or more: nodes a tree, the root included
+    tree_mask_mode    int, 0 to 1: FULL_MASK or QLEN_ONLY
+    """
+)
 def build_tree(
     parent_list: Tensor,
     selected_index: Tensor,
@@ -69,16 +90,11 @@ def build_tree(
 ) -> Tree:
     """Build the trees of a batch. The module's docstring explains the two encodings that come in.
 
-    parent_list       [bs, topk * (num_steps-1) + 1] int64; [bs, 0], never read, when `num_steps` is 1
-    selected_index    [bs, num_draft_tokens - 1] int64, ascending
-    verified_seq_len  [bs] int64: tokens before the root, which is the position of the root
-    tree_mask_mode    FULL_MASK or QLEN_ONLY
-
     Raises ValueError for flat ids that do not exist, and for an orphan: a selected node whose parent is not
     selected. Source: EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2; orphans: SGLang PR #36201 and issue #7477.
     """
     if validation.enabled():
-        _check(parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, tree_mask_mode)
+        _check(parent_list, selected_index, topk, num_steps)
     bs, device = selected_index.shape[0], selected_index.device
     parent = _parents(parent_list, selected_index, topk, num_steps)  # [bs, ndt], -1 for the root
     is_ancestor = _ancestors_or_self(parent, num_steps)  # [bs, ndt, ndt]
@@ -92,6 +108,22 @@ def build_tree(
     )
 
 
+@contract(
+    """
+    parent_list       [bs, parent_width = topk * (num_steps - 1) + 1 if num_steps > 1 else 0] int64: flat id of the
+                      parent of each group of topk siblings: -1, then 0..topk-1, then the candidates that each later
+                      step expanded; no columns when num_steps is 1
+    selected_index    [bs, num_selected = num_draft_tokens - 1] int64, 0 to topk + (num_steps - 1) * topk**2 - 1: flat
+                      ids of the candidates that became nodes 1, 2, ..., ascending, each with its parent
+    verified_seq_len  [bs] int64, 0 or more: tokens before the root, which is the position of the root
+    -> Tree
+    -> tree_mask      [mask_bytes] uint8, prefilled with 0: 1, 2 or 4 bytes a node for at most 8, 16 or 32 nodes: bit j,
+                      the lowest of the first byte first, is set if the node is j or below it; bits of no node are 0
+    topk              int, 1 or more: candidates expanded a step, and successors of each
+    num_steps         int, 1 or more: drafting steps; no node is deeper
+    num_draft_tokens  int, 2 or more: nodes a tree, the root included
+    """
+)
 def build_tree_packed(
     parent_list: Tensor,
     selected_index: Tensor,
@@ -160,36 +192,16 @@ def _orphan(b: int, node: int, flat_id: int, parent_id: int) -> ValueError:
     )
 
 
-def _check(
-    parent_list: Tensor,
-    selected_index: Tensor,
-    verified_seq_len: Tensor,
-    topk: int,
-    num_steps: int,
-    num_draft_tokens: int,
-    tree_mask_mode: int,
-) -> None:
-    validation.require_scalar("topk", topk, 1)
-    validation.require_scalar("num_steps", num_steps, 1)
-    validation.require_scalar("num_draft_tokens", num_draft_tokens, 2)
-    validation.require_scalar("tree_mask_mode", tree_mask_mode, FULL_MASK, QLEN_ONLY)
-    validation.require_tensor("selected_index", selected_index, torch.int64, bs=None, num_selected=num_draft_tokens - 1)
-    bs = selected_index.shape[0]
-    width = 0 if num_steps == 1 else topk * (num_steps - 1) + 1
-    validation.require_tensor("parent_list", parent_list, torch.int64, bs=bs, parent_width=width)
-    validation.require_tensor("verified_seq_len", verified_seq_len, torch.int64, bs=bs)
-    validation.require_all(verified_seq_len >= 0, "verified_seq_len", verified_seq_len, "0 or more")
-
-    validation.require_between("selected_index", selected_index, 0, topk + (num_steps - 1) * topk**2 - 1)
+def _check(parent_list: Tensor, selected_index: Tensor, topk: int, num_steps: int) -> None:
     ascends = selected_index[:, 1:] > selected_index[:, :-1]
     validation.require_all(ascends, "selected_index[:, 1:]", selected_index[:, 1:], "more than the flat id before it")
     if num_steps > 1:
-        step_0 = torch.arange(-1, topk, device=parent_list.device).expand(bs, -1)
+        step_0 = torch.arange(-1, topk, device=parent_list.device).expand(parent_list.shape[0], -1)
         head = parent_list[:, : topk + 1]
         validation.require_all(
             head == step_0, "parent_list", head, f"-1, 0 .. {topk - 1} in the first {topk + 1} columns"
         )
-        group = torch.arange(topk + 1, width, device=parent_list.device)
+        group = torch.arange(topk + 1, parent_list.shape[1], device=parent_list.device)
         first_id = topk + torch.div(group - 1 - topk, topk, rounding_mode="floor") * topk**2  # of the step expanded
         later = parent_list[:, topk + 1 :]
         of_step = (later >= first_id) & (later < first_id + topk**2)

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     import torch
     from torch import Tensor
@@ -46,14 +46,24 @@ def require_scalar(name: str, value: int, low: int, high: int | None = None) -> 
 
 def require_tensor(name: str, tensor: Tensor, dtype: torch.dtype, **dims: int | None) -> None:
     """`tensor` must have `dtype` and the named dimensions, in order; None stands for any size."""
-    allowed = ", ".join(dim if size is None else f"{dim}={size}" for dim, size in dims.items())
+    require_shape(name, tensor, dims.items())
+    require_dtype(name, tensor, (dtype,))
+
+
+def require_shape(name: str, tensor: Tensor, dims: Collection[tuple[str, int | None]]) -> None:
+    """`tensor` must have the named dimensions, in order; None stands for any size."""
     fits = tensor.ndim == len(dims) and all(
-        size is None or size == actual for size, actual in zip(dims.values(), tensor.shape, strict=True)
+        size is None or size == actual for (_, size), actual in zip(dims, tensor.shape, strict=True)
     )
     if not fits:
+        allowed = ", ".join(dim if size is None else f"{dim}={size}" for dim, size in dims)
         raise ValueError(f"{name} has shape {list(tensor.shape)}; allowed: [{allowed}]")
-    if tensor.dtype != dtype:
-        raise ValueError(f"{name} has dtype {tensor.dtype}; allowed: {dtype}")
+
+
+def require_dtype(name: str, tensor: Tensor, allowed: Collection[torch.dtype]) -> None:
+    """`tensor` must have one of the dtypes."""
+    if tensor.dtype not in allowed:
+        raise ValueError(f"{name} has dtype {tensor.dtype}; allowed: {', '.join(map(str, allowed))}")
 
 
 def require_all(valid: Tensor, name: str, values: Tensor, allowed: str) -> None:
@@ -63,9 +73,12 @@ def require_all(valid: Tensor, name: str, values: Tensor, allowed: str) -> None:
         raise ValueError(f"{name}{index} is {values[tuple(index)].item()}; allowed: {allowed}")
 
 
-def require_between(name: str, values: Tensor, low: int, high: int) -> None:
-    """Every element must be at least `low` and at most `high`."""
-    require_all((values >= low) & (values <= high), name, values, f"{low} to {high}")
+def require_between(name: str, values: Tensor, low: int, high: int | None = None) -> None:
+    """Every element must be at least `low` and, unless it is None, at most `high`."""
+    if high is None:
+        require_all(values >= low, name, values, f"{low} or more")
+    else:
+        require_all((values >= low) & (values <= high), name, values, f"{low} to {high}")
 
 
 def require_distinct(name: str, values: Tensor) -> None:

@@ -17,18 +17,22 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
+from specsim.reference.contract import contract, fields
 
 __all__ = ["Verified", "fill_bonus_tokens", "verify_tree_greedy"]
 
 
+@fields(
+    """
+    predicts          [num_nodes = bs * num_draft_tokens] int32: token that follows each node; defined at the accepted
+                      path, accept_index[b, 0..n], alone
+    accept_index      [bs, accept_width = num_steps + 1] int32, prefilled with -1: the accepted path as node numbers in
+                      the batch, root first, n + 1 of them, then -1
+    accept_token_num  [bs] int32: n, accepted drafts, without root and bonus
+    """
+)
 class Verified(NamedTuple):
     """The result of a verification. With n = `accept_token_num[b]`:
-
-    predicts          [bs * ndt] int32, by node: the token that follows the node. Defined at the nodes
-                      `accept_index[b, 0..n]`, which give the n + 1 tokens of request b, the bonus last
-    accept_index      [bs, num_steps + 1] int32: the accepted path as node numbers in the batch, root first;
-                      n + 1 entries, then -1. Only of a chain can one be sure that `ndt == num_steps + 1`
-    accept_token_num  [bs] int32: n, the accepted drafts, without root and bonus; 0 to `num_steps`
 
     `ndt` is short for `num_draft_tokens`.
     """
@@ -38,6 +42,18 @@ class Verified(NamedTuple):
     accept_token_num: Tensor
 
 
+@contract(
+    """
+    candidates             [bs, num_draft_tokens >= 2] int64: token of each node; node 0 is the root
+    retrieve_index         [bs, num_draft_tokens] int64: number of the node in the batch, within its own row
+    retrieve_next_token    [bs, num_draft_tokens] int64: first child, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, a later node; -1 if there is none
+    target_predict         [bs, num_draft_tokens] int64, 0 to 2**31 - 1: target model's token after each node, at
+                           retrieve_index
+    -> Verified
+    num_steps              int, 1 or more: drafts that can be accepted; a deeper tree is cut there
+    """
+)
 def verify_tree_greedy(
     candidates: Tensor,
     retrieve_index: Tensor,
@@ -48,19 +64,12 @@ def verify_tree_greedy(
 ) -> Verified:
     """Walk each tree from its root along the tokens that the target model predicts.
 
-    candidates             [bs, ndt] int64: the token of each node
-    retrieve_index         [bs, ndt] int64: number of the node in the batch; stays within its own row
-    retrieve_next_token    [bs, ndt] int64: first child, a later node; -1 if there is none
-    retrieve_next_sibling  [bs, ndt] int64: next sibling, a later node; -1 if there is none
-    target_predict         [bs, ndt] int64, read at `retrieve_index`: the target model's token after a node
-    num_steps              drafts that can be accepted; a deeper tree is cut there, with the right bonus
-
     Of siblings with equal tokens the first is taken. Entries of `predicts` that are not defined are 0.
     Raises ValueError for links and indices that leave the row, and for links to an earlier node (a cycle).
     Source: the verification phase of EAGLE (arXiv 2401.15077), for a target model at temperature 0.
     """
     if validation.enabled():
-        _check_verify(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, target_predict, num_steps)
+        check_links(retrieve_index, retrieve_next_token, retrieve_next_sibling)
     bs, ndt = candidates.shape
     device = candidates.device
     token, first_child, sibling = candidates.flatten(), retrieve_next_token.flatten(), retrieve_next_sibling.flatten()
@@ -95,12 +104,16 @@ def verify_tree_greedy(
     return Verified(predicts, path.to(torch.int32), accepted.to(torch.int32))
 
 
+@contract(
+    """
+    predict          [num_nodes] int32: token that follows each node
+    accept_index     [bs, accept_width] int32: the accepted path as node numbers, root first, then -1
+    accept_lens      [bs] int32, 1 to accept_width: entries of the path
+    -> bonus_tokens  [bs] int32: `predict[accept_index[b, accept_lens[b] - 1]]`
+    """
+)
 def fill_bonus_tokens(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> Tensor:
     """The bonus token of each request: what the target model says after the last accepted node.
-
-    predict       [bs * num_draft_tokens] int32, by node
-    accept_index  [bs, accept_width] int32: accepted path as node numbers, then -1
-    accept_lens   [bs] int32: length of that path, 1 to `accept_width`
 
     Returns bonus_tokens [bs] int32: `predict[accept_index[b, accept_lens[b] - 1]]`. Raises ValueError for
     lengths outside 1 to `accept_width` and for a path that is shorter than its length. Source: SGLang PR
@@ -112,45 +125,12 @@ def fill_bonus_tokens(predict: Tensor, accept_index: Tensor, accept_lens: Tensor
     return predict[last[:, 0]]
 
 
-def _check_verify(
-    candidates: Tensor,
-    retrieve_index: Tensor,
-    retrieve_next_token: Tensor,
-    retrieve_next_sibling: Tensor,
-    target_predict: Tensor,
-    num_steps: int,
-) -> None:
-    links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
-    check_tree(candidates, *links, num_steps, num_steps_min=1, nodes_min=2)
-    bs, ndt = candidates.shape
-    validation.require_tensor("target_predict", target_predict, torch.int64, bs=bs, num_draft_tokens=ndt)
-    validation.require_between("target_predict", target_predict, 0, 2**31 - 1)
-
-
-def check_tree(
-    candidates: Tensor,
-    retrieve_index: Tensor,
-    retrieve_next_token: Tensor,
-    retrieve_next_sibling: Tensor,
-    num_steps: int,
-    *,
-    num_steps_min: int = 0,
-    nodes_min: int = 1,
-) -> None:
-    """Check the trees of a batch: shapes, node numbers that stay in their row, and links that lead to later nodes."""
-    validation.require_scalar("num_steps", num_steps, num_steps_min)
-    validation.require_tensor("candidates", candidates, torch.int64, bs=None, num_draft_tokens=None)
-    bs, ndt = candidates.shape
-    validation.require_scalar("num_draft_tokens (the width of candidates)", ndt, nodes_min)
-    for name, tensor in (
-        ("retrieve_index", retrieve_index),
-        ("retrieve_next_token", retrieve_next_token),
-        ("retrieve_next_sibling", retrieve_next_sibling),
-    ):
-        validation.require_tensor(name, tensor, torch.int64, bs=bs, num_draft_tokens=ndt)
+def check_links(retrieve_index: Tensor, retrieve_next_token: Tensor, retrieve_next_sibling: Tensor) -> None:
+    """Check the trees of a batch: node numbers that stay in their row, and links that lead to later nodes."""
+    bs, ndt = retrieve_index.shape
     own_row = retrieve_index // ndt == torch.arange(bs, device=retrieve_index.device)[:, None]
     validation.require_all(own_row, "retrieve_index", retrieve_index, "b * ndt to b * ndt + ndt - 1 in row b")
-    node = torch.arange(ndt, device=candidates.device)
+    node = torch.arange(ndt, device=retrieve_index.device)
     for name, links in (
         ("retrieve_next_token", retrieve_next_token),
         ("retrieve_next_sibling", retrieve_next_sibling),
@@ -160,12 +140,7 @@ def check_tree(
 
 
 def _check_bonus(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
-    validation.require_tensor("predict", predict, torch.int32, num_nodes=None)
-    validation.require_tensor("accept_index", accept_index, torch.int32, bs=None, accept_width=None)
-    bs, accept_width = accept_index.shape
-    validation.require_tensor("accept_lens", accept_lens, torch.int32, bs=bs)
-    validation.require_between("accept_lens", accept_lens, 1, accept_width)
-    on_path = torch.arange(accept_width, device=accept_index.device) < accept_lens[:, None]  # [bs, accept_width]
-    is_node = (accept_index >= 0) & (accept_index < predict.shape[0])
+    on_path = torch.arange(accept_index.shape[1], device=accept_index.device) < accept_lens[:, None]
+    is_node = (accept_index >= 0) & (accept_index < predict.shape[0])  # [bs, accept_width]
     allowed = f"0 to {predict.shape[0] - 1} in the first accept_lens[b] columns"
     validation.require_all(is_node | ~on_path, "accept_index", accept_index, allowed)

@@ -14,24 +14,29 @@ from torch import Tensor
 
 from specsim.reference import validation
 from specsim.reference.accepted import gather_accept_tokens, verify_commit_outputs
-from specsim.reference.logits import WORD_BITS, SamplingBatchInfo, process_logits
+from specsim.reference.contract import contract, fields
+from specsim.reference.logits import SamplingBatchInfo, process_logits
 from specsim.reference.sampling import verify_tree_target_only
-from specsim.reference.verify import Verified, check_tree, verify_tree_greedy
+from specsim.reference.verify import Verified, check_links, verify_tree_greedy
 
 __all__ = ["VerifiedStep", "verify_logits_greedy", "verify_logits_sampled"]
 
 
+@fields(
+    """
+    predicts       [num_nodes] int32: token that follows each node; defined at the accepted path, accept_index[b, 0..n],
+                   alone
+    accept_index   [bs, accept_width = num_steps + 1] int32: the accepted path as node numbers, root first, then -1
+    accept_lens    [bs] int32: nodes of the accepted path, the root included, which is also the number of emitted tokens
+    bonus_tokens   [bs] int32: the last emitted token, the root of the next tree
+    new_seq_lens   [bs] int64: seq_lens + accept_lens
+    accept_tokens  [bs, accept_width] int32: the emitted tokens, then -1
+    target         [bs, accept_width] int64: slots that receive the path's KV, the first of the block, then 0
+    source         [bs, accept_width] int64: slots that it comes from, then 0
+    """
+)
 class VerifiedStep(NamedTuple):
     """What a verification gives. With n = `accept_lens[b]`:
-
-    predicts       [bs * ndt] int32, by node: the token that follows the node; defined at the accepted path
-    accept_index   [bs, num_steps + 1] int32: the accepted path as node numbers, root first; n entries, then -1
-    accept_lens    [bs] int32: nodes of that path, which is also the number of emitted tokens
-    bonus_tokens   [bs] int32: the last emitted token, the root of the next tree
-    new_seq_lens   [bs] int64: `seq_lens + accept_lens`
-    accept_tokens  [bs, num_steps + 1] int32: the emitted tokens, then -1
-    target         [bs, num_steps + 1] int64: slots that receive the path's KV, the first n of the block; then 0
-    source         [bs, num_steps + 1] int64: slots that it comes from; then 0
 
     `ndt` is short for `num_draft_tokens`; `target` and `source`, flattened, are what `kv.move_kv` takes.
     """
@@ -46,6 +51,21 @@ class VerifiedStep(NamedTuple):
     source: Tensor
 
 
+@contract(
+    """
+    logits                 [num_nodes = bs * num_draft_tokens, vocab_size] any: of the target, by node number, of any
+                           float dtype; the first of equal logits counts, and the first NaN counts as the largest, as in
+                           `torch.argmax`
+    candidates             [bs, num_draft_tokens] int64: token of each node; node 0 is the root
+    retrieve_index         [bs, num_draft_tokens] int64: number of the node in the batch, within its own row
+    retrieve_next_token    [bs, num_draft_tokens] int64: first child, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, a later node; -1 if there is none
+    seq_lens               [bs] int64: tokens before the tree
+    out_cache_loc          [num_nodes] int64: slot of each node, in the order of the row's positions
+    -> VerifiedStep
+    num_steps              int: drafts that can be accepted; a deeper tree is cut there
+    """
+)
 def verify_logits_greedy(
     logits: Tensor,
     candidates: Tensor,
@@ -58,23 +78,58 @@ def verify_logits_greedy(
 ) -> VerifiedStep:
     """Verify greedily by the target model's logits after each node.
 
-    logits         [bs * ndt, vocab_size] of any float dtype, by node number. The first of equal logits counts, and the
-                   first NaN counts as the largest, as in `torch.argmax`
-    seq_lens       [bs] int64: tokens before the tree
-    out_cache_loc  [bs * ndt] int64: the slot of each node, in the order of the row's positions
     The trees, `num_steps` and errors are those of `verify.verify_tree_greedy`; also raises ValueError for logits that
     are not floats and for wrong shapes.
 
     Source: the pipeline of SGLang's EAGLE worker after the target's forward; PR #26866 for the moves.
     """
     bs, ndt = candidates.shape
-    if validation.enabled():
-        _check(logits, candidates, seq_lens, out_cache_loc)
+    if validation.enabled() and not logits.dtype.is_floating_point:
+        raise ValueError(f"logits is {logits.dtype}; allowed: float32, float64, bfloat16, float16")
     target_predict = logits.argmax(dim=1).view(bs, ndt)
     links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
     return _step(verify_tree_greedy(candidates, *links, target_predict, num_steps), seq_lens, out_cache_loc)
 
 
+@contract(
+    """
+    logits                 [num_nodes = bs * num_draft_tokens, vocab_size] float: of the target, row b *
+                           num_draft_tokens + i for node i; finite or -inf
+    candidates             [bs, num_draft_tokens] int64, 0 to vocab_size - 1: token of each node; node 0 is the root
+    retrieve_index         [bs, num_draft_tokens] int64: number of the node in the batch, within its own row
+    retrieve_next_token    [bs, num_draft_tokens] int64: first child, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, a later node; -1 if there is none
+    uniform_samples        [bs, num_draft_tokens] float, 0 to 1: uniform draw of each node, which decides between its
+                           children
+    uniform_final          [bs] float, 0 to 1: uniform draw of the token after the path
+    output_counts          [bs, vocab_size] int32, 0 to 2**31 - 1: how often each token was put out
+    output_lens            [bs] int32, 0 to 2**31 - 1: how many tokens were put out, the root included
+    frequency_penalty      [bs] float: subtracted for each time that a token was put out; 0 changes nothing
+    presence_penalty       [bs] float: subtracted once from tokens that were; 0 changes nothing
+    repetition_penalty     [bs] float: above 0: multiplies their negative logits, divides the others; 1 changes nothing
+    min_new_tokens         [bs] int32, 0 to 2**31 - 1: length of the history below which none may stop
+    stop_token_ids         [bs, num_stop_tokens] int64, 0 to vocab_size: stop tokens, padded with vocab_size
+    logit_bias             [num_biases, vocab_size] float: finite or -inf
+    bias_rows              [bs] int32, -1 to num_biases - 1: the row of logit_bias that is added to a request's logits;
+                           -1: none
+    bitmask                [num_masks, num_words = (vocab_size + 31) // 32] int32: token v is bit v % 32 of word v //
+                           32, as `logits.apply_token_bitmask` takes it
+    bitmask_rows           [num_nodes] int32, -1 to num_masks - 1: the row of bitmask that says what may follow a node;
+                           -1: anything
+    temperature            [bs] float: above 0; 1 where top_k is 1 for greedy requests
+    top_k                  [bs] int32, 1 or more: from vocab_size on all tokens are kept
+    top_p                  [bs] float: above 0, at most 1, which keeps all
+    min_p                  [bs] float, 0 to 1: 0 keeps all
+    threshold_single       [1] number: 0 to 1: a child at least as probable is accepted; 1 changes nothing
+    threshold_acc          [1] number: 0 to 1: divides the children's cumulative probability, at least 1e-9; 1 changes
+                           nothing
+    seq_lens               [bs] int64: tokens before the tree
+    out_cache_loc          [num_nodes] int64: slot of each node, in the order of the row's positions
+    -> VerifiedStep
+    num_steps              int, 0 or more: drafts that can be accepted; a deeper tree is cut there
+    law                    int: of penalties: EXACT, of each node's path; RELAXED, of what was out before the tree
+    """
+)
 def verify_logits_sampled(
     logits: Tensor,
     candidates: Tensor,
@@ -107,14 +162,6 @@ def verify_logits_sampled(
 ) -> VerifiedStep:
     """Verify at a temperature, by the target model's logits after each node and what each request asks for.
 
-    logits         [bs * ndt, vocab_size] float, row b * ndt + i for node i of request b: finite or -inf
-    logit_bias     [num_biases, vocab_size] float: finite or -inf
-    bias_rows      [bs] int32: the row of `logit_bias` that is added to a request's logits; -1: none
-    bitmask        [num_masks, ceil(vocab_size / 32)] int32: as `logits.apply_token_bitmask` takes it
-    bitmask_rows   [bs * ndt] int32: the row of `bitmask` that says what may follow a node; -1: anything
-    law            EXACT or RELAXED, for the penalties
-    seq_lens       [bs] int64: tokens before the tree
-    out_cache_loc  [bs * ndt] int64: the slot of each node, in the order of the row's positions
     The trees, coins and thresholds are those of `sampling.verify_tree_target_only`, the counts and parameters those of
     `logits.process_logits`, of which this is what follows one another.
 
@@ -124,11 +171,7 @@ def verify_logits_sampled(
     """
     bs, ndt = candidates.shape
     if validation.enabled():
-        _check(logits, candidates, seq_lens, out_cache_loc)
-        check_tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling, num_steps)
-        _check_rows("logit_bias", "bias_rows", logit_bias, bias_rows, bs, logits.shape[1], logits.dtype)
-        words = -(-logits.shape[1] // WORD_BITS)
-        _check_rows("bitmask", "bitmask_rows", bitmask, bitmask_rows, bs * ndt, words, torch.int32)
+        check_links(retrieve_index, retrieve_next_token, retrieve_next_sibling)
     no_bias, no_mask = logit_bias.new_zeros(1, logit_bias.shape[1]), bitmask.new_full((1, bitmask.shape[1]), -1)
     biases = torch.cat([logit_bias, no_bias])[bias_rows.to(torch.int64)]  # [bs, V]; row -1 is the last
     masks = torch.cat([bitmask, no_mask])[bitmask_rows.to(torch.int64)]  # [bs * ndt, num_words]
@@ -176,20 +219,3 @@ def _mask_of(next_token: Tensor, next_sibling: Tensor) -> Tensor:
         parent[request, next_sibling[:, node]] = parent[:, node].clone()
         mask[:, node] |= mask[request, parent[:, node]]
     return mask
-
-
-def _check(logits: Tensor, candidates: Tensor, seq_lens: Tensor, out_cache_loc: Tensor) -> None:
-    bs, ndt = candidates.shape
-    validation.require_tensor("logits", logits, logits.dtype, num_nodes=bs * ndt, vocab_size=None)
-    if not logits.dtype.is_floating_point:
-        raise ValueError(f"logits is {logits.dtype}; allowed: float32, float64, bfloat16, float16")
-    validation.require_tensor("seq_lens", seq_lens, torch.int64, bs=bs)
-    validation.require_tensor("out_cache_loc", out_cache_loc, torch.int64, num_nodes=bs * ndt)
-
-
-def _check_rows(
-    name: str, rows_name: str, table: Tensor, rows: Tensor, count: int, width: int, dtype: torch.dtype
-) -> None:
-    validation.require_tensor(name, table, dtype, num_rows=None, width=width)
-    validation.require_tensor(rows_name, rows, torch.int32, rows=count)
-    validation.require_between(rows_name, rows, -1, table.shape[0] - 1)

@@ -515,11 +515,14 @@ def test_no_steps_draw_from_the_roots_distribution(verify) -> None:
         ({"threshold_acc": float("nan")}, r"threshold_acc is nan; allowed: 0 to 1"),
         ({"threshold_acc": torch.ones(2)}, r"threshold_acc has shape \[2\]; allowed: a number or \[1\]"),
         ({"uniform_final": torch.tensor([-0.5])}, r"uniform_final\[0\] is -0.5; allowed: 0 to 1"),
-        ({"uniform_samples": torch.zeros(1, 3)}, r"uniform_samples has shape \[1, 3\]; allowed: \[bs=1, rows=4\]"),
+        (
+            {"uniform_samples": torch.zeros(1, 3)},
+            r"uniform_samples has shape \[1, 3\]; allowed: \[bs=1, num_draft_t",
+        ),
         ({"uniform_final": torch.zeros(1, dtype=torch.float64)}, r"uniform_final has dtype torch.float64; allowed"),
         ({"target_probs": torch.full((1, 4, 3), float("nan"))}, r"target_probs\[0, 0, 0\] is nan; allowed: 0 to 1"),
         ({"target_probs": torch.zeros(1, 4, 3, dtype=torch.float16)}, r"target_probs has dtype torch.float16; allowed"),
-        ({"target_probs": torch.zeros(1, 4, 0)}, r"vocab_size \(the last dimension of target_probs\) is 0; allowed: 1"),
+        ({"target_probs": torch.zeros(1, 4, 0)}, r"vocab_size \(the width of target_probs\) is 0; allowed: 1"),
         ({"retrieve_index": torch.arange(1, 5)[None]}, r"retrieve_index\[0, 3\] is 4; allowed: b \* ndt to"),
         ({"retrieve_next_token": torch.tensor([[4, 3, -1, -1]])}, r"retrieve_next_token\[0, 0\] is 4; allowed: -1"),
         ({"retrieve_next_sibling": torch.tensor([[-1, 2, 1, -1]])}, r"retrieve_next_sibling\[0, 2\] is 1; allowed"),
@@ -533,7 +536,10 @@ def test_wrong_trees_and_distributions_are_refused_with_the_value_and_what_is_al
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"draft_probs": torch.zeros(1, 3, 3)}, r"draft_probs has shape \[1, 3, 3\]; allowed: \[bs=1, rows=2, vocab_s"),
+        (
+            {"draft_probs": torch.zeros(1, 3, 3)},
+            r"draft_probs has shape \[1, 3, 3\]; allowed: \[bs=1, num_steps=2",
+        ),
         ({"target_probs": torch.zeros(1, 2, 3)}, r"target_probs has shape \[1, 2, 3\]; allowed: \[bs=1, num_draft_tok"),
         ({"candidates": torch.zeros(1, 0, dtype=torch.int64)}, r"the width of candidates\) is 0; allowed: 1 or more"),
         ({"draft_probs": torch.full((1, 2, 3), 2.0)}, r"draft_probs\[0, 0, 0\] is 2.0; allowed: 0 to 1"),
@@ -546,5 +552,5 @@ def test_wrong_chains_are_refused_with_the_value_and_what_is_allowed(verify, cha
 
 
 def test_draft_distributions_of_trees_have_a_row_for_every_node() -> None:
-    with pytest.raises(ValueError, match=r"draft_probs has shape \[1, 3, 3\]; allowed: \[bs=1, rows=4, vocab_size=3\]"):
+    with pytest.raises(ValueError, match=r"draft_probs has shape \[1, 3, 3\]; allowed: \[bs=1, num_draft_tokens=4"):
         verify_tree_rejection(**rejection_case(draft_probs=torch.zeros(1, 3, 3)))

@@ -182,7 +182,7 @@ def test_an_orphan_is_refused_by_request_and_node() -> None:
         ({"num_steps": 0}, r"num_steps is 0; allowed: 1 or more"),
         ({"num_draft_tokens": 1}, r"num_draft_tokens is 1; allowed: 2 or more"),
         ({"tree_mask_mode": 2}, r"tree_mask_mode is 2; allowed: 0 to 1"),
-        ({"num_draft_tokens": 6}, r"selected_index has shape \[1, 4\]; allowed: \[bs, num_selected=5\]"),
+        ({"num_draft_tokens": 6}, r"selected_index has shape \[1, 4\]; allowed: \[bs=1, num_selected=5\]"),
         ({"num_steps": 2}, r"parent_list has shape \[1, 5\]; allowed: \[bs=1, parent_width=3\]"),
         ({"parent_list": PARENT_LIST.int()}, r"parent_list has dtype torch.int32; allowed: torch.int64"),
         ({"verified_seq_len": torch.tensor([-1])}, r"verified_seq_len\[0\] is -1; allowed: 0 or more"),

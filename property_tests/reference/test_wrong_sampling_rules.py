@@ -73,10 +73,10 @@ def patched(function: str, line: str, becomes: str, rule: str = ""):
 
     `line` is all or part of a line that is in the function exactly once.
     """
-    path = Path(inspect.getfile(right(rule or function)))
+    path = Path(inspect.getfile(inspect.unwrap(right(rule or function))))
     source = path.read_text(encoding="utf-8")
     start = source.index(f"\ndef {function}(")
-    end = source.find("\n\n\ndef ", start)
+    end = source.find("\n\n\n", start)
     body = source[start:end]
     if body.count(line) != 1:
         raise ValueError(f"{line!r} is in {function} {body.count(line)} times; allowed: once")
