@@ -1,4 +1,4 @@
-"""What is right: every operation in plain PyTorch, for a reader who knows EAGLE-2 and no serving engine.
+"""The reference: every operation in plain PyTorch, for a reader who knows EAGLE-2 and no serving engine.
 
 Read it in this order:
 
@@ -7,7 +7,7 @@ Read it in this order:
 * `masks`        the same tree as links, as a mask, as a mask of bits, and back
 * `verify`       the walk that accepts the drafts that greedy decoding would have produced
 * `logits`       penalties, bias, grammar, temperature, top-k, top-p and min-p, after every node of a tree
-* `sampling`     the walks for a target model that samples; that they lose nothing is proved by exact enumeration
+* `sampling`     the walks for a target model that samples; exact enumeration proves that they are lossless
                  (`specsim.contracts.losslessness`)
 * `accepted`     what follows the walk: emitted tokens, new lengths, positions, slots to keep and to free
 * `cache_locs`   which KV slots a step enters into the page table, and which ones it reads
@@ -20,8 +20,9 @@ Read it in this order:
 * `sequential`   decoding token by token, without any of the above: what every schedule must equal
 
 Each operation is batched, without a Python loop over requests, on any device, and returns its outputs; in-out tensors
-are changed in place. `specsim.contracts.naive` has every operation once more, slow and obvious; tests hold the two
-equal. Wrong arguments raise ValueError (`validation` says how to switch that off).
+are changed in place. `specsim.contracts.naive` has a naive implementation of each; tests require that the two agree.
+The table above a function states its arguments (`contract` explains it). Wrong arguments raise ValueError (`validation`
+says how to switch that off).
 
 This package imports torch and nothing else.
 

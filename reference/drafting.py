@@ -141,7 +141,7 @@ def select_top_k_tokens_first(topk_p: Tensor, topk_index: Tensor) -> Expansion:
     """
 )
 def select_top_k_tokens_next(step: int, topk_p: Tensor, topk_index: Tensor, scores: Tensor) -> Expansion:
-    """Step 1 and later: score all successors of the expanded candidates, and expand the best of them.
+    """Score all successors of the expanded candidates, and expand the best of them, in step 1 and later.
 
     A score is the product in that dtype, so deep paths underflow to 0. inf * 0 is NaN, that is -inf. Raises ValueError
     for probabilities outside 0 to 1, infinities among them: a child would be better than its parent. Source: EAGLE-2

@@ -1,7 +1,8 @@
-"""How often a sampler with random numbers of its own must emit what: the laws of single tokens and of chains.
+"""How often a sampler with random numbers of its own must emit each token, or each chain of tokens.
 
-Other rules get their coins as arguments and are held against the reference draw by draw (`sampling`). What draws its
-own can only be counted: so here an operation's results are frequencies, what occurs at all, and whether that fits.
+Other rules get their uniform draws as arguments and are compared with the reference draw by draw (`sampling`). Of a
+sampler that draws its own, only counts can be checked: so here an operation's results are frequencies, what occurs at
+all, and whether that fits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Frequencies(NamedTuple):
 
     frequencies  the share of the draws that each outcome has, float
     occurs       whether it was drawn at all, bool
-    fits         [bs] bool: whether the counts can be draws of the law
+    fits         [bs] bool: whether the counts can be draws of the distribution
     """
 
     frequencies: Tensor
@@ -47,9 +48,9 @@ class Frequencies(NamedTuple):
 def token_frequencies(
     probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, which_filter: int = 0, seed: int = 0, draws: int = 0
 ) -> Frequencies:
-    """The law of a token that is drawn from `probs` with filters.
+    """The distribution of a token that is drawn from `probs` with filters.
 
-    `which_filter`, `seed` and `draws` are the sampler's affair: the law does not depend on them.
+    `which_filter`, `seed` and `draws` concern the sampler alone: the distribution does not depend on them.
     All filters look at `probs` as it is; what stays is divided by its sum. Equal tokens stay or go together.
     Returns frequencies and occurs [bs, V]. Raises ValueError for wrong shapes and dtypes and values out of range.
     Source: FlashInfer's `top_k_top_p_sampling_from_probs` with its joint order, `min_p_sampling_from_probs`.
@@ -82,11 +83,11 @@ def token_frequencies(
 def chain_frequencies(
     candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, seed: int = 0, draws: int = 0
 ) -> Frequencies:
-    """The law of what chain rejection emits for given drafts: accepted drafts, and the token after them.
+    """The distribution of what chain rejection emits for given drafts: accepted drafts, and the token after them.
 
     Entry [b, n, t] of frequencies and occurs [bs, S + 1, V] is of n accepted drafts and then token t. Draft i is
     accepted with probability min(1, p_i / q_i); after a rejection the token is drawn from the positive part of p - q,
-    after S accepted ones from p_(S+1). `seed` and `draws` are the sampler's affair.
+    after S accepted ones from p_(S+1). `seed` and `draws` concern the sampler alone.
     Raises ValueError for wrong shapes and dtypes and drafts out of range.
     Source: Leviathan et al. (arXiv 2211.17192), algorithm 1.
     """

@@ -96,9 +96,9 @@ class Automaton:
         return not self._rows[self._states[-1]]
 
     def clone(self) -> Self:
-        twin = copy.copy(self)
-        twin._states = list(self._states)
-        return twin
+        clone = copy.copy(self)
+        clone._states = list(self._states)
+        return clone
 
 
 def tree_masks(grammar: Grammar, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
@@ -106,7 +106,7 @@ def tree_masks(grammar: Grammar, tokens: Sequence[int], parents: Sequence[int]) 
 
     grammar  has read everything up to the root, with the root's token; is left as it was found
     tokens   the token of each node; that of node 0, the root, is not read
-    parents  the parent of each node, an earlier node; that of the root is of no account
+    parents  the parent of each node, an earlier node; that of the root is not read
 
     Returns masks [nodes, V] bool on the CPU. A node that cannot be emitted, because a token on its path is not allowed
     or comes after the end, allows everything: nothing depends on it, and a softmax over its row stays finite. So does

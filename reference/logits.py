@@ -1,4 +1,4 @@
-"""From the target model's logits to the law that verification draws from, after every node of a tree.
+"""From the target model's logits to the distribution that verification draws from, after every node of a tree.
 
 The order is SGLang's outside speculation; all of it is per request:
 
@@ -14,7 +14,7 @@ Counts are of output tokens; the prompt is not in them. Greedy requests are enco
 tie for the most probable token then leaves several. A batch in which all are greedy takes `row_argmax` after step 6.
 
 The history of a node is its request's output before the tree, the root included, and then the drafts on the node's own
-path, itself included. Two *laws* differ in what of it they see:
+path, itself included. Two settings of the argument `law` differ in how much of it they see:
 
 EXACT    each node is penalised for its own history, as decoding token by token would
 RELAXED  as shipped: each node of a tree for what was out before the tree. At the root there is no difference
@@ -27,11 +27,12 @@ What SGLang's verification of trees did otherwise, for long or still:
 * min_p is ignored; so is a custom processor in V2, and V1 runs it before step 1. (vLLM ignored min_p and logit bias in
   verification: issue #42744)
 
-Outside speculation it adds the bias after step 5, and unless there is a min_p, top-p is of the law before top-k.
+Outside speculation it adds the bias after step 5, and unless there is a min_p, top-p is of the distribution before
+top-k.
 
-Logits and laws are float32 or float64, all floating-point arguments of a call the same. Penalties of dyadic numbers
-have no rounding. `ndt` is short for `num_draft_tokens`, V for the size of the vocabulary; node i of request b has row
-`b * ndt + i`.
+Logits and distributions are float32 or float64, all floating-point arguments of a call the same. Penalties of dyadic
+numbers have no rounding. `ndt` is short for `num_draft_tokens`, V for the size of the vocabulary; node i of request b
+has row `b * ndt + i`.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def accumulate_penalties(
     """Count what a step put out: all of it (EXACT), or its last token alone (RELAXED, as shipped).
 
     The first output token, which comes from the prompt's prefill, is a step of length 1.
-    Raises ValueError for tokens outside the vocabulary, lengths out of range and unknown laws.
+    Raises ValueError for tokens outside the vocabulary, lengths out of range and an unknown `law`.
     Source: SGLang PR #22049 for the last token alone, PR #33643 for all of them.
     """
     if validation.enabled():
@@ -161,11 +162,11 @@ def apply_penalties(
     logit_bias: Tensor,
     law: int,
 ) -> None:
-    """Steps 1 to 4 for every node of the trees.
+    """Apply penalties, `min_new_tokens` and logit bias at every node of the trees: steps 1 to 4.
 
-    A token that is on a path more than once counts as often for the frequency penalty, and once for the other two.
-    The root's token is in `output_counts`; counting it on the path too was a bug in vLLM (PR #33251).
-    Raises ValueError for values out of range and masks that are not of trees. Source: SGLang PR #22049 for RELAXED.
+    A token that is on a path more than once counts as often for the frequency penalty, and once for the other two. The
+    root's token is in `output_counts`; counting it on the path too was a bug in vLLM (PR #33251). Raises ValueError for
+    values out of range and masks that are not of trees. Source: SGLang's penalizers; PR #22049 for RELAXED.
     """
     if validation.enabled():
         _check_law(law)
@@ -199,7 +200,7 @@ def apply_penalties(
     """
 )
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor) -> None:
-    """Step 5: forbid the tokens whose bit is 0.
+    """Forbid the tokens whose bit is 0: step 5.
 
     Raises ValueError for rows that are not there. Source: XGrammar's `apply_token_bitmask_inplace`.
     """
@@ -241,10 +242,10 @@ def row_argmax(logits: Tensor, nan_policy: int) -> Tensor:
     """
 )
 def temperature_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
-    """The law of each row: the softmax of `logits / temperature`.
+    """The distribution of each row: the softmax of `logits / temperature`.
 
     Returns probs [num_rows, V] float. Raises ValueError for NaN, +inf and rows in which every token is forbidden, which
-    have no law. Source: SGLang's sampler.
+    have none. Source: SGLang's sampler.
     """
     if validation.enabled():
         _check_softmax(logits, temperature)
@@ -324,7 +325,7 @@ def process_logits(
     bitmask: Tensor | None = None,
     custom_logit_processor: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """All steps in order: the law after each node.
+    """All steps in order: the distribution after each node.
 
     logits                  [bs * ndt, V] float: neither NaN nor +inf; not changed
     output_counts           [bs, V] int32, output_lens [bs] int32, candidates [bs, ndt] int64 and tree_mask
@@ -335,7 +336,7 @@ def process_logits(
     bitmask                 [bs * ndt, ceil(V / 32)] int32, or None where there is no grammar
     custom_logit_processor  gets logits [bs * ndt, V], may change them, and returns such logits
 
-    Returns probs [bs * ndt, V] float. Raises ValueError as its steps do. Its slow twin, for EXACT, is
+    Returns probs [bs * ndt, V] float. Raises ValueError as its steps do. Its naive implementation, for EXACT, is
     `sequential.next_token_law` after each node's path. Source: SGLang's sampler; PR #22049.
     """
     ndt = candidates.shape[1]
@@ -360,11 +361,12 @@ def process_logits(
     """
 )
 def total_variation(probs: Tensor, other_probs: Tensor) -> Tensor:
-    """How far apart two laws are: the largest difference that they make to the probability of any event.
+    """How far apart two distributions are: the largest difference that they make to the probability of any event.
 
-    Returns distance [num_rows] float: half the sum of the differences, from 0 for equal laws to 1 for laws that share
-    no token. Between the exact and the relaxed law of a node: how often, at least, the relaxed one emits another token.
-    Raises ValueError for different shapes. Source: Levin and Peres, Markov Chains and Mixing Times, proposition 4.2.
+    Returns distance [num_rows] float: half the sum of the differences, from 0 for equal distributions to 1 for
+    distributions that share no token. Between the exact and the relaxed distribution of a node: how often, at least,
+    the relaxed one emits another token. Raises ValueError for different shapes. Source: Levin and Peres, Markov Chains
+    and Mixing Times, proposition 4.2.
     """
     if validation.enabled():
         _check_probs(probs)

@@ -120,6 +120,7 @@ def unpack_tree_mask(packed: Tensor) -> Tensor:
 
     Returns [bs, ndt, ndt] bool. Raises ValueError for more than 32 nodes, for a number of bytes that is not that of
     `ndt` nodes, and for a bit that belongs to no node.
+    Source: EAGLE-2 (arXiv 2406.16858), section 4.2, for the mask.
     """
     if validation.enabled():
         _check_packed(packed)

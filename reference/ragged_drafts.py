@@ -3,8 +3,8 @@
 Request b has the rows `cu_num_draft_tokens[b - 1]` (0 for the first) to `cu_num_draft_tokens[b]`, exclusive, of what is
 `[num_drafts, ...]`: none, or up to `num_steps`. What a step emits is a row of `num_steps + 1` tokens, padded with -1.
 The token after a path of accepted drafts, the bonus token, has been drawn before. A token in place of a rejected draft
-is drawn by an exponential race: `race` is exponential noise, and the token that maximises weight / race has the law of
-the weights.
+is drawn by an exponential race: `race` is exponential noise, and the token that maximises weight / race has the
+distribution of the weights.
 """
 
 from __future__ import annotations
@@ -146,9 +146,8 @@ def verify_ragged_rejection(
     """Accept drafts by the ratio of target to draft probability; a rejected one is replaced by its recovered token.
 
     A draft x is accepted iff u q(x) < p(x) and q(x) > 0. Requests of `is_greedy` are left alone; the others as for
-    `verify_ragged_greedy`, and so the result. Raises ValueError as that does.
-    Source: Leviathan et al. (arXiv 2211.17192), algorithm 1; the comparison is strict, so that a coin of 0 accepts
-    no token of probability 0.
+    `verify_ragged_greedy`, and so the result. Raises ValueError as that does. Source: Leviathan et al. (arXiv
+    2211.17192), algorithm 1; the comparison is strict, so that a uniform draw of 0 accepts no token of probability 0.
     """
     _check_ends(cu_num_draft_tokens, draft_token_ids, num_steps)
     place, has_draft, count = _grid(cu_num_draft_tokens, num_steps)
@@ -183,10 +182,10 @@ def sample_recovered_tokens(
     race: Tensor,
     has_draft_probs: int,
 ) -> Tensor:
-    """The token that stands in for each draft if it is rejected: of the positive part of p - q, by a race.
+    """The token that replaces each draft if it is rejected: of the positive part of p - q, by a race.
 
     Without `has_draft_probs` the draft's own probability is taken out of p. Returns [num_drafts] int32, of equals the
-    lowest token; 0 where nothing is left, which is of no account: such a draft is never rejected.
+    lowest token; 0 where nothing is left, which is irrelevant: such a draft is never rejected.
     Raises ValueError for ends that fall, and noise that is not above 0.
     Source: Leviathan et al. (arXiv 2211.17192); the race as Gumbel-max, Maddison et al. (arXiv 1411.0030).
     """
@@ -233,8 +232,8 @@ def verify_ragged_sampled(
 ) -> Tensor:
     """The whole verification of a batch in which some requests are greedy and the others sample.
 
-    Arguments as above. Greedy requests follow the argmax of `target_probs`. Returns [bs, num_steps + 1] int32, padded
-    with -1. Raises ValueError as the parts do.
+    Greedy requests follow the argmax of `target_probs`. Raises ValueError as the parts do.
+    Source: vLLM v1's rejection sampling; Leviathan et al. (arXiv 2211.17192), algorithm 1.
     """
     argmax = target_probs.argmax(dim=1)
     greedy = verify_ragged_greedy(cu_num_draft_tokens, draft_token_ids, argmax, bonus_token_ids, is_greedy, num_steps)
@@ -266,10 +265,10 @@ def verify_ragged_sampled(
     """
 )
 def expand_to_drafts(values: Tensor, cu_num_draft_tokens: Tensor, replace_from: int, replace_to: int) -> Tensor:
-    """The value of each request, once for each of its drafts: [bs] float -> [num_drafts] float.
+    """The value of each request, once for each of its drafts.
 
-    `replace_from` becomes `replace_to`, as engines do with the temperature that stands for greedy.
-    Raises ValueError for ends that fall.
+    `replace_from` becomes `replace_to`, as engines do with the temperature that means greedy.
+    Raises ValueError for ends that fall. Source: vLLM v1's `expand_batch_to_tokens`.
     """
     if validation.enabled():
         _check_rising(cu_num_draft_tokens)

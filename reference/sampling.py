@@ -1,17 +1,18 @@
-"""Verification at a temperature: accepted drafts and the token after them have the target model's law.
+"""Verification at a temperature: accepted drafts and the token after them follow the target model's distribution.
 
-At temperature 0 a draft is right or wrong (`verify`). Above it the target model gives every token a probability,
-and a rule decides with random numbers which drafts are accepted, such that what is emitted has the law of decoding
-token by token. The random numbers, *coins*, are arguments: the rules are functions, and their laws can be counted
-out (`specsim.contracts.enumeration`). Coins are uniform in [0, 1) and independent; 1 is taken too and never accepts by
-chance alone.
+At temperature 0 a draft is correct or not (`verify`). Above it the target model gives every token a probability, and a
+rule decides with random numbers which drafts are accepted, such that what is emitted has the distribution of decoding
+token by token. The random numbers are arguments, called `coins` elsewhere: the rules are functions, and their
+distributions can be enumerated (`specsim.contracts.enumeration`). They are uniform in [0, 1) and independent; 1 is
+taken too and never accepts by chance alone.
 
-Each rule ends by drawing one token from what is left of a law: the smallest token whose cumulative weight exceeds
-`uniform_final` times the total, of those with a positive weight. Where there is none (a coin of 1, a sum that rounds
-down) it is the last token with a positive weight, and the last of the vocabulary when no weight is positive.
+Each rule ends by drawing one token from what is left of a distribution: the smallest token whose cumulative weight
+exceeds `uniform_final` times the total, of those with a positive weight. Where there is none (a uniform draw of 1, a
+sum that rounds down) it is the last token with a positive weight, and the last of the vocabulary when no weight is
+positive.
 
-Laws are float32 or float64, all floating-point arguments of a call the same, and rows need not be normalised. Two
-implementations can differ where a coin lies within rounding of a threshold. With dyadic probabilities the
+Distributions are float32 or float64, all floating-point arguments of a call the same, and rows need not be normalised.
+Two implementations can differ where a uniform draw lies within rounding of a threshold. With dyadic probabilities the
 target-only rule and the token rule have no rounding, except for a division by `threshold_acc`.
 
 `ndt` is short for `num_draft_tokens`, V for the size of the vocabulary.
@@ -62,18 +63,18 @@ def verify_tree_target_only(
     threshold_acc: Tensor | float,
     num_steps: int,
 ) -> Verified:
-    """Walk each tree: the children of a node share out its coin by their probabilities under the target model.
+    """Walk each tree: the children of a node share out its uniform draw by their probabilities under the target model.
 
-    At a node with coin u, the children c in link order add up their probabilities p(c) to A. The first with
+    At a node with uniform draw u, the children c in link order add up their probabilities p(c) to A. The first with
     p(c) > 0 and (u < A / threshold_acc or p(c) >= threshold_single) is accepted; the walk goes on there, with the
-    coin of that node and A = 0. Where none is, the next token is drawn from p without the rejected children's
+    uniform draw of that node and A = 0. Where none is, the next token is drawn from p without the rejected children's
     tokens. After `num_steps` accepted drafts, and at a leaf, it is drawn from p itself.
 
-    The emitted tokens have the target's law if both thresholds are 1 and no two siblings hold the same token,
-    whatever the tree, as long as it does not depend on the coins. A second sibling with the same token counts
+    The emitted tokens have the target's distribution if both thresholds are 1 and no two siblings hold the same token,
+    whatever the tree, as long as it does not depend on the uniform draws. A second sibling with the same token counts
     twice; thresholds below 1 prefer drafts. Entries of `predicts` that are not defined are 0.
     Raises ValueError for links and indices that leave the row, links to an earlier node (a cycle), tokens outside
-    the vocabulary, and coins, probabilities and thresholds outside 0 to 1.
+    the vocabulary, and uniform draws, probabilities and thresholds outside 0 to 1.
     Source: SGLang's `tree_speculative_sampling_target_only`, with the strict comparison and without the
     zero-probability children of PR #35798.
     """
@@ -92,7 +93,7 @@ def verify_tree_target_only(
 
     node = torch.zeros_like(request)  # [bs]: where each walk stands
     walking = torch.ones_like(request, dtype=torch.bool)  # [bs]
-    law = target_probs[:, 0].clone()  # [bs, V]: what is left of the law at `node`
+    law = target_probs[:, 0].clone()  # [bs, V]: what is left of the distribution at `node`
     for step in range(num_steps + 1):
         number = retrieve_index[request, node]  # [bs]
         accept_index[:, step] = torch.where(walking, number, -1).to(torch.int32)
@@ -149,10 +150,10 @@ def verify_chain_rejection(
     and a token is drawn from p_1. Node i of request b has the number b (S + 1) + i in the result, whose `num_steps`
     is S.
 
-    The emitted tokens have the target's law iff each x_i was drawn from q_i. A draft with q_i(x_i) = 0, which cannot
-    have been drawn, is rejected.
-    Raises ValueError for tokens outside the vocabulary and coins and probabilities outside 0 to 1.
-    Source: Leviathan et al. (arXiv 2211.17192), algorithm 1; Chen et al. (arXiv 2302.01318), algorithm 2.
+    The emitted tokens have the target's distribution iff each x_i was drawn from q_i. A draft with q_i(x_i) = 0, which
+    cannot have been drawn, is rejected. Raises ValueError for tokens outside the vocabulary and uniform draws and
+    probabilities outside 0 to 1. Source: Leviathan et al. (arXiv 2211.17192), algorithm 1; Chen et al. (arXiv
+    2302.01318), algorithm 2.
     """
     num_steps = draft_probs.shape[1]
     drafted = candidates[:, 1:, None]  # [bs, S, 1]
@@ -186,7 +187,7 @@ def verify_chain_block(
     uniform_samples: Tensor,
     uniform_final: Tensor,
 ) -> Verified:
-    """Accept a prefix of each chain as a block: the same law as `verify_chain_rejection`, and longer prefixes.
+    """Accept a prefix of each chain as a block: the same distribution as `verify_chain_rejection`, and longer prefixes.
 
     With r_0 = 1, r_i = min(r_(i-1) p_i(x_i) / q_i(x_i), 1) and R_i the mass of the positive part of
     r_i p_(i+1) - q_(i+1), let h_S = r_S and h_i = R_i / (R_i + 1 - r_i), which is r_i where r_i is 0 or 1. The
@@ -194,10 +195,10 @@ def verify_chain_block(
     fails its own test. The next token is drawn from the positive part of r_n p_(n+1) - q_(n+1), or from p_(S+1)
     when n = S. With S = 0 a token is drawn from p_1. Nodes are numbered as in `verify_chain_rejection`.
 
-    The emitted tokens have the target's law iff each x_i was drawn from q_i. A draft with q_i(x_i) = 0, which cannot
-    have been drawn, has r_i = 0, and no prefix that holds it is accepted.
-    Raises ValueError for tokens outside the vocabulary and coins and probabilities outside 0 to 1.
-    Source: Sun et al. (arXiv 2403.10444), algorithm 2.
+    The emitted tokens have the target's distribution iff each x_i was drawn from q_i. A draft with q_i(x_i) = 0, which
+    cannot have been drawn, has r_i = 0, and no prefix that holds it is accepted. Raises ValueError for tokens outside
+    the vocabulary and uniform draws and probabilities outside 0 to 1. Source: Sun et al. (arXiv 2403.10444), algorithm
+    2.
     """
     num_steps = draft_probs.shape[1]
     drafted = candidates[:, 1:, None]  # [bs, S, 1]
@@ -249,16 +250,16 @@ def verify_tree_rejection(
     target_probs: Tensor,
     num_steps: int,
 ) -> Verified:
-    """Walk each tree; every child has a coin of its own and is held against what its siblings have left over.
+    """Walk each tree; every child has a uniform draw of its own, and is compared with what its siblings left over.
 
-    At a node with laws p and q, a child c with coin u is accepted iff u q(c) < p(c) and q(c) > 0. When it is
-    rejected, p becomes the positive part of p - q, normalised, and q loses the token c and is normalised; then the
-    next sibling is held against them. Where no child is accepted, the next token is drawn from the p that is left;
+    At a node with distributions p and q, a child c with uniform draw u is accepted iff u q(c) < p(c) and q(c) > 0. When
+    it is rejected, p becomes the positive part of p - q, normalised, and q loses the token c and is normalised; then
+    the next sibling is compared with them. Where no child is accepted, the next token is drawn from the p that is left;
     after `num_steps` accepted drafts, and at a leaf, from p itself. A child with q(c) = 0, such as a second one with
-    the same token, was not drawn: it is passed over and leaves p and q as they are. Where p and q are equal nothing
-    is left of p, and no later sibling is accepted; that takes a coin of 1 or rounding.
+    the same token, was not drawn: it is passed over and leaves p and q as they are. Where p and q are equal nothing is
+    left of p, and no later sibling is accepted; that takes a uniform draw of 1 or rounding.
 
-    The emitted tokens have the target's law iff the children were drawn as said. Keeping p and q fixed between
+    The emitted tokens have the target's distribution iff the children were drawn as said. Keeping p and q fixed between
     siblings loses that. Entries of `predicts` that are not defined are 0.
     Raises ValueError as `verify_tree_target_only` does.
     Source: SpecInfer (arXiv 2305.09781), section 4.3; without replacement: Jeon et al. (arXiv 2402.14160).

@@ -1,7 +1,8 @@
 """Decoding token by token, without speculation: what every schedule must equal.
 
-The model is a function, `next_logits(prefix)`, and chance is an input: one coin for each output. So a request has one
-right output, and it depends on nothing else: not on the batch, on when tokens were drafted, or on a retraction.
+The model is a function, `next_logits(prefix)`, and chance is an input: one uniform draw for each output. So a request
+has one correct output, and it depends on nothing else: not on the batch, on when tokens were drafted, or on a
+retraction.
 
 From logits to a token, in this order:
 
@@ -11,7 +12,7 @@ From logits to a token, in this order:
 4. the grammar's mask
 5. the custom logit processor, which can bring back what 2 and 4 took
 6. at temperature 0 the largest logit, of equals the lowest token. Else `temperature`, then top-k, top-p and min-p,
-   each of which scales what it keeps to sum 1, and a token is drawn by the coin
+   each of which scales what it keeps to sum 1, and the uniform draw picks a token
 
 Penalties count the outputs, not the prompt, every output once, and the one before the token at hand too. Serving
 engines differ: some subtract before they mask and add the bias after it, which comes to the same for a finite bias;
@@ -137,13 +138,13 @@ def generate(
     next_logits  the model: prompt and outputs so far -> logits [V] float32 or float64; -inf excludes a token
     prompt       token ids of any value
     params       what the client asks for
-    coins        the coin, 0 to 1, of each output by its index; not needed at temperature 0
+    coins        the uniform draw, 0 to 1, of each output by its index; not needed at temperature 0
     grammar      what the outputs must match; it is not changed
     detokenize   outputs -> their text; needed for stop strings
 
-    Raises ValueError for parameters outside their range, a prompt longer than `context_len`, coins that are missing or
-    outside 0 to 1, stop strings without `detokenize`, and an output for which no token is left.
-    Source: the head of this module; SGLang's sampler and the finish check of its requests.
+    Raises ValueError for parameters outside their range, a prompt longer than `context_len`, uniform draws that are
+    missing or outside 0 to 1, stop strings without `detokenize`, and an output for which no token is left. Source: the
+    head of this module; SGLang's sampler and the finish check of its requests.
     """
     if validation.enabled():
         _check_params(params)

@@ -88,7 +88,9 @@ def build_tree(
     num_draft_tokens: int,
     tree_mask_mode: int,
 ) -> Tree:
-    """Build the trees of a batch. The module's docstring explains the two encodings that come in.
+    """Build the trees of a batch: mask, positions and links.
+
+    The module's docstring explains the two encodings that come in.
 
     Raises ValueError for flat ids that do not exist, and for an orphan: a selected node whose parent is not
     selected. Source: EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2; orphans: SGLang PR #36201 and issue #7477.
@@ -137,7 +139,8 @@ def build_tree_packed(
     The arguments are those of `build_tree`; `tree_mask` is [bs * num_draft_tokens * packed_bytes] uint8, with 1, 2 or 4
     bytes a row for at most 8, 16 or 32 nodes. Bits of no node are 0, which an implementation that ORs bits into the
     buffer can only give if its caller has zeroed it. Raises ValueError as `build_tree` does, and for more than 32
-    nodes. Source: as for `build_tree`.
+    nodes.
+    Source: EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2.
     """
     tree = build_tree(parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, QLEN_ONLY)
     mask = tree.tree_mask.view(-1, num_draft_tokens, num_draft_tokens)

@@ -1,8 +1,8 @@
 """A whole verification: from the target model's logits to what the next step begins with.
 
-It is what engines do in many launches: argmax, or everything from the penalties to the law of each node; the walk,
-lengths, the bonus token, the tokens in the order in which they are emitted, and which slots' KV moves where. Kernels
-that do it in one launch are held against it.
+It is what engines do in many launches: argmax, or everything from the penalties to the distribution of each node; the
+walk, lengths, the bonus token, the tokens in the order in which they are emitted, and which slots' KV moves where.
+Kernels that do it in one launch are compared with it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def verify_logits_greedy(
     out_cache_loc: Tensor,
     num_steps: int,
 ) -> VerifiedStep:
-    """Verify greedily by the target model's logits after each node.
+    """A whole greedy verification: from the target model's logits to bonus tokens, lengths and KV moves.
 
     The trees, `num_steps` and errors are those of `verify.verify_tree_greedy`; also raises ValueError for logits that
     are not floats and for wrong shapes.
@@ -160,14 +160,14 @@ def verify_logits_sampled(
     num_steps: int,
     law: int,
 ) -> VerifiedStep:
-    """Verify at a temperature, by the target model's logits after each node and what each request asks for.
+    """A whole verification at a temperature: from logits and sampling parameters to bonus tokens, lengths and KV moves.
 
-    The trees, coins and thresholds are those of `sampling.verify_tree_target_only`, the counts and parameters those of
-    `logits.process_logits`, of which this is what follows one another.
+    The trees, uniform draws and thresholds are those of `sampling.verify_tree_target_only`, the counts and parameters
+    those of `logits.process_logits`, of which this is what follows one another.
 
-    A node at which every token is forbidden has no law. Raises ValueError as those functions do, and for rows of
-    biases and masks that are not there.
-    Source: the pipeline of SGLang's EAGLE worker after the target's forward; PR #22049 for penalties and bias.
+    A node at which every token is forbidden has no distribution. Raises ValueError as those functions do, and for rows
+    of biases and masks that are not there. Source: the pipeline of SGLang's EAGLE worker after the target's forward; PR
+    #22049 for penalties and bias.
     """
     bs, ndt = candidates.shape
     if validation.enabled():
