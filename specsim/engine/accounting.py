@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from specsim.engine.config import EngineConfig
 from specsim.engine.launch import DecodeResult
+from specsim.engine.locations import Locations
 from specsim.engine.memory.allocator import Allocator, SlotWatcher, ceil_to
 from specsim.engine.memory.radix import RadixCache, TreeWatcher
 from specsim.engine.memory.rows import Rows
@@ -22,6 +23,7 @@ from specsim.engine.memory.tree_node import TreeNode
 from specsim.engine.memory.window_tree import TreeWindow
 from specsim.engine.model import EOS, STOP
 from specsim.engine.request import Request
+from specsim.engine.sampling_params import Counts
 from specsim.engine.stop_strings import stop_string_end
 
 
@@ -109,7 +111,7 @@ class Retracted(NamedTuple):
 
 class ResultSteps(NamedTuple):
     """What the loop does between the steps of taking the result of a decode step. An accounting with a function of its
-    own for all of them (`take_decode_result(result, batch, steps)`) calls these where that function has got so far.
+    own for all of them (`OwnFunctions.take_decode_result`) calls these where that function has got so far.
 
     `resolved`  the runs are known
     `appended`  the request has its run; `checked` and it is decided whether it ends
@@ -125,6 +127,23 @@ class ResultSteps(NamedTuple):
     released: Callable[[Request], None]
 
 
+@dataclass(frozen=True, slots=True)
+class OwnFunctions:
+    """Functions that an accounting has and the model has not; the loop does without those that are None.
+
+    `take_decode_result(result, batch, steps)`  takes the result of a decode step as a whole
+    `locations`  say where drafts and nodes are written
+    `penalty_counts`  what penalizers of its own count of a request at the launch that is prepared; None for a request
+                      without any
+    `tree_gets_the_claim`  whether a release hands the tree all positions that are claimed, KV of the outputs too
+    """
+
+    take_decode_result: Callable[[DecodeResult, list[Request], ResultSteps], None] | None = None
+    locations: Locations | None = None
+    penalty_counts: Callable[[Request], Counts | None] | None = None
+    tree_gets_the_claim: bool = False
+
+
 class HostFunctionError(Exception):
     """A host function of the accounting raised: `part` of the seam, which breaks `rule`; `expected` was right."""
 
@@ -138,6 +157,8 @@ class HostFunctionError(Exception):
 
 class Accounting(Protocol):
     """What the loop calls. Order within an iteration and meaning of the calls: `specsim.engine.loop`."""
+
+    own: OwnFunctions
 
     def refuses(self, config: EngineConfig) -> str:
         """Why this accounting cannot run the configuration, "" when it can."""
@@ -191,7 +212,7 @@ class Accounting(Protocol):
 
     def release(self, request: Request) -> None:
         """Give back the memory of a finished request, or hand it to its session. A tree gets the visible positions that
-        are claimed; of an accounting with `tree_gets_the_claim` all that are, which is KV of the outputs too.
+        are claimed; of an accounting with `own.tree_gets_the_claim` all that are, which is KV of the outputs too.
         """
         ...
 
@@ -264,6 +285,7 @@ class ModelAccounting:
     """The model's accounting, written against KVready."""
 
     def __init__(self, memory: Memory) -> None:
+        self.own = OwnFunctions()
         self._memory = memory
 
     def refuses(self, config: EngineConfig) -> str:

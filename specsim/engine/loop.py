@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 from array import array
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -26,7 +25,6 @@ from specsim.engine.device import Device, Move
 from specsim.engine.event_log import LoggedEvent, Run
 from specsim.engine.launch import Launch, LaunchRow, advance_grammar
 from specsim.engine.lifecycle import Event, State
-from specsim.engine.locations import Locations
 from specsim.engine.logprobs import take_first_row
 from specsim.engine.marks import abort_marks, features_of, retract_marks, reused_memory
 from specsim.engine.memory.allocator import OutOfSlotsError
@@ -36,7 +34,6 @@ from specsim.engine.relay import Futures
 from specsim.engine.request import Request, Turn, make_request
 from specsim.engine.results import Results
 from specsim.engine.sampling import cumulate
-from specsim.engine.sampling_params import Counts
 from specsim.engine.streams import Streams
 from specsim.engine.workload import Scenario
 
@@ -73,13 +70,10 @@ class Engine(Results):
         self._accounting = accounting
         self._observer = observer
         self._has_laws = self._workload.has_laws
-        locations: Locations | None = getattr(self._accounting, "locations", None)
+        locations = accounting.own.locations
         self._device = Device(self._config, has_laws=self._has_laws, move=move, locations=locations)
         self._needs_table = locations is not None
-        # What penalizers of its own count of a request at the launch that is prepared; None for a request without any.
-        self._penalty_counts: Callable[[Request], Counts | None] | None = None
-        if self._has_laws:
-            self._penalty_counts = getattr(self._accounting, "penalty_counts", None)
+        self._penalty_counts = accounting.own.penalty_counts if self._has_laws else None
         self._streams = Streams(self._memory, self._device, observer.accesses()) if self._config.streams else None
         self.is_quiet = False  # nothing is logged
         self._log: list[LoggedEvent] = []

@@ -47,7 +47,7 @@ class Results(Admission):
             self._marks.add("stride_changed")
         if self._has_laws:
             advance_grammar(launch)
-        take = getattr(self._accounting, "take_decode_result", None)
+        take = self._accounting.own.take_decode_result
         if take is not None:
             take(result, launch.requests, self._steps_of(launch, result, before, live))
             return
@@ -166,7 +166,7 @@ class Results(Admission):
         request.happens(Event.FINISH)
         if tree is not None and not session:
             claim = min(len(request.prompt) + visible, request.kv_ready)
-            if getattr(self._accounting, "tree_gets_the_claim", False):
+            if self._accounting.own.tree_gets_the_claim:
                 claim = self._claimed
             if tree.key_len(claim) > request.honest_len:
                 self._marks.add("tree_took_unwritten_position")

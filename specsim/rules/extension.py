@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specsim.choices.chooser import RecordingChooser, Tape
-from specsim.engine.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed
+from specsim.engine.accounting import Accounting, HostFunctionError, Memory, ModelAccounting, Observed, OwnFunctions
 from specsim.engine.accounting_target import MEMORY_PARTS, PARTS, TREE_PARTS, SeamPart
 from specsim.engine.config import EngineConfig
 from specsim.engine.features import FEATURES
@@ -121,6 +121,7 @@ class _Watched:
         self._memory = memory
         self._rules = rules
         self._requests: list[Any] = []
+        self.own = getattr(accounting, "own", OwnFunctions())  # a user's accounting need not have any
 
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._accounting, name)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specsim.choices.chooser import seeded
-from specsim.engine.accounting import HostFunctionError, Memory, Observed, ResultSteps, Retracted
+from specsim.engine.accounting import HostFunctionError, Memory, Observed, OwnFunctions, ResultSteps, Retracted
 from specsim.engine.accounting_target import SeamPart
 from specsim.engine.config import EngineConfig
 from specsim.engine.features import DEVICE_FEATURES
@@ -126,8 +126,6 @@ class AdapterError(UnjudgeableError):
 class SglangAccounting:
     """One run on the host functions of a release. `state_of_accounting` of a request is the release's `Req`."""
 
-    tree_gets_the_claim = True
-
     def __init__(self, functions: HostFunctions, memory: Memory) -> None:
         self._functions = functions
         self._memory = memory
@@ -162,12 +160,12 @@ class SglangAccounting:
         self._processor = functions.processor_type(
             config, {**self._memory_fields, "tree_cache": self._tree}, self._server_args
         )
-        if functions.process:
-            self.take_decode_result = self._take_decode_result
-        if functions.draft_locations or functions.verify_locations:
-            self.locations = self._own_locations()
-        if functions.penalty_feed:
-            self.penalty_counts = self._penalty_counts
+        self.own = OwnFunctions(
+            take_decode_result=self._take_decode_result if functions.process else None,
+            locations=self._own_locations() if functions.draft_locations or functions.verify_locations else None,
+            penalty_counts=self._penalty_counts if functions.penalty_feed else None,
+            tree_gets_the_claim=True,
+        )
         self._sessions: Any = None
         if functions.tree_has_sessions and functions.session_type is not None:
             self._tree.session = self._sessions = functions.session_type(self._tree)
