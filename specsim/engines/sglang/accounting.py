@@ -299,7 +299,7 @@ class SglangAccounting:
         functions.allocated.write(req, fill_len)
         req.extend_batch_idx += 1
         req.already_computed = req.fill_len = req.extend_end = fill_len
-        req.extend_range = objects.Fields("Range", start=prefix_len, end=fill_len, length=fill_len - prefix_len)
+        req.extend_range = objects.StrictFields("Range", start=prefix_len, end=fill_len, length=fill_len - prefix_len)
         known = req.origin_input_ids + req.output_ids
         for name in functions.fill_ids:
             setattr(req, name, known[:fill_len] if name == names.TRUNCATED_FILL_IDS else known)

@@ -283,7 +283,7 @@ class _Lifting:
         owner = find_definitions(self._lifter.module(path), function)[-1]
         self._note("row width", path, lifted, ast.Module(assignments(owner, variable), []))
         width = self._counted("row width", lifted.value)
-        self._result.row_width = lambda server_args: width(objects.Fields("ModelRunner", server_args=server_args))
+        self._result.row_width = lambda server_args: width(objects.StrictFields("ModelRunner", server_args=server_args))
 
     def _pool_sizes(self) -> None:
         path, name = self._place(names.POOL_SIZE)
@@ -320,7 +320,7 @@ class _Lifting:
         self._place(names.ALLOC_LEN)
         prepare = self._counted("prepare", self._lift(names.PREPARE))
         is_method = self._parameters[names.PREPARE][0] == "self"
-        self._result.prepare = partial(prepare, objects.Fields("EagleDraftInput")) if is_method else prepare
+        self._result.prepare = partial(prepare, objects.StrictFields("EagleDraftInput")) if is_method else prepare
 
     def _memory(self) -> None:
         """The cache without a tree, on the base class that its release has, and the allocator."""

@@ -40,8 +40,8 @@ class StandInError(AttributeError):
         self.attribute = name
 
 
-class Fields(SimpleNamespace):
-    """An object of the class `of_`, by its attributes."""
+class StrictFields(SimpleNamespace):
+    """An object of the class `of_` with the attributes given; reading any other one is an error of the adapter."""
 
     def __init__(self, of_: str, **fields: Any) -> None:
         super().__init__(of_=of_, **fields)
@@ -113,7 +113,7 @@ class RequestFields:
             output_ids=request.outputs,
             full_untruncated_fill_ids=[],
             session=session,
-            sampling_params=Fields(
+            sampling_params=StrictFields(
                 "SamplingParams",
                 max_new_tokens=turn.max_new_tokens,
                 ignore_eos=turn.ignore_eos,
@@ -201,9 +201,9 @@ class BatchFields:
         return self.seq_lens
 
     @cached_property
-    def sampling_info(self) -> Fields:
+    def sampling_info(self) -> StrictFields:
         fed = self.reqs if self.feeds_penalizers else []
-        return Fields("SamplingBatchInfo", penalizer_orchestrator=Penalizers(fed, self.when_fed))
+        return StrictFields("SamplingBatchInfo", penalizer_orchestrator=Penalizers(fed, self.when_fed))
 
     def filter_batch(self, *, keep_indices: list[int], **_others: Any) -> None:
         self.reqs = [self.reqs[i] for i in keep_indices]
@@ -257,7 +257,7 @@ def batch_fields(config: EngineConfig) -> dict[str, Any]:
         "device": CPU,
         "enable_overlap": config.overlap,
         "spec_algorithm": Eagle(),
-        "forward_mode": Fields(
+        "forward_mode": StrictFields(
             "ForwardMode",
             is_decode=lambda: True,
             is_extend=lambda: False,
@@ -274,7 +274,7 @@ def batch_fields(config: EngineConfig) -> dict[str, Any]:
     }
 
 
-def server_args(config: EngineConfig, defaults: dict[str, Any]) -> Fields:
+def server_args(config: EngineConfig, defaults: dict[str, Any]) -> StrictFields:
     """`ServerArgs`, and every group of its options: the release's defaults and the engine's configuration."""
     ours = {
         "speculative_algorithm": "EAGLE",
@@ -292,14 +292,16 @@ def server_args(config: EngineConfig, defaults: dict[str, Any]) -> Fields:
         "attn_dcp_size": 1,
         "enable_mamba_extra_buffer": lambda: False,
         "enable_mamba_extra_buffer_lazy": lambda: False,
-        "mamba": Fields("get_exec().mamba", enable_mamba_extra_buffer=False, enable_mamba_extra_buffer_lazy=False),
+        "mamba": StrictFields(
+            "get_exec().mamba", enable_mamba_extra_buffer=False, enable_mamba_extra_buffer_lazy=False
+        ),
     }
-    return Fields("ServerArgs", **{**defaults, **ours})
+    return StrictFields("ServerArgs", **{**defaults, **ours})
 
 
-def result_fields(next_token_ids: list[int], accept_lens: list[int], stride: int) -> Fields:
+def result_fields(next_token_ids: list[int], accept_lens: list[int], stride: int) -> StrictFields:
     """`GenerationBatchResult`: what the worker returns, copied to the host."""
-    return Fields(
+    return StrictFields(
         "GenerationBatchResult",
         next_token_ids=torch.tensor(next_token_ids, dtype=torch.int64),
         accept_lens=torch.tensor(accept_lens, dtype=torch.int32),
@@ -328,9 +330,9 @@ class ResultProcessorFields:
     enable_metrics = enable_hisparse = enable_overlap_mlx = False
     hisparse_coordinator = None
 
-    def __init__(self, config: EngineConfig, memory: dict[str, Any], options: Fields) -> None:
-        self.draft_worker = Fields("draft worker", speculative_num_draft_tokens=config.num_draft_tokens)
-        self.model_worker = Fields("model worker", on_verify_complete_cpu=lambda *_args, **_named: None)
+    def __init__(self, config: EngineConfig, memory: dict[str, Any], options: StrictFields) -> None:
+        self.draft_worker = StrictFields("draft worker", speculative_num_draft_tokens=config.num_draft_tokens)
+        self.model_worker = StrictFields("model worker", on_verify_complete_cpu=lambda *_args, **_named: None)
         self.metrics_reporter = self.metrics_collector = self.output_streamer = Silent()
         self.enable_overlap = config.overlap
         self.server_args = options
@@ -488,7 +490,7 @@ class DisabledTreeFields(PrefixCacheFields):
     def __init__(self, memory: SimpleNamespace, no_match: Any) -> None:
         self.__dict__.update(vars(memory))
         self.session = NoSessions()
-        self.tree_core = Fields("tree core", empty_match_result=no_match)
+        self.tree_core = StrictFields("tree core", empty_match_result=no_match)
 
 
 class NoSessions:

@@ -59,14 +59,14 @@ class _ForwardBatch:
 
     @staticmethod
     def init_new(_batch: Any, _model_runner: Any, **_named: Any) -> Any:
-        return objects.Fields(
+        return objects.StrictFields(
             "ForwardBatch",
             forward_mode=_MODE,
             mark_forward_metadata_ready=lambda: None,
         )
 
 
-_MODE = objects.Fields("ForwardMode", is_idle=lambda: False, is_decode=lambda: True, is_extend=lambda: False)
+_MODE = objects.StrictFields("ForwardMode", is_idle=lambda: False, is_decode=lambda: True, is_extend=lambda: False)
 
 
 def _nothing(*_arguments: Any, **_named: Any) -> None:
@@ -80,8 +80,8 @@ def supplied(module_of: Callable[[str], ParsedModule | None]) -> dict[str, Any]:
     """
     given: dict[str, Any] = {
         "ForwardBatch": _ForwardBatch,
-        "ForwardMode": objects.Fields("ForwardMode", IDLE=_MODE, TARGET_VERIFY=_MODE, DRAFT_EXTEND_V2=_MODE),
-        "CaptureHiddenMode": objects.Fields("CaptureHiddenMode", NULL=0, LAST=1, FULL=2),
+        "ForwardMode": objects.StrictFields("ForwardMode", IDLE=_MODE, TARGET_VERIFY=_MODE, DRAFT_EXTEND_V2=_MODE),
+        "CaptureHiddenMode": objects.StrictFields("CaptureHiddenMode", NULL=0, LAST=1, FULL=2),
         # The device that the lifted code takes this machine for.
         **dict.fromkeys(("_is_cuda",), True),
         **dict.fromkeys(("_is_hip", "_is_musa", "_is_xpu", "_is_cpu"), False),
@@ -116,8 +116,8 @@ class HostLocations:
         self._of_launch: tuple[RowsAtLaunch, Any] | None = None
         self._pool = _MovesOfPool()
         self._runner = _runner(self._pool)
-        self._translator = objects.Fields(
-            "KVIndexTranslator", plan=lambda **named: objects.Fields("KVLocPlan", **named)
+        self._translator = objects.StrictFields(
+            "KVIndexTranslator", plan=lambda **named: objects.StrictFields("KVLocPlan", **named)
         )
 
     def draft(self, function: Callable[..., Any], parameters: tuple[str, ...], at: RowsAtLaunch, steps: int) -> Drafted:
@@ -126,8 +126,8 @@ class HostLocations:
         batch = self._batch(at)
         self._pool.moves = []
         known = {
-            "self": objects.Fields("EagleDraftInput"),
-            "draft_input": objects.Fields("EagleDraftInput"),
+            "self": objects.StrictFields("EagleDraftInput"),
+            "draft_input": objects.StrictFields("EagleDraftInput"),
             "req_to_token_pool": batch.req_to_token_pool,
             "batch": batch,
             "cuda_graph_runner": None,
@@ -152,7 +152,7 @@ class HostLocations:
         """Slots of the nodes of each request's tree."""
         batch = self._batch(at)
         drafts = torch.zeros(len(at.rows) * nodes, dtype=torch.int64)
-        verify_input = objects.Fields(
+        verify_input = objects.StrictFields(
             "EagleVerifyInput",
             draft_token=drafts,
             draft_token_num=nodes,
@@ -166,7 +166,7 @@ class HostLocations:
             "verify_input": verify_input,
             "req_to_token_pool": batch.req_to_token_pool,
             "batch": batch,
-            "target_worker": objects.Fields("TpModelWorker", model_runner=self._runner),
+            "target_worker": objects.StrictFields("TpModelWorker", model_runner=self._runner),
         }
         function(**{name: known[name] for name in parameters})
         slots = batch.out_cache_loc.tolist()
@@ -181,10 +181,10 @@ class HostLocations:
         table = torch.frombuffer(at.table, dtype=torch.int32)
         rows = torch.tensor(at.rows, dtype=torch.int64)
         lengths = torch.tensor(at.lengths, dtype=torch.int64)
-        batch = objects.Fields(
+        batch = objects.StrictFields(
             "ScheduleBatch",
             reqs=[],
-            req_to_token_pool=objects.Fields("ReqToTokenPool", req_to_token=table.view(self._table_rows, -1)),
+            req_to_token_pool=objects.StrictFields("ReqToTokenPool", req_to_token=table.view(self._table_rows, -1)),
             token_to_kv_pool_allocator=self._allocator,
             req_pool_indices=rows,
             seq_lens=lengths,
@@ -193,7 +193,7 @@ class HostLocations:
             input_ids=lengths,  # of which the device alone is asked
             device=objects.CPU,
             forward_mode=_MODE,
-            model_config=objects.Fields("ModelConfig", vocab_size=1 << 30),
+            model_config=objects.StrictFields("ModelConfig", vocab_size=1 << 30),
             multimodal_inputs=[None] * len(at.rows),
             hisparse_coordinator=None,
         )
@@ -212,12 +212,12 @@ class _MovesOfPool:
 
 
 def _runner(pool: Any) -> Any:
-    return objects.Fields(
+    return objects.StrictFields(
         "ModelRunner",
         token_to_kv_pool=pool,
         spec_algorithm=objects.Eagle(),
-        model_config=objects.Fields("ModelConfig", model_is_mrope=False),
+        model_config=objects.StrictFields("ModelConfig", model_is_mrope=False),
         graph_runner=None,
         decode_cuda_graph_runner=None,
-        attn_backend=objects.Fields("AttentionBackend", init_forward_metadata=_nothing),
+        attn_backend=objects.StrictFields("AttentionBackend", init_forward_metadata=_nothing),
     )

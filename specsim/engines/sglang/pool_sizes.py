@@ -44,12 +44,12 @@ class SizerFields:
 
     pp_size = dp_size = attn_dp_size = 1
     mambaish_config = None
-    ps = objects.Fields("ParallelState", attn_dp_size=1, pp_size=1)
+    ps = objects.StrictFields("ParallelState", attn_dp_size=1, pp_size=1)
     is_hybrid_swa = is_draft_worker = False
 
-    def __init__(self, config: EngineConfig, options: objects.Fields) -> None:
+    def __init__(self, config: EngineConfig, options: objects.StrictFields) -> None:
         self.server_args = options
-        self.model_config = objects.Fields("ModelConfig", context_len=config.context_len + names.CONTEXT_UNUSED)
+        self.model_config = objects.StrictFields("ModelConfig", context_len=config.context_len + names.CONTEXT_UNUSED)
         self.bytes_left = budget_tokens(config) * BYTES_OF_A_TOKEN + BYTES_OF_A_TOKEN - 1
 
     def __getattr__(self, name: str) -> Any:
