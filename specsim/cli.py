@@ -34,6 +34,8 @@ from specsim.commands.options import (
     NoSeedOption,
     SeedOption,
     accept_seed,
+    current_strategy,
+    deprecated,
     one_of,
     say,
     tell,
@@ -42,8 +44,8 @@ from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOp
 from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
 from specsim.errors import UsageError
-from specsim.files import save_json, save_text
-from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, USAGE
+from specsim.files import save_json
+from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
@@ -230,6 +232,7 @@ def check(
                 raise UsageError("--provider with a TARGET or another tier", "it is a target of the ops tier by itself")
             target, tier, only = [provider], "ops", only or "ops"
         one_of("--device", device, ("auto", "cpu", "cuda"))
+        strategy = current_strategy(strategy)
         one_of("--strategy", strategy, tuple(STRATEGIES))
         if bulk and tier != "ops":
             raise UsageError("--bulk without --only ops", "bulk cases are of operations: add --only ops")
@@ -535,7 +538,7 @@ def bench(
     only: Annotated[list[str] | None, typer.Option("--only", help="Of kernels: an operation or family.")] = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
-    write: Annotated[Path | None, output_file("--write", help="Of guidance: write its page to this file.")] = None,
+    write: Annotated[Path | None, typer.Option("--write", hidden=True, help="Deprecated: writes nothing.")] = None,
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", max=SECONDS_MAX, help="End after them, with what was measured.")
     ] = None,
@@ -543,30 +546,29 @@ def bench(
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
 
-    `kernels` is run when it is named or there is a GPU, `campaign` and `guidance` when they are named.
+    `kernels` is run when it is named or there is a GPU, `campaign` when it is named.
     """
     from specsim.bench import BENCHMARKS, run
     from specsim.report.terminal import print_bench
     from specsim.tiers.ops.child import choose_device
 
     one_of("--device", device, ("auto", "cpu", "cuda"))
+    if name == "guidance":
+        deprecated("bench guidance", "measures nothing: strategies guided by coverage were removed")
+        raise typer.Exit(PASS)
     one_of("NAME", name, tuple(BENCHMARKS))
     accept_seed(seed)
     for option, value in (("--only", only), ("--peer", peer)):
         if value and name != "kernels":
             raise UsageError(f"{option} without kernels", f"it is an option of specsim bench kernels {option} ...")
-    if write is not None and name != "guidance":
-        raise UsageError("--write without guidance", "it is an option of specsim bench guidance --write PAGE")
+    if write is not None:
+        deprecated("bench --write", "writes nothing: it was an option of bench guidance")
     chosen = choose_device(device)
-    unasked = {"campaign", "guidance"} | ({"kernels"} if chosen != "cuda" else set())
+    unasked = {"campaign"} | ({"kernels"} if chosen != "cuda" else set())
     names = [name] if name else [each for each in BENCHMARKS if each not in unasked]
     results = run(names, chosen, rounds, full, only or (), peer, budget_seconds)
     if json_file is not None:
         save_json(json_file, results)
-    if write is not None:
-        from specsim.bench.guidance import page
-
-        save_text(write, page(results["benchmarks"]))
     print_bench(results)
 
 

@@ -82,8 +82,6 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
 # One layer in several folders: the tiers put mutants into the model, and mutants are hunted by the tiers.
 SAME_LAYER = {"selfcheck": "tiers"}
 TOP = {"cli", "commands", "__main__", "pytest_plugin", "testing", "strategies"}  # may import everything
-# What shares tapes through Hypothesis' databases; only a command that was given a corpus loads it.
-DATABASES = {"specsim.fuzz.corpus": {"hypothesis", "redis"}}
 # The modules that import Hypothesis, and those for test authors, which nothing else in the product imports.
 STRATEGIES = {
     "specsim.choices.hypothesis_chooser",
@@ -161,7 +159,6 @@ def test_each_layer_imports_only_the_packages_that_it_is_given() -> None:
         foreign -= set(sys.stdlib_module_names) | allowed.foreign
         if module in STRATEGIES:
             foreign -= {"hypothesis"}
-        foreign -= DATABASES.get(module, set())
         wrong += [f"{path} imports {name}" for name in sorted(foreign)]
     assert wrong == []
 

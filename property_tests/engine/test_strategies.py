@@ -12,17 +12,15 @@ import pytest
 from specsim.choices.chooser import Chooser, RecordingChooser, Tape, replayed
 from specsim.choices.search_strategies import (
     HOST,
+    RETIRED,
     STRATEGIES,
     Contest,
-    CoverageGuided,
     DelayBounded,
     Pct,
-    Portfolio,
     Swarm,
 )
 from specsim.engine.accounting_target import ModelTarget
 from specsim.errors import UsageError
-from specsim.rules.applicability import rules_applied
 from specsim.rules.coverage import CONTESTS, pairs
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule, simulate, strategy_of
 
@@ -129,69 +127,6 @@ def test_delay_bounding_leaves_the_simplest_schedule_at_few_places_and_reaches_a
     assert set(places) == set(range(32))
 
 
-def test_coverage_keeps_the_tapes_that_show_something_new() -> None:
-    strategy = CoverageGuided(0, CONTESTS)
-    strategy.learn((1, 2, 3), {"a"}, 1)
-    strategy.learn((9, 9, 9), {"a"}, 1)
-    seen = {value for index in range(60) for value in [strategy.chooser(index).choose(1 << 30, "x")] if value < 10}
-    assert 1 in seen  # an unchanged first choice of the kept tape
-    assert 9 not in seen
-
-
-def test_coverage_keeps_what_shows_a_mark_or_a_rule_that_is_new() -> None:
-    strategy = strategy_of("coverage", 5)
-    shown: set[object] = set()
-    for index in range(40):
-        schedule = run_schedule(ModelTarget(), strategy.chooser(index))
-        assert schedule is not None
-        schedule.teach(strategy)
-        shown |= pairs(schedule.run) | schedule.run.marks | rules_applied(schedule.scenario, schedule.run)
-    assert isinstance(strategy, CoverageGuided)
-    assert strategy.features == shown
-    assert {"stale_result_of_finished", "I31"} <= shown
-
-
-def test_given_tapes_are_run_first_as_they_are() -> None:
-    strategy = CoverageGuided(0, CONTESTS)
-    strategy.start([(5, 1), (6,)])
-    for tape in ((5, 1), (6, 0)):
-        chooser = strategy.chooser(100)
-        assert tuple(chooser.choose(9, label) for label in ("x", "y")) == tape
-    portfolio = strategy_of("portfolio", 0, [(5, 1)])
-    firsts = []
-    for index in range(4):
-        chooser = portfolio.chooser(index)
-        firsts.append(chooser.choose(1 << 30, "x"))
-        portfolio.learn(chooser.tape, (), 1)
-    assert firsts.count(5) == 1
-
-
-def test_a_schedule_that_follows_tapes_is_not_biased() -> None:
-    strategy = CoverageGuided(0, CONTESTS)
-    strategy.start([(3,)])
-    following, drawn = strategy.chooser(0), strategy.chooser(1)
-    for chooser in (following, drawn):
-        chooser.bias({"x": (1,)})
-    assert (following.choose(9, "x"), drawn.choose(9, "x")) == (3, 1)
-
-
-def test_coverage_guidance_climbs_where_the_swarm_has_no_chance() -> None:
-    """Four choices of 16 must be right, and each that is shows as a feature."""
-    reached = {}
-    for strategy in (Swarm(0, CONTESTS), CoverageGuided(0, CONTESTS)):
-        most = 0
-        for index in range(1500):
-            chooser = strategy.chooser(index)
-            right = 0
-            while right < 4 and chooser.choose(16, "x") == 7 + right:
-                right += 1
-            strategy.learn(chooser.tape, range(right), 1)
-            most = max(most, right)
-        reached[strategy.name] = most
-    assert reached["swarm"] < 4
-    assert reached["coverage"] == 4
-
-
 def test_pairs_tell_what_happened_to_a_request_in_which_state() -> None:
     schedule = run_schedule(ModelTarget(), replayed(()))
     assert schedule is not None
@@ -199,17 +134,6 @@ def test_pairs_tell_what_happened_to_a_request_in_which_state() -> None:
     assert ("new", 0, False, "arrive", "") in found
     assert ("waiting", 0, False, "admit", "") in found
     assert {event for _, _, _, event, _ in found} == {line.event for line in schedule.run.log}
-
-
-def test_a_portfolio_gives_every_strategy_the_same_share_of_the_work() -> None:
-    portfolio = Portfolio(0, CONTESTS)
-    work: Counter[int] = Counter()
-    for index in range(400):
-        portfolio.chooser(index)
-        cost = 10 * (portfolio._turn + 1)
-        work[portfolio._turn] += cost
-        portfolio.learn((), (), cost)
-    assert max(work.values()) - min(work.values()) <= 40
 
 
 def test_every_contest_names_an_agent_beside_the_host() -> None:
@@ -262,6 +186,11 @@ def test_a_users_strategy_that_raises_is_a_finding_against_it_with_the_seed(how:
     assert result.extension is not None
     assert (result.extension.strategy, result.extension.seed, result.extension.index) == ("mine", 9, index)
     assert result.extension.text == text
+
+
+@pytest.mark.parametrize("name", RETIRED)
+def test_a_retired_strategy_runs_the_swarm(name: str) -> None:
+    assert tapes(name, 5, 3) == tapes("swarm", 5, 3)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from specsim.fuzz.campaign import Outcome, go_on
 from specsim.fuzz.rerun import due, product_of, run_again
 from specsim.fuzz.store import Store, StoredFinding
 from specsim.fuzz.versions import version_of
-from specsim.fuzz.work import Batch, BatchResult, KeptTape
+from specsim.fuzz.work import Batch, BatchResult
 from specsim.lifting.cache import Cache
 
 RULES = """
@@ -189,17 +189,6 @@ def test_only_what_the_store_did_not_have_open_is_new(store: Store) -> None:
     store.mark(one, "a", "v2", "fixed")
     assert [f.signature for f in run(store, plan_of("a"), pool).new] == ["s1"]
     assert pool.submitted[-1].known == ("s1", "s2")
-
-
-def test_a_strategy_that_learns_starts_from_the_tapes_that_are_there(store: Store) -> None:
-    store.add_tape("a", KeptTape((1, 2), ("x",), 3))
-    pool = Made(lambda batch: result(batch, tapes=(KeptTape((batch.number,), ("y",), 3),)))
-    run(store, replace(plan_of("a"), strategies=(("coverage", 1), ("swarm", 1))), pool, batches_max=30)
-    learning = [batch for batch in pool.submitted if batch.strategy == "coverage"]
-    assert learning[0].tapes[0] == (1, 2)
-    assert all(len(batch.tapes) == batch.tapes_to for batch in learning)
-    assert learning[-1].tapes_to > 20
-    assert {batch.tapes for batch in pool.submitted if batch.strategy == "swarm"} == {()}
 
 
 # ---- versions

@@ -32,7 +32,7 @@ from specsim.fuzz.merged import merged
 from specsim.fuzz.metrics import CONTENT_TYPE, Counts, Served, serve, text_of
 from specsim.fuzz.observability import Observations, observations_of
 from specsim.fuzz.store import Store
-from specsim.fuzz.work import Batch, BatchResult, Found, KeptTape
+from specsim.fuzz.work import Batch, BatchResult, Found
 from specsim.report.campaign import shade
 from specsim.report.page.charts import POINTS_MAX, Chart, Line, chart_of, span, thinned, ticks
 
@@ -358,8 +358,7 @@ def counts_of(tmp_path: Path, results: Sequence[BatchResult]) -> Counts:
 
 
 def test_the_numbers_are_those_of_the_store_also_after_a_resume(tmp_path: Path) -> None:
-    kept = (KeptTape((1, 2), (STALE,), 9),)
-    results = [result_of(0, features={ADMIT: 3}, tapes=kept), result_of(1, findings=[found(11, "{}")], ended="hung")]
+    results = [result_of(0, features={ADMIT: 3}), result_of(1, findings=[found(11, "{}")], ended="hung")]
     seen = samples(text_of(counts_of(tmp_path, results)))
     labels = f'target="{SLOW}",tier="accounting",strategy="swarm"'
     assert seen["specsim_runs_total", labels] == 18
@@ -368,7 +367,6 @@ def test_the_numbers_are_those_of_the_store_also_after_a_resume(tmp_path: Path) 
     assert seen["specsim_deaths_total", labels] == 1
     assert seen["specsim_findings", f'target="{SLOW}",tier="accounting",severity="wrong-result",state="open"'] == 1
     assert seen["specsim_features", f'target="{SLOW}"'] == 1
-    assert seen["specsim_tapes", f'target="{SLOW}"'] == 1
 
 
 @given(st.text(max_size=30))

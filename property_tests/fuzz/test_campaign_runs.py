@@ -192,7 +192,7 @@ def test_a_family_makes_scenarios_of_its_own_and_its_tapes_need_no_family(name: 
 # ---- one run again
 
 
-@pytest.mark.parametrize("strategy", ["swarm", "pct", "coverage"])
+@pytest.mark.parametrize("strategy", ["swarm", "pct", "delays"])
 @pytest.mark.slow(runs_one_in=3)
 def test_a_run_is_made_again_from_its_numbers_in_another_process(worker: Worker, strategy: str) -> None:
     made = batch(strategy=strategy, family="tiny pools", count=9)

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from property_tests.support.batch_results import batch, found, result
+from specsim.cli import main
 from specsim.commands.campaign_pages import write_campaign
 from specsim.errors import UsageError
 from specsim.fuzz.batches import batch_at, plan_from_json
-from specsim.fuzz.store import REPLAYS_MAX, Store, digest_of
+from specsim.fuzz.store import REPLAYS_MAX, Store
 from specsim.fuzz.store_file import FORMAT
-from specsim.fuzz.work import KeptTape
 
 
 @pytest.fixture
@@ -34,16 +34,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def test_what_was_stored_is_read_again_by_another_process_meanwhile(store: Store) -> None:
     assert store.campaign == (1 << 64) - 1
-    kept = KeptTape((3, 1), ("mark:stale_result_of_finished", "pair:running"), 40)
     given_ = result(
         batch(4, campaign=1 << 63),
         refused={"too large": 2},
         features={"mark:stale_result_of_finished": 3},
-        tapes=(kept,),
         findings=(found(),),
         ended="by a signal",
     )
-    assert store.add(given_, model_hash="abc")
+    assert store.add(given_)
     with Store.open(store.path, read_only=True) as reader:
         (row,) = reader.batches()
         assert (row.number, row.first, row.runs, row.events, row.refused) == (4, 40, 10, 400, {"too large": 2})
@@ -52,8 +50,6 @@ def test_what_was_stored_is_read_again_by_another_process_meanwhile(store: Store
         assert reader.batch_of(0, 50) is None
         (covered,) = reader.coverage()
         assert (covered.feature, covered.runs, covered.number) == ("mark:stale_result_of_finished", 3, 4)
-        (tape,) = reader.tapes("model", reader.tapes_to("model"))
-        assert (tape.tape, tape.features, tape.cost, tape.model_hash) == ((3, 1), kept.features, 40, "abc")
         (finding,) = reader.findings()
         assert (finding.signature, finding.where, finding.run, finding.state) == (
             "accounting:C1:x",
@@ -178,20 +174,6 @@ def test_a_finding_that_another_target_shows_too_is_one_of_that_target(store: St
     assert [replay.text for replay in store.replays(other.signature, "same")] == ["replay of size (1,)"]
     store.mark(finding, "same", "v3", "shown")
     assert [(f.target, f.last_seen) for f in store.findings()] == [("model", "v1"), ("same", "v3")]
-
-
-def test_tapes_are_kept_once_and_given_as_they_were_at_the_time(store: Store) -> None:
-    assert store.tapes_to("model") == 0
-    for cost in (1, 2):
-        store.add_tape("model", KeptTape((1, 2), ("a",), cost))
-    assert store.add_tape("other", KeptTape((1, 2), ("a",), 1))
-    assert store.add_tape("model", KeptTape((9,), ("b",), 1), origin="a folder")
-    assert not store.add_tape("model", KeptTape((9,), ("b",), 1))
-    newest = store.tapes_to("model")
-    assert [tape.tape for tape in store.tapes("model", newest)] == [(1, 2), (9,)]
-    assert [tape.tape for tape in store.tapes("model", newest, most=1)] == [(9,)]
-    assert [tape.tape for tape in store.tapes("model", newest - 1)] == [(1, 2)]
-    assert digest_of("model", (1, 2)) != digest_of("other", (1, 2))
 
 
 def test_a_full_disk_stores_a_batch_whole_or_not_at_all(store: Store) -> None:
@@ -325,11 +307,15 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     with Store.open(path, campaign=7) as store:
         store.set_meta(plan=PLAN)
         for number in range(3):
-            kept = KeptTape((number, 1), (f"mark:{number}",), 40)
             features = {f"mark:{number}": 3, "pair:running 1 False abort done": 2}
-            store.add(result(batch(number), features=features, tapes=(kept,), findings=(found(),), refused={"why": 1}))
+            store.add(result(batch(number), features=features, findings=(found(),), refused={"why": 1}))
         store.mark(store.findings()[0], "model", "v2", "fixed")
     with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            "INSERT INTO tapes(digest, target, tape, features, cost, model_hash, origin) "
+            "VALUES ('d', 'model', '[1]', '[]', 40, 'abc', 'an earlier specsim')"
+        )
+        connection.commit()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.execute("PRAGMA journal_mode = DELETE")
     return path.read_bytes()
@@ -346,8 +332,6 @@ def read_all(path: Path, folder: Path) -> str:
         number = store.next_number(0)
         batch_at(plan, 0, number)
         store.findings(), store.seen(), store.hits(), store.totals(), store.campaign
-        for target in ("model", "sglang==1.2.3"):
-            store.tapes(target, store.tapes_to(target))
         store.add(result(batch(number), findings=(found(),)))
         said.append("campaign")
     return " and ".join(said)
@@ -356,6 +340,29 @@ def read_all(path: Path, folder: Path) -> str:
 def test_an_intact_store_is_reported_and_goes_on(sound: bytes, tmp_path: Path) -> None:
     (tmp_path / "c.db").write_bytes(sound)
     assert read_all(tmp_path / "c.db", tmp_path) == "report and campaign"
+
+
+def test_a_store_of_an_earlier_specsim_opens_and_its_retired_strategies_are_the_swarm(
+    sound: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.db"
+    path.write_bytes(sound)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE batches SET strategy = 'coverage', tapes_to = 1 WHERE number = 1")
+        connection.execute("UPDATE meta SET value = replace(value, 'swarm', 'portfolio') WHERE key = 'plan'")
+        connection.commit()
+    assert read_all(path, tmp_path) == "report and campaign"
+    with Store.open(path, read_only=True) as store:
+        text = store.meta()["plan"]
+        assert "portfolio" in text
+        plan = plan_from_json(text)
+        assert "portfolio" not in dict(plan.strategies)
+        assert {batch_at(plan, 0, number).strategy for number in range(40)} <= {"swarm", "pct", "delays"}
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["fuzz", "--store", "c.db", "--again", "0:15"])
+    assert ended.value.code == 2
+    assert "strategy 'coverage' of an earlier specsim made this run from tapes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("part", range(8))

@@ -21,8 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from property_tests.support.command_line import specsim
-from property_tests.support.redis_server import RedisServer
-from property_tests.support.sharing_campaigns import Campaign
 from specsim import __version__ as specsim_version
 from specsim.engine.accounting_target import ModelTarget
 from specsim.errors import UsageError
@@ -265,36 +263,6 @@ def test_a_target_that_the_nodes_do_not_have_is_asked_for_here_and_told_once(nod
     assert here.asked == [0, 1]
     assert len(told) == 1
     assert told[0].endswith("what it had is run on this machine")
-
-
-@needs_ray
-@pytest.mark.slow
-def test_a_tape_that_one_node_found_is_run_by_another_within_its_next_batch(
-    tmp_path: Path, redis_server: RedisServer
-) -> None:
-    nodes, said = Nodes(cpus=0), []
-    try:
-        first = nodes.add()
-        cluster = RayCluster.connect(nodes.address, None, 20.0)
-        one, two = [Campaign(tmp_path / f"{n}.db", n, redis_server.url, said) for n in (1, 2)]
-        pools = [RayPool(cluster, Here(), False, said.append) for _ in range(2)]
-        one.pool, two.pool = pools
-        one.run()
-        found = one.tapes()
-        nodes.add()
-        kill_node(first)
-        two.run()
-        assert set(cluster.ran.values()) == {1}  # two nodes, a batch each
-        assert len(cluster.ran) == 2
-        cluster.close()
-    finally:
-        nodes.end()
-    assert len(found) == one.sharing.sent == two.sharing.received > 3
-    assert found <= two.tapes()  # a batch starts from the tapes that its store has by then, all of them
-    (batch,) = two.store.batches()
-    assert batch.tapes_to >= len(found)
-    assert batch.runs >= len(found)
-    assert said == []
 
 
 @needs_ray

@@ -34,7 +34,7 @@ def test_the_default_is_the_swarm_and_every_strategy_makes_schedules_of_its_own(
 
 
 def test_a_finding_of_a_strategy_that_learns_is_replayed_bit_for_bit(tmp_path: Path) -> None:
-    data = check(tmp_path, "model", "--mutant", "A02-finished", "--schedules", "40", "--strategy", "portfolio")
+    data = check(tmp_path, "model", "--mutant", "A02-finished", "--schedules", "40", "--strategy", "pct")
     (finding, *_) = [each for each in data["findings"] if each["rule"] == "I31"]
     ended = specsim(tmp_path, "replay", finding["replay"])
     assert (ended.returncode, "bit for bit" in ended.stdout) == (1, True), ended.stdout + ended.stderr
@@ -61,7 +61,7 @@ extension = Extension(accounting=Dies)
 """
 
 
-@pytest.mark.parametrize("name", ["swarm", "coverage"])
+@pytest.mark.parametrize("name", ["swarm", "pct"])
 def test_a_schedule_that_takes_its_process_with_it_is_named_also_when_its_strategy_learns(
     tmp_path: Path, name: str
 ) -> None:

@@ -1,5 +1,5 @@
 """Benchmarks: implementations of one operation side by side in one run, as medians with ratios; every kernel beside its
-peers in one table; the simulator; what a campaign costs; and what guidance is worth.
+peers in one table; the simulator; and what a campaign costs.
 
 A ratio is a peer's median over the reference's: below 1 is faster. Absolute times hold on the machine in
 `environment` alone. Nothing here asserts a time. A peer that cannot run here, or whose result is wrong, says
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from specsim.bench import (
     campaign,
     differential,
-    guidance,
     kernel_table,
     simulator,
     verify_logits_greedy,
@@ -68,7 +67,6 @@ BENCHMARKS: dict[str, Callable[[str, int | None, bool], list[dict[str, Any]]]] =
     differential.NAME: differential.run,
     kernel_table.NAME: kernel_table.run,
     campaign.NAME: campaign.run,
-    guidance.NAME: guidance.run,
 }
 
 
@@ -91,8 +89,7 @@ def run(
         raise UsageError(f"there is no benchmark {unknown[0]!r}", f"name one of {', '.join(BENCHMARKS)}")
     deadline = Deadline.after(budget_seconds)
     kernels = partial(kernel_table.run, only=only, targets=targets, deadline=deadline)
-    guided = partial(guidance.run, deadline=deadline)
-    chosen = BENCHMARKS | {kernel_table.NAME: kernels, guidance.NAME: guided}
+    chosen = BENCHMARKS | {kernel_table.NAME: kernels}
     results: list[dict[str, Any]] = []
     for name in names:
         try:

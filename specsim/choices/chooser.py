@@ -1,8 +1,8 @@
 """Where choices come from: `choose(bound, label) -> int` is the only source of nondeterminism.
 
 A generator of cases or schedules asks a chooser for a number below `bound` and says in `label` what the number
-is for. Choice 0 is the dullest one. The numbers that were chosen are the *tape*: the same tape gives the same case
-on every machine and Python, and a smaller tape gives a duller case, which is what makes shrinking work.
+is for. Choice 0 is the simplest one. The numbers that were chosen are the *tape*: the same tape gives the same case
+on every machine and Python, and a smaller tape gives a simpler case, which is what makes shrinking work.
 
 Every tape is valid. One that is too short continues with zeros, and a value that does not fit below its bound is
 clamped to `bound - 1`; so a shrinker may cut and edit a tape freely, and a tape survives changes of the generator.
@@ -29,14 +29,11 @@ class Chooser(Protocol):
 
 
 class RecordingChooser:
-    """A chooser that writes its tape. `source(bound, label)` proposes; what fits is recorded and returned. One that
-    `follows` tapes is never biased.
-    """
+    """A chooser that writes its tape. `source(bound, label)` proposes; what fits is recorded and returned."""
 
-    __slots__ = ("_follows", "_source", "_tape", "_unbiased")
+    __slots__ = ("_source", "_tape", "_unbiased")
 
-    def __init__(self, source: Callable[[int, str], int], *, follows: bool = False) -> None:
-        self._follows = follows
+    def __init__(self, source: Callable[[int, str], int]) -> None:
         self._source = source
         self._unbiased = source
         self._tape: list[int] = []
@@ -51,8 +48,6 @@ class RecordingChooser:
 
     def bias(self, values: Mapping[str, Sequence[int]]) -> None:
         """Until `unbias`, a choice with one of these labels is one of its values, which the source draws from."""
-        if self._follows:
-            return
         source = self._unbiased
 
         def biased(bound: int, label: str) -> int:

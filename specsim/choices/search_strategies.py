@@ -1,13 +1,13 @@
 """Strategies: which tape is run next.
 
-`swarm`     every choice from a seeded generator
-`pct`       probabilistic concurrency testing: agents have priorities, which change at a few drawn moments
-`delays`    the dullest schedule, but for a few decisions that are drawn
-`coverage`  tapes that showed something new are kept, changed and spliced
-`portfolio` all of them, each with the same share of the work
+`swarm`   every choice from a seeded generator
+`pct`     probabilistic concurrency testing: agents have priorities, which change at a few drawn moments
+`delays`  the simplest schedule, but for a few decisions that are drawn
 
-A schedule is made from (seed, strategy, index) and what was learnt from the schedules before it; what is learnt
-depends on tapes and what they showed alone, never on a clock: the same seed gives the same schedules.
+A schedule is made from (seed, strategy, index) and what was learnt from the schedules before it, never from a clock:
+the same seed gives the same schedules.
+
+Strategies guided by coverage found bugs later than the swarm (docs/guidance.md); their names run the swarm.
 
 Some decisions are *contests*: an agent goes now, or the host goes on without it. PCT and delay bounding speak of
 those; the other choices (the scenario, trees, acceptance) are drawn as the swarm draws them.
@@ -17,7 +17,7 @@ This module imports neither torch nor triton.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -27,7 +27,6 @@ Source = Callable[[int, str], int]
 HOST = "host"
 FIRST_GUESS = 32  # contests of a schedule, before one was seen
 PATIENCE = 8  # refusals without progress after which an agent goes whatever its priority: the host spins
-CORPUS_MAX = 512
 
 
 class Contest(NamedTuple):
@@ -39,7 +38,7 @@ class Contest(NamedTuple):
 
 
 class Strategy(Protocol):
-    """Gives choosers, and is told what came of each before the next is asked for."""
+    """Gives choosers, and learns what came of each before it gives the next."""
 
     name: str
 
@@ -48,7 +47,7 @@ class Strategy(Protocol):
         ...
 
     def learn(self, tape: Tape, features: Collection[Hashable], cost: int) -> None:
-        """What the schedule consumed, what it showed, and how much work it was (its events)."""
+        """What the schedule consumed, nothing (`features` are empty), and how much work it was (its events)."""
         ...
 
 
@@ -128,7 +127,7 @@ class Pct:
 
 
 class DelayBounded:
-    """The dullest schedule (choice 0 of every contest) but for at most `delays` contests, which go the other way.
+    """The simplest schedule (choice 0 of every contest) but for at most `delays` contests, which go the other way.
 
     Of k contests, every schedule within that bound is drawn with a probability of at least
     1 / ((delays + 1) * k ** delays), given its other choices: there are at most k ** delays of them, in place of 2 ** k
@@ -165,98 +164,12 @@ class DelayBounded:
         self._most = max(self._most, self._seen)
 
 
-class CoverageGuided:
-    """Half of the schedules are drawn afresh; the other half are kept tapes with a change, or two of them spliced.
-
-    A tape is kept when it showed a feature that none before it did: for a simulation, a pair of a request's state and
-    an event, a mark, or a rule that was asked.
-    """
-
-    name = "coverage"
-
-    def __init__(self, seed: int, _contests: Mapping[str, Contest]) -> None:
-        self._seed = seed
-        self._given: deque[Tape] = deque()
-        self._corpus: list[Tape] = []
-        self.features: set[Hashable] = set()
-
-    def start(self, tapes: Collection[Tape]) -> None:
-        """Run these tapes as they are, before anything else."""
-        self._given.extend(tapes)
-
-    def chooser(self, index: int) -> RecordingChooser:
-        if self._given:
-            given = iter(self._given.popleft())
-            return RecordingChooser(lambda _bound, _label: next(given, 0), follows=True)
-        draw = stream(self._seed, self.name, index)
-        if not self._corpus or not draw(2, "changed"):
-            return RecordingChooser(draw)
-        tape = iter(self._changed(draw))
-        return RecordingChooser(
-            lambda bound, label: value if (value := next(tape, -1)) >= 0 else draw(bound, label), follows=True
-        )
-
-    def _changed(self, draw: Source) -> list[int]:
-        """A kept tape, changed in one to four places; what it lacks at its end is drawn."""
-        corpus = self._corpus
-        tape = list(corpus[draw(len(corpus), "tape")])
-        for _ in range(1 + draw(4, "changes")):
-            at = draw(len(tape) + 1, "at")
-            kind = draw(4, "change")
-            if kind == 0:
-                other = corpus[draw(len(corpus), "other tape")]
-                tape = tape[:at] + list(other[at:])
-            elif kind == 1:
-                del tape[at:]
-            elif kind == 2:
-                del tape[at : at + 1 + draw(4, "block")]
-            elif at < len(tape):
-                tape[at] = draw(max(4, 2 * tape[at]), "value")
-        return tape
-
-    def learn(self, tape: Tape, features: Collection[Hashable], cost: int) -> None:
-        new = [feature for feature in features if feature not in self.features]
-        if new:
-            self.features.update(new)
-            self._corpus.append(tape)
-            del self._corpus[:-CORPUS_MAX]
-
-
-class Portfolio:
-    """The strategy that has had the least work goes next. All of them learn from every schedule's features."""
-
-    name = "portfolio"
-
-    def __init__(self, seed: int, contests: Mapping[str, Contest]) -> None:
-        self._guided = CoverageGuided(seed, contests)
-        drawn: list[Strategy] = [make(seed, contests) for make in (Swarm, Pct, DelayBounded)]
-        self._strategies = [*drawn, self._guided]
-        self._work = [0] * len(self._strategies)
-        self._turn = 0
-
-    def start(self, tapes: Collection[Tape]) -> None:
-        """Run these tapes as they are, when it is the turn of `coverage`."""
-        self._guided.start(tapes)
-
-    def chooser(self, index: int) -> RecordingChooser:
-        self._turn = self._work.index(min(self._work))
-        return self._strategies[self._turn].chooser(index)
-
-    def learn(self, tape: Tape, features: Collection[Hashable], cost: int) -> None:
-        self._work[self._turn] += cost
-        self._strategies[self._turn].learn(tape, features, cost)
-        if self._strategies[self._turn] is not self._guided:
-            self._guided.learn(tape, features, cost)
-
-
 STRATEGIES: dict[str, Callable[[int, Mapping[str, Contest]], Strategy]] = {
     "swarm": Swarm,
     "pct": Pct,
     "delays": DelayBounded,
-    "coverage": CoverageGuided,
-    "portfolio": Portfolio,
 }
-LEARNING = ("coverage", "portfolio")  # of them: those that keep tapes, and start from given ones
+RETIRED = {"coverage": "swarm", "portfolio": "swarm"}  # names of earlier versions, and what runs in their place
 
 
 class ExtensionError(Exception):

@@ -166,7 +166,6 @@ def _tiles(found: Merged) -> list[Tile]:
         Tile("CPU time", span(everything.cpu_seconds), f"of {machines} shard{'' if machines == 1 else 's'}"),
         Tile("findings", str(len(found.findings)), f"{len({k.stored.signature for k in found.findings})} signatures"),
         Tile("reached", f"{len(names):,}", "pairs, marks and rules"),
-        Tile("tapes kept", f"{sum(found.tapes.values()):,}", "that reached something new"),
         Tile("not judged", f"{everything.refused:,}", f"and {everything.died} batches cut short"),
     ]
 
@@ -462,5 +461,4 @@ def answer_of(found: Merged, html: Path, names: Names) -> dict[str, Any]:
             target: {name: reached.runs for name, reached in features.items()}
             for target, features in found.coverage.items()
         },
-        "tapes": found.tapes,
     }

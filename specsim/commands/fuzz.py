@@ -23,6 +23,8 @@ from specsim.commands.options import (
     HangOption,
     KeepEnvironmentOption,
     MemoryOption,
+    current_strategy,
+    deprecated,
     one_of,
     say,
     tell,
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from specsim.engines.target import Target
     from specsim.fuzz.batches import Plan
     from specsim.fuzz.campaign import Outcome, Pool
-    from specsim.fuzz.corpus import Corpus
-    from specsim.fuzz.corpus_sharing import Sharing
     from specsim.fuzz.store import Store, StoredFinding
     from specsim.fuzz.work import BatchResult
     from specsim.lifting.cache import Cache
@@ -86,11 +86,9 @@ def fuzz(
     out: Annotated[Path, output_folder("--out", help="Folder for replay files of what is new.")] = Path(
         "specsim-findings"
     ),
-    corpus: Annotated[
-        str | None, typer.Option(metavar="FOLDER|redis://...", help="Share tapes with other campaigns there.")
-    ] = None,
+    corpus: Annotated[str | None, typer.Option(hidden=True, help="Deprecated: does nothing.")] = None,
     corpus_read: Annotated[
-        list[str] | None, typer.Option("--corpus-read", metavar="...", help="Read tapes there too; may be repeated.")
+        list[str] | None, typer.Option("--corpus-read", hidden=True, help="Deprecated: does nothing.")
     ] = None,
     nightly: Annotated[
         bool, typer.Option("--nightly", help="A time budget, the commit as seed, and canaries that must be found.")
@@ -125,6 +123,10 @@ def fuzz(
     if ci:
         typer.echo("specsim: fuzz --ci is now fuzz --nightly; to gate a pull request, use check --ci.", err=True)
         nightly = True
+    if corpus is not None or corpus_read:
+        option = "--corpus-read" if corpus is None else "--corpus"
+        deprecated(f"fuzz {option}", "does nothing: tapes were shared for strategies that were guided by coverage")
+    strategy = [_current_weight(text) for text in strategy or ()]
     asked_seed = _seed(seed, nightly)
     if again is not None:
         from specsim.commands.repeated_run import make_again
@@ -133,7 +135,6 @@ def fuzz(
         raise typer.Exit(
             make_again(again, store_file, plan, out, json_file, hang_seconds, cache.folder, named=target, trust=trust)
         )
-    shared = _opened(corpus, corpus_read or ())
     width = jobs_of(jobs)
     if resume and not store_file.exists():
         raise UsageError(f"--resume: there is no campaign in {store_file}", "begin one without --resume")
@@ -149,18 +150,13 @@ def fuzz(
         seconds = budget_seconds or (NIGHTLY_SECONDS if nightly else math.inf)
         campaign = _Campaign(store, plan, shard_number, width, seconds, out, hang_seconds, cache, unavailable)
         campaign.on_cluster(ray, jobs != "auto", cache_dir)
-        raise typer.Exit(campaign.run(nightly, metrics_port, observe, json_file, shared))
+        raise typer.Exit(campaign.run(nightly, metrics_port, observe, json_file))
 
 
-def _opened(own: str | None, others: Sequence[str]) -> Corpus | None:
-    """The corpus, None when none was asked for."""
-    if own is None and not others:
-        return None
-    import specsim
-    from specsim.fuzz.corpus import open_corpus
-    from specsim.tiers.accounting.model_code import model_hash
-
-    return open_corpus(own, others, model_hash=model_hash(), specsim_version=specsim.__version__)
+def _current_weight(text: str) -> str:
+    """NAME=WEIGHT with the present name of a strategy."""
+    name, equals, weight = text.partition("=")
+    return current_strategy(name) + equals + weight
 
 
 def shard_of(text: str) -> int:
@@ -291,7 +287,6 @@ class _Campaign:
         self._marks: set[str] = set()
         self._told = 0
         self._verdicts: list[dict[str, str]] = []
-        self._sharing: Sharing | None = None
         self._ray: tuple[str | None, bool, Path | None] = None, False, None
 
     def on_cluster(self, address: str | None, beside: bool, cache_dir: Path | None) -> None:
@@ -304,15 +299,12 @@ class _Campaign:
         metrics_port: int | None,
         observe: Path | None,
         json_file: Path | None,
-        corpus: Corpus | None = None,
     ) -> int:
         """Run it, print and write what it did; returns the exit code."""
         from specsim import interrupts
         from specsim.commands.campaign_pool import pool_of
         from specsim.fuzz.campaign import go_on
-        from specsim.fuzz.corpus_sharing import Sharing
         from specsim.report.live import live
-        from specsim.tiers.accounting.model_code import model_hash
 
         missed = _missed_canaries() if nightly else []
         until = self._started + self._seconds
@@ -326,10 +318,6 @@ class _Campaign:
                 stack, self._jobs, address, beside, self._cache.folder, nodes_cache, self._hang_seconds, line.say
             )
             watchers = _watchers(stack, self._store, pool, metrics_port, observe, line)
-            if corpus is not None:
-                corpus.tell(lambda text: line.say(f"specsim: {text}."))
-                self._sharing = sharing = Sharing(self._store, corpus, model_hash())
-                watchers.append(sharing.send)
             for text, why in self._unavailable.items():
                 line.say(f"specsim: {text} is left out ({why}).")
             self._ask_other_versions(line, until)
@@ -357,11 +345,7 @@ class _Campaign:
                     observe=observe is not None,
                     device="cuda" if address is not None and batch.tier == "ops" else "cpu",
                 ),
-                on_learning=self._sharing.receive if self._sharing else lambda _target: None,
-                model_hash=model_hash(),
             )
-            if self._sharing:
-                self._sharing.end()
             interrupted = interrupts.asked()
         code = _exit_code(outcome, missed, interrupted)
         self._print(outcome, missed, interrupted)
@@ -462,8 +446,6 @@ class _Campaign:
             f"{outcome.runs} runs in {outcome.batches} batches, {outcome.events} events, {took:.0f} s; "
             f"the store has {runs} runs, {events} events, {cpu_seconds:.0f} s of CPU time"
         )
-        if self._sharing:
-            typer.echo(f"corpus: {self._sharing}")
         for finding in outcome.new:
             where = f"run {finding.shard}:{finding.run}, {finding.strategy or finding.tier}"
             after = f"after {finding.cpu_seconds:.0f} s of CPU time"
@@ -506,7 +488,6 @@ class _Campaign:
             "new": [asdict(finding) for finding in outcome.new],
             "time_to_finding": [asdict(hits) for hits in self._store.hits()],
             "other_versions": self._verdicts,
-            "corpus": self._sharing.to_json() if self._sharing else None,
             "stopped": [{"target": t, "tier": tier, "why": why} for (t, tier), why in outcome.stopped.items()],
             "left_out": [{"target": text, "why": why} for text, why in self._unavailable.items()],
             "missed_canaries": list(missed),

@@ -86,9 +86,9 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
         Ignored(_flag("fetch", "--fetch"), ("json_file",), "list what is there by a command of its own"),
     ),
     "bench": (
-        Ignored(_benchmark("sim", "campaign", "guidance"), ("device",), "the simulator runs on the CPU"),
+        Ignored(_benchmark("sim", "campaign"), ("device",), "the simulator runs on the CPU"),
         Ignored(
-            _benchmark("guidance", "verify_tree_greedy", "verify_logits_greedy", "verify_logits_sampled"),
+            _benchmark("verify_tree_greedy", "verify_logits_greedy", "verify_logits_sampled"),
             ("full",),
             "it has no longer form",
         ),

@@ -19,6 +19,7 @@ from specsim.commands.options import (
     NoSeedOption,
     SeedOption,
     accept_seed,
+    current_strategy,
     one_of,
 )
 from specsim.deadline import Deadline
@@ -82,6 +83,7 @@ def mutants(
         raise UsageError(
             "--write with a selection of mutants, rules, strategies or seeds", "the page is of all: give --write alone"
         )
+    strategy = current_strategy(strategy)
     one_of("--strategy", strategy, tuple(STRATEGIES))
     for rule in without or ():
         one_of("--without", rule, tuple(BY_ID))

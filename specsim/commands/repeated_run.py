@@ -83,7 +83,8 @@ def _numbers(text: str) -> tuple[int, int]:
 
 
 def _batch_of(store_file: Path, plan: Plan, shard: int, index: int) -> Batch:
-    """The batch of a run, with the tapes that it started from."""
+    """The batch of a run. UsageError for a run that cannot be made again."""
+    from specsim.choices.search_strategies import RETIRED
     from specsim.fuzz.batches import RUNS_MAX, batch_at, plan_from_json
     from specsim.fuzz.store import Store
     from specsim.fuzz.work import Batch
@@ -96,6 +97,12 @@ def _batch_of(store_file: Path, plan: Plan, shard: int, index: int) -> Batch:
         if row is None:
             before = store.meta().get("plan", "")
             return _holding(batch_at(plan_from_json(before) if before else plan, shard, number), index)
+        if row.strategy in RETIRED:
+            raise UsageError(
+                f"--again {shard}:{index}: strategy {row.strategy!r} of an earlier specsim made this run"
+                " from tapes that it had learned, and is gone (docs/guidance.md)",
+                "replay the file of a finding, which specsim fuzz wrote: specsim replay FILE",
+            )
         return Batch(
             campaign=row.campaign,
             shard=shard,
@@ -106,8 +113,6 @@ def _batch_of(store_file: Path, plan: Plan, shard: int, index: int) -> Batch:
             tier=row.tier,
             family=row.family,
             strategy=row.strategy,
-            tapes_to=row.tapes_to,
-            tapes=tuple(stored.tape for stored in store.tapes(row.target, row.tapes_to)) if row.tapes_to else (),
         )
 
 

@@ -1,7 +1,7 @@
 """One batch of schedules, run on a target that is loaded: what a process of a campaign does.
 
 Run `index` of a shard is made from (campaign, shard, index) and, where its strategy learns, from the runs of its batch
-before it and the tapes that the batch starts from. A batch that is cut short has run its first indexes.
+before it. A batch that is cut short has run its first indexes.
 
 This module imports neither torch nor triton.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specsim.choices.chooser import RecordingChooser, Tape, replayed
-from specsim.choices.search_strategies import LEARNING, Strategy
+from specsim.choices.search_strategies import Strategy
 from specsim.deadline import NEVER, Deadline
 from specsim.engine.accounting_target import AccountingTarget
 from specsim.engine.loop import Engine
@@ -93,7 +93,7 @@ def run_one(
 
 def begun(batch: Batch) -> Strategy:
     """The batch's strategy, before its first run."""
-    return strategy_of(batch.strategy, seed_of(batch), batch.tapes)
+    return strategy_of(batch.strategy, seed_of(batch))
 
 
 def chooser_of(strategy: Strategy, batch: Batch, index: int) -> RecordingChooser:
@@ -134,7 +134,7 @@ def run_batch_here(
     """
     started, cpu_started = time.monotonic(), time.process_time()
     refused: dict[str, int] = {}
-    reached = Reached(learns=batch.strategy in LEARNING)
+    reached = Reached()
     hits: dict[str, _Hits] = {}
     observed: list[Observed] = []
     last = started
@@ -183,7 +183,6 @@ def run_batch_here(
         cpu_seconds=time.process_time() - cpu_started,
         refused=refused,
         features=dict(reached.features),
-        tapes=tuple(reached.tapes),
         findings=tuple(findings),
         ended=ended,
         observed=tuple(observed),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from specsim.fuzz.work import Batch, BatchResult, Found, KeptTape, Observed
+from specsim.fuzz.work import Batch, BatchResult, Found, Observed
 
 
 def batch_to_json(batch: Batch) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def batch_to_json(batch: Batch) -> dict[str, Any]:
 
 
 def batch_from_json(data: Mapping[str, Any]) -> Batch:
-    return Batch(**{**data, "tapes": tuple(map(tuple, data["tapes"])), "known": tuple(data["known"])})
+    return Batch(**{**data, "known": tuple(data["known"])})
 
 
 def found_to_json(found: Found) -> dict[str, Any]:
@@ -33,7 +33,6 @@ def result_from_json(data: Mapping[str, Any]) -> BatchResult:
     """The result of its JSON form."""
     made = {
         "batch": batch_from_json(data["batch"]),
-        "tapes": tuple(KeptTape(tuple(t["tape"]), tuple(t["features"]), t["cost"]) for t in data["tapes"]),
         "findings": tuple(map(found_from_json, data["findings"])),
         "observed": tuple(Observed(**{**run, "marks": tuple(run["marks"])}) for run in data["observed"]),
     }

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 import msgspec
 
 from specsim.choices.chooser import stream
-from specsim.choices.search_strategies import STRATEGIES
+from specsim.choices.search_strategies import RETIRED, STRATEGIES
 from specsim.errors import UsageError
 from specsim.fuzz.scenario_families import FAMILIES
 from specsim.fuzz.work import Batch
@@ -23,7 +23,7 @@ from specsim.fuzz.work import Batch
 RUNS_MAX = 5000  # of a batch
 COUNTS = {"accounting": RUNS_MAX, "ops": 100, "workers": 100}  # cases are of each implementation or probe
 TIER_WEIGHTS = {"accounting": 20, "ops": 1, "workers": 1}
-STRATEGY_WEIGHTS = {"swarm": 4, "pct": 2, "delays": 1, "coverage": 2}
+STRATEGY_WEIGHTS = {"swarm": 6, "pct": 2, "delays": 1}
 
 Drawn = TypeVar("Drawn")
 
@@ -55,11 +55,12 @@ class Plan:
 
 
 def plan_from_json(text: str) -> Plan:
-    """The plan that a store holds. UsageError for one that is damaged."""
+    """The plan that a store holds; a retired strategy in it is the swarm. UsageError for one that is damaged."""
     try:
         plan = msgspec.json.decode(text, type=Plan)
     except (msgspec.DecodeError, RecursionError) as error:
         raise _damaged(str(error)) from error
+    plan = replace(plan, strategies=tuple((RETIRED.get(name, name), weight) for name, weight in plan.strategies))
     weights = [lot.weight for lot in plan.lots]
     for name, entries, known in (
         ("family", plan.families, FAMILIES),
@@ -105,12 +106,11 @@ def family_weights(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
 
 
 def strategy_weights(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    known = {name: STRATEGY_WEIGHTS.get(name, 0) for name in STRATEGIES}
-    return weights_of("--strategy", given, known)
+    return weights_of("--strategy", given, {name: STRATEGY_WEIGHTS.get(name, 0) for name in STRATEGIES})
 
 
 def batch_at(plan: Plan, shard: int, number: int, stopped: Collection[tuple[str, str]] = ()) -> Batch:
-    """Batch `number` of the shard, without the tapes that it starts from. Lots whose (target, tier) has `stopped` are
+    """Batch `number` of the shard. Lots whose (target, tier) has `stopped` are
     left out; one at least must not have.
     """
     draw = stream(plan.campaign, "batch", shard, number)

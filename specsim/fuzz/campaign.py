@@ -15,7 +15,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from specsim.choices.search_strategies import LEARNING
 from specsim.errors import UsageError
 from specsim.fuzz.batch import NONDETERMINISTIC
 from specsim.fuzz.batches import Plan, batch_at
@@ -82,15 +81,13 @@ def go_on(
     on_result: Callable[[BatchResult, Outcome], None] = lambda _result, _outcome: None,
     on_stop: Callable[[str], None] = lambda _text: None,
     prepare: Callable[[Batch], Batch] = lambda batch: batch,
-    on_learning: Callable[[str], None] = lambda _target: None,
-    model_hash: str = "",
     batches_max: int | None = None,
 ) -> Outcome:
     """Run batches of a shard until `until` (of time.monotonic), until it is `interrupted`, or `batches_max` of them. A
     batch that does not end by then is interrupted, and then given up: it is run when the campaign goes on.
 
     `on_result` is told each result after it was stored, `on_stop` a sentence when batches of a target stop; `prepare`
-    may change a batch before it is run. `on_learning` is told the target of a batch before the store gives it tapes.
+    may change a batch before it is run.
     """
     outcome = Outcome()
     running: dict[Future[BatchResult], Batch] = {}
@@ -113,10 +110,7 @@ def go_on(
     while True:
         while len(running) < pool.width and goes_on(without := left_out()):
             number = store.next_number(shard, {batch.number for batch in running.values()})
-            drawn = batch_at(plan, shard, number, without)
-            if drawn.strategy in LEARNING:
-                on_learning(drawn.target)
-            batch = prepare(_with_memory(store, drawn))
+            batch = prepare(_with_known(store, batch_at(plan, shard, number, without)))
             running[pool.submit(batch, max(0.0, until - time.monotonic()))] = batch
             begun += 1
         if not running:
@@ -138,27 +132,21 @@ def go_on(
             except UsageError as error:
                 _stop(outcome, batch, f"{error.problem}; {error.remedy}", on_stop)
                 continue
-            _take(store, result, outcome, open_before, model_hash)
+            _take(store, result, outcome, open_before)
             _stop_if_hopeless(outcome, result, on_stop)
             on_result(result, outcome)
 
 
-def _with_memory(store: Store, batch: Batch) -> Batch:
-    """The batch with what the store knows: the signatures of its target, and tapes where its strategy learns."""
+def _with_known(store: Store, batch: Batch) -> Batch:
+    """The batch with the signatures that the store knows of its target."""
     known = tuple(sorted(f.signature for f in store.findings() if f.target == batch.target and f.state == "open"))
-    if batch.strategy not in LEARNING:
-        return replace(batch, known=known)
-    newest = store.tapes_to(batch.target)
-    tapes = tuple(stored.tape for stored in store.tapes(batch.target, newest))
-    return replace(batch, known=known, tapes_to=newest, tapes=tapes)
+    return replace(batch, known=known)
 
 
-def _take(
-    store: Store, result: BatchResult, outcome: Outcome, open_before: set[tuple[str, str]], model_hash: str
-) -> None:
+def _take(store: Store, result: BatchResult, outcome: Outcome, open_before: set[tuple[str, str]]) -> None:
     """Store a result. One that cannot be stored is lost, and nothing more is begun."""
     try:
-        store.add(result, model_hash)
+        store.add(result)
     except UsageError as error:
         outcome.problem = outcome.problem or error
         outcome.lost.append(result)

@@ -8,7 +8,7 @@ This module imports neither torch nor triton.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,16 +43,13 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """`batches` by the time they were stored; `coverage` target -> name of what was reached; `tapes` that
-    were kept of each target.
-    """
+    """`batches` by the time they were stored; `coverage` target -> name of what was reached."""
 
     stores: tuple[str, ...]
     versions: tuple[str, ...]
     batches: tuple[StoredBatch, ...]
     coverage: dict[str, dict[str, Reached]]
     findings: tuple[Known, ...]
-    tapes: dict[str, int]
 
 
 def merged(files: Sequence[Path]) -> Merged:
@@ -60,7 +57,6 @@ def merged(files: Sequence[Path]) -> Merged:
     batches: dict[Key, tuple[StoredBatch, Path]] = {}
     coverage: dict[str, dict[str, Reached]] = defaultdict(dict)
     findings: dict[tuple[str, str], Known] = {}
-    tapes: Counter[str] = Counter()
     versions: dict[str, None] = {}
     for file in files:
         with Store.open(file, read_only=True) as store, store.at_one_moment():
@@ -75,14 +71,12 @@ def merged(files: Sequence[Path]) -> Merged:
             for known in _findings(store, here, file):
                 key = known.stored.signature, known.stored.target
                 findings[key] = _joined(findings[key], known) if key in findings else known
-            tapes.update(store.tape_counts())
     return Merged(
         tuple(map(str, files)),
         tuple(filter(None, versions)),
         tuple(sorted((batch for batch, _ in batches.values()), key=lambda one: (one.at, one.shard, one.number))),
         dict(coverage),
         tuple(findings[key] for key in sorted(findings)),
-        dict(sorted(tapes.items())),
     )
 
 

@@ -46,7 +46,6 @@ class Counts:
     sums: dict[str, dict[Labels, float]] = field(default_factory=lambda: {name: {} for name in _SUMS})
     findings: dict[Labels, float] = field(default_factory=dict)
     features: dict[str, set[str]] = field(default_factory=dict)
-    tapes: Counter[str] = field(default_factory=Counter)
 
     def begin(self, store: Store) -> None:
         """Take what the store holds already."""
@@ -54,7 +53,6 @@ class Counts:
             self._add((batch.target, batch.tier, batch.strategy), batch)
         for covered in store.coverage():
             self.features.setdefault(covered.target, set()).add(covered.feature)
-        self.tapes.update(store.tape_counts())
         self.found(store.findings())
 
     def take(self, result: BatchResult, findings: Iterable[StoredFinding]) -> None:
@@ -62,7 +60,6 @@ class Counts:
         batch = result.batch
         self._add((batch.target, batch.tier, batch.strategy), result)
         self.features.setdefault(batch.target, set()).update(result.features)
-        self.tapes[batch.target] += len(result.tapes)
         self.found(findings)
 
     def found(self, findings: Iterable[StoredFinding]) -> None:
@@ -90,11 +87,9 @@ def text_of(counts: Counts) -> str:
     for name, what in _SUMS.items():
         lines += _family(f"specsim_{name}_total", "counter", what, _OF_A_SUM, counts.sums[name])
     features: Mapping[Labels, float] = {(target,): float(len(names)) for target, names in counts.features.items()}
-    tapes: Mapping[Labels, float] = {(target,): float(count) for target, count in counts.tapes.items()}
     of_a_finding = ("target", "tier", "severity", "state")
     lines += _family("specsim_findings", "gauge", "Findings, by what became of them.", of_a_finding, counts.findings)
     lines += _family("specsim_features", "gauge", "Pairs, marks and rules that were reached.", ("target",), features)
-    lines += _family("specsim_tapes", "gauge", "Tapes that were kept, some of them more than once.", ("target",), tapes)
     lines += _family("specsim_workers", "gauge", "Batches that are run at a time.", (), {(): float(counts.workers)})
     lines += _family(
         "specsim_start_time_seconds", "gauge", "When this process began, since 1970.", (), {(): counts.start}

@@ -1,13 +1,11 @@
-"""What the runs of a batch reached, by names, and which of their tapes are kept.
+"""What the runs of a batch reached, by names.
 
     "pair:..."  a request's state and an event (`specsim.rules.coverage`)
     "mark:..."  an interleaving, a step of a life, an option that is on (`specsim.engine.marks`)
-    "rule:..."  a rule that the run gave something to judge, of those that most runs do not
-    (`specsim.rules.applicability`)
+    "rule:..."  a rule that applied to the run, of those that do not apply to most (`specsim.rules.applicability`)
 
-Marks cost nothing. Pairs and rules are read from the log, which takes some hundredths of a run's time, so that of runs
-whose strategy does not learn from them one in `LOGS_EVERY` is read. How many runs reached a pair is then how many of
-those.
+Marks cost nothing. Pairs and rules are read from the log, which takes some hundredths of a run's time: the log of one
+run in `LOGS_EVERY` is read, and pairs and rules are counted over those.
 
 This module imports neither torch nor triton.
 """
@@ -15,10 +13,7 @@ This module imports neither torch nor triton.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import replace
 
-from specsim.fuzz.work import KeptTape
 from specsim.rules.applicability import rules_applied
 from specsim.rules.coverage import pairs
 from specsim.tiers.accounting.schedules import Schedule
@@ -42,37 +37,15 @@ def _of_the_log(schedule: Schedule) -> list[str]:
 
 
 class Reached:
-    """What the runs of a batch reached. `features` are numbers of runs by name; `tapes` those that reached what no run
-    of the batch did before, each with the names of that.
-    """
+    """What the runs of a batch reached: `features` are numbers of runs by name."""
 
-    def __init__(self, *, learns: bool) -> None:
+    def __init__(self) -> None:
         self.features: Counter[str] = Counter()
-        self.tapes: list[KeptTape] = []
-        self._every = 1 if learns else LOGS_EVERY
         self._runs = 0
 
     def take(self, schedule: Schedule) -> None:
-        """Note what a run reached."""
-        names = _marks(schedule)
-        if self._runs % self._every == 0:
-            names += _of_the_log(schedule)
+        """Count what a run reached."""
+        self.features.update(_marks(schedule))
+        if self._runs % LOGS_EVERY == 0:
+            self.features.update(_of_the_log(schedule))
         self._runs += 1
-        new = [name for name in names if name not in self.features]
-        self.features.update(names)
-        if new and self._every == 1:
-            self.tapes.append(KeptTape(schedule.tape, tuple(sorted(new)), len(schedule.run.log)))
-
-
-def worth_keeping(tapes: Iterable[KeptTape], is_known: Callable[[str], bool]) -> list[KeptTape]:
-    """The tapes that reach something that neither is known nor an earlier one of them reaches, each with the names of
-    that. One without features is kept: nobody knows what it reaches.
-    """
-    kept = []
-    seen: set[str] = set()
-    for tape in tapes:
-        new = tuple(name for name in tape.features if name not in seen and not is_known(name))
-        if new or not tape.features:
-            seen.update(new)
-            kept.append(replace(tape, features=new))
-    return kept

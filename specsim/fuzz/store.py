@@ -7,7 +7,7 @@ read meanwhile. Nothing is decided by the wall clock: the time of a batch is the
     meta      format, specsim, campaign (the seed), created, plan (what the campaign was asked for, JSON)
     batches   one row for each batch that was run; `campaign` is the seed that it was drawn from
     coverage  runs that reached a feature, and the batch that was the first
-    tapes     tapes that reached something new
+    tapes     of earlier versions, whose strategies were guided by coverage: nothing writes or reads it
     findings  one row for each signature and target; shard, number, run and cpu_seconds are those of its first hit
     seen      what each version of a target showed of a signature
     hits      each strategy that hit a signature: how often, and its own CPU time on the target until the first hit
@@ -26,7 +26,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -34,15 +34,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from specsim.choices.chooser import Tape
 from specsim.engine.marks import NUMBERED
 from specsim.errors import UsageError
-from specsim.fuzz.reached import worth_keeping
 from specsim.fuzz.store_file import locked, readable, writable
-from specsim.fuzz.work import Batch, BatchResult, Found, KeptTape
+from specsim.fuzz.work import Batch, BatchResult, Found
 
 REPLAYS_MAX = 3  # of a signature on a target
-TAPES_MAX = 512  # that a batch starts from: the newest
 
 Verdict = Literal["shown", "fixed", "not applicable"]
 State = Literal["open", "fixed", "not applicable"]
@@ -87,20 +84,6 @@ class Covered:
     runs: Count
     shard: Count
     number: Count
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTape:
-    """A tape that reached something new. `origin` says who found it, e.g. "campaign 7, shard 0, batch 12"."""
-
-    id: Count
-    digest: str
-    target: str
-    tape: Tape
-    features: tuple[str, ...]
-    cost: Count
-    model_hash: str
-    origin: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +230,8 @@ class Store:
             self._next[shard] += 1
         return self._next[shard]
 
-    def add(self, result: BatchResult, model_hash: str = "") -> bool:
-        """Store what became of a batch, whole or not at all; False when it was there already. Of its tapes those are
-        kept that reach what no batch before did. `model_hash` is that of the code that gives the tapes their meaning.
+    def add(self, result: BatchResult) -> bool:
+        """Store what became of a batch, whole or not at all; False when it was there already.
         UsageError when the file cannot be written.
         """
         batch = result.batch
@@ -269,7 +251,7 @@ class Store:
                     batch.tier,
                     batch.family,
                     batch.strategy,
-                    batch.tapes_to,
+                    0,  # tapes_to, of earlier versions
                     result.runs,
                     result.events,
                     result.seconds,
@@ -282,19 +264,11 @@ class Store:
             )
             if cursor.rowcount == 0:
                 return False
-            known = {
-                name
-                for (name,) in cursor.execute("SELECT feature FROM coverage WHERE target = ?", (batch.target,))
-                if result.tapes
-            }
             cursor.executemany(
                 "INSERT INTO coverage VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT(target, feature) DO UPDATE SET runs = runs + excluded.runs",
                 [(batch.target, name, runs, batch.shard, batch.number) for name, runs in result.features.items()],
             )
-            origin = f"campaign {batch.campaign}, shard {batch.shard}, batch {batch.number}"
-            for kept in worth_keeping(result.tapes, known.__contains__):
-                _put_tape(cursor, batch.target, kept, model_hash, origin)
             for found in result.findings:
                 _put_finding(cursor, result, found, before)
                 _put_hits(cursor, batch, found, before_of_it)
@@ -317,7 +291,7 @@ class Store:
         rows = self._all("SELECT ifnull(sum(runs), 0), ifnull(sum(events), 0), total(cpu_seconds) FROM batches")
         return self._converted(tuple[int, int, float], tuple(rows[0]))
 
-    # Coverage and tapes
+    # Coverage
 
     def coverage(self) -> list[Covered]:
         """Every feature that was reached, by its present name: earlier versions number the interleavings. So a store
@@ -325,25 +299,6 @@ class Store:
         """
         rows = self._rows(Covered, "SELECT * FROM coverage ORDER BY target, feature")
         return [replace(row, feature=_FEATURES_RENAMED.get(row.feature, row.feature)) for row in rows]
-
-    def tapes_to(self, target: str) -> int:
-        """The id of the newest tape of the target, 0 for none."""
-        return int(self._all("SELECT ifnull(max(id), 0) FROM tapes WHERE target = ?", target)[0][0])
-
-    def tape_counts(self) -> dict[str, int]:
-        """Tapes of each target."""
-        rows = self._all("SELECT target, count(*) FROM tapes GROUP BY target ORDER BY target")
-        return self._converted(dict[str, int], dict(map(tuple, rows)))
-
-    def tapes(self, target: str, upto: int, most: int = TAPES_MAX) -> list[StoredTape]:
-        """The newest `most` tapes of the target with ids up to `upto`, by rising id."""
-        query = "SELECT * FROM tapes WHERE target = ? AND id <= ? ORDER BY id DESC LIMIT ?"
-        return self._rows(StoredTape, query, target, upto, most)[::-1]
-
-    def add_tape(self, target: str, kept: KeptTape, model_hash: str = "", origin: str = "") -> bool:
-        """Store a tape that came from elsewhere; False when it was there already."""
-        with self._transaction() as cursor:
-            return _put_tape(cursor, target, kept, model_hash, origin)
 
     # Findings
 
@@ -450,15 +405,9 @@ class Store:
             cursor.close()
 
 
-def digest_of(target: str, tape: Sequence[int]) -> str:
-    """What a tape of a target is known by."""
-    return hashlib.blake2b(f"{target}\n{json.dumps(list(tape))}".encode(), digest_size=16).hexdigest()
-
-
 _FEATURES_RENAMED = {f"mark:{number}": f"mark:{name}" for number, name in NUMBERED.items()}
 _JSON_COLUMNS: dict[Any, dict[str, Any]] = {
     StoredBatch: {"refused": dict[str, Count], "campaign": Annotated[int, msgspec.Meta(ge=0)]},
-    StoredTape: {"tape": tuple[Count, ...], "features": tuple[str, ...]},
     StoredReplay: {"size": tuple[int, ...]},
 }
 
@@ -466,23 +415,6 @@ _JSON_COLUMNS: dict[Any, dict[str, Any]] = {
 def _plain(text: str) -> str:
     """`text` as SQLite takes it: half of a surrogate pair becomes an escape."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _put_tape(cursor: sqlite3.Cursor, target: str, kept: KeptTape, model_hash: str, origin: str) -> bool:
-    cursor.execute(
-        "INSERT OR IGNORE INTO tapes(digest, target, tape, features, cost, model_hash, origin) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (
-            digest_of(target, kept.tape),
-            target,
-            json.dumps(list(kept.tape)),
-            json.dumps(list(kept.features)),
-            kept.cost,
-            model_hash,
-            origin,
-        ),
-    )
-    return cursor.rowcount > 0
 
 
 _TEXTS_OF_FOUND = ("signature", "tier", "rule", "title", "severity", "reach", "where", "replay")  # may quote a target

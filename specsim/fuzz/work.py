@@ -2,7 +2,7 @@
 
 A campaign is a seed. Its work is one endless row of runs for each shard, cut into batches; which target, tier, scenario
 family and strategy a batch has is drawn from (campaign, shard, number of the batch). So a run is made again from
-(campaign, shard, index), and, where the strategy learns, from the tapes that the store had given to its batch.
+(campaign, shard, index) and, where the strategy learns, from the runs of its batch before it.
 
 This module imports neither torch nor triton.
 """
@@ -10,8 +10,6 @@ This module imports neither torch nor triton.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-from specsim.choices.chooser import Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +20,6 @@ class Batch:
     `target`   a TARGET as the user wrote it; `tier` accounting, ops or workers
     `family`   the scenario family of the batch (`specsim.fuzz.scenario_families`), "" for tiers without schedules
     `strategy` one of `specsim.choices.search_strategies`; "" for tiers without schedules
-    `tapes_to` the tapes that the strategy starts from are those of the store with ids up to this one; 0 for none
-    `tapes`    these tapes, by rising id
     `known`    signatures that are not made smaller again
     `observe`  whether each run is told of in `BatchResult.observed`
     `device`   of the ops tier: cpu or cuda
@@ -38,20 +34,9 @@ class Batch:
     tier: str
     family: str = ""
     strategy: str = ""
-    tapes_to: int = 0
-    tapes: tuple[Tape, ...] = ()
     known: tuple[str, ...] = ()
     observe: bool = False
     device: str = "cpu"
-
-
-@dataclass(frozen=True, slots=True)
-class KeptTape:
-    """A tape that reached something new, and what: names of pairs, marks and rules. `cost` are its events."""
-
-    tape: Tape
-    features: tuple[str, ...]
-    cost: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +99,6 @@ class BatchResult:
     cpu_seconds: float
     refused: dict[str, int] = field(default_factory=dict)
     features: dict[str, int] = field(default_factory=dict)
-    tapes: tuple[KeptTape, ...] = ()
     findings: tuple[Found, ...] = ()
     ended: str = ""
     observed: tuple[Observed, ...] = ()

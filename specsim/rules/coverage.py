@@ -4,12 +4,8 @@ contests of agents.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from specsim.choices.search_strategies import Contest
 from specsim.engine.event_log import Run
-from specsim.engine.workload import Scenario
-from specsim.rules.applicability import rules_applied
 
 # Who goes when a choice does not say "the host goes on": the device, a client, the scheduler, an operator.
 CONTESTS = {
@@ -63,8 +59,3 @@ def pairs(run: Run) -> set[tuple[str, int, bool, str, str]]:
             if outcome != "stale":
                 states[who] = _BECOMES.get(event, states[who])
     return found
-
-
-def features_of(scenario: Scenario, run: Run) -> set[Hashable]:
-    """What strategies learn from: the pairs of the run, its marks, and the rules that it gave something to judge."""
-    return {*pairs(run), *run.marks, *rules_applied(scenario, run)}

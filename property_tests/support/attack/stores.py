@@ -16,7 +16,7 @@ from property_tests.support.attack.replays import FIXTURES
 from property_tests.support.attack.runner import Attack
 from specsim.fuzz.batches import Plan, family_weights, lots_of, strategy_weights
 from specsim.fuzz.store import Store
-from specsim.fuzz.work import Batch, BatchResult, Found, KeptTape
+from specsim.fuzz.work import Batch, BatchResult, Found
 
 TABLES = ("meta", "batches", "coverage", "tapes", "findings", "seen", "hits", "replays")
 # Columns that hold JSON.
@@ -34,7 +34,7 @@ BRIEF = ("--budget-seconds", "3", "--jobs", "1", "--hang-seconds", "10")
 
 @functools.cache
 def whole() -> bytes:
-    """A store with two batches, tapes, a finding and its replay file."""
+    """A store with two batches, a finding and its replay file."""
     replay = (FIXTURES / "session-tail-leak.json").read_text()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, STORE)
@@ -58,7 +58,6 @@ def whole() -> bytes:
                     cpu_seconds=0.5,
                 )
                 features = {f"mark:R{number}": 3, "pair:running 1 False finish finished": 2}
-                kept = KeptTape((3, 1, number), tuple(features), 40)
                 store.add(
                     BatchResult(
                         batch=batch,
@@ -69,16 +68,15 @@ def whole() -> bytes:
                         cpu_seconds=2.0,
                         refused={"too large": 1},
                         features=features,
-                        tapes=(kept,),
                         findings=(found,),
                     ),
-                    model_hash="abc",
                 )
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             connection.execute("PRAGMA journal_mode=DELETE")
             connection.execute("UPDATE meta SET value = '0' WHERE key = 'created'")
             connection.execute("UPDATE batches SET at = 1.0")
+            connection.execute("INSERT INTO tapes VALUES (1, 'd', 'model', '[3]', '[]', 40, 'abc', 'an earlier one')")
             connection.commit()
         return path.read_bytes()
 

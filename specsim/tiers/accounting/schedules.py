@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from specsim.choices.chooser import RecordingChooser, Tape, continued, replayed, seeded
-from specsim.choices.search_strategies import STRATEGIES, CoverageGuided, ExtensionError, Portfolio, Strategy, guarded
+from specsim.choices.search_strategies import RETIRED, STRATEGIES, ExtensionError, Strategy, guarded
 from specsim.choices.shrinker import Shrinker, shortlex
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.accounting_target import AccountingTarget, move_of
@@ -26,7 +26,7 @@ from specsim.engine.observer import Violation
 from specsim.engine.workload import Scenario, draw_scenario
 from specsim.errors import UsageError
 from specsim.rules.checked_engine import checked_engine
-from specsim.rules.coverage import CONTESTS, features_of
+from specsim.rules.coverage import CONTESTS
 from specsim.rules.extension import ExtensionTarget
 from specsim.rules.table import BY_ID
 from specsim.tiers.accounting.decisive_pair import Pair, StoppedError, decisive_pair
@@ -61,9 +61,8 @@ class Schedule:
 
     def teach(self, strategy: Strategy) -> None:
         """Tell the strategy that chose it what came of it. ExtensionError for whatever it raises."""
-        features = features_of(self.scenario, self.run) if isinstance(strategy, CoverageGuided | Portfolio) else ()
         try:
-            strategy.learn(self.tape, features, len(self.run.log))
+            strategy.learn(self.tape, (), len(self.run.log))
         except Exception as error:
             raise ExtensionError(f"learn raised {type(error).__name__}: {error}") from error
 
@@ -148,14 +147,12 @@ def run_schedule(
     return Schedule(scenario, chooser.tape, run)
 
 
-def strategy_of(name: str, seed: int, tapes: Collection[Tape] = ()) -> Strategy:
-    """The strategy of that name, which runs these tapes first if it learns; UsageError when there is none."""
+def strategy_of(name: str, seed: int) -> Strategy:
+    """The strategy of that name, the swarm for a retired one; UsageError when there is none."""
+    name = RETIRED.get(name, name)
     if name not in STRATEGIES:
         raise UsageError(f"there is no strategy {name!r}", f"choose one of {', '.join(STRATEGIES)}")
-    strategy = STRATEGIES[name](seed, CONTESTS)
-    if isinstance(strategy, CoverageGuided | Portfolio):
-        strategy.start(tapes)
-    return strategy
+    return STRATEGIES[name](seed, CONTESTS)
 
 
 def chooser_of(seed: int, index: int) -> RecordingChooser:

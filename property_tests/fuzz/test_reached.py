@@ -1,0 +1,37 @@
+"""What a schedule reached has names: pairs, marks and rules."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from specsim.choices.chooser import replayed
+from specsim.engine.accounting_target import ModelTarget
+from specsim.fuzz.reached import LOGS_EVERY, Reached, features_of
+from specsim.rules.applicability import CONDITIONAL
+from specsim.tiers.accounting.schedules import Schedule, chooser_of, run_schedule
+
+
+@cache
+def schedules() -> list[Schedule]:
+    found = [run_schedule(ModelTarget(), chooser_of(7, index)) for index in range(2 * LOGS_EVERY)]
+    return [schedule for schedule in found if schedule is not None]
+
+
+def test_names_say_pairs_marks_and_rules() -> None:
+    simplest = run_schedule(ModelTarget(), replayed(()))
+    assert simplest is not None
+    names = features_of(simplest)
+    assert {"mark:overlap", "pair:waiting 0 False admit "} <= set(names)
+    assert names == sorted(set(names))
+    assert [name for name in names if name.startswith("rule:")] == ["rule:I31"]
+    rules = {name for schedule in schedules() for name in features_of(schedule) if name.startswith("rule:")}
+    assert rules <= {f"rule:{rule}" for rule in CONDITIONAL}
+    assert len(rules) > 10
+
+
+def test_marks_of_every_run_are_counted_and_few_logs_are_read() -> None:
+    reached = Reached()
+    for schedule in schedules():
+        reached.take(schedule)
+    assert reached.features["pair:new 0 False arrive "] == 2
+    assert reached.features["mark:overlap"] == sum("overlap" in schedule.run.marks for schedule in schedules())
