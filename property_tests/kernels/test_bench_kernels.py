@@ -20,7 +20,8 @@ from specsim.bench.kernel_peers import OPERATIONS as CUDA
 from specsim.bench.kernel_peers import KernelPeer, lift_all, peers_of
 from specsim.contracts.contract import Case, Tensors
 from specsim.deadline import Deadline
-from specsim.engines.sglang.peers import PEER_RELEASES, PEERS, lifted_peers
+from specsim.engines.sglang.operations import KERNELS as LAUNCHES
+from specsim.engines.sglang.peers import AS_DOCUMENTED, PEER_RELEASES, PEERS, lifted_peers
 from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
@@ -183,6 +184,9 @@ def test_the_page_names_who_is_slower_than_what_ships_and_what_was_not_run() -> 
 def test_cuda_operations_and_releases_have_kernels_of_the_table() -> None:
     assert set(CUDA) <= set(KERNELS)
     assert {peer.op for peer in PEERS} <= set(KERNELS)
+    documented = {kernel.subject: kernel.op for kernel in LAUNCHES}
+    assert set(AS_DOCUMENTED) <= set(documented)
+    assert {documented[subject] for subject in AS_DOCUMENTED} <= set(KERNELS)
 
 
 @pytest.mark.parametrize("nodes", [4, 12])

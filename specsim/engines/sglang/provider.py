@@ -26,7 +26,7 @@ from specsim.engines.sglang.operations import (
 )
 from specsim.engines.sglang.operations.functions import function_subject
 from specsim.engines.sglang.operations.not_lifted import NOT_LIFTED
-from specsim.engines.sglang.operations.offsets import OFFSETS, OffsetNames, offset_subject
+from specsim.engines.sglang.operations.offsets import OFFSETS, offset_subject
 from specsim.lifting.call_sites import CallSite, Capture, find_call
 from specsim.lifting.gc_pause import without_collections
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter, TextStore
@@ -69,6 +69,36 @@ SHIMS |= {
 _UNWRITTEN = 1_777_777_777
 
 
+def lift_first(
+    lifter: Lifter, names: tuple[str, ...], paths: tuple[str, ...], parameters: tuple[str, ...] = ()
+) -> LiftedFunction:
+    """The first of `names` that one of `paths` defines. Raises DriftError when none does, or its first parameters are
+    not `parameters`.
+    """
+    for path in filter(lifter.source.exists, paths):
+        for name in names:
+            if name in lifter.module(path).definitions:
+                lifted = lifter.lift(path, name)
+                if lifted.parameters[: len(parameters)] != parameters:
+                    raise _changed(lifted, name)
+                return lifted
+    raise DriftError(f"not found: {' or '.join(names)} in {', '.join(paths)}")
+
+
+def lift_kernel(lifter: Lifter, names: KernelNames) -> LiftedFunction:
+    """A kernel with parameters that are known. Raises DriftError when there is none."""
+    lifted = lift_first(lifter, names.names, names.paths)
+    if lifted.parameters not in names.signatures:
+        if any(lifted.parameters in other.signatures for other in KERNELS if other.names == names.names):
+            raise DriftError(f"not found: {lifted.where} {lifted.name} has no such form")
+        raise _changed(lifted, lifted.name)
+    return lifted
+
+
+def _changed(lifted: LiftedFunction, name: str) -> DriftError:
+    return DriftError(f"signature changed: {lifted.where} {name}({', '.join(lifted.parameters)})")
+
+
 class SglangProvider:
     """The ops tier of a release or checkout of SGLang; of one operation alone where `op` names it, so that no other is
     lifted.
@@ -102,7 +132,7 @@ class SglangProvider:
             if not is_asked and names.subject not in needed:
                 continue
             try:
-                lifted = self._lift(names.names, names.paths, names.signatures)
+                lifted = lift_kernel(self._lifter, names)
             except DriftError as error:
                 if is_asked:
                     missing.append(NotRun(f"{names.op} ({names.variant})" if names.variant else names.op, str(error)))
@@ -114,7 +144,8 @@ class SglangProvider:
             if self._op not in ("", offsets.op):
                 continue
             try:
-                found.append(offset_subject(offsets, self._offsets_kernel(offsets)))
+                lifted = lift_first(self._lifter, offsets.names, offsets.paths, offsets.parameters)
+                found.append(offset_subject(offsets, lifted))
             except DriftError as error:
                 missing.append(NotRun(offsets.what, str(error)))
         for caller in callers:
@@ -143,37 +174,12 @@ class SglangProvider:
         """The subject of one tensor function. Raises DriftError as `function_subject` does."""
         return function_subject(self._lifter, names, self._guards.reach_of_overlap_worker)
 
-    def _lift(
-        self, names: tuple[str, ...], paths: tuple[str, ...], signatures: tuple[tuple[str, ...], ...]
-    ) -> LiftedFunction:
-        """The first of `names` that one of `paths` defines. Raises DriftError when none does, or its parameters are
-        new.
-        """
-        for path in paths:
-            if not self._lifter.source.exists(path):
-                continue
-            for name in names:
-                if name in self._lifter.module(path).definitions:
-                    lifted = self._lifter.lift(path, name)
-                    if signatures and lifted.parameters not in signatures:
-                        if any(lifted.parameters in other.signatures for other in KERNELS if other.names == names):
-                            raise DriftError(f"not found: {lifted.where} {name} has no such form")
-                        raise DriftError(f"signature changed: {lifted.where} {name}({', '.join(lifted.parameters)})")
-                    return lifted
-        raise DriftError(f"not found: {' or '.join(names)} in {', '.join(paths)}")
-
-    def _offsets_kernel(self, names: OffsetNames) -> LiftedFunction:
-        lifted = self._lift(names.names, names.paths, ())
-        if lifted.parameters[: len(names.parameters)] != names.parameters:
-            raise DriftError(f"signature changed: {lifted.where} {lifted.name}({', '.join(lifted.parameters)})")
-        return lifted
-
     def _kernel_subject(self, names: KernelNames, lifted: LiftedFunction) -> Subject:
         return Subject(
             op=names.op,
             role="kernel",
             name=names.subject,
-            run=partial(OPS[names.op].call, partial(names.launch, lifted.value)),
+            run=partial(_run_launch, names, lifted.value),
             where=lifted.where,
             accepts=names.accepts,
             reach=self._reach_of(names, lifted.name),
@@ -196,7 +202,7 @@ class SglangProvider:
 
     def _caller_subject(self, caller: CallerNames, names: KernelNames, kernel: LiftedFunction) -> Subject:
         site, function = self._find_call(caller)
-        callee = self._lift((site.callee,), caller.host_paths, ()) if caller.host_paths else kernel
+        callee = lift_first(self._lifter, (site.callee,), caller.host_paths) if caller.host_paths else kernel
         run = _CallerRun(caller, site, Capture(callee.value, callee.parameters), _DocumentedLaunch(names, kernel))
         return Subject(
             op=caller.op,
@@ -246,16 +252,33 @@ def _without_what_is_found(missing: list[NotRun], found: list[Subject]) -> list[
     ]
 
 
+def _run_launch(names: KernelNames, kernel: Any, sizes: Sizes, tensors: Tensors) -> Tensors:
+    """Launch the kernel as documented; the operation's outputs by name. WrongResultError where what is returned does
+    not fit the contract.
+    """
+    op, launch = OPS[names.op], names.launch(sizes, tensors)
+    returned = launch.bound(kernel)() if launch is not None else None
+    if launch is not None and launch.returned is not None:
+        results = launch.returned(returned)
+        results = results if isinstance(results, tuple | list) else (results,)
+        outputs = [arg for arg in op.tensor_args if arg.role is Role.OUT]
+        if len(results) != len(outputs):
+            raise WrongResultError(f"returned {len(results)} values where the contract has {len(outputs)} outputs")
+        for arg, result in zip(outputs, results, strict=True):
+            tensors[arg.name] = arg.check(result, sizes)
+    return {arg.name: tensors[arg.name] for arg in op.outputs}
+
+
 class _DocumentedLaunch:
     """The arguments of the launch that the kernel's documentation asks for."""
 
     def __init__(self, names: KernelNames, kernel: LiftedFunction) -> None:
-        self._op = OPS[names.op]
+        self._names = names
         self._capture = Capture(kernel.value, kernel.parameters)
-        self._launch: Callable[..., None] = partial(names.launch, self._capture)
 
     def arguments(self, sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
-        self._op.call(self._launch, sizes, {name: tensor.clone() for name, tensor in tensors.items()})
+        copies = {name: tensor.clone() for name, tensor in tensors.items()}
+        _run_launch(self._names, self._capture, sizes, copies)
         return self._capture.arguments
 
 

@@ -11,9 +11,15 @@ from specsim.contracts.contract import Sizes, Tensors
 from specsim.engines.sglang.operations.names import (
     CallerNames,
     KernelNames,
+    Launch,
+    as_is,
+    host_call,
+    named,
+    on_grid,
     power_of_two,
     running_batch,
     without_overlap,
+    words,
 )
 
 _CACHE_LOCS = (
@@ -25,119 +31,58 @@ _CACHE_LOCS = (
 _WORKERS = ("srt/speculative",)
 
 
-def _launch_extend_after_decode(
-    kernel: Any,
-    accept_tokens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    accept_lens: torch.Tensor,
-    positions: torch.Tensor,
-    bonus_tokens: torch.Tensor,
-) -> None:
+def _launch_extend_after_decode(_sizes: Sizes, t: Tensors) -> Launch:
     """A block has lanes for the batch and for the longest segment."""
-    bs = len(seq_lens)
-    lanes = power_of_two(max(bs, int(accept_lens.max())))
-    kernel[(bs,)](accept_tokens, seq_lens, accept_lens, positions, bonus_tokens, lanes)
+    bs = len(t["seq_lens"])
+    lanes = power_of_two(max(bs, int(t["accept_lens"].max())))
+    return on_grid((bs,), *named(t, "accept_tokens seq_lens accept_lens positions bonus_tokens"), lanes)
 
 
-def _launch_target(
-    kernel: Any,
-    accept_token_num: torch.Tensor,
-    to_free_num_slots: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    tgt_cache_loc: torch.Tensor,
-    to_free_slots: torch.Tensor,
-    num_draft_tokens: int,
-) -> None:
-    bs = len(accept_token_num)
-    kernel[(bs,)](
-        tgt_cache_loc,
-        to_free_slots,
-        accept_token_num,
-        to_free_num_slots,
-        out_cache_loc,
-        num_draft_tokens,
-        power_of_two(num_draft_tokens),
-        power_of_two(bs),
-    )
+def _launch_target(sizes: Sizes, t: Tensors) -> Launch:
+    bs, nodes = len(t["accept_token_num"]), sizes["num_draft_tokens"]
+    tensors = named(t, "tgt_cache_loc to_free_slots accept_token_num to_free_num_slots out_cache_loc")
+    return on_grid((bs,), *tensors, nodes, power_of_two(nodes), power_of_two(bs))
 
 
-def _launch_filter(
-    kernel: Any,
-    tgt_cache_loc: torch.Tensor,
-    accept_token_num: torch.Tensor,
-    num_accept_tokens_filter: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-) -> None:
+def _launch_filter(_sizes: Sizes, t: Tensors) -> Launch:
     """The tree's size is not among the arguments: a block has lanes for the longest segment."""
-    bs = len(accept_token_num)
-    lanes = power_of_two(int(accept_token_num.max()) + 1)
-    kernel[(bs,)](out_cache_loc, tgt_cache_loc, accept_token_num, num_accept_tokens_filter, power_of_two(bs), lanes)
+    bs, lanes = len(t["accept_token_num"]), power_of_two(int(t["accept_token_num"].max()) + 1)
+    tensors = named(t, "out_cache_loc tgt_cache_loc accept_token_num num_accept_tokens_filter")
+    return on_grid((bs,), *tensors, power_of_two(bs), lanes)
 
 
-def _launch_align(
-    kernel: Any, seq_lens: torch.Tensor, evict_mask: torch.Tensor, page_size: int, num_draft_tokens: int
-) -> None:
-    bs = len(seq_lens)
-    kernel[(bs,)](seq_lens, evict_mask, page_size, num_draft_tokens, power_of_two(num_draft_tokens))
+def _launch_align(sizes: Sizes, t: Tensors) -> Launch:
+    nodes = sizes["num_draft_tokens"]
+    tensors = named(t, "seq_lens evict_mask")
+    return on_grid((len(t["seq_lens"]),), *tensors, sizes["page_size"], nodes, power_of_two(nodes))
 
 
-def _launch_gather(
-    function: Any,
-    indices: torch.Tensor,
-    topk_p_buf: torch.Tensor,
-    topk_index_buf: torch.Tensor,
-    output_tokens_buf: torch.Tensor,
-    hidden_states_buf: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
-    gathered: tuple[torch.Tensor, ...] = function(
-        indices, topk_p_buf, topk_index_buf, output_tokens_buf, hidden_states_buf
-    )
-    return gathered
+def _launch_gather(_sizes: Sizes, t: Tensors) -> Launch:
+    return host_call(*named(t, "indices topk_p_buf topk_index_buf output_tokens_buf hidden_states_buf"), returned=as_is)
 
 
-def _launch_commit(
-    function: Any,
-    predict: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    new_seq_lens, bonus_tokens = function(predict, accept_index, accept_lens, seq_lens)
-    return new_seq_lens, bonus_tokens
+def _launch_commit(_sizes: Sizes, t: Tensors) -> Launch:
+    return host_call(*named(t, "predict accept_index accept_lens seq_lens"), returned=as_is)
 
 
-def _launch_commit_of_chains(
-    function: Any,
-    predict: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _launch_commit_of_chains(_sizes: Sizes, t: Tensors) -> Launch:
     """As for chains, where the launch prepares the draft extend too; those outputs have no contract here."""
-    new_seq_lens, bonus_tokens, *_prepared = function(
-        predict, accept_index, accept_lens, seq_lens, num_draft_tokens=accept_index.shape[1]
-    )
-    return new_seq_lens, bonus_tokens
+    tensors, nodes = named(t, "predict accept_index accept_lens seq_lens"), t["accept_index"].shape[1]
+    return host_call(*tensors, num_draft_tokens=nodes, returned=lambda returned: returned[:2])
 
 
-_COMMIT = ("predict", "accept_index", "accept_lens", "seq_lens", "num_draft_tokens", "mamba_track_interval")
+_COMMIT = words("predict accept_index accept_lens seq_lens num_draft_tokens mamba_track_interval")
 
 
 def _get_target(accepted: str) -> tuple[str, ...]:
-    return (
-        "tgt_cache_loc",
-        "to_free_slots",
-        accepted,
-        "to_free_num_slots",
-        "out_cache_loc",
-        "num_verify_tokens",
-        "num_verify_tokens_upper",
-        "bs_upper",
+    return words(
+        f"tgt_cache_loc to_free_slots {accepted} to_free_num_slots out_cache_loc num_verify_tokens "
+        "num_verify_tokens_upper bs_upper"
     )
 
 
 def _filter(accepted: str, kept: str) -> tuple[str, ...]:
-    return ("out_cache_loc", "tgt_cache_loc", accepted, kept, "bs_upper", "num_verify_tokens_upper")
+    return words(f"out_cache_loc tgt_cache_loc {accepted} {kept} bs_upper num_verify_tokens_upper")
 
 
 KERNELS: tuple[KernelNames, ...] = (
@@ -146,8 +91,8 @@ KERNELS: tuple[KernelNames, ...] = (
         ("create_extend_after_decode_spec_info",),
         _CACHE_LOCS,
         (
-            ("accept_tokens", "seq_lens", "accept_lens", "positions", "bonus_tokens_ptr", "bs_upper"),
-            ("verified_id", "seq_lens", "accept_lens", "positions", "new_verified_id", "bs_upper"),
+            words("accept_tokens seq_lens accept_lens positions bonus_tokens_ptr bs_upper"),
+            words("verified_id seq_lens accept_lens positions new_verified_id bs_upper"),
         ),
         _launch_extend_after_decode,
         reach=without_overlap,

@@ -9,7 +9,18 @@ import torch
 
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.pointers import pointers_to
-from specsim.engines.sglang.operations.names import CallerNames, KernelNames, always, power_of_two
+from specsim.engines.sglang.operations.names import (
+    CallerNames,
+    KernelNames,
+    Launch,
+    always,
+    as_is,
+    host_call,
+    named,
+    on_grid,
+    power_of_two,
+    words,
+)
 from specsim.engines.sglang.stubs import OFF
 
 _ALLOCATOR = (
@@ -24,69 +35,41 @@ _COMMON = (
 )
 
 
-def _launch_extend(
-    kernel: Any,
-    prefix_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    last_loc: torch.Tensor,
-    free_pages: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    page_size: int,
-) -> None:
-    bs = len(seq_lens)
-    kernel[(bs,)](prefix_lens, seq_lens, last_loc, free_pages, out_cache_loc, power_of_two(bs), page_size)
+_EXTEND = words("pre_lens_ptr seq_lens_ptr last_loc_ptr free_page_ptr out_indices bs_upper page_size")
+_WRITE = words("req_to_token_ptr req_pool_indices prefix_tensors pre_lens seq_lens extend_lens out_cache_loc")
+_LAST_LOC = words("req_to_token req_pool_indices_tensor prefix_lens_tensor")
 
 
-def _launch_decode(
-    kernel: Any,
-    seq_lens: torch.Tensor,
-    last_loc: torch.Tensor,
-    free_pages: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    page_size: int,
-) -> None:
-    bs = len(seq_lens)
-    kernel[(bs,)](seq_lens, last_loc, free_pages, out_cache_loc, power_of_two(bs), page_size)
+def _launch_extend(sizes: Sizes, t: Tensors) -> Launch:
+    bs = len(t["seq_lens"])
+    tensors = named(t, "prefix_lens seq_lens last_loc free_pages out_cache_loc")
+    return on_grid((bs,), *tensors, power_of_two(bs), sizes["page_size"])
 
 
-def _launch_write(
-    kernel: Any,
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    prefix_indices: torch.Tensor,
-    prefix_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-) -> None:
+def _launch_decode(sizes: Sizes, t: Tensors) -> Launch:
+    bs = len(t["seq_lens"])
+    return on_grid((bs,), *named(t, "seq_lens last_loc free_pages out_cache_loc"), power_of_two(bs), sizes["page_size"])
+
+
+def _launch_write(_sizes: Sizes, t: Tensors) -> Launch:
     """The cached slots of each request are a tensor of its own there; here they are parts of one."""
-    prefixes = pointers_to(torch.split(prefix_indices, prefix_lens.tolist()))
-    kernel[(len(seq_lens),)](
-        req_to_token,
-        req_pool_indices,
-        prefixes,
-        prefix_lens,
-        seq_lens,
-        seq_lens - prefix_lens,
-        out_cache_loc,
-        req_to_token.shape[1],
-    )
+    prefixes = pointers_to(torch.split(t["prefix_indices"], t["prefix_lens"].tolist()))
+    rows, lens = named(t, "req_to_token req_pool_indices"), named(t, "prefix_lens seq_lens")
+    extend_lens = t["seq_lens"] - t["prefix_lens"]
+    width = t["req_to_token"].shape[1]
+    return on_grid((len(extend_lens),), *rows, prefixes, *lens, extend_lens, t["out_cache_loc"], width)
 
 
-def _launch_last_loc(
-    function: Any, req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, prefix_lens: torch.Tensor
-) -> torch.Tensor:
-    last_loc: torch.Tensor = function(req_to_token, req_pool_indices, prefix_lens)
-    return last_loc
+def _launch_last_loc(_sizes: Sizes, t: Tensors) -> Launch:
+    return host_call(*named(t, "req_to_token req_pool_indices prefix_lens"), returned=as_is)
 
-
-_LAST_LOC = ("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor")
 
 KERNELS: tuple[KernelNames, ...] = (
     KernelNames(
         "alloc_extend",
         ("alloc_extend_kernel",),
         _ALLOCATOR,
-        (("pre_lens_ptr", "seq_lens_ptr", "last_loc_ptr", "free_page_ptr", "out_indices", "bs_upper", "page_size"),),
+        (_EXTEND,),
         _launch_extend,
         reach=always,
     ),
@@ -94,7 +77,7 @@ KERNELS: tuple[KernelNames, ...] = (
         "alloc_decode",
         ("alloc_decode_kernel",),
         _ALLOCATOR,
-        (("seq_lens_ptr", "last_loc_ptr", "free_page_ptr", "out_indices", "bs_upper", "page_size"),),
+        (_EXTEND[1:],),
         _launch_decode,
         reach=always,
     ),
@@ -102,18 +85,7 @@ KERNELS: tuple[KernelNames, ...] = (
         "write_req_to_token_pool",
         ("write_req_to_token_pool_triton",),
         _COMMON,
-        (
-            (
-                "req_to_token_ptr",
-                "req_pool_indices",
-                "prefix_tensors",
-                "pre_lens",
-                "seq_lens",
-                "extend_lens",
-                "out_cache_loc",
-                "req_to_token_ptr_stride",
-            ),
-        ),
+        ((*_WRITE, "req_to_token_ptr_stride"),),
         _launch_write,
         reach=always,
     ),

@@ -9,7 +9,16 @@ import torch
 
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import NotCalledError
-from specsim.engines.sglang.operations.names import CallerNames, KernelNames, running_batch
+from specsim.engines.sglang.operations.names import (
+    CallerNames,
+    KernelNames,
+    Launch,
+    named,
+    on_grid,
+    power_of_two,
+    running_batch,
+    words,
+)
 
 _CACHE_LOCS = (
     "kernels/ops/speculative/cache_locs.py",
@@ -23,74 +32,36 @@ _COMMON = "srt/speculative/eagle_worker_common.py"
 _UTILS = "srt/speculative/eagle_utils.py"
 
 
-_RAGGED = ("req_pool_indices", "req_to_token", "start_offset", "end_offset", "out_cache_loc", "pool_len", "bs_upper")
+_RAGGED = words("req_pool_indices req_to_token start_offset end_offset out_cache_loc pool_len bs_upper")
+_UNIFORM = words("req_pool_indices req_to_token start_offset out_cache_loc pool_len draft_token_num")
+_DRAFT_LOCS = words("req_pool_indices req_to_token seq_lens out_cache_loc pool_len topk speculative_num_steps")
+_POSITIONS = words("positions mrope BS WRITE_POSITIONS WRITE_MROPE")
+_TRANSLATED = words(
+    "full_v2p swa_v2p full_out swa_out PAGE_SIZE num_v_pages num_swa_pages positions_out anchor_src anchor_out "
+    "anchor_stride"
+)
 
 
-def _launch_ragged(
-    kernel: Any,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    start_offset: torch.Tensor,
-    end_offset: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-) -> None:
-    bs, pool_len = len(req_pool_indices), req_to_token.shape[1]
-    bs_upper = 1 << (bs - 1).bit_length()
-    kernel[(bs,)](req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc, pool_len, bs_upper)
+def _launch_ragged(_sizes: Sizes, t: Tensors) -> Launch:
+    bs, pool_len = len(t["req_pool_indices"]), t["req_to_token"].shape[1]
+    tensors = named(t, "req_pool_indices req_to_token start_offset end_offset out_cache_loc")
+    return on_grid((bs,), *tensors, pool_len, power_of_two(bs))
 
 
-def _launch_draft_locs(
-    kernel: Any,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    seq_lens: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    topk: int,
-    num_steps: int,
-) -> None:
-    bs, pool_len = len(req_pool_indices), req_to_token.shape[1]
-    kernel[(bs,)](req_pool_indices, req_to_token, seq_lens, out_cache_loc, pool_len, topk, num_steps)
+def _launch_draft_locs(sizes: Sizes, t: Tensors) -> Launch:
+    bs, pool_len = len(t["req_pool_indices"]), t["req_to_token"].shape[1]
+    tensors = named(t, "req_pool_indices req_to_token seq_lens out_cache_loc")
+    return on_grid((bs,), *tensors, pool_len, sizes["topk"], sizes["num_steps"])
 
 
-def _launch_uniform(
-    kernel: Any,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    start_offset: torch.Tensor,
-    end_offset: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-) -> None:
+def _launch_uniform(_sizes: Sizes, t: Tensors) -> Launch:
     """For segments of one width, which is not 0."""
-    bs = len(req_pool_indices)
-    width = int(end_offset[0] - start_offset[0])
-    if width == 0 or bool((end_offset - start_offset != width).any()):
+    widths = t["end_offset"] - t["start_offset"]
+    if not int(widths[0]) or bool((widths != widths[0]).any()):
         raise NotCalledError("it is for segments of one width")
-    kernel[(bs,)](req_pool_indices, req_to_token, start_offset, out_cache_loc, req_to_token.shape[1], width)
+    tensors = named(t, "req_pool_indices req_to_token start_offset out_cache_loc")
+    return on_grid((len(widths),), *tensors, t["req_to_token"].shape[1], int(widths[0]))
 
-
-_UNIFORM = ("req_pool_indices", "req_to_token", "start_offset", "out_cache_loc", "pool_len", "draft_token_num")
-_DRAFT_LOCS = (
-    "req_pool_indices",
-    "req_to_token",
-    "seq_lens",
-    "out_cache_loc",
-    "pool_len",
-    "topk",
-    "speculative_num_steps",
-)
-_TRANSLATED = (
-    "full_v2p",
-    "swa_v2p",
-    "full_out",
-    "swa_out",
-    "PAGE_SIZE",
-    "num_v_pages",
-    "num_swa_pages",
-    "positions_out",
-    "anchor_src",
-    "anchor_out",
-    "anchor_stride",
-)
 
 KERNELS: tuple[KernelNames, ...] = (
     KernelNames("assign_req_to_token_pool", ("assign_req_to_token_pool",), _CACHE_LOCS, (_RAGGED,), _launch_ragged),
@@ -98,7 +69,7 @@ KERNELS: tuple[KernelNames, ...] = (
         "assign_draft_cache_locs_contiguous",
         ("assign_draft_cache_locs_contiguous", "assign_draft_cache_locs_page_size_1"),
         _CACHE_LOCS,
-        (_DRAFT_LOCS, (*_DRAFT_LOCS, "positions", "mrope", "BS", "WRITE_POSITIONS", "WRITE_MROPE")),
+        (_DRAFT_LOCS, _DRAFT_LOCS + _POSITIONS),
         _launch_draft_locs,
     ),
     KernelNames("assign_extend_cache_locs", ("assign_extend_cache_locs",), _CACHE_LOCS, (_RAGGED,), _launch_ragged),
@@ -106,7 +77,7 @@ KERNELS: tuple[KernelNames, ...] = (
         "assign_extend_cache_locs",
         ("assign_extend_cache_locs_uniform",),
         _CACHE_LOCS,
-        (_UNIFORM, (*_UNIFORM, *_TRANSLATED)),
+        (_UNIFORM, _UNIFORM + _TRANSLATED),
         _launch_uniform,
         variant="uniform",
     ),

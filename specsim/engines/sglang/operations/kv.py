@@ -14,9 +14,13 @@ from specsim.contracts.provider import NotCalledError
 from specsim.engines.sglang.operations.names import (
     CallerNames,
     KernelNames,
+    Launch,
+    named,
+    on_grid,
     power_of_two,
     running_batch,
     without_overlap,
+    words,
 )
 
 CACHE_LOCS = (
@@ -37,22 +41,11 @@ _EAGLE = (
 
 # As the attention backends launch it. The first axis of the grid is the step; a kernel that has NUM_STEPS runs the
 # historical form where it is 0.
-_KV_INDICES = (
-    "req_pool_indices",
-    "req_to_token",
-    "paged_kernel_lens",
-    "kv_indices",
-    "kv_indptr",
-    "positions",
-    "pool_len",
-    "kv_indices_stride",
-    "kv_indptr_stride",
-    "bs_upper",
-    "iter_upper",
-    "num_tokens_upper",
-    "page_size",
+_KV_INDICES = words(
+    "req_pool_indices req_to_token paged_kernel_lens kv_indices kv_indptr positions pool_len kv_indices_stride "
+    "kv_indptr_stride bs_upper iter_upper num_tokens_upper page_size"
 )
-_WINDOWED = ("window_size", "sink_size", "NUM_STEPS", "ENTRY_PAGE_SIZE", "v2p", "TRANSLATE")
+_WINDOWED = words("window_size sink_size NUM_STEPS ENTRY_PAGE_SIZE v2p TRANSLATE")
 _FORMS = (
     _KV_INDICES,
     (*_KV_INDICES, "NUM_STEPS"),
@@ -61,72 +54,33 @@ _FORMS = (
 )
 
 
-_PAGED = (
-    "req_pool_indices",
-    "req_to_token",
-    "seq_lens",
-    "extend_lens",
-    "num_new_pages_per_topk",
-    "out_cache_loc",
-    "source_cache_loc",
-    "target_cache_loc",
-    "last_page_lens_cumsum",
-    "duplicate_cache_len",
-    "pool_len",
-    "topk",
-    "speculative_num_steps",
-    "page_size",
-    "bs_upper",
-    "iter_upper",
+_PAGED = words(
+    "req_pool_indices req_to_token seq_lens extend_lens num_new_pages_per_topk out_cache_loc source_cache_loc "
+    "target_cache_loc last_page_lens_cumsum duplicate_cache_len pool_len topk speculative_num_steps page_size bs_upper "
+    "iter_upper"
 )
 
 
-def _launch_kv_indices(
-    kernel: Any,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    seq_lens: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_indices: torch.Tensor,
-    topk: int,
-    num_steps: int,
-    page_size: int,
-    *,
-    by_blocks: bool = False,
-) -> None:
+def _launch_kv_indices(sizes: Sizes, t: Tensors, *, by_blocks: bool = False) -> Launch:
     """`by_blocks`: the form in which the first axis is the step and the block of 512 tokens; here two blocks a step."""
-    bs = len(seq_lens)
-    options = {"NUM_STEPS": num_steps} if by_blocks else {}
-    kernel[(num_steps * (2 if by_blocks else 1), bs, topk)](
-        req_pool_indices,
-        req_to_token,
-        seq_lens,
-        kv_indices,
-        kv_indptr,
-        seq_lens.repeat_interleave(topk),
-        req_to_token.shape[1],
-        kv_indices.shape[1],
-        kv_indptr.shape[1],
-        power_of_two(bs),
-        power_of_two(num_steps),
-        power_of_two(bs * topk),
-        page_size,
-        **options,
+    bs, topk, num_steps = len(t["seq_lens"]), sizes["topk"], sizes["num_steps"]
+    return on_grid(
+        (num_steps * (2 if by_blocks else 1), bs, topk),
+        *named(t, "req_pool_indices req_to_token seq_lens kv_indices kv_indptr"),
+        t["seq_lens"].repeat_interleave(topk),
+        *(t[name].shape[1] for name in ("req_to_token", "kv_indices", "kv_indptr")),
+        *map(power_of_two, (bs, num_steps, bs * topk)),
+        sizes["page_size"],
+        **({"NUM_STEPS": num_steps} if by_blocks else {}),
     )
 
 
-def _launch_draft_locs_paged(
-    kernel: Any,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    seq_lens: torch.Tensor,
-    topk: int,
-    num_steps: int,
-    page_size: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _launch_draft_locs_paged(sizes: Sizes, t: Tensors) -> Launch:
     """The kernel first enters the slots of all branches' pages, which it is given, into the rows. Here they are in the
     rows: it is given what it finds there. A row is as wide as its last branch's pages need.
     """
+    req_pool_indices, req_to_token, seq_lens = named(t, "req_pool_indices req_to_token seq_lens")
+    topk, num_steps, page_size = (sizes[name] for name in ("topk", "num_steps", "page_size"))
     bs, device = len(seq_lens), seq_lens.device
     tail = seq_lens % page_size
     pages = (tail + num_steps + page_size - 1) // page_size
@@ -142,51 +96,46 @@ def _launch_draft_locs_paged(
     copies = int(tail.sum()) * (topk - 1) if is_paged else 0
     source = torch.zeros(copies, dtype=torch.int32, device=device) if is_paged else None
     target = torch.zeros(copies, dtype=torch.int32, device=device) if is_paged else None
-    kernel[(bs,)](
-        req_pool_indices,
-        table,
-        seq_lens,
-        extend,
-        pages,
-        slots,
-        source,
-        target,
-        tail.cumsum(0) if is_paged else None,
-        copies,
-        table.shape[1],
-        topk,
-        num_steps,
-        page_size,
-        power_of_two(bs),
-        power_of_two(num_steps + page_size),
+    return Launch(
+        (
+            *(req_pool_indices, table, seq_lens, extend, pages, slots, source, target),
+            *(tail.cumsum(0) if is_paged else None, copies, table.shape[1], topk, num_steps, page_size),
+            *(power_of_two(bs), power_of_two(num_steps + page_size)),
+        ),
+        (bs,),
+        returned=lambda _nothing: (slots[: bs * topk * num_steps], *_moved(target, source, device)),
     )
-    nothing = torch.zeros(0, dtype=torch.int64, device=device)
-    moved = (nothing, nothing) if target is None or source is None else (target.long(), source.long())
-    return slots[: bs * topk * num_steps], *moved
 
 
-def _launch_some_unaligned(kernel: Any, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if _all_aligned(arguments["seq_lens"], arguments["topk"], arguments["page_size"]):
+def _moved(
+    target: torch.Tensor | None, source: torch.Tensor | None, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if target is None or source is None:
+        nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        return nothing, nothing
+    return target.long(), source.long()
+
+
+def _launch_some_unaligned(sizes: Sizes, t: Tensors) -> Launch:
+    if _all_aligned(t["seq_lens"], sizes["topk"], sizes["page_size"]):
         raise NotCalledError("that is the other form")
-    return _launch_draft_locs_paged(kernel, **arguments)
+    return _launch_draft_locs_paged(sizes, t)
 
 
-def _launch_all_aligned(kernel: Any, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _launch_all_aligned(sizes: Sizes, t: Tensors) -> Launch:
     """With nothing to copy the worker has the kernel skip the part that brings the slots to the front."""
-    if not _all_aligned(arguments["seq_lens"], arguments["topk"], arguments["page_size"]):
+    if not _all_aligned(t["seq_lens"], sizes["topk"], sizes["page_size"]):
         raise NotCalledError("that is the other form")
-    return _launch_draft_locs_paged(kernel, **arguments)
+    return _launch_draft_locs_paged(sizes, t)
 
 
 def _all_aligned(seq_lens: torch.Tensor, topk: int, page_size: int) -> bool:
     return topk > 1 and page_size > 1 and not bool((seq_lens % page_size).any())
 
 
-def _launch_fill_accept(
-    kernel: Any, accept_index: torch.Tensor, out_cache_loc: torch.Tensor, accept_out_cache_loc: torch.Tensor
-) -> None:
-    size = accept_index.numel()
-    kernel[(size,)](accept_index, out_cache_loc, accept_out_cache_loc, power_of_two(size))
+def _launch_fill_accept(_sizes: Sizes, t: Tensors) -> Launch:
+    size = t["accept_index"].numel()
+    return on_grid((size,), *named(t, "accept_index out_cache_loc accept_out_cache_loc"), power_of_two(size))
 
 
 BYTES_PER_TILE = 128
@@ -194,13 +143,15 @@ MOVES_MAX = 256
 """The release moves no more in one launch, whose programs each hold a tile of all of them."""
 
 
-def _launch_move(kernel: Any, buffer: torch.Tensor, target: torch.Tensor, source: torch.Tensor) -> None:
+def _launch_move(_sizes: Sizes, t: Tensors) -> Launch | None:
+    buffer, target, source = named(t, "buffer target source")
     if not len(target):
-        return
+        return None
     stride = buffer.stride(0) * buffer.element_size()
     strides = torch.tensor([stride], dtype=torch.int64, device=buffer.device)
     grid = (1, -(-stride // BYTES_PER_TILE))
-    kernel[grid](pointers_to([buffer]), strides, target, source, len(target), power_of_two(len(target)), BYTES_PER_TILE)
+    counts = (len(target), power_of_two(len(target)), BYTES_PER_TILE)
+    return on_grid(grid, pointers_to([buffer]), strides, target, source, *counts)
 
 
 KERNELS: tuple[KernelNames, ...] = (
@@ -253,7 +204,7 @@ KERNELS: tuple[KernelNames, ...] = (
         "move_kv",
         ("copy_all_layer_kv_cache_tiled",),
         _MOVE,
-        (("data_ptrs", "strides", "tgt_loc_ptr", "src_loc_ptr", "num_locs", "num_locs_upper", "BYTES_PER_TILE"),),
+        (words("data_ptrs strides tgt_loc_ptr src_loc_ptr num_locs num_locs_upper BYTES_PER_TILE"),),
         _launch_move,
         accepts=lambda sizes: sizes["num_moves"] <= MOVES_MAX,
     ),

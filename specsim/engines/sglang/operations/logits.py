@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from specsim.contracts.contract import Sizes
+from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.logits import as_fewest
 from specsim.contracts.provider import NotCalledError
 from specsim.engines.sglang.operations.functions import FunctionNames, Lifted
-from specsim.engines.sglang.operations.names import KernelNames
+from specsim.engines.sglang.operations.names import KernelNames, Launch, host_call
 from specsim.engines.sglang.operations.verification import (
     SAMPLE_FOLLOWS,
     SAMPLE_PLACES,
@@ -271,20 +271,20 @@ def _min_p(lifted: Lifted, probs: Tensor, min_p: Tensor) -> Tensor:
 # Kernels
 
 
-def _only_on_a_gpu(probs: Tensor) -> None:
+def _on_a_gpu(probs: Tensor) -> Tensor:
     if not probs.is_cuda:
         raise NotCalledError("the release's function refuses tensors that are not on a GPU")
+    return probs
 
 
-def _launch_top_k(kernel: Any, probs: Tensor, top_k: Tensor, renorm_probs: Tensor) -> None:
-    _only_on_a_gpu(probs)
-    renorm_probs.copy_(kernel(probs, top_k))
+def _launch_top_k(_sizes: Sizes, t: Tensors) -> Launch:
+    return host_call(_on_a_gpu(t["probs"]), t["top_k"], returned=t["renorm_probs"].copy_)
 
 
-def _launch_top_p(kernel: Any, probs: Tensor, top_p: Tensor, renorm_probs: Tensor) -> None:
+def _launch_top_p(_sizes: Sizes, t: Tensors) -> Launch:
     """Its documentation says that it discards what has less than a mass of 1 - p below it."""
-    _only_on_a_gpu(probs)
-    renorm_probs.copy_(as_fewest(probs, top_p, kernel(probs, top_p)))
+    probs, top_p = _on_a_gpu(t["probs"]), t["top_p"]
+    return host_call(probs, top_p, returned=lambda kept: t["renorm_probs"].copy_(as_fewest(probs, top_p, kept)))
 
 
 _RENORM = ("kernels/ops/sampling/renorm_triton.py",)

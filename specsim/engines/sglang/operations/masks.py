@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from specsim.engines.sglang.operations.names import CallerNames, KernelNames, by_option
+from specsim.contracts.contract import Sizes, Tensors
+from specsim.engines.sglang.operations.names import CallerNames, KernelNames, Launch, by_option, host_call, words
 
 BITMASK_PATHS = ("kernels/ops/grammar/bitmask_ops.py", "srt/constrained/triton_ops/bitmask_ops.py")
 
 
-def _launch_bitmask(function: Any, logits: torch.Tensor, bitmask: torch.Tensor, indices: torch.Tensor) -> None:
-    function(logits, bitmask, indices.tolist())
+def _launch_bitmask(_sizes: Sizes, t: Tensors) -> Launch:
+    return host_call(t["logits"], t["bitmask"], t["indices"].tolist())
 
 
-def _launch_pack(function: Any, tree_mask: torch.Tensor, packed: torch.Tensor) -> None:
+def _launch_pack(_sizes: Sizes, t: Tensors) -> Launch:
     """A request's mask is one run of bits there, rows of equal width. Here each row ends at a byte: it is made as wide
     as its bytes.
     """
-    bs, num_draft_tokens, packed_bytes = packed.shape
+    bs, num_draft_tokens, packed_bytes = t["packed"].shape
     width = 8 * packed_bytes
-    rows = torch.nn.functional.pad(tree_mask, (0, width - num_draft_tokens))
-    requests = torch.arange(bs + 1, dtype=torch.int32, device=packed.device)
-    function(
-        rows,
-        requests * width,
-        requests * (num_draft_tokens * packed_bytes),
-        packed,
-        batch_size=bs,
-        query_width=num_draft_tokens,
-        max_kv_len=width,
-    )
+    rows = torch.nn.functional.pad(t["tree_mask"], (0, width - num_draft_tokens))
+    requests = torch.arange(bs + 1, dtype=torch.int32, device=rows.device)
+    bounds = (requests * width, requests * (num_draft_tokens * packed_bytes))
+    arguments = (rows, *bounds, t["packed"])
+    return host_call(*arguments, batch_size=bs, query_width=num_draft_tokens, max_kv_len=width)
 
 
 KERNELS: tuple[KernelNames, ...] = (
@@ -47,7 +40,7 @@ KERNELS: tuple[KernelNames, ...] = (
         "pack_tree_mask",
         ("pack_verify_mask_into",),
         ("kernels/ops/speculative/pack_verify_mask.py",),
-        (("mask", "kv_indptr", "packed_indptr", "output", "batch_size", "query_width", "max_kv_len"),),
+        (words("mask kv_indptr packed_indptr output batch_size query_width max_kv_len"),),
         _launch_pack,
     ),
 )

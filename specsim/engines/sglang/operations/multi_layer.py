@@ -9,7 +9,16 @@ import torch
 
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import NotCalledError
-from specsim.engines.sglang.operations.names import CallerNames, KernelNames, by_option, running_batch
+from specsim.engines.sglang.operations.names import (
+    CallerNames,
+    KernelNames,
+    Launch,
+    by_option,
+    host_call,
+    named,
+    running_batch,
+    words,
+)
 
 _MULTI_LAYER = (
     "kernels/ops/speculative/multi_layer_eagle.py",
@@ -18,132 +27,40 @@ _MULTI_LAYER = (
 )
 
 
-def _launch_rotate(
-    function: Any,
-    input_ids: torch.Tensor,
-    extend_start_loc: torch.Tensor,
-    extend_seq_lens: torch.Tensor,
-    topk_index: torch.Tensor,
-    select_index: torch.Tensor,
-) -> None:
-    function(input_ids, extend_start_loc, extend_seq_lens, topk_index, select_index)
+_STATE = "input_ids positions hidden_states out_cache_loc extend_seq_lens extend_start_loc"
+_OLD_STATE = " ".join(f"old_{name}" for name in words(_STATE))
+_ROTATE = "input_ids extend_start_loc extend_seq_lens topk_index select_index"
+_STASH = (
+    "src_tokens src_hiddens src_row_ends num_available req_pool_indices stash_tokens stash_hiddens stash_valid_lens"
+)
+_WIDENED = (
+    "input_ids hidden_states predict verify_hiddens stash_tokens stash_hiddens stash_valid_lens seq_lens "
+    "req_pool_indices"
+)
+_POOLS = "req_pool_indices req_to_token req_to_hidden_states_pool"
 
 
-def _launch_pool(
-    function: Any,
-    hidden_states: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    req_to_hidden_states_pool: torch.Tensor,
-    extend_seq_lens: torch.Tensor,
-    extend_start_loc: torch.Tensor,
-) -> None:
-    function(
-        hidden_states,
-        req_pool_indices,
-        req_to_hidden_states_pool,
-        req_to_hidden_states_pool.shape[1],
-        len(req_pool_indices),
-        extend_seq_lens,
-        extend_start_loc,
-    )
+def _launch_rotate(_sizes: Sizes, t: Tensors) -> Launch:
+    return host_call(*named(t, _ROTATE))
 
 
-def _launch_new_state(
-    function: Any,
-    next_token_ids: torch.Tensor,
-    old_input_ids: torch.Tensor,
-    old_positions: torch.Tensor,
-    old_hidden_states: torch.Tensor,
-    old_out_cache_loc: torch.Tensor,
-    old_extend_seq_lens: torch.Tensor,
-    old_extend_start_loc: torch.Tensor,
-    seq_lens: torch.Tensor,
-    padding_lens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    req_to_token: torch.Tensor,
-    req_to_hidden_states_pool: torch.Tensor,
-    input_ids: torch.Tensor,
-    positions: torch.Tensor,
-    hidden_states: torch.Tensor,
-    out_cache_loc: torch.Tensor,
-    extend_seq_lens: torch.Tensor,
-    extend_start_loc: torch.Tensor,
-    step: int,
-) -> None:
-    function(
-        next_token_ids,
-        old_input_ids,
-        old_positions,
-        old_hidden_states,
-        old_out_cache_loc,
-        old_extend_seq_lens,
-        old_extend_start_loc,
-        input_ids,
-        positions,
-        hidden_states,
-        out_cache_loc,
-        extend_seq_lens,
-        extend_start_loc,
-        seq_lens,
-        padding_lens,
-        len(seq_lens),
-        step,
-        req_pool_indices,
-        req_to_token,
-        req_to_hidden_states_pool,
-    )
+def _launch_pool(_sizes: Sizes, t: Tensors) -> Launch:
+    pool = t["req_to_hidden_states_pool"]
+    inputs = (t["hidden_states"], t["req_pool_indices"], pool, pool.shape[1], len(t["req_pool_indices"]))
+    return host_call(*inputs, t["extend_seq_lens"], t["extend_start_loc"])
 
 
-def _launch_stash(
-    function: Any,
-    src_tokens: torch.Tensor,
-    src_hiddens: torch.Tensor,
-    src_row_ends: torch.Tensor,
-    num_available: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    stash_tokens: torch.Tensor,
-    stash_hiddens: torch.Tensor,
-    stash_valid_lens: torch.Tensor,
-    set_valid: int,
-) -> None:
-    function(
-        src_tokens,
-        src_hiddens,
-        src_row_ends,
-        num_available,
-        req_pool_indices,
-        stash_tokens,
-        stash_hiddens,
-        stash_valid_lens,
-        bool(set_valid),
-    )
+def _launch_new_state(sizes: Sizes, t: Tensors) -> Launch:
+    tensors = named(t, f"next_token_ids {_OLD_STATE} {_STATE} seq_lens padding_lens")
+    return host_call(*tensors, len(t["seq_lens"]), sizes["step"], *named(t, _POOLS))
 
 
-def _launch_widened(
-    function: Any,
-    predict: torch.Tensor,
-    verify_hiddens: torch.Tensor,
-    stash_tokens: torch.Tensor,
-    stash_hiddens: torch.Tensor,
-    stash_valid_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    input_ids: torch.Tensor,
-    hidden_states: torch.Tensor,
-    num_draft_tokens: int,
-) -> None:
-    function(
-        input_ids,
-        hidden_states,
-        predict,
-        verify_hiddens,
-        stash_tokens,
-        stash_hiddens,
-        stash_valid_lens,
-        seq_lens,
-        req_pool_indices,
-        num_draft_tokens,
-    )
+def _launch_stash(sizes: Sizes, t: Tensors) -> Launch:
+    return host_call(*named(t, _STASH), bool(sizes["set_valid"]))
+
+
+def _launch_widened(sizes: Sizes, t: Tensors) -> Launch:
+    return host_call(*named(t, _WIDENED), sizes["num_draft_tokens"])
 
 
 KERNELS: tuple[KernelNames, ...] = (
@@ -151,7 +68,7 @@ KERNELS: tuple[KernelNames, ...] = (
         "rotate_input_ids",
         ("rotate_input_ids", "rotate_input_ids_triton"),
         _MULTI_LAYER,
-        (("input_ids", "extend_start_loc", "extend_seq_lens", "topk_index", "select_index"),),
+        (words(_ROTATE),),
         _launch_rotate,
         reach=by_option,
     ),
@@ -160,14 +77,9 @@ KERNELS: tuple[KernelNames, ...] = (
         ("assign_hidden_states_pool_triton",),
         _MULTI_LAYER,
         (
-            (
-                "hidden_states",
-                "req_pool_indices",
-                "req_to_hidden_states_pool",
-                "pool_size",
-                "num_seqs",
-                "extend_seq_lens",
-                "extend_start_loc",
+            words(
+                "hidden_states req_pool_indices req_to_hidden_states_pool pool_size num_seqs extend_seq_lens "
+                "extend_start_loc"
             ),
         ),
         _launch_pool,
@@ -177,30 +89,7 @@ KERNELS: tuple[KernelNames, ...] = (
         "assign_new_state",
         ("assign_new_state_triton",),
         _MULTI_LAYER,
-        (
-            (
-                "next_token_ids",
-                "old_input_ids",
-                "old_positions",
-                "old_hidden_states",
-                "old_out_cache_loc",
-                "old_extend_seq_lens",
-                "old_extend_start_loc",
-                "input_ids",
-                "positions",
-                "hidden_states",
-                "out_cache_loc",
-                "extend_seq_lens",
-                "extend_start_loc",
-                "seq_lens",
-                "padding_lens",
-                "num_seqs",
-                "step",
-                "req_pool_indices",
-                "req_to_token",
-                "req_to_hidden_states_pool",
-            ),
-        ),
+        (words(f"next_token_ids {_OLD_STATE} {_STATE} seq_lens padding_lens num_seqs step {_POOLS}"),),
         _launch_new_state,
         # The graphs that it runs in have windows of one width.
         accepts=lambda sizes: (
@@ -213,19 +102,7 @@ KERNELS: tuple[KernelNames, ...] = (
         "stash_append_boundary_state",
         ("stash_append_boundary_state_triton",),
         _MULTI_LAYER,
-        (
-            (
-                "src_tokens",
-                "src_hiddens",
-                "src_row_ends",
-                "num_available",
-                "req_pool_indices",
-                "stash_tokens",
-                "stash_hiddens",
-                "stash_valid_lens",
-                "set_valid",
-            ),
-        ),
+        (words(f"{_STASH} set_valid"),),
         _launch_stash,
         reach=by_option,
     ),
@@ -233,20 +110,7 @@ KERNELS: tuple[KernelNames, ...] = (
         "fill_widened_draft_extend_inputs",
         ("fill_widened_draft_extend_inputs_triton",),
         _MULTI_LAYER,
-        (
-            (
-                "input_ids",
-                "hidden_states",
-                "predict",
-                "verify_hiddens",
-                "stash_tokens",
-                "stash_hiddens",
-                "stash_valid_lens",
-                "seq_lens",
-                "req_pool_indices",
-                "draft_token_num",
-            ),
-        ),
+        (words(f"{_WIDENED} draft_token_num"),),
         _launch_widened,
         reach=by_option,
     ),

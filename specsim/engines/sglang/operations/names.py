@@ -1,11 +1,17 @@
-"""How an implementation of SGLang is described: a kernel with its documented launch, a place that calls it."""
+"""How an implementation of SGLang is described: a kernel with its documented launch, a place that calls it.
+
+A launch is stated once, as data: the tier makes it and compares what it wrote, a benchmark prepares it and times it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from specsim.contracts.contract import Sizes, Tensors
 from specsim.contracts.provider import Reach
@@ -34,9 +40,52 @@ def without_overlap(_guards: Guards, _sizes: Sizes) -> Reach:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch of a kernel on a grid, or a call of the host function that launches it, with its arguments.
+
+    `grid`      of the kernel; None for a host function
+    `returned`  gives the operation's outputs, of what the function returns; None where all are written in place
+    """
+
+    arguments: tuple[Any, ...]
+    grid: tuple[int, ...] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    returned: Callable[[Any], Any] | None = None
+
+    def bound(self, function: Any) -> Callable[[], Any]:
+        """The launch of that kernel or host function, of which nothing is left to prepare."""
+        return partial(function if self.grid is None else function[self.grid], *self.arguments, **self.options)
+
+
+def on_grid(grid: tuple[int, ...], *arguments: Any, **options: Any) -> Launch:
+    """A launch of the kernel itself."""
+    return Launch(arguments, grid, options)
+
+
+def host_call(*arguments: Any, returned: Callable[[Any], Any] | None = None, **options: Any) -> Launch:
+    """A call of the host function that launches it."""
+    return Launch(arguments, None, options, returned)
+
+
+def as_is(returned: Any) -> Any:
+    """The outputs of a function that returns them as the contract has them."""
+    return returned
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The parameters of a function, by their names in order."""
+    return tuple(text.split())
+
+
+def named(tensors: Tensors, text: str) -> tuple[torch.Tensor, ...]:
+    """The tensors of these names."""
+    return tuple(tensors[name] for name in text.split())
+
+
+@dataclass(frozen=True, slots=True)
 class KernelNames:
-    """A kernel, or a host function that launches it: `launch(kernel, **contract arguments)` runs it as its
-    documentation says.
+    """A kernel, or a host function that launches it: `launch(sizes, tensors)` is how its documentation says to run it
+    on a case, None where nothing is launched. Raises NotCalledError where it is for other cases.
 
     `variant`  tells it from another kernel of the same operation, "" for the first one
     `accepts`  the sizes that it is made for; it is not judged on others
@@ -52,7 +101,7 @@ class KernelNames:
     names: tuple[str, ...]
     paths: tuple[str, ...]
     signatures: tuple[tuple[str, ...], ...]
-    launch: Callable[..., Any]
+    launch: Callable[[Sizes, Tensors], Launch | None]
     variant: str = ""
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
     cost: int = 3

@@ -9,102 +9,50 @@ from typing import Any
 import torch
 
 from specsim.contracts.contract import Sizes, Tensors
-from specsim.engines.sglang.operations.names import CallerNames, KernelNames, by_option
+from specsim.engines.sglang.operations.names import (
+    CallerNames,
+    KernelNames,
+    Launch,
+    as_is,
+    by_option,
+    host_call,
+    named,
+    words,
+)
 
 _REJECTION = ("kernels/ops/speculative/reject_sampling.py", "srt/speculative/reject_sampling.py")
-_CHAIN = (
-    "predicts",
-    "accept_index",
-    "accept_token_num",
-    "candidates",
-    "retrive_index",
-    "retrive_next_token",
-    "retrive_next_sibling",
-    "uniform_samples",
-    "uniform_samples_for_final_sampling",
-    "target_probs",
-    "draft_probs",
-    "threshold_single",
-    "threshold_acc",
-    "deterministic",
+_CHAIN = words(
+    "predicts accept_index accept_token_num candidates retrive_index retrive_next_token retrive_next_sibling "
+    "uniform_samples uniform_samples_for_final_sampling target_probs draft_probs threshold_single threshold_acc "
+    "deterministic"
 )
 _BLOCK = (*_CHAIN, "block_verification")
 _CHAIN_STRIDED = frozenset({"candidates", "uniform_samples", "target_probs", "draft_probs"})
 
 
-def _chain_arguments(
-    candidates: torch.Tensor,
-    draft_probs: torch.Tensor,
-    target_probs: torch.Tensor,
-    uniform_samples: torch.Tensor,
-    uniform_final: torch.Tensor,
-    predicts: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_token_num: torch.Tensor,
-) -> dict[str, Any]:
+def _launch_chain(_sizes: Sizes, t: Tensors, **options: Any) -> Launch:
     """In a chain the number of a node is its place; links and thresholds are there for the signature's sake."""
-    return {
-        "predicts": predicts,
-        "accept_index": accept_index,
-        "accept_token_num": accept_token_num,
-        "candidates": candidates,
-        "retrive_index": torch.arange(candidates.numel(), device=candidates.device).view(candidates.shape),
-        "retrive_next_token": None,
-        "retrive_next_sibling": None,
-        "uniform_samples": uniform_samples,
-        "uniform_samples_for_final_sampling": uniform_final,
-        "target_probs": target_probs,
-        "draft_probs": draft_probs,
-        "threshold_single": 1.0,
-        "threshold_acc": 1.0,
-        "deterministic": True,
-    }
-
-
-def _launch_chain(
-    function: Any,
-    candidates: torch.Tensor,
-    draft_probs: torch.Tensor,
-    target_probs: torch.Tensor,
-    uniform_samples: torch.Tensor,
-    uniform_final: torch.Tensor,
-    predicts: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_token_num: torch.Tensor,
-    **options: bool,
-) -> None:
-    function(
-        **_chain_arguments(
-            candidates,
-            draft_probs,
-            target_probs,
-            uniform_samples,
-            uniform_final,
-            predicts,
-            accept_index,
-            accept_token_num,
-        ),
-        **options,
-    )
+    candidates = t["candidates"]
+    numbers = torch.arange(candidates.numel(), device=candidates.device).view(candidates.shape)
+    outputs = named(t, "predicts accept_index accept_token_num")
+    probs = named(t, "uniform_samples uniform_final target_probs draft_probs")
+    return host_call(*outputs, candidates, numbers, None, None, *probs, 1.0, 1.0, True, **options)
 
 
 ARGMAX_ROWS_MAX = 8
 
 
-def _launch_argmax(function: Any, logits: torch.Tensor, nan_policy: int) -> torch.Tensor:
+def _launch_argmax(_sizes: Sizes, t: Tensors) -> Launch:
     """It says that it is `logits.argmax(-1)`, of which a NaN is the result: policy 0."""
-    assert nan_policy == 0
-    ids: torch.Tensor = function(logits)
-    return ids
+    return host_call(t["logits"], returned=as_is)
 
 
-def _launch_wide_softmax(function: Any, logits: torch.Tensor, temperature: torch.Tensor, probs: torch.Tensor) -> None:
-    function(logits, temperature[:, None], probs)
+def _launch_wide_softmax(_sizes: Sizes, t: Tensors) -> Launch:
+    return host_call(t["logits"], t["temperature"][:, None], t["probs"])
 
 
-def _launch_temperature_softmax(function: Any, logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    probs: torch.Tensor = function(logits, temperature[:, None])
-    return probs
+def _launch_temperature_softmax(_sizes: Sizes, t: Tensors) -> Launch:
+    return host_call(t["logits"], t["temperature"][:, None], returned=as_is)
 
 
 KERNELS: tuple[KernelNames, ...] = (

@@ -8,99 +8,48 @@ from typing import Any
 import torch
 
 from specsim.contracts.contract import Sizes, Tensors
-from specsim.engines.sglang.operations.names import CallerNames, KernelNames, running_batch
+from specsim.engines.sglang.operations.names import (
+    CallerNames,
+    KernelNames,
+    Launch,
+    host_call,
+    named,
+    running_batch,
+    words,
+)
 
 # Where there is no CUDA extension these two run in Triton, and on such devices alone.
 _TREES = ("kernels/ops/speculative/spec_tree.py", "srt/speculative/eagle_utils.py")
 _EAGLE = ("kernels/ops/speculative/eagle.py",)
 
 
-def _launch_chain(
-    function: Any, bonus_tokens: torch.Tensor, draft_tokens: torch.Tensor, verified_seq_len: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    mask, positions, index, next_token, next_sibling, tokens, _locs, _mrope = function(
-        bonus_tokens, draft_tokens, verified_seq_len
-    )
-    return tokens, mask, positions, index, next_token, next_sibling
+_LINKS = "retrieve_index retrieve_next_token retrieve_next_sibling"
+_RECONSTRUCT = f"tree_mask verified_seq_len positions {_LINKS}"
+_BUILD = f"parent_list selected_index verified_seq_len tree_mask positions {_LINKS}"
+_WALK = f"predicts accept_index accept_token_num candidates {_LINKS} target_predict"
 
 
-def _launch_reconstruct(
-    function: Any,
-    tree_mask: torch.Tensor,
-    verified_seq_len: torch.Tensor,
-    positions: torch.Tensor,
-    retrieve_index: torch.Tensor,
-    retrieve_next_token: torch.Tensor,
-    retrieve_next_sibling: torch.Tensor,
-) -> None:
-    bs, num_draft_tokens = retrieve_index.shape
-    function(
-        tree_mask,
-        verified_seq_len,
-        positions,
-        retrieve_index,
-        retrieve_next_token,
-        retrieve_next_sibling,
-        bs,
-        num_draft_tokens,
-    )
+def _launch_chain(_sizes: Sizes, t: Tensors) -> Launch:
+    return host_call(*named(t, "bonus_tokens draft_tokens verified_seq_len"), returned=_tokens_first)
 
 
-def _launch_build(
-    function: Any,
-    parent_list: torch.Tensor,
-    selected_index: torch.Tensor,
-    verified_seq_len: torch.Tensor,
-    tree_mask: torch.Tensor,
-    positions: torch.Tensor,
-    retrieve_index: torch.Tensor,
-    retrieve_next_token: torch.Tensor,
-    retrieve_next_sibling: torch.Tensor,
-    topk: int,
-    num_steps: int,
-    num_draft_tokens: int,
-    tree_mask_mode: int,
-) -> None:
-    function(
-        parent_list,
-        selected_index,
-        verified_seq_len,
-        tree_mask,
-        positions,
-        retrieve_index,
-        retrieve_next_token,
-        retrieve_next_sibling,
-        topk,
-        num_steps,
-        num_draft_tokens,
-        tree_mask_mode,
-    )
+def _tokens_first(returned: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Slots and positions of several axes come last, and have no contract."""
+    return returned[5], *returned[:5]
 
 
-def _launch_verify(
-    function: Any,
-    candidates: torch.Tensor,
-    retrieve_index: torch.Tensor,
-    retrieve_next_token: torch.Tensor,
-    retrieve_next_sibling: torch.Tensor,
-    target_predict: torch.Tensor,
-    predicts: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_token_num: torch.Tensor,
-    num_steps: int,
-) -> None:
+def _launch_reconstruct(_sizes: Sizes, t: Tensors) -> Launch:
+    return host_call(*named(t, _RECONSTRUCT), *t["retrieve_index"].shape)
+
+
+def _launch_build(sizes: Sizes, t: Tensors) -> Launch:
+    numbers = (sizes[name] for name in ("topk", "num_steps", "num_draft_tokens", "tree_mask_mode"))
+    return host_call(*named(t, _BUILD), *numbers)
+
+
+def _launch_walk(_sizes: Sizes, t: Tensors) -> Launch:
     """The width of accept_index says how many drafts can be accepted."""
-    assert accept_index.shape[1] == num_steps + 1
-    function(
-        predicts,
-        accept_index,
-        accept_token_num,
-        candidates,
-        retrieve_index,
-        retrieve_next_token,
-        retrieve_next_sibling,
-        target_predict,
-    )
+    return host_call(*named(t, _WALK))
 
 
 KERNELS: tuple[KernelNames, ...] = (
@@ -108,57 +57,21 @@ KERNELS: tuple[KernelNames, ...] = (
         "build_chain_tree",
         ("build_chain_tree",),
         _EAGLE,
-        (
-            (
-                "bonus_tokens",
-                "draft_tokens",
-                "seq_lens",
-                "tree_mask_buf",
-                "req_pool_indices",
-                "req_to_token",
-                "with_mrope",
-            ),
-        ),
+        (words("bonus_tokens draft_tokens seq_lens tree_mask_buf req_pool_indices req_to_token with_mrope"),),
         _launch_chain,
     ),
     KernelNames(
         "reconstruct_tree",
         ("reconstruct_indices_from_tree_mask_triton",),
         ("kernels/ops/speculative/reconstruct_tree.py",),
-        (
-            (
-                "tree_mask",
-                "verified_seq_len",
-                "positions",
-                "retrieve_index",
-                "retrieve_next_token",
-                "retrieve_next_sibling",
-                "batch_size",
-                "draft_token_num",
-            ),
-        ),
+        (words(f"{_RECONSTRUCT} batch_size draft_token_num"),),
         _launch_reconstruct,
     ),
     KernelNames(
         "build_tree",
         ("sgl_build_tree_kernel_triton",),
         _TREES,
-        (
-            (
-                "parent_list",
-                "selected_index",
-                "verified_seq_len",
-                "tree_mask",
-                "positions",
-                "retrieve_index",
-                "retrieve_next_token",
-                "retrieve_next_sibling",
-                "topk",
-                "depth",
-                "draft_token_num",
-                "tree_mask_mode",
-            ),
-        ),
+        (words(f"{_BUILD} topk depth draft_token_num tree_mask_mode"),),
         _launch_build,
         variant="triton",
         cost=20,
@@ -167,19 +80,8 @@ KERNELS: tuple[KernelNames, ...] = (
         "verify_tree_greedy",
         ("verify_tree_greedy_triton",),
         _TREES,
-        (
-            (
-                "predicts",
-                "accept_index",
-                "accept_token_num",
-                "candidates",
-                "retrieve_index",
-                "retrieve_next_token",
-                "retrieve_next_sibling",
-                "target_predict",
-            ),
-        ),
-        _launch_verify,
+        (words(_WALK),),
+        _launch_walk,
         variant="triton",
         cost=5,
     ),
@@ -219,10 +121,6 @@ def _after_draft(sizes: Sizes, tensors: Tensors) -> dict[str, Any]:
         "mask_mode": 1,
         "tree_mask_buf": None,
     }
-
-
-def _tokens_first(returned: tuple[Any, ...]) -> tuple[Any, ...]:
-    return returned[5], *returned[:5]
 
 
 CALLERS: tuple[CallerNames, ...] = (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from specsim.contracts.contract import Sizes, Tensors
-from specsim.engines.sglang.operations.names import CallerNames, KernelNames, running_batch
+from specsim.engines.sglang.operations.names import CallerNames, KernelNames, Launch, on_grid, running_batch
 
 _EAGLE = (
     "kernels/ops/speculative/eagle.py",
@@ -17,16 +17,10 @@ _EAGLE = (
 )
 
 
-def _launch_bonus(
-    kernel: Any,
-    predict: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_lens: torch.Tensor,
-    bonus_tokens: torch.Tensor,
-) -> None:
-    bs, accept_width = accept_index.shape
+def _launch_bonus(_sizes: Sizes, t: Tensors) -> Launch:
+    index = t["accept_index"].long()
     # A padding -1 reads the last node, as it does in the workers; the kernel must not look at those entries.
-    kernel[(bs,)](predict[accept_index.long()], accept_lens, bonus_tokens, accept_width)
+    return on_grid((len(index),), t["predict"][index], t["accept_lens"], t["bonus_tokens"], index.shape[1])
 
 
 KERNELS: tuple[KernelNames, ...] = (
