@@ -30,11 +30,9 @@ def list_targets(cache: Cache) -> dict[str, Any]:
     if missing:
         why = f"{' and '.join(missing)} not installed; install specsim with its dependencies"
         not_run.append({"what": "tier ops", "why": why})
-    tiers = [] if missing else ["ops", "accounting"]
-    targets.append(
-        {"target": "model", "tiers": tiers or ["accounting"], "note": "the built-in engine with specsim's own kernels"}
-    )
-    of_engine = [*tiers, "workers"] if tiers else []
+    of_model = ["accounting"] if missing else ["ops", "accounting"]
+    targets.append({"target": "model", "tiers": of_model, "note": "the built-in engine with specsim's own kernels"})
+    of_engine = [] if missing else list(ENGINES["sglang"].subjects)
     targets += [
         {"target": f"sglang=={version}", "tiers": of_engine, "note": "in the cache"}
         for version in cached_releases(cache)
@@ -55,8 +53,12 @@ def list_targets(cache: Cache) -> dict[str, Any]:
             "tiers": of_engine,
             "note": "a git revision of a checkout, read without touching it",
         },
-        *_of_packages(cache, tiers[:1], bool(gpus)),
-        {"target": "module:object", "tiers": tiers[:1], "note": "your own: a mapping of operations to functions"},
+        *_of_packages(cache, not missing, bool(gpus)),
+        {
+            "target": "module:object",
+            "tiers": [] if missing else ["ops"],
+            "note": "your own: a mapping of operations to functions",
+        },
     ]
     return {
         "format": FORMAT,
@@ -67,17 +69,22 @@ def list_targets(cache: Cache) -> dict[str, Any]:
     }
 
 
-def _of_packages(cache: Cache, tiers: list[str], has_gpu: bool) -> list[dict[str, Any]]:
+def _of_packages(cache: Cache, can_run: bool, has_gpu: bool) -> list[dict[str, Any]]:
     """Other packages than SGLang: those in the cache, and how they are written."""
+    tiers_of = {package: list(ENGINES[package].subjects) if can_run else [] for package in PACKAGES}
     listed = [
-        {"target": f"{package}=={version}", "tiers": tiers, "note": f"in the cache; {ENGINES[package].note}"}
+        {
+            "target": f"{package}=={version}",
+            "tiers": tiers_of[package],
+            "note": f"in the cache; {ENGINES[package].note}",
+        }
         for package, version in cached_packages(cache)
     ]
     for package in PACKAGES:
         forms = "sgl-kernel@PATH" if package == "sgl-kernel" else f"{package}==VERSION, {package}@PATH"
         needs_gpu = ENGINES[package].source is None and not has_gpu
         note = ENGINES[package].note + ("; not run here: there is no GPU" if needs_gpu else "")
-        listed.append({"target": forms, "tiers": tiers, "note": note})
+        listed.append({"target": forms, "tiers": tiers_of[package], "note": note})
     return listed
 
 

@@ -1,4 +1,4 @@
-"""From a TARGET to what can be judged of it: its operations, its accounting."""
+"""From a TARGET to what can be tested of it: its operations, its accounting, its worker functions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load_provider(target: Target, cache: Cache, op: str = "") -> Provider:
     if isinstance(target, ModelTarget):
         provider = _function(MODEL_PROVIDER)()
     else:
-        provider = _function(_engine(target).provider)(target, cache, op)
+        provider = _function(_engine(target).subjects["ops"])(target, cache, op)
     return provider
 
 
@@ -55,7 +55,11 @@ def prepare(target: Target, cache: Cache, on_gpu: bool) -> None:
 
 
 def _engine(target: ReleaseTarget | CheckoutTarget | PackageTarget) -> Engine:
-    return ENGINES[target.package if isinstance(target, PackageTarget) else "sglang"]
+    return ENGINES[_name(target)]
+
+
+def _name(target: ReleaseTarget | CheckoutTarget | PackageTarget) -> str:
+    return target.package if isinstance(target, PackageTarget) else "sglang"
 
 
 def _function(named: tuple[str, str]) -> Callable[..., Any]:
@@ -75,26 +79,20 @@ def load_accounting(
         if isinstance(value, Extension):
             return ExtensionTarget(target.text, value)
         return NotRun("accounting", "a mapping of operations has no accounting")
-    if isinstance(target, PackageTarget):
-        return NotRun("accounting", f"specsim reads no accounting of {target.package}: check it with --only ops")
-    assert isinstance(target, ReleaseTarget | CheckoutTarget)
-    from specsim.engines.packages import open_source
-    from specsim.engines.sglang.accounting import SglangHostTarget
-
-    # Whatever its memory launches runs on a CPU; another tier has a process of its own.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-    host = SglangHostTarget(open_source(target, cache), cache, on_rehearsal)
-    return NotRun("accounting", f"it needs {', '.join(host.missing)}") if host.missing else host
+    maker = _engine(target).subjects.get("accounting")
+    if maker is None:
+        return NotRun("accounting", f"specsim reads no accounting of {_name(target)}: check it with --only ops")
+    accounting: AccountingTarget | NotRun = _function(maker)(target, cache, on_rehearsal)
+    return accounting
 
 
 def load_probes(target: Target, cache: Cache) -> tuple[list[Probe], list[NotRun]]:
     """The probes of a target's worker functions, and those that are not run; none for what is no engine."""
-    if not isinstance(target, ReleaseTarget | CheckoutTarget):
+    maker = None if isinstance(target, ModelTarget | PythonTarget) else _engine(target).subjects.get("workers")
+    if maker is None:
         return [], [NotRun("workers", "only releases and checkouts of an engine have worker functions")]
-    from specsim.engines.packages import open_source
-    from specsim.engines.sglang.probes import probes_of
-
-    return probes_of(open_source(target, cache), cache)
+    probes: tuple[list[Probe], list[NotRun]] = _function(maker)(target, cache)
+    return probes
 
 
 _OURS = ("torch", "triton", "numpy")  # what specsim imports itself, and takes long

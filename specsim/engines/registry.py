@@ -1,4 +1,4 @@
-"""What is known of each engine, one entry an engine: what pip calls it, what of it is read, and who makes its provider.
+"""What is known of each engine, one entry an engine: what pip calls it, what of it is read, who makes what is tested.
 
 Modules are named and not imported, so that a command which needs one of them loads no other.
 """
@@ -6,6 +6,7 @@ Modules are named and not imported, so that a command which needs one of them lo
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specsim.lifting.package import Package
@@ -23,7 +24,8 @@ class Engine:
 
     `distribution`  what pip calls it
     `note`          what of it is tested, for a list of targets
-    `provider`      makes its provider: (target, cache, operation), where "" is every operation
+    `subjects`      who makes what each tier tests of it, by the tier's name and in its order; the arguments of each are
+                    those of the function of `load` that calls it
     `source`        the Python package that is lifted from, None where no Python of it is read
     `kept`          the entries of its wheel that are kept in the cache, None for the whole wheel
     `build`         builds ahead of a check on a GPU: (target, cache); None where nothing is built
@@ -31,7 +33,7 @@ class Engine:
 
     distribution: str
     note: str
-    provider: Function
+    subjects: Mapping[str, Function]
     source: Package | None = None
     kept: re.Pattern[str] | None = None
     build: Function | None = None
@@ -41,21 +43,25 @@ _METADATA = r"[^/]+\.dist-info/METADATA"
 _SGL_KERNEL = Engine(
     "sglang-kernel",
     "its CUDA operations, on a GPU",
-    ("specsim.engines.sgl_kernel", "sgl_kernel_provider"),
+    {"ops": ("specsim.engines.sgl_kernel", "sgl_kernel_provider")},
     kept=re.compile(rf"sgl_kernel/(sm\d+/)?common_ops\.abi3\.so|{_METADATA}"),
 )
 ENGINES = {
     "sglang": Engine(
         "sglang",
         "",
-        ("specsim.engines.sglang.cuda_subjects", "sglang_provider"),
+        {
+            "ops": ("specsim.engines.sglang.cuda_subjects", "sglang_provider"),
+            "accounting": ("specsim.engines.sglang.accounting", "sglang_accounting"),
+            "workers": ("specsim.engines.sglang.probes", "sglang_probes"),
+        },
         source=SGLANG,
         build=("specsim.engines.sglang.cuda_sources", "build_target"),
     ),
     "vllm": Engine(
         "vllm",
         "its rejection sampling and EAGLE input kernels",
-        ("specsim.engines.vllm.provider", "vllm_provider"),
+        {"ops": ("specsim.engines.vllm.provider", "vllm_provider")},
         source=VLLM,
         kept=re.compile(rf"vllm/v1/.*\.py|{_METADATA}"),
     ),
@@ -64,7 +70,7 @@ ENGINES = {
     "flashinfer": Engine(
         "flashinfer-python",
         "its sampling, built on a GPU by nvcc",
-        ("specsim.engines.flashinfer.provider", "flashinfer_provider"),
+        {"ops": ("specsim.engines.flashinfer.provider", "flashinfer_provider")},
         kept=re.compile(rf"flashinfer/data/include/.*|{_METADATA}"),
         build=("specsim.engines.flashinfer.launcher", "build_target"),
     ),

@@ -7,6 +7,7 @@ for an abort, are ours.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from specsim.engine.request import Request
 from specsim.engine.sampling import bincount
 from specsim.engine.sampling_params import Counts
 from specsim.engine.workload import draw_scenario
+from specsim.engines.packages import open_source
 from specsim.engines.sglang import host_names as names
 from specsim.engines.sglang import host_objects as objects
 from specsim.engines.sglang import row_pool, session_classes
@@ -40,11 +42,14 @@ from specsim.engines.sglang.host_lifting import lift_host_functions
 from specsim.engines.sglang.locations import HostLocations
 from specsim.engines.sglang.memory_classes import ReleaseSlots, make_slots
 from specsim.engines.sglang.radix_classes import ReleaseTree
+from specsim.engines.target import CheckoutTarget, ReleaseTarget
 from specsim.errors import described
+from specsim.lifting.cache import Cache
 from specsim.lifting.gc_pause import without_collections
 from specsim.lifting.lift import TextStore
 from specsim.lifting.source import SourceTree
 from specsim.rules.checked_engine import checked_engine
+from specsim.verdict import NotRun
 
 _REHEARSALS = 60
 
@@ -55,6 +60,16 @@ FEATURES_OF_RELEASES: frozenset[str] = DEVICE_FEATURES - {"grammar"} | {
     "tight pool",
     "timeouts",
 }
+
+
+def sglang_accounting(
+    target: ReleaseTarget | CheckoutTarget, cache: Cache, on_rehearsal: Callable[[], None]
+) -> SglangHostTarget | NotRun:
+    """The accounting of a release or checkout, or why it has none."""
+    # Whatever its memory launches runs on a CPU; what runs on a GPU has a process of its own.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    host = SglangHostTarget(open_source(target, cache), cache, on_rehearsal)
+    return NotRun("accounting", f"it needs {', '.join(host.missing)}") if host.missing else host
 
 
 class SglangHostTarget:
