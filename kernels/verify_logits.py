@@ -25,16 +25,16 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.kernels.argmax import best_of_chunk, token_of
-from specsim.kernels.launch import operation
+from specsim.kernels.launch import LOGITS, operation
 from specsim.kernels.scratch import scratch_of
 
 __all__ = ["verify_logits_greedy"]
 
 SPLITS_MAX = 32
-# What was fastest on an H200 of blocks of 1024 to 4096 logits, by 4 or 8 warps. Registers are capped where programs
-# wait for each other, so that more of them are on the device at once.
-EAGER = {"BLOCK_V": 2048, "num_warps": 8}
-LAZY = {"BLOCK_V": 1024, "num_warps": 4}
+# Logits of a block, and warps: what was fastest on an H200 of 1024 to 4096 and of 4 and 8. Registers are capped where
+# programs wait for each other, so that more of them are on the device at once.
+EAGER = (2048, 8)
+LAZY = (1024, 4)
 LAZY_REGISTERS = 64
 EAGER_PROGRAMS_PER_SM = 4
 LAZY_PROGRAMS_PER_SM = 8
@@ -83,7 +83,46 @@ def splits_of(programs: int, most: int = SPLITS_MAX) -> int:
     return min(most, 1 << max(0, programs.bit_length() - 1))
 
 
-LOGITS = (torch.float32, torch.bfloat16, torch.float16)
+class Tree(NamedTuple):
+    """Drafts of a batch: addresses of tensors [bs, num_draft_tokens] int64, as specsim.reference.verify has them."""
+
+    candidates: Any
+    retrieve_index: Any
+    next_token: Any
+    next_sibling: Any
+
+
+class Step(NamedTuple):
+    """What a step reads beside its trees and writes: addresses of tensors as the reference has them."""
+
+    seq_lens: Any
+    out_cache_loc: Any
+    predicts: Any
+    accept_index: Any
+    accept_lens: Any
+    bonus_tokens: Any
+    new_seq_lens: Any
+    accept_tokens: Any
+    target: Any
+    source: Any
+
+
+class Shape(NamedTuple):
+    """A verification's sizes and how rows are cut up, known when a kernel is compiled.
+
+    NDT      num_draft_tokens
+    SPLITS   programs a row, a power of two; CHUNK: tokens of each; BLOCK_V: tokens that are read at once
+    BLOCK_W  lanes of a vector over the nodes of a path; BLOCK_N: over the nodes of a tree
+    """
+
+    VOCAB_SIZE: int
+    NUM_STEPS: int
+    NDT: int
+    SPLITS: int
+    CHUNK: int
+    BLOCK_V: int
+    BLOCK_W: int
+    BLOCK_N: int
 
 
 @operation(logits=LOGITS)
@@ -116,58 +155,40 @@ def verify_logits_greedy(
     plan = plan_verify_logits_greedy(
         bs, num_draft_tokens, num_steps, logits.shape[1], logits.element_size(), num_sms_of(logits.device)
     )
-    launch_verify_logits_greedy(
-        plan,
-        logits,
-        candidates,
-        retrieve_index,
-        retrieve_next_token,
-        retrieve_next_sibling,
-        seq_lens,
-        out_cache_loc,
-        predicts,
-        accept_index,
-        accept_lens,
-        bonus_tokens,
-        new_seq_lens,
-        accept_tokens,
-        target,
-        source,
-        num_steps,
-    )
+    tree = Tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    outputs = (predicts, accept_index, accept_lens, bonus_tokens, new_seq_lens, accept_tokens, target, source)
+    launch_verify_logits_greedy(plan, logits, tree, Step(seq_lens, out_cache_loc, *outputs), num_steps)
 
 
-def launch_verify_logits_greedy(plan: Plan, logits: Tensor, candidates: Tensor, *rest: Any) -> None:
+def launch_verify_logits_greedy(plan: Plan, logits: Tensor, tree: Tree, step: Step, num_steps: int) -> None:
     """`verify_logits_greedy` by a plan of the caller's. In the interpreter, where programs run one after the other,
     none may wait for another: there the lazy variant takes one program a request.
     """
-    *tensors, num_steps = rest
-    bs, num_draft_tokens = candidates.shape
+    bs, num_draft_tokens = tree.candidates.shape
     if bs == 0:
         return
     on_gpu = logits.device.type == "cuda"
     splits = plan.splits if on_gpu or not plan.is_lazy else 1
     width, vocab_size = num_steps + 1, logits.shape[1]
     words = width if plan.is_lazy else num_draft_tokens
-    tuned: dict[str, Any] = dict(LAZY if plan.is_lazy else EAGER)
+    block_v, num_warps = LAZY if plan.is_lazy else EAGER
+    options: dict[str, Any] = {"num_warps": num_warps}
     if plan.is_lazy and on_gpu:
-        tuned |= {"maxnreg": LAZY_REGISTERS, "launch_cooperative_grid": splits > 1}
-    kernel = _lazy_kernel if plan.is_lazy else _eager_kernel
-    kernel[(bs * splits * (1 if plan.is_lazy else num_draft_tokens),)](
-        logits,
-        candidates,
-        *tensors,
-        scratch_of("verify_logits_greedy", logits.device, bs * (words * splits + 1)),
-        bs * num_draft_tokens,
+        options |= {"maxnreg": LAZY_REGISTERS, "launch_cooperative_grid": splits > 1}
+    shape = Shape(
         VOCAB_SIZE=vocab_size,
         NUM_STEPS=num_steps,
         NDT=num_draft_tokens,
         SPLITS=splits,
-        CHUNK=triton.cdiv(vocab_size, splits * tuned["BLOCK_V"]) * tuned["BLOCK_V"],
+        CHUNK=triton.cdiv(vocab_size, splits * block_v) * block_v,
+        BLOCK_V=block_v,
         BLOCK_W=triton.next_power_of_2(width),
         BLOCK_N=triton.next_power_of_2(num_draft_tokens),
-        **tuned,
     )
+    scratch = scratch_of("verify_logits_greedy", logits.device, bs * (words * splits + 1))
+    kernel = _lazy_kernel if plan.is_lazy else _eager_kernel
+    programs = bs * splits * (1 if plan.is_lazy else num_draft_tokens)
+    kernel[(programs,)](logits, tree, step, scratch, bs * num_draft_tokens, SHAPE=shape, **options)
 
 
 def num_sms_of(device: torch.device) -> int:
@@ -175,34 +196,27 @@ def num_sms_of(device: torch.device) -> int:
 
 
 @triton.jit
-def touch_links(
-    p_retrieve_index,
-    p_candidates,
-    p_next_token,
-    p_next_sibling,
-    i_first_node,
-    NDT: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+def touch_links(tree, i_first_node, NDT: tl.constexpr, BLOCK_N: tl.constexpr):
     """Bring a tree to the nearest cache, for the walk reads it one word at a time. Gives 0."""
+    # [BLOCK_N]
     o_n = tl.arange(0, BLOCK_N)
     m_n = o_n < NDT
-    b_any = tl.load(p_retrieve_index + i_first_node + o_n, mask=m_n, other=0)
-    b_any |= tl.load(p_candidates + i_first_node + o_n, mask=m_n, other=0)
-    b_any |= tl.load(p_next_token + i_first_node + o_n, mask=m_n, other=0)
-    b_any |= tl.load(p_next_sibling + i_first_node + o_n, mask=m_n, other=0)
+    b_any = tl.load(tree.retrieve_index + i_first_node + o_n, mask=m_n, other=0)
+    b_any |= tl.load(tree.candidates + i_first_node + o_n, mask=m_n, other=0)
+    b_any |= tl.load(tree.next_token + i_first_node + o_n, mask=m_n, other=0)
+    b_any |= tl.load(tree.next_sibling + i_first_node + o_n, mask=m_n, other=0)
     return (tl.max(b_any, axis=0) == 0x7FFFFFFFFFFFFFFF).to(tl.int64)
 
 
 @triton.jit
-def _accepting_child(p_candidates, p_next_token, p_next_sibling, i_first_node, i_node, i_token, NDT: tl.constexpr):
+def _accepting_child(tree, i_first_node, i_node, i_token, NDT: tl.constexpr):
     """The first child of a node whose token is `i_token`, -1 if there is none. Ends on any links."""
-    i_child = tl.load(p_next_token + i_first_node + i_node)
+    i_child = tl.load(tree.next_token + i_first_node + i_node)
     i_found = tl.full([], -1, dtype=tl.int64)
     i_hop = 1
     while (i_hop < NDT) & (i_child >= 0) & (i_child < NDT) & (i_found < 0):
-        i_candidate = tl.load(p_candidates + i_first_node + i_child)
-        i_sibling = tl.load(p_next_sibling + i_first_node + i_child)
+        i_candidate = tl.load(tree.candidates + i_first_node + i_child)
+        i_sibling = tl.load(tree.next_sibling + i_first_node + i_child)
         i_found = tl.where(i_candidate == i_token, i_child, -1)
         i_child = i_sibling
         i_hop += 1
@@ -211,179 +225,94 @@ def _accepting_child(p_candidates, p_next_token, p_next_sibling, i_first_node, i
 
 @triton.jit
 def store_step(
-    i_b,
-    b_path,
-    b_token,
-    i_accepted,
-    p_seq_lens,
-    p_out_cache_loc,
-    p_predicts,
-    p_accept_index,
-    p_accept_lens,
-    p_bonus_tokens,
-    p_new_seq_lens,
-    p_accept_tokens,
-    p_target,
-    p_source,
-    num_nodes,
-    NUM_STEPS: tl.constexpr,
-    NDT: tl.constexpr,
-    BLOCK_W: tl.constexpr,
+    i_b, b_path, b_token, i_accepted, step, num_nodes, NUM_STEPS: tl.constexpr, NDT: tl.constexpr, BLOCK_W: tl.constexpr
 ):
     """Write what a request's path gives: `b_path` and `b_token` [BLOCK_W] hold `i_accepted` + 1 nodes, then -1."""
+    # [BLOCK_W]
     o_w = tl.arange(0, BLOCK_W)
     m_w = o_w <= NUM_STEPS
     m_path = (o_w <= i_accepted) & (b_path >= 0) & (b_path < num_nodes)
     o_out = i_b * (NUM_STEPS + 1) + o_w
-    tl.store(p_predicts + b_path, b_token.to(tl.int32), mask=m_path)
-    tl.store(p_accept_index + o_out, b_path.to(tl.int32), mask=m_w)
-    tl.store(p_accept_tokens + o_out, b_token.to(tl.int32), mask=m_w)
-    b_target = tl.load(p_out_cache_loc + i_b * NDT + o_w, mask=m_path, other=0)
-    b_source = tl.load(p_out_cache_loc + b_path, mask=m_path, other=0)
-    tl.store(p_target + o_out, b_target, mask=m_w)
-    tl.store(p_source + o_out, b_source, mask=m_w)
-    tl.store(p_accept_lens + i_b, i_accepted + 1)
+    tl.store(step.predicts + b_path, b_token.to(tl.int32), mask=m_path)
+    tl.store(step.accept_index + o_out, b_path.to(tl.int32), mask=m_w)
+    tl.store(step.accept_tokens + o_out, b_token.to(tl.int32), mask=m_w)
+    b_target = tl.load(step.out_cache_loc + i_b * NDT + o_w, mask=m_path, other=0)
+    b_source = tl.load(step.out_cache_loc + b_path, mask=m_path, other=0)
+    tl.store(step.target + o_out, b_target, mask=m_w)
+    tl.store(step.source + o_out, b_source, mask=m_w)
+    tl.store(step.accept_lens + i_b, i_accepted + 1)
     i_bonus = tl.sum(tl.where(o_w == i_accepted, b_token, 0), axis=0)
-    tl.store(p_bonus_tokens + i_b, i_bonus.to(tl.int32))
-    tl.store(p_new_seq_lens + i_b, tl.load(p_seq_lens + i_b) + i_accepted + 1)
+    tl.store(step.bonus_tokens + i_b, i_bonus.to(tl.int32))
+    tl.store(step.new_seq_lens + i_b, tl.load(step.seq_lens + i_b) + i_accepted + 1)
 
 
 @triton.jit(do_not_specialize=["num_nodes"])
-def _eager_kernel(
-    p_logits,
-    p_candidates,
-    p_retrieve_index,
-    p_next_token,
-    p_next_sibling,
-    p_seq_lens,
-    p_out_cache_loc,
-    p_predicts,
-    p_accept_index,
-    p_accept_lens,
-    p_bonus_tokens,
-    p_new_seq_lens,
-    p_accept_tokens,
-    p_target,
-    p_source,
-    p_scratch,
-    num_nodes,
-    VOCAB_SIZE: tl.constexpr,
-    NUM_STEPS: tl.constexpr,
-    NDT: tl.constexpr,
-    SPLITS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+def _eager_kernel(p_logits, tree, step, p_scratch, num_nodes, SHAPE: tl.constexpr):
     """One program a part of a row; the last of a request walks. Scratch of a request: its words, and a count."""
     i_program = tl.program_id(0)
-    i_b = (i_program // (NDT * SPLITS)).to(tl.int64)
-    i_part = i_program % (NDT * SPLITS)
-    i_first_node = i_b * NDT
-    p_words = p_scratch + i_b * (NDT * SPLITS + 1)
-    p_count = p_words + NDT * SPLITS
+    i_b = (i_program // (SHAPE.NDT * SHAPE.SPLITS)).to(tl.int64)
+    i_part = i_program % (SHAPE.NDT * SHAPE.SPLITS)
+    i_first_node = i_b * SHAPE.NDT
+    p_words = p_scratch + i_b * (SHAPE.NDT * SHAPE.SPLITS + 1)
+    p_count = p_words + SHAPE.NDT * SHAPE.SPLITS
 
-    i_row = i_first_node + i_part // SPLITS
-    i_word = best_of_chunk(p_logits + i_row * VOCAB_SIZE, (i_part % SPLITS) * CHUNK, VOCAB_SIZE, CHUNK, BLOCK_V, True)
+    i_row = i_first_node + i_part // SHAPE.SPLITS
+    p_row, i_first = p_logits + i_row * SHAPE.VOCAB_SIZE, (i_part % SHAPE.SPLITS) * SHAPE.CHUNK
+    i_word = best_of_chunk(p_row, i_first, SHAPE.VOCAB_SIZE, SHAPE.CHUNK, SHAPE.BLOCK_V, True)
     tl.atomic_xchg(p_words + i_part, i_word, sem="relaxed")
     i_before = tl.atomic_add(p_count, 1, sem="acq_rel")
-    if i_before == NDT * SPLITS - 1:
+    if i_before == SHAPE.NDT * SHAPE.SPLITS - 1:
         # [BLOCK_N, SPLITS]
-        o_n = tl.arange(0, BLOCK_N)
-        o_word = o_n[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]
-        m_word = (o_n < NDT)[:, None] & (o_word >= 0)
+        o_n = tl.arange(0, SHAPE.BLOCK_N)
+        o_word = o_n[:, None] * SHAPE.SPLITS + tl.arange(0, SHAPE.SPLITS)[None, :]
+        m_word = (o_n < SHAPE.NDT)[:, None] & (o_word >= 0)
         b_words = tl.load(p_words + o_word, mask=m_word, other=0, volatile=True)
         b_target = token_of(tl.max(b_words, axis=1))  # [BLOCK_N]: the target model's token after each row's node
 
-        o_w = tl.arange(0, BLOCK_W)
+        o_w = tl.arange(0, SHAPE.BLOCK_W)
         i_node = tl.full([], 0, dtype=tl.int64)
-        i_number = tl.load(p_retrieve_index + i_first_node)
+        i_number = tl.load(tree.retrieve_index + i_first_node)
         i_token = tl.sum(tl.where(o_n == i_number - i_first_node, b_target, 0), axis=0)
         b_path = tl.where(o_w == 0, i_number, -1)
         b_token = tl.where(o_w == 0, i_token, -1)
         i_accepted = 0
-        while (i_node >= 0) & (i_accepted < NUM_STEPS):
-            i_node = _accepting_child(p_candidates, p_next_token, p_next_sibling, i_first_node, i_node, i_token, NDT)
+        while (i_node >= 0) & (i_accepted < SHAPE.NUM_STEPS):
+            i_node = _accepting_child(tree, i_first_node, i_node, i_token, SHAPE.NDT)
             if i_node >= 0:
                 i_accepted += 1
-                i_number = tl.load(p_retrieve_index + i_first_node + i_node)
+                i_number = tl.load(tree.retrieve_index + i_first_node + i_node)
                 i_token = tl.sum(tl.where(o_n == i_number - i_first_node, b_target, 0), axis=0)
                 b_path = tl.where(o_w == i_accepted, i_number, b_path)
                 b_token = tl.where(o_w == i_accepted, i_token, b_token)
-        store_step(
-            i_b,
-            b_path,
-            b_token,
-            i_accepted,
-            p_seq_lens,
-            p_out_cache_loc,
-            p_predicts,
-            p_accept_index,
-            p_accept_lens,
-            p_bonus_tokens,
-            p_new_seq_lens,
-            p_accept_tokens,
-            p_target,
-            p_source,
-            num_nodes,
-            NUM_STEPS,
-            NDT,
-            BLOCK_W,
-        )
-        tl.store(p_words + o_word, tl.zeros([BLOCK_N, SPLITS], dtype=tl.int64), mask=m_word)
+        store_step(i_b, b_path, b_token, i_accepted, step, num_nodes, SHAPE.NUM_STEPS, SHAPE.NDT, SHAPE.BLOCK_W)
+        tl.store(p_words + o_word, tl.full([SHAPE.BLOCK_N, SHAPE.SPLITS], 0, dtype=tl.int64), mask=m_word)
         tl.atomic_xchg(p_count, 0, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["num_nodes"])
-def _lazy_kernel(
-    p_logits,
-    p_candidates,
-    p_retrieve_index,
-    p_next_token,
-    p_next_sibling,
-    p_seq_lens,
-    p_out_cache_loc,
-    p_predicts,
-    p_accept_index,
-    p_accept_lens,
-    p_bonus_tokens,
-    p_new_seq_lens,
-    p_accept_tokens,
-    p_target,
-    p_source,
-    p_scratch,
-    num_nodes,
-    VOCAB_SIZE: tl.constexpr,
-    NUM_STEPS: tl.constexpr,
-    NDT: tl.constexpr,
-    SPLITS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+def _lazy_kernel(p_logits, tree, step, p_scratch, num_nodes, SHAPE: tl.constexpr):
     """`SPLITS` programs a request. Scratch of a request: a word of each program for each level, 0 until it is known,
     and a count of the programs that are done.
     """
     i_program = tl.program_id(0)
-    i_b = (i_program // SPLITS).to(tl.int64)
-    i_split = i_program % SPLITS
-    i_first_node = i_b * NDT
-    p_words = p_scratch + i_b * ((NUM_STEPS + 1) * SPLITS + 1)
-    o_split = tl.arange(0, SPLITS)
-    o_w = tl.arange(0, BLOCK_W)
+    i_b = (i_program // SHAPE.SPLITS).to(tl.int64)
+    i_split = i_program % SHAPE.SPLITS
+    i_first_node = i_b * SHAPE.NDT
+    p_words = p_scratch + i_b * ((SHAPE.NUM_STEPS + 1) * SHAPE.SPLITS + 1)
+    o_split = tl.arange(0, SHAPE.SPLITS)
+    o_w = tl.arange(0, SHAPE.BLOCK_W)
 
-    b_path = tl.full([BLOCK_W], -1, dtype=tl.int64)
-    b_token = tl.full([BLOCK_W], -1, dtype=tl.int64)
-    i_node = touch_links(p_retrieve_index, p_candidates, p_next_token, p_next_sibling, i_first_node, NDT, BLOCK_N)
+    b_path = tl.full([SHAPE.BLOCK_W], -1, dtype=tl.int64)
+    b_token = tl.full([SHAPE.BLOCK_W], -1, dtype=tl.int64)
+    i_node = touch_links(tree, i_first_node, SHAPE.NDT, SHAPE.BLOCK_N)
     i_level = 0
-    while (i_node >= 0) & (i_level <= NUM_STEPS):
-        i_number = tl.load(p_retrieve_index + i_first_node + i_node)
+    while (i_node >= 0) & (i_level <= SHAPE.NUM_STEPS):
+        i_number = tl.load(tree.retrieve_index + i_first_node + i_node)
         i_row = tl.where((i_number >= 0) & (i_number < num_nodes), i_number, i_first_node)
-        i_word = best_of_chunk(p_logits + i_row * VOCAB_SIZE, i_split * CHUNK, VOCAB_SIZE, CHUNK, BLOCK_V, True)
-        if SPLITS > 1:
-            p_level = p_words + i_level * SPLITS
+        p_row, i_first = p_logits + i_row * SHAPE.VOCAB_SIZE, i_split * SHAPE.CHUNK
+        i_word = best_of_chunk(p_row, i_first, SHAPE.VOCAB_SIZE, SHAPE.CHUNK, SHAPE.BLOCK_V, True)
+        if SHAPE.SPLITS > 1:
+            p_level = p_words + i_level * SHAPE.SPLITS
             tl.atomic_xchg(p_level + i_split, i_word, sem="relaxed")
             b_words = tl.load(p_level + o_split, volatile=True)
             while tl.min(b_words, axis=0) == 0:
@@ -392,34 +321,15 @@ def _lazy_kernel(
         i_token = token_of(i_word)
         b_path = tl.where(o_w == i_level, i_number, b_path)
         b_token = tl.where(o_w == i_level, i_token, b_token)
-        i_node = _accepting_child(p_candidates, p_next_token, p_next_sibling, i_first_node, i_node, i_token, NDT)
+        i_node = _accepting_child(tree, i_first_node, i_node, i_token, SHAPE.NDT)
         i_level += 1
 
     if i_split == 0:
-        store_step(
-            i_b,
-            b_path,
-            b_token,
-            i_level - 1,
-            p_seq_lens,
-            p_out_cache_loc,
-            p_predicts,
-            p_accept_index,
-            p_accept_lens,
-            p_bonus_tokens,
-            p_new_seq_lens,
-            p_accept_tokens,
-            p_target,
-            p_source,
-            num_nodes,
-            NUM_STEPS,
-            NDT,
-            BLOCK_W,
-        )
-    if SPLITS > 1:
-        p_done = p_words + (NUM_STEPS + 1) * SPLITS
+        store_step(i_b, b_path, b_token, i_level - 1, step, num_nodes, SHAPE.NUM_STEPS, SHAPE.NDT, SHAPE.BLOCK_W)
+    if SHAPE.SPLITS > 1:
+        p_done = p_words + (SHAPE.NUM_STEPS + 1) * SHAPE.SPLITS
         i_before = tl.atomic_add(p_done, 1, sem="acq_rel")
-        if i_before == SPLITS - 1:  # everybody has read everything: leave zeros for the next launch
+        if i_before == SHAPE.SPLITS - 1:  # all have read all: leave zeros for the next launch
             for i in range(i_level):
-                tl.store(p_words + i * SPLITS + o_split, tl.zeros([SPLITS], dtype=tl.int64))
+                tl.store(p_words + i * SHAPE.SPLITS + o_split, tl.full([SHAPE.SPLITS], 0, dtype=tl.int64))
             tl.store(p_done, 0)

@@ -13,7 +13,7 @@ from specsim.contracts.hypothesis_cases import cases
 from specsim.contracts.registry import OPS
 from specsim.kernels import verify_logits
 from specsim.kernels.scratch import kept_scratch
-from specsim.kernels.verify_logits import Plan, launch_verify_logits_greedy, plan_verify_logits_greedy
+from specsim.kernels.verify_logits import Plan, Step, Tree, launch_verify_logits_greedy, plan_verify_logits_greedy
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -26,8 +26,13 @@ def run(plan: Plan, case: Case, dtype: torch.dtype = torch.float32) -> Tensors:
     tensors = {name: tensor.to(DEVICE) for name, tensor in case.clone().tensors.items()}
     tensors["logits"] = tensors["logits"].to(dtype)
     tensors |= {name: tensor.fill_(77) for name, tensor in OP.allocate_outputs(case, DEVICE).items()}
-    launch_verify_logits_greedy(plan, *(tensors[arg.name] for arg in OP.tensor_args), case.sizes["num_steps"])
+    launch(plan, tensors, case.sizes["num_steps"])
     return {arg.name: tensors[arg.name].cpu() for arg in OP.outputs}
+
+
+def launch(plan: Plan, tensors: Tensors, num_steps: int) -> None:
+    logits, *rest = (tensors[arg.name] for arg in OP.tensor_args)
+    launch_verify_logits_greedy(plan, logits, Tree(*rest[:4]), Step(*rest[4:]), num_steps)
 
 
 def assert_right(case: Case, results: Tensors) -> None:
@@ -135,12 +140,11 @@ def test_a_graph_replays_with_changed_logits_at_full_size(shape: tuple[int, int]
     for is_lazy in (False, True):
         plan = Plan(is_lazy, max(1, min(8, 1024 // bs)))
         tensors = first.clone().tensors | OP.allocate_outputs(first, "cuda")
-        arguments = [tensors[arg.name] for arg in OP.tensor_args]
-        launch_verify_logits_greedy(plan, *arguments, first.sizes["num_steps"])
+        launch(plan, tensors, first.sizes["num_steps"])
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            launch_verify_logits_greedy(plan, *arguments, first.sizes["num_steps"])
+            launch(plan, tensors, first.sizes["num_steps"])
         for case, right in zip((first, second), expected, strict=True):
             for _ in range(3):
                 for name, tensor in case.tensors.items():

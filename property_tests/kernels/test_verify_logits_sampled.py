@@ -18,7 +18,8 @@ from specsim.contracts.losslessness import distances
 from specsim.contracts.registry import OPS
 from specsim.kernels import verify_sampled
 from specsim.kernels.scratch import kept_scratch
-from specsim.kernels.verify_sampled import launch_verify_logits_sampled, splits_of_batch
+from specsim.kernels.verify_logits import Step, Tree
+from specsim.kernels.verify_sampled import Requests, launch_verify_logits_sampled, splits_of_batch
 from specsim.reference.logits import RELAXED
 
 ON_GPU = torch.cuda.is_available()
@@ -37,10 +38,14 @@ def run(case: Case, splits: int = 1, dtype: torch.dtype = torch.float32) -> Tens
     tensors["logits"] = tensors["logits"].to(dtype)
     tensors |= {name: tensor.fill_(77) for name, tensor in OP.allocate_outputs(case, DEVICE).items()}
     sizes = case.sizes
-    launch_verify_logits_sampled(
-        splits, *(tensors[arg.name] for arg in OP.tensor_args), sizes["num_steps"], sizes["law"]
-    )
+    launch(splits, tensors, sizes["num_steps"], sizes["law"])
     return {arg.name: tensors[arg.name].cpu() for arg in OP.outputs}
+
+
+def launch(splits: int, tensors: Tensors, num_steps: int, law: int) -> None:
+    logits, *rest = (tensors[arg.name] for arg in OP.tensor_args)
+    groups = Tree(*rest[:4]), Requests(*rest[4:23]), Step(*rest[23:])
+    launch_verify_logits_sampled(splits, logits, *groups, num_steps, law)
 
 
 def assert_right(case: Case, results: Tensors) -> None:
@@ -182,8 +187,8 @@ def test_programs_that_wait_for_each_other_are_on_the_device_at_once(bs: int) ->
 
 
 def test_scratch_is_a_tenth_of_the_smallest_batchs_logits_at_most() -> None:
-    num_groups = -(-128_256 // verify_sampled.GROUP)
-    scratch = verify_sampled._scratch(torch.device("cpu"), 1, num_groups, num_groups)
+    shape = verify_sampled._shape(splits=1, vocab_size=128_256, num_steps=1, law=RELAXED)
+    scratch = verify_sampled._scratch(torch.device("cpu"), 1, shape)
     assert sum(part.numel() * part.element_size() for part in scratch) < 0.1 * 4 * 128_256 * 2
 
 
@@ -206,7 +211,7 @@ def by_logits(target_probs: torch.Tensor, num_steps: int, **tensors: torch.Tenso
     named["out_cache_loc"] = torch.arange(bs * ndt)
     named = {name: torch.as_tensor(value).to(device) for name, value in named.items()}
     named |= OP.allocate_outputs(Case(sizes, {}), device)
-    launch_verify_logits_sampled(1, *(named[arg.name] for arg in OP.tensor_args), num_steps, RELAXED)
+    launch(1, named, num_steps, RELAXED)
     return named["predicts"], named["accept_index"], named["accept_lens"] - 1
 
 

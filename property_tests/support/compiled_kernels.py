@@ -128,24 +128,32 @@ def compiling() -> Iterator[list[dict[str, Any]]]:
 def _compiled(fn: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     options = {name: value for name, value in kwargs.items() if name not in fn.arg_names}
     values = dict(zip(fn.arg_names, args, strict=False)) | {n: v for n, v in kwargs.items() if n in fn.arg_names}
-    signature: dict[str, str] = {}
+    signature: dict[str, Any] = {}
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
     for i, param in enumerate(fn.params):
         value = values[param.name]
         if param.is_constexpr:
             signature[param.name], constants[(i,)] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[param.name] = triton.runtime.jit.mangle_type(value)
-            attributes[(i,)] = [["tt.divisibility", 16]]
         else:
-            signature[param.name] = "i32"
+            signature[param.name] = _type_of(value, (i,), attributes)
     source = ASTSource(fn, signature, constants, attributes)
     compiled = triton.compile(source, target=TARGET, options=options)
     specialized = [
         p.name for p in fn.params if not p.is_constexpr and not p.do_not_specialize and signature[p.name] == "i32"
     ]
     return {"kernel": fn.__name__, "specialized": specialized, **_assembled(compiled.asm["ptx"])}
+
+
+def _type_of(value: Any, place: tuple[int, ...], attributes: dict[tuple[int, ...], Any]) -> Any:
+    """Triton's name of an argument's type, of a tuple one of names; the tensors among them are aligned."""
+    if isinstance(value, torch.Tensor):
+        attributes[place] = [["tt.divisibility", 16]]
+        return triton.runtime.jit.mangle_type(value)
+    if isinstance(value, tuple):
+        names = [_type_of(item, (*place, i), attributes) for i, item in enumerate(value)]
+        return type(value)(*names) if hasattr(value, "_fields") else tuple(names)
+    return "i32"
 
 
 def _assembled(ptx: str) -> dict[str, Any]:

@@ -79,9 +79,10 @@ def _prepare_triton(variant: str, case: Case, tensors: Tensors) -> Callable[[], 
     if tensors["logits"].device.type == "cpu":
         return NotRun("triton", "on a CPU Triton interprets its kernels, which says nothing about their speed")
     from specsim.kernels import verify_logits_greedy
-    from specsim.kernels.verify_logits import launch_verify_logits_greedy, num_sms_of, variant_plan
+    from specsim.kernels.verify_logits import Step, Tree, launch_verify_logits_greedy, num_sms_of, variant_plan
 
     named = {arg.name: tensors[arg.name] for arg in OP.tensor_args}
+    logits, *rest = named.values()
     num_steps = case.sizes["num_steps"]
     bs, ndt = tensors["candidates"].shape
     plan = variant_plan(variant == "lazy", bs, ndt, num_sms_of(tensors["logits"].device))
@@ -90,7 +91,7 @@ def _prepare_triton(variant: str, case: Case, tensors: Tensors) -> Callable[[], 
         if variant == "picked":
             verify_logits_greedy(**named, num_steps=num_steps)
         else:
-            launch_verify_logits_greedy(plan, *named.values(), num_steps)
+            launch_verify_logits_greedy(plan, logits, Tree(*rest[:4]), Step(*rest[4:]), num_steps)
         return tensors
 
     return call
