@@ -25,11 +25,19 @@ from specsim.choices.search_strategies import STRATEGIES
 from specsim.commands import model as commands
 from specsim.errors import UsageError
 from specsim.rules.table import BY_ID
-from specsim.selfcheck.blind_mutants import BLIND
 from specsim.selfcheck.canary import SEED_BUGS
-from specsim.selfcheck.catalogue import CATALOGUE, Mutant
+from specsim.selfcheck.catalogue import (
+    BLIND,
+    BUGS,
+    CATALOGUE,
+    CLASSES,
+    KnownBugs,
+    Mutant,
+    bug_of,
+    read,
+    require_consistent,
+)
 from specsim.selfcheck.hunt import EXCEPTION, Hunt, Hunted, Smallest, hunt_in_child, joined, smallest_in_child
-from specsim.selfcheck.known_bugs import ENTRIES, entry_of
 from specsim.selfcheck.mutant_table import CONTENT_ORACLE, Effort, Efforts, build, table_to_json
 from specsim.selfcheck.mutation import apply, changed_source, find
 from specsim.selfcheck.page import blind_cells, page
@@ -104,7 +112,7 @@ def test_the_page_has_every_mutant_and_names_rules_that_exist() -> None:
 
 def test_the_page_says_of_every_known_bug_what_finds_it_or_why_nothing_can() -> None:
     left_out = {row[0]: row[3] for row in rows_of("Bugs that the model cannot express")}
-    assert left_out == {entry.id: entry.why_not for entry in ENTRIES if not entry.mutants}
+    assert left_out == {entry.id: entry.why_not for entry in BUGS if not entry.mutants}
 
 
 def test_on_the_page_every_seed_finds_every_mutant_within_its_time() -> None:
@@ -167,7 +175,7 @@ def test_a_blind_mutant_that_is_not_found_is_reported_and_fails_nothing(
     hunted = [Hunted(made_up[0], (found,)), Hunted(made_up[1], (missed,))]
     assert blind_cells(hunted[0])[:2] == ("1/1", "S3")
     assert blind_cells(hunted[1])[:2] == ("not found", "none")
-    monkeypatch.setattr("specsim.selfcheck.blind_mutants.BLIND", tuple(made_up))
+    monkeypatch.setattr("specsim.selfcheck.catalogue.BLIND", tuple(made_up))
     monkeypatch.setattr("specsim.selfcheck.mutant_table.hunt_all", lambda *_arguments, **_options: hunted)
     with pytest.raises(typer.Exit) as ended:
         commands.mutants(None, 1, 9, 1, None, False, "swarm", True, None, None)
@@ -260,17 +268,71 @@ def test_the_page_is_of_all_mutants_and_of_nothing_less(tmp_path: Path) -> None:
 
 
 def test_every_known_bug_has_mutants_or_a_reason_why_not() -> None:
-    assert len(ENTRIES) == len({entry.id for entry in ENTRIES}) == 105
-    for entry in ENTRIES:
+    assert len(BUGS) == len({entry.id for entry in BUGS}) == 105
+    for entry in BUGS:
         assert bool(entry.mutants) != bool(entry.why_not), entry.id
         assert entry.bug_class
         assert "\n" not in entry.why_not
 
 
 def test_a_mutant_belongs_to_a_known_bug_and_names_reports_of_it() -> None:
-    references = {entry.id: set(entry.references) for entry in ENTRIES}
+    references = {entry.id: set(entry.references) for entry in BUGS}
     for mutant in CATALOGUE:
-        assert set(mutant.references) <= references[entry_of(mutant)], mutant.id
+        assert set(mutant.references) <= references[bug_of(mutant)], mutant.id
+
+
+CLASS = """
+[classes]
+A = "lifetime"
+"""
+BUG = """
+[[bugs]]
+id = "A01"
+title = "a bug"
+references = ["a/b#1"]
+"""
+MUTANT = """
+[[bugs.mutants]]
+id = "A01"
+title = "a mutant"
+module = "specsim.engine.loop"
+line = "x = 1"
+becomes = "x = 2"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (CLASS + BUG + MUTANT, ""),
+        (CLASS + BUG + 'why_not = "no reason"\n', ""),
+        (CLASS + BUG, "it has neither mutants nor why_not, or both"),
+        (CLASS + BUG + 'why_not = "no reason"\n' + MUTANT, "it has neither mutants nor why_not, or both"),
+        (CLASS.replace("A =", "B =") + BUG + MUTANT, "its class is not listed"),
+        (CLASS + BUG + MUTANT + MUTANT, "an id is there twice"),
+        (CLASS + BUG + MUTANT + BUG + MUTANT, "an id is there twice"),
+        (CLASS + BUG + MUTANT.replace('"A01"', '"A02"'), "a mutant has the id of another bug"),
+        (CLASS + BUG + MUTANT.replace("x = 2", "x = 1"), "a mutant changes nothing"),
+        (CLASS + BUG + MUTANT + 'severity = "high"\n', r"unknown field `severity` - at `\$\.bugs\[0\]\.mutants"),
+        (CLASS + BUG + MUTANT.replace('line = "x = 1"', "line = 1"), r"Expected `str`, got `int`"),
+        (CLASS + BUG.replace('title = "a bug"', ""), "missing required field `title`"),
+        (BUG + MUTANT, "missing required field `classes`"),
+    ],
+)
+def test_a_table_of_known_bugs_that_is_wrong_is_refused_with_the_place(text: str, says: str) -> None:
+    def load() -> None:
+        table = read(text, KnownBugs)
+        require_consistent(table.classes, [row.bug() for row in table.bugs])
+
+    if not says:
+        return load()
+    with pytest.raises(ValueError, match=says):
+        load()
+    return None
+
+
+def test_the_committed_tables_are_consistent() -> None:
+    require_consistent(CLASSES, BUGS)
 
 
 def test_mutants_are_ordered_by_their_ids() -> None:

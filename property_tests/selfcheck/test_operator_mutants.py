@@ -12,7 +12,7 @@ from specsim.contracts.registry import OPS
 from specsim.errors import UsageError
 from specsim.selfcheck import operator_hunt
 from specsim.selfcheck.mutation import apply_change
-from specsim.selfcheck.operator_mutants import ITEMS, MUTANTS, NOT_EXPRESSED, OperatorMutant, changed_source, find
+from specsim.selfcheck.operator_mutants import MISTAKES, MUTANTS, NOT_EXPRESSED, OperatorMutant, changed_source, find
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operator-mutants.md").read_text(encoding="utf-8")
 # One of each way to be found: a wrong value, a changed reference, each kind of flaw.
@@ -27,9 +27,10 @@ def source_of(mutant: OperatorMutant) -> str:
 
 
 def test_every_mistake_is_put_into_both_sides_or_says_why_not() -> None:
-    expressed = [(mutant.item, mutant.side) for mutant in MUTANTS]
-    both = {(item, side) for item in ITEMS for side in ("kernel", "reference")}
-    assert set(expressed) | set(NOT_EXPRESSED) == both
+    expressed = [(mutant.mistake, mutant.side) for mutant in MUTANTS]
+    both = {(item, side) for item in MISTAKES for side in ("kernel", "reference")}
+    not_expressed = [(each.mistake, each.side) for each in NOT_EXPRESSED]
+    assert set(expressed) | set(not_expressed) == both
     assert len(expressed) + len(NOT_EXPRESSED) == len(both)
 
 
@@ -77,4 +78,4 @@ def test_the_page_has_every_mutant_and_each_is_found_by_every_seed() -> None:
     rows = re.findall(r"^\| (\d\d-\w+) \|.*\| (\d+)/(\d+) \|$", PAGE, flags=re.MULTILINE)
     assert [row[0] for row in rows] == [mutant.id for mutant in MUTANTS]
     assert all(found == seeds for _id, found, seeds in rows)
-    assert all(f"{item:02d}-{side}" in PAGE for item, side in NOT_EXPRESSED)
+    assert all(f"{item:02d}-{side}" in PAGE for item, side in ((each.mistake, each.side) for each in NOT_EXPRESSED))

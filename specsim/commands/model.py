@@ -72,8 +72,7 @@ def mutants(
     from specsim.report.terminal import print_mutants
     from specsim.rules.table import BY_ID
     from specsim.selfcheck import mutant_table
-    from specsim.selfcheck.blind_mutants import BLIND
-    from specsim.selfcheck.catalogue import CATALOGUE
+    from specsim.selfcheck.catalogue import BLIND, CATALOGUE
     from specsim.selfcheck.mutation import find
     from specsim.selfcheck.page import page
 

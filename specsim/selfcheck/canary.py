@@ -10,9 +10,8 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from specsim.selfcheck.catalogue import CATALOGUE, Mutant
+from specsim.selfcheck.catalogue import CATALOGUE, Mutant, bug_of
 from specsim.selfcheck.hunt import Hunted, hunt_in_child
-from specsim.selfcheck.known_bugs import entry_of
 
 SCHEDULES_MAX = 3000
 # The bugs that the project began with.
@@ -25,7 +24,7 @@ def sample() -> tuple[Mutant, ...]:
     classes = {bug[0] for bug in SEED_BUGS}
     chosen: list[Mutant] = []
     for mutant in CATALOGUE:
-        entry = entry_of(mutant)
+        entry = bug_of(mutant)
         is_variant = mutant.id != entry and entry in ids
         if (entry in SEED_BUGS and not is_variant) or entry[0] not in classes:
             chosen.append(mutant)

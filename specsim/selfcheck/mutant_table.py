@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from specsim.choices.search_strategies import STRATEGIES
 from specsim.deadline import NEVER, Deadline
-from specsim.selfcheck.catalogue import Mutant
+from specsim.selfcheck.catalogue import Mutant, bug_of
 from specsim.selfcheck.hunt import (
     EXCEPTION,
     Hunted,
@@ -26,7 +26,6 @@ from specsim.selfcheck.hunt import (
     joined,
     smallest_in_child,
 )
-from specsim.selfcheck.known_bugs import entry_of
 
 
 class Effort(NamedTuple):
@@ -277,7 +276,7 @@ def to_json(hunted: Hunted) -> dict[str, Any]:
     mutant = hunted.mutant
     return {
         "id": mutant.id,
-        "entry": entry_of(mutant),
+        "entry": bug_of(mutant),
         "title": mutant.title,
         "references": list(mutant.references),
         "module": mutant.module,

@@ -18,8 +18,7 @@ from types import CodeType, ModuleType
 
 from specsim.compiled.finder import uninstall
 from specsim.errors import UsageError
-from specsim.selfcheck.blind_mutants import BLIND
-from specsim.selfcheck.catalogue import CATALOGUE, Mutant
+from specsim.selfcheck.catalogue import BLIND, CATALOGUE, Mutant
 
 
 def find(mutant_id: str) -> Mutant:
@@ -41,7 +40,7 @@ def changed_source(mutant: Mutant, source: str) -> str:
     if len(at) != 1:
         raise UsageError(
             f"mutant {mutant.id} does not apply: {mutant.line!r} is in {mutant.module} {len(at)} times",
-            "give the line in specsim.selfcheck as it is now",
+            "give the line as it is now in the tables of specsim/selfcheck",
         )
     old = lines[at[0]]
     lines[at[0]] = old.replace(mutant.line, mutant.becomes)

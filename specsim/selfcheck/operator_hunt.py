@@ -22,7 +22,7 @@ from specsim import interrupts
 from specsim.deadline import NEVER, Deadline
 from specsim.isolation import environment, processes
 from specsim.selfcheck.mutation import apply_change
-from specsim.selfcheck.operator_mutants import ITEMS, NOT_EXPRESSED, OperatorMutant, changed_source, find
+from specsim.selfcheck.operator_mutants import MISTAKES, NOT_EXPRESSED, OperatorMutant, changed_source, find
 
 CASES_MAX = 400
 SECONDS_MAX = 120.0  # of a child, which a mutant may hang
@@ -116,7 +116,7 @@ def row(judged: Judged) -> Sequence[str]:
     counts = [kill.cases for kill in kills]
     needed = f"{median(counts):g}/{max(counts)}"
     shown = " ".join(rules) or "not found"
-    return (mutant.id, ITEMS[mutant.item], mutant.op, shown, needed, f"{judged.found}/{len(kills)}")
+    return (mutant.id, MISTAKES[mutant.mistake], mutant.op, shown, needed, f"{judged.found}/{len(kills)}")
 
 
 def to_json(judged: Sequence[Judged]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def to_json(judged: Sequence[Judged]) -> dict[str, Any]:
             {
                 **asdict(each.mutant),
                 "id": each.mutant.id,
-                "title": ITEMS[each.mutant.item],
+                "title": MISTAKES[each.mutant.mistake],
                 "kills": [asdict(kill) for kill in each.kills],
             }
             for each in judged
@@ -155,7 +155,7 @@ def page(judged: Sequence[Judged]) -> str:
         "",
         "Not expressed:",
         "",
-        *(f"- {item:02d}-{side}, {ITEMS[item]}: {why}." for (item, side), why in NOT_EXPRESSED.items()),
+        *(f"- {no.mistake:02d}-{no.side}, {MISTAKES[no.mistake]}: {no.why}." for no in NOT_EXPRESSED),
         "",
     ]
     return "\n".join(lines)

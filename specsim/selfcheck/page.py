@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specsim.selfcheck.catalogue import BUGS, CLASSES
 from specsim.selfcheck.hunt import Hunted
-from specsim.selfcheck.known_bugs import CLASSES, ENTRIES
 from specsim.selfcheck.mutant_table import COLUMNS, CONTENT_ORACLE, Table, in_total, row, seen_by_nobody, spread
 
 
@@ -17,15 +17,16 @@ def page(table: Table) -> str:
 
 def _found(table: Table) -> list[str]:
     hunted = table.hunted
-    entries = sum(bool(entry.mutants) for entry in ENTRIES)
+    entries = sum(bool(entry.mutants) for entry in BUGS)
     schedules = max(each.schedules_worst for each in hunted)
     seconds = max(each.cpu_seconds_median for each in hunted)
     requests, requests_most, events, events_most = spread(table.smallest)
     lines = [
         "# Mutants",
         "",
-        f"{entries} of the {len(ENTRIES)} known bugs of the catalogue are re-created by {len(hunted)} changes of one",
-        "line of the model (`specsim/selfcheck/catalogue.py`). Each is hunted by the default swarm of `specsim check`,",
+        f"{entries} of the {len(BUGS)} known bugs of the catalogue are re-created by {len(hunted)} changes of one",
+        "line of the model (`specsim/selfcheck/known_bugs.toml`). Each is hunted by the default swarm of `specsim"
+        " check`,",
         "with no workload of its own: schedules are run from each seed until one breaks a rule.",
         f"{len(hunted[0].hunts)} seeds; the slowest mutant takes {seconds:.2f} CPU seconds in the median, the"
         f" longest hunt {schedules} schedules.",
@@ -111,7 +112,8 @@ def _blind(table: Table) -> list[str]:
     lines = [
         "## Blind mutants",
         "",
-        "Written after the rules were frozen, by someone who has not read them (`specsim/selfcheck/blind_mutants.py`),",
+        "Written after the rules were frozen, by someone who has not read them"
+        " (`specsim/selfcheck/blind_mutants.toml`),",
         f"and scored apart: {sum(bool(each.found) for each in blind)} of {len(blind)} found."
         if blind
         else "scored apart: none yet.",
@@ -135,7 +137,7 @@ def _not_expressed() -> list[str]:
         "## Bugs that the model cannot express",
         "",
         *_head(("bug", "class", "what is wrong", "why not")),
-        *(_line((entry.id, CLASSES[entry.id[0]], entry.title, entry.why_not)) for entry in ENTRIES if entry.why_not),
+        *(_line((entry.id, CLASSES[entry.id[0]], entry.title, entry.why_not)) for entry in BUGS if entry.why_not),
         "",
     ]
 
