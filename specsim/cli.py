@@ -43,7 +43,7 @@ from specsim.commands.options import (
 from specsim.commands.outputs import GithubOption, JUnitOption, Outputs, SarifOption
 from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
-from specsim.errors import UsageError
+from specsim.errors import NondeterministicError, UsageError
 from specsim.files import save_json
 from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
 
@@ -60,7 +60,6 @@ app = typer.Typer(
     "130 interrupted. Checking a TARGET runs its code: check what you trust.",
 )
 
-TIERS = ("ops", "accounting", "workers")
 REPLAYED = "specsim.replayed/1"
 GIT_SKIPS = NOT_JUDGED  # what `git bisect run` makes of that exit code
 
@@ -92,8 +91,6 @@ def _exit_codes(bisect_run: bool, of_errors: int) -> Iterator[None]:
     """With `bisect_run`, errors end with `of_errors`, and what could not be judged is skipped: `git bisect run` would
     take 2 and 3 for bad.
     """
-    from specsim.tiers.accounting.parent import NondeterministicError
-
     try:
         yield
     except typer.Exit as ended:
@@ -322,7 +319,9 @@ def _tier(only: str | None) -> tuple[str | None, str]:
     tier, _, operation = (only or "").partition(":")
     if tier == "ops" and operation:
         return tier, operation
-    one_of("--only", only, TIERS)
+    from specsim.tiers.registry import TIERS
+
+    one_of("--only", only, tuple(TIERS))
     return only, ""
 
 
@@ -384,17 +383,15 @@ def replay(
     """
     from specsim import replay_file
     from specsim.commands.pages import write_pages
-    from specsim.commands.requests import noted, ops_request, schedule_request, workers_request
     from specsim.engines.target import parse_target
-    from specsim.report.terminal import print_replay, print_schedule_replay, print_worker_replay
-    from specsim.tiers.accounting.parent import replay_schedule, replay_schedule_twice
-    from specsim.tiers.ops.parent import replay_ops, replay_ops_twice
-    from specsim.tiers.workers.parent import replay_case, replay_case_twice
+    from specsim.lifting.cache import open_cache
+    from specsim.report.terminal import print_replay
+    from specsim.tiers import replaying
 
     with _exit_codes(bisect_run, of_errors=GIT_STOPS):
         one_of("--device", device, ("auto", "cpu", "cuda"))
         stored = replay_file.load(file)
-        if device is not None and not isinstance(stored, replay_file.OpReplay):
+        if device is not None and not stored.device:
             raise UsageError(f"--device with a finding of the {stored.tier} tier", "it has no device: leave it out")
         text = parse_target(target or stored.target).text
         accept_seed(seed)
@@ -402,22 +399,12 @@ def replay(
         note_stale(file, stored)
     hang_seconds = min(hang_seconds, budget_seconds or hang_seconds)
     record = html is not None or perfetto is not None
-    answer: dict[str, Any]
-    if isinstance(stored, replay_file.OpReplay):
-        request = ops_request(stored, text, device, hang_seconds, cache_dir, Path())
-        answer = replay_ops_twice(request, file) if verify else replay_ops(request, file, record=record)
-        exit_code = print_replay(stored, text, answer, verified=verify)
-    elif isinstance(stored, replay_file.WorkerReplay):
-        workers = workers_request(stored, text, hang_seconds, cache_dir, Path())
-        answer = replay_case_twice(workers, file) if verify else replay_case(workers, file)
-        exit_code = print_worker_replay(stored, text, answer, verified=verify)
-    else:
-        schedule = schedule_request(stored, text, hang_seconds, cache_dir, Path())
-        answer = replay_schedule_twice(schedule, file) if verify else replay_schedule(schedule, file, record=record)
-        exit_code = print_schedule_replay(stored, text, answer, verified=verify)
+    request = replaying.request_of(stored, text, open_cache(cache_dir).folder, hang_seconds, device=device)
+    answer = replaying.replay_twice(request, file) if verify else replaying.replay(request, file, record=record)
+    exit_code = print_replay(stored, text, answer, verified=verify)
     if record and answer.get("judged", True):
-        recorded = noted(stored, file, text, device, hang_seconds, cache_dir) if verify else answer
-        write_pages(stored, file, recorded, exit_code, text, cache_dir, html, perfetto)
+        recorded = replaying.replay(request, file, record=True) if verify else answer
+        write_pages(stored, file, recorded, text, cache_dir, html, perfetto)
     elif record:
         typer.echo("specsim: nothing was replayed: there is no page and no trace of it.", err=True)
     if json_file is not None:
@@ -468,12 +455,14 @@ def report(
             f"{given} is not the folder of a run", "give one folder of replay files, or --campaign FILE ..."
         )
     from specsim.commands.pages import write_report
-    from specsim.commands.requests import noted
+    from specsim.lifting.cache import open_cache
+    from specsim.tiers import replaying
 
     def noted_there(stored: Replay, file: Path) -> dict[str, Any]:
         announce_replay(file, stored, stored.target, named=False, trust=trust)
         note_stale(file, stored)
-        return noted(stored, file, stored.target, None, hang_seconds, cache_dir)
+        request = replaying.request_of(stored, stored.target, open_cache(cache_dir).folder, hang_seconds)
+        return replaying.replay(request, file, record=True)
 
     write_report(folder[0], html, data, noted_there, cache_dir, json_file, budget_seconds)
 
@@ -550,7 +539,7 @@ def bench(
     """
     from specsim.bench import BENCHMARKS, run
     from specsim.report.terminal import print_bench
-    from specsim.tiers.ops.child import choose_device
+    from specsim.tiers.ops.answers import choose_device
 
     one_of("--device", device, ("auto", "cpu", "cuda"))
     if name == "guidance":
@@ -602,8 +591,6 @@ def _require_a_place_to_work() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. Bad input ends as one sentence on standard error and exit code 2."""
-    from specsim.tiers.accounting.parent import NondeterministicError
-
     for stream in (sys.stdout, sys.stderr):  # a locale that lacks a character gets it spelled out
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

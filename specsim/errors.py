@@ -16,6 +16,10 @@ class UsageError(Exception):
         self.remedy = remedy
 
 
+class NondeterministicError(Exception):
+    """Two runs of one case differ: nothing that the target shows can be trusted. Exit code 3."""
+
+
 TEXT_MAX = 4_000  # characters that are kept of a text that somebody else's code made
 
 

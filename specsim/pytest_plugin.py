@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Hold = Callable[..., None]
 
 BUDGET_SECONDS = 60.0
-# Tiers of a target, and the share of its budget that each has; a target that has no such tier skips its test.
-TIERS = {"ops": 0.5, "workers": 0.2, "accounting": 0.3}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,6 +70,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 def _tiers_of(session: pytest.Session, text: str) -> list[pytest.Item]:
     from specsim.engines.target import parse_target
+    from specsim.tiers.registry import TIERS
 
     target = parse_target(text).text
     return [_added(TierItem, session, f"{target}::{tier}", target=target, tier=tier) for tier in TIERS]
@@ -98,7 +97,7 @@ def _added(kind: type[pytest.Item], session: pytest.Session, name: str, **fields
 
 
 class TierItem(pytest.Item):
-    """A tier of a target, as a test."""
+    """A tier of a target, as a test; a target that has no such tier skips it."""
 
     def __init__(self, *, target: str, tier: str, **of_pytest: Any) -> None:
         super().__init__(**of_pytest)
@@ -106,11 +105,12 @@ class TierItem(pytest.Item):
 
     def runtest(self) -> None:
         from specsim.testing import FINDINGS, judge_target, told_findings
+        from specsim.tiers.registry import TIERS
 
         verdict = judge_target(
             self.target,
             only=self.tier,
-            budget_seconds=max(1.0, self.config.getoption("specsim_budget_seconds") * TIERS[self.tier]),
+            budget_seconds=max(1.0, self.config.getoption("specsim_budget_seconds") * TIERS[self.tier].budget_share),
             seed=0,
             cases=100,
             schedules=500,

@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import specsim
 from specsim.errors import UsageError
@@ -62,6 +62,28 @@ class OpReplay:
     title: str
     digest: str
     generator: str = ""
+    mutant: ClassVar[str] = ""
+    kernels: ClassVar[str] = ""
+    model_hash: ClassVar[str] = ""
+    events: ClassVar[Sequence[str]] = ()
+    meaning: ClassVar[None] = None
+
+    @property
+    def size(self) -> tuple[int, str]:
+        return sum(len(tensor["data"]) for tensor in self.tensors.values()), "input elements"
+
+    def is_shown(self, violation: Mapping[str, Any]) -> bool:
+        return bool(violation["rule"] == self.rule)
+
+    def problem(self) -> str:
+        for name, size in self.sizes.items():
+            if not _is_natural(size):
+                return f"sizes[{name!r}] is {size!r}, must be an integer of at least 0"
+        for name, tensor in self.tensors.items():
+            is_tensor = isinstance(tensor, dict) and all(isinstance(tensor.get(k), list) for k in ("shape", "data"))
+            if not is_tensor:
+                return f"tensors[{name!r}] must be an object with shape and data"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +118,25 @@ class ScheduleReplay:
     order: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     kernels: str = ""
+    device: ClassVar[str] = ""
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        return self.scenario
+
+    @property
+    def size(self) -> tuple[int, str]:
+        return len(self.events), "events"
+
+    def is_shown(self, violation: Mapping[str, Any]) -> bool:
+        # On another target another seam function may be at fault.
+        return bool(violation["signature"] == self.signature or violation["rule"] == self.rule)
+
+    def problem(self) -> str:
+        for name, lines in (("order", self.order), ("events", self.events)):
+            if not all(isinstance(text, str) for text in lines):
+                return f"{name} must hold lines of text"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +162,32 @@ class WorkerReplay:
     signature: str
     title: str
     digest: str
+    device: ClassVar[str] = ""
+    mutant: ClassVar[str] = ""
+    kernels: ClassVar[str] = ""
+    model_hash: ClassVar[str] = ""
+    events: ClassVar[Sequence[str]] = ()
+    meaning: ClassVar[None] = None
+
+    @property
+    def size(self) -> tuple[int, str]:
+        return len(json.dumps(self.case)), "characters of the case"
+
+    def is_shown(self, violation: Mapping[str, Any]) -> bool:
+        return bool(violation["rule"] == self.rule)
+
+    def problem(self) -> str:
+        return ""
 
 
 Replay = OpReplay | ScheduleReplay | WorkerReplay
-_Kind = type[OpReplay] | type[ScheduleReplay] | type[WorkerReplay]
-_KINDS: dict[str, _Kind] = {"ops": OpReplay, "accounting": ScheduleReplay, "workers": WorkerReplay}
+"""What every tier's file has: `target`, `tier`, `where`, `source_hash`, `tape`, `seed`, `rule`, `signature`, `title`
+and `digest`; `device`, `mutant`, `kernels`, `model_hash` and `events`, empty where a tier has none; `meaning`, what the
+tape stands for where a change of the simulator changes that, else None; `size`, how large the case is and in what;
+`is_shown(violation)`, whether a violation of a replay is the file's; and `problem()`, what is wrong with its values, ""
+for nothing.
+"""
+_KINDS: dict[str, type[Replay]] = {"ops": OpReplay, "accounting": ScheduleReplay, "workers": WorkerReplay}
 
 
 def save(path: Path, replay: Replay) -> None:
@@ -145,8 +207,8 @@ def to_json(replay: Replay) -> dict[str, Any]:
 
 def name_of(replay: Replay) -> str:
     """The name of the file of a finding: one for each target and signature."""
-    seeded = (replay.mutant, replay.kernels) if isinstance(replay, ScheduleReplay) else ()
-    return f"{file_name('-'.join([replay.target, *filter(None, seeded), replay.signature]))}.json"
+    parts = [replay.target, *filter(None, (replay.mutant, replay.kernels)), replay.signature]
+    return f"{file_name('-'.join(parts))}.json"
 
 
 def save_in(folder: Path, replay: Replay) -> Path:
@@ -188,7 +250,7 @@ def load_all(folder: str | Path) -> list[tuple[Path, Replay]]:
 _TYPES = {"str": str, "int": int, "dict": dict, "list": list}
 
 
-def _values(path: Path, data: Mapping[str, Any], kind: _Kind) -> dict[str, Any]:
+def _values(path: Path, data: Mapping[str, Any], kind: type[Replay]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for known in fields(kind):
         name = known.name
@@ -206,18 +268,8 @@ def _values(path: Path, data: Mapping[str, Any], kind: _Kind) -> dict[str, Any]:
 def _checked(path: Path, replay: Replay) -> Replay:
     if not all(_is_natural(choice) for choice in replay.tape):
         raise UsageError(f"{path}: tape must hold integers of at least 0", REMEDY)
-    if isinstance(replay, ScheduleReplay):
-        for name, lines in (("order", replay.order), ("events", replay.events)):
-            if not all(isinstance(text, str) for text in lines):
-                raise UsageError(f"{path}: {name} must hold lines of text", REMEDY)
-    elif isinstance(replay, OpReplay):
-        for name, size in replay.sizes.items():
-            if not _is_natural(size):
-                raise UsageError(f"{path}: sizes[{name!r}] is {size!r}, must be an integer of at least 0", REMEDY)
-        for name, tensor in replay.tensors.items():
-            is_tensor = isinstance(tensor, dict) and all(isinstance(tensor.get(k), list) for k in ("shape", "data"))
-            if not is_tensor:
-                raise UsageError(f"{path}: tensors[{name!r}] must be an object with shape and data", REMEDY)
+    if problem := replay.problem():
+        raise UsageError(f"{path}: {problem}", REMEDY)
     return replay
 
 
@@ -225,22 +277,8 @@ def _is_natural(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def is_shown(stored: ScheduleReplay, violation: Mapping[str, Any]) -> bool:
-    """Whether a violation of a run is the file's; on another target another seam function may be to blame."""
-    return bool(violation["signature"] == stored.signature or violation["rule"] == stored.rule)
-
-
 # Rules that say how the process of a case or schedule ended, and not what it does.
 ENDED = ("O7", "O8", "X2", "X3")
-
-
-def size_of(stored: Replay) -> tuple[int, str]:
-    """How large a case or schedule is, and in what."""
-    if isinstance(stored, OpReplay):
-        return sum(len(tensor["data"]) for tensor in stored.tensors.values()), "input elements"
-    if isinstance(stored, WorkerReplay):
-        return len(json.dumps(stored.case)), "characters of the case"
-    return len(stored.events), "events"
 
 
 def is_module(target: str) -> bool:

@@ -51,7 +51,6 @@ REPLAY_VARIABLE = "SPECSIM_REPLAY"
 """Names a replay file: `assert_matches` of its operation then runs the case of that file and no other."""
 
 SHOWN_MAX = 400  # characters of a tensor in a message; the replay file has all of them
-TIERS = ("ops", "workers", "accounting")
 
 
 def assert_matches(
@@ -105,7 +104,7 @@ def _replay_file(operation: str) -> Path | None:
     if not named:
         return None
     stored = replay_file.load(Path(named))
-    return Path(named) if isinstance(stored, replay_file.OpReplay) and stored.op == operation else None
+    return Path(named) if getattr(stored, "op", "") == operation else None
 
 
 def _replay_case(op: Op, subject: Subject, device: str) -> None:
@@ -130,9 +129,9 @@ def _mismatch(
     op: Op, subject: Subject, found: Counterexample, target: str, seed: int, device: str, out: Path, cases: int
 ) -> str:
     from specsim import replay_file
-    from specsim.tiers.ops.finding import finding_of
+    from specsim.tiers.ops.finding import Origin, finding_of
 
-    finding, replay = finding_of(op, subject, found, target=target, seed=seed, device=device)
+    finding, replay = finding_of(op, subject, found, Origin(target, seed, device))
     finding = dataclasses.replace(finding, replay=str(replay_file.save_in(out, replay)))
     inputs = [f"{name} = {_short(tensor.tolist())}" for name, tensor in found.case.tensors.items()]
     hit_by = f"{finding.count} of {cases} generated cases"
@@ -243,12 +242,14 @@ def assert_no_finding(
 def told_findings(verdict: Verdict, findings: Collection[Finding]) -> str:
     """Findings as text; each ends in the command that replays it."""
     from specsim import replay_file
+    from specsim.tiers.registry import TIERS
 
     counted = {suite.name: suite for suite in verdict.suites}
 
     def of(finding: Finding) -> str:
         suite = counted[finding.tier]
-        unit = f"{suite.schedules} schedules" if finding.tier == "accounting" else "the generated cases"
+        is_simulated = TIERS[finding.tier].unit == "schedules"
+        unit = f"{suite.schedules} schedules" if is_simulated else "the generated cases"
         return f"{finding.count} of {unit}"
 
     plural = "s" if len(findings) > 1 else ""
@@ -274,6 +275,7 @@ def judge_target(
     from specsim.engines.target import parse_target
     from specsim.lifting.cache import open_cache
     from specsim.report.live import Line, Progress
+    from specsim.tiers.registry import TIERS
 
     if only and only not in TIERS:
         raise UsageError(f"only={only!r} is no tier", f"allowed: {', '.join(TIERS)}")

@@ -31,7 +31,7 @@ from specsim.deadline import Deadline
 from specsim.findings.matrix import Column, Matrix
 from specsim.lifting.cache import Cache
 from specsim.report.live import Progress, line_of
-from specsim.report.terminal import print_replay, print_schedule_replay
+from specsim.report.terminal import print_replay
 from specsim.tiers.accounting.schedules import SimulationResult, simulate
 from specsim.verdict import Finding, Severity, Suite, Verdict
 
@@ -151,7 +151,7 @@ def test_the_exit_code_says_what_the_verdict_says(verdict: Verdict, code: int) -
 
 def test_what_no_tier_can_check_is_125_and_nondeterminism_is_3(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from specsim import cli
-    from specsim.tiers.accounting.parent import NondeterministicError
+    from specsim.errors import NondeterministicError
 
     (folder / "empty.py").write_text("provider = {}\n")
     assert specsim(folder, "check", "empty:provider", "--only", "accounting").returncode == 125
@@ -181,7 +181,7 @@ def test_a_replay_on_a_target_that_does_not_run_it_is_125_and_not_passed(capsys:
     )
     assert isinstance(schedule, replay_file.ScheduleReplay)
     assert isinstance(case, replay_file.OpReplay)
-    assert print_schedule_replay(schedule, "model", {"judged": False}) == 125
+    assert print_replay(schedule, "model", {"judged": False}) == 125
     assert print_replay(case, "model", {"judged": False, "subject": "f"}) == 125
     assert capsys.readouterr().out.count("not judged") == 2
 

@@ -43,7 +43,7 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "errors": layer(),
     "deadline": layer(),
     "interrupts": layer(),
-    "isolation": layer("errors interrupts"),
+    "isolation": layer("errors interrupts", "msgspec"),
     "files": layer("errors"),
     "verdict": layer("errors"),
     "replay_file": layer("errors files"),
@@ -77,7 +77,7 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
         "compiled tiers findings",
         "msgspec ray",
     ),
-    "report": layer("errors files verdict replay_file", "rich"),
+    "report": layer("errors files verdict replay_file tiers", "rich"),
 }
 # One layer in several folders: the tiers put mutants into the model, and mutants are hunted by the tiers.
 SAME_LAYER = {"selfcheck": "tiers"}

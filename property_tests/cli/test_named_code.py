@@ -86,7 +86,7 @@ def test_the_code_of_a_release_is_named_before_it_is_run(
     def nothing_yet(*_arguments: Any, **_options: Any) -> dict[str, Any]:
         raise UsageError(capfd.readouterr().err, "said before")
 
-    monkeypatch.setattr("specsim.tiers.ops.parent.replay_ops", nothing_yet)
+    monkeypatch.setattr("specsim.tiers.replaying.replay", nothing_yet)
     stored = json.loads((folder / "case.json").read_text())
     (folder / "checkout.json").write_text(json.dumps({**stored, "target": "sglang@gone\x85#rev"}))
     code, said = ran(capfd, "replay", "checkout.json")

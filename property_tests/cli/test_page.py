@@ -40,16 +40,18 @@ from specsim.contracts.registry import OPS
 from specsim.engine.accounting_target import ModelTarget
 from specsim.lifting.cache import Cache
 from specsim.replay_file import WorkerReplay
-from specsim.report.page.payload import Shown, links_of, payload_of
+from specsim.report.page.payload import Shown, payload_of
 from specsim.report.page.plain import in_html, plain, visible
 from specsim.report.page.render import html_of
-from specsim.report.page.tensors import COLUMNS_MAX, ROWS_MAX, tensors_of
 from specsim.report.perfetto import trace_of
+from specsim.tiers.accounting.page import links_of
 from specsim.tiers.accounting.recording import RecordingEngine, changed, ranges, recording_engine
 from specsim.tiers.accounting.schedules import chooser_of, run_schedule
-from specsim.tiers.ops import child
-from specsim.tiers.ops.parent import OpsRequest
+from specsim.tiers.messages import Replay, Replayed, Request
+from specsim.tiers.ops import answers as ops_answers
+from specsim.tiers.ops.page import COLUMNS_MAX, ROWS_MAX, tensors_of
 from specsim.tiers.ops.run import compared
+from specsim.tiers.registry import TIERS
 
 BYTES_MAX = 2_000_000
 HOSTILE_NAMES = {"r0": HOSTILE[0], "r1": HOSTILE[1], "V1": HOSTILE[2]}
@@ -297,7 +299,7 @@ def test_a_hostile_replay_file_makes_no_element_either(made: Made) -> None:
     violation = dict.fromkeys(("rule", "sentence", "part", "where", "who", "expected", "actual", "signature"), bad)
     answer = {"judged": True, "same_model": False, "digest": bad, "events": [event], "scenario": {"config": {bad: bad}}}
     stored = dataclasses.replace(stored, title=bad, rule=bad, signature=bad, target=bad, order=[bad, "event 0: " + bad])
-    shown = Shown(bad, bad, bad, bad, {"where": bad, "first": 1, "line": 1, "lines": [bad], "note": bad})
+    shown = Shown(bad, bad, bad, bad, source={"where": bad, "first": 1, "line": 1, "lines": [bad], "note": bad})
     html = html_of(payload_of(stored, {**answer, "violations": [{**violation, "event": 0}]}, shown))
     assert {tag for tag, _ in Outline(html).elements} <= {tag for tag, _ in Outline(made.html).elements}
     assert all(link.startswith(("#", "data:,")) for link in Outline(html).links)
@@ -383,8 +385,9 @@ def test_the_page_of_a_probe_has_what_was_handed_on() -> None:
     stored = WorkerReplay(**dict.fromkeys(names, "f"), tier="workers", tape=[], case={}, seed=0, rule="W1", digest="d")
     broken = {"rule": "W1", "what": "no penalties", "expected": "one", "actual": "none", "details": ["line"]}
     answer = {"where": "f.py:2", "digest": "d", "case": {"bs": 2}, "seen": {"calls": [1]}, "broken": [broken]}
-    html = html_of(payload_of(stored, answer, dataclasses.replace(HERE, sentence="penalties are applied")))
-    for text in ("no penalties", "What the function handed on", "[1]", "line", "</span> penalties are applied</h1>"):
+    html = html_of(payload_of(stored, answer, HERE))
+    sentence = TIERS["workers"].rules["W1"].sentence
+    for text in ("no penalties", "What the function handed on", "[1]", "line", f"</span> {sentence}</h1>"):
         assert text in html
 
 
@@ -462,14 +465,14 @@ def test_a_page_can_be_made_of_a_users_own_function(tmp_path: Path, monkeypatch:
     answers: list[dict[str, Any]] = []
 
     class Heard:
-        def send(self, event: str, **fields: Any) -> None:
-            answers.append({"event": event, **fields})
+        def send(self, message: Any) -> None:
+            answers.extend([message.answer] if isinstance(message, Replayed) else [])
 
-    limits = OpsRequest(target, tmp_path, 0, 1, 20.0, 20.0, "cpu", tmp_path)
-    asked = {**limits.to_json(), "replay": str(file), "record": True}
-    child.replay(asked, Heard())  # type: ignore[arg-type]
+    of_it: dict[str, Any] = {"tier": "ops", "target": target, "cache": str(tmp_path), "seed": 0, "count": 1}
+    request = Request(**of_it, seconds=20.0, hang_seconds=20.0, work=Replay(file=str(file), record=True))
+    ops_answers.replay(request, Heard())  # type: ignore[arg-type]
     out = tmp_path / "out.html"
-    write_pages(replay_file.load(file), file, json.loads(json.dumps(answers[-1])), 1, target, tmp_path, out, None)
+    write_pages(replay_file.load(file), file, json.loads(json.dumps(answers[-1])), target, tmp_path, out, None)
     payload = payload_in(out.read_text())
     assert (payload["kind"], payload["finding"]["severity"]) == ("case", "wrong-result")
     assert payload["command"].endswith(f"--target {target}")

@@ -23,7 +23,7 @@ from specsim.contracts.provider import MappingProvider, Subject
 from specsim.contracts.registry import OPS, REFERENCE
 from specsim.errors import UsageError
 from specsim.interpreter.red_zones import RED_ZONE, ROW_GAP, GuardedTensor
-from specsim.tiers.ops.finding import WHOLE_MAX, finding_of
+from specsim.tiers.ops.finding import WHOLE_MAX, Origin, finding_of
 from specsim.tiers.ops.run import run_case
 from specsim.tiers.ops.suite import Limits, judge
 from specsim.verdict import Judged, Suite, Verdict, finding_from_json
@@ -101,7 +101,7 @@ def test_a_finding_names_operation_provider_blame_and_arguments_whole() -> None:
     op, subject = OPS["fill_bonus_tokens"], subject_of("fill_bonus_tokens", wrong)
     found = judge(op, subject, seed=0, limits=Limits(20))
     assert found.counterexample is not None
-    finding, _replay = finding_of(op, subject, found.counterexample, target="mine:wrong", seed=0, device="cpu")
+    finding, _replay = finding_of(op, subject, found.counterexample, Origin("mine:wrong", 0, "cpu"))
     assert (finding.op, finding.provider, finding.blame) == ("fill_bonus_tokens", "mine:wrong", "kernel")
     tensors = found.counterexample.case.tensors
     assert all(tensor.numel() <= WHOLE_MAX for tensor in tensors.values())

@@ -16,7 +16,7 @@ from property_tests.support.small_engine import Plan, build, git
 from specsim.cli import main
 from specsim.engines.registry import SGLANG
 from specsim.engines.sglang.releases import RELEASES
-from specsim.errors import UsageError
+from specsim.errors import NondeterministicError, UsageError
 from specsim.findings.bisect import report
 from specsim.findings.bisect.changes import changed_functions
 from specsim.findings.bisect.revisions import History, Revision, commits_between, releases_between
@@ -25,8 +25,6 @@ from specsim.findings.bisect.verdicts import Code, Judgement, State
 from specsim.lifting.git import Repository
 from specsim.lifting.source import GitSource
 from specsim.lifting.versions import version_key
-from specsim.tiers.accounting.parent import NondeterministicError
-from specsim.tiers.parent import Message
 
 PLAN = Plan(commits=24, bad=15)
 GOOD, BAD, SKIPPED = (Judgement(state, f"it is {state}") for state in State)
@@ -67,7 +65,7 @@ class Scripted:
         return Path("finding.json")
 
 
-def no_child(_question: dict[str, Any], _hang_seconds: float, _hash_seed: str) -> Iterator[Message]:
+def no_child(_question: dict[str, Any], _hang_seconds: float, _hash_seed: str) -> Iterator[Any]:
     raise AssertionError("the scripted question asks nobody")
 
 

@@ -23,22 +23,23 @@ from specsim.findings.bisect.report import blamed_of
 from specsim.findings.bisect.revisions import History, commits_between, releases_between
 from specsim.findings.bisect.run import Bisection, EndError, Found
 from specsim.findings.bisect.verdicts import Limits, Question
+from specsim.isolation.fork_server import ForkServer
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import LiftedFunction, Lifter
 from specsim.lifting.source import SourceTree
-from specsim.tiers.fork_server import WarmChild
+from specsim.tiers.process import fork_server
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 EXPECTED: list[dict[str, str]] = json.loads((FIXTURES / "bisect.expected.json").read_text())
 STRIDE = FIXTURES / "replays" / "bonus-token-stride.json"
 
 Release = Callable[[str], SourceTree]
-Children = tuple[WarmChild, WarmChild]
+Children = tuple[ForkServer, ForkServer]
 
 
 @pytest.fixture(scope="module")
 def children() -> Iterator[Children]:
-    one, two = WarmChild("0"), WarmChild("1")
+    one, two = fork_server("0"), fork_server("1")
     yield one, two
     one.close()
     two.close()

@@ -6,14 +6,16 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from specsim.isolation.conversation import Conversation, blamed
 from specsim.isolation.frames import new_nonce
+from specsim.isolation.messages import Answered, Messages
 from specsim.isolation.processes import fork
-from specsim.tiers.child import Messages, answer
-from specsim.tiers.parent import Conversation, blamed
+from specsim.tiers.child import answer
+from specsim.tiers.messages import ANSWERS, Request
 
 
-def forked(question: dict[str, Any], hang_seconds: float, _hash_seed: str = "") -> Iterator[dict[str, Any]]:
-    """As `specsim.tiers.parent.ask`, with a fork of this process for a child, which is there at once."""
+def forked(request: Request, hang_seconds: float, _hash_seed: str = "") -> Iterator[Any]:
+    """As `specsim.tiers.process.ask`, with a fork of this process for a child, which is there at once."""
     nonce = new_nonce()
     reader, writer = os.pipe()
     pid = fork()
@@ -23,8 +25,8 @@ def forked(question: dict[str, Any], hang_seconds: float, _hash_seed: str = "") 
         os.dup2(silent, 1)
         messages, code = Messages(writer, nonce.hex()), 1
         try:
-            answer(question, messages)
-            messages.send("answered")
+            answer(request, messages)
+            messages.send(Answered())
             code = 0
         except SystemExit as asked:
             code = asked.code if isinstance(asked.code, int) else 0
@@ -39,7 +41,7 @@ def forked(question: dict[str, Any], hang_seconds: float, _hash_seed: str = "") 
         return codes[0] if codes else None
 
     try:
-        yield from blamed(Conversation(reader, nonce, gone, hang_seconds), question)
+        yield from blamed(Conversation(reader, nonce, ANSWERS, gone, hang_seconds), request.target)
     finally:
         os.close(reader)
         if not codes:

@@ -44,8 +44,8 @@ extension = Extension(rules={"a": broken})
 # A campaign of small batches, which tells the number of each batch after it was stored.
 PROGRAM = f"""
 import sys
-from specsim.fuzz import batches
-batches.COUNTS["accounting"] = {RUNS}
+from specsim.tiers.registry import TIERS
+TIERS["accounting"].batch_count = {RUNS}
 from specsim.fuzz import campaign
 stored = campaign._take
 def take(store, result, *rest):

@@ -9,7 +9,8 @@ import pytest
 
 from property_tests.support.forked_target import forked
 from specsim.errors import UsageError
-from specsim.tiers.ops.parent import OpsRequest, run_ops_suite
+from specsim.tiers.checking import run_suite
+from specsim.tiers.messages import Request
 
 PROVIDERS = """
     import os, sys, time
@@ -121,7 +122,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("specsim.tiers.ops.parent.ask", forked)
+    monkeypatch.setattr("specsim.tiers.process.ask", forked)
     return tmp_path
 
 
@@ -129,23 +130,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow(runs_one_in=4)
 def test_what_a_provider_does_wrong_is_reported_in_one_sentence(target: str, folder: Path) -> None:
     kind, words = TOLD[target]
-    request = OpsRequest(
+    request = Request(
+        tier="ops",
         target=target,
-        cache=folder,
+        cache=str(folder),
         seed=0,
-        cases=2,
+        count=2,
         seconds=30.0,
         hang_seconds=1.0 if kind == "O7" else 30.0,
-        device="cpu",
-        out=folder / "found",
     )
     if kind == "error":
         with pytest.raises(UsageError) as told:
-            run_ops_suite(request, lambda _subject, _cases: None)
+            run_suite(request, folder / "found", lambda _subject, _cases: None)
         assert words in told.value.problem
         assert "\n" not in told.value.problem
         return
-    suite, findings = run_ops_suite(request, lambda _subject, _cases: None)
+    suite, findings = run_suite(request, folder / "found", lambda _subject, _cases: None)
     if kind == "not run":
         assert not suite.judged
         assert any(f"{entry.what}: {entry.why}".startswith(words) for entry in suite.not_run)

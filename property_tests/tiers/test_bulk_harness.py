@@ -10,10 +10,10 @@ import os
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -26,12 +26,13 @@ from specsim.contracts.provider import MappingProvider, Subject
 from specsim.contracts.registry import OPS, REFERENCE
 from specsim.contracts.sampling import WIDE_VOCAB_SIZES
 from specsim.isolation.fork_runner import Ended, blame, run_apart
+from specsim.isolation.messages import Message, Messages
 from specsim.reference import verify_tree_greedy
-from specsim.tiers.child import Messages
-from specsim.tiers.ops import bulk, bulk_child
-from specsim.tiers.ops.bulk_parent import run_bulk_suite
-from specsim.tiers.ops.parent import OpsRequest, replay_ops
+from specsim.tiers.checking import run_suite
+from specsim.tiers.messages import Done, Failure, Found, Request
+from specsim.tiers.ops import bulk, bulk_answers
 from specsim.tiers.ops.run import DeviceLostError, raise_if_lost, run_case
+from specsim.tiers.replaying import replay
 from specsim.verdict import Finding, Suite
 
 OP = OPS["verify_tree_greedy"]
@@ -218,60 +219,60 @@ MISBEHAVING = """
 
 
 @pytest.fixture
-def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], OpsRequest]:
+def request_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Request]:
     (tmp_path / "bulky.py").write_text(textwrap.dedent(MISBEHAVING).format(root=a_root(1, 77)))
     monkeypatch.syspath_prepend(tmp_path)
-    return lambda name: OpsRequest(
+    return lambda name: Request(
+        tier="ops",
         target=f"bulky:{name}",
-        cache=tmp_path,
+        cache=str(tmp_path),
         seed=0,
-        cases=9_000,
+        count=9_000,
         seconds=60.0,
         hang_seconds=5.0,
-        device="cpu",
-        out=tmp_path / "found",
+        bulk=True,
     )
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[OpsRequest], tuple[Suite, list[Finding]]]:
-    monkeypatch.setattr("specsim.tiers.ops.bulk_parent.ask", forked)
-    return lambda request: run_bulk_suite(request, lambda _subject, _cases: None)
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Request], tuple[Suite, list[Finding]]]:
+    monkeypatch.setattr("specsim.tiers.process.ask", forked)
+    return lambda request: run_suite(request, tmp_path / "found", lambda _subject, _cases: None)
 
 
 def test_the_finding_of_a_bulk_case_replays_alone(
-    request_of: Callable[[str], OpsRequest], run: Callable[[OpsRequest], tuple[Suite, list[Finding]]]
+    request_of: Callable[[str], Request], run: Callable[[Request], tuple[Suite, list[Finding]]]
 ) -> None:
     request = request_of("wrongly")
     _suite, (finding,) = run(request)
     stored = json.loads(Path(finding.replay).read_text())
     assert stored["sizes"]["bs"] == 1
     assert stored["generator"] == "bulk"
-    assert replay_ops(request, Path(finding.replay), ask=forked)["violations"][0]["rule"] == "O1"
+    assert replay(request, Path(finding.replay), ask=forked)["violations"][0]["rule"] == "O1"
 
 
 @pytest.mark.parametrize("name", ["dying", "leaving"])  # with exit code 0 too, which says nothing
 @pytest.mark.slow(runs_one_in=2)
 def test_a_launch_that_ends_its_process_costs_one_case(
-    name: str, request_of: Callable[[str], OpsRequest], run: Callable[[OpsRequest], tuple[Suite, list[Finding]]]
+    name: str, request_of: Callable[[str], Request], run: Callable[[Request], tuple[Suite, list[Finding]]]
 ) -> None:
     _one_case_is_lost(run, request_of(name), "O8")
 
 
 @pytest.mark.slow
 def test_a_launch_that_hangs_costs_one_case_and_the_run_goes_on(
-    request_of: Callable[[str], OpsRequest], run: Callable[[OpsRequest], tuple[Suite, list[Finding]]]
+    request_of: Callable[[str], Request], run: Callable[[Request], tuple[Suite, list[Finding]]]
 ) -> None:
-    _one_case_is_lost(run, replace(request_of("hanging"), hang_seconds=2.0), "O7")
+    _one_case_is_lost(run, msgspec.structs.replace(request_of("hanging"), hang_seconds=2.0), "O7")
 
 
-def _one_case_is_lost(run: Callable[[OpsRequest], tuple[Suite, list[Finding]]], request: OpsRequest, rule: str) -> None:
+def _one_case_is_lost(run: Callable[[Request], tuple[Suite, list[Finding]]], request: Request, rule: str) -> None:
     suite, (finding,) = run(request)
     assert finding.rule == rule
     stored = json.loads(Path(finding.replay).read_text())
     assert stored["tensors"]["candidates"]["shape"][0] == 1
     assert stored["tensors"]["candidates"]["data"][0] == a_root(1, 77)
-    assert {judged.op: judged.cases for judged in suite.judged}["fill_bonus_tokens"] == request.cases
+    assert {judged.op: judged.cases for judged in suite.judged}["fill_bonus_tokens"] == request.count
 
 
 def hangs_on(wanted: int, first: int, count: int) -> None:
@@ -308,15 +309,19 @@ def test_bulk_is_of_operations_alone() -> None:
     assert "--bulk without --only ops" in str(ended.exception)
 
 
-def test_a_launch_that_is_only_slow_is_no_finding(request_of: Callable[[str], OpsRequest]) -> None:
+def test_a_launch_that_is_only_slow_is_no_finding(request_of: Callable[[str], Request]) -> None:
     """It did not end within the limit, and its parts do: that is said, and it counts as not run."""
     sent = Sent()
-    question = {**request_of("wrongly").to_json(), "subject": "kernel:verify_tree_greedy", "on": "cpu", "seconds": 1.0}
-    launch = {"tape": [], "first": 0, "count": 4, "index": 8, "hung": True, "text": "does not end within 5 s"}
-    bulk_child.failure({**question, **launch, "hang_seconds": 60.0}, cast("Messages", sent))
-    done = sent.events[-1]
-    assert (done["event"], done["found"], done["cases"]) == ("done", None, 8)
-    assert "once" in done["not_run"][0]["why"]
+    launch = {"device": "cpu", "tape": [], "first": 0, "count": 4}
+    subject, text = "kernel:verify_tree_greedy", "does not end within 5 s"
+    work = Failure(subject=subject, index=8, count=8, known="", place=launch, hung=True, text=text)
+    request = msgspec.structs.replace(request_of("wrongly"), work=work, hang_seconds=60.0)
+    bulk_answers.failure(request, cast("Messages", sent))
+    done = sent.messages[-1]
+    assert isinstance(done, Done)
+    assert done.judged.cases == 8
+    assert "once" in done.not_run[0].why
+    assert not any(isinstance(message, Found) for message in sent.messages)
 
 
 def test_a_device_that_does_no_more_work_ends_the_process_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,10 +345,10 @@ class Sent:
     """What a child says, kept."""
 
     def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
+        self.messages: list[Message] = []
 
-    def send(self, event: str, **fields: Any) -> None:
-        self.events.append({"event": event, **fields})
+    def send(self, message: Message) -> None:
+        self.messages.append(message)
 
 
 @pytest.mark.parametrize("op", ["verify_tree_target_only", "verify_tree_rejection", "verify_chain_block"])

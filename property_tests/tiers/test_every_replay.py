@@ -11,7 +11,6 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,11 @@ import pytest
 from property_tests.support.replay_fixtures import FILES, Release
 from specsim import cli, replay_file
 from specsim.findings.bisect.verdicts import FileQuestion, Limits, State
+from specsim.isolation.fork_server import ForkServer
 from specsim.lifting.cache import open_cache
-from specsim.tiers import parent
-from specsim.tiers.accounting import parent as accounting
-from specsim.tiers.accounting.parent import HASH_SEEDS
-from specsim.tiers.fork_server import WarmChild
-from specsim.tiers.ops import parent as ops
-from specsim.tiers.parent import Message
-from specsim.tiers.workers import parent as workers
+from specsim.tiers import process
+from specsim.tiers.messages import Request
+from specsim.tiers.process import HASH_SEEDS, fork_server
 
 IS_NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 # One of each tier, of an empty tape and a full one, of a mutant, and of offsets that are computed and not run.
@@ -44,25 +40,23 @@ REPLAYS = [file for file in FILES if IS_NIGHTLY or file.stem in OFTEN]
 
 
 @pytest.fixture(scope="module")
-def children() -> Iterator[dict[str, WarmChild]]:
-    warm = {seed: WarmChild(seed) for seed in HASH_SEEDS}
+def children() -> Iterator[dict[str, ForkServer]]:
+    warm = {seed: fork_server(seed) for seed in HASH_SEEDS}
     yield warm
     for child in warm.values():
         child.close()
 
 
 @pytest.fixture
-def _warm(children: dict[str, WarmChild], monkeypatch: pytest.MonkeyPatch) -> None:
-    cold = parent.ask
+def _warm(children: dict[str, ForkServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    cold = process.ask
 
-    def ask(question: dict[str, Any], hang_seconds: float, hash_seed: str = "") -> Iterator[Message]:
-        if question.get("mutant"):  # it changes the simulator before that is imported
-            return cold(question, hang_seconds, hash_seed)
-        return children[hash_seed or HASH_SEEDS[0]].ask(question, hang_seconds)
+    def ask(request: Request, hang_seconds: float, hash_seed: str = "") -> Iterator[Any]:
+        if request.mutant:  # it changes the simulator before that is imported
+            return cold(request, hang_seconds, hash_seed)
+        return children[hash_seed or HASH_SEEDS[0]].ask(request, hang_seconds)
 
-    monkeypatch.setattr(parent, "ask", ask)
-    for module, name in ((accounting, "replay_schedule"), (ops, "replay_ops"), (workers, "replay_case")):
-        monkeypatch.setattr(module, name, partial(getattr(module, name), ask=ask))
+    monkeypatch.setattr(process, "ask", ask)
 
 
 def ran(*arguments: str) -> tuple[int, str]:
@@ -89,7 +83,7 @@ def test_every_command_accepts_every_replay_file(file: Path, release: Release, t
     holds_for_every_command(file, tmp_path)
     if target != "model":  # a mutant is of no revision
         limits = Limits(open_cache(None).folder, tmp_path)
-        judgement = FileQuestion(file, limits).judge(target, parent.ask, HASH_SEEDS[0])
+        judgement = FileQuestion(file, limits).judge(target, process.ask, HASH_SEEDS[0])
         assert judgement.state is State.BAD, judgement
 
 

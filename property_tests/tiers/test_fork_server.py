@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from specsim.errors import UsageError
-from specsim.tiers.fork_server import WarmChild
-from specsim.tiers.ops.parent import OpsRequest
-from specsim.tiers.parent import Message, ask
+from specsim.isolation.fork_server import ForkServer
+from specsim.tiers.messages import Alive, At, Replayed, Request, Search
+from specsim.tiers.process import ask, fork_server
 
 TARGETS = """
     import os
@@ -56,42 +56,44 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def warm(folder: Path) -> Iterator[WarmChild]:
+def warm(folder: Path) -> Iterator[ForkServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        child = WarmChild("0")
+        child = fork_server("0")
         yield child
         child.close()
 
 
-def question(folder: Path, name: str, **fields: Any) -> dict[str, Any]:
-    request = OpsRequest(f"warm_targets:Named.{name}", folder / "cache", 0, 3, 20, 20, "cpu", folder)
-    asked = {"mode": "ops.search", "op": "fill_bonus_tokens", "subjects": [], "write": ""}
-    return {**request.to_json(), **asked, **fields}
+def question(folder: Path, name: str, **fields: Any) -> Request:
+    of_it: dict[str, Any] = {"tier": "ops", "target": f"warm_targets:Named.{name}", "cache": str(folder / "cache")}
+    limits = {"seed": 0, "count": 3, "seconds": 20, "hang_seconds": 20, "work": Search(what="fill_bonus_tokens")}
+    return Request(**{**of_it, **limits, **fields})
 
 
-def last(messages: Iterator[Message]) -> Message:
-    return list(messages)[-1]
+def last(messages: Iterator[Any]) -> dict[str, Any]:
+    answer = list(messages)[-1]
+    assert isinstance(answer, Replayed)
+    return answer.answer
 
 
 @pytest.mark.slow
-def test_it_answers_as_a_fresh_child_does(warm: WarmChild, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_answers_as_a_fresh_child_does(warm: ForkServer, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     fresh = last(ask(question(folder, "right"), 20))
     assert last(warm.ask(question(folder, "right"), 20)) == fresh
     assert fresh["subjects"][0]["cases"] == 3
 
 
-def test_no_question_sees_what_another_left_behind(warm: WarmChild, folder: Path) -> None:
+def test_no_question_sees_what_another_left_behind(warm: ForkServer, folder: Path) -> None:
     for _ in range(8):  # each calls it several times, and all together more than thirty times
         assert last(warm.ask(question(folder, "once"), 20))["subjects"][0]["rule"] == ""
 
 
-def test_what_a_target_reads_is_not_the_next_question(warm: WarmChild, folder: Path) -> None:
+def test_what_a_target_reads_is_not_the_next_question(warm: ForkServer, folder: Path) -> None:
     assert last(warm.ask(question(folder, "reads"), 20))["subjects"][0]["rule"] == ""
 
 
-def test_a_target_that_dies_or_hangs_ends_its_question_and_no_other(warm: WarmChild, folder: Path) -> None:
+def test_a_target_that_dies_or_hangs_ends_its_question_and_no_other(warm: ForkServer, folder: Path) -> None:
     with pytest.raises(UsageError, match="SIGABRT"):
         last(warm.ask(question(folder, "dies"), 20))
     assert last(warm.ask(question(folder, "right"), 20))["subjects"][0]["rule"] == ""
@@ -100,15 +102,15 @@ def test_a_target_that_dies_or_hangs_ends_its_question_and_no_other(warm: WarmCh
     assert last(warm.ask(question(folder, "right"), 20))["subjects"][0]["rule"] == ""
 
 
-def test_bad_input_is_reported_and_the_child_goes_on(warm: WarmChild, folder: Path) -> None:
+def test_bad_input_is_reported_and_the_child_goes_on(warm: ForkServer, folder: Path) -> None:
     with pytest.raises(UsageError, match=r"has no 'Named\.missing'"):
         last(warm.ask(question(folder, "missing"), 20))
     assert last(warm.ask(question(folder, "right"), 20))["subjects"][0]["cases"] == 3
 
 
-def test_who_stops_listening_does_not_hear_the_rest_later(warm: WarmChild, folder: Path) -> None:
-    messages = warm.ask(question(folder, "right", cases=5), 20)
-    assert next(messages)["event"] == "start"
+def test_who_stops_listening_does_not_hear_the_rest_later(warm: ForkServer, folder: Path) -> None:
+    messages = warm.ask(question(folder, "right", count=5), 20)
+    assert isinstance(next(messages), At)
     messages.close()  # type: ignore[attr-defined]
-    events = [message["event"] for message in warm.ask(question(folder, "right", cases=1), 20)]
-    assert [event for event in events if event != "alive"] == ["start", "case", "replayed"]
+    told = [m for m in warm.ask(question(folder, "right", count=1), 20) if not isinstance(m, Alive)]
+    assert [type(message) for message in told] == [At, Replayed]

@@ -30,12 +30,15 @@ from specsim.errors import TEXT_MAX, UsageError, cut, described
 from specsim.fuzz.work import Batch
 from specsim.fuzz.workers import Worker
 from specsim.isolation import environment, limits, phases, processes
+from specsim.isolation import messages as table
+from specsim.isolation.conversation import ChildEnded, Conversation
 from specsim.isolation.frames import FRAME_BYTES_MAX, BadFrameError, Reader, Writer, new_nonce
+from specsim.isolation.messages import Message, Messages
 from specsim.lifting.source import WheelSource
-from specsim.tiers import messages as table
-from specsim.tiers.accounting.parent import AccountingRequest, run_accounting_suite
-from specsim.tiers.child import MODES, Messages
-from specsim.tiers.parent import ChildEnded, Conversation, ask
+from specsim.tiers.checking import run_suite
+from specsim.tiers.messages import ANSWERS, At, Lost, Request
+from specsim.tiers.process import ask
+from specsim.tiers.registry import TIERS
 from specsim.verdict import Finding
 
 ROOT = Path(__file__).parents[2]
@@ -109,15 +112,16 @@ def folder(module: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return module
 
 
-def request_of(target: str, folder: Path, schedules: int = 20, hang_seconds: float = 20.0) -> AccountingRequest:
+def request_of(target: str, folder: Path, schedules: int = 20, hang_seconds: float = 20.0, **fields: Any) -> Request:
     """Of a few schedules of a target; nothing is shrunk."""
-    rest = folder / "cache", 0, schedules, 20.0, hang_seconds, folder / "out"
-    return AccountingRequest(target, *rest, shrinks=False)
+    limits = {"count": schedules, "seconds": 20.0, "hang_seconds": hang_seconds, "shrinks": False}
+    of_it: dict[str, Any] = {"tier": "accounting", "target": target, "cache": str(folder / "cache"), "seed": 0}
+    return Request(**{**of_it, **limits, **fields})
 
 
 def found_in(target: str, folder: Path) -> Finding:
     """The finding of the first schedule of a target of TARGETS."""
-    _suite, findings = run_accounting_suite(request_of(f"isolated:{target}", folder, 1), lambda *_progress: None)
+    _suite, findings = run_suite(request_of(f"isolated:{target}", folder, 1), folder / "out", lambda *_progress: None)
     (finding,) = findings
     return finding
 
@@ -223,38 +227,31 @@ def test_the_descriptor_is_high_and_closed_when_another_program_is_executed() ->
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"event": "case", "index": "7"}, "Expected `int`, got `str`"),
+        ({"event": "at", "subject": "a", "index": "7"}, "Expected `int`, got `str`"),
         ({"event": "end", "not_run": "nothing"}, "none"),
-        ({"event": "unheard"}, "KeyError"),
+        ({"event": "unheard"}, "Invalid value 'unheard'"),
         ({"event": "answered", "more": 1}, "unknown field `more`"),
-        (
-            {"event": "done", "op": "a", "subject": "b", "where": "", "cases": 1, "found": {}, "not_run": []},
-            "missing",
-        ),
-        (["event"], "TypeError"),
-        (7, "TypeError"),
+        ({"event": "done", "subject": "b", "judged": {}, "not_run": []}, "missing"),
+        ({"event": "replayed", "answer": {"violations": [{"rule": 7}]}}, "Expected `str`, got `int`"),
+        (["event"], "Expected `object`"),
+        (7, "Expected `object`"),
     ],
 )
 def test_what_fits_no_struct_is_no_message(message: object, words: str) -> None:
     with pytest.raises(table.BadMessageError, match=words):
-        table.decoded(json.dumps(message).encode())
+        table.decoded(json.dumps(message).encode(), ANSWERS)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 200_000])
 def test_what_is_not_json_is_no_message(content: bytes) -> None:
     with pytest.raises(table.BadMessageError):
-        table.decoded(content)
-
-
-def test_a_message_of_no_struct_is_not_sent() -> None:
-    with pytest.raises(ValueError, match="there is no message 'unheard'"):
-        table.encoded("unheard", {})
+        table.decoded(content, ANSWERS)
 
 
 def test_a_long_text_is_cut_and_says_how_long_it_was() -> None:
     assert cut("x" * TEXT_MAX) == "x" * TEXT_MAX
     assert cut("x" * 20_000_000) == "x" * TEXT_MAX + "... (20000000 characters)"
-    assert len(table.encoded("lost", {"text": "x" * 20_000_000})) < 2 * TEXT_MAX
+    assert len(table.encoded(Lost(text="x" * 20_000_000))) < 2 * TEXT_MAX
 
     class Unspeakable(Exception):  # noqa: N818 - what a target raises
         def __str__(self) -> str:
@@ -263,24 +260,23 @@ def test_a_long_text_is_cut_and_says_how_long_it_was() -> None:
     assert described(Unspeakable()) == "Unspeakable: its text cannot be had: RuntimeError"
 
 
-def conversation(*sent: tuple[str, dict[str, Any]], code: int | None = 0, hang_seconds: float = 5.0) -> Conversation:
+def conversation(*sent: Message | str, code: int | None = 0, hang_seconds: float = 5.0) -> Conversation:
     """One in which a child said this, and then ended with `code`, or goes on saying nothing."""
     nonce = new_nonce()
     reader, descriptor = os.pipe()
     messages = Messages(descriptor, nonce.hex())
     messages.tell_phase(phases.LOADING)
-    for event, fields in sent:
-        if event == "phase":
-            messages.tell_phase(fields["name"])
+    for message in sent:
+        if isinstance(message, str):
+            messages.tell_phase(message)
         else:
-            messages.send(event, **fields)
+            messages.send(message)
     if code is not None:
         messages.close()
-    return Conversation(reader, nonce, lambda: code, hang_seconds)
+    return Conversation(reader, nonce, ANSWERS, lambda: code, hang_seconds)
 
 
-RUNS: tuple[str, dict[str, Any]] = ("phase", {"name": phases.RUNNING})
-LOADS: tuple[str, dict[str, Any]] = ("phase", {"name": phases.LOADING})
+RUNS, LOADS = phases.RUNNING, phases.LOADING
 
 
 @pytest.mark.parametrize(
@@ -289,12 +285,11 @@ LOADS: tuple[str, dict[str, Any]] = ("phase", {"name": phases.LOADING})
         ([], True),
         ([RUNS], False),
         ([RUNS, LOADS], True),
-        ([("start", {"subject": "a"})], False),
-        ([("start", {"subject": "a"}), RUNS, LOADS], False),  # what is lifted for a case is lifted for the target
-        ([("schedule", {"index": 0})], False),
+        ([At(subject="a")], False),
+        ([At(subject="a"), RUNS, LOADS], False),  # what is lifted for a case is lifted for the target
     ],
 )
-def test_a_child_that_dies_says_whose_code_ran(sent: list[tuple[str, dict[str, Any]]], is_loading: bool) -> None:
+def test_a_child_that_dies_says_whose_code_ran(sent: list[Message | str], is_loading: bool) -> None:
     with pytest.raises(ChildEnded) as ended:
         list(conversation(*sent, code=-signal.SIGSEGV))
     assert (ended.value.is_loading, ended.value.hung) == (is_loading, False)
@@ -330,17 +325,24 @@ def test_what_specsim_imports_itself_is_not_the_targets_time(monkeypatch: pytest
 
 def test_an_error_of_specsim_is_not_the_targets(folder: Path) -> None:
     (folder / "cache").mkdir(exist_ok=True)
-    incomplete = request_of("isolated:looking", folder).question("check")
-    del incomplete["kernels"]
-    with pytest.raises(UsageError, match=r"isolated:looking cannot be judged.*KeyError: 'kernels'"):
-        list(ask(incomplete, 20.0))
+    unknown = request_of("isolated:looking", folder, tier="unheard")
+    with pytest.raises(UsageError, match=r"isolated:looking cannot be judged.*KeyError: 'unheard'"):
+        list(ask(unknown, 20.0))
+
+
+def test_a_request_of_another_version_is_refused(folder: Path) -> None:
+    (folder / "cache").mkdir(exist_ok=True)
+    with pytest.raises(UsageError, match="the command is of another specsim"):
+        list(ask(request_of("isolated:looking", folder, version=table.VERSION + 1), 20.0))
+    with pytest.raises(UsageError, match="a request is none"):
+        list(ask(request_of("isolated:looking", folder, count="many"), 20.0))
 
 
 def test_a_hang_at_import_ends_within_its_limit(folder: Path) -> None:
     started = time.monotonic()
     request = request_of("hanging:provider", folder, hang_seconds=1.0)
     with pytest.raises(UsageError, match=r"hanging:provider ended early \(does not end within 1 s\)"):
-        run_accounting_suite(request, lambda *_progress: None)
+        run_suite(request, folder / "out", lambda *_progress: None)
     assert time.monotonic() - started < 20
 
 
@@ -379,19 +381,18 @@ def test_a_syntax_error_in_a_checkout_ends_with_exit_code_2_or_is_skipped(
 def test_what_a_target_writes_to_every_descriptor_is_no_message(folder: Path) -> None:
     seen = []
     with pytest.raises(ChildEnded, match="writes to the descriptor of specsim's messages"):
-        seen += list(ask(request_of("isolated:writing", folder).question("check"), 20.0))
+        seen += list(ask(request_of("isolated:writing", folder), 20.0))
 
 
 def test_a_target_that_closes_every_descriptor_is_noticed(folder: Path) -> None:
     with pytest.raises(ChildEnded, match=r"ends its process|does not end"):
-        list(ask(request_of("isolated:closing", folder).question("check"), 20.0))
+        list(ask(request_of("isolated:closing", folder), 20.0))
 
 
 def test_a_fork_of_the_target_counts_nothing_twice(folder: Path) -> None:
-    asked = request_of("isolated:forking", folder, 5).question("check")
-    events = [m for m in ask(asked, 20.0) if m["event"] == "schedule"]
-    assert [m["index"] for m in events][-5:] == [0, 1, 2, 3, 4]
-    assert len({json.dumps(m) for m in events}) == len(events)
+    events = [m for m in ask(request_of("isolated:forking", folder, 5), 20.0) if isinstance(m, At)]
+    assert [m.index for m in events][-5:] == [0, 1, 2, 3, 4]
+    assert len({table.encoded(m) for m in events}) == len(events)
 
 
 def test_twenty_megabytes_of_exception_text_cost_no_more_than_a_line(folder: Path) -> None:
@@ -639,11 +640,16 @@ def test_a_release_is_fetched_where_pip_is_configured_and_not_in_the_child(
         raise UsageError(f"asked for {target.version} in process {os.getpid()}", "nothing")
 
     monkeypatch.setattr("specsim.engines.packages.fetch_release", fetch)
-    question = {"mode": "ops.check", "target": "sglang==0.0.7", "cache": str(tmp_path)}
+    question = request_of("sglang==0.0.7", tmp_path, tier="ops")
     with pytest.raises(UsageError, match=rf"asked for 0\.0\.7 in process {os.getpid()}"):
         list(ask(question, 5.0))
 
 
 def test_every_mode_of_a_child_is_there() -> None:
-    for module, function in MODES.values():
-        assert callable(getattr(importlib.import_module(module), function)), (module, function)
+    for tier in TIERS.values():
+        for bulk in (False, True):
+            module = importlib.import_module(tier.answers(request_of("model", Path(), tier=tier.name, bulk=bulk)))
+            modes = ("check", "failure") if bulk else ("check", "failure", "replay", "shrink", "search")
+            assert all(
+                callable(getattr(module, mode, None)) for mode in modes if (tier.name, mode) != ("ops", "failure")
+            )

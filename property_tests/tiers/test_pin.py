@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,14 @@ from hypothesis import strategies as st
 from property_tests.support.command_line import specsim
 from property_tests.support.wrong_providers import WRONG
 from specsim import cli, replay_file, testing
+from specsim.errors import NondeterministicError
 from specsim.findings.pin import source_of_test
+from specsim.isolation.conversation import ChildEnded
 from specsim.replay_file import ScheduleReplay, why_not_shown
 from specsim.selfcheck.canary import sing
 from specsim.selfcheck.mutation import find
-from specsim.tiers.accounting import parent as accounting
-from specsim.tiers.accounting.parent import NondeterministicError
-from specsim.tiers.ops import parent as ops
-from specsim.tiers.parent import ChildEnded
-from specsim.tiers.workers import parent as workers
+from specsim.tiers import process, replaying
+from specsim.tiers.messages import At, Replayed, Request
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures" / "replays"
@@ -191,7 +190,7 @@ def test_a_hostile_replay_file_is_pinned_as_the_finding_that_it_is(folder: Path)
 
 
 def vars_of(stored: Any) -> dict[str, Any]:
-    return {name: getattr(stored, name) for name in stored.__dataclass_fields__}
+    return {name: getattr(stored, name) for name in (field.name for field in dataclasses.fields(stored))}
 
 
 @pytest.mark.parametrize(
@@ -231,25 +230,28 @@ def event(number: int, who: str) -> dict[str, Any]:
     return {"number": number, "agent": "host", "event": "launch", "who": who, "details": ""}
 
 
+def twice(tier: str, monkeypatch: pytest.MonkeyPatch, *messages: dict[str, Any]) -> None:
+    """Compare these answers as the two runs of a replay."""
+    monkeypatch.setattr(replaying, "replay", answers(*messages))
+    of_it: dict[str, Any] = {"tier": tier, "target": "model", "cache": "", "seed": 0, "count": 1}
+    replaying.replay_twice(Request(**of_it, seconds=1.0, hang_seconds=1.0), Path())
+
+
 def test_verify_names_the_first_event_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"events": [event(0, "P0"), event(1, "V1"), event(2, "V2")], "violations": [], "digest": "a"}
     two = {"events": [event(0, "P0"), event(1, "V2"), event(2, "V1")], "violations": [], "digest": "b"}
-    monkeypatch.setattr(accounting, "replay_schedule", answers(one, two))
     with pytest.raises(NondeterministicError, match=r"event 1 was 'host launch V1', then 'host launch V2'"):
-        accounting.replay_schedule_twice(None, Path())  # type: ignore[arg-type]
-    monkeypatch.setattr(accounting, "replay_schedule", answers(one, {**one, "events": one["events"][:1]}))
+        twice("accounting", monkeypatch, one, two)
     with pytest.raises(NondeterministicError, match="3 events, then 1"):
-        accounting.replay_schedule_twice(None, Path())  # type: ignore[arg-type]
-    monkeypatch.setattr(accounting, "replay_schedule", answers(one, {**one, "digest": "b"}))
+        twice("accounting", monkeypatch, one, {**one, "events": one["events"][:1]})
     with pytest.raises(NondeterministicError, match="digest was a, then b"):
-        accounting.replay_schedule_twice(None, Path())  # type: ignore[arg-type]
+        twice("accounting", monkeypatch, one, {**one, "digest": "b"})
 
 
 def test_verify_of_a_case_names_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"violations": [{"title": "wrong"}], "digest": "a"}
-    monkeypatch.setattr(ops, "replay_ops", answers(one, {**one, "violations": []}))
     with pytest.raises(NondeterministicError, match=r"\['wrong'\], then no violation"):
-        ops.replay_ops_twice(None, Path())  # type: ignore[arg-type]
+        twice("ops", monkeypatch, one, {**one, "violations": []})
 
 
 @pytest.mark.slow
@@ -302,19 +304,17 @@ def test_a_finding_that_is_not_there_any_more_is_fixed_or_no_longer_applies(
 def test_a_replay_that_hangs_is_not_checked_and_never_a_finding_that_is_gone(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def hang(question: dict[str, Any], *_limits: Any) -> Any:
+    def hang(request: Request, *_limits: Any) -> Any:
         text = "does not end within 20 s"
-        if question["mode"] == "ops.replay":  # whose child lives when the process of the target does not
+        yield At(subject="s")
+        if request.tier == "ops":  # whose child lives when the process of the target does not
             told = {"rule": "O7", "sentence": "", "title": text, "expected": "", "actual": text}
             answer = {"judged": True, "same_source": True, "subject": "s", "where": "", "digest": "", "explanation": ""}
-            yield {"event": "replayed", **answer, "violations": [told], "inputs": {}, "expected": {}}
+            yield Replayed(answer={**answer, "violations": [told], "inputs": {}, "expected": {}})
             return
-        yield {"event": "start", "subject": "s"}
-        yield {"event": "schedule", "index": 0}
         raise ChildEnded(True, text, "")
 
-    for module, name_of in ((accounting, "replay_schedule"), (ops, "replay_ops"), (workers, "replay_case")):
-        monkeypatch.setattr(module, name_of, partial(getattr(module, name_of), ask=hang))
+    monkeypatch.setattr(process, "ask", hang)
     with pytest.raises(SystemExit) as ended:
         cli.main(["replay", str(FIXTURES / f"{name}.json")])
     assert (ended.value.code, "not judged on" in capsys.readouterr().out) == (125, True)

@@ -17,7 +17,7 @@ from specsim.choices.chooser import replayed
 from specsim.engine.accounting_target import ModelTarget
 from specsim.tiers.accounting.model_code import code_of, model_hash, modules
 from specsim.tiers.accounting.schedules import run_schedule
-from specsim.tiers.parent import ask
+from specsim.tiers.process import ask
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures" / "replays"

@@ -47,13 +47,15 @@ def check_one_target(
     from specsim.files import attempt, save_json, try_file
     from specsim.findings import baseline as known
     from specsim.report.terminal import print_verdict
+    from specsim.tiers.registry import TIERS
 
     if write is not None:
         read_counts(write)
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline without --baseline", "name the file to write: --baseline FILE")
     beside = baseline_of(baseline, update_baseline) if baseline is not None else None
-    on_gpu = "ops" in asked.tiers and asked.device != "cpu" and shutil.which("nvidia-smi") is not None
+    has_device = asked.device != "cpu" and any(TIERS[tier].has_device for tier in asked.tiers)
+    on_gpu = has_device and shutil.which("nvidia-smi") is not None
     for target in (asked.target, beside):
         if target is not None and not isinstance(target, Path):
             prepare(target, asked.cache, on_gpu)

@@ -35,6 +35,7 @@ from specsim.errors import UsageError
 from specsim.files import save_json, write_text
 from specsim.isolation.limits import allowed_jobs
 from specsim.replay_file import command, is_module
+from specsim.tiers.registry import TIERS
 from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ FORMAT = "specsim.fuzz/1"
 DEFAULT_STORE = Path(".specsim/campaign.db")
 NIGHTLY_SECONDS = 300.0
 RERUN_SHARE = 0.25  # of the budget, for findings of other versions
-TIERS = ("accounting", "ops", "workers")
 
 
 def fuzz(
@@ -118,7 +118,7 @@ def fuzz(
     from specsim.lifting.cache import open_cache
 
     cache = open_cache(cache_dir)
-    one_of("--only", only, TIERS)
+    one_of("--only", only, tuple(sorted(TIERS)))
     shard_number = shard_of(shard)
     if ci:
         typer.echo("specsim: fuzz --ci is now fuzz --nightly; to gate a pull request, use check --ci.", err=True)
@@ -222,7 +222,7 @@ def _plan(
         parsed = expand_targets(list(names), RELEASES)
         lots = lots_of({one.text: [tier for tier in _tiers_of(one) if only in (None, tier)] for one in parsed})
     if not lots:
-        raise UsageError(f"--only {only}: none of the targets has that tier", f"give one of {', '.join(TIERS)}")
+        raise UsageError(f"--only {only}: none of the targets has that tier", f"give one of {', '.join(sorted(TIERS))}")
     return Plan(
         campaign,
         lots,
@@ -232,11 +232,7 @@ def _plan(
 
 
 def _tiers_of(target: Target) -> tuple[str, ...]:
-    from specsim.engines.target import CheckoutTarget, PackageTarget, ReleaseTarget
-
-    if isinstance(target, PackageTarget):
-        return ("ops",)
-    return TIERS if isinstance(target, ReleaseTarget | CheckoutTarget) else ("accounting", "ops")
+    return tuple(sorted(name for name, tier in TIERS.items() if tier.has_batches(target)))
 
 
 def _available(plan: Plan, cache: Cache) -> tuple[Plan, dict[str, str]]:
@@ -343,7 +339,7 @@ class _Campaign:
                 prepare=lambda batch: replace(
                     batch,
                     observe=observe is not None,
-                    device="cuda" if address is not None and batch.tier == "ops" else "cpu",
+                    device="cuda" if address is not None and TIERS[batch.tier].has_device else "cpu",
                 ),
             )
             interrupted = interrupts.asked()
@@ -387,7 +383,7 @@ class _Campaign:
 
         progress = line.progress
         self._marks |= {name.removeprefix("mark:") for name in result.features if name.startswith("mark:")}
-        name = "schedules" if result.batch.tier == "accounting" else "cases"
+        name = TIERS[result.batch.tier].unit
         progress.counts[name] = progress.counts.get(name, 0) + result.runs
         progress.events, progress.findings = outcome.events, len(outcome.new)
         progress.marks, progress.marks_of = len(self._marks.intersection(MARKS)), len(MARKS)

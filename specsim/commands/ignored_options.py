@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specsim.errors import UsageError
+from specsim.tiers.registry import TIERS
 
 ALL = ("*",)
 
@@ -31,12 +32,12 @@ def _flag(name: str, shown: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda values: shown if values[name] else ""
 
 
-def _check_tier(*tiers: str) -> Callable[[Mapping[str, Any]], str]:
+def _check_tier(tier: str) -> Callable[[Mapping[str, Any]], str]:
     def beside(values: Mapping[str, Any]) -> str:
-        if values["provider"] and "ops" in tiers:
+        if values["provider"] and TIERS[tier].has_device:
             return "--provider"
         only = str(values["only"] or "")
-        return f"--only {only}" if only.partition(":")[0] in tiers else ""
+        return f"--only {only}" if only.partition(":")[0] == tier else ""
 
     return beside
 
@@ -54,7 +55,6 @@ def _stored_run(values: Mapping[str, Any]) -> str:
     return f"--again of the store {values['store_file']}" if values["again"] and values["store_file"].exists() else ""
 
 
-_OF_SCHEDULES = ("schedules", "strategy", "mutant", "kernels")
 IGNORED: Mapping[str, tuple[Ignored, ...]] = {
     "check": (
         Ignored(
@@ -63,9 +63,7 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
             "the canary hunts for its own mutants: specsim check --canary",
             ("target", "canary"),
         ),
-        Ignored(_check_tier("ops"), _OF_SCHEDULES, "it is of schedules, which that tier has not"),
-        Ignored(_check_tier("workers"), (*_OF_SCHEDULES, "device"), "it is not of that tier"),
-        Ignored(_check_tier("accounting"), ("cases", "device"), "it is of cases, which that tier has not"),
+        *(Ignored(_check_tier(name), *tier.ignored) for name, tier in TIERS.items()),
         Ignored(
             _flag("mutant", "--mutant"),
             ("cases", "device", "fixtures", "use_fixtures"),

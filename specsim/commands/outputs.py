@@ -111,4 +111,4 @@ def events_of(file: str) -> list[str]:
         stored = replay_file.load(Path(file))
     except UsageError:
         return []
-    return stored.events if isinstance(stored, replay_file.ScheduleReplay) else []
+    return list(stored.events)

@@ -14,20 +14,18 @@ from specsim.commands.options import tell
 from specsim.deadline import SPENT, Deadline, TimeSpent
 from specsim.errors import UsageError
 from specsim.files import attempt, save_json, save_text, write_text
-from specsim.verdict import FINDING, NOT_JUDGED, PASS
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
+    from specsim.tiers.tier import Outcome
 
 REMEDY = "give the folder that `specsim check --out DIR` filled"
-REPRODUCED, GONE, NO_LONGER_APPLIES = FINDING, PASS, NOT_JUDGED
 
 
 def write_pages(
     stored: Replay,
     file: Path,
     answer: Mapping[str, Any],
-    exit_code: int,
     target: str,
     cache_dir: Path | None,
     html: Path | None,
@@ -37,7 +35,7 @@ def write_pages(
     from specsim.report.page.render import html_of
     from specsim.report.perfetto import trace_of
 
-    payload = payload_of(stored, file, answer, exit_code, target, cache_dir)
+    payload = payload_of(stored, file, answer, target, cache_dir)
     if html is not None:
         save_text(html, html_of(payload))
         typer.echo(f"page: {html}")
@@ -47,41 +45,37 @@ def write_pages(
 
 
 def payload_of(
-    stored: Replay, file: Path, answer: Mapping[str, Any], exit_code: int, target: str, cache_dir: Path | None
+    stored: Replay, file: Path, answer: Mapping[str, Any], target: str, cache_dir: Path | None
 ) -> dict[str, Any]:
     """What a page of this replay shows."""
     from specsim.commands.source_lines import source_of
-    from specsim.engines.probe import WORKER_RULES
     from specsim.lifting.cache import open_cache
-    from specsim.replay_file import ScheduleReplay, command
+    from specsim.replay_file import command
     from specsim.report.page.payload import Shown
     from specsim.report.page.payload import payload_of as made
-    from specsim.rules.table import RULES
+    from specsim.tiers.registry import TIERS
 
-    severities = {rule.id: str(rule.severity) for rule in (*RULES, *WORKER_RULES)}
-    severities |= {seen["rule"]: seen["severity"] for seen in answer.get("violations", ()) if "severity" in seen}
-    mutant = stored.mutant if isinstance(stored, ScheduleReplay) and target == stored.target else ""
+    tier = TIERS[stored.tier]
+    mutant = stored.mutant if target == stored.target else ""
     where = answer.get("where") or (stored.where if target == stored.target else "")
     shown = Shown(
         target=f"{target} with mutant {mutant}" if mutant else target,
         command=command(str(file), target, stored.target),
-        verdict=_verdict(stored, answer, exit_code, target),
-        severity=severities.get(stored.rule, ""),
-        sentence=next((rule.sentence for rule in (*WORKER_RULES, *RULES) if rule.id == stored.rule), ""),
+        verdict=_verdict(stored, answer, tier.outcome(stored, target, answer), target),
+        severity=str(tier.rules[stored.rule].severity) if stored.rule in tier.rules else "",
         source=source_of(target, mutant, where, open_cache(cache_dir)),
     )
     return made(stored, answer, shown)
 
 
-def _verdict(stored: Replay, answer: Mapping[str, Any], exit_code: int, target: str) -> str:
-    from specsim.replay_file import unheard
+def _verdict(stored: Replay, answer: Mapping[str, Any], outcome: Outcome, target: str) -> str:
+    from specsim.tiers.tier import State
 
-    if exit_code == GONE:
+    if outcome.state is State.GONE:
         return f"Not reproduced on {target}."
-    if exit_code == NO_LONGER_APPLIES:
-        reason = unheard(answer.get("violations", answer.get("broken", ())))
-        if reason:
-            return f"Not judged: {reason}."
+    if outcome.state is State.UNHEARD:
+        return f"Not judged: {outcome.reason}."
+    if outcome.state is not State.SHOWN:
         return "The file no longer applies."
     if target != stored.target:
         return f"Found on {stored.target}, reproduced on {target}."
@@ -127,7 +121,7 @@ def write_report(
                 raise UsageError(SPENT, "give a larger --budget-seconds") from None
             if not answer.get("judged", True):
                 raise UsageError(f"{stored.target} does not run it", "replay it on another target")
-            payload = payload_of(stored, file, answer, exit_code_of(stored, answer), stored.target, cache_dir)
+            payload = payload_of(stored, file, answer, stored.target, cache_dir)
         except UsageError as error:
             entries.append(Entry(file.name, "", {}, f"{error.problem}; {error.remedy}"))
             continue
@@ -170,13 +164,3 @@ def free_name(name: str, taken: set[str]) -> str:
         free = f"{name or 'page'}-{number}"
     taken.add(free.casefold())
     return free
-
-
-def exit_code_of(stored: Replay, answer: Mapping[str, Any]) -> int:
-    """Whether an answer shows the finding."""
-    from specsim.replay_file import ScheduleReplay, is_shown
-
-    broken = answer.get("violations", answer.get("broken", ()))
-    if isinstance(stored, ScheduleReplay):
-        return REPRODUCED if any(is_shown(stored, violation) for violation in broken) else GONE
-    return REPRODUCED if any(violation["rule"] == stored.rule for violation in broken) else GONE

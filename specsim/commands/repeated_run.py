@@ -40,6 +40,7 @@ def make_again(
     from specsim.fuzz.batch_messages import found_from_json
     from specsim.fuzz.workers import Worker
     from specsim.replay_file import command, file_name
+    from specsim.tiers.registry import TIERS
 
     shard, index = _numbers(text)
     batch = _batch_of(store_file, plan, shard, index)
@@ -49,7 +50,7 @@ def make_again(
     tell(f"run {index} of shard {shard}, campaign {batch.campaign}: {about}")
     worker = Worker(cache, hang_seconds)
     try:
-        if batch.tier == "accounting":
+        if TIERS[batch.tier].has_single_runs:
             answer = worker.again(batch, index)
             findings = [found_from_json(found) for found in answer.get("findings", ())]
         else:  # the cases of a batch are judged together

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -61,42 +61,35 @@ def shrink(
 ) -> None:
     """Make a replay file smaller, with more attempts than `check` takes. An interrupt keeps the smallest by then."""
     from specsim import interrupts, replay_file
-    from specsim.commands.requests import ops_request, schedule_request, workers_request
-    from specsim.tiers.accounting.parent import shrink_schedule
-    from specsim.tiers.ops.parent import shrink_ops
-    from specsim.tiers.workers.parent import shrink_case
+    from specsim.lifting.cache import open_cache
+    from specsim.tiers.replaying import Smaller, request_of
+    from specsim.tiers.replaying import shrink as shrink_file
 
     accept_seed(seed)
     stored = replay_file.load(file)
-    size, unit = replay_file.size_of(stored)
+    size, unit = stored.size
     announce_replay(file, stored, stored.target, named=False, trust=trust)
     note_stale(file, stored)
-    answer: dict[str, Any]
     seconds = math.inf if budget_seconds is None else budget_seconds
     with interrupts.gentle():
         if stored.rule in replay_file.ENDED:
             typer.echo(f"{stored.rule} ends the process of its case, which is not shrunk: the file is kept as it is")
             kept = out / file.name
             write_text(kept, file.read_text(encoding="utf-8"))
-            answer = {"replay": str(kept), "before": (len(stored.tape), size), "after": (len(stored.tape), size)}
-        elif isinstance(stored, replay_file.OpReplay):
-            request = ops_request(stored, stored.target, None, hang_seconds, cache_dir, out)
-            answer = shrink_ops(request, file, attempts, seconds)
-        elif isinstance(stored, replay_file.WorkerReplay):
-            workers = workers_request(stored, stored.target, hang_seconds, cache_dir, out)
-            answer = shrink_case(workers, file, attempts, seconds)
+            before = len(stored.tape), size
+            made = Smaller(kept, before, before)
         else:
-            schedule = schedule_request(stored, stored.target, hang_seconds, cache_dir, out)
-            answer = shrink_schedule(schedule, file, attempts, seconds)
+            request = request_of(stored, stored.target, open_cache(cache_dir).folder, hang_seconds)
+            made = shrink_file(request, file, out, attempts, seconds)
         interrupted = interrupts.asked()
-    if not answer.get("same_source", True):
+    if not made.same_source:
         typer.echo("the code has changed since it was found: the new file is of what it is now")
-    if not answer.get("same_case", True):
+    if not made.same_case:
         typer.echo("its tape stands for another case now, which shows the finding too: the new file is of that")
-    (choices, size), (choices_now, size_now) = answer["before"], answer["after"]
+    (choices, size), (choices_now, size_now) = made.before, made.after
     typer.echo(f"{choices} choices and {size} {unit} before, {choices_now} choices and {size_now} {unit} now")
-    typer.echo(replay_file.command(answer["replay"], stored.target, stored.target))
+    typer.echo(replay_file.command(str(made.replay), stored.target, stored.target))
     if json_file is not None:
         sizes = {"before": {"choices": choices, "size": size}, "after": {"choices": choices_now, "size": size_now}}
-        save_json(json_file, {"replay": answer["replay"], "unit": unit, **sizes})
+        save_json(json_file, {"replay": str(made.replay), "unit": unit, **sizes})
     raise typer.Exit(INTERRUPTED if interrupted else PASS)

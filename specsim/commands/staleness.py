@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 def note_stale(file: Path, stored: Replay) -> None:
     """Say on standard error that a schedule is of another simulator, and how its file is made anew."""
-    from specsim.replay_file import ScheduleReplay
     from specsim.tiers.accounting.model_code import model_hash
 
-    if not isinstance(stored, ScheduleReplay) or stored.model_hash == model_hash():
+    if stored.model_hash in ("", model_hash()):
         return
     lines = [
         f"{file} was made before a change of the simulator: its tape may stand for another schedule.",

@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -72,14 +72,11 @@ class Asked:
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """The tiers to run. A mutant is of the model's accounting: its operations are not touched."""
-        from specsim.engines.target import CheckoutTarget, ReleaseTarget
+        """The tiers to run. A mutant is of what schedules run: operations and worker functions are not touched."""
+        from specsim.tiers.registry import TIERS
 
-        if self.only is not None:
-            return () if self.only == "ops" and self.mutant else (self.only,)
-        ops = () if self.mutant else ("ops",)
-        workers = ("workers",) if isinstance(self.target, ReleaseTarget | CheckoutTarget) else ()
-        return (*ops, *workers, "accounting")
+        wanted = [self.only] if self.only else [name for name, tier in TIERS.items() if tier.is_of(self.target)]
+        return tuple(name for name in wanted if not self.mutant or TIERS[name].unit == "schedules")
 
 
 def judge(asked: Asked) -> Verdict:
@@ -99,15 +96,17 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     does not need is the others'.
     """
     from specsim.commands.background import beside
+    from specsim.tiers.registry import TIERS
 
     verdict = Verdict(asked.name, asked.seed, timed=asked.budget_seconds < math.inf)
     started = time.monotonic()
     if asked.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    line.progress.schedules_of = asked.schedules if "accounting" in asked.tiers else 0
+    counted = any(TIERS[tier].unit == "schedules" for tier in asked.tiers)
+    line.progress.schedules_of = asked.schedules if counted else 0
     deadline = started + asked.budget_seconds
-    # Worker functions take seconds, and then their core is the simulator's.
-    lanes = [[tier for tier in asked.tiers if tier == "ops"], [tier for tier in asked.tiers if tier != "ops"]]
+    # The first takes longest; worker functions take seconds, and then their core is the simulator's.
+    lanes = [asked.tiers[:1], asked.tiers[1:]]
     running = [beside(partial(_run_in_turn, lane, asked, line, deadline)) for lane in lanes if lane]
     ran = [result for results in running for result in results()]
     verdict.suites = [suite for suite, _ in ran]
@@ -116,7 +115,7 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     return verdict
 
 
-def _run_in_turn(tiers: list[str], asked: Asked, line: Line, deadline: float) -> list[tuple[Suite, list[Finding]]]:
+def _run_in_turn(tiers: Sequence[str], asked: Asked, line: Line, deadline: float) -> list[tuple[Suite, list[Finding]]]:
     ran = []
     for tier in tiers:
         share = asked.budget_seconds * (1.0 - WORKERS_SHARE) if tier != tiers[-1] else 0.0
@@ -127,43 +126,36 @@ def _run_in_turn(tiers: list[str], asked: Asked, line: Line, deadline: float) ->
 def _run(tier: str, asked: Asked, line: Line, deadline: float) -> tuple[Suite, list[Finding]]:
     """The suite of a tier, until `deadline` (of time.monotonic)."""
     from specsim import interrupts
-    from specsim.tiers.accounting.parent import AccountingRequest, run_accounting_suite
-    from specsim.tiers.ops.bulk_parent import run_bulk_suite
-    from specsim.tiers.ops.parent import OpsRequest, run_ops_suite
-    from specsim.tiers.workers.parent import WorkersRequest, run_workers_suite
+    from specsim.tiers.checking import run_suite
+    from specsim.tiers.messages import Request
+    from specsim.tiers.registry import TIERS
 
     if interrupts.asked():
         return Suite(tier, not_run=[NotRun(f"tier {tier}", interrupts.WHY)]), []
-    told = partial(line.subject, tier)
-    of_any: dict[str, Any] = {
-        "target": asked.target.text,
-        "cache": asked.cache.folder,
-        "seed": asked.seed,
-        "seconds": max(1.0, deadline - time.monotonic()),
-        "hang_seconds": asked.hang_seconds,
-        "out": asked.out.absolute(),
-        "shrinks": asked.shrinks,
-        "known": tuple(sorted(asked.known)),
-        "attempts": asked.attempts,
-        "fixtures": str(asked.fixtures.absolute()) if asked.fixtures else "",
-    }
-    if tier == "ops":
-        first = skipped_operations.recall(asked.cache, asked.target.text) if deadline < math.inf else ()
-        ops = OpsRequest(**of_any, cases=asked.cases, device=asked.device, operation=asked.operation, first=first)
-        suite, findings = (run_bulk_suite if asked.bulk else run_ops_suite)(ops, told)
-        if deadline < math.inf and not asked.operation:
-            skipped_operations.remember(asked.cache, asked.target.text, suite)
-    elif tier == "workers":
-        suite, findings = run_workers_suite(WorkersRequest(**of_any, cases=asked.cases), told)
-    else:
-        accounting = AccountingRequest(
-            **of_any,
-            schedules=asked.schedules,
-            mutant=asked.mutant,
-            kernels=asked.kernels,
-            strategy=asked.strategy,
-        )
-        suite, findings = run_accounting_suite(accounting, told, line.counted)
+    remembers = TIERS[tier].resumes_skipped and deadline < math.inf
+    request = Request(
+        tier=tier,
+        target=asked.target.text,
+        cache=str(asked.cache.folder),
+        seed=asked.seed,
+        count=asked.schedules if TIERS[tier].unit == "schedules" else asked.cases,
+        seconds=max(1.0, deadline - time.monotonic()),
+        hang_seconds=asked.hang_seconds,
+        shrinks=asked.shrinks,
+        known=tuple(sorted(asked.known)),
+        attempts=asked.attempts,
+        fixtures=str(asked.fixtures.absolute()) if asked.fixtures else "",
+        device=asked.device if TIERS[tier].has_device else "cpu",
+        operation=asked.operation,
+        first=skipped_operations.recall(asked.cache, asked.target.text) if remembers else (),
+        bulk=asked.bulk,
+        mutant=asked.mutant,
+        kernels=asked.kernels,
+        strategy=asked.strategy,
+    )
+    suite, findings = run_suite(request, asked.out.absolute(), partial(line.subject, tier), line.counted)
+    if remembers and not asked.operation:
+        skipped_operations.remember(asked.cache, asked.target.text, suite)
     return suite, [_as_named(finding, asked.out) for finding in findings]
 
 
@@ -268,9 +260,9 @@ def also_shown(verdict: Verdict, target: Target, asked: Asked, deadline: float) 
     by `deadline` (of time.monotonic): the baseline's own check may have missed what is rare.
     """
     from specsim import replay_file
-    from specsim.commands.pages import exit_code_of
-    from specsim.commands.requests import noted
     from specsim.findings.baseline import Baseline
+    from specsim.tiers.replaying import outcome_of, replay, request_of
+    from specsim.tiers.tier import State
 
     assert verdict.baseline is not None
     signatures = {*verdict.baseline.known, *verdict.baseline.gone, *verdict.baseline.not_judged}
@@ -280,11 +272,11 @@ def also_shown(verdict: Verdict, target: Target, asked: Asked, deadline: float) 
         file = Path(finding.replay)
         try:
             stored = replay_file.load(file)
-            if isinstance(stored, replay_file.ScheduleReplay):  # the baseline has no mutant of the model
-                stored = replace(stored, mutant="", kernels="")
-            answer = noted(stored, file, target.text, None, asked.hang_seconds, asked.cache.folder)
+            # The baseline has no mutant of the model.
+            request = request_of(stored, target.text, asked.cache.folder, asked.hang_seconds, as_found=False)
+            answer = replay(request, file, record=True)
         except UsageError:  # the baseline does not have it
             continue
-        if answer.get("judged", True) and exit_code_of(stored, answer):
+        if outcome_of(stored, target.text, answer).state is State.SHOWN:
             signatures.add(finding.signature)
     return Baseline(verdict.baseline.name, frozenset(signatures))

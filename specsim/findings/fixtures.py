@@ -12,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from specsim import replay_file
-from specsim.engines.probe import BY_ID as RULES_OF_WORKERS
 from specsim.engines.triage import NEW, triage_of
 from specsim.files import read_json, write_json
 from specsim.findings.matrix import Cell, Matrix, Row, cell_of, in_order
 from specsim.findings.pin import replay_pinned
-from specsim.rules.table import BY_ID as RULES_OF_ACCOUNTING
-from specsim.tiers.ops.rules import BY_ID as RULES_OF_OPS
-
-RULES_OF = {"accounting": RULES_OF_ACCOUNTING, "ops": RULES_OF_OPS, "workers": RULES_OF_WORKERS}
+from specsim.tiers.registry import TIERS
 
 
 def pin_missing(
@@ -72,7 +68,7 @@ def replay_known(matrix: Matrix, known: Mapping[tuple[str, str], Path], jobs: in
 def _row(signature: str, path: Path, target: str, cells: dict[str, Cell]) -> Row:
     """The row of a finding that is known by its fixture alone."""
     stored = replay_file.load(path)
-    rule = RULES_OF[stored.tier][stored.rule]
+    rule = TIERS[stored.tier].rules[stored.rule]
     triage = triage_of("sglang", signature, target.partition("==")[2])
     severity = str(triage.severity if triage else rule.severity)
     return Row(signature, rule.id, rule.sentence, severity, stored.tier, triage.line if triage else NEW, cells)
@@ -92,8 +88,7 @@ def _expect(path: Path, shows: Mapping[str, bool]) -> None:
         return
     data: dict[str, Any] = read_json(path, replay_file.REMEDY, nan=True)
     for target, shown in shows.items():
-        expect = {"rules": [data["rule"]] if shown else []} if data["tier"] == "ops" else {"shows": shown}
-        data["expect"].setdefault(target, expect)
+        data["expect"].setdefault(target, TIERS[data["tier"]].expectation(data["rule"], shown))
     write_json(path, data)
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, Literal
 import specsim
 from specsim import interrupts
 from specsim.isolation import environment, processes
+from specsim.tiers.registry import TIERS
 from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS
 
 FORMAT = "specsim.matrix/1"
@@ -236,28 +237,5 @@ def cell_of(column: Column, signature: str) -> Cell:
     tier, _, rest = signature.partition(":")
     if tier not in suites:
         return Cell("not run", f"the tier {tier} was not asked for")
-    why = _why_not_judged(suites[tier], tier, rest)
+    why = TIERS[tier].why_not_judged(suites[tier], rest)
     return Cell("not run", why) if why else Cell("clean")
-
-
-def _why_not_judged(suite: Mapping[str, Any], tier: str, rest: str) -> str:
-    """Why a suite could not have shown a finding, "" when it could."""
-    reasons = {entry["what"]: entry["why"] for entry in suite["not_run"]}
-    if tier == "ops":
-        op, _, subject = rest.partition(":")
-        if any(judged["op"] == op and judged["subject"] == subject for judged in suite["judged"]):
-            return ""
-        names = (f"{op} in {subject.partition(':')[2]}", f"{op}, {subject}", op)
-        return next((reasons[name] for name in names if name in reasons), f"it has no {subject}")
-    if tier == "workers":
-        probe = rest.rpartition(":")[0]
-        if any(judged["op"] == probe for judged in suite["judged"]):
-            return ""
-        return str(reasons.get(probe, f"it has no {probe}"))
-    if not suite["schedules"]:
-        return next(iter(reasons.values()), "no schedule was run")
-    part = rest.rpartition(":")[2]
-    for entry in suite["seam"]:
-        if entry["name"] == part and entry["kind"] == "not run":
-            return str(entry["why"])
-    return ""

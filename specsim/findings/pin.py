@@ -17,10 +17,9 @@ from specsim.engines.target import parse_target
 from specsim.errors import UsageError
 from specsim.files import write_text
 from specsim.lifting.cache import open_cache
-from specsim.replay_file import OpReplay, Replay, WorkerReplay
-from specsim.tiers.accounting.parent import AccountingRequest, replay_schedule
-from specsim.tiers.ops.parent import OpsRequest, replay_ops
-from specsim.tiers.workers.parent import WorkersRequest, replay_case
+from specsim.replay_file import Replay
+from specsim.tiers.replaying import outcome_of, replay, request_of
+from specsim.tiers.tier import State
 
 HANG_SECONDS = 20.0
 
@@ -38,40 +37,9 @@ def replay_pinned(file: Path, target: str, hang_seconds: float = HANG_SECONDS) -
     """Replay a file on a target. Raises UsageError for a file or target that cannot be used."""
     stored = replay_file.load(file)
     text = parse_target(target).text
-    cache = open_cache(None).folder
-    if isinstance(stored, OpReplay):
-        ops = OpsRequest(text, cache, stored.seed, 1, hang_seconds, hang_seconds, stored.device, Path())
-        answer = replay_ops(ops, file)
-        if not answer["judged"]:
-            return Pinned(False, False, f"{text} does not accept the configuration of the case")
-        titles = [violation["title"] for violation in answer["violations"] if violation["rule"] == stored.rule]
-        if not titles and (reason := replay_file.unheard(answer["violations"])):
-            return Pinned(False, False, reason)
-        return Pinned(True, bool(titles), titles[0] if titles else f"{stored.rule} holds")
-    if isinstance(stored, WorkerReplay):
-        workers = WorkersRequest(text, cache, stored.seed, 1, hang_seconds, hang_seconds, Path())
-        answer = replay_case(workers, file)
-        shown = [broken["what"] for broken in answer["broken"] if broken["rule"] == stored.rule]
-        if not shown and (reason := replay_file.unheard(answer["broken"])):
-            return Pinned(False, False, reason)
-        if not shown and not answer["same_case"]:
-            return Pinned(False, False, "its tape stands for another case now")
-        return Pinned(True, bool(shown), shown[0] if shown else f"{stored.rule} holds")
-    mutant, kernels = (stored.mutant, stored.kernels) if text == stored.target else ("", "")
-    accounting = AccountingRequest(text, cache, stored.seed, 1, hang_seconds, hang_seconds, Path(), mutant, kernels)
-    answer = replay_schedule(accounting, file)
-    if not answer["judged"]:
-        return Pinned(False, False, f"{text} does not run the scenario")
-    for violation in answer["violations"]:
-        if replay_file.is_shown(stored, violation):
-            where = f"{violation['part']} {violation['who']}".strip()
-            seen = f"expected {violation['expected']}, seen {violation['actual']}"
-            return Pinned(True, True, f"{stored.rule} at event {violation['event']}, {where}: {seen}")
-    if reason := replay_file.unheard(answer["violations"]):
-        return Pinned(False, False, reason)
-    lines = [replay_file.event_line(event) for event in answer["events"]]
-    applies, reason = replay_file.why_not_shown(stored, answer["scenario"], lines, answer["same_model"])
-    return Pinned(applies, False, reason)
+    answer = replay(request_of(stored, text, open_cache(None).folder, hang_seconds), file)
+    outcome = outcome_of(stored, text, answer)
+    return Pinned(outcome.state in (State.SHOWN, State.GONE), outcome.state is State.SHOWN, outcome.reason)
 
 
 def default_name(stored: Replay) -> str:

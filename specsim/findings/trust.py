@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from specsim.engines.target import ModelTarget, PythonTarget, parse_target
 from specsim.errors import UsageError
-from specsim.replay_file import Replay, ScheduleReplay
+from specsim.replay_file import Replay
 
 OUR_KERNELS = ("", "reference", "triton")
 
@@ -18,7 +18,7 @@ OUR_KERNELS = ("", "reference", "triton")
 def code_of(stored: Replay, target: str) -> Iterator[str]:
     """The targets whose code is run when a file is replayed on `target`."""
     yield target
-    if isinstance(stored, ScheduleReplay) and target == stored.target and stored.kernels not in OUR_KERNELS:
+    if target == stored.target and stored.kernels not in OUR_KERNELS:
         yield stored.kernels
 
 

@@ -29,8 +29,8 @@ from specsim.fuzz.scenario_families import FAMILIES
 from specsim.fuzz.work import Batch, BatchResult, Found, Observed
 from specsim.replay_file import Replay, to_text
 from specsim.rules.checked_engine import checked_engine
-from specsim.tiers.accounting.child import failure_of as process_failure_of
-from specsim.tiers.accounting.child import finding_of, title_of
+from specsim.tiers.accounting.answers import Origin, finding_of, title_of
+from specsim.tiers.accounting.answers import failure_of as process_failure_of
 from specsim.tiers.accounting.decisive_pair import StoppedError, decisive_pair
 from specsim.tiers.accounting.schedules import (
     LARGER_SCHEDULES,
@@ -229,7 +229,7 @@ def _found(
     violation_now = smallest.violation(signature)
     assert violation_now is not None
     schedule_finding = ScheduleFinding(signature, violation_now, smallest, hit.count, hit.first, order, looked)
-    finding, replay = finding_of(target, schedule_finding, _request(batch))
+    finding, replay = finding_of(target, schedule_finding, _origin(batch))
     return found_of(finding, replay, hit.first, _size(smallest), hit.cpu_seconds)
 
 
@@ -238,7 +238,7 @@ def shown_as_found(target: AccountingTarget, batch: Batch, index: int, schedule:
     found = []
     for violation in {violation.signature: violation for violation in schedule.run.violations}.values():
         as_it_is = ScheduleFinding(violation.signature, violation, schedule, 1, index, None, looked=False)
-        finding, replay = finding_of(target, as_it_is, _request(batch))
+        finding, replay = finding_of(target, as_it_is, _origin(batch))
         found.append(found_of(finding, replay, index, _size(schedule), 0.0))
     return found
 
@@ -248,15 +248,8 @@ def _size(schedule: Schedule) -> tuple[int, ...]:
     return turns, events, switches, length
 
 
-def _request(batch: Batch, **fields: Any) -> dict[str, Any]:
-    """What making a finding asks for."""
-    return {
-        "target": batch.target,
-        "mutant": "",
-        "kernels": "",
-        "seed": batch.campaign,
-        **fields,
-    }
+def _origin(batch: Batch) -> Origin:
+    return Origin(batch.target, batch.campaign)
 
 
 def found_of(finding: Finding, replay: Replay, index: int, size: tuple[int, ...], cpu_seconds: float) -> Found:
@@ -280,5 +273,5 @@ def found_of(finding: Finding, replay: Replay, index: int, size: tuple[int, ...]
 def failure_of(batch: Batch, features: frozenset[str], index: int, tape: Tape, rule: str, text: str) -> Found:
     """The finding of run `index`, which took its process with it: `text` says how, `tape` are its choices by then."""
     scenario = draw_scenario(replayed(tape), features)
-    finding, replay = process_failure_of(tape, scenario, _request(batch, index=index, rule=rule, text=text))
+    finding, replay = process_failure_of(tape, scenario, _origin(batch), index, rule, text)
     return found_of(finding, replay, index, (len(scenario.workload.turns), len(tape)), 0.0)

@@ -19,10 +19,9 @@ from specsim.choices.search_strategies import RETIRED, STRATEGIES
 from specsim.errors import UsageError
 from specsim.fuzz.scenario_families import FAMILIES
 from specsim.fuzz.work import Batch
+from specsim.tiers.registry import TIERS
 
 RUNS_MAX = 5000  # of a batch
-COUNTS = {"accounting": RUNS_MAX, "ops": 100, "workers": 100}  # cases are of each implementation or probe
-TIER_WEIGHTS = {"accounting": 20, "ops": 1, "workers": 1}
 STRATEGY_WEIGHTS = {"swarm": 6, "pct": 2, "delays": 1}
 
 Drawn = TypeVar("Drawn")
@@ -65,7 +64,7 @@ def plan_from_json(text: str) -> Plan:
     for name, entries, known in (
         ("family", plan.families, FAMILIES),
         ("strategy", plan.strategies, STRATEGIES),
-        ("tier", [(lot.tier, lot.weight) for lot in plan.lots], COUNTS),
+        ("tier", [(lot.tier, lot.weight) for lot in plan.lots], TIERS),
     ):
         unknown = [entry for entry, _ in entries if entry not in known]
         if unknown:
@@ -82,7 +81,7 @@ def _damaged(why: str) -> UsageError:
 
 def lots_of(tiers: Mapping[str, Sequence[str]]) -> tuple[Lot, ...]:
     """The lots of targets, by the tiers that each has. A target without schedules has its time for its cases."""
-    return tuple(Lot(target, tier, TIER_WEIGHTS[tier]) for target, of in tiers.items() for tier in of)
+    return tuple(Lot(target, tier, TIERS[tier].batch_weight) for target, of in tiers.items() for tier in of)
 
 
 def weights_of(option: str, given: Sequence[str], known: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
@@ -126,17 +125,17 @@ def batch_at(plan: Plan, shard: int, number: int, stopped: Collection[tuple[str,
     goes_on = [lot for lot in plan.lots if (lot.target, lot.tier) not in stopped]
     first_round = [plan.lots[(number + shard) % len(plan.lots)]] if number < len(plan.lots) else []
     lot = next((lot for lot in first_round if lot in goes_on), None) or among([(lot, lot.weight) for lot in goes_on])
-    has_schedules = lot.tier == "accounting"
+    tier = TIERS[lot.tier]
     return Batch(
         campaign=plan.campaign,
         shard=shard,
         number=number,
         first=number * RUNS_MAX,
-        count=COUNTS[lot.tier],
+        count=tier.batch_count,
         target=lot.target,
         tier=lot.tier,
-        family=among(plan.families) if has_schedules else "",
-        strategy=among(plan.strategies) if has_schedules else "",
+        family=among(plan.families) if tier.has_single_runs else "",
+        strategy=among(plan.strategies) if tier.has_single_runs else "",
     )
 
 
@@ -144,6 +143,6 @@ def seed_of(batch: Batch) -> int:
     """The seed of the batch's runs: that of its shard for schedules, whose numbers go on from batch to batch; one of
     its own for cases, whose numbers begin at 0.
     """
-    path = [batch.campaign, batch.shard] if batch.tier == "accounting" else [batch.campaign, batch.shard, batch.number]
+    path = [batch.campaign, batch.shard, *([] if TIERS[batch.tier].has_single_runs else [batch.number])]
     material = "\x1f".join(["campaign", *map(str, path)]).encode()
     return int.from_bytes(hashlib.sha256(material).digest()[:8], "big")

@@ -20,6 +20,7 @@ from specsim.fuzz.batch import NONDETERMINISTIC
 from specsim.fuzz.batches import Plan, batch_at
 from specsim.fuzz.store import Store, StoredFinding
 from specsim.fuzz.work import Batch, BatchResult
+from specsim.tiers.registry import TIERS
 
 POLL_SECONDS = 0.2
 CASES_SECONDS_MIN = 10.0  # that are left where a batch of cases begins: its child has to import torch
@@ -99,7 +100,7 @@ def go_on(
     def left_out() -> set[tuple[str, str]]:
         """The lots of which no batch begins."""
         is_late = until - time.monotonic() < min(CASES_SECONDS_MIN, whole / 4)
-        return {lot for lot in lots if lot in outcome.stopped or (is_late and lot[1] != "accounting")}
+        return {lot for lot in lots if lot in outcome.stopped or (is_late and not TIERS[lot[1]].has_single_runs)}
 
     def goes_on(without: set[tuple[str, str]]) -> bool:
         lots_left = without < lots

@@ -5,12 +5,8 @@ A fork costs milliseconds where loading a release costs seconds, no batch sees w
 of a batch is given back at its end. The fork writes the index of its run into memory that both have; when it dies, or
 shows no new index for too long, that run is made once more alone, and its choices are written down: a run that ends
 its process again is a finding, and one that does not (a busy machine, a kill from outside) is told. What the batch had
-done before that run is done again. Messages:
-
-{"event": "running", "index"}              every few seconds
-{"event": "end", "result": {...}}          a BatchResult, see `specsim.fuzz.batch_messages`
-{"event": "again", ...}                    the answer to a request for one run
-{"event": "error", "problem", "remedy"}    bad input, or a target that is not there
+done before that run is done again. Messages are those of
+`specsim.fuzz.batch_messages`.
 
 This module imports neither torch nor triton; the target that it loads may.
 """
@@ -31,6 +27,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from specsim import interrupts
 from specsim.choices.chooser import RecordingChooser, Tape
 from specsim.deadline import Deadline
@@ -45,6 +43,10 @@ from specsim.fuzz.batch import (
     shown_as_found,
 )
 from specsim.fuzz.batch_messages import (
+    Again,
+    BatchEnd,
+    BatchRequest,
+    Running,
     batch_from_json,
     found_from_json,
     found_to_json,
@@ -56,11 +58,12 @@ from specsim.fuzz.work import Batch, BatchResult
 from specsim.isolation import phases
 from specsim.isolation.frames import BadFrameError, Reader, Writer, new_nonce
 from specsim.isolation.limits import limit_memory
+from specsim.isolation.messages import Envelope, Error, Messages
 from specsim.isolation.processes import fork
 from specsim.isolation.questions import Questions
 from specsim.lifting.cache import Cache
-from specsim.tiers.accounting.child import load_target
-from specsim.tiers.child import Messages, Request, unreadable
+from specsim.tiers.accounting.answers import load_target
+from specsim.tiers.child import unreadable
 from specsim.verdict import NotRun
 
 TOLD_SECONDS = 5.0
@@ -129,30 +132,30 @@ def main() -> None:
     loaded: Loaded | None = None
     forks = Forks(questions, page)
     while (question := questions.take()) is not None:
-        asked = json.loads(question.content)
-        request = asked["request"]
-        messages = forks.begin(question.pipe, asked)
+        envelope = msgspec.convert(json.loads(question.content), Envelope)
+        request = msgspec.convert(envelope.request, BatchRequest)
+        messages = forks.begin(question.pipe, envelope)
         phases.listen(messages.tell_phase)
         try:
             if loaded is None:
                 loaded = _load(request)
-            answer = _ANSWERS[request["mode"]]
+            answer = _ANSWERS[request.mode]
             answer(request, loaded, forks)
         except UsageError as error:
-            messages.send("error", problem=error.problem, remedy=error.remedy)
+            messages.send(Error(problem=error.problem, remedy=error.remedy))
         except Exception as error:
             if loaded is not None:
                 raise
-            messages.send("error", **unreadable(request["batch"]["target"], error))
+            messages.send(unreadable(request.target, error))
         messages.close()
         forks.end()
         questions.done(0)
 
 
-def _load(request: Request) -> Loaded:
-    text = request["batch"]["target"]
-    version = version_of(parse_target(text), Cache(Path(request["cache"])))
-    target = load_target({"mutant": request["mutant"], "kernels": "", "target": text, "cache": request["cache"]})
+def _load(request: BatchRequest) -> Loaded:
+    text, cache = request.target, Path(request.cache)
+    version = version_of(parse_target(text), Cache(cache))
+    target = load_target(text, cache)
     # What forks only read stays one copy.
     gc.collect()
     gc.freeze()
@@ -178,10 +181,10 @@ class Forks:
         """Whether this request was interrupted, maybe before it came."""
         return self._interrupted
 
-    def begin(self, pipe: int, asked: Request) -> Messages:
+    def begin(self, pipe: int, envelope: Envelope) -> Messages:
         """Begin to answer a question."""
-        self._memory_bytes = asked["memory_bytes"]
-        self.messages = Messages(pipe, asked["nonce"])
+        self._memory_bytes = envelope.memory_bytes
+        self.messages = Messages(pipe, envelope.nonce)
         return self.messages
 
     def end(self) -> None:
@@ -241,7 +244,7 @@ class Forks:
                     break
                 if now - said > TOLD_SECONDS:
                     said = now
-                    self.messages.send("running", index=told[0])
+                    self.messages.send(Running(index=told[0]))
         code = self._code(hang_seconds)
         if code == 0 and not hung and not bad and answers:
             whole: dict[str, Any] = json.loads(answers[0])
@@ -297,15 +300,15 @@ def _answer_and_end(function: Callable[[], dict[str, Any]], writer: Writer) -> N
             os._exit(code)
 
 
-def _run_batch(request: Request, loaded: Loaded, forks: Forks) -> None:
+def _run_batch(request: BatchRequest, loaded: Loaded, forks: Forks) -> None:
     """Run a batch. Answers with its result, whatever the target does."""
-    batch = batch_from_json(request["batch"])
-    hang_seconds: float = request["hang_seconds"]
+    batch = batch_from_json(request.batch)
+    hang_seconds: float = request.hang_seconds
     if isinstance(loaded.target, NotRun):
         refused = BatchResult(
             batch, loaded.version, 0, 0, 0.0, 0.0, {f"{batch.tier}: {loaded.target.why}": batch.count}
         )
-        forks.messages.send("end", result=result_to_json(refused))
+        forks.messages.send(BatchEnd(result=result_to_json(refused)))
         return
     started = time.monotonic()
     target, page = loaded.target, forks.page
@@ -320,7 +323,7 @@ def _run_batch(request: Request, loaded: Loaded, forks: Forks) -> None:
             def stopped() -> bool:
                 return interrupts.asked() or forks.interrupted
 
-            seconds, ends = request["seconds"], Deadline.from_json(request["ends_at"])
+            seconds, ends = request.seconds, Deadline.from_json(request.ends_at)
             result = run_batch_here(target, part, loaded.version, page.tell, seconds, stopped, shrinks, ends)
             return result_to_json(result)
 
@@ -346,15 +349,15 @@ def _run_batch(request: Request, loaded: Loaded, forks: Forks) -> None:
         findings=(*result.findings, *map(found_from_json, found)),
         ended="; ".join(filter(None, [*ended, result.ended])),
     )
-    forks.messages.send("end", result=result_to_json(whole))
+    forks.messages.send(BatchEnd(result=result_to_json(whole)))
 
 
-def _make_again(request: Request, loaded: Loaded, forks: Forks) -> None:
+def _make_again(request: BatchRequest, loaded: Loaded, forks: Forks) -> None:
     """Make one run again, and say what it did."""
-    batch, index = batch_from_json(request["batch"]), request["index"]
+    batch, index = batch_from_json(request.batch), request.index
     target, page = loaded.target, forks.page
     if isinstance(target, NotRun):
-        forks.messages.send("again", version=loaded.version, judged=False, why=target.why)
+        forks.messages.send(Again(version=loaded.version, judged=False, shown={"why": target.why}))
         return
 
     def work() -> dict[str, Any]:
@@ -373,11 +376,12 @@ def _make_again(request: Request, loaded: Loaded, forks: Forks) -> None:
             "findings": [found_to_json(found) for found in findings],
         }
 
-    answer = forks.run(work, request["hang_seconds"])
+    answer = forks.run(work, request.hang_seconds)
     if isinstance(answer, Died):
-        blamed, told = _alone(batch, answer, loaded, forks, request["hang_seconds"])
+        blamed, told = _alone(batch, answer, loaded, forks, request.hang_seconds)
         answer = {"judged": True, "digest": "", "events": 0, "tape": [], "findings": blamed, "why": told}
-    forks.messages.send("again", version=loaded.version, **answer)
+    judged = answer.pop("judged")
+    forks.messages.send(Again(version=loaded.version, judged=judged, shown=answer))
 
 
 def _empty(batch: Batch, version: str) -> dict[str, Any]:
@@ -436,7 +440,7 @@ class _WrittenChooser(RecordingChooser):
         return self._inner.tape
 
 
-_ANSWERS: dict[str, Callable[[Request, Loaded, Forks], None]] = {
+_ANSWERS: dict[str, Callable[[BatchRequest, Loaded, Forks], None]] = {
     "batch": _run_batch,
     "again": _make_again,
 }

@@ -1,13 +1,8 @@
 """The process that is connected to a Ray cluster: `python -m specsim.fuzz.ray_child MESSAGES_FD`.
 
 The first line of standard input says which cluster, {"nonce", "address", "cache", "hang_seconds"}; each one
-after it is a batch, {"batch", "seconds"}. When standard input closes, this process ends. Messages:
-
-{"event": "cluster", "nodes", "cpus", "gpus"}      when it is connected, and when they change
-{"event": "result", "key", "result", "node"}       a BatchResult; `key` is [campaign, shard, number]
-{"event": "refused", "key", "problem", "remedy"}   the node that ran it has no such target
-{"event": "lost", "key", "why"}                    Ray lost it as often as it tries a task
-{"event": "error", "why"}                          there is no cluster
+after it is a batch, {"batch", "seconds"}. When standard input closes, this process ends. Messages are those
+of `specsim.fuzz.batch_messages`.
 
 A batch takes one CPU, and one GPU when it is for one; Ray runs it again, `RETRIES` times, when its node or its process
 is lost.
@@ -25,8 +20,16 @@ from typing import Any
 
 import specsim
 from specsim.errors import UsageError
-from specsim.fuzz.batch_messages import batch_from_json, result_to_json
-from specsim.tiers.child import Messages
+from specsim.fuzz.batch_messages import (
+    BatchLost,
+    BatchRefused,
+    BatchResulted,
+    Cluster,
+    NoCluster,
+    batch_from_json,
+    result_to_json,
+)
+from specsim.isolation.messages import Messages
 
 RETRIES = 3
 _OF_THE_CLUSTER = ("LocalRayletDiedError", "RaySystemError", "ConnectionError")  # no task will do better
@@ -79,7 +82,7 @@ def main() -> None:
 
         ray.init(address=asked["address"], log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # Ray raises what its parts raise
-        messages.send("error", why=_line(error))
+        messages.send(NoCluster(why=_line(error)))
         return
     Connected(ray, messages, asked).work()
 
@@ -92,7 +95,7 @@ class Connected:
         self._messages = messages
         self._fixed = asked["cache"], asked["hang_seconds"]
         self._task = ray.remote(max_retries=RETRIES, num_cpus=1)(run_there)
-        self._keys: dict[Any, list[int]] = {}
+        self._keys: dict[Any, tuple[int, int, int]] = {}
         self._ends: dict[Any, float] = {}  # of time.monotonic()
         self._pending = b""
         self._told: dict[str, int] = {}
@@ -127,7 +130,7 @@ class Connected:
                 gpus = 1 if batch.get("device") == "cuda" else 0
                 task = self._task.options(num_gpus=gpus) if gpus else self._task
                 reference = task.remote(batch, *self._fixed, asked["seconds"], time.time(), specsim.__version__)
-                self._keys[reference] = [batch["campaign"], batch["shard"], batch["number"]]
+                self._keys[reference] = batch["campaign"], batch["shard"], batch["number"]
                 self._ends[reference] = time.monotonic() + asked["seconds"] + GRACE_SECONDS
         return True
 
@@ -146,9 +149,10 @@ class Connected:
         except Exception as error:  # a node, a worker or its memory was lost too often, or the node has no specsim
             if type(error).__name__ in _OF_THE_CLUSTER:
                 sys.exit(_line(error))
-            self._messages.send("lost", key=key, why=f"Ray could not run a batch ({_line(error)})")
+            self._messages.send(BatchLost(key=key, why=f"Ray could not run a batch ({_line(error)})"))
             return
-        self._messages.send("result" if "result" in answer else "refused", key=key, **answer)
+        kind = BatchResulted if "result" in answer else BatchRefused
+        self._messages.send(kind(key=key, **answer))
 
     def _look(self) -> None:
         if time.monotonic() - self._looked < LOOK_SECONDS and self._told:
@@ -159,7 +163,7 @@ class Connected:
         now = {"nodes": nodes, "cpus": int(has.get("CPU", 0)), "gpus": int(has.get("GPU", 0))}
         if now != self._told:
             self._told = now
-            self._messages.send("cluster", **now)
+            self._messages.send(Cluster(**now))
 
 
 def _line(error: Exception) -> str:

@@ -30,12 +30,20 @@ from pathlib import Path
 from typing import IO, Any
 
 from specsim.errors import UsageError
-from specsim.fuzz.batch_messages import batch_to_json, result_from_json
+from specsim.fuzz.batch_messages import (
+    OF_A_CLUSTER,
+    BatchRefused,
+    BatchResulted,
+    Cluster,
+    NoCluster,
+    batch_to_json,
+    result_from_json,
+)
 from specsim.fuzz.campaign import GivenBack, Pool
 from specsim.fuzz.work import Batch, BatchResult
 from specsim.isolation import environment, processes
 from specsim.isolation.frames import BadFrameError, Reader, new_nonce
-from specsim.tiers.messages import BadMessageError, Message, decoded
+from specsim.isolation.messages import BadMessageError, decoded
 
 READ_BYTES = 1 << 20
 LISTEN_SECONDS = 10.0  # until a host answers
@@ -166,13 +174,14 @@ class RayCluster:
     def _read(self, pipe: int, nonce: bytes) -> None:
         with os.fdopen(pipe, "rb", buffering=0) as stream:
             for message in _messages(stream, Reader(nonce)):
-                if message["event"] == "cluster":
-                    self.nodes, self.cpus, self.gpus = message["nodes"], message["cpus"], message["gpus"]
-                    self._begun.put("")
-                elif message["event"] == "error":
-                    self._begun.put(message["why"])
-                else:
-                    self._take(message)
+                match message:
+                    case Cluster():
+                        self.nodes, self.cpus, self.gpus = message.nodes, message.cpus, message.gpus
+                        self._begun.put("")
+                    case NoCluster():
+                        self._begun.put(message.why)
+                    case _:
+                        self._take(message)
         self._process.wait()
         with self._lock:
             self._lost = f"the Ray cluster at {self.address} was lost"
@@ -182,18 +191,19 @@ class RayCluster:
         for future in left:
             future.set_exception(RayLost(self._lost))
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: Any) -> None:
         with self._lock:
-            future = self._pending.pop(tuple(message["key"]), None)
+            future = self._pending.pop(message.key, None)
         if future is None:
             return
-        if message["event"] == "result":
-            self.ran[message["node"]] += 1
-            future.set_result(result_from_json(message["result"]))
-        elif message["event"] == "refused":
-            future.set_exception(UsageError(message["problem"], message["remedy"]))
-        else:
-            future.set_exception(RayLost(message["why"]))
+        match message:
+            case BatchResulted():
+                self.ran[message.node] += 1
+                future.set_result(result_from_json(message.result))
+            case BatchRefused():
+                future.set_exception(UsageError(message.problem, message.remedy))
+            case _:
+                future.set_exception(RayLost(message.why))
 
     def _last_words(self) -> str:
         if self._is_closing:
@@ -320,9 +330,9 @@ def _require_listener(address: str) -> None:
         raise UsageError(f"there is no Ray cluster at {address} ({error.strerror or error})", GO_ON) from error
 
 
-def _messages(stream: IO[bytes], reader: Reader) -> Iterator[Message]:
+def _messages(stream: IO[bytes], reader: Reader) -> Iterator[Any]:
     """The messages until the child is gone, or writes what is none."""
     with contextlib.suppress(BadFrameError, BadMessageError):
         while chunk := stream.read(READ_BYTES):
             for content in reader.feed(chunk):
-                yield decoded(content)
+                yield decoded(content, OF_A_CLUSTER)

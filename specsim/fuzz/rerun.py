@@ -16,8 +16,7 @@ from specsim.errors import UsageError
 from specsim.files import write_text
 from specsim.findings.bisect.verdicts import FileQuestion, Limits, State
 from specsim.fuzz.store import Store, StoredFinding, StoredReplay, Verdict
-from specsim.tiers.fork_server import WarmChild
-from specsim.tiers.parent import Ask, ask
+from specsim.tiers.process import Ask, ask, fork_server
 
 _VERDICTS: dict[State, Verdict] = {State.BAD: "shown", State.GOOD: "fixed", State.SKIPPED: "not applicable"}
 _HASH_SEED = "0"
@@ -56,7 +55,7 @@ def run_again(
     with ExitStack() as stack:
         asked: Ask = ask
         if len(waiting) >= MANY:
-            child = WarmChild(_HASH_SEED)
+            child = fork_server(_HASH_SEED)
             stack.callback(child.close)
             asked = child.ask
         file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "replay.json"

@@ -15,26 +15,27 @@ import time
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from specsim import interrupts, replay_file
 from specsim.deadline import Deadline
 from specsim.engines.target import CheckoutTarget, PackageTarget, parse_target
 from specsim.errors import UsageError
 from specsim.fuzz.batch import found_of
-from specsim.fuzz.batch_messages import batch_to_json, result_from_json
+from specsim.fuzz.batch_messages import OF_A_WORKER, Again, BatchEnd, BatchRequest, batch_to_json, result_from_json
 from specsim.fuzz.batches import seed_of
 from specsim.fuzz.campaign import GivenBack
 from specsim.fuzz.versions import version_of
 from specsim.fuzz.work import Batch, BatchResult, Found
+from specsim.isolation.conversation import ChildEnded, ended_early, no_answer
+from specsim.isolation.fork_server import ForkServer
 from specsim.lifting.cache import Cache
-from specsim.replay_file import OpReplay
-from specsim.tiers.fork_server import WarmChild
-from specsim.tiers.ops.parent import OpsRequest, replay_ops, run_ops_suite
-from specsim.tiers.parent import ChildEnded, ended_early, no_answer
-from specsim.tiers.workers.parent import WorkersRequest, replay_case, run_workers_suite
+from specsim.tiers.checking import run_suite
+from specsim.tiers.messages import Request
+from specsim.tiers.process import fetch
+from specsim.tiers.registry import TIERS
+from specsim.tiers.replaying import replay
 from specsim.verdict import Finding, Suite
 
 BATCH_SECONDS = 15.0  # a batch of schedules begins no run after them
@@ -51,8 +52,8 @@ class Worker:
     def __init__(self, cache: Path, hang_seconds: float) -> None:
         self._cache = cache
         self._hang_seconds = hang_seconds
-        self._children: OrderedDict[str, WarmChild] = OrderedDict()
-        self._asked: WarmChild | None = None
+        self._children: OrderedDict[str, ForkServer] = OrderedDict()
+        self._asked: ForkServer | None = None
         self._interrupted = False
         self._closed = False
 
@@ -61,7 +62,7 @@ class Worker:
         GivenBack when the worker was closed.
         """
         _require_there(batch.target)
-        if batch.tier == "accounting":
+        if TIERS[batch.tier].has_single_runs:
             return self._run_schedules(batch, seconds)
         return _run_cases(batch, self._cache, self._hang_seconds, min(seconds, CASES_SECONDS))
 
@@ -69,22 +70,24 @@ class Worker:
         """Make run `index` of a batch of schedules again: `judged` or `why` not, `digest`, `events`, `tape`, `version`
         and `findings`, each as `specsim.fuzz.batch_messages` writes it.
         """
-        question = {
-            "mode": "again",
-            "target": batch.target,
-            "batch": batch_to_json(batch),
-            "index": index,
-            "cache": str(self._cache),
-            "mutant": "",
-            "hang_seconds": self._hang_seconds,
-        }
+        request = self._request(batch, "again", index=index)
         try:
-            for message in self._child_of(batch.target).ask(question, math.inf):
-                if message["event"] == "again":
-                    return message
+            for message in self._child_of(batch.target).ask(request, math.inf):
+                if isinstance(message, Again):
+                    return {"version": message.version, "judged": message.judged, **message.shown}
         except ChildEnded as ended:
             raise ended_early(batch.target, ended) from None
         raise no_answer(batch.target)
+
+    def _request(self, batch: Batch, mode: Literal["batch", "again"], **fields: Any) -> BatchRequest:
+        return BatchRequest(
+            mode=mode,
+            target=batch.target,
+            batch=batch_to_json(batch),
+            cache=str(self._cache),
+            hang_seconds=self._hang_seconds,
+            **fields,
+        )
 
     def has_loaded(self, target: str) -> bool:
         return target in self._children
@@ -111,21 +114,13 @@ class Worker:
         interrupts.tell_all()  # the children that judge cases
 
     def _run_schedules(self, batch: Batch, seconds: float) -> BatchResult:
-        question = {
-            "mode": "batch",
-            "target": batch.target,
-            "batch": batch_to_json(batch),
-            "cache": str(self._cache),
-            "mutant": "",
-            "hang_seconds": self._hang_seconds,
-            # The child may take long to load the target: its end does not move with its start.
-            "ends_at": Deadline.after(seconds).to_json(),
-        }
+        # The child may take long to load the target: its end does not move with its start.
+        ends_at = Deadline.after(seconds).to_json()
         restarts: list[str] = []
         while True:
-            question["seconds"] = 0.0 if self._interrupted else min(seconds, BATCH_SECONDS)
+            for_seconds = 0.0 if self._interrupted else min(seconds, BATCH_SECONDS)
             try:
-                result, ended = self._ask(batch.target, question)
+                result, ended = self._ask(self._request(batch, "batch", seconds=for_seconds, ends_at=ends_at))
             except UsageError:
                 if self._closed:
                     raise GivenBack from None
@@ -139,9 +134,9 @@ class Worker:
                     (ended.stderr if ended else "") or "run `specsim targets` to see what works here",
                 )
 
-    def _ask(self, target: str, question: dict[str, Any]) -> tuple[BatchResult | None, ChildEnded | None]:
+    def _ask(self, request: BatchRequest) -> tuple[BatchResult | None, ChildEnded | None]:
         """The child's answer, or how the child ended."""
-        child = self._child_of(target)
+        child = self._child_of(request.target)
         result = None
         try:
             self._asked = child
@@ -149,19 +144,19 @@ class Worker:
                 child.kill()
             if self._interrupted:
                 child.interrupt()
-            for message in child.messages(question, math.inf):
-                if message["event"] == "end":
-                    result = result_from_json(message["result"])
+            for message in child.messages(request, math.inf):
+                if isinstance(message, BatchEnd):
+                    result = result_from_json(message.result)
         except ChildEnded as ended:
             return result, ended
         finally:
             self._asked = None
         return result, None
 
-    def _child_of(self, target: str) -> WarmChild:
+    def _child_of(self, target: str) -> ForkServer:
         if self._closed:
             raise UsageError("the campaign was ended", "specsim fuzz --resume goes on with it")
-        child = self._children.get(target) or WarmChild(HASH_SEED, _CHILD)
+        child = self._children.get(target) or ForkServer(HASH_SEED, _CHILD, OF_A_WORKER, fetch)
         self._children[target] = child
         self._children.move_to_end(target)
         while len(self._children) > CHILDREN_MAX:
@@ -197,17 +192,19 @@ def _run_cases(batch: Batch, cache: Path, hang_seconds: float, seconds: float) -
     version = version_of(parse_target(batch.target), Cache(cache))
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        asked: dict[str, Any] = {
-            "target": batch.target,
-            "cache": cache,
-            "seed": seed_of(batch),
-            "cases": batch.count,
-            "seconds": seconds,
-            "hang_seconds": hang_seconds,
-            "out": Path(folder),
-            "known": batch.known,
-        }
-        suite, findings, ended = _judged_cases(batch, asked)
+        tier = TIERS[batch.tier]
+        request = Request(
+            tier=tier.name,
+            target=batch.target,
+            cache=str(cache),
+            seed=seed_of(batch),
+            count=batch.count,
+            seconds=seconds,
+            hang_seconds=hang_seconds,
+            known=batch.known,
+            device=batch.device if tier.has_device else "cpu",
+        )
+        suite, findings, ended = _judged_cases(request, Path(folder))
         found = tuple(_found(batch, finding) for finding in findings)
     took = time.monotonic() - started
     refused = {} if suite.cases or ended else _reasons(suite, batch.count)
@@ -225,33 +222,23 @@ def _run_cases(batch: Batch, cache: Path, hang_seconds: float, seconds: float) -
     )
 
 
-def _judged_cases(batch: Batch, asked: dict[str, Any]) -> tuple[Suite, list[Finding], list[str]]:
+def _judged_cases(request: Request, out: Path) -> tuple[Suite, list[Finding], list[str]]:
     """The suite of a batch and its findings; and how processes ended that do not when their case is run again."""
-    if batch.tier == "ops":
-        ops = OpsRequest(**asked, device=batch.device)
-        suite, findings = run_ops_suite(ops, _tell_nobody)
-        again = partial(_ops_case_ends, ops)
-    else:
-        workers = WorkersRequest(**asked)
-        suite, findings = run_workers_suite(workers, _tell_nobody)
-        again = partial(_probe_case_ends, workers)
+    suite, findings = run_suite(request, out, _tell_nobody)
     kept, ended = [], []
     for finding in findings:
-        if finding.rule in replay_file.ENDED and not again(Path(finding.replay)):
+        if finding.rule in replay_file.ENDED and not _ends_again(request, Path(finding.replay)):
             ended.append(f"a case of {finding.signature} {finding.actual}, and not when it was run again")
         else:
             kept.append(finding)
     return suite, kept, ended
 
 
-def _ops_case_ends(request: OpsRequest, replay: Path) -> bool:
+def _ends_again(request: Request, file: Path) -> bool:
     """Whether the case of a replay file ends its process again."""
-    violations = replay_ops(request, replay).get("violations", ())
-    return any(violation["rule"] in replay_file.ENDED for violation in violations)
-
-
-def _probe_case_ends(request: WorkersRequest, replay: Path) -> bool:
-    return any(broken["rule"] in replay_file.ENDED for broken in replay_case(request, replay)["broken"])
+    answer = replay(request, file)
+    broken = answer.get("violations", answer.get("broken", ()))
+    return any(violation["rule"] in replay_file.ENDED for violation in broken)
 
 
 def _reasons(suite: Suite, count: int) -> dict[str, int]:
@@ -275,8 +262,7 @@ def _judged(suite: Suite) -> dict[str, int]:
 
 def _found(batch: Batch, finding: Finding) -> Found:
     stored = replay_file.load(Path(finding.replay))
-    tensors = stored.tensors.values() if isinstance(stored, OpReplay) else ()
-    elements = sum(len(tensor["data"]) for tensor in tensors)
+    elements, _unit = stored.size
     found = found_of(finding, stored, batch.first, (elements, len(stored.tape)), 0.0)
     return replace(found, size=(), replay="") if finding.signature in batch.known else found
 

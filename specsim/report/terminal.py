@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from specsim import replay_file
-from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
+from specsim.replay_file import Replay
 from specsim.report.kernels import print_kernels
 from specsim.report.page.plain import visible
-from specsim.verdict import NOT_JUDGED, Compared, Finding, Judged, Suite, Verdict
+from specsim.tiers.registry import TIERS
+from specsim.tiers.tier import Line, State
+from specsim.verdict import FINDING, NONDETERMINISM, NOT_JUDGED, PASS, Compared, Finding, Suite, Verdict
 
-NO_LONGER_APPLIES = NOT_JUDGED  # exit code of a replay file whose schedule is not there any more
 COLUMNS_MIN = 60  # of a terminal that tables fit into
 TEXT_MAX = 20_000  # characters of one text, such as the elements of a tensor
 WIDTH_WITHOUT_TERMINAL = 200
@@ -77,7 +78,7 @@ def print_verdict(verdict: Verdict) -> None:
     wrong = [finding.signature for finding in verdict.findings]
     for suite in verdict.suites:
         for judged in suite.judged:
-            found = any(_is_of(signature, suite.name, judged) for signature in wrong)
+            found = any(TIERS[suite.name].finds(judged, signature) for signature in wrong)
             result = "[red]finding[/]" if found else "[green]ok[/]"
             name = judged.subject.partition(":")[2]
             table.add_row(
@@ -94,7 +95,7 @@ def print_verdict(verdict: Verdict) -> None:
             table.add_row(suite.name, "schedules", f"{suite.events:,} events", "", f"{suite.schedules:,}", result)
         for part in suite.seam if any(part["kind"] == "real" for part in suite.seam) else ():
             if part["kind"] != "not run":
-                found = any(s.startswith("accounting:") and s.endswith(f":{part['name']}") for s in wrong)
+                found = any(s.startswith(f"{suite.name}:") and s.endswith(f":{part['name']}") for s in wrong)
                 result = "[red]finding[/]" if found else "[green]ok[/]"
                 if part["kind"] == "real" and not part["calls"]:
                     result = "[yellow]not called[/]"
@@ -120,13 +121,6 @@ def _print_compared(console: Console, compared: Compared) -> None:
     ):
         for signature in signatures:
             console.print(f"   {what:<10} {escape(signature)}", soft_wrap=True)
-
-
-def _is_of(signature: str, suite: str, judged: Judged) -> bool:
-    """Whether a finding is one of an implementation or, in the workers tier, of a probe, which may break many rules."""
-    if suite == "workers":
-        return signature.startswith(f"{suite}:{judged.op}:")
-    return signature == f"{suite}:{judged.op}:{judged.subject}"
 
 
 def _summary(verdict: Verdict) -> str:
@@ -176,16 +170,12 @@ def _show(console: Console, table: Table) -> None:
 
 def _hit_by(verdict: Verdict, finding: Finding) -> str:
     """How rare a finding was: of how many cases or schedules."""
-    if finding.tier == "accounting":
-        schedules = sum(suite.schedules for suite in verdict.suites if suite.name == finding.tier)
-        return f"{finding.count} of {schedules} schedules"
-    cases = sum(
-        judged.cases
-        for suite in verdict.suites
-        for judged in suite.judged
-        if _is_of(finding.signature, suite.name, judged)
-    )
-    return f"{finding.count} of {cases} generated cases"
+    suites = [suite for suite in verdict.suites if suite.name == finding.tier]
+    tier = TIERS[finding.tier]
+    if tier.unit == "schedules":
+        return f"{finding.count} of {sum(suite.schedules for suite in suites)} schedules"
+    judged = [judged for suite in suites for judged in suite.judged if tier.finds(judged, finding.signature)]
+    return f"{finding.count} of {sum(one.cases for one in judged)} generated cases"
 
 
 def _print_finding(console: Console, number: int, finding: Finding, verdict: Verdict) -> None:
@@ -249,174 +239,56 @@ def _print_not_run(console: Console, suite: Suite) -> None:
             console.print(f"   not run    {escape(text)}: {escape(why)}", style="yellow", soft_wrap=True)
 
 
-def _print_verified(console: Console, what: str) -> None:
-    console.print(f"   verified   {what} the same in two processes, under two hash seeds", soft_wrap=True)
-
-
-def print_replay(stored: OpReplay, target: str, answer: dict[str, Any], verified: bool = False) -> int:
+def print_replay(stored: Replay, target: str, answer: dict[str, Any], verified: bool = False) -> int:
     """What a replay showed; returns the exit code."""
     console = _console()
-    console.print(f"[bold]{escape(stored.op)}[/], {escape(answer['subject'])} of {escape(target)}")
-    console.print(f"   found on   {escape(stored.target)}: {escape(stored.title)}", soft_wrap=True)
-    if not answer["judged"]:
-        console.print("not judged: this implementation does not accept the configuration of the case")
-        return NOT_JUDGED
-    sizes = ", ".join(f"{name}={size}" for name, size in stored.sizes.items())
-    console.print(f"   sizes      {escape(sizes)}", soft_wrap=True)
-    for kind in ("inputs", "expected"):
-        for name, tensor in answer[kind].items():
-            console.print(f"   {kind:<10} {escape(name)} = {escape(_tensor_text(tensor))}", soft_wrap=True)
-    for violation in answer["violations"]:
-        console.print(f"   [bold red]{violation['rule']}[/]         {escape(violation['title'])}", soft_wrap=True)
-        console.print(f"   {'':<10} expected {escape(violation['expected'])}, actual {escape(violation['actual'])}")
-    if not answer.get("same_case", True):
-        note = "its tape stands for another case now; replay runs the tensors of the file, shrink begins with the tape"
-        console.print(f"   {'note':<10} {note}", soft_wrap=True)
-    if answer["explanation"]:
-        console.print(f"   {'why':<10} {escape(answer['explanation'])}", soft_wrap=True)
-    if verified:
-        _print_verified(console, "outputs and violations are")
-    return _replay_verdict(console, stored, target, answer)
+    tier = TIERS[stored.tier]
+    explanation, outcome = tier.explain(stored, target, answer), tier.outcome(stored, target, answer)
+    console.print(f"[bold]{escape(explanation.name)}[/]{escape(explanation.about)}")
+    _print_line(console, Line("found on", f"{stored.target}: {stored.title}"))
+    if outcome.state is not State.NOT_RUN:
+        for line in explanation.lines:
+            _print_line(console, line)
+        if verified:
+            _print_line(
+                console, Line("verified", f"{explanation.same} the same in two processes, under two hash seeds")
+            )
+    if outcome.state is State.SHOWN:
+        return _print_reproduced(console, stored, target, answer["digest"], outcome.same_code)
+    style, what, code = _ENDS[outcome.state]
+    console.print(f"[{style}]{what}[/] {escape(target)}: {escape(outcome.reason)}", soft_wrap=True)
+    return code
 
 
-def _reproduced(
-    console: Console, stored: replay_file.Replay, target: str, digest: str, same_code: bool, differing: str
-) -> int:
-    """Say how a finding that shows again does so; returns the exit code. `differing` are the digests, for when they do
-    and nothing explains it.
-    """
+_ENDS = {
+    State.GONE: ("bold green", "not reproduced on", PASS),
+    State.NO_LONGER_APPLIES: ("bold yellow", "no longer applies to", NOT_JUDGED),
+    State.NOT_RUN: ("bold yellow", "not judged on", NOT_JUDGED),
+    State.UNHEARD: ("bold yellow", "not judged on", NOT_JUDGED),
+}
+
+
+def _print_line(console: Console, line: Line) -> None:
+    opened, closed = {"": ("", ""), "rule": ("[bold red]", "[/]"), "dim": ("[dim]", "[/]")}[line.style]
+    text = escape(line.text)
+    if line.label is None:
+        console.print(f"{opened}{text}{closed}", soft_wrap=True)
+    else:
+        console.print(f"   {opened}{escape(line.label):<10}{closed} {text}", soft_wrap=True)
+
+
+def _print_reproduced(console: Console, stored: Replay, target: str, digest: str, same_code: bool) -> int:
+    """Say how a finding that shows again does so; returns the exit code."""
     if target != stored.target:
         console.print(f"[bold red]reproduced[/] on {escape(target)}")
-        return 1
-    if digest == stored.digest:
+    elif digest == stored.digest:
         console.print("[bold red]reproduced[/], bit for bit")
-        return 1
-    if not same_code:
+    elif not same_code:
         console.print("[bold red]reproduced[/]; the code has changed since it was found, so the digest is another")
-        return 1
-    console.print(f"[bold yellow]nondeterministic[/]: {differing}")
-    return 3
-
-
-def _replay_verdict(console: Console, stored: OpReplay, target: str, answer: dict[str, Any]) -> int:
-    if not any(violation["rule"] == stored.rule for violation in answer["violations"]):
-        if reason := replay_file.unheard(answer["violations"]):
-            return _not_judged(console, target, reason)
-        console.print(f"[bold green]not reproduced[/] on {escape(target)}")
-        return 0
-    same_code = answer["same_source"]
-    return _reproduced(
-        console,
-        stored,
-        target,
-        answer["digest"],
-        same_code,
-        f"digest {answer['digest'][:16]}, was {stored.digest[:16]}",
-    )
-
-
-def _not_judged(console: Console, target: str, reason: str) -> int:
-    console.print(f"[bold yellow]not judged[/] on {escape(target)}: {escape(reason)}", soft_wrap=True)
-    return NOT_JUDGED
-
-
-def print_worker_replay(stored: WorkerReplay, target: str, answer: dict[str, Any], verified: bool = False) -> int:
-    """What a case of the workers tier showed; returns the exit code."""
-    console = _console()
-    console.print(f"[bold]{escape(stored.rule)}[/], {escape(stored.probe)} of {escape(target)}")
-    console.print(f"   found on   {escape(stored.target)}: {escape(stored.title)}", soft_wrap=True)
-    console.print(f"   where      {escape(answer['where'] or 'unknown')}", soft_wrap=True)
-    for name in ("case", "seen"):
-        for key, value in answer.get(name, {}).items():
-            console.print(f"   {name:<10} {escape(key)} = {escape(str(value))}", soft_wrap=True)
-    for broken in answer["broken"]:
-        console.print(f"   [bold red]{broken['rule']}[/]         {escape(broken['what'])}", soft_wrap=True)
-        console.print(f"   {'':<10} expected {escape(broken['expected'])}, seen {escape(broken['actual'])}")
-        for line in broken["details"]:
-            console.print(f"   {'':<10} {escape(line)}", soft_wrap=True)
-    if verified:
-        _print_verified(console, "the case and what was recorded are")
-    shown = any(broken["rule"] == stored.rule for broken in answer["broken"])
-    if not shown and (reason := replay_file.unheard(answer["broken"])):
-        return _not_judged(console, target, reason)
-    if not shown and not answer["same_case"]:
-        console.print("[bold yellow]no longer applies[/]: its tape stands for another case now")
-        return NO_LONGER_APPLIES
-    if not shown:
-        console.print(f"[bold green]not reproduced[/] on {escape(target)}")
-        return 0
-    same_code = answer["same_source"] and answer["same_case"]
-    return _reproduced(
-        console, stored, target, answer["digest"], same_code, f"digest {answer['digest']}, was {stored.digest}"
-    )
-
-
-def print_schedule_replay(stored: ScheduleReplay, target: str, answer: dict[str, Any], verified: bool = False) -> int:
-    """The events of a schedule, one line each, the broken rules where they broke; returns the exit code."""
-    console = _console()
-    named = f"{target} with mutant {stored.mutant}" if stored.mutant and target == stored.target else target
-    console.print(f"[bold]{escape(stored.rule)}[/] on {escape(named)}")
-    console.print(f"   found on   {escape(stored.target)}: {escape(stored.title)}", soft_wrap=True)
-    if not answer["judged"]:
-        console.print("not judged: this target does not run the scenario")
-        return NOT_JUDGED
-    if not answer["same_model"]:
-        console.print(
-            "   note       made before a change of the simulator: its tape may stand for another schedule than it did"
-        )
-    for kind in ("config", "workload"):
-        if kind in answer["scenario"]:
-            console.print(f"   {kind:<10} {escape(_flat(answer['scenario'][kind]))}", soft_wrap=True)
-    console.print(f"\n[dim]{COLUMN_KEY}[/]")
-    broken: dict[int, list[dict[str, Any]]] = {}
-    for violation in answer["violations"]:
-        broken.setdefault(violation["event"], []).append(violation)
-    for event in answer["events"]:
-        console.print(escape(replay_file.event_line(event)), soft_wrap=True)
-        for violation in broken.get(event["number"], []):
-            where = f" at {violation['where']}" if violation["where"] else ""
-            text = f"{violation['rule']} {violation['part']}{where}, {violation['who']}: {violation['sentence']}"
-            console.print(f"      [bold red]{escape(text)}[/]", soft_wrap=True)
-            seen = f"expected {violation['expected']}, seen {violation['actual']}"
-            console.print(f"      {escape(seen)}", soft_wrap=True)
-    if stored.order and target == stored.target:
-        console.print(f"\n   order      {escape(stored.order[0])}", soft_wrap=True)
-        console.print(f"              {escape(stored.order[1])}; the other way round the rule holds", soft_wrap=True)
-    console.print(f"\n   digest     {answer['digest']}")
-    if verified:
-        _print_verified(console, f"{len(answer['events'])} events,")
-    return _schedule_verdict(console, stored, target, answer)
-
-
-COLUMN_KEY = (
-    "   #  agent   event     who       details: verify r:a accepted; resolve r:+a counted, r:stale a not; "
-    "prepare r:x>y allocated"
-)
-
-
-def _flat(data: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in data.items())
-
-
-def _schedule_verdict(console: Console, stored: ScheduleReplay, target: str, answer: dict[str, Any]) -> int:
-    if not any(replay_file.is_shown(stored, violation) for violation in answer["violations"]):
-        if reason := replay_file.unheard(answer["violations"]):
-            return _not_judged(console, target, reason)
-        lines = [replay_file.event_line(event) for event in answer["events"]]
-        applies, reason = replay_file.why_not_shown(stored, answer["scenario"], lines, answer["same_model"])
-        verdict = "[bold green]not reproduced[/] on" if applies else "[bold yellow]no longer applies[/] to"
-        console.print(f"{verdict} {escape(target)}: {escape(reason)}", soft_wrap=True)
-        return 0 if applies else NO_LONGER_APPLIES
-    same_code = answer["same_source"] and answer["same_model"]
-    return _reproduced(console, stored, target, answer["digest"], same_code, f"digest was {stored.digest}")
-
-
-def _tensor_text(tensor: dict[str, Any]) -> str:
-    """A tensor as nested lists."""
-    data = list(tensor["data"])
-    for extent in reversed(tensor["shape"][1:]):
-        data = [data[i : i + extent] for i in range(0, len(data), extent)] if extent else [[]] * len(data)
-    return str(data)
+    else:
+        console.print(f"[bold yellow]nondeterministic[/]: digest {digest}, was {stored.digest}")
+        return NONDETERMINISM
+    return FINDING
 
 
 def print_targets(listing: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
-"""Judging a target in a child process, so that whatever its code does is a finding and not the end of the run.
+"""Tiers: how one kind of thing of a target is tested, in child processes, so that whatever the target's code does is a
+finding and not the end of the run.
 
-`parent` and `child` are the two ends of the pipe; `ops` and `accounting` are the tiers' sides in the parent,
-`ops_child` and
-`accounting_child` in the child. The parent's modules import neither torch nor triton.
+What is true of every tier is written once: `messages` (what crosses the pipe), `process` (the child), `checking` (one
+check: restarts, findings, ended processes), `replaying` (replay, twice, shrink), `child` (the child's entry). What a
+tier is, and how one is added, says `tier`; which there are, `registry`.
 """

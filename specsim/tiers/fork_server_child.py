@@ -8,54 +8,40 @@ A question costs the lifting and judging alone, and no question sees what anothe
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import signal
 import sys
 import traceback
-from typing import Any
 
-from specsim.isolation.limits import limit_memory
 from specsim.isolation.processes import fork
 from specsim.isolation.questions import Questions
-from specsim.tiers.child import Messages, answer
-
-_LOADED_BEFORE = (
-    "specsim.tiers.accounting.decisive_pair",
-    "specsim.tiers.accounting.schedules",
-    "specsim.tiers.ops.finding",
-    "specsim.tiers.ops.suite",
-    "specsim.contracts.registry",
-    "specsim.engines.sglang.accounting",
-    "specsim.engines.sglang.provider",
-)
+from specsim.tiers.child import answer_envelope
+from specsim.tiers.registry import TIERS
 
 
 def main() -> None:
-    from specsim.tiers.ops.child import choose_device
+    from specsim.tiers.ops.answers import choose_device
 
     questions = Questions(int(sys.argv[1]))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     choose_device("cpu")  # a fork can use no GPU that its parent has seen
-    for name in _LOADED_BEFORE:
-        importlib.import_module(name)
+    for tier in TIERS.values():
+        for name in tier.preloaded:
+            importlib.import_module(name)
     while (question := questions.take()) is not None:
         process = fork()
         if process == 0:
             questions.close()
-            _answer_and_end(json.loads(question.content), question.pipe)
+            _answer_and_end(question.content, question.pipe)
         os.close(question.pipe)
         _, status = os.waitpid(process, 0)
         questions.done(os.waitstatus_to_exitcode(status))
 
 
-def _answer_and_end(asked: dict[str, Any], pipe: int) -> None:
+def _answer_and_end(content: bytes, pipe: int) -> None:
     code = 1
     try:
-        messages = Messages(pipe, asked["nonce"])
-        limit_memory(asked["memory_bytes"], "cpu")
-        answer(asked["request"], messages)
-        messages.send("answered")
+        answer_envelope(content, pipe)
         code = 0
     except BaseException:
         traceback.print_exc()

@@ -1,304 +1,199 @@
-"""What a child that runs a target's code may say to its parent: a struct for each message, which both ends check.
-
-To add a field to a message: add it to its struct, with `UNSET` as its default where it is not always there. To add a
-message: write its struct, and name it in `MESSAGES`. An event may have several structs, one of which must fit. A
-field that a struct does not have is an error in an `_Exact` message and is passed on unchecked in any other.
+"""What crosses the pipe between a command and the child that runs a target's code, in both directions: a `Request` with
+its `Work` one way, the messages of `ANSWERS` the other. Both ends check what comes. The messages of every child are in
+`specsim.isolation.messages`.
 """
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
-from specsim.errors import cut
-from specsim.verdict import Finding, NotRun
-
-VERSION = 1  # of the conversation; parent and child are of one installation
-PROGRESS_EVENTS = ("start", "case", "schedule")  # from the first of them on the target's code runs
-LONG_BYTES = 1 << 20
-
-Message = dict[str, Any]
+from specsim.isolation.messages import OF_EVERY_CHILD, VERSION, Message
+from specsim.verdict import Finding, Judged, NotRun
 
 
-class BadMessageError(Exception):
-    """What came is no message of the table."""
+class Work(msgspec.Struct, frozen=True, kw_only=True, tag_field="mode", forbid_unknown_fields=True):
+    """What a child is to do."""
 
 
-class _Open(msgspec.Struct, kw_only=True):
-    """A message that may have fields beside those that are checked."""
+class Check(Work, tag="check", frozen=True):
+    """Run every subject but those that earlier children are done with, or died on: `skip`. Subjects that are known to
+    fail are `failed`; what is found of those in `unshrunk` stays as large as it is.
+    """
 
-    event: str
-
-
-class _Exact(_Open, kw_only=True, forbid_unknown_fields=True):
-    """A message that has these fields and no others."""
-
-
-# Of every child
+    skip: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    unshrunk: tuple[str, ...] = ()
 
 
-class Phase(_Exact, kw_only=True):
-    """Whose code runs from here on (`specsim.isolation.phases`)."""
+class Failure(Work, tag="failure", frozen=True):
+    """Make the finding of a case that ended a child: case `index` of a subject, or that of the replay file `known`.
+    `place` is what the child said of it, `text` how the child ended, and `hung` that it had to be ended.
+    """
 
-    name: str
-    version: int
-
-
-class Error(_Exact, kw_only=True):
-    """Bad input, or a target that cannot be judged; the question is over."""
-
-    problem: str
-    remedy: str
-
-
-class Answered(_Exact, kw_only=True):
-    """The question is over."""
+    subject: str
+    index: int
+    count: int
+    known: str
+    place: dict[str, Any]
+    hung: bool
+    text: str
 
 
-# Of the tiers
+class Replay(Work, tag="replay", frozen=True):
+    """Run the case of a replay file once more. With `record`, note what a page shows."""
+
+    file: str
+    record: bool = False
 
 
-class Found(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A finding, and what its replay file holds (`specsim.tiers.transfer`)."""
+class Shrink(Work, tag="shrink", frozen=True):
+    """Shrink the case of a replay file, with so many attempts, for `seconds` at most."""
 
-    finding: Finding
-    replay: dict[str, Any]
-
-
-class FoundNow(_Exact, kw_only=True):
-    """A finding as it was hit; once more when it was shrunk."""
-
-    finding: Finding
-    replay: dict[str, Any]
+    file: str
+    attempts: int
+    seconds: float
 
 
-class Alive(_Exact, kw_only=True):
+class Search(Work, tag="search", frozen=True):
+    """Look for one defect, and end at the first hit: of the rule or of the operation `what`, there of the
+    implementations `subjects` alone unless it is empty. What is found is shrunk and sent with `write`, which names the
+    implementation.
+    """
+
+    what: str
+    subjects: tuple[str, ...] = ()
+    write: str = ""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question to a child, of any tier. A tier looks at what applies to it.
+
+    `count`         cases of each subject, or schedules; for `seconds` at most
+    `hang_seconds`  the limit of one call or schedule
+    `shrinks`       without it what is found stays as large as it is, and so do the signatures `known`; `attempts` at a
+                    smaller case of each finding, None for as many as the tier makes by itself
+    `fixtures`      folder of replay files whose cases are run first, "" for none
+    `device`        "cpu", "cuda" or "auto"; `operation` the one that is run, "" for all; the implementations `first`
+                    before the others; `bulk` for thousands of cases a launch
+    `mutant`        id of a mutant that is put into the model, "" for none; `kernels` the provider whose kernels the
+                    model uses, "" for none; `strategy` one of `specsim.choices.search_strategies`
+    """
+
+    tier: str
+    target: str
+    cache: str
+    seed: int
+    count: int
+    seconds: float
+    hang_seconds: float
+    work: Check | Failure | Replay | Shrink | Search = Check()
+    shrinks: bool = True
+    known: tuple[str, ...] = ()
+    attempts: int | None = None
+    fixtures: str = ""
+    device: str = "cpu"
+    operation: str = ""
+    first: tuple[str, ...] = ()
+    bulk: bool = False
+    mutant: str = ""
+    kernels: str = ""
+    strategy: str = "swarm"
+    version: int = VERSION
+
+
+class At(Message, tag="at"):
+    """Case `index` of a subject comes next, -1 while shrinking; `count` is what a reader is shown. `known` names the
+    replay file whose case it is. `place` is what the tier needs to make the finding of a case that ends the child here,
+    beside what it said of this subject before. `counts` are counts so far.
+    """
+
+    in_progress: ClassVar[bool] = True
+    subject: str
+    index: int = 0
+    count: int = 0
+    known: str = ""
+    place: dict[str, Any] = msgspec.field(default_factory=dict)
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Alive(Message, tag="alive"):
     """Calls are being made."""
 
 
-class Start(_Exact, kw_only=True):
-    """The cases of a subject or probe begin."""
+class Found(Message, tag="found"):
+    """A finding, and what its replay file holds (`specsim.tiers.transfer`); once more when it was shrunk."""
 
-    subject: str | UnsetType = UNSET
-    probe: str | UnsetType = UNSET
-    device: str | UnsetType = UNSET
-
-
-class Case(_Open, kw_only=True):
-    """A case comes next, or a launch of them; -1 while shrinking."""
-
-    index: int
-    subject: str | UnsetType = UNSET
-    cases: int | UnsetType = UNSET
-    tape: list[int] | UnsetType = UNSET
-    first: int | UnsetType = UNSET
-    count: int | UnsetType = UNSET
+    finding: Finding
+    replay: dict[str, Any]
 
 
-class Schedule(_Open, kw_only=True):
-    """A schedule comes next, -1 while shrinking, with what was counted so far."""
+class Done(Message, tag="done"):
+    """The cases of a subject are over; what was found of it was sent before."""
 
-    index: int
-    known: str | UnsetType = UNSET
-    features: list[str] | UnsetType = UNSET
-    schedules: int | UnsetType = UNSET
-    events: int | UnsetType = UNSET
-    findings: int | UnsetType = UNSET
-    marks: int | UnsetType = UNSET
-    marks_of: int | UnsetType = UNSET
-
-
-class SubjectDone(_Open, kw_only=True):
-    """The cases of a subject are over."""
-
-    op: str
     subject: str
-    where: str
-    cases: int
-    found: Found | None
-    not_run: list[NotRun]
-    launches: int | UnsetType = UNSET
-    packed: int | UnsetType = UNSET
-    seconds: float | UnsetType = UNSET
-
-
-class ProbeDone(_Open, kw_only=True):
-    """The cases of a probe are over."""
-
-    probe: str
-    function: str
-    where: str
-    cases: int
-    findings: list[Found]
+    judged: Judged
     not_run: list[NotRun]
 
 
-class Lost(_Exact, kw_only=True):
+class Lost(Message, tag="lost"):
     """The device does no more work, and the process ends."""
 
     text: str
 
 
-class TierEnd(_Open, kw_only=True):
-    """All subjects or probes are done."""
+class End(Message, tag="end"):
+    """All subjects are done. `seam` says which functions of the target were run; `nondeterministic` how two runs of one
+    case differ, "" where none do.
+    """
 
+    is_last: ClassVar[bool] = True
     not_run: list[NotRun]
-
-
-class SimulationEnd(_Open, kw_only=True):
-    """All schedules are done."""
-
-    schedules: int
-    events: int
-    seam: list[dict[str, Any]]
-    not_run: list[NotRun]
-    nondeterministic: str
+    schedules: int = 0
+    events: int = 0
+    seam: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    nondeterministic: str = ""
 
 
 class Broken(msgspec.Struct, kw_only=True):
-    """A rule that a replayed case or schedule breaks."""
+    """A rule that a replayed case breaks; a tier has more to say of it."""
 
     rule: str
 
 
-class Replayed(_Open, kw_only=True):
-    """The answer to a replay, or to a search."""
+class _Answer(msgspec.Struct, kw_only=True):
+    """What is checked of the answer to a replay."""
 
-    judged: bool | UnsetType = UNSET
-    digest: str | UnsetType = UNSET
-    where: str | UnsetType = UNSET
-    violations: list[Broken] | UnsetType = UNSET
-    broken: list[Broken] | UnsetType = UNSET
-
-
-class DoneAlone(_Open, kw_only=True):
-    """The finding of a failure, or what a shrink left."""
-
-    found: Found
-    before: list[int] | UnsetType = UNSET
-    after: list[int] | UnsetType = UNSET
+    judged: bool = True
+    digest: str = ""
+    where: str = ""
+    violations: list[Broken] = []
+    broken: list[Broken] = []
 
 
-# Of a campaign
+class Replayed(Message, tag="replayed"):
+    """The answer to a replay or a search, as its tier writes it."""
+
+    is_last: ClassVar[bool] = True
+    answer: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        msgspec.convert(self.answer, _Answer)
 
 
-class Running(_Exact, kw_only=True):
-    """The fork that runs a batch is at this run."""
+class Shrunk(Message, tag="shrunk"):
+    """What a shrink left: the finding, the choices and the size `before` and `after`, and whether the code and the case
+    are still those of the file.
+    """
 
-    index: int
-
-
-class BatchEnd(_Exact, kw_only=True):
-    """A batch is done."""
-
-    result: dict[str, Any]
-
-
-class Again(_Open, kw_only=True):
-    """One run that was made again."""
-
-    judged: bool
-    version: str
+    is_last: ClassVar[bool] = True
+    finding: Finding
+    replay: dict[str, Any]
+    before: tuple[int, int] | None = None
+    after: tuple[int, int] | None = None
+    same_source: bool = True
+    same_case: bool = True
 
 
-# Of the process that is connected to a Ray cluster
-
-
-class Cluster(_Exact, kw_only=True):
-    """What the cluster has."""
-
-    nodes: int
-    cpus: int
-    gpus: int
-
-
-class NoCluster(_Exact, kw_only=True):
-    """There is no cluster."""
-
-    why: str
-
-
-class BatchResulted(_Exact, kw_only=True):
-    """A batch is done, on a node."""
-
-    key: tuple[int, int, int]
-    result: dict[str, Any]
-    node: str
-
-
-class BatchRefused(_Exact, kw_only=True):
-    """The node that was to run a batch has no such target."""
-
-    key: tuple[int, int, int]
-    problem: str
-    remedy: str
-
-
-class BatchLost(_Exact, kw_only=True):
-    """Ray lost a batch as often as it tries one."""
-
-    key: tuple[int, int, int]
-    why: str
-
-
-MESSAGES: dict[str, tuple[type[_Open], ...]] = {
-    "phase": (Phase,),
-    "error": (Error, NoCluster),
-    "answered": (Answered,),
-    "start": (Start,),
-    "alive": (Alive,),
-    "found": (FoundNow,),
-    "case": (Case,),
-    "schedule": (Schedule,),
-    "done": (SubjectDone, ProbeDone),
-    "lost": (Lost, BatchLost),
-    "end": (SimulationEnd, TierEnd, BatchEnd),
-    "replayed": (Replayed,),
-    "done alone": (DoneAlone,),
-    "running": (Running,),
-    "again": (Again,),
-    "cluster": (Cluster,),
-    "result": (BatchResulted,),
-    "refused": (BatchRefused,),
-}
-
-
-def encoded(event: str, fields: dict[str, Any]) -> bytes:
-    """A message as bytes. Texts are cut where it is long: an exception may carry megabytes."""
-    if event not in MESSAGES:
-        raise ValueError(f"there is no message {event!r}; there are {', '.join(MESSAGES)}")
-    message = {"event": event, **fields}
-    content = json.dumps(message).encode()
-    return json.dumps(_cut(message)).encode() if len(content) > LONG_BYTES else content
-
-
-def decoded(content: bytes) -> Message:
-    """The message of these bytes. Raises BadMessageError when it is none of the table."""
-    try:
-        message = json.loads(content)
-        candidates = MESSAGES[message["event"]]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise BadMessageError(f"it is no message ({type(error).__name__})") from None
-    whys = []
-    for struct in candidates:
-        try:
-            msgspec.convert(message, struct)
-        except msgspec.ValidationError as error:
-            whys.append(str(error))
-        else:
-            fits: Message = message
-            return fits
-    raise BadMessageError(f"its message {message['event']!r} is none: {whys[0]}")
-
-
-def _cut(value: Any) -> Any:
-    if isinstance(value, str):
-        return cut(value)
-    if isinstance(value, dict):
-        return {name: _cut(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_cut(part) for part in value]
-    return value
+ANSWERS = OF_EVERY_CHILD | At | Alive | Found | Done | Lost | End | Replayed | Shrunk

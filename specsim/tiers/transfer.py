@@ -4,8 +4,7 @@ its working directory moves none of them, and one that cannot be written costs t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,35 @@ from specsim import replay_file
 from specsim.errors import UsageError
 from specsim.files import note_lost
 from specsim.replay_file import Replay
-from specsim.verdict import Finding, Rule, finding_from_json
+from specsim.tiers.messages import Found, Shrunk
+from specsim.verdict import Finding, Rule
 
 
-def sent(finding: Finding, replay: Replay) -> dict[str, Any]:
+def found(finding: Finding, replay: Replay) -> Found:
     """A finding as a child sends it."""
-    return {"finding": asdict(finding), "replay": replay_file.to_json(replay)}
+    return Found(finding=finding, replay=replay_file.to_json(replay))
 
 
-def received(found: Mapping[str, Any], out: Path) -> Finding:
+def shrunk(finding: Finding, replay: Replay, **sizes: Any) -> Shrunk:
+    """What is left of a finding that was shrunk, as a child sends it."""
+    return Shrunk(finding=finding, replay=replay_file.to_json(replay), **sizes)
+
+
+def received(message: Found, out: Path) -> Finding:
     """The finding that a child sent; its replay file is written into `out`. One that cannot be written is named in the
     finding's details, and its `replay` is ""; the command that runs says so at its end.
     """
-    finding = finding_from_json(found["finding"])
     try:
-        path = replay_file.save_in(out, replay_file.from_json(found["replay"], out))
+        return replace(message.finding, replay=str(kept(message, out)))
     except UsageError as error:
         note_lost(error)
-        return replace(finding, details=(*finding.details, f"its replay file was not written: {error.problem}"))
-    return replace(finding, replay=str(path))
+        lost = f"its replay file was not written: {error.problem}"
+        return replace(message.finding, details=(*message.finding.details, lost))
+
+
+def kept(message: Found | Shrunk, out: Path) -> Path:
+    """The replay file of a finding, written into `out`. Raises UsageError when it cannot be written."""
+    return replay_file.save_in(out, replay_file.from_json(message.replay, out))
 
 
 def process_finding(tier: str, rule: Rule, text: str, signature: str, of: str, why: str) -> Finding:
@@ -53,11 +62,3 @@ def process_finding(tier: str, rule: Rule, text: str, signature: str, of: str, w
         count=1,
         details=(of, f"its replay file was not made: the process that writes it {why}"),
     )
-
-
-def kept(message: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """A message whose `found` is written into `out`, which is what was asked for; its `replay` is the file then. Raises
-    UsageError when it cannot be written.
-    """
-    path = replay_file.save_in(out, replay_file.from_json(message["found"]["replay"], out))
-    return {**message, "replay": str(path)}

@@ -11,8 +11,9 @@ import difflib
 from dataclasses import dataclass
 
 from specsim.errors import UsageError
-from specsim.findings.bisect.verdicts import Code, Judgement
+from specsim.findings.bisect.verdicts import Judgement
 from specsim.lifting.source import SourceTree
+from specsim.tiers.tier import Code
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from specsim.findings.bisect.run import EndError, Found, Step, bisect
 from specsim.findings.bisect.verdicts import FileQuestion, Limits, OpQuestion, Question, RuleQuestion
 from specsim.lifting.cache import Cache
 from specsim.lifting.git import Repository
-from specsim.tiers.accounting.parent import HASH_SEEDS
-from specsim.tiers.fork_server import WarmChild
+from specsim.tiers.process import HASH_SEEDS, fork_server
 
 NOT_JUDGED = 125  # what `git bisect run` takes for "skip this one"
 GIVE_ONE = "give a replay file, --rule ID or --only ops:NAME, and one of them alone"
@@ -65,7 +64,7 @@ def run(
             raise EndError("the time budget was spent", "narrow it: give revisions above as --good and --bad")
 
     with ExitStack() as stack:
-        one, two = (WarmChild(seed) for seed in HASH_SEEDS)
+        one, two = (fork_server(seed) for seed in HASH_SEEDS)
         for child in (one, two):
             stack.callback(child.close)
         found = bisect(history, question, (one.ask, two.ask), cache, on_step)

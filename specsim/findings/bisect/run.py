@@ -11,13 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from specsim.errors import UsageError
+from specsim.errors import NondeterministicError, UsageError
 from specsim.findings.bisect.revisions import History, Revision
 from specsim.findings.bisect.search import find_change
 from specsim.findings.bisect.verdicts import Judgement, Question, State
 from specsim.lifting.cache import Cache
-from specsim.tiers.accounting.parent import HASH_SEEDS, NondeterministicError
-from specsim.tiers.parent import Ask
+from specsim.tiers.process import HASH_SEEDS, Ask
 
 
 class EndError(UsageError):

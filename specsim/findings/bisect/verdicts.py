@@ -8,34 +8,26 @@ schedule that ended early because a host function raised.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from specsim import replay_file
 from specsim.errors import UsageError
-from specsim.replay_file import OpReplay, ScheduleReplay, WorkerReplay
-from specsim.tiers.accounting.parent import AccountingRequest, replay_schedule
-from specsim.tiers.ops.parent import OpsRequest, replay_ops
-from specsim.tiers.parent import START_SECONDS_MAX, Ask, ChildEnded
+from specsim.isolation.conversation import ChildEnded
+from specsim.tiers import tier
+from specsim.tiers.messages import Replayed, Request, Search, Shrunk
+from specsim.tiers.process import Ask
+from specsim.tiers.registry import TIERS
+from specsim.tiers.replaying import outcome_of, replay, request_of
+from specsim.tiers.tier import Code, codes
 from specsim.tiers.transfer import kept
-from specsim.tiers.workers.parent import WorkersRequest, replay_case
 
 
 class State(enum.StrEnum):
     GOOD = "good"
     BAD = "bad"
     SKIPPED = "not judged"
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """A function that was lifted to judge a revision: its name in specsim, FILE:LINE, and a hash of its body."""
-
-    name: str
-    where: str
-    source_hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +53,18 @@ class Limits:
     cases: int = 50
     hang_seconds: float = 20.0
 
-    def accounting(self, target: str, seed: int) -> AccountingRequest:
-        return AccountingRequest(target, self.cache, seed, 1, self.hang_seconds, self.hang_seconds, self.out)
-
-    def workers(self, target: str, seed: int) -> WorkersRequest:
-        return WorkersRequest(target, self.cache, seed, 1, self.hang_seconds, self.hang_seconds, self.out)
-
-    def ops(self, target: str, seed: int) -> OpsRequest:
-        return OpsRequest(target, self.cache, seed, self.cases, self.hang_seconds, self.hang_seconds, "cpu", self.out)
+    def search(self, tier_name: str, target: str, count: int, work: Search) -> Request:
+        """The request for a search of a tier."""
+        return Request(
+            tier=tier_name,
+            target=target,
+            cache=str(self.cache),
+            seed=self.seed,
+            count=count,
+            seconds=self.hang_seconds,
+            hang_seconds=self.hang_seconds,
+            work=work,
+        )
 
 
 class Question(Protocol):
@@ -101,76 +97,37 @@ class FileQuestion:
         self._file = file
         self._limits = limits
         self._stored = replay_file.load(file)
-        self._scenario: Any = None
-        if as_written and isinstance(self._stored, ScheduleReplay):
-            self._scenario = self._stored.scenario
+        self._meaning: Any = self._stored.meaning if as_written else None
         self.text = f"{self._stored.signature} of {file}"
 
     def judge(self, target: str, ask: Ask, hash_seed: str) -> Judgement:
         stored = self._stored
+        cache, hang_seconds = self._limits.cache, self._limits.hang_seconds
+        request = request_of(stored, target, cache, hang_seconds, device="cpu", as_found=False)
         try:
-            if isinstance(stored, OpReplay):
-                ops = self._limits.ops(target, stored.seed)
-                return _of_case(stored, target, replay_ops(ops, self._file, hash_seed, ask))
-            if isinstance(stored, WorkerReplay):
-                workers = self._limits.workers(target, stored.seed)
-                return _of_worker(stored, target, replay_case(workers, self._file, hash_seed, ask))
-            accounting = self._limits.accounting(target, stored.seed)
-            answer = replay_schedule(accounting, self._file, hash_seed, ask)
-            judgement = _of_schedule(stored, target, answer, self._scenario)
-            if judgement.state is State.BAD:
-                self._scenario = self._scenario or answer["scenario"]
-            return judgement
+            outcome = outcome_of(stored, target, replay(request, self._file, hash_seed, ask))
         except UsageError as error:
             return _skipped(error.problem.removeprefix(f"{self._file} was made for {stored.target}: "))
+        if outcome.state is tier.State.SHOWN:
+            self._meaning = self._meaning or outcome.meaning
+            return Judgement(State.BAD, outcome.what, outcome.code, outcome.blamed)
+        why = f"{stored.rule} holds"
+        if outcome.state is tier.State.NOT_RUN:
+            return _skipped(outcome.reason)
+        if outcome.before:
+            return _skipped(outcome.before)
+        if outcome.meaning is None:
+            if outcome.state is tier.State.NO_LONGER_APPLIES:
+                return _skipped(outcome.reason.replace("its tape", "the tape"))
+        elif self._meaning is None:
+            if outcome.meaning != stored.meaning:
+                why += ", but the tape stands for another configuration or workload now than when it was found"
+        elif outcome.meaning != self._meaning:
+            return _skipped("the tape stands for another configuration or workload there")
+        return Judgement(State.GOOD, why, outcome.code, outcome.blamed)
 
     def replay(self, target: str, ask: Ask) -> Path:
         return self._file
-
-
-def _of_case(stored: OpReplay, target: str, answer: Mapping[str, Any]) -> Judgement:
-    if not answer["judged"]:
-        return _skipped(f"{target} does not run the configuration of the case")
-    code = _codes(answer.get("code", ()))
-    for violation in answer["violations"]:
-        if violation["rule"] == stored.rule:
-            return Judgement(State.BAD, violation["title"], code, answer["subject"])
-    for violation in answer["violations"]:
-        if violation["rule"] in ("O7", "O8"):
-            return _skipped(violation["actual"])
-    return Judgement(State.GOOD, f"{stored.rule} holds", code, answer["subject"])
-
-
-def _of_worker(stored: WorkerReplay, target: str, answer: Mapping[str, Any]) -> Judgement:
-    code = _codes(answer.get("code", ()))
-    for broken in answer["broken"]:
-        if broken["rule"] == stored.rule:
-            return Judgement(State.BAD, broken["what"], code, stored.probe)
-    for broken in answer["broken"]:
-        if broken["rule"] in ("X1", "X2", "X3"):
-            return _skipped(f"{stored.probe} fails before: {broken['actual']}")
-    if not answer["same_case"]:
-        return _skipped("the tape stands for another case now")
-    return Judgement(State.GOOD, f"{stored.rule} holds", code, stored.probe)
-
-
-def _of_schedule(stored: ScheduleReplay, target: str, answer: Mapping[str, Any], scenario: Any) -> Judgement:
-    if not answer["judged"]:
-        return _skipped(f"{target} does not run the scenario")
-    code = _codes(answer.get("seam", ()))
-    for violation in answer["violations"]:
-        if replay_file.is_shown(stored, violation):
-            why = f"expected {violation['expected']}, seen {violation['actual']}"
-            return Judgement(State.BAD, why, code, violation["part"])
-    for violation in answer["violations"]:
-        if violation["rule"] in ("X1", "X2", "X3"):
-            return _skipped(f"{violation['part']} fails before: {violation['actual']}")
-    why = f"{stored.rule} holds"
-    if scenario is None and answer["scenario"] != stored.scenario:
-        why += ", but the tape stands for another configuration or workload now than when it was found"
-    elif scenario is not None and answer["scenario"] != scenario:
-        return _skipped("the tape stands for another configuration or workload there")
-    return Judgement(State.GOOD, why, code, stored.part)
 
 
 class RuleQuestion:
@@ -189,17 +146,10 @@ class RuleQuestion:
         self.text = f"{rule}: {BY_ID[rule].sentence}"
 
     def judge(self, target: str, ask: Ask, hash_seed: str) -> Judgement:
-        limits, answer = self._limits, None
-        try:
-            for message in ask(self._question(target, write=False), limits.hang_seconds, hash_seed):
-                answer = message
-        except UsageError as error:
-            return _skipped(error.problem)
-        except ChildEnded as ended:
-            return _skipped(f"a schedule {ended.text}")
-        if answer is None or answer["event"] != "replayed":
-            return _skipped("the process that simulates it gave no answer")
-        code, violation = _codes(answer["seam"]), answer["violation"]
+        answer = _searched(self._request(target), ask, hash_seed, "a schedule")
+        if isinstance(answer, Judgement):
+            return answer
+        code, violation = codes(answer["seam"]), answer["violation"]
         if violation is not None:
             why = f"{violation['signature']} in schedule {violation['schedule']}: {violation['actual']}"
             return Judgement(State.BAD, why, code, violation["part"])
@@ -209,14 +159,11 @@ class RuleQuestion:
         return Judgement(State.GOOD, f"no schedule of {answer['schedules']} breaks {self._rule}", code)
 
     def replay(self, target: str, ask: Ask) -> Path:
-        return _written(
-            target, ask(self._question(target, write=True), self._limits.hang_seconds, ""), self._limits.out
-        )
+        return _written(self._request(target, "found"), ask, self._limits.out)
 
-    def _question(self, target: str, write: bool) -> dict[str, Any]:
-        request = self._limits.accounting(target, self._limits.seed)
-        fields = {"rule": self._rule, "schedules": self._limits.schedules, "write": write}
-        return {**request.question("search"), **fields}
+    def _request(self, target: str, write: str = "") -> Request:
+        work = Search(what=self._rule, write=write)
+        return self._limits.search("accounting", target, self._limits.schedules, work)
 
 
 @dataclass(slots=True)
@@ -240,18 +187,11 @@ class OpQuestion:
         self.text = f"the operation {self.op} equals the reference"
 
     def judge(self, target: str, ask: Ask, hash_seed: str) -> Judgement:
-        answer = None
-        try:
-            for message in ask(self._question(target, ""), self.limits.hang_seconds + START_SECONDS_MAX, hash_seed):
-                answer = message
-        except UsageError as error:
-            return _skipped(error.problem)
-        except ChildEnded as ended:
-            return _skipped(f"a call {ended.text}")
-        if answer is None or answer["event"] != "replayed":
-            return _skipped("the process that runs it gave no answer")
+        answer = _searched(self._request(target), ask, hash_seed, "a call")
+        if isinstance(answer, Judgement):
+            return answer
         judged = {subject["name"]: subject for subject in answer["subjects"] if subject["cases"]}
-        code = _codes(answer["subjects"])
+        code = codes(answer["subjects"])
         failing = [name for name, subject in judged.items() if subject["rule"]]
         if failing:
             self.followed = self.followed or tuple(failing)
@@ -265,26 +205,34 @@ class OpQuestion:
 
     def replay(self, target: str, ask: Ask) -> Path:
         subject = self.judge(target, ask, "").blamed
-        messages = ask(self._question(target, subject), self.limits.hang_seconds + START_SECONDS_MAX, "")
-        return _written(target, messages, self.limits.out)
+        return _written(self._request(target, subject), ask, self.limits.out)
 
-    def _question(self, target: str, write: str) -> dict[str, Any]:
-        request = self.limits.ops(target, self.limits.seed).to_json()
-        return {**request, "mode": "ops.search", "op": self.op, "subjects": list(self.followed), "write": write}
-
-
-def _codes(entries: Iterable[Mapping[str, Any]]) -> tuple[Code, ...]:
-    return tuple(Code(e["name"], e["where"], e["source_hash"]) for e in entries if e["where"])
+    def _request(self, target: str, write: str = "") -> Request:
+        work = Search(what=self.op, subjects=tuple(self.followed), write=write)
+        return self.limits.search("ops", target, self.limits.cases, work)
 
 
-def _written(target: str, messages: Iterable[Mapping[str, Any]], out: Path) -> Path:
+def _searched(request: Request, ask: Ask, hash_seed: str, what: str) -> dict[str, Any] | Judgement:
+    """The answer to a search, or why there is none; `what` of the target's the child runs."""
+    answer = None
     try:
-        for message in messages:
-            if message["event"] == "done alone":
-                return Path(kept(message, out)["replay"])
+        for message in ask(request, TIERS[request.tier].limit_seconds(request), hash_seed):
+            answer = message
+    except UsageError as error:
+        return _skipped(error.problem)
+    except ChildEnded as ended:
+        return _skipped(f"{what} {ended.text}")
+    return answer.answer if isinstance(answer, Replayed) else _skipped("the process that runs it gave no answer")
+
+
+def _written(request: Request, ask: Ask, out: Path) -> Path:
+    try:
+        for message in ask(request, TIERS[request.tier].limit_seconds(request), ""):
+            if isinstance(message, Shrunk):
+                return kept(message, out)
     except ChildEnded as ended:
         raise UsageError(
-            f"the change was found, but making its replay file on {target} {ended.text}",
+            f"the change was found, but making its replay file on {request.target} {ended.text}",
             "run it again with a larger --hang-seconds",
         ) from None
-    raise UsageError(f"{target} no longer shows the finding", "run the search again")
+    raise UsageError(f"{request.target} no longer shows the finding", "run the search again")

@@ -31,12 +31,12 @@ def _read(path: Path) -> Any:
 
 def _matrix(folder: Path) -> Table | None:
     """Rows are signatures, columns releases. A release that a file does not know was not run on that tier."""
-    tiers = {name: _read(folder / f"{name}.expected.json") for name in ("releases", "accounting", "workers")}
+    tiers = {name: _read(folder / f"{name}.expected.json") for name in _SIGNATURES}
     known = {name: data for name, data in tiers.items() if isinstance(data, dict)}
     versions = max((list(data) for data in known.values()), key=len, default=[])
     found: dict[str, dict[str, Cell]] = {}
     for tier, data in known.items():
-        per_release = {version: _signatures(tier, entry) for version, entry in data.items()}
+        per_release = {version: _SIGNATURES[tier](entry) for version, entry in data.items()}
         for signature in sorted(set().union(*per_release.values())):
             cells = {v: _FOUND if signature in per_release[v] else _CLEAN for v in per_release}
             found[signature] = {version: cells.get(version, _NOT_RUN) for version in versions}
@@ -47,10 +47,16 @@ def _matrix(folder: Path) -> Table | None:
     return Table("Which release has which bug", note, ["finding", *versions], rows)
 
 
-def _signatures(tier: str, entry: dict[str, Any]) -> set[str]:
-    if tier == "workers":
-        return {f"workers:{probe}:{rule}" for probe, rules in entry.items() for rule in rules}
+def _of_findings(entry: dict[str, Any]) -> set[str]:
     return set(entry.get("findings", {}))
+
+
+def _of_probes(entry: dict[str, Any]) -> set[str]:
+    return {f"workers:{probe}:{rule}" for probe, rules in entry.items() for rule in rules}
+
+
+# By the name of fixtures/NAME.expected.json.
+_SIGNATURES = {"releases": _of_findings, "accounting": _of_findings, "workers": _of_probes}
 
 
 def _mutants(folder: Path) -> Table | None:

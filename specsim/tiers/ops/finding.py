@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,16 @@ WHOLE_MAX, FIRST = 64, 16
 """Tensors of up to so many elements are shown whole, larger ones by their first few."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a finding says of where it comes from. `generator` is "bulk" for a tape of bulk cases."""
+
+    target: str
+    seed: int
+    device: str
+    generator: str = ""
+
+
 def signature_of(subject: Subject) -> str:
     """One defect is one implementation of one operation: the same on every release that has it."""
     return f"ops:{subject.op}:{subject.name}"
@@ -29,28 +40,13 @@ def finding_of(
     op: Op,
     subject: Subject,
     found: Counterexample,
-    *,
-    target: str,
-    seed: int,
-    device: str,
-    generator: str = "",
+    origin: Origin,
 ) -> tuple[Finding, OpReplay]:
     """The finding of a counterexample, and what its replay file holds. A guarded or optional caller keeps its severity:
-    `reach` says who is hit. `generator` is "bulk" for a tape of bulk cases.
+    `reach` says who is hit.
     """
     if found.outcome is None:
-        return process_failure(
-            op,
-            subject,
-            found.case,
-            found.rule,
-            found.ended,
-            target=target,
-            seed=seed,
-            device=device,
-            tape=found.tape,
-            generator=generator,
-        )
+        return process_failure(op, subject, found.case, found.rule, found.ended, origin, found.tape)
     violation = found.outcome.of(found.rule)
     assert violation is not None
     title = f"{_what(subject)}: {violation.title}"
@@ -62,15 +58,12 @@ def finding_of(
         title=title,
         tape=list(found.tape),
         digest=found.outcome.digest,
-        target=target,
-        seed=seed,
-        device=device,
+        origin=origin,
         reach=found.reach,
         expected=violation.expected,
         actual=violation.actual,
         count=found.failing,
         details=_details(subject, found),
-        generator=generator,
     )
 
 
@@ -80,12 +73,8 @@ def process_failure(
     case: Case,
     rule: Rule,
     text: str,
-    *,
-    target: str,
-    seed: int,
-    device: str,
+    origin: Origin,
     tape: Sequence[int] = (),
-    generator: str = "",
 ) -> tuple[Finding, OpReplay]:
     """The finding of a call that hung or took its process with it; its case is not shrunk."""
     return _made(
@@ -96,15 +85,12 @@ def process_failure(
         title=f"{_what(subject)}: {text}",
         tape=list(tape),
         digest="",
-        target=target,
-        seed=seed,
-        device=device,
+        origin=origin,
         reach=subject.reach(case.sizes),
         expected=rule.sentence,
         actual=text,
         count=1,
         details=(_sizes_line(case),),
-        generator=generator,
     )
 
 
@@ -156,34 +142,31 @@ def _made(
     title: str,
     tape: list[int],
     digest: str,
-    target: str,
-    seed: int,
-    device: str,
+    origin: Origin,
     reach: str,
     expected: str,
     actual: str,
     count: int,
     details: tuple[str, ...],
-    generator: str,
 ) -> tuple[Finding, OpReplay]:
     signature = signature_of(subject)
     replay = OpReplay(
-        target=target,
+        target=origin.target,
         tier="ops",
         op=op.name,
         subject=subject.name,
         where=subject.where,
         source_hash=subject.source_hash,
-        device=device,
+        device=origin.device,
         sizes=case.sizes,
         tensors={name: tensor_to_json(tensor) for name, tensor in case.tensors.items()},
         tape=tape,
-        seed=seed,
+        seed=origin.seed,
         rule=rule.id,
         signature=signature,
         title=title,
         digest=digest,
-        generator=generator,
+        generator=origin.generator,
     )
     finding = Finding(
         rule=rule.id,
@@ -200,7 +183,7 @@ def _made(
         count=count,
         details=details,
         op=op.name,
-        provider=target,
+        provider=origin.target,
         blame=subject.role,
         arguments=() if subject.far else _argument_lines(op, case),
     )

@@ -1,13 +1,4 @@
-"""The ops tier in the child, which is the trusted side of `specsim.tiers.ops.target_process`. Messages:
-
-{"event": "start", "subject": NAME}           a replayed case begins
-{"event": "case", "subject", "index": I, "cases"}  case I of the subject comes next, -1 while shrinking; cases so far
-{"event": "alive"}                            calls are being made
-{"event": "done", "op", "subject", "where", "cases", "found": {"finding", "replay"} | null, "not_run": [...]}
-{"event": "end", "not_run": [...]}            all subjects are done
-{"event": "replayed", ...}                    the answer to a replay request
-{"event": "error", "problem", "remedy"}       bad input; the process exits
-"""
+"""The ops tier in the child, which is the trusted side of `specsim.tiers.ops.target_process`: what it answers."""
 
 from __future__ import annotations
 
@@ -16,16 +7,19 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specsim import interrupts
 from specsim.errors import UsageError
-from specsim.tiers.child import Messages, Request
-from specsim.tiers.transfer import sent
-from specsim.verdict import NotRun
+from specsim.tiers.messages import Alive, At, Done, End, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.transfer import found as found_message
+from specsim.tiers.transfer import shrunk as shrunk_message
+from specsim.verdict import Judged, NotRun
 
 if TYPE_CHECKING:
+    from specsim.isolation.messages import Messages
     from specsim.replay_file import OpReplay
     from specsim.tiers.ops.run import EndedError
     from specsim.tiers.ops.target_process import TargetProcess
@@ -59,12 +53,12 @@ def load_subjects(request: Request, op: str = "") -> tuple[list[Any], list[NotRu
     from specsim.engines.target import parse_target
     from specsim.lifting.cache import Cache
 
-    return load_provider(parse_target(request["target"]), Cache(Path(request["cache"])), op).subjects()
+    return load_provider(parse_target(request.target), Cache(Path(request.cache)), op).subjects()
 
 
 def asked(subjects: list[Any], not_run: list[NotRun], request: Request) -> tuple[list[Any], list[NotRun]]:
     """Those of the request's operation, if it names one."""
-    operation = request.get("operation", "")
+    operation = request.operation
     if operation:
         from specsim.contracts.registry import OPS
 
@@ -85,76 +79,66 @@ def opened(request: Request, messages: Messages, device: str, op: str = "") -> T
         nonlocal last
         if time.monotonic() > last + ALIVE_SECONDS:
             last = time.monotonic()
-            messages.send("alive")
+            messages.send(Alive())
 
     return TargetProcess(
-        request["target"],
-        Path(request["cache"]),
+        request.target,
+        Path(request.cache),
         device=device,
         op=op,
-        hang_seconds=request["hang_seconds"],
+        hang_seconds=request.hang_seconds,
         on_call=alive,
     )
 
 
 def check(request: Request, messages: Messages) -> None:
     """Judge every subject; kernels come before the callers that need them."""
-    end = time.monotonic() + request["seconds"]
-    device = choose_device(request["device"])
+    end = time.monotonic() + request.seconds
+    device = choose_device(request.device)
     from specsim.contracts.registry import OPS
-    from specsim.tiers.ops.finding import finding_of, signature_of
+    from specsim.tiers.ops.finding import Origin, finding_of, signature_of
     from specsim.tiers.ops.suite import SHRINK_ATTEMPTS_MAX, Limits, judge_all
 
-    known_signatures = set(request["known"])
+    known_signatures = set(request.known)
     cases: dict[str, int] = {}
 
     def on_case(subject: Any, index: int) -> None:
         cases[subject.name] = max(cases.get(subject.name, 0), index)
-        messages.send("case", subject=subject.name, index=index, cases=sum(cases.values()))
+        messages.send(At(subject=subject.name, index=index, count=sum(cases.values())))
 
     with opened(request, messages, device) as process:
         todo, not_run = asked(process.subjects, process.not_run, request)
         on_host = [s for s in todo if s.on_cpu and device == "cuda"]
         limits = Limits(
-            cases=request["cases"],
-            attempts=SHRINK_ATTEMPTS_MAX if request["attempts"] is None else request["attempts"],
+            cases=request.count,
+            attempts=SHRINK_ATTEMPTS_MAX if request.attempts is None else request.attempts,
             # However long it took to load the target, something of it is judged.
-            deadline=max(end, time.monotonic() + min(LEAST_SECONDS, request["seconds"])),
+            deadline=max(end, time.monotonic() + min(LEAST_SECONDS, request.seconds)),
             stopped=interrupts.asked,
-            shrinks=lambda subject: request["shrinks"] and signature_of(subject) not in known_signatures,
+            shrinks=lambda subject: request.shrinks and signature_of(subject) not in known_signatures,
         )
         for subject in on_host:
-            send_done(messages, subject, 0, None, listed(subject, ON_CPU))
+            send_done(messages, subject, 0, ON_CPU)
         for subject, result in judge_all(
             OPS,
             [s for s in todo if s not in on_host],
-            seed=request["seed"],
+            seed=request.seed,
             limits=limits,
             launcher=process,
             on_case=on_case,
-            known=known_cases(request["fixtures"]),
-            first=request["first"],
+            known=known_cases(request.fixtures),
+            first=request.first,
         ):
-            found = None
-            if result.counterexample:
-                known = result.counterexample.known
-                found = sent(
-                    *finding_of(
-                        OPS[subject.op],
-                        subject,
-                        result.counterexample,
-                        target=request["target"],
-                        seed=request["seed"],
-                        device=device,
-                        generator=known.generator if known else "",
-                    )
-                )
+            found = result.counterexample
+            if found:
+                origin = Origin(request.target, request.seed, device, found.known.generator if found.known else "")
+                messages.send(found_message(*finding_of(OPS[subject.op], subject, found, origin)))
             reason = "" if result.cases or found else result.why_not
             if not result.cases and not found and not reason:
                 spent = result.cut_short or interrupts.asked()
                 reason = interrupts.why_not_run() if spent else "no generated case was one that it accepts"
-            send_done(messages, subject, result.cases, found, listed(subject, reason) if reason else [])
-    messages.send("end", not_run=[asdict(entry) for entry in not_run])
+            send_done(messages, subject, result.cases, reason)
+    messages.send(End(not_run=not_run))
 
 
 def known_cases(folder: str) -> Callable[[Any, Any], list[Any]]:
@@ -179,35 +163,17 @@ def known_cases(folder: str) -> Callable[[Any, Any], list[Any]]:
     return of
 
 
-def send_done(
-    messages: Messages,
-    subject: Any,
-    cases: int,
-    found: dict[str, Any] | None,
-    not_run: list[dict[str, str]],
-    **packing: float,
-) -> None:
-    messages.send(
-        "done",
-        op=subject.op,
-        subject=subject.name,
-        where=subject.where,
-        cases=cases,
-        found=found,
-        not_run=not_run,
-        **packing,
-    )
-
-
-def listed(subject: Any, why: str) -> list[dict[str, str]]:
-    return [asdict(NotRun(f"{subject.op}, {subject.name}", why))]
+def send_done(messages: Messages, subject: Any, cases: int, why_not: str = "", **packing: Any) -> None:
+    not_run = [NotRun(f"{subject.op}, {subject.name}", why_not)] if why_not else []
+    judged = Judged(subject.op, subject.name, subject.where, cases, **packing)
+    messages.send(Done(subject=subject.name, judged=judged, not_run=not_run))
 
 
 def replay(request: Request, messages: Messages) -> None:
     """Run the case of a replay file once more, on the subject it was found on. With `record`, the answer has the
     outputs too.
     """
-    device = choose_device(request["device"])
+    device = choose_device(request.device)
     from specsim import replay_file
     from specsim.choices.chooser import replayed
     from specsim.contracts.registry import OPS
@@ -215,7 +181,9 @@ def replay(request: Request, messages: Messages) -> None:
     from specsim.tiers.ops.finding import case_of, is_case_of
     from specsim.tiers.ops.run import EndedError
 
-    path = Path(request["replay"])
+    work = request.work
+    assert isinstance(work, Replay)
+    path = Path(work.file)
     replay = replay_file.load(path)
     assert isinstance(replay, replay_file.OpReplay)
     if replay.op not in OPS:
@@ -226,13 +194,12 @@ def replay(request: Request, messages: Messages) -> None:
     op = OPS[replay.op]
     case = case_of(op, replay, path)
     with opened(request, messages, device, replay.op) as process:
-        subject = _required_subject(process, replay.op, replay.subject, path, replay.target, request["target"])
+        subject = _required_subject(process, replay.op, replay.subject, path, replay.target, request.target)
         if not subject.accepts(case.sizes):
-            messages.send("replayed", subject=subject.name, where=subject.where, judged=False)
+            messages.send(Replayed(answer={"subject": subject.name, "where": subject.where, "judged": False}))
             return
-        messages.send("start", subject=subject.name)
-        messages.send("case", index=0)
-        answer: Request = {"subject": subject.name, "where": subject.where}
+        messages.send(At(subject=subject.name))
+        answer: dict[str, Any] = {"subject": subject.name, "where": subject.where}
         answer["same_source"] = subject.source_hash == replay.source_hash
         generated = (with_bulk_cases(op) if replay.generator == "bulk" else op).generate(replayed(replay.tape))
         answer["same_case"] = is_case_of(replay, generated)
@@ -242,12 +209,15 @@ def replay(request: Request, messages: Messages) -> None:
             if s.op == replay.op
         ]
         try:
-            messages.send("replayed", **answer, **_shown(op, subject, case, replay, process, request))
+            answer |= _shown(op, subject, case, replay, process, record=work.record)
         except EndedError as ended:
-            messages.send("replayed", **answer, **_ended(ended))
+            answer |= _ended(ended)
+        messages.send(Replayed(answer=answer))
 
 
-def _shown(op: Any, subject: Any, case: Any, replay: OpReplay, process: TargetProcess, request: Request) -> Request:
+def _shown(
+    op: Any, subject: Any, case: Any, replay: OpReplay, process: TargetProcess, *, record: bool
+) -> dict[str, Any]:
     """What a case shows."""
     from specsim.tiers.ops.finding import tensor_to_json
     from specsim.tiers.ops.rules import KEEPS_RELATIONS
@@ -255,7 +225,7 @@ def _shown(op: Any, subject: Any, case: Any, replay: OpReplay, process: TargetPr
 
     outcome = run_case(op, subject, case, related=replay.rule == KEEPS_RELATIONS.id, launcher=process)
     expected = op.expected(case)
-    record = request.get("record") and outcome.judged and subject.far is None
+    record = record and outcome.judged and subject.far is None
     outputs = compared(op, subject, case, launcher=process) if record else {}
     return {
         "judged": outcome.judged,
@@ -285,7 +255,7 @@ def _shown(op: Any, subject: Any, case: Any, replay: OpReplay, process: TargetPr
     }
 
 
-def _ended(ended: EndedError) -> Request:
+def _ended(ended: EndedError) -> dict[str, Any]:
     """What a case shows that ended its process."""
     from specsim.tiers.ops.rules import ENDS, SURVIVES
 
@@ -298,26 +268,28 @@ def _ended(ended: EndedError) -> Request:
         "expected": rule.sentence,
         "actual": ended.text,
     }
-    nothing: Request = {"digest": "", "explanation": "", "inputs": {}, "expected": {}, "outputs": {}}
+    nothing: dict[str, Any] = {"digest": "", "explanation": "", "inputs": {}, "expected": {}, "outputs": {}}
     return {**nothing, "judged": True, "violations": [violation]}
 
 
 def shrink(request: Request, messages: Messages) -> None:
     """Make the case of a replay file smaller, with more attempts than `check` takes."""
-    device = choose_device(request["device"])
+    device = choose_device(request.device)
     from specsim import replay_file
     from specsim.choices.chooser import replayed
     from specsim.contracts.registry import OPS
     from specsim.tiers.ops.bulk import with_bulk_cases
-    from specsim.tiers.ops.finding import finding_of, is_case_of
+    from specsim.tiers.ops.finding import Origin, finding_of, is_case_of
     from specsim.tiers.ops.rules import BY_ID, KEEPS_RELATIONS
     from specsim.tiers.ops.run import EndedError, run_case
     from specsim.tiers.ops.suite import Failure
     from specsim.tiers.ops.suite import shrink as shrink_case
 
-    stored = replay_file.load(Path(request["replay"]))
+    work = request.work
+    assert isinstance(work, Shrink)
+    stored = replay_file.load(Path(work.file))
     assert isinstance(stored, replay_file.OpReplay)
-    problem = f"{request['replay']} does not show {stored.signature} on {request['target']}"
+    problem = f"{work.file} does not show {stored.signature} on {request.target}"
     if stored.op not in OPS:
         raise UsageError(problem, "shrink it on the target that it was found on")
     with opened(request, messages, device, stored.op) as process:
@@ -340,34 +312,85 @@ def shrink(request: Request, messages: Messages) -> None:
                 op,
                 subject,
                 chosen,
-                lambda index: messages.send("case", index=index),
-                request["attempts"],
+                lambda index: messages.send(At(subject=subject.name, index=index)),
+                work.attempts,
                 1,
-                interrupts.until(request["shrink_seconds"]),
+                interrupts.until(work.seconds),
                 process,
             )
         except EndedError as ended:
             raise UsageError(
-                f"{request['replay']}: its case {ended.text}, and is as small as it will be", "replay it"
+                f"{work.file}: its case {ended.text}, and is as small as it will be", "replay it"
             ) from None
-        finding, replay = finding_of(
-            op,
-            subject,
-            found,
-            target=request["target"],
-            seed=stored.seed,
-            device=device,
-            generator=stored.generator,
-        )
     before, after = (sum(t.numel() for t in c.tensors.values()) for c in (case, found.case))
     messages.send(
-        "done alone",
-        found=sent(finding, replay),
-        before=[len(stored.tape), before],
-        after=[len(found.tape), after],
-        same_source=subject.source_hash == stored.source_hash,
-        same_case=is_case_of(stored, case),
+        shrunk_message(
+            *finding_of(op, subject, found, Origin(request.target, stored.seed, device, stored.generator)),
+            before=(len(stored.tape), before),
+            after=(len(found.tape), after),
+            same_source=subject.source_hash == stored.source_hash,
+            same_case=is_case_of(stored, case),
+        )
     )
+
+
+def search(request: Request, messages: Messages) -> None:
+    """Run each implementation of an operation, or those that are named, on the cases of a seed until one is wrong.
+
+    The answer: {"subjects": [{"name", "where", "source_hash", "cases", "rule", "title"}], "not_run": [...]}
+    """
+    work = request.work
+    assert isinstance(work, Search)
+    device = choose_device(request.device)
+    from specsim.contracts.registry import OPS
+    from specsim.tiers.ops.finding import Origin, finding_of
+    from specsim.tiers.ops.run import EndedError, run_case
+    from specsim.tiers.ops.suite import Limits, chooser_of, judge
+
+    op = OPS[work.what]
+    answers = []
+    with opened(request, messages, device, op.name) as process:
+        for subject in [
+            s for s in process.subjects if s.op == op.name and (not work.subjects or s.name in work.subjects)
+        ]:
+            on_case = partial(_send_at, messages, subject.name)
+            cases, broken = 0, None
+            for index in range(request.count):
+                on_case(index)
+                case = op.generate(chooser_of(request.seed, subject, index))
+                try:
+                    outcome = run_case(op, subject, case, launcher=process) if subject.accepts(case.sizes) else None
+                except EndedError as ended:
+                    raise UsageError(f"a call {ended.text}", "give a larger --hang-seconds") from None
+                if outcome is None or not outcome.judged:
+                    continue
+                cases += 1
+                if outcome.violations:
+                    broken = outcome.violations[0]
+                    break
+            if broken is not None and subject.name == work.write:
+                limits = Limits(request.count)
+                result = judge(op, subject, seed=request.seed, limits=limits, launcher=process, on_case=on_case)
+                assert result.counterexample is not None
+                origin = Origin(request.target, request.seed, device)
+                messages.send(shrunk_message(*finding_of(op, subject, result.counterexample, origin)))
+                return
+            answers.append(
+                {
+                    "name": subject.name,
+                    "where": subject.where,
+                    "source_hash": subject.source_hash,
+                    "cases": cases,
+                    "rule": broken.rule.id if broken else "",
+                    "title": broken.title if broken else "",
+                }
+            )
+        not_run = [asdict(entry) for entry in process.not_run if entry.what.split(" in ")[0] == op.name]
+    messages.send(Replayed(answer={"subjects": answers, "not_run": not_run}))
+
+
+def _send_at(messages: Messages, subject: str, index: int) -> None:
+    messages.send(At(subject=subject, index=index))
 
 
 def _required_subject(process: TargetProcess, op: str, name: str, path: Path, made_for: str, target: str) -> Any:

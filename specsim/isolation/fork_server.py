@@ -1,5 +1,5 @@
-"""The parent's end of a fork server: the questions and messages of `specsim.tiers.parent.ask`, without waiting for
-torch each time. For commands that judge many targets in a row.
+"""The parent's end of a fork server: the questions and messages of `specsim.isolation.conversation`, without waiting
+for torch each time. For commands that run many targets in a row.
 
 Each question has a pipe of its own for its messages, which the child is handed with the question: what one question
 left behind cannot be heard by the next.
@@ -15,23 +15,26 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from specsim.isolation import environment, processes
+from specsim.isolation.conversation import START_SECONDS_MAX, Conversation, Request, blamed, envelope, tail
 from specsim.isolation.frames import new_nonce
 from specsim.isolation.questions import CODE, put
-from specsim.tiers.parent import START_SECONDS_MAX, Conversation, Message, blamed, envelope, tail
 
 
-class WarmChild:
+class ForkServer:
     """One process that forks for each question, under one PYTHONHASHSEED. It is started at once, and again after a
-    question that it did not survive. Close it at the end. `module` is what it runs.
+    question that it did not survive. Close it at the end. `module` is what it runs, `kinds` the union of the messages
+    that it sends; `prepare` is called with each question before it is put.
     """
 
-    def __init__(self, hash_seed: str, module: str = "specsim.tiers.fork_server_child") -> None:
+    def __init__(self, hash_seed: str, module: str, kinds: Any, prepare: Callable[[Any], None]) -> None:
         self._hash_seed = hash_seed
         self._module = module
+        self._kinds = kinds
+        self._prepare = prepare
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         fcntl.fcntl(self._stderr.fileno(), fcntl.F_SETFL, os.O_APPEND)
         self._process: subprocess.Popen[bytes] | None = None
@@ -55,25 +58,26 @@ class WarmChild:
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGINT)
 
-    def ask(self, question: dict[str, Any], hang_seconds: float, hash_seed: str = "") -> Iterator[Message]:
-        """As `specsim.tiers.parent.ask`; `hash_seed` is the one that the child was started with, or "" for it."""
+    def ask(self, request: Request, hang_seconds: float, hash_seed: str = "") -> Iterator[Any]:
+        """The messages of a question; `hash_seed` is the one that the child was started with, or "" for it."""
         assert hash_seed in ("", self._hash_seed)
-        with self._conversation(question, hang_seconds) as conversation:
-            yield from blamed(conversation, question)
+        with self._conversation(request, hang_seconds) as conversation:
+            yield from blamed(conversation, request.target)
 
-    def messages(self, question: dict[str, Any], hang_seconds: float) -> Iterator[Message]:
+    def messages(self, request: Request, hang_seconds: float) -> Iterator[Any]:
         """As `ask`, where the child may well be ended by somebody else: ChildEnded says so at any time."""
-        with self._conversation(question, hang_seconds) as conversation:
+        with self._conversation(request, hang_seconds) as conversation:
             yield from conversation
 
     @contextlib.contextmanager
-    def _conversation(self, question: dict[str, Any], hang_seconds: float) -> Iterator[Conversation]:
+    def _conversation(self, request: Request, hang_seconds: float) -> Iterator[Conversation]:
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._start()
         self._stderr.truncate(0)  # what a target prints for hours is not to fill the disk
+        self._prepare(request)
         nonce = new_nonce()
-        asked = envelope(question, nonce)
+        asked = envelope(request, nonce)
         reader, writer = os.pipe()
         codes: list[int] = []
 
@@ -98,9 +102,9 @@ class WarmChild:
                 codes.append(self._killed())  # it is gone: nothing comes
             finally:
                 os.close(writer)
-            limit_s = min(hang_seconds, question.get("hang_seconds", hang_seconds))
+            limit_s = min(hang_seconds, request.hang_seconds)
             bell = None if codes else self._control.fileno()
-            yield Conversation(reader, nonce, gone, limit_s, lambda: tail(self._stderr), bell)
+            yield Conversation(reader, nonce, self._kinds, gone, limit_s, lambda: tail(self._stderr), bell)
         finally:
             os.close(reader)
             # Who asked may have heard enough before the end: the next question must not wait for it.

@@ -1,4 +1,4 @@
-"""The parent's end: start a child, ask it, and notice when it dies or hangs.
+"""The parent's end of a conversation: start a child, ask it, and notice when it dies or hangs.
 
 A call that hangs is ended after a limit; a child that dies is noticed. What comes through the pipe is checked before
 anything is made of it. Imports neither torch nor triton.
@@ -6,8 +6,6 @@ anything is made of it. Imports neither torch nor triton.
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import selectors
 import signal
@@ -16,21 +14,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 from specsim import interrupts
 from specsim.errors import UsageError
 from specsim.isolation import environment, phases, processes
 from specsim.isolation.frames import BadFrameError, Reader, new_nonce
 from specsim.isolation.limits import memory_bytes
+from specsim.isolation.messages import VERSION, Answered, BadMessageError, Envelope, Error, Phase, decoded, to_bytes
 from specsim.isolation.processes import Patience
-from specsim.tiers.messages import PROGRESS_EVENTS, VERSION, BadMessageError, decoded
 
-Message = dict[str, Any]
-# How a child is asked: the question, the limit of one call in seconds, PYTHONHASHSEED or "".
-Ask = Callable[[dict[str, Any], float, str], Iterator[Message]]
-LAST_EVENTS = ("end", "replayed", "done alone")
 TAIL_BYTES = 1 << 16  # of what was printed, in which the last line is looked for
 START_SECONDS_MAX = 120.0  # a child imports torch and triton, and lifts the target
 POLL_SECONDS, END_POLL_SECONDS = 0.2, 0.005
@@ -62,17 +55,13 @@ def no_answer(target: str) -> UsageError:
     return UsageError(f"the process that runs {target} gave no answer", "report this as a defect of specsim")
 
 
-def shrunk(question: dict[str, Any], hang_seconds: float) -> Message:
-    """What a child that was asked to make a replay file smaller says of it: the new file, and the sizes before and
-    after.
-    """
-    try:
-        for message in ask(question, hang_seconds):
-            if message["event"] == "done alone":
-                return message
-    except ChildEnded as ended:
-        raise ended_early(question["target"], ended) from None
-    raise no_answer(question["target"])
+class Request(Protocol):
+    """A question to a child, as a msgspec struct. `hang_seconds` is the limit of one call of the target's code."""
+
+    @property
+    def target(self) -> str: ...
+    @property
+    def hang_seconds(self) -> float: ...
 
 
 class Stopped(NamedTuple):
@@ -86,15 +75,17 @@ class Stopped(NamedTuple):
 class Conversation:
     """The messages of one question, from the pipe and until whoever answers is gone.
 
-    `gone()` is the exit status of that process, None while it is there; `bell` is a descriptor that becomes readable
-    when it goes, where there is one; `said()` is the last line that it printed; `pid` is the process, 0 where it is not
-    known. The limit of a call that runs the target's code is `hang_seconds`.
+    `kinds` is the union of the messages that may come. `gone()` is the exit status of that process, None while it is
+    there; `bell` is a descriptor that becomes readable when it goes, where there is one; `said()` is the last line that
+    it printed; `pid` is the process, 0 where it is not known. The limit of a call that runs the target's code is
+    `hang_seconds`.
     """
 
     def __init__(
         self,
         pipe: int,
         nonce: bytes,
+        kinds: Any,
         gone: Callable[[], int | None],
         hang_seconds: float,
         said: Callable[[], str] = str,
@@ -103,6 +94,7 @@ class Conversation:
     ) -> None:
         self._pipe = pipe
         self._reader = Reader(nonce)
+        self._kinds = kinds
         self._gone = gone
         self._said = said
         self._bell = bell
@@ -112,29 +104,28 @@ class Conversation:
         self._is_loading = True  # whose code runs, as far as was said
         self._answered = False
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Any]:
         """Raises UsageError when the child says so, ChildEnded when it does not come to the end of its work."""
         for event in self._events():
-            if isinstance(event, Stopped):
-                if not self._answered or event.hung or event.bad:
-                    raise ChildEnded(event.hung, self._how(event), self._said(), self._is_loading)
-                return
-            name = event["event"]
-            if name == "phase":
-                if event["version"] != VERSION:
-                    raise UsageError("the child is of another specsim", "end all that run, and start again")
-                self._is_loading = event["name"] == phases.LOADING
-                self._limit_s = START_SECONDS_MAX if self._is_loading else self._hang_seconds
-            elif name == "error":
-                raise UsageError(event["problem"], event["remedy"])
-            elif name == "answered":
-                self._answered = True
-            else:
-                in_progress = name in PROGRESS_EVENTS
-                self._is_loading = self._is_loading and not in_progress
-                self._limit_s = self._hang_seconds if in_progress else START_SECONDS_MAX
-                self._answered = name in LAST_EVENTS
-                yield event
+            match event:
+                case Stopped():
+                    if not self._answered or event.hung or event.bad:
+                        raise ChildEnded(event.hung, self._how(event), self._said(), self._is_loading)
+                    return
+                case Phase():
+                    if event.version != VERSION:
+                        raise UsageError("the child is of another specsim", "end all that run, and start again")
+                    self._is_loading = event.name == phases.LOADING
+                    self._limit_s = START_SECONDS_MAX if self._is_loading else self._hang_seconds
+                case Error():
+                    raise UsageError(event.problem, event.remedy)
+                case Answered():
+                    self._answered = True
+                case _:
+                    self._is_loading = self._is_loading and not event.in_progress
+                    self._limit_s = self._hang_seconds if event.in_progress else START_SECONDS_MAX
+                    self._answered = event.is_last
+                    yield event
 
     def _how(self, stopped: Stopped) -> str:
         """How it stopped, as the end of a sentence about the process."""
@@ -145,7 +136,7 @@ class Conversation:
         code = stopped.code or 0
         return f"ends its process ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
 
-    def _events(self) -> Iterator[Message | Stopped]:
+    def _events(self) -> Iterator[Any]:
         os.set_blocking(self._pipe, False)
         with selectors.DefaultSelector() as selector:
             pipe_key = (selector.register(self._pipe, selectors.EVENT_READ), selectors.EVENT_READ)
@@ -175,7 +166,7 @@ class Conversation:
                 elif patience.is_over:
                     yield Stopped(hung=True)
 
-    def _taken(self, chunk: bytes) -> Iterator[Message | Stopped]:
+    def _taken(self, chunk: bytes) -> Iterator[Any]:
         """What a part of the stream completes."""
         bad = ""
         try:
@@ -184,57 +175,40 @@ class Conversation:
             contents, bad = error.before, str(error)
         for content in contents:
             try:
-                yield decoded(content)
+                yield decoded(content, self._kinds)
             except BadMessageError as error:
                 yield Stopped(bad=str(error))
         if bad:
             yield Stopped(bad=bad)
 
 
-def ask(question: dict[str, Any], hang_seconds: float, hash_seed: str = "") -> Iterator[Message]:
-    """Start a child, give it the question, and yield its messages. Raises ChildEnded when it dies or hangs while the
-    target's code runs, UsageError when it says so, and when it dies or hangs while specsim's own code runs.
-    `hash_seed` is the child's PYTHONHASHSEED, "" for this process' own.
-    """
-    with _child(question, hash_seed, hang_seconds) as conversation:
-        yield from blamed(conversation, question)
-
-
-def blamed(conversation: Conversation, question: dict[str, Any]) -> Iterator[Message]:
+def blamed(conversation: Conversation, target: str) -> Iterator[Any]:
     """The messages; a child that ends while specsim's own code runs is a UsageError."""
     try:
         yield from conversation
     except ChildEnded as ended:
         if ended.is_loading:
-            raise ended_early(question["target"], ended) from None
+            raise ended_early(target, ended) from None
         raise
 
 
-@functools.cache
-def _fetch(target: str, cache: Path) -> None:
-    """Fetch a release that is not in the cache here: a child does not see how pip is configured, nor its passwords."""
-    from specsim.engines.packages import fetch_release
-    from specsim.engines.target import parse_target
-    from specsim.lifting.cache import Cache
-
-    fetch_release(parse_target(target), Cache(cache))
-
-
-def envelope(question: dict[str, Any], nonce: bytes) -> bytes:
-    """A question as a child takes it. What it is about is fetched before."""
-    _fetch(question["target"], Path(question["cache"]))
-    return json.dumps({"nonce": nonce.hex(), "memory_bytes": memory_bytes(), "request": question}).encode()
+def envelope(request: Request, nonce: bytes) -> bytes:
+    """A question as a child takes it."""
+    return to_bytes(Envelope(nonce=nonce.hex(), memory_bytes=memory_bytes(), request=request))
 
 
 @contextmanager
-def _child(question: dict[str, Any], hash_seed: str, hang_seconds: float) -> Iterator[Conversation]:
+def child(module: str, request: Request, kinds: Any, hash_seed: str, hang_seconds: float) -> Iterator[Conversation]:
+    """Start `python -m MODULE MESSAGES_FD`, which takes its question from standard input. `hash_seed` is its
+    PYTHONHASHSEED, "" for this process' own.
+    """
     nonce = new_nonce()
-    asked = envelope(question, nonce)
+    asked = envelope(request, nonce)
     reader, writer = os.pipe()
     with tempfile.TemporaryFile() as stderr:
         try:
             process = processes.start(
-                [sys.executable, "-m", "specsim.tiers.child", str(writer)],
+                [sys.executable, "-m", module, str(writer)],
                 environment.of_target(hash_seed=hash_seed),
                 stdin=subprocess.PIPE,
                 stdout=stderr,
@@ -255,7 +229,9 @@ def _child(question: dict[str, Any], hash_seed: str, hang_seconds: float) -> Ite
             except BrokenPipeError:
                 pass
             with interrupts.passed_on(process.pid):
-                yield Conversation(reader, nonce, process.poll, hang_seconds, lambda: tail(stderr), pid=process.pid)
+                yield Conversation(
+                    reader, nonce, kinds, process.poll, hang_seconds, lambda: tail(stderr), pid=process.pid
+                )
         finally:
             os.close(reader)
             processes.end(process)

@@ -1,0 +1,486 @@
+"""The accounting tier in the child: what it answers to a request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specsim import interrupts, replay_file
+from specsim.errors import UsageError
+from specsim.replay_file import ScheduleReplay
+from specsim.tiers.accounting.model_code import model_hash
+from specsim.tiers.messages import At, End, Failure, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.transfer import found as found_message
+from specsim.tiers.transfer import shrunk as shrunk_message
+from specsim.verdict import Finding, NotRun, Rule
+
+if TYPE_CHECKING:
+    from specsim.choices.search_strategies import Strategy
+    from specsim.isolation.messages import Messages
+    from specsim.tiers.accounting.schedules import KnownSchedule, SimulationResult
+
+EVENTS_SHOWN = 8
+SEARCH_ATTEMPTS = 80  # at a smaller schedule of what a search found; `specsim shrink` takes more
+SUBJECT = "schedules"
+
+
+def load_target(
+    text: str, cache: Path, mutant: str = "", kernels: str = "", on_rehearsal: Callable[[], None] = lambda: None
+) -> Any:
+    """The accounting of a target, the mutant applied first. `on_rehearsal` is called before each schedule of its
+    rehearsal, the first of the target's code that runs: what comes before is specsim's own.
+    """
+    if mutant:
+        from specsim.selfcheck.mutation import apply, find
+
+        if text != "model":
+            raise UsageError(f"--mutant {mutant} with {text}", "mutants are of the model: check model")
+        apply(find(mutant))
+    from specsim.engines.load import load_accounting
+    from specsim.engines.target import parse_target
+    from specsim.lifting.cache import Cache
+
+    target = load_accounting(parse_target(text), Cache(cache), on_rehearsal)
+    if kernels:
+        from specsim.engine.accounting_target import ModelTarget
+        from specsim.tiers.accounting.kernel_move import mover
+
+        if not isinstance(target, ModelTarget):
+            raise UsageError(f"--kernels {kernels} with {text}", "the model uses them: check model")
+        target.move = mover(kernels, cache)
+    return target
+
+
+def _target_of(request: Request, messages: Messages) -> Any:
+    on_rehearsal = lambda: messages.send(At(subject=SUBJECT))  # noqa: E731
+    return load_target(request.target, Path(request.cache), request.mutant, request.kernels, on_rehearsal)
+
+
+def check(request: Request, messages: Messages) -> None:
+    """Simulate the target's accounting."""
+    end = time.monotonic() + request.seconds
+    target = _target_of(request, messages)
+    if isinstance(target, NotRun):
+        messages.send(End(not_run=[target]))
+        return
+    from specsim.engine.features import FEATURES
+    from specsim.tiers.accounting.schedules import SimulationResult, simulate, strategy_of
+
+    messages.send(At(subject=SUBJECT, place={"features": sorted(target.features)}))
+    known = set(request.known)
+    result, origin = SimulationResult(), origin_of(request)
+    last = 0
+
+    def on_schedule(index: int) -> None:
+        nonlocal last
+        last = max(last, index)
+        messages.send(At(subject=SUBJECT, index=index, count=last, counts=_counts(result)))
+
+    simulate(
+        target,
+        seed=request.seed,
+        schedules=request.count,
+        deadline=end,
+        on_schedule=on_schedule,
+        strategy=strategy_of(request.strategy, request.seed),
+        result=result,
+        stopped=interrupts.asked,
+        shrinks=lambda signature: request.shrinks and signature not in known and not interrupts.asked(),
+        attempts=request.attempts,
+        known=_known_schedules(request),
+        on_known=lambda name: messages.send(At(subject=SUBJECT, known=name)),
+        on_found=lambda found: messages.send(found_message(*finding_of(target, found, origin))),
+    )
+    not_run = [NotRun(part.name, part.why) for part in target.parts if part.kind == "not run"]
+    not_run += [NotRun(f"{count} schedules", why) for why, count in sorted(result.refused.items())]
+    lacking = sorted(FEATURES - target.features)
+    if lacking:
+        not_run.append(NotRun(f"schedules with {', '.join(lacking)}", "the adapter of this target does not run them"))
+    if result.cut_short:
+        not_run.append(NotRun("the other schedules", interrupts.why_not_run()))
+    messages.send(
+        End(
+            schedules=result.schedules,
+            events=result.events,
+            seam=[asdict(part) for part in target.parts],
+            not_run=not_run,
+            nondeterministic=result.nondeterministic,
+        )
+    )
+
+
+def _known_schedules(request: Request) -> list[KnownSchedule]:
+    """The schedules of the replay files in the request's folder that are of no mutant."""
+    from specsim.tiers.accounting.schedules import KnownSchedule
+
+    return [
+        KnownSchedule(path.name, tuple(stored.tape), stored.signature)
+        for path, stored in replay_file.load_all(request.fixtures)
+        if isinstance(stored, ScheduleReplay) and not stored.mutant and not stored.kernels
+    ]
+
+
+def _counts(result: SimulationResult) -> dict[str, int]:
+    """What a live line shows."""
+    from specsim.tiers.accounting.sweep import MARKS
+
+    return {
+        "schedules": result.schedules,
+        "events": result.events,
+        "findings": len(result.signatures),
+        "marks": sum(mark in result.marks for mark in MARKS),
+        "marks_of": len(MARKS),
+    }
+
+
+def failure(request: Request, messages: Messages) -> None:
+    """Make the finding of a schedule that took a child with it. Runs none of it, but those before it where the strategy
+    learns from them.
+    """
+    from specsim.choices.chooser import replayed
+    from specsim.engine.features import FEATURES
+    from specsim.engine.workload import draw_scenario
+
+    work = request.work
+    assert isinstance(work, Failure)
+    features = frozenset(work.place["features"]) if "features" in work.place else FEATURES
+    if work.known:
+        (tape,) = [known.tape for known in _known_schedules(request) if known.name == work.known]
+        scenario = draw_scenario(replayed(tape), features)
+    else:
+        chooser = _strategy_before(request, work.index, messages).chooser(work.index)
+        scenario = draw_scenario(chooser, features)
+        tape = chooser.tape
+    rule = "X2" if work.hung else "X3"
+    messages.send(found_message(*failure_of(tape, scenario, origin_of(request), work.index, rule, work.text)))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a finding says of where it comes from: the target with its mutant and kernels, and the seed."""
+
+    target: str
+    seed: int
+    mutant: str = ""
+    kernels: str = ""
+
+
+def origin_of(request: Request) -> Origin:
+    return Origin(request.target, request.seed, request.mutant, request.kernels)
+
+
+def failure_of(
+    tape: Sequence[int], scenario: Any, origin: Origin, index: int, rule_id: str, text: str
+) -> tuple[Finding, ScheduleReplay]:
+    """The finding of schedule `index`, whose process ended as `text` says, and what its replay file holds. `tape` are
+    the choices of its scenario.
+    """
+    from specsim.rules.table import BY_ID
+
+    rule = BY_ID[rule_id]
+    signature = f"accounting:{rule.id}:process"
+    title = f"a schedule {text}"
+    details = (f"schedule {index} of seed {origin.seed}",)
+    replay = _replay_of(origin, "process", None, tape, scenario, rule.id, signature, title, "")
+    finding = _finding_of(rule, title, signature, "unknown", "", rule.sentence, text, 1, details, None)
+    return finding, replay
+
+
+def _strategy_before(request: Request, index: int, messages: Messages) -> Strategy:
+    """The strategy as it was before schedule `index`."""
+    from specsim.tiers.accounting.schedules import run_schedule, strategy_of
+
+    strategy = strategy_of(request.strategy, request.seed)
+    if request.strategy == "swarm":  # which learns nothing
+        return strategy
+    target = _simulated(request, messages)
+    for before in range(index):
+        messages.send(At(subject=SUBJECT, index=before))
+        schedule = run_schedule(target, strategy.chooser(before))
+        if schedule is not None:
+            schedule.teach(strategy)
+    return strategy
+
+
+def replay(request: Request, messages: Messages) -> None:
+    """Run the schedule of a replay file once more. With `record`, note the engine's state at each event."""
+    work = request.work
+    assert isinstance(work, Replay)
+    stored = _stored(work.file)
+    if work.record:
+        from specsim.compiled.finder import uninstall
+
+        uninstall()  # what is noted of trees is taken from within the device
+    target = _simulated(request, messages)
+    messages.send(At(subject=SUBJECT))  # what ends the process from here on is the schedule's
+    from specsim.choices.chooser import replayed
+    from specsim.engine.loop import Engine
+    from specsim.rules.checked_engine import checked_engine
+    from specsim.tiers.accounting.schedules import run_schedule
+
+    engines: list[Any] = []
+
+    def make(*arguments: Any) -> Engine:
+        if not work.record:
+            return checked_engine(*arguments)
+        from specsim.tiers.accounting.recording import recording_engine
+
+        engine = recording_engine(*arguments)
+        engine.on_events = lambda: messages.send(At(subject=SUBJECT))
+        engines.append(engine)
+        return engine
+
+    schedule = run_schedule(target, replayed(stored.tape), stop_at=stored.signature, engine=make)
+    if schedule is None:
+        messages.send(Replayed(answer={"judged": False}))
+        return
+    part = _part(target, stored.part)
+    answer = dict(
+        judged=True,
+        same_source=part.source_hash == stored.source_hash,
+        same_model=model_hash() == stored.model_hash,
+        digest=schedule.run.digest,
+        scenario=_plain(schedule.scenario),
+        events=[asdict(event) for event in schedule.run.log],
+        seam=[asdict(part) for part in target.parts],
+        violations=[
+            {
+                "rule": v.rule.id,
+                "sentence": v.rule.sentence,
+                "signature": v.signature,
+                "part": v.part,
+                "who": v.who,
+                "expected": v.expected,
+                "actual": v.actual,
+                "event": v.event,
+                "where": _part(target, v.part).where,
+            }
+            for v in schedule.run.violations
+        ],
+        **({"recording": engines[0].recording()} if engines else {}),
+    )
+    messages.send(Replayed(answer=answer))
+
+
+def shrink(request: Request, messages: Messages) -> None:
+    """Shrink the schedule of a replay file, with more attempts than `check` takes."""
+    work = request.work
+    assert isinstance(work, Shrink)
+    stored = _stored(work.file)
+    target = _simulated(request, messages)
+    messages.send(At(subject=SUBJECT))
+    from specsim.choices.chooser import replayed
+    from specsim.tiers.accounting import schedules
+    from specsim.tiers.accounting.decisive_pair import StoppedError, decisive_pair
+
+    schedule = schedules.run_schedule(target, replayed(stored.tape), stop_at=stored.signature)
+    if schedule is None or schedule.violation(stored.signature) is None:
+        raise UsageError(
+            f"{work.file} does not show {stored.signature} on {request.target}",
+            "replay it to see what it shows",
+        )
+    before = len(schedule.tape), len(schedule.run.log)
+    goes_on = interrupts.until(work.seconds)
+    shrunk = schedules.shrink(
+        target,
+        schedule.tape,
+        stored.signature,
+        work.attempts,
+        lambda: messages.send(At(subject=SUBJECT, index=-1)),
+        goes_on,
+    )
+    violation = shrunk.violation(stored.signature)
+    assert violation is not None
+    order, looked = None, True
+    if stored.order:  # what it was found to do in every order it still does
+        try:
+            larger = [schedule.tape]  # the file's own schedule
+            order = decisive_pair(target, shrunk.tape, stored.signature, larger, goes_on)
+        except StoppedError:
+            looked = False
+    found = schedules.ScheduleFinding(stored.signature, violation, shrunk, 1, 0, order, looked)
+    after = len(shrunk.tape), len(shrunk.run.log)
+    messages.send(shrunk_message(*finding_of(target, found, origin_of(request)), before=before, after=after))
+
+
+def search(request: Request, messages: Messages) -> None:
+    """Simulate the schedules of a seed until one breaks the rule that is looked for.
+
+    The answer: {"schedules", "refused": {why: count}, "failed", "violation": {...} | null, "seam": [...]}; `failed`
+    counts the schedules in which a host function raised.
+    """
+    work = request.work
+    assert isinstance(work, Search)
+    target = _simulated(request, messages, "it has no such tier")
+    from specsim.tiers.accounting import schedules
+
+    refused: dict[str, int] = {}
+    judged = failed = 0
+    found = schedule = None
+    for index in range(request.count):
+        messages.send(At(subject=SUBJECT, index=index))
+        schedule = schedules.run_schedule(target, schedules.chooser_of(request.seed, index), refused)
+        if schedule is None:
+            continue
+        judged += 1
+        found = next((v for v in schedule.run.violations if v.rule.id == work.what), None)
+        if found is not None:
+            break
+        failed += any(v.rule.id == "X1" for v in schedule.run.violations)
+    if found is not None and schedule is not None and work.write:
+        signature, on_attempt = found.signature, lambda: messages.send(At(subject=SUBJECT, index=-1))
+        shrunk = schedules.shrink(target, schedule.tape, signature, SEARCH_ATTEMPTS, on_attempt)
+        violation = shrunk.violation(signature)
+        assert violation is not None
+        smaller = schedules.ScheduleFinding(signature, violation, shrunk, 1, index, None)
+        messages.send(shrunk_message(*finding_of(target, smaller, origin_of(request))))
+        return
+    shown = found and {"signature": found.signature, "part": found.part, "actual": found.actual, "schedule": index}
+    seam = [asdict(part) for part in target.parts]
+    answer = {"schedules": judged, "refused": refused, "failed": failed, "violation": shown, "seam": seam}
+    messages.send(Replayed(answer=answer))
+
+
+def _stored(file: str) -> ScheduleReplay:
+    stored = replay_file.load(Path(file))
+    assert isinstance(stored, ScheduleReplay)
+    return stored
+
+
+def _simulated(request: Request, messages: Messages, remedy: str = "replay it on the target it was made for") -> Any:
+    target = _target_of(request, messages)
+    if isinstance(target, NotRun):
+        raise UsageError(f"{request.target} cannot be simulated: {target.why}", remedy)
+    return target
+
+
+def _part(target: Any, name: str) -> Any:
+    from specsim.engine.accounting_target import SeamPart
+
+    return next((part for part in target.parts if part.name == name), SeamPart(name, "model"))
+
+
+def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, ScheduleReplay]:
+    """The finding of a ScheduleFinding, and what its replay file holds."""
+    from specsim.rules.extension import ExtensionTarget
+    from specsim.tiers.accounting.decisive_pair import line
+
+    schedule, violation = found.schedule, found.violation
+    order = tuple(line(event) for event in found.order or ())
+    looked_for = found.looked and not isinstance(target, ExtensionTarget)
+    part = _part(target, violation.part)
+    title = title_of(violation)
+    log = schedule.run.log
+    config = {**asdict(schedule.scenario.config)}
+    details = (
+        f"smallest schedule: {_count(len(schedule.scenario.workload.turns), 'request')}, {_count(len(log), 'event')}, "
+        + ", ".join(f"{name}={value}" for name, value in config.items()),
+        f"the schedule of the known finding {found.known}"
+        if found.known
+        else f"first in schedule {found.first} of seed {origin.seed}",
+        *(str(event) for event in log[-EVENTS_SHOWN:]),
+    )
+    texts = violation.rule.id, found.signature, title, schedule.run.digest
+    replay = _replay_of(origin, violation.part, part, schedule.tape, schedule.scenario, *texts, order, log)
+    finding = _finding_of(
+        violation.rule,
+        title,
+        found.signature,
+        target.reach(schedule.scenario.config, violation.part),
+        part.where,
+        violation.expected,
+        violation.actual,
+        found.count,
+        details,
+        order if looked_for else None,
+    )
+    return finding, replay
+
+
+def _replay_of(
+    origin: Origin,
+    blamed: str,
+    part: Any,
+    tape: Sequence[int],
+    scenario: Any,
+    rule: str,
+    signature: str,
+    title: str,
+    digest: str,
+    order: Sequence[str] = (),
+    log: Sequence[Any] = (),
+) -> ScheduleReplay:
+    """A replay file; `part` is the seam function of the name `blamed`, None for none."""
+    return ScheduleReplay(
+        target=origin.target,
+        tier="accounting",
+        mutant=origin.mutant,
+        part=blamed,
+        where=part.where if part else "",
+        source_hash=part.source_hash if part else "",
+        tape=list(tape),
+        scenario=_plain(scenario),
+        seed=origin.seed,
+        rule=rule,
+        signature=signature,
+        title=title,
+        model_hash=model_hash(),
+        digest=digest,
+        order=list(order),
+        events=[str(event) for event in log],
+        kernels=origin.kernels,
+    )
+
+
+def _finding_of(
+    rule: Rule,
+    title: str,
+    signature: str,
+    reach: str,
+    where: str,
+    expected: str,
+    actual: str,
+    count: int,
+    details: tuple[str, ...],
+    order: tuple[str, ...] | None,
+) -> Finding:
+    return Finding(
+        rule=rule.id,
+        sentence=rule.sentence,
+        title=title,
+        signature=signature,
+        tier="accounting",
+        severity=rule.severity,
+        reach=reach,
+        where=where,
+        expected=expected,
+        actual=actual,
+        replay="",
+        count=count,
+        details=details,
+        order=order,
+    )
+
+
+def title_of(violation: Any) -> str:
+    """The sentence of a Violation."""
+    subject = f" of {violation.who}" if violation.who else ""
+    return f"{violation.part}{subject}: {violation.actual}; right is {violation.expected}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _plain(scenario: Any) -> dict[str, Any]:
+    """A scenario as JSON takes it."""
+    data: dict[str, Any] = asdict(scenario)
+    for turn in data["workload"]["turns"]:
+        turn["tokens"] = list(turn["tokens"])
+        turn["stop"] = list(turn["stop"])
+        turn["special_at"] = {str(at): token for at, token in turn["special_at"].items()}
+    data["workload"]["turns"] = list(data["workload"]["turns"])
+    return data

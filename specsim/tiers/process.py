@@ -1,0 +1,45 @@
+"""The child that answers a request: started for one question, or a fork server for many."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from specsim.isolation.conversation import blamed, child
+from specsim.isolation.fork_server import ForkServer
+from specsim.tiers.messages import ANSWERS, Request
+
+# How a child is asked: the request, the limit of one call in seconds, PYTHONHASHSEED or "".
+Ask = Callable[[Request, float, str], Iterator[Any]]
+HASH_SEEDS = ("0", "1")  # under which what counts is run twice
+
+
+def ask(request: Request, hang_seconds: float, hash_seed: str = "") -> Iterator[Any]:
+    """Start a child, give it the request, and yield its messages. Raises ChildEnded when it dies or hangs while the
+    target's code runs, UsageError when it says so, and when it dies or hangs while specsim's own code runs.
+    `hash_seed` is the child's PYTHONHASHSEED, "" for this process' own.
+    """
+    fetch(request)
+    with child("specsim.tiers.child", request, ANSWERS, hash_seed, hang_seconds) as conversation:
+        yield from blamed(conversation, request.target)
+
+
+def fork_server(hash_seed: str) -> ForkServer:
+    """A child that has torch, triton and the tiers loaded, and answers each request in a fork of itself."""
+    return ForkServer(hash_seed, "specsim.tiers.fork_server_child", ANSWERS, fetch)
+
+
+def fetch(request: Any) -> None:
+    """Fetch a release that is not in the cache here: a child does not see how pip is configured, nor its passwords."""
+    _fetch(request.target, Path(request.cache))
+
+
+@functools.cache
+def _fetch(target: str, cache: Path) -> None:
+    from specsim.engines.packages import fetch_release
+    from specsim.engines.target import parse_target
+    from specsim.lifting.cache import Cache
+
+    fetch_release(parse_target(target), Cache(cache))

@@ -1,0 +1,221 @@
+"""What a tier is. Nothing outside `specsim.tiers` asks which one it has.
+
+A tier says how one kind of thing is tested: operations on drawn cases, the accounting of a release in simulated
+schedules, functions of workers in probes. Its object is a `Tier`, which lives in both processes: the command that runs
+and the child that it starts. It must be cheap to import, so what runs in the child is imported by its methods.
+
+To add a tier:
+
+- a package `specsim/tiers/NAME/` with `tier.py`, whose class has what the Protocol below lists, and with what its
+  methods import;
+- the dataclass of its replay files in `specsim.replay_file`, with the fields and properties of `Replay` there;
+- a line in `specsim.tiers.registry`.
+
+Budget, seeds, restarts, one signature one finding, replay files, replay twice, shrink, pin, bisect, campaigns, the
+terminal's lines and "not run" come from what is written over the Protocol. A tier draws its cases and runs its search
+itself (`check`), because the searches differ: rounds over implementations, strategies that learn from schedule to
+schedule, one probe after the other.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from specsim.verdict import Judged, Rule, Suite
+
+if TYPE_CHECKING:
+    from specsim.engines.target import Target
+    from specsim.tiers.messages import At, Request
+
+Answer = Mapping[str, Any]
+"""The answer to a replay as JSON has it: what `specsim replay --json` writes."""
+
+
+class State(enum.Enum):
+    """Whether a replay shows the finding of its file."""
+
+    SHOWN = "shown"
+    GONE = "gone"
+    NO_LONGER_APPLIES = "no longer applies"  # the tape stands for another case now
+    NOT_RUN = "not run"  # the target does not run the case
+    UNHEARD = "unheard"  # the process ended before the finding could show
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A function that was run: its name in specsim, FILE:LINE, and a hash of its body."""
+
+    name: str
+    where: str
+    source_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a replay showed of the finding of its file.
+
+    `reason`     why, one sentence; `what` is the violation alone, "" when the finding is not shown
+    `blamed`     the name of the code that it is of
+    `same_code`  whether what ran is what the file was made of: with other code another digest explains itself
+    `before`     what failed before the finding could show, a sentence; "" for nothing
+    `meaning`    what the tape stands for, where it may stand for something else on another target; else None
+    `code`       the functions that were run
+    """
+
+    state: State
+    reason: str
+    what: str = ""
+    blamed: str = ""
+    same_code: bool = True
+    before: str = ""
+    meaning: Any = None
+    code: tuple[Code, ...] = ()
+
+
+def codes(entries: Sequence[Mapping[str, Any]]) -> tuple[Code, ...]:
+    """The functions that an answer names."""
+    return tuple(Code(e["name"], e["where"], e["source_hash"]) for e in entries if e["where"])
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line for a reader: a `label` of a few characters and the text, or with the label None the text alone. `style`
+    "rule" is for a rule that broke.
+    """
+
+    label: str | None
+    text: str
+    style: Literal["", "rule", "dim"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A replay as a reader is shown it. Its heading is `name`, printed in bold type, and `about`; `same` is what two
+    runs have in common: "outputs and violations are".
+    """
+
+    name: str
+    about: str
+    lines: tuple[Line, ...]
+    same: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a page of a replay shows beside its finding. `kind` says how it is drawn, `blamed` are the texts of the
+    violation, `parts` what only this kind has.
+    """
+
+    kind: str
+    blamed: Mapping[str, Any]
+    parts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Tier(Protocol):
+    """One tier. Of its name, and of what a command asks about it:
+
+    `unit`            what is counted: "cases" or "schedules"
+    `budget_share`    of a target's time, where each tier has its part
+    `batch_count`, `batch_weight`, `has_single_runs`  of campaigns: cases or schedules of a batch, how often a batch is
+                      drawn, and whether each run of a batch can be made again alone
+    `has_device`      whether its cases run on a device that a user chooses
+    `resumes_skipped` whether the next check begins with what this one had no time for
+    `end_rules`       the rule that a case breaks which ends its process, and of one that has to be ended
+    `preloaded`       the modules that a fork server imports before it forks
+    `ignored`         parameters of `specsim check` that say nothing to this tier, and why
+    """
+
+    name: str
+    unit: Literal["cases", "schedules"]
+    budget_share: float
+    batch_count: int
+    batch_weight: int
+    has_single_runs: bool
+    has_device: bool
+    resumes_skipped: bool
+    end_rules: tuple[str, str]
+    preloaded: tuple[str, ...]
+    ignored: tuple[tuple[str, ...], str]
+
+    # In the command
+
+    def is_of(self, target: Target) -> bool:
+        """Whether a check of the target runs this tier."""
+        ...
+
+    def has_batches(self, target: Target) -> bool:
+        """Whether a campaign on the target draws batches of this tier."""
+        ...
+
+    @property
+    def rules(self) -> Mapping[str, Rule]:
+        """Its rules by id."""
+        ...
+
+    def signature_of_end(self, subject: str, rule: Rule) -> str:
+        """The signature of such a finding."""
+        ...
+
+    def title_of_end(self, subject: str, text: str) -> str:
+        """Its title; `text` says how the process ended."""
+        ...
+
+    def finds(self, judged: Judged, signature: str) -> bool:
+        """Whether a finding is of what was judged."""
+        ...
+
+    def why_not_judged(self, suite: Mapping[str, Any], name: str) -> str:
+        """Why a suite could not have shown the finding of the signature TIER:`name`, "" when it could."""
+        ...
+
+    def expectation(self, rule: str, shown: bool) -> dict[str, Any]:
+        """What a fixture says of a target, on which a finding of the rule is shown or not."""
+        ...
+
+    def limit_seconds(self, request: Request) -> float:
+        """How long a child may be silent while the target's code runs."""
+        ...
+
+    def blames(self, request: Request) -> bool:
+        """Whether a child runs the target's code itself: what ends it is a finding then."""
+        ...
+
+    def cut_short(self, suite: Suite, at: At, index: int, text: str) -> bool:
+        """Note what a child that ended at `at` leaves undone; `index` is the last case that was run, `text` how it
+        ended. Returns whether another child goes on with the other subjects.
+        """
+        ...
+
+    def answer_of_end(self, hung: bool, text: str) -> dict[str, Any] | None:
+        """The answer to a replay whose case ended its process; None where that says nothing of the target."""
+        ...
+
+    def difference(self, one: Answer, two: Answer) -> str:
+        """How the answers of two runs of one case differ, a sentence; "" when they do not."""
+        ...
+
+    def outcome(self, stored: Any, target: str, answer: Answer) -> Outcome:
+        """What an answer shows of the finding of a replay file."""
+        ...
+
+    def explain(self, stored: Any, target: str, answer: Answer) -> Explanation:
+        """An answer for a reader."""
+        ...
+
+    def page(self, stored: Any, target: str, answer: Answer) -> Page:
+        """An answer for a page."""
+        ...
+
+    def answers(self, request: Request) -> str:
+        """The module whose functions `check`, `failure`, `replay`, `shrink` and `search` answer a request in the child.
+        Each takes the request and the `Messages` that it sends its answer with (`specsim.tiers.messages`).
+        """
+        ...
+
+
+def why_of(reasons: Mapping[str, str], names: Collection[str], otherwise: str) -> str:
+    """The first of the reasons that is of one of the names."""
+    return next((reasons[name] for name in names if name in reasons), otherwise)
