@@ -93,14 +93,17 @@ def test_an_exploration_that_was_cut_short_says_so() -> None:
 # An enumeration that shares nothing with the explorer: whole runs, and a dump of every object of the engine
 
 HISTORY = {
-    Engine: {"_chooser", "_log", "_digest", "_iterations", "_launches", "_stale_finished", "_stale_retracted"}
-    | {"_marks", "_retracted_in", "seen", "delays", "is_new", "is_quiet"},
+    Engine: {"chooser", "log", "seen", "delays", "is_new"},
+    "Launches": {"_count"},
+    "Results": {"stale_finished", "stale_retracted"},
     "Checker": {"events", "_table", "_account"},
     "SlotLedger": {"changed"},  # read by an account, which forks do not have
     "Device": {"steps", "content_errors", "short_rows", "relayed", "pad_writes", "collectives", "longest", "_output"},
     "Launch": {"number"},
 }
-SCRATCH = {"_prefix_lens", "_config", "config", "_workload", "turn"}  # written before it is read in a step; constant
+SCRATCH = {"_prefix_lens", "_config", "config", "workload", "turn"}  # written before it is read in a step; constant
+# What a part uses beside its own: the engine has each once.
+USED = {"_accounting", "_admission", "_batch", "_launches", "_log", "_memory", "_observer", "_requests"}
 
 
 def dump(thing: Any) -> Any:
@@ -119,9 +122,9 @@ def dump(thing: Any) -> Any:
         return tuple(sorted(thing))
     if isinstance(thing, dict):
         return tuple(sorted((key, dump(item)) for key, item in thing.items()))
-    if isinstance(thing, Engine) and thing._phase != "launch":
-        thing._prepared = []  # launched, and not read again
-    skipped = HISTORY.get(Engine if isinstance(thing, Engine) else type(thing).__name__, set()) | SCRATCH
+    if isinstance(thing, Engine) and thing.phase != "launch":
+        thing.prepared = []  # launched, and not read again
+    skipped = HISTORY.get(Engine if isinstance(thing, Engine) else type(thing).__name__, set()) | SCRATCH | USED
     if isinstance(thing, Launch) and thing.done:
         rows = tuple((row.key, row.is_middle) for row in thing.rows)
         return (thing.kind, "done", rows, tuple(thing.first_tokens), dump(thing.result))
@@ -276,7 +279,7 @@ def test_the_featured_scopes_reach_what_they_are_about() -> None:
         for seed in range(40):
             *_, state = wandering(scope, seed)
             engine: Any = state.engine
-            marks |= engine._marks
+            marks |= engine.log.marks
             assert state.broken() == ()
     assert {
         "chunked",
@@ -321,10 +324,10 @@ def test_a_fork_goes_on_as_the_original_would_and_leaves_it_alone(name: str) -> 
 
 
 SHARED = {  # what is never changed, or written before it is read
-    *("_config", "config", "_workload", "turn", "prompt", "specials", "slots", "plan", "tokens", "first_tokens"),
+    *("_config", "config", "workload", "own", "turn", "prompt", "specials", "slots", "plan", "tokens", "first_tokens"),
     *("next_token_ids", "accept_lens", "steps", "content_errors", "short_rows", "relayed", "pad_writes"),
-    *("collectives", "law_states", "_unread", "special_at", "_table", "_prefix_lens", "_log", "_digest", "_chooser"),
-    *("_marks", "_retracted_in", "swa_content", "_swa_ledger", "tree_slots", "locks", "swa_slots"),
+    *("collectives", "law_states", "_unread", "special_at", "_table", "_prefix_lens", "events", "_digest", "chooser"),
+    *("marks", "retracted_in", "swa_content", "_swa_ledger", "tree_slots", "locks", "swa_slots"),
 }
 
 
@@ -351,7 +354,7 @@ def test_a_fork_shares_nothing_that_changes(name: str) -> None:
     for state in wandering(of_name(name), 3):
         fork = state.fork()
         mine = dict(parts(state.engine))
-        frozen = {"_arriving", "violations", "_histories"}  # whose items are replaced, never changed
+        frozen = {"to_come", "violations", "histories"}  # whose items are replaced, never changed
         assert {where for it, where in parts(fork.engine) if it in mine} <= frozen
 
 

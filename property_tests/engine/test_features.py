@@ -216,7 +216,7 @@ def test_the_relaxed_distribution_depends_on_the_schedule_and_the_exact_one_does
 def test_a_grammar_ends_its_request_in_the_result_that_ends_it(ends_by_eos: bool) -> None:
     automaton = Automaton({0: {A: 1, B: 1}, 1: {B: 2, C: 2}}, (2,), ends_by_eos)
     engine = played(CONFIG, turn(temperature=4, grammar=automaton))
-    (request,) = engine.requests
+    (request,) = engine.requests.everybody
     visible = engine.visible()["r0"]
     assert len(visible) == 2 + ends_by_eos
     assert visible[0] in (A, B)
@@ -228,7 +228,7 @@ def test_a_grammar_ends_its_request_in_the_result_that_ends_it(ends_by_eos: bool
 def test_visible_outputs_of_the_swarm_are_read_by_their_grammars() -> None:
     read = ended = 0
     for _, engine in swarm():
-        for request in engine.requests:
+        for request in engine.requests.everybody:
             law = request.turn.sampling
             if law is None or law.grammar is None or request.abort_wanted or request.state is not State.FINISHED:
                 continue
@@ -248,13 +248,13 @@ def test_visible_outputs_of_the_swarm_are_read_by_their_grammars() -> None:
 
 def test_every_output_has_a_logprob_and_a_hidden_state() -> None:
     engine = played(CONFIG, turn("r0", return_logprob=True), turn("r1"), turn("r2", 3, return_logprob=True))
-    for request in engine.requests:
+    for request in engine.requests.everybody:
         count = len(request.outputs) if request.turn.return_logprob else 0
         assert (len(request.logprobs), len(request.hidden_states)) == (count, count)
 
 
 def test_logprobs_do_not_depend_on_the_batch() -> None:
     one = turn("r0", return_logprob=True)
-    (alone,) = played(CONFIG, one).requests
-    together = next(r for r in played(CONFIG, turn("r1"), one).requests if r.rid == "r0")
+    (alone,) = played(CONFIG, one).requests.everybody
+    together = next(r for r in played(CONFIG, turn("r1"), one).requests.everybody if r.rid == "r0")
     assert together.logprobs[: one.max_new_tokens] == alone.logprobs[: one.max_new_tokens]

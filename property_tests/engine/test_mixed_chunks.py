@@ -26,9 +26,16 @@ LONG = tuple(range(10, 30))
 class Mixing(Watched):
     """Keeps its launches."""
 
-    def _launch(self, *arguments: object) -> Launch:
-        self.launches = [*getattr(self, "launches", []), super()._launch(*arguments)]  # type: ignore[arg-type]
-        return self.launches[-1]
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.launched: list[Launch] = []
+        launch = self.launches.launch
+
+        def keeping(*arguments: Any) -> Launch:
+            self.launched.append(launch(*arguments))
+            return self.launched[-1]
+
+        self.launches.launch = keeping  # type: ignore[method-assign]
 
 
 def played(*, overlap: bool = True, pool_slots: int = 256, mixed_chunk: bool = True, chooser: object = None) -> Mixing:
@@ -45,7 +52,7 @@ def played(*, overlap: bool = True, pool_slots: int = 256, mixed_chunk: bool = T
 @pytest.mark.parametrize("overlap", [True, False])
 def test_who_runs_gains_tokens_while_a_long_prompt_is_prefilled(overlap: bool) -> None:
     engine = played(overlap=overlap)
-    mixed = [launch for launch in engine.launches if launch.beside is not None]
+    mixed = [launch for launch in engine.launched if launch.beside is not None]
     assert len(mixed) >= 3
     assert {row.request.rid for launch in mixed for row in launch.rows} == {"r1"}
     for launch in mixed:
@@ -62,12 +69,12 @@ def test_outputs_are_those_of_one_token_after_the_other(seed: int) -> None:
 
 
 def test_without_memory_for_another_step_the_prefill_goes_alone() -> None:
-    wide, tight = (sum(launch.beside is not None for launch in played(pool_slots=size).launches) for size in (256, 40))
+    wide, tight = (sum(launch.beside is not None for launch in played(pool_slots=size).launched) for size in (256, 40))
     assert 0 < tight < wide
 
 
 def test_a_launch_mixes_only_where_the_configuration_says_so() -> None:
-    assert all(launch.beside is None for launch in played(mixed_chunk=False).launches)
+    assert all(launch.beside is None for launch in played(mixed_chunk=False).launched)
 
 
 @given(extends=st.lists(slots, max_size=4), trees=st.lists(slots, max_size=4))

@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 from property_tests.support.watched_engine import Watched, fractional, fractions, observed, watched
 from specsim.choices.chooser import RecordingChooser, replayed, seeded
 from specsim.engine.accounting import ModelAccounting, Retracted
+from specsim.engine.admission import Admission
 from specsim.engine.config import EngineConfig, require_runnable
 from specsim.engine.event_log import Run
 from specsim.engine.lifecycle import State
-from specsim.engine.loop import ITERATIONS_MAX, Engine, UnjudgeableError
+from specsim.engine.loop import ITERATIONS_MAX, UnjudgeableError
 from specsim.engine.model import EOS, STOP
 from specsim.engine.request import Request, Turn
 from specsim.engine.workload import Scenario, Workload, draw_scenario
 from specsim.errors import UsageError
-from specsim.rules.checked_engine import checked_engine, checked_parts
+from specsim.rules.checked_engine import checked_engine
 from specsim.rules.oracle import outputs_of
 
 SCHEDULES = 1000
@@ -62,14 +63,14 @@ def test_no_schedule_of_the_default_swarm_breaks_a_rule() -> None:
 def test_every_tape_is_a_schedule_that_ends_and_breaks_no_rule(tape: list[int]) -> None:
     _, engine, run = played(replayed(tape))
     assert run.violations == ()
-    assert {request.state for request in engine.requests} <= {State.FINISHED}
+    assert {request.state for request in engine.requests.everybody} <= {State.FINISHED}
 
 
 @given(raw=fractions)
 def test_every_schedule_ends_and_breaks_no_rule(raw: bytes) -> None:
     _, engine, run = played(fractional(raw))
     assert run.violations == ()
-    assert {request.state for request in engine.requests} <= {State.FINISHED}
+    assert {request.state for request in engine.requests.everybody} <= {State.FINISHED}
 
 
 @given(raw=fractions)
@@ -84,7 +85,7 @@ def test_every_request_that_nobody_aborts_gets_the_tokens_of_decoding_one_by_one
     scenario, engine, _ = played(fractional(raw))
     if scenario.config.relaxed_penalties:  # they depend on the schedule
         return
-    for request in engine.requests:
+    for request in engine.requests.everybody:
         if not request.abort_wanted:
             assert request.outputs[: observed(request).finished_len] == outputs_of(request)
 
@@ -117,7 +118,7 @@ def test_the_simplest_tape_is_one_request_without_incident() -> None:
     scenario, engine, run = played(replayed([]))
     assert [turn.rid for turn in scenario.workload.turns] == ["r0"]
     assert (scenario.workload.aborts_max, scenario.workload.retractions_max) == (0, 0)
-    assert len(engine.requests) == 1
+    assert len(engine.requests.everybody) == 1
     assert run.stale_retracted == 0
 
 
@@ -315,21 +316,18 @@ def test_a_sessions_second_turn_reuses_what_the_first_one_left() -> None:
     turns = [Turn(f"s0t{number}", (10 + number,) * 5, 4, session="s0") for number in range(2)]
     engine, run = run_turns(*turns)
     assert run.violations == ()
-    first, second = engine.requests
+    first, second = engine.requests.everybody
     assert second.prompt == first.prompt + engine.visible()["s0t0"] + list(turns[1].tokens)
     reused = next(e.details for e in run.log if e.event == "admit" and e.who == "s0t1")
     # With a verification in flight all of the first turn's tokens have, or will have, their KV.
     assert reused == "extend 9 to 14"
 
 
-def test_a_run_that_never_ends_says_who_waits() -> None:
-    class AdmitsNobody(Engine):
-        def _admit(self) -> list[Request]:
-            return []
-
+def test_a_run_that_never_ends_says_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Admission, "admit", lambda admission, chooser: [])
     chooser = replayed([])
     scenario = draw_scenario(chooser)
-    (violation,) = AdmitsNobody(scenario, chooser, *checked_parts(scenario)).run().violations
+    (violation,) = checked_engine(scenario, chooser).run().violations
     assert violation.rule.id == "S1"
     assert violation.actual == f"after {ITERATIONS_MAX} iterations ['r0'] wait and [] run"
 

@@ -61,7 +61,7 @@ def test_a_match_may_begin_in_one_run_and_end_inside_another(disagree: int, samp
         scenario = Scenario(EngineConfig(), Workload((turn,)))
         engine = watched(scenario, seeded(disagree, "stop strings", end))
         assert engine.run().violations == ()
-        (request,) = engine.requests
+        (request,) = engine.requests.everybody
         visible = engine.visible()["r0"]
         assert visible == outputs_of(make_request(turn, []))
         assert turn.stop[0] in said(visible)

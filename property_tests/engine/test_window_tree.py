@@ -202,8 +202,8 @@ def test_schedules_bury_revive_and_reuse() -> None:
             run = engine.run()
             assert run.violations == ()
             seen |= run.marks & {"prefix hit", "window slots given back", "session resumed", "tree", "pages"}
-            assert engine._memory.tree is not None
-            if any(not entry.node.has_window for entry in engine._memory.tree.entries()):
+            assert engine.memory.tree is not None
+            if any(not entry.node.has_window for entry in engine.memory.tree.entries()):
                 seen.add("tombstone")
             if scenario.config.draft_layers:
                 seen.add("draft pool")

@@ -73,7 +73,7 @@ def memory_of(target: SglangHostTarget, config: EngineConfig) -> tuple[int, int]
     from specsim.engine.workload import Scenario, Workload
 
     engine = checked_engine(Scenario(config, Workload(())), seeded(0, "", 0), target.make)
-    return engine._memory.allocator.size, engine._memory.rows.count
+    return engine.memory.allocator.size, engine.memory.rows.count
 
 
 # Penalties

@@ -63,16 +63,19 @@ from property_tests.support.wrong_accountings import (
     WritesAnOldColumn,
     WritesAnotherRow,
 )
+from specsim.engine import batch as batch_module
 from specsim.engine import device as device_module
-from specsim.engine import loop as engine_module
 from specsim.engine import model
 from specsim.engine import results as results_module
 from specsim.engine.accounting import Memory, ModelAccounting
+from specsim.engine.admission import Admission
+from specsim.engine.arrivals import Arrivals
 from specsim.engine.device import Device
 from specsim.engine.draft import Drafter, ExtendRow, Relayed, expected_tags
 from specsim.engine.grammar import Matcher
 from specsim.engine.graph import write_pad_rows
 from specsim.engine.launch import DecodeResult, Launch, LaunchRow
+from specsim.engine.launches import Launches
 from specsim.engine.lifecycle import State
 from specsim.engine.logprobs import take_rows
 from specsim.engine.loop import Engine
@@ -82,6 +85,7 @@ from specsim.engine.memory.window_tree import TreeWindow
 from specsim.engine.model import EOS, VOCABULARY
 from specsim.engine.relay import Futures, Ring
 from specsim.engine.request import Request, Turn
+from specsim.engine.results import Results
 from specsim.engine.scalar_tree import Tree, build_tree
 from specsim.engine.scalar_verify import Verified, verify_tree_greedy
 from specsim.engine.streams import Operation, Streams
@@ -106,14 +110,13 @@ def replacing(owner: Any, name: str, make: Callable[[Any], Any]) -> Patch:
 # Loops that schedule what they must not
 
 
-class AdmitsNobody(Engine):
-    def _admit(self) -> list[Request]:
-        return []
+def admits_nobody(admission: Admission, chooser: Any) -> list[Request]:
+    return []
 
 
 class ResolvesTheNewestFirst(Engine):
     def _resolve(self, launch: Launch) -> None:
-        super()._resolve(self._unresolved[-1])
+        super()._resolve(self.launches.unresolved[-1])
 
 
 class ResolvesNothing(Engine):
@@ -121,34 +124,40 @@ class ResolvesNothing(Engine):
         pass
 
 
-class LaunchesARequestTwice(Engine):
-    def _launch(self, kind: str, rows: list[LaunchRow], beside: list[LaunchRow] | None = None) -> Launch:
-        return super()._launch(kind, [*rows, rows[0]], beside)
+def launches_a_request_twice(launch: Callable[..., Launch]) -> Callable[..., Launch]:
+    def twice(launches: Launches, kind: str, rows: list[LaunchRow], beside: Any = None) -> Launch:
+        return launch(launches, kind, [*rows, rows[0]], beside)
+
+    return twice
 
 
-class LaunchesTheFinished(Engine):
-    def _launch(self, kind: str, rows: list[LaunchRow], beside: list[LaunchRow] | None = None) -> Launch:
-        may = self._config.late_results  # then somebody may finish before the launch
-        finished = [request for request in self._requests if request.state is State.FINISHED and not may]
-        return super()._launch(kind, rows + [LaunchRow(request, request.key, []) for request in finished], beside)
+def launches_the_finished(launch: Callable[..., Launch]) -> Callable[..., Launch]:
+    def and_the_finished(launches: Launches, kind: str, rows: list[LaunchRow], beside: Any = None) -> Launch:
+        may = launches._config.late_results  # then somebody may finish before the launch
+        everybody = launches._batch._requests.everybody
+        finished = [request for request in everybody if request.state is State.FINISHED and not may]
+        return launch(launches, kind, rows + [LaunchRow(request, request.key, []) for request in finished], beside)
+
+    return and_the_finished
 
 
 class WaitsForTheNewest(Engine):
     def _host_step(self) -> None:
         super()._host_step()
-        if self._awaited is not None:
-            self._awaited = self._unresolved[-1]
+        if self.awaited is not None:
+            self.awaited = self.launches.unresolved[-1]
 
 
-class AsksForMoreThanTheContext(Engine):
-    def _capped(self, turn: Turn) -> Turn:
-        return replace(turn, max_new_tokens=turn.max_new_tokens + 3)
+def asks_for_more_than_the_context(arrivals: Arrivals, turn: Turn) -> Turn:
+    return replace(turn, max_new_tokens=turn.max_new_tokens + 3)
 
 
-class ReleasesTwice(Engine):
-    def _releasing(self, request: Request) -> None:
-        super()._releasing(request)
-        super()._releasing(request)
+def releases_twice(releasing: Callable[..., None]) -> Callable[..., None]:
+    def twice(results: Results, request: Request) -> None:
+        releasing(results, request)
+        releasing(results, request)
+
+    return twice
 
 
 # Streams that wait for nothing
@@ -411,8 +420,11 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "I33": [Sabotage(CountsAVerificationTwice)],
     "I34": [Sabotage(CutsARun)],
     "I35": [Sabotage(engine=ResolvesTheNewestFirst), Sabotage(engine=ResolvesNothing)],
-    "I36": [Sabotage(engine=LaunchesARequestTwice), Sabotage(engine=LaunchesTheFinished)],
-    "I37": [Sabotage(engine=ReleasesTwice)],
+    "I36": [
+        Sabotage(patch=replacing(Launches, "launch", launches_a_request_twice)),
+        Sabotage(patch=replacing(Launches, "launch", launches_the_finished)),
+    ],
+    "I37": [Sabotage(patch=replacing(Results, "_releasing", releases_twice))],
     "I38": [Sabotage(IgnoresAborts)],
     "I39": [Sabotage(AbortsTheInnocent)],
     "I40": [Sabotage(ChangesAToken), Sabotage(LooksAtTheLastTokenOnly)],
@@ -446,7 +458,7 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "I57": [Sabotage(SavesAnAbortedTurn)],
     "I58": [
         Sabotage(patch=replacing(Device, "_accept", counts_nothing_that_is_accepted)),
-        Sabotage(patch=replacing(engine_module, "cumulate", lambda _: lambda request: {EOS: len(request.outputs)})),
+        Sabotage(patch=replacing(batch_module, "cumulate", lambda _: lambda request: {EOS: len(request.outputs)})),
     ],
     "I59": [Sabotage(patch=replacing(device_module, "bincount", lambda _: lambda tokens: {}))],
     "I60": [
@@ -462,15 +474,15 @@ SABOTAGES: dict[str, list[Sabotage]] = {
     "M1": [Sabotage(patch=replacing(device_module, "build_tree", lambda _: lets_a_node_read_its_siblings))],
     "T6": [
         Sabotage(patch=replacing(results_module, "take_rows", lambda _: takes_the_rows_before)),
-        Sabotage(patch=replacing(engine_module, "take_first_row", lambda _: lambda *row: None)),
+        Sabotage(patch=replacing(results_module, "take_first_row", lambda _: lambda *row: None)),
     ],
-    "S1": [Sabotage(engine=AdmitsNobody)],
+    "S1": [Sabotage(patch=replacing(Admission, "admit", lambda _: admits_nobody))],
     "S2": [Sabotage(patch=replacing(Streams, "_queue", waits_for_nothing(name))) for name in WAITING],
     "S3": [Sabotage(CountsStaleDrafts)],
     "S4": [Sabotage(ReusesLessThanWasKept)],
     "S5": [Sabotage(AllocatesForFourSteps)],
     "S6": [Sabotage(engine=WaitsForTheNewest)],
-    "S7": [Sabotage(engine=AsksForMoreThanTheContext)],
+    "S7": [Sabotage(patch=replacing(Arrivals, "capped", lambda _: asks_for_more_than_the_context))],
     "S8": [Sabotage(patch=replacing(Device, "execute_next", meets_nobody))],
     "X1": [Sabotage(Raises)],
     "X6": [Sabotage(patch=replacing(device_module, "verify_tree_greedy", accepts_a_node_that_is_not_there))],

@@ -24,13 +24,9 @@ def fractional(raw: bytes) -> RecordingChooser:
 class Watched(Engine):
     """An engine whose requests can be looked at when it has run."""
 
-    @property
-    def requests(self) -> list[Request]:
-        return self._requests
-
     def visible(self) -> dict[str, list[int]]:
         """What the client of each request that nobody aborted has seen."""
-        return {r.rid: r.outputs[: observed(r).finished_len] for r in self._requests if not r.abort_wanted}
+        return {r.rid: r.outputs[: observed(r).finished_len] for r in self.requests.everybody if not r.abort_wanted}
 
 
 def watched(scenario: Scenario, chooser: Chooser) -> Watched:

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 from specsim.engine.config import EngineConfig
 from specsim.engine.launch import DecodeResult
 from specsim.engine.locations import Locations
-from specsim.engine.memory.allocator import Allocator, SlotWatcher, ceil_to
+from specsim.engine.memory.allocator import Allocator, OutOfSlotsError, SlotWatcher, ceil_to
 from specsim.engine.memory.radix import RadixCache, TreeWatcher
-from specsim.engine.memory.rows import Rows
+from specsim.engine.memory.rows import Rows, RowsExhaustedError
 from specsim.engine.memory.sessions import Sessions, SessionSlot
 from specsim.engine.memory.swa import SwaAllocator
 from specsim.engine.memory.tree_node import TreeNode
@@ -25,6 +25,7 @@ from specsim.engine.model import EOS, STOP
 from specsim.engine.request import Request
 from specsim.engine.sampling_params import Counts
 from specsim.engine.stop_strings import stop_string_end
+from specsim.errors import described
 
 
 @dataclass(slots=True)
@@ -153,6 +154,11 @@ class HostFunctionError(Exception):
         self.expected = expected
         self.part = part
         self.text = text
+
+
+def out_of_memory(part: str, error: OutOfSlotsError | RowsExhaustedError) -> HostFunctionError:
+    """What an allocation raises for want of memory, as an error of the host function that asked for it."""
+    return HostFunctionError(part, described(error))
 
 
 class Accounting(Protocol):

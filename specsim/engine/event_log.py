@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
-from specsim.engine.observer import Violation
+from specsim.engine.observer import Observer, Violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +39,49 @@ class Run:
     def switches(self) -> int:
         """How often an event of the device follows one of the host, or the other way round."""
         return sum(one.agent != two.agent for one, two in pairwise(self.log))
+
+
+class Listener(Protocol):
+    """Sees each event at the time when it is logged."""
+
+    def before_event(self) -> None: ...
+
+    def after_event(self, event: str) -> None: ...
+
+
+class EventLog:
+    """The events of a run, and what it reached. Nothing in here decides what happens.
+
+    `marks`        interleavings and features that the run reached (`specsim.engine.marks`)
+    `iterations`   of the host's loop so far
+    `retracted_in` the iteration in which a request was retracted, until it is admitted again
+    `is_quiet`     nothing is logged
+    """
+
+    def __init__(self, observer: Observer, marks: set[str]) -> None:
+        self.events: list[LoggedEvent] = []
+        self.marks = marks
+        self.iterations = 0
+        self.retracted_in: dict[str, int] = {}
+        self.is_quiet = False
+        self.listener: Listener | None = None
+        self._observer = observer
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    @property
+    def digest(self) -> str:
+        """Two runs are the same when their digests are."""
+        return self._digest.hexdigest()
+
+    def record(self, agent: str, event: str, who: str, details: str) -> None:
+        if self.is_quiet:
+            return
+        listener = self.listener
+        if listener is not None:
+            listener.before_event()
+        number = len(self.events)
+        self._observer.events = number
+        self.events.append(LoggedEvent(number, agent, event, who, details))
+        self._digest.update(f"{agent}\x1f{event}\x1f{who}\x1f{details}\n".encode())
+        if listener is not None:
+            listener.after_event(event)

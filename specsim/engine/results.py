@@ -1,50 +1,75 @@
-"""Results: what the host does when it takes the result of a decode step, and when a request ends."""
+"""Results: what the host does when it takes the result of a launch, and when a request ends."""
 
 from __future__ import annotations
 
-from collections import deque
-
 from specsim.engine.accounting import Accounting, Memory, Observed, ResultSteps
 from specsim.engine.admission import Admission
+from specsim.engine.batch import Batch
 from specsim.engine.config import EngineConfig
+from specsim.engine.event_log import EventLog
 from specsim.engine.launch import DecodeResult, Launch, LaunchRow, advance_grammar
+from specsim.engine.launches import Launches
 from specsim.engine.lifecycle import Event, State
-from specsim.engine.logprobs import take_rows
+from specsim.engine.logprobs import take_first_row, take_rows
 from specsim.engine.marks import finish_mark
 from specsim.engine.observer import Observer
 from specsim.engine.request import Request
+from specsim.engine.request_table import RequestTable
 
 
-class Results(Admission):
-    """The part of the engine that takes results, beside the one that admits: one chain of bases, which compiles. The
-    engine makes what it works on.
+class Results:
+    """Takes results. `stale_finished` and `stale_retracted` count those of requests that had ended or were retracted
+    when the result came.
     """
 
-    _config: EngineConfig
-    _memory: Memory
-    _accounting: Accounting
-    _observer: Observer
-    _marks: set[str]
-    _requests: list[Request]
-    _unresolved: deque[Launch]
-    _open_sessions: list[str]
-    _histories: dict[str, list[int]]
-    _has_laws: bool
-    _batch_is_full: bool
-    _claimed: int
-    _stale_finished: int
-    _stale_retracted: int
+    def __init__(
+        self,
+        config: EngineConfig,
+        memory: Memory,
+        accounting: Accounting,
+        observer: Observer,
+        log: EventLog,
+        requests: RequestTable,
+        batch: Batch,
+        launches: Launches,
+        admission: Admission,
+        *,
+        has_laws: bool,
+    ) -> None:
+        self._config = config
+        self._memory = memory
+        self._accounting = accounting
+        self._observer = observer
+        self._log = log
+        self._requests = requests
+        self._batch = batch
+        self._launches = launches
+        self._admission = admission
+        self._has_laws = has_laws
+        self._claimed = 0
+        self.stale_finished = 0
+        self.stale_retracted = 0
+
+    def take(self, launch: Launch) -> None:
+        """The host has the result of a launch."""
+        for part in launch.parts:
+            if self._has_laws and part.grammar_advanced and any(row.request.matcher for row in part.rows):
+                self._log.marks.add("mask_before_result")
+            if part.result is None:
+                self._resolve_prefill(part)
+            else:
+                self._resolve_decode(part)
 
     def _resolve_decode(self, launch: Launch) -> None:
         result = launch.result
         assert result is not None
         if not launch.rows:
-            self._record("host", "resolve", launch.name, "idle")
+            self._log.record("host", "resolve", launch.name, "idle")
             return
         live = [self._is_live(row) for row in launch.rows]
         before = [self._accounting.observe(row.request) for row in launch.rows]
-        if any(later.verifies and later.num_steps != launch.num_steps for later in self._unresolved):
-            self._marks.add("stride_changed")
+        if any(later.verifies and later.num_steps != launch.num_steps for later in self._launches.unresolved):
+            self._log.marks.add("stride_changed")
         if self._has_laws:
             advance_grammar(launch)
         take = self._accounting.own.take_decode_result
@@ -60,6 +85,28 @@ class Results(Admission):
                 self._appended(row.request, result, number, len(run))
                 self._accounting.check_finish(row.request, len(run))
                 self._checked(row.request)
+        self._end_frees()
+
+    def _resolve_prefill(self, launch: Launch) -> None:
+        if self._has_laws:
+            advance_grammar(launch)
+        self._begin_frees()
+        firsts = zip(launch.rows, launch.first_tokens, launch.first_hidden_states, strict=True)
+        for row, token, hidden in firsts:
+            request = row.request
+            if row.is_middle:
+                continue
+            if request.state is not State.PREFILLING or request.key != row.key:
+                self._log.record("host", "stale", request.rid, launch.name)
+                continue
+            request.happens(Event.FIRST_TOKEN)
+            if request.turn.return_logprob:
+                take_first_row(request, hidden, token)
+            if self._append(request, [token], "prefill result"):
+                if request.pending:
+                    self._log.marks.add("finished_at_prefill")
+            elif self._memory.tree is not None:
+                self._admission.cache_unfinished(request)
         self._end_frees()
 
     def _steps_of(self, launch: Launch, result: DecodeResult, before: list[Observed], live: list[bool]) -> ResultSteps:
@@ -113,19 +160,19 @@ class Results(Admission):
             f"{row.request.rid}:{'+' if alive else 'stale '}{accept_len}"
             for row, alive, accept_len in zip(launch.rows, live, result.accept_lens, strict=True)
         ]
-        self._record("host", "resolve", launch.name, " ".join(details))
+        self._log.record("host", "resolve", launch.name, " ".join(details))
         for row, alive in zip(launch.rows, live, strict=True):
             if row.request.key == row.key:
                 row.request.pending -= 1
             if alive:
                 if not row.request.pending and self._config.overlap:
-                    self._marks.add("live_result_without_successor")
+                    self._log.marks.add("live_result_without_successor")
             elif row.request.state is State.FINISHED:
-                self._stale_finished += 1
-                self._marks.add("stale_result_of_finished")
+                self.stale_finished += 1
+                self._log.marks.add("stale_result_of_finished")
             else:
-                self._stale_retracted += 1
-                self._marks.add("stale_result_of_retracted")
+                self.stale_retracted += 1
+                self._log.marks.add("stale_result_of_retracted")
         self._observer.after_resolve(launch, result, before, runs, live)
 
     def _is_live(self, row: LaunchRow) -> bool:
@@ -152,15 +199,15 @@ class Results(Admission):
         seen = self._accounting.observe(request)
         finished_len, self._claimed = seen.finished_len, seen.committed
         visible = _visible_len(request, finished_len)
-        self._marks.add(finish_mark(request, finished_len))
-        self._record("host", "finish", request.rid, f"{visible} of {len(request.outputs)} outputs")
-        self._batch_is_full = False  # somebody leaves
+        self._log.marks.add(finish_mark(request, finished_len))
+        self._log.record("host", "finish", request.rid, f"{visible} of {len(request.outputs)} outputs")
+        self._batch.is_full = False  # somebody leaves
         self._observer.visible_outputs(request)
         self._observer.before_release(request)
         self._observer.before_tree_calls()
 
     def _released(self, request: Request) -> None:
-        session, tree = self._has_session(request), self._memory.tree
+        session, tree = self._requests.has_session(request), self._memory.tree
         visible = _visible_len(request, self._accounting.observe(request).finished_len)
         self._observer.after_memory_calls("release")
         request.happens(Event.FINISH)
@@ -169,10 +216,10 @@ class Results(Admission):
             if self._accounting.own.tree_gets_the_claim:
                 claim = self._claimed
             if tree.key_len(claim) > request.honest_len:
-                self._marks.add("tree_took_unwritten_position")
+                self._log.marks.add("tree_took_unwritten_position")
             self._observer.inserted(request, claim, "release", -1, "I30")
         if request.turn.session and not request.abort_wanted:
-            self._histories[request.turn.session] = request.prompt + request.outputs[:visible]
+            self._requests.histories[request.turn.session] = request.prompt + request.outputs[:visible]
         if session and request.abort_wanted:
             self._observer.session_aborted(request, None)
         elif session:
@@ -185,7 +232,7 @@ class Results(Admission):
     def _end_frees(self) -> None:
         self._memory.allocator.free_group_end()
         self._observer.free_group_end()
-        self._observer.ownership("release", self._requests, self._open_sessions)
+        self._observer.ownership("release", self._requests.everybody, self._requests.open_sessions)
 
 
 def _visible_len(request: Request, finished_len: int | None) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 
 from specsim.choices.chooser import Chooser
 from specsim.engine.accounting import Held, Memory
+from specsim.engine.batch import Batch
 from specsim.engine.copies import shallow
 from specsim.engine.device import Device
 from specsim.engine.launch import DecodeResult, Launch, LaunchRow, Sequence
@@ -27,6 +28,7 @@ from specsim.engine.memory.allocator import Allocator, SlotWatcher
 from specsim.engine.memory.sessions import Sessions, SessionSlot
 from specsim.engine.relay import Futures
 from specsim.engine.request import Request
+from specsim.engine.request_table import RequestTable
 from specsim.engine.workload import Scenario
 from specsim.errors import UsageError
 
@@ -68,10 +70,10 @@ class EngineState:
     __slots__ = ("delays", "engine")
 
     def __init__(self, engine: Engine, delays: int) -> None:
-        require_forkable(Scenario(engine._config, engine._workload))
+        require_forkable(Scenario(engine.config, engine.workload))
         self.engine = engine
         self.delays = delays
-        engine.is_quiet = True
+        engine.log.is_quiet = True
 
     def agents(self) -> tuple[int, ...]:
         """Who can go next; the host first, as choice 0 does. Nobody when the run is over."""
@@ -87,16 +89,16 @@ class EngineState:
         engine = self.engine
         if agent == DEVICE:
             return False
-        if engine._phase in ("schedule", "pause"):
-            faults_left = engine._pauses_left or engine._timeouts_left or engine._paused
-            return bool(engine._running or engine._merging or faults_left or engine._config.idle_batches)
-        return bool(engine._arriving or engine._aborts_left)
+        if engine.phase in ("schedule", "pause"):
+            faults_left = engine.pauses_left or engine.arrivals.timeouts_left or engine.paused
+            return bool(engine.batch.running or engine.batch.merging or faults_left or engine.config.idle_batches)
+        return bool(engine.arrivals.to_come or engine.arrivals.aborts_left)
 
     def step(self, agent: int, chooser: Chooser) -> None:
         engine: Any = self.engine
-        engine._chooser = chooser
+        engine.chooser = chooser
         engine.step(agent == DEVICE)
-        engine._chooser = None  # a chooser knows this state: no cycle is left for the collector
+        engine.chooser = None  # a chooser knows this state: no cycle is left for the collector
 
     def outcomes(self, bound: int, label: str) -> tuple[int, ...] | range:
         """The values of a choice that lead to different states."""
@@ -110,7 +112,7 @@ class EngineState:
 
     def broken(self) -> tuple[str, ...]:
         """Signatures of the rules that were broken on the way here."""
-        return tuple(violation.signature for violation in self.engine._observer.violations)
+        return tuple(violation.signature for violation in self.engine.observer.violations)
 
     def fork(self) -> EngineState:
         forked = EngineState.__new__(EngineState)
@@ -127,42 +129,79 @@ def fork(engine: Engine) -> Engine:
     but a log, and what a step writes before it reads it: the prefix lengths of an admission.
     """
     new = shallow(engine)
-    requests = {request: _fork_request(request) for request in engine._requests}
+    unresolved, old_device = engine.launches.unresolved, engine.launches.device
+    requests = {request: _fork_request(request) for request in engine.requests.everybody}
     rows = _Rows(requests)
-    launches = {id(launch): _fork_launch(launch, rows) for launch in engine._unresolved}
-    output = engine._device._output[:]
+    launches = {id(launch): _fork_launch(launch, rows) for launch in unresolved}
+    output = old_device._output[:]
     for launch in launches.values():
         # A defect hands out the buffer itself: then the copy's results are in the copy's buffer.
-        if launch.result is not None and launch.result.next_token_ids is engine._device._output:
+        if launch.result is not None and launch.result.next_token_ids is old_device._output:
             launch.result.next_token_ids = output
 
-    new._observer = observer = engine._observer.fork()
-    new._memory = memory = _fork_memory(engine._memory, observer.slots)
-    new._accounting = shallow(engine._accounting)
-    accounting: Any = new._accounting
-    accounting._memory = memory
+    new.observer = observer = engine.observer.fork()
+    new.memory = memory = _fork_memory(engine.memory, observer.slots)
+    new.accounting = accounting = shallow(engine.accounting)
+    of_model: Any = accounting
+    of_model._memory = memory
     observer.attach(memory, accounting)
-    # A launch is on the device's stream until it is executed, and unresolved until long after.
-    new._device = _fork_device(engine._device, launches, output)
-    new._unresolved = deque(launches.values())
-    if engine._awaited is not None:
-        new._awaited = launches[id(engine._awaited)]
 
-    new._requests = list(requests.values())
-    new._waiting = [requests[r] for r in engine._waiting]
-    new._running = [requests[r] for r in engine._running]
-    new._merging = [requests[r] for r in engine._merging]
-    new._merging_rows = [rows.of(row) for row in engine._merging_rows]
-    new._prepared = [rows.of(row) for row in engine._prepared] if engine._phase == "launch" else []
-    new._chunked = requests[engine._chunked] if engine._chunked is not None else None
-    new._futures = Futures(engine._futures.indices[:])
-    new._resumed = set(engine._resumed)
-    new._arriving = deque(engine._arriving)
-    new._histories = dict(engine._histories)
-    new._open_sessions = list(engine._open_sessions)
-    new._left = set(engine._left)
-    new._retracted_turns = dict(engine._retracted_turns)
-    new._device_lens = dict(engine._device_lens)
+    new.log = shallow(engine.log)
+    new.log._observer = observer
+    new.requests = _fork_table(engine.requests, requests)
+    new.batch = _fork_batch(engine.batch, requests, rows)
+    new.arrivals = shallow(engine.arrivals)
+    new.arrivals.to_come = deque(engine.arrivals.to_come)
+    new.launches = shallow(engine.launches)
+    # A launch is on the device's stream until it is executed, and unresolved until long after.
+    new.launches.device = _fork_device(old_device, launches, output)
+    new.launches.unresolved = deque(launches.values())
+    new.launches._device_lens = dict(engine.launches._device_lens)
+    new.admission = shallow(engine.admission)
+    chunked = engine.admission.chunked
+    new.admission.chunked = requests[chunked] if chunked is not None else None
+    new.admission._resumed = set(engine.admission._resumed)
+    new.results = shallow(engine.results)
+    _connect(new)
+
+    if engine.awaited is not None:
+        new.awaited = launches[id(engine.awaited)]
+    new.prepared = [rows.of(row) for row in engine.prepared] if engine.phase == "launch" else []
+    return new
+
+
+def _connect(engine: Engine) -> None:
+    """Let each part of a copied engine use the copies of what it uses."""
+    batch, arrivals, launches = engine.batch, engine.arrivals, engine.launches
+    admission, results = engine.admission, engine.results
+    batch._observer = arrivals._observer = launches._observer = engine.observer
+    admission._observer = results._observer = engine.observer
+    batch._log = arrivals._log = launches._log = admission._log = results._log = engine.log
+    batch._memory = launches._memory = admission._memory = results._memory = engine.memory
+    batch._accounting = arrivals._accounting = admission._accounting = results._accounting = engine.accounting
+    batch._requests = arrivals._requests = admission._requests = results._requests = engine.requests
+    arrivals._batch = launches._batch = admission._batch = results._batch = batch
+    admission._launches = results._launches = launches
+    results._admission = admission
+
+
+def _fork_table(table: RequestTable, requests: dict[Request, Request]) -> RequestTable:
+    new = RequestTable()
+    new.everybody = list(requests.values())
+    new.waiting = [requests[r] for r in table.waiting]
+    new.open_sessions = list(table.open_sessions)
+    new.histories = dict(table.histories)
+    new.left = set(table.left)
+    new.retracted_turns = dict(table.retracted_turns)
+    return new
+
+
+def _fork_batch(batch: Batch, requests: dict[Request, Request], rows: _Rows) -> Batch:
+    new = shallow(batch)
+    new.running = [requests[r] for r in batch.running]
+    new.merging = [requests[r] for r in batch.merging]
+    new.merging_rows = [rows.of(row) for row in batch.merging_rows]
+    new.futures = Futures(batch.futures.indices[:])
     return new
 
 
@@ -289,27 +328,28 @@ def value(engine: Engine) -> tuple[Any, ...]:
     """The state of an engine as tuples, lists, numbers, strings and bytes: equal states have equal values, and the
     same run has the same value on every machine.
     """
-    index = {request: at for at, request in enumerate(engine._requests)}
-    memory, device = engine._memory, engine._device
+    requests, batch, arrivals, admission = engine.requests, engine.batch, engine.arrivals, engine.admission
+    index = {request: at for at, request in enumerate(requests.everybody)}
+    memory, device = engine.memory, engine.launches.device
     assert isinstance(memory.allocator, Allocator)
     return (
-        (engine._phase, engine._to_resolve, engine._awaited is not None),
-        (engine._aborts_left, engine._retractions_left, engine._timeouts_left, engine._pauses_left),
-        (engine._paused, engine._steps, memory.steps, memory.next_steps, engine._batch_is_full, len(engine._arriving)),
-        [_request_value(request) for request in engine._requests],
-        [index[r] for r in engine._waiting],
-        [index[r] for r in engine._running],
-        [index[r] for r in engine._merging],
-        [row.relay_out for row in engine._merging_rows],
-        [_row_value(row, index) for row in engine._prepared] if engine._phase == "launch" else [],
-        index[engine._chunked] if engine._chunked else None,
-        engine._futures.indices,
-        engine._observer.state(engine._running),
-        sorted(engine._resumed),
-        engine._open_sessions,
-        sorted(engine._histories.items()),
-        sorted(engine._device_lens.items()),
-        [_launch_value(launch, index, device._output) for launch in engine._unresolved],
+        (engine.phase, engine.to_resolve, engine.awaited is not None),
+        (arrivals.aborts_left, batch.retractions_left, arrivals.timeouts_left, engine.pauses_left),
+        (engine.paused, batch.steps, memory.steps, memory.next_steps, batch.is_full, len(arrivals.to_come)),
+        [_request_value(request) for request in requests.everybody],
+        [index[r] for r in requests.waiting],
+        [index[r] for r in batch.running],
+        [index[r] for r in batch.merging],
+        [row.relay_out for row in batch.merging_rows],
+        [_row_value(row, index) for row in engine.prepared] if engine.phase == "launch" else [],
+        index[admission.chunked] if admission.chunked else None,
+        batch.futures.indices,
+        engine.observer.state(batch.running),
+        sorted(admission._resumed),
+        requests.open_sessions,
+        sorted(requests.histories.items()),
+        sorted(engine.launches._device_lens.items()),
+        [_launch_value(launch, index, device._output) for launch in engine.launches.unresolved],
         len(device.stream),
         device.content,
         (device.ring._next, [left and tuple(left) for left in device.ring.entries]),

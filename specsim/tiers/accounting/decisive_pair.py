@@ -132,8 +132,8 @@ class _SteppedEngine(Engine):
 
     def _schedule(self) -> None:
         if self._begun["schedule"] in self._orders.results_first:
-            while self._unresolved:
-                oldest = self._unresolved[0]
+            while self.launches.unresolved:
+                oldest = self.launches.unresolved[0]
                 while not oldest.done:
                     self._execute()
                 self._resolve(oldest)
@@ -152,12 +152,12 @@ class _SteppedEngine(Engine):
         self._step("device", super()._execute)
 
     def _step(self, kind: str, body: Callable[[], None]) -> None:
-        ordinal, start = self._begun[kind], len(self._log)
+        ordinal, start = self._begun[kind], len(self.log.events)
         self._begun[kind] += 1
         try:
             body()
         finally:
-            self.steps.append(_Step(kind, ordinal, self.resumed, start, len(self._log)))
+            self.steps.append(_Step(kind, ordinal, self.resumed, start, len(self.log.events)))
 
 
 class StoppedError(Exception):

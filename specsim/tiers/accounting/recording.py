@@ -77,20 +77,21 @@ class RecordingEngine(Engine):
         self._now: Sections = {}
         self._begins = False
         self.on_events: Callable[[], None] = lambda: None  # called now and then: noting takes time
-        self._run_target = self._device._run_target
-        self._device._run_target = self._watch_target  # type: ignore[method-assign]
+        self.log.listener = self
+        self._run_target = self.launches.device._run_target
+        self.launches.device._run_target = self._watch_target  # type: ignore[method-assign]
 
     def recording(self) -> dict[str, Any]:
         """What was noted, as JSON takes it, when the run is over."""
-        config = self._config
+        config = self.config
         streams = ("schedule", "plan", "forward", "copy")
-        changes = [*self._changes, changed(self._before, self._now)] if self._log else []
+        changes = [*self._changes, changed(self._before, self._now)] if self.log.events else []
         return {
             "agents": ["host", *(streams if config.streams else ("device",))],
             "pool_slots": config.pool_slots,
             "page_size": config.page_size,
             "rows": config.rows,
-            "row_width": self._memory.rows.width,
+            "row_width": self.memory.rows.width,
             "launches": self._launch_names,
             "trees": {str(number): trees for number, trees in self._trees.items()},
             "changes": changes,
@@ -98,7 +99,7 @@ class RecordingEngine(Engine):
 
     def step(self, of_device: bool) -> None:
         super().step(of_device)
-        if self._log:
+        if self.log.events:
             self._now = self._state()
         self._begins = False
 
@@ -108,16 +109,17 @@ class RecordingEngine(Engine):
             self._begins = False
             self._now = self._state()
 
-    def _record(self, agent: str, event: str, who: str, details: str) -> None:
+    def before_event(self) -> None:
         self._settle()
-        if self._log:
+        if self.log.events:
             self._changes.append(changed(self._before, self._now))
             self._before = self._now
-        super()._record(agent, event, who, details)
-        if len(self._log) % _BEAT == 0:
+
+    def after_event(self, event: str) -> None:
+        if len(self.log.events) % _BEAT == 0:
             self.on_events()
         if event == "launch":
-            for part in self._unresolved[-1].parts:
+            for part in self.launches.unresolved[-1].parts:
                 self._launch_names[part.name] = {"kind": part.kind, "requests": [row.request.rid for row in part.rows]}
         elif event == "verify":
             self._note_trees()
@@ -157,8 +159,8 @@ class RecordingEngine(Engine):
 
     def _note_trees(self) -> None:
         self._name_sequences()
-        trees = self._trees.setdefault(len(self._log) - 1, [])
-        for step in self._device.steps:
+        trees = self._trees.setdefault(len(self.log.events) - 1, [])
+        for step in self.launches.device.steps:
             drafted = self._drafted.pop(step.key, None)
             if drafted is None:
                 continue
@@ -169,7 +171,7 @@ class RecordingEngine(Engine):
     # The state
 
     def _name_sequences(self) -> None:
-        for key, sequence in self._device.sequences.items():
+        for key, sequence in self.launches.device.sequences.items():
             start = self._named_to.get(key, 0)
             for position, fingerprint in enumerate(sequence.chain[start:], start):
                 self._named[fingerprint] = self._named.get(fingerprint, f"{key[0]}@{position}")
@@ -177,7 +179,7 @@ class RecordingEngine(Engine):
 
     def _state(self) -> Sections:
         self._name_sequences()
-        memory, ledger = self._memory, self._ledger
+        memory, ledger = self.memory, self._ledger
         found: Sections = {"slots": {}, "cells": {}, "owners": {}, "lists": self._lists()}
         slots: dict[int, list[Any]] = {}
         if memory.tree is not None:
@@ -185,8 +187,8 @@ class RecordingEngine(Engine):
                 chain = model.fingerprints(list(entry.tokens))
                 for at, slot in enumerate(entry.node.slots, entry.start):
                     slots[slot] = self._slot("tree", slot, at, chain)
-        for request in self._requests:
-            seen = self._accounting.observe(request)
+        for request in self.requests.everybody:
+            seen = self.accounting.observe(request)
             fields = {
                 "state": request.state.value,
                 "incarnation": request.incarnation,
@@ -205,15 +207,15 @@ class RecordingEngine(Engine):
             found[f"request {request.rid}"] = fields
             if seen.row is None or request.state is State.FINISHED:
                 continue
-            sequence = self._device.sequences.get(request.key)
+            sequence = self.launches.device.sequences.get(request.key)
             chain = sequence.chain if sequence is not None else []
             lengths = [seen.committed, seen.allocated, seen.protected, request.kv_ready]
             self._take(found, slots, request.rid, seen.row, lengths, chain)
         rows = {owner[0] for owner in found["owners"].values()}
-        for session in self._open_sessions:
-            held = self._accounting.session_slot(session)
+        for session in self.requests.open_sessions:
+            held = self.accounting.session_slot(session)
             if held is not None and held.row not in rows:
-                chain = model.fingerprints(self._histories.get(session, []))[: held.claim]
+                chain = model.fingerprints(self.requests.histories.get(session, []))[: held.claim]
                 lengths = [held.claim, held.allocated, held.protected, held.claim]
                 self._take(found, slots, f"session {session}", held.row, lengths, chain)
         page_size = memory.allocator.page_size
@@ -222,7 +224,7 @@ class RecordingEngine(Engine):
             if slot not in slots:
                 owner = "freed" if slot in ledger.in_group else pages.get(slot // page_size, "leaked")
                 slots[slot] = self._slot(owner, slot)
-        for slot, content in enumerate(self._device.content[1:], 1):
+        for slot, content in enumerate(self.launches.device.content[1:], 1):
             if content and slot not in slots:
                 slots[slot] = self._slot("", slot)
         found["slots"] = {str(slot): slots[slot] for slot in sorted(slots)}
@@ -238,7 +240,7 @@ class RecordingEngine(Engine):
         """Note the slots of somebody who owns a row; `lengths` are committed, allocated, protected and KVready."""
         found["owners"][name] = [row, *lengths]
         allocated, protected = lengths[1], lengths[2]
-        for position, slot in enumerate(self._memory.rows.read(row, 0, allocated)):
+        for position, slot in enumerate(self.memory.rows.read(row, 0, allocated)):
             if position < protected and slot in slots:
                 continue
             known = slots.get(slot)
@@ -247,7 +249,7 @@ class RecordingEngine(Engine):
 
     def _slot(self, owner: str, slot: int, position: int = -1, chain: list[int] = _NOTHING) -> list[Any]:
         """A slot's owner, position, and names of what it holds and should hold: "" for nothing."""
-        content = self._device.content
+        content = self.launches.device.content
         holds = content[slot] if 0 <= slot < len(content) else 0
         right = chain[position] if 0 <= position < len(chain) else 0
         name = self._named.get(right, "")  # KV that no launch has computed yet is not due
@@ -259,17 +261,17 @@ class RecordingEngine(Engine):
         return self._named.get(fingerprint) or f"#{fingerprint:016x}"[:9]
 
     def _lists(self) -> dict[str, Any]:
-        memory = self._memory
+        memory = self.memory
         found: dict[str, Any] = {
             "free slots": memory.allocator.available,
             "free list": ranges(memory.allocator.free_slots),
             "freed in the open group": ranges(memory.allocator.pending),
             "free rows": ranges(memory.rows.free_rows),
-            "waiting": [request.rid for request in self._waiting],
-            "running": [request.rid for request in self._running],
-            "joining": [request.rid for request in self._merging],
-            "in flight": [launch.name for launch in self._unresolved],
-            "done, not taken": [launch.name for launch in self._unresolved if launch.done],
+            "waiting": [request.rid for request in self.requests.waiting],
+            "running": [request.rid for request in self.batch.running],
+            "joining": [request.rid for request in self.batch.merging],
+            "in flight": [launch.name for launch in self.launches.unresolved],
+            "done, not taken": [launch.name for launch in self.launches.unresolved if launch.done],
         }
         if memory.tree is not None:
             found["slots of the tree"] = memory.tree.total
