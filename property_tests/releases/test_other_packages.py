@@ -17,6 +17,7 @@ from specsim.choices.chooser import seeded
 from specsim.contracts.contract import Case, ScalarArg
 from specsim.contracts.frequencies import MIN_P, evidence
 from specsim.contracts.registry import FOREIGN, OPS
+from specsim.engines import listing
 from specsim.engines.flashinfer.launcher import headers, known_headers
 from specsim.engines.load import load_provider
 from specsim.engines.packages import cached_packages, fetch_package
@@ -457,3 +458,18 @@ def test_revisions_of_a_clone_of_vllm_are_targets_of_it(tmp_path: Path) -> None:
     assert [revision.target.rpartition("#")[0] for revision in history.revisions] == [f"vllm@{tmp_path}"] * 2
     texts = [revision.open(cache_in(tmp_path)).read(SAMPLER) for revision in history.revisions]
     assert texts == ["A = 1\n", "A = 2\n"]
+
+
+@pytest.mark.parametrize("gpus", [[], ["cuda:0 a GPU"]])
+def test_the_listing_says_which_packages_need_a_gpu_that_is_not_there(
+    gpus: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "gpus", lambda: gpus)
+    notes = {entry["target"].split("==")[0].split("@")[0]: entry["note"] for entry in _listed(cache_in(tmp_path))}
+    not_run = {package for package in PACKAGES if "not run here" in notes[package]}
+    assert not_run == (set() if gpus else {"sglang-kernel", "sgl-kernel", "flashinfer"})
+
+
+def _listed(cache: Cache) -> list[dict[str, str]]:
+    targets: list[dict[str, str]] = listing.list_targets(cache)["targets"]
+    return targets

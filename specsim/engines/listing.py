@@ -53,7 +53,7 @@ def list_targets(cache: Cache) -> dict[str, Any]:
             "tiers": of_engine,
             "note": "a git revision of a checkout, read without touching it",
         },
-        *_of_packages(cache, not missing, bool(gpus)),
+        *_of_packages(cache, not missing, bool(found)),
         {
             "target": "module:object",
             "tiers": [] if missing else ["ops"],
