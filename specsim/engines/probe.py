@@ -1,8 +1,8 @@
-"""Probes: one function of an engine's worker, run between recording stand-ins on generated cases.
+"""Probes: one function of an engine's worker, run between recording stubs on generated cases.
 
 The accounting tier runs host functions that call one another for a whole schedule. What a worker does between two
 launches needs a model runner, attention backends and kernels, which are not there; but which of them it hands to whom,
-and which logits it hands on, can be recorded and judged. A probe does that for one function.
+and which logits it hands on, can be recorded and checked. A probe does that for one function.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One file is enough: `common_ops.abi3.so`, in wheels below `sgl_kernel/sm90/` (Hopper) and `sgl_kernel/sm100/` (others),
 which needs torch's libraries and nothing else of its package. It is loaded by `torch.ops.load_library`, in the process
-that judges; no Python of the package runs. Without a GPU nothing of it can run.
+that tests; no Python of the package runs. Without a GPU nothing of it can run.
 """
 
 from __future__ import annotations

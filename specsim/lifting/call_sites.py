@@ -3,10 +3,10 @@
 Several historic defects are the caller's: the kernel is right for the stride that it is given, and the worker gives it
 the wrong one.
 So a launch is taken from the worker by AST together with the statements before it that compute its arguments (a
-backward slice), and is run in an environment that stands for the worker's surroundings: `batch`, `self`, the results
+backward slice), and is run in an environment of stubs of the worker's surroundings: `batch`, `self`, the results
 of the step before.
 Names that the environment supplies end the slice. The conditions around the call are evaluated first: a call that the
-worker does not make in a configuration is not judged there.
+worker does not make in a configuration is not tested there.
 
 What this does not do: it follows no loop and no call into other methods of the worker. A slice that needs those is
 "not run".

@@ -1,7 +1,7 @@
 """Lifting: take functions out of a source tree by AST and run them without importing the package they came from.
 
 The closure of the module-level names that the wanted functions use (definitions, classes, assignments) is kept,
-everything else is left out, line numbers stay. Imports of the release are never executed: a name from the release's
+everything else is skipped, line numbers stay. Imports of the release are never executed: a name from the release's
 own modules is followed there and lifted too. What cannot be found that way is reported by name.
 
 Two ways. `lift` is for kernels and what launches them: `torch`, `triton` and `tl` are given, a few names come from
@@ -380,7 +380,7 @@ class Lifter:
         """The value of the module-level name `name` of another file of the release."""
         if name in given:
             return given[name]
-        # What is given only grows, so that its size tells one state of it from another.
+        # What is given only grows, so that its size distinguishes its states.
         key = (len(given), path, name)
         if key not in self._host_values:
             module = self.module(path)
@@ -538,7 +538,7 @@ def _blank_all_but(text: str, statements: list[ast.stmt]) -> str:
     return "\n".join(line if kept else "" for line, kept in zip(lines, keep, strict=True)) + "\n"
 
 
-# Decorators that make what a function is. Others, which register, cache or compile it, are left out.
+# Decorators that make what a function is. Others, which register, cache or compile it, are skipped.
 _KEPT_DECORATORS = frozenset(
     {"property", "setter", "getter", "cached_property", "staticmethod", "classmethod", "contextmanager", "dataclass"}
 )
@@ -574,7 +574,7 @@ _IMPORTED = "__imported"
 
 
 def _assigned(function: ast.FunctionDef) -> frozenset[str]:
-    """Names that the code of a function assigns, imports left out."""
+    """Names that the code of a function assigns, without imports."""
     stored = (n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     return frozenset(stored)
 
@@ -620,7 +620,7 @@ def _prepare_for_host(module: ParsedModule, statement: ast.stmt, inner: dict[str
             return self._assignment([name for name, _ in local], node)
 
         def _assignment(self, names: list[str], node: ast.stmt) -> ast.AST:
-            """What stands for the import of names that the function assigns elsewhere too, and so are its own."""
+            """The replacement of an import of names that the function assigns elsewhere too, and so are its own."""
             if not names:
                 return ast.copy_location(ast.Pass(), node)
             text = "; ".join(f"{name} = {name}{_IMPORTED}" for name in names)

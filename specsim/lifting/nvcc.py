@@ -79,7 +79,7 @@ def find_nvcc() -> str | None:
 
 
 def gpu_architecture() -> str:
-    """The architecture of the first GPU as nvcc calls it, "" without one; asked of the driver, for CUDA must not start
+    """The architecture of the first GPU as nvcc calls it, "" without one; read from the driver, for CUDA must not start
     in a process that forks.
     """
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]

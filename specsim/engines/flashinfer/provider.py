@@ -118,8 +118,8 @@ def _count_tokens(library: ctypes.CDLL, sizes: Sizes, t: Tensors) -> Tensors:
         how = (ctypes.c_uint(rows), ctypes.c_uint(vocab_size), ctypes.c_ulonglong(_seed(sizes, launch)))
         call(library.specsim_sample, ctypes.c_int(sizes["which_filter"]), *repeated.values(), tokens, valid, *how)
         counts[first : first + requests] += _histogram(tokens.view(requests, draws), valid, vocab_size)
-    law = token_frequencies(t["probs"], t["top_k"], t["top_p"], t["min_p"]).frequencies
-    return _results(evidence(counts, law, sizes["draws"]), t)
+    expected = token_frequencies(t["probs"], t["top_k"], t["top_p"], t["min_p"]).frequencies
+    return _results(evidence(counts, expected, sizes["draws"]), t)
 
 
 def _count_chains(library: ctypes.CDLL, sizes: Sizes, t: Tensors) -> Tensors:
@@ -145,8 +145,8 @@ def _count_chains(library: ctypes.CDLL, sizes: Sizes, t: Tensors) -> Tensors:
         right = same & (accepted >= 0) & (last >= 0) & (last < vocab_size) & (tallies[1] == accepted)
         outcome = torch.where(right, accepted * vocab_size + last, -1).to(torch.int32)
         counts[first : first + requests] += _histogram(outcome.view(requests, draws), right, nodes * vocab_size)
-    law = chain_frequencies(t["candidates"], t["draft_probs"], t["target_probs"]).frequencies
-    return _results(evidence(counts.view(law.shape), law, sizes["draws"]), t)
+    expected = chain_frequencies(t["candidates"], t["draft_probs"], t["target_probs"]).frequencies
+    return _results(evidence(counts.view(expected.shape), expected, sizes["draws"]), t)
 
 
 def _seed(sizes: Sizes, launch: int) -> int:

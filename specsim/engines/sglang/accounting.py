@@ -75,7 +75,7 @@ def sglang_accounting(
 class SglangHostTarget:
     """The accounting of a release or checkout of SGLang.
 
-    Its finish check asks grammars of its own, so requests with a grammar of ours are not simulated.
+    Its finish check calls grammars of its own, so requests with a grammar of ours are not simulated.
 
     `missing` are the parts without which nothing can be simulated, with the reasons; `make` needs it to be empty.
     """
@@ -106,12 +106,12 @@ class SglangHostTarget:
         if part in SESSION_PARTS or part == session_classes.PART:
             return self._guards.reach_of_sessions(sizes)
         reach = self._guards.reach_of_overlap_worker(sizes)
-        # A request asks for penalties, and who starts a server for adaptive steps; neither is there unasked.
-        asked = part == names.PENALTY_FEED.part or config.adaptive
-        return "option" if asked and reach == "default" else reach
+        # A request brings penalties, and an option of the server adaptive steps; neither is there by default.
+        by_option = part == names.PENALTY_FEED.part or config.adaptive
+        return "option" if by_option and reach == "default" else reach
 
     def _rehearse(self) -> None:
-        """Run a few schedules that are not judged. What a function misses on our objects shows that they do not know
+        """Run a few schedules that are not checked. What a function misses on our objects shows that they do not know
         this source: its part is then not run, and nothing is found against the release.
         """
         for index in range(_REHEARSALS):
@@ -193,7 +193,7 @@ class SglangAccounting:
         }
 
     def _make_slots(self, memory: Memory) -> Any:
-        """The release's allocator, which is the engine's then too; or what stands in for it over the engine's."""
+        """The release's allocator, which is the engine's then too; or a stub of it over the engine's."""
         part = "token allocator" if memory.config.page_size == 1 else "paged allocator"
         released = self._functions.slot_types.get(part)
         if released is None or not isinstance(memory.allocator, Allocator):

@@ -1,4 +1,4 @@
-"""Whose an error is that a lifted function raises: ours, whose objects stand for the release's, or the release's own.
+"""Which side is at fault where a lifted function raises: our objects, which are stubs of the release's, or the release.
 
 An object of ours that lacks what the release's has, or a function of ours that is called with arguments that it does
 not take, says that the adapter is to be mended. An attribute that nothing in the release defines is the release's own
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from specsim.engines.sglang import host_objects as objects
 from specsim.lifting.source import SourceTree
 
-# Where the classes are that our objects stand for, and what assigns their attributes.
+# Where the classes are that our objects are stubs of, and what assigns their attributes.
 _DECLARING = (
     "srt/managers",
     "srt/mem_cache",

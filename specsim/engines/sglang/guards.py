@@ -3,7 +3,7 @@
 Several historic defects sit behind a guard of their release: until overlap speculative decoding ("V2") allowed trees
 with topk > 1 (0.5.13), `server_args` either refused that combination (0.5.10.post1) or fell back to the non-overlap
 workers (0.5.11 to 0.5.12.post1). A guard is looked for in the source that is tested, not assumed from its version, so
-a checkout that removed it is judged as what it is. The same holds of streaming sessions, which 0.5.10.post1 refuses
+a checkout that removed it is taken as what it is. The same holds of streaming sessions, which 0.5.10.post1 refuses
 to open together with the overlap workers.
 """
 

@@ -59,7 +59,7 @@ class HostFunctions:
     `parts`           by name; a part that is real counts its calls
     `request_type`    `Req` with the release's methods, `request_fields` what its `__init__` sets
     `batch_type`      `ScheduleBatch`, `processor_type` the owner of `resolve`
-    `slot_types`      by part of the memory, the release's allocator; `allocator_type` stands in for one that is not run
+    `slot_types`      by part of the memory, the release's allocator; `allocator_type` is a stub of one that is not run
     `row_type`        the release's pool of rows, None when it is not run
     `groups_prefills` whether the frees of a prefill's result are a group
     `sessions`        those of the controller, None when they are not run
@@ -126,7 +126,7 @@ class HostFunctions:
 
     def features(self) -> frozenset[str]:
         """What the simulator may draw for this release, beyond what it may for all. Trees with larger pages are tried:
-        a release without them says so when it is asked for the length.
+        a release without them says so when the length is read.
         """
         config = EngineConfig(page_size=4, topk=2, num_steps=2)
         found = self.has_signs_of | ({"radix cache"} if self.radix is not None else set())

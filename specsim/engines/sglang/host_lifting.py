@@ -175,7 +175,7 @@ class _Lifting:
             try:
                 return function(*arguments, **named)
             except Exception as error:
-                # A compiled exception takes no attribute: it is the simulator's own, which nobody asks for its part.
+                # A compiled exception takes no attribute: it is the simulator's own, whose part nobody reads.
                 with contextlib.suppress(AttributeError):
                     setattr(error, PART_OF_ERROR, getattr(error, PART_OF_ERROR, part))
                 raise
@@ -219,7 +219,7 @@ class _Lifting:
             "is_npu": lambda: False,
             "is_hip": lambda: False,
             "get_bool_env_var": lambda _name, _default="false": False,
-            # A machine without Triton; a release that does not ask launches its kernel.
+            # A machine without Triton; a release that does not check launches its kernel.
             "alloc_decode_kernel": objects.NotUsed,  # of decoding without drafts
             "current_platform": SimpleNamespace(capabilities=SimpleNamespace(supports_triton=False)),
             "configured_pp_size": lambda: 1,
@@ -422,10 +422,10 @@ class _Lifting:
         )
 
     def _with_steps(self, function: Callable[..., Any], before: str = "", after: str = "") -> Callable[..., Any]:
-        """The function, told to the loop before and after while the release handles a result."""
+        """The function, reported to the loop before and after, while the release handles a result."""
         current = self._result.current
 
-        def told(*arguments: Any) -> Any:
+        def reported(*arguments: Any) -> Any:
             if before and current.steps is not None:
                 getattr(current.steps, before)(*arguments)
             answer = function(*arguments)
@@ -433,7 +433,7 @@ class _Lifting:
                 getattr(current.steps, after)(arguments[0] if before else answer)
             return answer
 
-        return told
+        return reported
 
     def _penalty_feed(self) -> None:
         path, name = self._place(names.PREPARE)
@@ -526,7 +526,7 @@ class _Lifting:
 
     def _methods_of_ducks(self) -> None:
         """Give each duck the methods of its class that lifted code names, and that are not ours; and those that these
-        name. One that cannot be lifted is left out: calling it is an error of our object, with its name.
+        name. One that cannot be lifted is skipped: calling it is an error of our object, with its name.
         """
         self._lifter.attributes.update(name.rpartition(".")[2] for _, name in self._places.values())
         grown = True

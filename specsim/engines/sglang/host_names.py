@@ -114,7 +114,7 @@ SESSION_CLASSES = (
     ("srt/managers/session_controller.py", "Session"),
 )
 SESSION_CALLS = ("create_req", "finish_req", "abort_req")
-# A session knows how its turns end where it has the first of these; the others are told of an abort in the queue.
+# A session knows how its turns end where it has the first of these; the others are notified of an abort in the queue.
 SESSION_END = "finish_req"
 QUEUE_ABORTS = (
     ("srt/managers/scheduler.py", "Scheduler._release_aborted_request"),
@@ -473,7 +473,7 @@ SESSION_ENTRIES = {
     "session close": ("release_session",),
 }
 SESSION_CLOSER = "release_session"
-# The method of a cache with sessions that is told of every request that was given a row.
+# The method of a cache with sessions that is notified of every request that was given a row.
 SESSION_TAKER = "maybe_hand_to_session"
 
 # Fields of one meaning, newest name first.

@@ -32,7 +32,7 @@ SILENT.disabled = True
 
 
 class StandInError(AttributeError):
-    """An object of ours has no attribute `name` of the class `of` that it stands for."""
+    """An object of ours has no attribute `name` of the class `of` that it stubs."""
 
     def __init__(self, of: str, name: str) -> None:
         super().__init__(f"our {of} has no {name}", name=name)

@@ -2,7 +2,7 @@
 its body.
 
 The known ones lie in a data file that `specsim targets A..B --write FILE` makes. A release that is not in it is
-compared with the nearest: what is the same, what drifted, and what has to be added before it is judged in full.
+compared with the nearest: what is the same, what drifted, and what has to be added before it is tested in full.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TABLES = {
     "accounting": "the table HOST_FUNCTIONS of specsim/engines/sglang/host_names.py",
     "workers": "the tables at the top of specsim/engines/sglang/multi_layer.py and penalties.py",
 }
-_STAND_INS = {
+_STUBS = {
     "ops": "specsim/engines/sglang/operations",
     "accounting": "specsim/engines/sglang/host_objects.py",
     "workers": "specsim/engines/sglang/multi_layer.py or penalties.py",
@@ -278,7 +278,7 @@ def to_add(version: str | None, found: Sequence[Drift]) -> list[str]:
         elif why.startswith("not found"):
             todo.append(f"{what}: add where it lives now to {_TABLES[function.tier]} ({why})")
         else:
-            todo.append(f"{what}: give it what it needs in {_STAND_INS[function.tier]} ({why})")
+            todo.append(f"{what}: give it what it needs in {_STUBS[function.tier]} ({why})")
     if version and is_version(version) and version not in RELEASES:
         todo.append(f"add {version!r} to specsim/engines/sglang/releases.txt, and make {FILE.name} again")
     return todo

@@ -3,7 +3,7 @@
 They are run whole, on a batch of ours over the rows as they were at the launch; what they leave in `out_cache_loc` is
 where the simulated device writes. Their kernels are not run here, for Triton's interpreter is slow: what a kernel of
 this family does is done on the same tensors, with the row stride that it is launched with (the kernels themselves are
-judged in the ops tier, launches included). Making a forward batch, attention metadata and CUDA graphs do nothing.
+tested in the ops tier, launches included). Making a forward batch, attention metadata and CUDA graphs do nothing.
 
 From 0.5.23 on a chain's drafts and its verification share one window of slots, which the preparation of the draft
 reads. The worker hands it on, and so does this.
@@ -23,7 +23,7 @@ from specsim.engines.sglang import host_objects as objects
 from specsim.lifting.lift import DriftError, ParsedModule, find_definitions, parameter_names
 
 
-class KernelStandIn:
+class KernelStub:
     """A kernel that gathers the slots of a segment of each request's row, by the names of its parameters."""
 
     def __init__(self, parameters: tuple[str, ...]) -> None:
@@ -99,7 +99,7 @@ def supplied(module_of: Callable[[str], ParsedModule | None]) -> dict[str, Any]:
             found = parameter_names(kernel)  # type: ignore[arg-type]
             if found not in known:
                 raise DriftError(f"signature changed: {path}:{kernel.lineno} {name}({', '.join(found)})")
-            given[name] = KernelStandIn(found)
+            given[name] = KernelStub(found)
     return given
 
 
@@ -190,7 +190,7 @@ class HostLocations:
             seq_lens=lengths,
             seq_lens_cpu=lengths,
             seq_lens_sum=sum(at.lengths),
-            input_ids=lengths,  # of which the device alone is asked
+            input_ids=lengths,  # of which the device alone is read
             device=objects.CPU,
             forward_mode=_MODE,
             model_config=objects.StrictFields("ModelConfig", vocab_size=1 << 30),

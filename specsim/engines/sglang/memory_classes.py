@@ -1,7 +1,7 @@
 """The release's own allocators of slots in place of the model's: watched, and seen by the engine as its own.
 
-A ledger is told what an allocator hands out and takes back, as its caller sees it. What the allocator has on its free
-lists is then held against that: each slot is in somebody's hands, in an open free group, or free, once.
+What an allocator hands out and takes back is reported to a ledger, as its caller sees it. What the allocator has on its
+free lists is then compared with that: each slot is allocated, in an open free group, or free, once.
 """
 
 from __future__ import annotations
@@ -265,8 +265,8 @@ def _free_pages(allocator: Any) -> list[int]:
 
 
 def watched(released: type, counted: Callable[[Callable[..., Any]], Callable[..., Any]]) -> type:
-    """The release's class with its calls told to `watch`, and free groups to `steps` of the loop: the instance is given
-    both. `counted` counts a call and marks what it raises.
+    """The release's class with its calls reported to `watch`, and free groups to `steps` of the loop: the instance is
+    given both. `counted` counts a call and marks what it raises.
     """
     tellers = {
         **dict.fromkeys(names.HANDS_OUT, "handed_out"),
@@ -285,25 +285,25 @@ def watched(released: type, counted: Callable[[Callable[..., Any]], Callable[...
 
 
 def _told(method: Callable[..., Any], teller: str) -> Callable[..., Any]:
-    def told(self: Any, *arguments: Any, **named: Any) -> Any:
+    def reported(self: Any, *arguments: Any, **named: Any) -> Any:
         return self.watch.call(self, method, teller, *arguments, **named)
 
-    return told
+    return reported
 
 
 def _by_the_loop(name: str) -> Callable[[Any], None]:
-    """A free group of the release is one of the loop, which asks for it in turn."""
+    """A free group of the release is one of the loop, which opens it in turn."""
 
-    def ask(self: Any) -> None:
+    def open_group(self: Any) -> None:
         if self.steps is None:
             raise StandInError("BaseTokenToKVPoolAllocator", name)
         (self.steps.begin_frees if name == "free_group_begin" else self.steps.end_frees)()
 
-    return ask
+    return open_group
 
 
 class ReleaseSlots(Allocator):
-    """A watched allocator as the engine sees it; an `Allocator`, which the compiled engine asks for. `call` calls into
+    """A watched allocator as the engine sees it; an `Allocator`, which the compiled engine needs. `call` calls into
     the release, which frees in groups while it handles a result of a decode step, and with `groups_prefills` of a
     prefill too.
     """

@@ -36,7 +36,7 @@ RUNNER_FOLDER = "srt/model_executor"
 PREFILL = "draft extend after a prefill"
 DECODE = "draft extend after a decode"
 FUNCTIONS = {PREFILL: "_draft_extend_for_prefill", DECODE: "_draft_extend_for_decode"}
-# Methods that those call and that need no stand-in: without front tokens they have nothing to do.
+# Methods that those call and that need no stub: without front tokens they have nothing to do.
 METHODS = ("_compute_boundary_kv_locs_positions",)
 _VOCABULARY = 8
 _HIDDEN = 4
@@ -197,7 +197,7 @@ class _Case:
 
 
 class _Current:
-    """The case that runs: lifted functions are lifted once, and their stand-ins ask here."""
+    """The case that runs: lifted functions are lifted once, and their stubs look here."""
 
     case: _Case
 
@@ -315,10 +315,10 @@ def _run(lifted: _Lifted, decode: bool, chooser: Chooser) -> Shown:
         function(worker, batch, result)
     else:
         function(worker, batch, torch.zeros(rows, _HIDDEN), torch.zeros(case.bs, dtype=torch.int64))
-    return Shown(case.to_json(), {"steps": case.notes}, tuple(_judge(case)))
+    return Shown(case.to_json(), {"steps": case.notes}, tuple(_violations(case)))
 
 
-def _judge(case: _Case) -> Iterator[Broken]:
+def _violations(case: _Case) -> Iterator[Broken]:
     """What attention used in each step, against the step's own runner."""
     for name in ("token_to_kv_pool", "attn_backend"):
         foreign = [note for note in case.notes if note[name] != note["step"]]

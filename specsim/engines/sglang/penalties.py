@@ -1,8 +1,8 @@
 """SGLang's penalties at verification: its own penalizers and its own `sample`, on generated requests and trees.
 
 Three probes. *Verification*: penalizers that were fed the whole history, then the tokens that the release's `sample`
-hands to the greedy walk, against the exact law at each node, and the relaxed one, which penalises all nodes of a tree
-alike. *Feed*: what the release feeds its penalizers before each launch of a schedule, against the outputs.
+hands to the greedy walk, against the exact distribution at each node, and the relaxed one, which penalises all nodes of
+a tree alike. *Feed*: what the release feeds its penalizers before each launch of a schedule, against the outputs.
 *Retraction*: what the penalizers still count when a request that was retracted runs again. Tokens are a few small
 numbers; penalties are dyadic, so that no order of operations rounds. PR #22049 brought them to V2.
 """
@@ -247,29 +247,29 @@ def _verification(release: ReleasePenalizers, sample: Any, walked: list[list[lis
     case = {
         "trees": [{"outputs": t.outputs, "tokens": t.tokens, "parents": t.parents, "params": t.params} for t in trees]
     }
-    return Shown(case, {"target_predict": said}, tuple(_judge_verification(trees, said, exact, relaxed, raw)))
+    return Shown(case, {"target_predict": said}, tuple(_violations_at_verification(trees, said, exact, relaxed, raw)))
 
 
-def _judge_verification(
+def _violations_at_verification(
     trees: list[_Tree],
     said: list[list[int]],
     exact: list[list[int]],
     relaxed: list[list[int]],
     raw: list[list[int]],
 ) -> Iterator[Broken]:
-    """`raw` are the tokens without penalties: one law for all nodes is shown only where penalties change a token."""
+    """`raw` are the tokens without penalties: relaxed ones are shown only where penalties change a token."""
     for rule, right in (("W1", relaxed), *([("W2", exact)] if relaxed != raw else [])):
         for request, tree in enumerate(trees):
             for node, (seen, wanted) in enumerate(zip(said[request], right[request], strict=True)):
                 if seen != wanted:
-                    asked = ", ".join(f"{name}={value}" for name, value in tree.params.items())
+                    params = ", ".join(f"{name}={value}" for name, value in tree.params.items())
                     path = _path(tree, node)
                     yield Broken(
                         rule,
                         f"request {request}, node {node}: the target's token is {seen}, with the penalties {wanted}",
                         f"token {wanted} after outputs {tree.outputs}{f' and path {path}' if path else ''}",
                         f"token {seen}",
-                        (f"request {request} asked for {asked}", f"the exact law says {exact[request]} at its nodes"),
+                        (f"request {request} asked for {params}", f"the exact law says {exact[request]} at its nodes"),
                     )
                     return
 
@@ -492,7 +492,7 @@ def knows_outputs(lifter: Lifter) -> bool:
 
 def penalty_probes(lifter: Lifter, guards: Guards) -> Iterator[Probe | NotRun]:
     """The probes of penalties, or why one is not run."""
-    # A request asks for penalties; a server has none unasked.
+    # A request brings penalties; a server has none by default.
     reach = guards.reach_of_overlap_worker({"topk": 1})
     reach = "option" if reach == "default" else reach
     try:

@@ -241,14 +241,14 @@ class SglangProvider:
 
 def _without_what_is_found(missing: list[NotRun], found: list[Subject]) -> list[NotRun]:
     """One entry for each call, none where another form of it was found: a caller has stood in many places."""
-    judged = {f"{subject.op} in {subject.name.removeprefix('caller:')}" for subject in found}
+    names = {f"{subject.op} in {subject.name.removeprefix('caller:')}" for subject in found}
     whys: dict[str, list[str]] = {}
     for entry in missing:
         whys.setdefault(entry.what, []).append(entry.why)
     return [
         NotRun(what, next((why for why in reasons if why.startswith("signature")), reasons[0]))
         for what, reasons in whys.items()
-        if what not in judged
+        if what not in names
     ]
 
 
@@ -270,7 +270,7 @@ def _run_launch(names: KernelNames, kernel: Any, sizes: Sizes, tensors: Tensors)
 
 
 class _DocumentedLaunch:
-    """The arguments of the launch that the kernel's documentation asks for."""
+    """The arguments of the launch that the kernel's documentation describes."""
 
     def __init__(self, names: KernelNames, kernel: LiftedFunction) -> None:
         self._names = names

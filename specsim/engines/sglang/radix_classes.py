@@ -34,7 +34,7 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True)
 class RadixClasses:
-    """What a run needs for a radix cache: `cache`, whose calls the mirror is told of, and what it is called with.
+    """What a run needs for a radix cache: `cache`, whose calls are reported to the mirror, and what it is called with.
     `lifted` says where the class is.
     """
 
@@ -103,7 +103,7 @@ def calls(lifter: Lifter, place: tuple[str, str], name: str) -> bool:
 
 
 def _told(released: Any, counted: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Any:
-    """The class with its calls told to `mirror`, which the instance is given."""
+    """The class with its calls reported to `mirror`, which the instance is given."""
     parts = {method: part for part, method in names.TREE_ENTRIES.items()}
     methods: dict[str, Any] = {}
     for name in (*names.TREE_CALLS, names.TREE_LOCK, names.TREE_UNLOCK):
@@ -116,14 +116,14 @@ def _told(released: Any, counted: Callable[[str, Callable[..., Any]], Callable[.
 
 
 def _by_the_mirror(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    def told(self: Any, *arguments: Any, **named: Any) -> Any:
+    def reported(self: Any, *arguments: Any, **named: Any) -> Any:
         return self.mirror.called(name, method, self, *arguments, **named)
 
-    return told
+    return reported
 
 
 class ReleaseTree(RadixCache):
-    """The radix cache of a release as the engine and the rules see it; a `RadixCache`, which the compiled engine asks
+    """The radix cache of a release as the engine and the rules see it; a `RadixCache`, which the compiled engine needs
     for. `cache` is the release's, and `call` calls into it.
     """
 
@@ -170,15 +170,15 @@ class ReleaseTree(RadixCache):
         return self._nodes[node][1]
 
     def match(self, key: Sequence[int], extra_key: str | None = None) -> Match:
-        asked = self._classes.match_params(key=self._classes.key(list(key), extra_key or None))
-        found = self._call("prefix match", self.cache.match_prefix, asked)
+        params = self._classes.match_params(key=self._classes.key(list(key), extra_key or None))
+        found = self._call("prefix match", self.cache.match_prefix, params)
         return Match(found.device_indices.tolist(), self.node_of(found.last_device_node))
 
     def entries(self) -> Iterator[Entry]:
         yield from self._mirrored
 
     def _update(self) -> None:
-        """Read the tree, and tell the ledger what is new in it and what is gone."""
+        """Read the tree, and report to the ledger what is new in it and what is gone."""
         held: set[int] = set()
         entries: list[Entry] = []
         new: list[tuple[Entry, list[int]]] = []

@@ -67,7 +67,7 @@ def _made(released: Any, size: int, width: int) -> Any:
 def _listed(released: Any, counted: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
     """The class, whose list of free rows is the engine's too, after each call that may make a new one."""
 
-    def told(method: Callable[..., Any]) -> Callable[..., Any]:
+    def reported(method: Callable[..., Any]) -> Callable[..., Any]:
         method = counted(method)
 
         def call(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -77,4 +77,4 @@ def _listed(released: Any, counted: Callable[[Callable[..., Any]], Callable[...,
 
         return call
 
-    return type(released.__name__, (released,), {name: told(getattr(released, name)) for name in ("alloc", "free")})
+    return type(released.__name__, (released,), {name: reported(getattr(released, name)) for name in ("alloc", "free")})

@@ -25,7 +25,7 @@ Maker = Callable[..., Any]
 class SessionClass:
     """The class, where it is from, and `make`, which a run sets before a session makes a request.
 
-    `knows_ends` whether a session is told how its turns end, `is_told` also of those that are aborted in the queue
+    `knows_ends` whether a session is notified how its turns end, `is_told` also of those that are aborted in the queue
     """
 
     path: str

@@ -1,7 +1,7 @@
 """What a lifted function of a worker is given in place of the rest of its release.
 
 A name that was not thought of is harmless until it is used, and then says so: a release that came to use it is not run
-instead of judged wrongly.
+instead of tested wrongly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STANDARD = {module.__name__: module for module in (abc, copy, dataclasses, math
 
 
 class UnknownNameError(Exception):
-    """A lifted function uses a name of its release that has no stand-in."""
+    """A lifted function uses a name of its release that has no stub."""
 
 
 class Needed(Mapping[str, Any]):
@@ -92,7 +92,7 @@ OFF = SwitchedOff()
 
 
 def nothing(*_arguments: Any, **_named: Any) -> None:
-    """A call that has no effect on what is judged."""
+    """A call that has no effect on what is tested."""
 
 
 class SilentLogger:

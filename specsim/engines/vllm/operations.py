@@ -26,7 +26,7 @@ class CoinTorch:
     """`torch`, whose `rand` gives the coins of the case, and whose exponential noise is the case's.
 
     `uniform` [num_drafts] float64 and `race` [bs, V] are set before a call. Noise goes into whatever empty tensor of
-    the race's shape is asked for it.
+    the race's shape is drawn for it.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Names:
     `names`       it has had, newest first, in the file `path`
     `signatures`  its parameters, as they were: a tuple for each form, or their beginning, ended by ...
     `launch`      `launch(value, coins, **contract arguments)` calls it, and returns the outputs unless they are named
-    `variant`     tells it from another implementation of the same operation, "" for the first one
+    `variant`     distinguishes it from another implementation of the same operation, "" for the first one
     `accepts`     the sizes that it is made for
     """
 
@@ -162,9 +162,9 @@ def _recovered(
     coins.race = race
     counts = _counts(cu_num_draft_tokens)
     metadata = SimpleNamespace(generators={})
-    laws = (draft_probs if has_draft_probs else None, target_probs)
+    probs = (draft_probs if has_draft_probs else None, target_probs)
     found: Tensor = function(
-        max(counts), counts, cu_num_draft_tokens, draft_token_ids, *laws, metadata, target_probs.device
+        max(counts), counts, cu_num_draft_tokens, draft_token_ids, *probs, metadata, target_probs.device
     )
     return found
 
@@ -185,15 +185,15 @@ def _whole(
 ) -> Tensor:
     coins.race, coins.uniform = race, uniform_probs
     namespace = function.__globals__
-    # Newer ones take logits and make the law of them; then a law's logarithm stands for it.
-    law = target_probs.log() if "target_logits" in function.__code__.co_varnames else target_probs
+    # Newer ones take logits and make probabilities of them: those get the logarithm.
+    scores = target_probs.log() if "target_logits" in function.__code__.co_varnames else target_probs
     found: Tensor = function(
         draft_token_ids,
         _counts(cu_num_draft_tokens),
         num_steps,
         cu_num_draft_tokens,
         draft_probs if has_draft_probs else None,
-        law,
+        scores,
         bonus_token_ids[:, None].contiguous(),
         _metadata(is_greedy, float(namespace["GREEDY_TEMPERATURE"])),
     )
@@ -420,7 +420,7 @@ _NAMED: tuple[Names, ...] = (
     Names("expand_draft_inputs", ("copy_and_expand_eagle_inputs_kernel",), UTILS, (_COPY,), _draft_inputs),
 )
 
-# What is wrong at a coin of 0 alone is judged by itself, or it would hide whatever else is wrong.
+# What is wrong at a uniform draw of 0 alone is tested by itself, or it would hide whatever else is wrong.
 IMPLEMENTATIONS = (
     *_NAMED,
     *(

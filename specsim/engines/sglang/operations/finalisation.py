@@ -155,7 +155,7 @@ def _sources(lifted: Lifted, accept_index: Tensor, out_cache_loc: Tensor) -> Ten
 
 
 class _OnStream(torch.Tensor):
-    """A tensor on a CPU, where no stream has to be told of its use."""
+    """A tensor on a CPU, where no stream has to know of its use."""
 
     def record_stream(self, _stream: Any) -> None:
         """Nothing to record."""
@@ -328,7 +328,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         ((_COMMON, "run_eagle_verify"), (_WORKER, "EAGLEWorkerV2.verify")),
         (),
         _verify,
-        stand_ins=_around_verify,
+        stubs=_around_verify,
         follow=SAMPLE_FOLLOWS
         | _LAUNCHERS
         | {

@@ -1,4 +1,4 @@
-"""How a tensor function of SGLang is described: where it is, what stands in for what it calls, how it is called.
+"""How a tensor function of SGLang is described: where it is, the stubs of what it calls, how it is called.
 
 A tensor function is plain PyTorch that runs on the host: it is lifted without its decorators (`torch.compile`
 included) and run as it is. What it calls that has no source, CUDA code of a compiled extension, is the reference's
@@ -31,7 +31,7 @@ Place = tuple[str, str]  # file, and name in it: a function or "Class.method"
 
 
 class Lifted(NamedTuple):
-    """A function of the release with what it was given; the stand-ins among it are set and read around a call."""
+    """A function of the release with what it was given; the stubs among it are set and read around a call."""
 
     value: Any
     given: dict[str, Any]
@@ -50,17 +50,17 @@ class FunctionNames:
     `places`     where it was, newest first
     `signatures` its parameters, as they were; () for a function whose parameters `launch` looks up
     `launch`     `launch(lifted, **contract arguments)` calls it and returns the operation's outputs
-    `stand_ins`  makes what it is given in place of names of its release
+    `stubs`  makes what it is given in place of names of its release
     `of_release` makes more of it, from the release itself
     `follow`     names that are looked for in the release's own source, and lifted with it
     `along`      methods and functions that are lifted with it, by place; `given` has methods under their dotted names,
                  and functions, which it then calls, as a Recorder
     `kernels`    names and files of Triton kernels, or of host functions that launch them, that it calls; those that a
-                 release does not have are left out
-    `reads`      attributes that the function reads; one that does not has not got what is judged
-    `role`       "caller" when it stands for an engine's own call, and is not the operation itself
+                 release does not have are skipped
+    `reads`      attributes that the function reads; one that does not has not got what is tested
+    `role`       "caller" when it is an engine's own call, and not the operation itself
     `accepts`    sizes that the function is for
-    `asked`      whether a request or an option has to ask for what is judged
+    `by_option`  whether a request or an option has to bring what is tested
     `called_from`  files of which one has to call it; where none does, whoever reaches it has put the call there
     """
 
@@ -69,7 +69,7 @@ class FunctionNames:
     places: tuple[Place, ...]
     signatures: tuple[tuple[str, ...], ...]
     launch: Callable[..., Any]
-    stand_ins: Callable[[], dict[str, Any]] = dict
+    stubs: Callable[[], dict[str, Any]] = dict
     of_release: Callable[[Lifter], dict[str, Any]] = lambda _lifter: {}
     follow: frozenset[str] = frozenset()
     along: tuple[Place, ...] = ()
@@ -78,7 +78,7 @@ class FunctionNames:
     role: str = "kernel"
     accepts: Callable[[Sizes], bool] = lambda _sizes: True
     called_from: tuple[str, ...] = ()
-    asked: bool = False
+    by_option: bool = False
 
     @property
     def what(self) -> str:
@@ -117,7 +117,7 @@ class _Launched:
 
 def function_subject(lifter: Lifter, names: FunctionNames, reach: Callable[[Sizes], Reach]) -> Subject:
     """The subject of a tensor function. Raises DriftError when it is not there, has parameters that are not known, or
-    needs something that has no stand-in: it is run on a few cases.
+    needs something that has no stub: it is run on a few cases.
     """
     lifter.forget_values()
     found, lifted = _lift(lifter, names)
@@ -153,7 +153,7 @@ def _lift(lifter: Lifter, names: FunctionNames) -> tuple[LiftedFunction, Lifted]
             lifter.look(path, name)
         except DriftError:
             continue
-        given = {**_EVERYWHERE, **names.stand_ins(), **names.of_release(lifter), **_kernels(lifter, names)}
+        given = {**_EVERYWHERE, **names.stubs(), **names.of_release(lifter), **_kernels(lifter, names)}
         for along in names.along:
             if lifter.source.exists(along[0]):
                 try:
@@ -172,7 +172,7 @@ def _reach(
 ) -> Callable[[Sizes], Reach]:
     if not _is_called(lifter, names, found):
         return lambda _sizes: f"guarded:{found.where}"
-    if not names.asked:
+    if not names.by_option:
         return of_worker
     return lambda sizes: "option" if of_worker(sizes) == "default" else of_worker(sizes)
 
@@ -218,7 +218,7 @@ def _rehearse(names: FunctionNames, found: LiftedFunction, run: Callable[[Sizes,
             return  # the release's own doing: its cases say so
 
 
-# Stand-ins
+# Stubs
 
 
 class TorchWithoutTies:

@@ -103,7 +103,7 @@ def _penalties_in_sample(
     law: int,
     **penalties: Tensor,
 ) -> None:
-    """One law for all nodes, which the release states; EXACT is judged at the tier of workers."""
+    """One distribution for all nodes, which the release states; EXACT is tested at the tier of workers."""
     del output_lens, tree_mask
     _only_relaxed(law)
     infos = list(_infos(lifted, output_counts, stop_token_ids=stop_token_ids, logit_bias=logit_bias, **penalties))
@@ -209,8 +209,8 @@ def _softmax(lifted: Lifted, logits: Tensor, temperature: Tensor) -> Tensor:
         top_ps=torch.ones(rows),
     )
     sample(lifted, logits, torch.zeros(rows, 1, dtype=torch.int64), no_trees(rows, 1), 1, info)
-    law: Tensor = lifted.given["top_k_renorm_prob"].probs
-    return law
+    probs: Tensor = lifted.given["top_k_renorm_prob"].probs
+    return probs
 
 
 def _argmax(lifted: Lifted, logits: Tensor, nan_policy: int) -> Tensor:
@@ -225,11 +225,11 @@ def _argmax(lifted: Lifted, logits: Tensor, nan_policy: int) -> Tensor:
 
 
 def _min_p_in_sample(lifted: Lifted, probs: Tensor, min_p: Tensor) -> Tensor:
-    """The law that the sampler gets for requests that ask for min_p; each row is the root of one, alone."""
+    """The distribution that the sampler gets for requests with min_p; each row is the root of one, alone."""
     rows = probs.shape[0]
     coins, exact = lifted.given["torch"], lifted.given["top_p_renorm_prob"]
     coins.samples, coins.final = torch.full((rows, 1), 0.5), torch.full((rows,), 0.5)
-    exact.law = probs
+    exact.expected = probs
     info = sampling_info(
         is_all_greedy=False,
         temperatures=torch.ones(rows, 1),
@@ -239,8 +239,8 @@ def _min_p_in_sample(lifted: Lifted, probs: Tensor, min_p: Tensor) -> Tensor:
         need_min_p_sampling=True,
     )
     sample(lifted, probs.log(), torch.zeros(rows, 1, dtype=torch.int64), no_trees(rows, 1), 1, info)
-    law: Tensor = lifted.given["tree_speculative_sampling_target_only"].law
-    return law[:, 0]
+    sampled: Tensor = lifted.given["tree_speculative_sampling_target_only"].probs
+    return sampled[:, 0]
 
 
 class _Multinomial:
@@ -309,12 +309,12 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         SAMPLE_PLACES,
         SAMPLE_SIGNATURES,
         _penalties_in_sample,
-        stand_ins=around_sampling,
+        stubs=around_sampling,
         of_release=_release,
         follow=SAMPLE_FOLLOWS,
         role="caller",
         accepts=_is_small,
-        asked=True,
+        by_option=True,
     ),
     FunctionNames(
         "apply_penalties",
@@ -325,7 +325,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         of_release=_release,
         follow=frozenset({"apply_scaling_penalties"}),
         accepts=_is_small,
-        asked=True,
+        by_option=True,
     ),
     FunctionNames(
         "apply_penalties",
@@ -336,7 +336,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         of_release=_release,
         follow=frozenset({"apply_scaling_penalties"}),
         accepts=_is_small,
-        asked=True,
+        by_option=True,
     ),
     FunctionNames(
         "accumulate_penalties",
@@ -346,7 +346,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         _cumulate,
         of_release=_release,
         accepts=_is_small,
-        asked=True,
+        by_option=True,
     ),
     FunctionNames(
         "temperature_softmax",
@@ -354,7 +354,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         SAMPLE_PLACES,
         SAMPLE_SIGNATURES,
         _softmax,
-        stand_ins=around_sampling,
+        stubs=around_sampling,
         follow=SAMPLE_FOLLOWS,
         role="caller",
     ),
@@ -364,7 +364,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         SAMPLE_PLACES,
         SAMPLE_SIGNATURES,
         _argmax,
-        stand_ins=around_sampling,
+        stubs=around_sampling,
         follow=SAMPLE_FOLLOWS,
         role="caller",
     ),
@@ -374,10 +374,10 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         SAMPLE_PLACES,
         SAMPLE_SIGNATURES,
         _min_p_in_sample,
-        stand_ins=around_samplers,
+        stubs=around_samplers,
         follow=SAMPLE_FOLLOWS,
         role="caller",
-        asked=True,
+        by_option=True,
     ),
     FunctionNames(
         "min_p_renorm_probs",
@@ -389,7 +389,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
             _SAMPLER_PARAMETERS,
         ),
         _min_p,
-        stand_ins=lambda: {"torch": _Multinomial()},
-        asked=True,
+        stubs=lambda: {"torch": _Multinomial()},
+        by_option=True,
     ),
 )

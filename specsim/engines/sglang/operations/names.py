@@ -29,13 +29,13 @@ def always(_guards: Guards, _sizes: Sizes) -> Reach:
 
 
 def by_option(guards: Guards, sizes: Sizes) -> Reach:
-    """What no server does unasked, like workers without overlap or several draft layers."""
+    """What no server does by default, like workers without overlap or several draft layers."""
     reach = guards.reach_of_overlap_worker(sizes)
     return "option" if reach == "default" else reach
 
 
 def without_overlap(_guards: Guards, _sizes: Sizes) -> Reach:
-    """The workers of before the overlap ones, to which a server falls back or is told to."""
+    """The workers of before the overlap ones, to which a server falls back, or which an option chooses."""
     return "option"
 
 
@@ -87,12 +87,12 @@ class KernelNames:
     """A kernel, or a host function that launches it: `launch(sizes, tensors)` is how its documentation says to run it
     on a case, None where nothing is launched. Raises NotCalledError where it is for other cases.
 
-    `variant`  tells it from another kernel of the same operation, "" for the first one
-    `accepts`  the sizes that it is made for; it is not judged on others
-    `cost`     how many times as long a case takes in Triton's interpreter as one of a small kernel; it is judged on as
+    `variant`  distinguishes it from another kernel of the same operation, "" for the first one
+    `accepts`  the sizes that it is made for; it is not tested on others
+    `cost`     how many times as long a case takes in Triton's interpreter as one of a small kernel; it is tested on as
                many fewer
     `reach`    who reaches it with these sizes
-    `strided`  arguments whose strides the host function asks for
+    `strided`  arguments whose strides the host function reads
     `called_from`  folders in which a call of it, or of the host function NAME_func, may stand; () when there surely is
                    one
     """
@@ -122,10 +122,10 @@ class CallerNames:
     `function`     "Class.method" or function, under the first name that it had, which is what it is called here
     `callees`      the names under which it is called there: the kernel's, or those of a host function that launches it
     `host_paths`   files of the host function, () when the kernel itself is launched
-    `environment`  stands for the caller's surroundings, made from a case
+    `environment`  stubs of the caller's surroundings, made from a case
     `result`       names of the callee's parameter that receives the result; () when the call returns it; None when it
                    is written into the case's own in-out tensor
-    `accepts`      the configurations that the caller's class accepts; it is not judged on others
+    `accepts`      the configurations that the caller's class accepts; it is not tested on others
     `moved`        other (function, path) where it stands in other releases
     `other_length` the buffer that receives the result has a length of its own: what is beyond the contract's is not
                    looked at, what it lacks was never written

@@ -45,7 +45,7 @@ class OffsetNames:
 
 
 def offset_subject(names: OffsetNames, lifted: LiftedFunction) -> Subject:
-    """The subject whose offsets are judged by that launch."""
+    """The subject whose offsets are checked by that launch."""
     return Subject(
         op=names.op,
         role="kernel",

@@ -82,7 +82,7 @@ KERNELS: tuple[KernelNames, ...] = (
         ("kernels/ops/speculative/row_argmax.py",),
         (("x",),),
         _launch_argmax,
-        # 65 programs a row: few rows are enough, and the form for more than 64 of them is not judged.
+        # 65 programs a row: few rows are enough, and the form for more than 64 of them is not tested.
         accepts=lambda sizes: sizes["nan_policy"] == 0 and sizes["num_nodes"] <= ARGMAX_ROWS_MAX,
         cost=10,
         reach=by_option,

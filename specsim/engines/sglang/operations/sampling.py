@@ -31,9 +31,9 @@ def _temperatures(bs: int) -> Tensor:
     return torch.tensor([[2.0 ** (b % 5)] for b in range(bs)])
 
 
-def _sampled(lifted: Lifted, candidates: Tensor, links: Any, law: Tensor, num_steps: int, **inputs: Any) -> _Verified:
-    """Run the release on a law [bs, ndt, V] as logits, with a temperature, top_k and top_p of each request."""
-    bs, nodes, vocab_size = law.shape
+def _sampled(lifted: Lifted, candidates: Tensor, links: Any, probs: Tensor, num_steps: int, **inputs: Any) -> _Verified:
+    """Run the release on a distribution [bs, ndt, V] as logits, with a temperature, top_k and top_p of each request."""
+    bs, nodes, vocab_size = probs.shape
     temperatures = _temperatures(bs)
     top_ps = 1.0 - torch.arange(bs) * 2.0**-20
     info = sampling_info(
@@ -42,14 +42,14 @@ def _sampled(lifted: Lifted, candidates: Tensor, links: Any, law: Tensor, num_st
         top_ks=torch.tensor([TOP_K_ALL - b for b in range(bs)], dtype=torch.int32),
         top_ps=top_ps,
     )
-    logits = (law.log() * temperatures[:, :, None]).reshape(bs * nodes, vocab_size)
-    lifted.given["top_p_renorm_prob"].law = law.reshape(bs * nodes, vocab_size)
+    logits = (probs.log() * temperatures[:, :, None]).reshape(bs * nodes, vocab_size)
+    lifted.given["top_p_renorm_prob"].expected = probs.reshape(bs * nodes, vocab_size)
     predict, accept_lens, accept_index = sample(lifted, logits, candidates, links, num_steps, info, **inputs)
-    for name, asked, of_request in (
+    for name, filter_name, of_request in (
         ("top_k", "top_k_renorm_prob", info.top_ks),
         ("top_p", "top_p_renorm_prob", top_ps),
     ):
-        found, wanted = lifted.given[asked].asked, of_request.repeat_interleave(nodes)
+        found, wanted = lifted.given[filter_name].parameters, of_request.repeat_interleave(nodes)
         if not torch.equal(found, wanted):
             raise WrongResultError(f"{name} of the nodes is {found.tolist()}, their requests have {wanted.tolist()}")
     return predict, accept_index, accept_lens - 1
@@ -105,7 +105,7 @@ def _chain_in_sample(
 
 
 def _is_small(sizes: Sizes) -> bool:
-    """The interpreter takes a tenth of a second for a request of a chain: the kernel itself is judged on more."""
+    """The interpreter takes a tenth of a second for a request of a chain: the kernel itself is tested on more."""
     return sizes["bs"] <= 2 and sizes["num_steps"] <= 3
 
 
@@ -118,7 +118,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         SAMPLE_PLACES,
         SAMPLE_SIGNATURES,
         _tree_target_only,
-        stand_ins=around_samplers,
+        stubs=around_samplers,
         follow=SAMPLE_FOLLOWS,
         role="caller",
     ),
@@ -128,12 +128,12 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         SAMPLE_PLACES[:1],
         SAMPLE_SIGNATURES[:4],
         _chain_in_sample,
-        stand_ins=around_samplers,
+        stubs=around_samplers,
         follow=SAMPLE_FOLLOWS,
         kernels=((_CHAIN_SAMPLER, _CHAIN_PATHS),),
         role="caller",
         accepts=_is_small,
-        asked=True,
+        by_option=True,
     ),
     FunctionNames(
         "verify_chain_block",
@@ -141,12 +141,12 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         SAMPLE_PLACES[:1],
         SAMPLE_SIGNATURES[:4],
         partial(_chain_in_sample, block=True),
-        stand_ins=around_samplers,
+        stubs=around_samplers,
         follow=SAMPLE_FOLLOWS,
         kernels=((_CHAIN_SAMPLER, _CHAIN_PATHS),),
         reads=frozenset({"speculative_use_block_verification"}),
         role="caller",
         accepts=_is_small,
-        asked=True,
+        by_option=True,
     ),
 )

@@ -173,12 +173,12 @@ _RUNNING_REQUESTS_MAX = 3  # larger batches leave the way that the workers have 
 
 
 class _DraftModel:
-    """In place of the draft model: remembers what it is asked, and answers the n-th forward with the n-th logits."""
+    """In place of the draft model: remembers its inputs, and answers the n-th forward with the n-th logits."""
 
     def __init__(self, logits: list[Tensor], hidden_states: Tensor | None = None) -> None:
         self._logits = logits
         self._hidden_states = hidden_states
-        self.asked: list[tuple[Tensor, Tensor]] = []  # input_ids and hidden states of each forward
+        self.inputs: list[tuple[Tensor, Tensor]] = []  # input_ids and hidden states of each forward
 
     @property
     def runner(self) -> Fields:
@@ -186,8 +186,8 @@ class _DraftModel:
         return Fields(forward=self.forward, model_config=config)
 
     def forward(self, batch: Any, *_arguments: Any, **_named: Any) -> Any:
-        self.asked.append((batch.input_ids, batch.spec_info.hidden_states))
-        logits = self._logits[len(self.asked) - 1]
+        self.inputs.append((batch.input_ids, batch.spec_info.hidden_states))
+        logits = self._logits[len(self.inputs) - 1]
         return Fields(logits_output=Fields(next_token_logits=logits, hidden_states=self._hidden_states))
 
 
@@ -303,7 +303,7 @@ def _select_in_loop(lifted: Lifted, step: int, topk_p: Tensor, topk_index: Tenso
     model = _DraftModel([torch.zeros(bs * topk, choose.columns)] * 2, rows)
     roots = torch.arange(bs * topk).view(bs, topk) + _BONUS_START
     _draft_forward(lifted, model, scores, roots, 3, 4)
-    (first_ids, first_hidden), (input_ids, hidden) = model.asked
+    (first_ids, first_hidden), (input_ids, hidden) = model.inputs
     whose = torch.arange(bs, dtype=torch.float32).repeat_interleave(topk)
     if not torch.equal(first_ids, roots.flatten()) or not torch.equal(first_hidden[:, 0], whose):
         raise WrongResultError("the first step expands other tokens than the root's successors, in their order")
@@ -362,7 +362,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         _DRAFT_FORWARD,
         (("self", "forward_batch"),),
         _select_in_loop,
-        stand_ins=_around_selecting,
+        stubs=_around_selecting,
         follow=frozenset(
             {
                 "_select_top_k_tokens_first",
@@ -388,7 +388,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         ((_EAGLE_UTILS, "organize_draft_results"),),
         (("score_list", "token_list", "parents_list", "num_draft_token"),),
         _organize_any_ties,
-        stand_ins=lambda: {"torch": TorchWithHigherTies()},
+        stubs=lambda: {"torch": TorchWithHigherTies()},
         accepts=lambda sizes: sizes["topk"] > 1,
     ),
     FunctionNames(
@@ -397,7 +397,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         _DRAFT_FORWARD,
         (("self", "forward_batch"),),
         _organize_in_loop,
-        stand_ins=_around_organizing,
+        stubs=_around_organizing,
         follow=frozenset({"organize_draft_results", "per_step_draft_out_cache_loc"}),
         along=_CHAIN_BUFFERS,
         role="caller",
@@ -410,7 +410,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         ((_EAGLE_UTILS, "build_tree_kernel_efficient"),),
         _BUILD_SIGNATURES,
         _build,
-        stand_ins=_builder,
+        stubs=_builder,
         follow=frozenset({"TreeMaskMode"}),
     ),
     FunctionNames(
@@ -419,7 +419,7 @@ FUNCTIONS: tuple[FunctionNames, ...] = (
         ((_EAGLE_UTILS, "build_tree_kernel_efficient"),),
         _BUILD_SIGNATURES,
         _build,
-        stand_ins=_builder,
+        stubs=_builder,
         follow=frozenset({"TreeMaskMode"}),
     ),
 )

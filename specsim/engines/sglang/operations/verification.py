@@ -2,7 +2,7 @@
 
 It is run as it is, on logits of a case. In place of what has no source: the reference's greedy walk and tree sampler,
 which refuse buffers that their callers have to fill, the reference's filters, and coins of the case. Without tensor
-parallelism nothing is broadcast. On 0.5.10.post1 and later a grammar is none of it: `apply_token_bitmask` is judged on
+parallelism nothing is broadcast. On 0.5.10.post1 and later a grammar is none of it: `apply_token_bitmask` is tested on
 its own.
 """
 
@@ -104,10 +104,10 @@ class GreedyWalk:
 
 
 class TreeSampler:
-    """In place of the CUDA kernel of sampled verification; `law` is the target's that it was given."""
+    """In place of the CUDA kernel of sampled verification; `probs` are the target's that it was given."""
 
     def __init__(self) -> None:
-        self.law: Tensor | None = None
+        self.probs: Tensor | None = None
 
     def __call__(
         self,
@@ -132,7 +132,7 @@ class TreeSampler:
             raise WrongResultError(
                 "draft_probs, the sampler's scratch, is not as many zeros as target_probs has values"
             )
-        self.law = target_probs
+        self.probs = target_probs
         found = OPS["verify_tree_target_only"].reference(
             candidates,
             retrive_index,
@@ -154,15 +154,15 @@ def _write(buffers: tuple[Tensor, ...], found: tuple[Tensor, ...]) -> None:
 
 
 class Filter:
-    """In place of a CUDA filter; `probs` and the rows' parameters, `asked`, are what it was given."""
+    """In place of a CUDA filter; `probs` and the rows' `parameters` are what it was given."""
 
     def __init__(self, op: str) -> None:
         self._op = op
         self.probs = torch.empty(0)
-        self.asked: Tensor | None = None
+        self.parameters: Tensor | None = None
 
     def __call__(self, probs: Tensor, parameters: Tensor) -> Tensor:
-        self.probs, self.asked = probs, parameters
+        self.probs, self.parameters = probs, parameters
         kept: Tensor = OPS[self._op].reference(probs, parameters)
         return kept
 
@@ -201,23 +201,24 @@ def around_sampling() -> dict[str, Any]:
 class ExactLaw:
     """In place of the last filter before the sampler: softmax rounds, so what it should have given takes its place.
 
-    The sampler's coins lie next to edges of the case's law, which sums to 1 or, in some rows, to a little less.
+    The sampler's uniform draws lie next to edges of the case's distribution, which sums to 1 or, in some rows, to a
+    little less.
     """
 
     def __init__(self) -> None:
-        self.law = torch.empty(0)
-        self.asked: Tensor | None = None
+        self.expected = torch.empty(0)
+        self.parameters: Tensor | None = None
 
     def __call__(self, probs: Tensor, parameters: Tensor) -> Tensor:
-        self.asked = parameters
-        wanted = self.law / self.law.sum(dim=1, keepdim=True)
+        self.parameters = parameters
+        wanted = self.expected / self.expected.sum(dim=1, keepdim=True)
         if probs.shape != wanted.shape or not bool(torch.isclose(probs, wanted, rtol=0, atol=1e-5).all()):
             raise WrongResultError("the law of a node is not the softmax of its logits / the request's temperature")
-        return self.law
+        return self.expected
 
 
 def around_samplers() -> dict[str, Any]:
-    """`around_sampling` for laws that the sampler is to get to the bit."""
+    """`around_sampling` for distributions that the sampler is to get to the bit."""
     return {**around_sampling(), "top_p_renorm_prob": ExactLaw()}
 
 
@@ -273,6 +274,6 @@ def sample(
 
 
 def no_trees(bs: int, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Links of trees whose root has no child: the walk is not what is judged."""
+    """Links of trees whose root has no child: the walk is not what is tested."""
     ends = torch.full((bs, nodes), -1)
     return torch.arange(bs * nodes).view(bs, nodes), ends, ends
