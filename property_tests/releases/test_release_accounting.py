@@ -290,7 +290,7 @@ def test_what_our_objects_do_not_have_is_not_run_and_no_finding(
     elsewhere = "srt/managers/elsewhere.py"
     declared = MadeUpSource({elsewhere: "def enter(req):\n    req.a_field_of_a_later_release = Field()\n"}, base=made)
     (why,) = SglangHostTarget(declared, wheel_cache).missing
-    assert why.startswith("finish check (StandInError: our Req has no a_field_of_a_later_release at srt/managers/")
+    assert why.startswith("finish check (StubError: our Req has no a_field_of_a_later_release at srt/managers/")
 
 
 def test_an_attribute_that_nothing_in_the_release_defines_is_a_finding(

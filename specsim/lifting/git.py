@@ -93,7 +93,7 @@ class Repository:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.exists():
-            raise UsageError(f"--repo {path} does not exist", "name a checkout of SGLang's repository")
+            raise UsageError(f"--repo {path} does not exist", "name a checkout of the engine's repository")
         if not path.is_dir() or self._git("rev-parse", "--git-dir").returncode:
             ended = self._git("rev-parse", "--git-dir") if path.is_dir() else None
             if ended is not None and b"dubious ownership" in ended.stderr:
@@ -101,7 +101,7 @@ class Repository:
                     f"git refuses {path}, which belongs to another user",
                     f"allow it with git config --global --add safe.directory {path}",
                 )
-            raise UsageError(f"--repo {path} is not a git repository", "name a checkout of SGLang's repository")
+            raise UsageError(f"--repo {path} is not a git repository", "name a checkout of the engine's repository")
         self.is_shallow = self._output("rev-parse", "--is-shallow-repository").strip() == "true"
 
     def commit(self, revision: str) -> Commit:
@@ -157,7 +157,7 @@ class Repository:
         base = ended.stdout.decode().strip()[:12]
         return UsageError(
             f"{pair} are on two branches",
-            f"judge {base}, where they part, and give it in place of one of them"
+            f"check {base}, where they diverge, and give it in place of one of them"
             if base
             else "give two of one history",
         )

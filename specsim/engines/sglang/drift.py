@@ -33,7 +33,7 @@ def is_of_ours(error: Exception, declares: Callable[[str], bool]) -> bool:
     """Whether `error` is for want of something on an object of ours that the release's has. `declares(name)` says
     whether anything in the release defines an attribute of that name.
     """
-    if isinstance(error, objects.StandInError):
+    if isinstance(error, objects.StubError):
         return declares(error.attribute)
     if isinstance(error, TypeError):
         called = re.match(r"(\w+)\.\w+\(\)", str(error))

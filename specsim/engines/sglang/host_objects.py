@@ -2,7 +2,7 @@
 
 Requests, batches and the memory that they call back, with the attributes that the releases read and write. Nothing
 here decides anything: rules of the release are in its own methods, which are put on these classes. An attribute that
-one of them lacks is a `StandInError`: these objects, and not the release, are to be mended.
+one of them lacks is a `StubError`: these objects, and not the release, are to be mended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SILENT = logging.Logger("specsim.lifted")
 SILENT.disabled = True
 
 
-class StandInError(AttributeError):
+class StubError(AttributeError):
     """An object of ours has no attribute `name` of the class `of` that it stubs."""
 
     def __init__(self, of: str, name: str) -> None:
@@ -47,7 +47,7 @@ class StrictFields(SimpleNamespace):
         super().__init__(of_=of_, **fields)
 
     def __getattr__(self, name: str) -> Any:
-        raise StandInError(self.__dict__["of_"], name)
+        raise StubError(self.__dict__["of_"], name)
 
 
 class Unknown:
@@ -57,10 +57,10 @@ class Unknown:
         self.__dict__.update(of=of, name=name)
 
     def __getattr__(self, name: str) -> Any:
-        raise StandInError(f"{self.__dict__['of']}.{self.__dict__['name']}", name)
+        raise StubError(f"{self.__dict__['of']}.{self.__dict__['name']}", name)
 
     def _use(self, *_arguments: Any, **_named: Any) -> Any:
-        raise StandInError(self.__dict__["of"], self.__dict__["name"])
+        raise StubError(self.__dict__["of"], self.__dict__["name"])
 
     __bool__ = __call__ = __len__ = __iter__ = __getitem__ = __contains__ = _use
 
@@ -138,7 +138,7 @@ class RequestFields:
         )
 
     def __getattr__(self, name: str) -> Any:
-        raise StandInError("Req", name)
+        raise StubError("Req", name)
 
     def is_dllm(self) -> bool:
         return False
@@ -176,7 +176,7 @@ class BatchFields:
         self.reqs = reqs
 
     def __getattr__(self, name: str) -> Any:
-        raise StandInError("ScheduleBatch", name)
+        raise StubError("ScheduleBatch", name)
 
     def batch_size(self) -> int:
         return len(self.reqs)
@@ -224,7 +224,7 @@ class Penalizers:
         self.is_required = any(req.penalty_counts is not None for req in reqs)
 
     def __getattr__(self, name: str) -> Any:
-        raise StandInError("BatchedPenalizerOrchestrator", name)
+        raise StubError("BatchedPenalizerOrchestrator", name)
 
     def cumulate_output_tokens(self, output_ids: torch.Tensor) -> None:
         self._when_fed()
@@ -248,7 +248,7 @@ class Eagle:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("is_"):
             return lambda: name in ("is_eagle", "is_some")
-        raise StandInError("SpeculativeAlgorithm", name)
+        raise StubError("SpeculativeAlgorithm", name)
 
 
 def batch_fields(config: EngineConfig) -> dict[str, Any]:
@@ -339,7 +339,7 @@ class ResultProcessorFields:
         self.__dict__.update(memory)
 
     def __getattr__(self, name: str) -> Any:
-        raise StandInError("SchedulerBatchResultProcessor", name)
+        raise StubError("SchedulerBatchResultProcessor", name)
 
     def _nothing(self, *_arguments: Any, **_named: Any) -> None:
         """Of metrics, outputs, experts, reasoning and recurrent states, of which there are none."""
@@ -368,7 +368,7 @@ class RowPool:
         self.req_to_token = torch.frombuffer(rows.buffer, dtype=torch.int32).view(rows.count + 1, rows.width)
 
     def __getattr__(self, name: str) -> Any:
-        raise StandInError("ReqToTokenPool", name)
+        raise StubError("ReqToTokenPool", name)
 
     @property
     def free_slots(self) -> list[int]:
@@ -408,7 +408,7 @@ class SlotAllocator:
         self.steps: Any = None  # of the loop, while a result is handled
 
     def __getattr__(self, name: str) -> Any:
-        raise StandInError("BaseTokenToKVPoolAllocator", name)
+        raise StubError("BaseTokenToKVPoolAllocator", name)
 
     def available_size(self) -> int:
         return self._allocator.available
@@ -453,7 +453,7 @@ class PrefixCacheFields:
     metrics_collector = None
 
     def __getattr__(self, name: str) -> Any:
-        raise StandInError("BasePrefixCache", name)
+        raise StubError("BasePrefixCache", name)
 
     def supports_swa(self) -> bool:
         return False
@@ -534,7 +534,7 @@ class RadixKeyFields:
         return len(self.token_ids)
 
     def __getattr__(self, name: str) -> Any:
-        raise StandInError("RadixKey", name)
+        raise StubError("RadixKey", name)
 
 
 class Environment:

@@ -19,7 +19,7 @@ from specsim.engine.accounting import HostFunctionError
 from specsim.engine.config import EngineConfig
 from specsim.engine.memory.allocator import Allocator, OutOfSlotsError, SlotWatcher
 from specsim.engines.sglang import host_names as names
-from specsim.engines.sglang.host_objects import StandInError
+from specsim.engines.sglang.host_objects import StubError
 from specsim.interpreter.triton_interpreter import is_interpreted, mend_ranges
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter
 
@@ -296,7 +296,7 @@ def _by_the_loop(name: str) -> Callable[[Any], None]:
 
     def open_group(self: Any) -> None:
         if self.steps is None:
-            raise StandInError("BaseTokenToKVPoolAllocator", name)
+            raise StubError("BaseTokenToKVPoolAllocator", name)
         (self.steps.begin_frees if name == "free_group_begin" else self.steps.end_frees)()
 
     return open_group

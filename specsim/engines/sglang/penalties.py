@@ -269,7 +269,10 @@ def _violations_at_verification(
                         f"request {request}, node {node}: the target's token is {seen}, with the penalties {wanted}",
                         f"token {wanted} after outputs {tree.outputs}{f' and path {path}' if path else ''}",
                         f"token {seen}",
-                        (f"request {request} asked for {params}", f"the exact law says {exact[request]} at its nodes"),
+                        (
+                            f"request {request} has {params}",
+                            f"the exact distribution gives {exact[request]} at its nodes",
+                        ),
                     )
                     return
 

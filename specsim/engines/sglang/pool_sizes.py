@@ -36,7 +36,7 @@ class ConfiguratorFields:
     _fixed_overhead_bytes = 0
 
     def __getattr__(self, name: str) -> Any:
-        raise objects.StandInError("DefaultPoolConfigurator", name)
+        raise objects.StubError("DefaultPoolConfigurator", name)
 
 
 class SizerFields:
@@ -53,7 +53,7 @@ class SizerFields:
         self.bytes_left = budget_tokens(config) * BYTES_OF_A_TOKEN + BYTES_OF_A_TOKEN - 1
 
     def __getattr__(self, name: str) -> Any:
-        raise objects.StandInError("KVCacheConfigurator", name)
+        raise objects.StubError("KVCacheConfigurator", name)
 
     def _profile_available_bytes(self, _pre_model_load_memory: int) -> int:
         return self.bytes_left

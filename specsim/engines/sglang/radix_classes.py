@@ -82,7 +82,7 @@ def _other_cache(lifter: Lifter) -> str:
         return "a cache of another class"
     core = [node.value for value in assigned for node in ast.walk(value) if isinstance(node, ast.Constant)]
     cache = f"{name} ({path}:{line})"
-    needed = "its tree core and components, lifted, and stand-ins for what moves KV to the host and to storage"
+    needed = "its tree core and components, lifted, and stubs of what moves KV to the host and to storage"
     if core == ["python"]:
         return f"{cache}, which needs {needed}"
     by_default = f"{option}={', '.join(map(str, core))}"

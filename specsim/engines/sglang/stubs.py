@@ -49,13 +49,13 @@ class _Unknown:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        raise UnknownNameError(f"it uses {self._name}.{attribute}, which has no stand-in")
+        raise UnknownNameError(f"it uses {self._name}.{attribute}, which has no stub")
 
     def __call__(self, *_arguments: Any, **_named: Any) -> Any:
-        raise UnknownNameError(f"it calls {self._name}, which has no stand-in")
+        raise UnknownNameError(f"it calls {self._name}, which has no stub")
 
     def __bool__(self) -> bool:
-        raise UnknownNameError(f"it asks for {self._name}, which has no stand-in")
+        raise UnknownNameError(f"it asks for {self._name}, which has no stub")
 
 
 class Fields:

@@ -213,7 +213,7 @@ def _rehearse(names: FunctionNames, found: LiftedFunction, run: Callable[[Sizes,
                 raise DriftError(f"cannot be lifted: {found.where} {found.name}: {error}") from error
         except (AttributeError, NameError, TypeError) as error:
             text = described(error)
-            raise DriftError(f"cannot be lifted: {found.where} {found.name} raises {text} with stand-ins") from error
+            raise DriftError(f"cannot be lifted: {found.where} {found.name} raises {text} with stubs") from error
         except Exception:
             return  # the release's own doing: its cases say so
 

@@ -169,7 +169,7 @@ def _apply_repeated(
 
 def _only_relaxed(law: int) -> None:
     if law != RELAXED:
-        raise NotCalledError("the release has one law for all nodes")
+        raise NotCalledError("the release has one distribution for all nodes")
 
 
 def _cumulate(

@@ -69,7 +69,7 @@ NOT_LIFTED: tuple[NotLifted, ...] = (
         "XGrammarGrammar.apply_vocab_mask",
         ("srt/constrained/xgrammar_backend.py",),
         "kernel:apply_token_bitmask",
-        f"it asks which device the logits are on, and {_DISPATCHED}",
+        f"it looks which device the logits are on, and {_DISPATCHED}",
     ),
     NotLifted(
         "pack_tree_mask",

@@ -32,7 +32,7 @@ _SelectOutputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 def _without_nan(topk_p: Tensor, scores: Tensor, topk: int) -> None:
     """A NaN sorts first in `torch.topk`; that it counts as -inf is specsim's own."""
     if bool((scores[:, :, None] * topk_p.view(-1, topk, topk)).isnan().any()):
-        raise NotCalledError("a score is NaN, for which the release has no law")
+        raise NotCalledError("a score is NaN, for which the release has no order")
 
 
 def _select(lifted: Lifted, step: int, topk_p: Tensor, topk_index: Tensor, scores: Tensor) -> _SelectOutputs:

@@ -63,7 +63,7 @@ class TorchWithCoins:
 
 def _of_shape(what: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tuple(tensor.shape) != shape:
-        raise WrongResultError(f"{what} are asked for with shape {list(shape)}, they have {list(tensor.shape)}")
+        raise WrongResultError(f"{what} are requested with shape {list(shape)}, they have {list(tensor.shape)}")
     return tensor.clone()
 
 
@@ -213,7 +213,9 @@ class ExactLaw:
         self.parameters = parameters
         wanted = self.expected / self.expected.sum(dim=1, keepdim=True)
         if probs.shape != wanted.shape or not bool(torch.isclose(probs, wanted, rtol=0, atol=1e-5).all()):
-            raise WrongResultError("the law of a node is not the softmax of its logits / the request's temperature")
+            raise WrongResultError(
+                "what a node is sampled from is not the softmax of its logits / the request's temperature"
+            )
         return self.expected
 
 
