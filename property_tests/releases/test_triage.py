@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from specsim.engines.probe import BY_ID as RULES_OF_WORKERS
-from specsim.engines.probe import signature_of
 from specsim.engines.sglang.operations import FUNCTIONS
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.triage import NEW, TABLE, Triage, load, triage_line, triage_of
 from specsim.rules.table import BY_ID as RULES_OF_ACCOUNTING
 from specsim.tiers.ops.rules import BY_ID as RULES_OF_OPS
+from specsim.tiers.workers.rules import BY_ID as RULES_OF_WORKERS
+from specsim.tiers.workers.rules import signature_of
 from specsim.verdict import Finding, Severity
 
 ROOT = Path(__file__).parents[2]

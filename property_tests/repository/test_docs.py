@@ -15,9 +15,9 @@ from typer.main import get_command
 
 from property_tests.support.command_line import specsim
 from specsim.cli import app
-from specsim.engines.probe import WORKER_RULES
 from specsim.rules.table import RULES as ACCOUNTING_RULES
 from specsim.tiers.ops.rules import RULES
+from specsim.tiers.workers.rules import WORKER_RULES
 from specsim.verdict import Severity
 
 ROOT = Path(__file__).parents[2]

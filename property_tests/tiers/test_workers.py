@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from property_tests.support.command_line import specsim
 from property_tests.support.made_up_sources import MadeUpSource, cache_in
 from specsim.choices.chooser import replayed
-from specsim.engines.probe import BY_ID, WORKER_RULES, Probe
+from specsim.engines.probe import Probe
 from specsim.engines.sglang.guards import read_guards
 from specsim.engines.sglang.multi_layer import (
     DECODE,
@@ -35,6 +35,7 @@ from specsim.lifting.cache import Cache
 from specsim.lifting.lift import Lifter, find_function, parse_module
 from specsim.lifting.source import SourceTree
 from specsim.tiers.workers.probing import NoStandInError, ProbeResult, chooser_of, digest_of, judge_probe, run_probe
+from specsim.tiers.workers.rules import BY_ID, WORKER_RULES
 from specsim.verdict import NotRun
 
 Release = Callable[[str], SourceTree]

@@ -100,7 +100,7 @@ def _known_cases(request: Request) -> dict[str, list[KnownCase]]:
 
 def _shrinks(request: Request, unshrunk: Sequence[str], probe: str, ends: float) -> Callable[[str], bool]:
     """Whether to go on shrinking what breaks a rule."""
-    from specsim.engines.probe import signature_of
+    from specsim.tiers.workers.rules import signature_of
 
     known = set(request.known)
     wanted = request.shrinks and probe not in unshrunk
@@ -121,8 +121,8 @@ def _send_done(messages: Messages, probe: Any, cases: int, why_not: str = "") ->
 
 def _finding_of(probe: Any, found: Any, request: Request) -> tuple[Finding, WorkerReplay]:
     """The finding of a ProbeFinding, and what its replay file holds."""
-    from specsim.engines.probe import BY_ID, signature_of
     from specsim.tiers.workers.probing import digest_of
+    from specsim.tiers.workers.rules import BY_ID, signature_of
 
     broken, shown, rule = found.broken, found.shown, BY_ID[found.rule]
     where, source_hash = broken.where or probe.where, broken.source_hash or probe.source_hash

@@ -45,12 +45,12 @@ class WorkersTier:
 
     @property
     def rules(self) -> Mapping[str, Rule]:
-        from specsim.engines.probe import BY_ID
+        from specsim.tiers.workers.rules import BY_ID
 
         return BY_ID
 
     def signature_of_end(self, subject: str, rule: Rule) -> str:
-        from specsim.engines.probe import signature_of
+        from specsim.tiers.workers.rules import signature_of
 
         return signature_of(subject, rule.id)
 
