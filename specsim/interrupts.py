@@ -16,8 +16,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from specsim import deadline
+
 WHY = "the check was interrupted"
-SPENT = "the time budget was spent; give a larger --budget-seconds"
+SPENT = f"{deadline.SPENT}; give a larger --budget-seconds"
 HINT = "specsim: interrupted: writing what was found. Once more ends it at once."
 
 

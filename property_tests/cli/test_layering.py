@@ -42,7 +42,7 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     "aliases": layer(),
     "errors": layer(),
     "deadline": layer(),
-    "interrupts": layer(),
+    "interrupts": layer("deadline"),
     "isolation": layer("errors interrupts", "msgspec"),
     "files": layer("errors"),
     "verdict": layer("errors"),
@@ -60,10 +60,16 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
         "errors isolation files verdict choices engine rules contracts interpreter lifting", "torch triton"
     ),
     "compiled": layer("errors isolation files lifting"),
+    "mutation": layer("errors compiled", "msgspec"),
     "tiers": layer(
         "deadline errors interrupts isolation files verdict replay_file choices engine rules reference contracts "
-        "kernels interpreter lifting engines compiled",
+        "kernels interpreter lifting engines compiled mutation",
         "torch triton msgspec",
+    ),
+    "selfcheck": layer(
+        "deadline errors interrupts isolation verdict choices engine rules contracts interpreter engines compiled "
+        "mutation tiers",
+        "torch msgspec",
     ),
     "bench": layer(
         "deadline errors verdict choices engine rules reference contracts kernels lifting engines compiled tiers",
@@ -79,8 +85,8 @@ LAYERS = {  # lowest first: each may use only layers above it in this table
     ),
     "report": layer("errors files verdict replay_file tiers", "rich"),
 }
-# One layer in several folders: the tiers put mutants into the model, and mutants are hunted by the tiers.
-SAME_LAYER = {"selfcheck": "tiers"}
+# A folder in two layers: a tier puts a mutant into the model, and the tiers hunt the mutants.
+LOWER = {f"specsim.selfcheck.{name}": "mutation" for name in ("mutation", "catalogue")}
 TOP = {"cli", "commands", "__main__", "pytest_plugin", "testing", "strategies"}  # may import everything
 # The modules that import Hypothesis, and those for test authors, which nothing else in the product imports.
 STRATEGIES = {
@@ -107,7 +113,7 @@ PULL_REQUEST = re.compile(r"#\d{4,5}(?![0-9A-Za-z])")
 def layer_of(module: str) -> str:
     """The layer of a module: the part of its name after `specsim.`; "" for specsim itself."""
     name = module.split(".")[1] if "." in module else ""
-    return SAME_LAYER.get(name, name)
+    return next((below for part, below in LOWER.items() if f"{module}.".startswith(f"{part}.")), name)
 
 
 def layered_modules() -> Iterator[tuple[str, str, Layer]]:

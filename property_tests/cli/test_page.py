@@ -469,8 +469,8 @@ def test_a_page_can_be_made_of_a_users_own_function(tmp_path: Path, monkeypatch:
             answers.extend([message.answer] if isinstance(message, Replayed) else [])
 
     of_it: dict[str, Any] = {"tier": "ops", "target": target, "cache": str(tmp_path), "seed": 0, "count": 1}
-    request = Request(**of_it, seconds=20.0, hang_seconds=20.0, work=Replay(file=str(file), record=True))
-    ops_answers.replay(request, Heard())  # type: ignore[arg-type]
+    request = Request(**of_it, seconds=20.0, hang_seconds=20.0)
+    ops_answers.replay(request, Replay(file=str(file), record=True), Heard())  # type: ignore[arg-type]
     out = tmp_path / "out.html"
     write_pages(replay_file.load(file), file, json.loads(json.dumps(answers[-1])), target, tmp_path, out, None)
     payload = payload_in(out.read_text())

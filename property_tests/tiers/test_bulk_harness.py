@@ -316,7 +316,7 @@ def test_a_launch_that_is_only_slow_is_no_finding(request_of: Callable[[str], Re
     subject, text = "kernel:verify_tree_greedy", "does not end within 5 s"
     work = Failure(subject=subject, index=8, count=8, known="", place=launch, hung=True, text=text)
     request = msgspec.structs.replace(request_of("wrongly"), work=work, hang_seconds=60.0)
-    bulk_answers.failure(request, cast("Messages", sent))
+    bulk_answers.failure(request, work, cast("Messages", sent))
     done = sent.messages[-1]
     assert isinstance(done, Done)
     assert done.judged.cases == 8

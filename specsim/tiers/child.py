@@ -52,7 +52,7 @@ def answer(request: Request, messages: Messages) -> None:
         if request.version != VERSION:
             raise UsageError("the command is of another specsim", "end all that run, and start again")
         module = importlib.import_module(TIERS[request.tier].answers(request))
-        getattr(module, str(request.work.__struct_config__.tag))(request, messages)
+        getattr(module, str(request.work.__struct_config__.tag))(request, request.work, messages)
     except UsageError as error:
         messages.send(Error(problem=error.problem, remedy=error.remedy))
     except Exception as error:

@@ -211,7 +211,7 @@ class Tier(Protocol):
 
     def answers(self, request: Request) -> str:
         """The module whose functions `check`, `failure`, `replay`, `shrink` and `search` answer a request in the child.
-        Each takes the request and the `Messages` that it sends its answer with (`specsim.tiers.messages`).
+        Each takes the request, its work and the `Messages` that it sends its answer with (`specsim.tiers.messages`).
         """
         ...
 

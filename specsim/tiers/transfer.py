@@ -43,22 +43,24 @@ def kept(message: Found | Shrunk, out: Path) -> Path:
     return replay_file.save_in(out, replay_file.from_json(message.replay, out))
 
 
+def broken(rule: Rule, **fields: Any) -> Finding:
+    """A finding of a rule, before its replay file is written. `fields` are the others of Finding."""
+    return Finding(rule=rule.id, sentence=rule.sentence, severity=rule.severity, replay="", **fields)
+
+
 def process_finding(tier: str, rule: Rule, text: str, signature: str, of: str, why: str) -> Finding:
     """The finding of a case or schedule `of` that ended its process, where the process that should have written it down
     did so too: `why` says how.
     """
-    return Finding(
-        rule=rule.id,
-        sentence=rule.sentence,
+    return broken(
+        rule,
         title=text,
         signature=signature,
         tier=tier,
-        severity=rule.severity,
         reach="unknown",
         where="",
         expected=rule.sentence,
         actual=text,
-        replay="",
         count=1,
         details=(of, f"its replay file was not made: the process that writes it {why}"),
     )

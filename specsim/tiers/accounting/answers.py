@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,10 +13,11 @@ from specsim import interrupts, replay_file
 from specsim.errors import UsageError
 from specsim.replay_file import ScheduleReplay
 from specsim.tiers.accounting.model_code import model_hash
-from specsim.tiers.messages import At, End, Failure, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.messages import At, Check, End, Failure, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
-from specsim.verdict import Finding, NotRun, Rule
+from specsim.verdict import Finding, NotRun
 
 if TYPE_CHECKING:
     from specsim.choices.search_strategies import Strategy
@@ -59,7 +61,7 @@ def _target_of(request: Request, messages: Messages) -> Any:
     return load_target(request.target, Path(request.cache), request.mutant, request.kernels, on_rehearsal)
 
 
-def check(request: Request, messages: Messages) -> None:
+def check(request: Request, work: Check, messages: Messages) -> None:
     """Simulate the target's accounting."""
     end = time.monotonic() + request.seconds
     target = _target_of(request, messages)
@@ -136,7 +138,7 @@ def _counts(result: SimulationResult) -> dict[str, int]:
     }
 
 
-def failure(request: Request, messages: Messages) -> None:
+def failure(request: Request, work: Failure, messages: Messages) -> None:
     """Make the finding of a schedule that took a child with it. Runs none of it, but those before it where the strategy
     learns from them.
     """
@@ -144,8 +146,6 @@ def failure(request: Request, messages: Messages) -> None:
     from specsim.engine.features import FEATURES
     from specsim.engine.workload import draw_scenario
 
-    work = request.work
-    assert isinstance(work, Failure)
     features = frozenset(work.place["features"]) if "features" in work.place else FEATURES
     if work.known:
         (tape,) = [known.tape for known in _known_schedules(request) if known.name == work.known]
@@ -181,12 +181,19 @@ def failure_of(
     from specsim.rules.table import BY_ID
 
     rule = BY_ID[rule_id]
-    signature = f"accounting:{rule.id}:process"
-    title = f"a schedule {text}"
-    details = (f"schedule {index} of seed {origin.seed}",)
-    replay = _replay_of(origin, "process", None, tape, scenario, rule.id, signature, title, "")
-    finding = _finding_of(rule, title, signature, "unknown", "", rule.sentence, text, 1, details, None)
-    return finding, replay
+    finding = broken(
+        rule,
+        title=f"a schedule {text}",
+        signature=f"accounting:{rule.id}:process",
+        tier="accounting",
+        reach="unknown",
+        where="",
+        expected=rule.sentence,
+        actual=text,
+        count=1,
+        details=(f"schedule {index} of seed {origin.seed}",),
+    )
+    return finding, _replay_of(finding, origin, "process", "", tape, scenario)
 
 
 def _strategy_before(request: Request, index: int, messages: Messages) -> Strategy:
@@ -205,10 +212,8 @@ def _strategy_before(request: Request, index: int, messages: Messages) -> Strate
     return strategy
 
 
-def replay(request: Request, messages: Messages) -> None:
+def replay(request: Request, work: Replay, messages: Messages) -> None:
     """Run the schedule of a replay file once more. With `record`, note the engine's state at each event."""
-    work = request.work
-    assert isinstance(work, Replay)
     stored = _stored(work.file)
     if work.record:
         from specsim.compiled.finder import uninstall
@@ -265,10 +270,8 @@ def replay(request: Request, messages: Messages) -> None:
     messages.send(Replayed(answer=answer))
 
 
-def shrink(request: Request, messages: Messages) -> None:
+def shrink(request: Request, work: Shrink, messages: Messages) -> None:
     """Shrink the schedule of a replay file, with more attempts than `check` takes."""
-    work = request.work
-    assert isinstance(work, Shrink)
     stored = _stored(work.file)
     target = _simulated(request, messages)
     messages.send(At(subject=SUBJECT))
@@ -306,14 +309,12 @@ def shrink(request: Request, messages: Messages) -> None:
     messages.send(shrunk_message(*finding_of(target, found, origin_of(request)), before=before, after=after))
 
 
-def search(request: Request, messages: Messages) -> None:
+def search(request: Request, work: Search, messages: Messages) -> None:
     """Simulate the schedules of a seed until one breaks the rule that is looked for.
 
     The answer: {"schedules", "refused": {why: count}, "failed", "violation": {...} | null, "seam": [...]}; `failed`
     counts the schedules in which a host function raised.
     """
-    work = request.work
-    assert isinstance(work, Search)
     target = _simulated(request, messages, "it has no such tier")
     from specsim.tiers.accounting import schedules
 
@@ -372,7 +373,6 @@ def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, Schedu
     order = tuple(line(event) for event in found.order or ())
     looked_for = found.looked and not isinstance(target, ExtensionTarget)
     part = _part(target, violation.part)
-    title = title_of(violation)
     log = schedule.run.log
     config = {**asdict(schedule.scenario.config)}
     details = (
@@ -383,85 +383,44 @@ def finding_of(target: Any, found: Any, origin: Origin) -> tuple[Finding, Schedu
         else f"first in schedule {found.first} of seed {origin.seed}",
         *(str(event) for event in log[-EVENTS_SHOWN:]),
     )
-    texts = violation.rule.id, found.signature, title, schedule.run.digest
-    replay = _replay_of(origin, violation.part, part, schedule.tape, schedule.scenario, *texts, order, log)
-    finding = _finding_of(
+    finding = broken(
         violation.rule,
-        title,
-        found.signature,
-        target.reach(schedule.scenario.config, violation.part),
-        part.where,
-        violation.expected,
-        violation.actual,
-        found.count,
-        details,
-        order if looked_for else None,
+        title=title_of(violation),
+        signature=found.signature,
+        tier="accounting",
+        reach=target.reach(schedule.scenario.config, violation.part),
+        where=part.where,
+        expected=violation.expected,
+        actual=violation.actual,
+        count=found.count,
+        details=details,
+        order=order if looked_for else None,
     )
-    return finding, replay
+    replay = _replay_of(finding, origin, violation.part, part.source_hash, schedule.tape, schedule.scenario)
+    events = [str(event) for event in log]
+    return finding, dataclasses.replace(replay, digest=schedule.run.digest, order=list(order), events=events)
 
 
 def _replay_of(
-    origin: Origin,
-    blamed: str,
-    part: Any,
-    tape: Sequence[int],
-    scenario: Any,
-    rule: str,
-    signature: str,
-    title: str,
-    digest: str,
-    order: Sequence[str] = (),
-    log: Sequence[Any] = (),
+    finding: Finding, origin: Origin, part: str, source_hash: str, tape: Sequence[int], scenario: Any
 ) -> ScheduleReplay:
-    """A replay file; `part` is the seam function of the name `blamed`, None for none."""
+    """The replay file of a finding, of a schedule that did not come to its end."""
     return ScheduleReplay(
         target=origin.target,
-        tier="accounting",
+        tier=finding.tier,
         mutant=origin.mutant,
-        part=blamed,
-        where=part.where if part else "",
-        source_hash=part.source_hash if part else "",
+        part=part,
+        where=finding.where,
+        source_hash=source_hash,
         tape=list(tape),
         scenario=_plain(scenario),
         seed=origin.seed,
-        rule=rule,
-        signature=signature,
-        title=title,
+        rule=finding.rule,
+        signature=finding.signature,
+        title=finding.title,
         model_hash=model_hash(),
-        digest=digest,
-        order=list(order),
-        events=[str(event) for event in log],
+        digest="",
         kernels=origin.kernels,
-    )
-
-
-def _finding_of(
-    rule: Rule,
-    title: str,
-    signature: str,
-    reach: str,
-    where: str,
-    expected: str,
-    actual: str,
-    count: int,
-    details: tuple[str, ...],
-    order: tuple[str, ...] | None,
-) -> Finding:
-    return Finding(
-        rule=rule.id,
-        sentence=rule.sentence,
-        title=title,
-        signature=signature,
-        tier="accounting",
-        severity=rule.severity,
-        reach=reach,
-        where=where,
-        expected=expected,
-        actual=actual,
-        replay="",
-        count=count,
-        details=details,
-        order=order,
     )
 
 

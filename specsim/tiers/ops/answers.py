@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from specsim import interrupts
 from specsim.errors import UsageError
-from specsim.tiers.messages import Alive, At, Done, End, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.messages import Alive, At, Check, Done, End, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
 from specsim.verdict import Judged, NotRun
@@ -91,7 +91,7 @@ def opened(request: Request, messages: Messages, device: str, op: str = "") -> T
     )
 
 
-def check(request: Request, messages: Messages) -> None:
+def check(request: Request, work: Check, messages: Messages) -> None:
     """Judge every subject; kernels come before the callers that need them."""
     end = time.monotonic() + request.seconds
     device = choose_device(request.device)
@@ -169,7 +169,7 @@ def send_done(messages: Messages, subject: Any, cases: int, why_not: str = "", *
     messages.send(Done(subject=subject.name, judged=judged, not_run=not_run))
 
 
-def replay(request: Request, messages: Messages) -> None:
+def replay(request: Request, work: Replay, messages: Messages) -> None:
     """Run the case of a replay file once more, on the subject it was found on. With `record`, the answer has the
     outputs too.
     """
@@ -181,8 +181,6 @@ def replay(request: Request, messages: Messages) -> None:
     from specsim.tiers.ops.finding import case_of, is_case_of
     from specsim.tiers.ops.run import EndedError
 
-    work = request.work
-    assert isinstance(work, Replay)
     path = Path(work.file)
     replay = replay_file.load(path)
     assert isinstance(replay, replay_file.OpReplay)
@@ -272,7 +270,7 @@ def _ended(ended: EndedError) -> dict[str, Any]:
     return {**nothing, "judged": True, "violations": [violation]}
 
 
-def shrink(request: Request, messages: Messages) -> None:
+def shrink(request: Request, work: Shrink, messages: Messages) -> None:
     """Make the case of a replay file smaller, with more attempts than `check` takes."""
     device = choose_device(request.device)
     from specsim import replay_file
@@ -285,8 +283,6 @@ def shrink(request: Request, messages: Messages) -> None:
     from specsim.tiers.ops.suite import Failure
     from specsim.tiers.ops.suite import shrink as shrink_case
 
-    work = request.work
-    assert isinstance(work, Shrink)
     stored = replay_file.load(Path(work.file))
     assert isinstance(stored, replay_file.OpReplay)
     problem = f"{work.file} does not show {stored.signature} on {request.target}"
@@ -334,13 +330,11 @@ def shrink(request: Request, messages: Messages) -> None:
     )
 
 
-def search(request: Request, messages: Messages) -> None:
+def search(request: Request, work: Search, messages: Messages) -> None:
     """Run each implementation of an operation, or those that are named, on the cases of a seed until one is wrong.
 
     The answer: {"subjects": [{"name", "where", "source_hash", "cases", "rule", "title"}], "not_run": [...]}
     """
-    work = request.work
-    assert isinstance(work, Search)
     device = choose_device(request.device)
     from specsim.contracts.registry import OPS
     from specsim.tiers.ops.finding import Origin, finding_of

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 DEVICE_START_SECONDS = 60.0  # a fork starts the device and compiles kernels
 
 
-def check(request: Request, messages: Messages) -> None:
+def check(request: Request, work: Check, messages: Messages) -> None:
     """Judge every subject that the request does not skip, in launches of thousands of cases."""
-    work = request.work
-    assert isinstance(work, Check)
     device = choose_device(request.device)
     from specsim.contracts.registry import OPS
     from specsim.tiers.ops.bulk import judge_in_bulk
@@ -110,10 +108,8 @@ def _until_lost(messages: Messages) -> Iterator[None]:
         os._exit(1)
 
 
-def failure(request: Request, messages: Messages) -> None:
+def failure(request: Request, work: Failure, messages: Messages) -> None:
     """Find which request of a launch ended its process, each part in a fork of its own, and make the finding of it."""
-    work = request.work
-    assert isinstance(work, Failure)
     place, device = work.place, work.place["device"]
     os.environ["TRITON_INTERPRET"] = "1"
     if device == "cuda":  # which this process does not touch

@@ -15,7 +15,8 @@ from specsim.contracts.provider import Subject
 from specsim.errors import UsageError
 from specsim.replay_file import OpReplay
 from specsim.tiers.ops.suite import Counterexample
-from specsim.verdict import Finding, Rule, Severity
+from specsim.tiers.transfer import broken
+from specsim.verdict import Finding, Rule
 
 WHOLE_MAX, FIRST = 64, 16
 """Tensors of up to so many elements are shown whole, larger ones by their first few."""
@@ -49,49 +50,34 @@ def finding_of(
         return process_failure(op, subject, found.case, found.rule, found.ended, origin, found.tape)
     violation = found.outcome.of(found.rule)
     assert violation is not None
-    title = f"{_what(subject)}: {violation.title}"
-    return _made(
-        op,
-        subject,
-        found.case,
+    finding = broken(
         found.rule,
-        title=title,
-        tape=list(found.tape),
-        digest=found.outcome.digest,
-        origin=origin,
+        title=f"{_what(subject)}: {violation.title}",
         reach=found.reach,
         expected=violation.expected,
         actual=violation.actual,
         count=found.failing,
         details=_details(subject, found),
+        **_of_subject(op, subject, found.case, origin),
     )
+    return finding, _replay_of(finding, op, subject, found.case, origin, found.tape, found.outcome.digest)
 
 
 def process_failure(
-    op: Op,
-    subject: Subject,
-    case: Case,
-    rule: Rule,
-    text: str,
-    origin: Origin,
-    tape: Sequence[int] = (),
+    op: Op, subject: Subject, case: Case, rule: Rule, text: str, origin: Origin, tape: Sequence[int] = ()
 ) -> tuple[Finding, OpReplay]:
     """The finding of a call that hung or took its process with it; its case is not shrunk."""
-    return _made(
-        op,
-        subject,
-        case,
+    finding = broken(
         rule,
         title=f"{_what(subject)}: {text}",
-        tape=list(tape),
-        digest="",
-        origin=origin,
         reach=subject.reach(case.sizes),
         expected=rule.sentence,
         actual=text,
         count=1,
         details=(_sizes_line(case),),
+        **_of_subject(op, subject, case, origin),
     )
+    return finding, _replay_of(finding, op, subject, case, origin, tape, "")
 
 
 def _what(subject: Subject) -> str:
@@ -133,61 +119,40 @@ def _argument_lines(op: Op, case: Case) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _made(
-    op: Op,
-    subject: Subject,
-    case: Case,
-    rule: Rule,
-    *,
-    title: str,
-    tape: list[int],
-    digest: str,
-    origin: Origin,
-    reach: str,
-    expected: str,
-    actual: str,
-    count: int,
-    details: tuple[str, ...],
-) -> tuple[Finding, OpReplay]:
-    signature = signature_of(subject)
-    replay = OpReplay(
+def _of_subject(op: Op, subject: Subject, case: Case, origin: Origin) -> dict[str, Any]:
+    """What every finding of an implementation says."""
+    return {
+        "signature": signature_of(subject),
+        "tier": "ops",
+        "where": subject.where,
+        "op": op.name,
+        "provider": origin.target,
+        "blame": subject.role,
+        "arguments": () if subject.far else _argument_lines(op, case),
+    }
+
+
+def _replay_of(
+    finding: Finding, op: Op, subject: Subject, case: Case, origin: Origin, tape: Sequence[int], digest: str
+) -> OpReplay:
+    return OpReplay(
         target=origin.target,
-        tier="ops",
+        tier=finding.tier,
         op=op.name,
         subject=subject.name,
-        where=subject.where,
+        where=finding.where,
         source_hash=subject.source_hash,
         device=origin.device,
         sizes=case.sizes,
         tensors={name: tensor_to_json(tensor) for name, tensor in case.tensors.items()},
-        tape=tape,
+        tape=list(tape),
         seed=origin.seed,
-        rule=rule.id,
-        signature=signature,
-        title=title,
+        rule=finding.rule,
+        signature=finding.signature,
+        title=finding.title,
         digest=digest,
         generator=origin.generator,
     )
-    finding = Finding(
-        rule=rule.id,
-        sentence=rule.sentence,
-        title=title,
-        signature=signature,
-        tier="ops",
-        severity=Severity(rule.severity),
-        reach=reach,
-        where=subject.where,
-        expected=expected,
-        actual=actual,
-        replay="",
-        count=count,
-        details=details,
-        op=op.name,
-        provider=origin.target,
-        blame=subject.role,
-        arguments=() if subject.far else _argument_lines(op, case),
-    )
-    return finding, replay
 
 
 def tensor_to_json(tensor: torch.Tensor) -> dict[str, Any]:

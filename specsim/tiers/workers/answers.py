@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from specsim import interrupts, replay_file
 from specsim.errors import UsageError
 from specsim.replay_file import WorkerReplay
-from specsim.tiers.messages import At, Check, Done, End, Failure, Replay, Replayed, Request, Shrink
+from specsim.tiers.messages import At, Check, Done, End, Failure, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
 from specsim.verdict import Finding, Judged, NotRun
@@ -34,13 +35,11 @@ def _probes(request: Request) -> tuple[list[Any], list[NotRun]]:
 SHRINK_SHARE = 0.25  # of the time, kept for shrinking as soon as something was hit
 
 
-def check(request: Request, messages: Messages) -> None:
+def check(request: Request, work: Check, messages: Messages) -> None:
     """Run every probe that the request does not skip, then shrink what was found."""
     end = time.monotonic() + request.seconds
     from specsim.tiers.workers.probing import SHRINK_ATTEMPTS_MAX, run_cases, shrink_cases
 
-    work = request.work
-    assert isinstance(work, Check)
     probes, not_run = _probes(request)
     todo = [probe for probe in probes if probe.name not in work.skip]
     known = _known_cases(request)
@@ -124,58 +123,51 @@ def _finding_of(probe: Any, found: Any, request: Request) -> tuple[Finding, Work
     from specsim.tiers.workers.probing import digest_of
     from specsim.tiers.workers.rules import BY_ID, signature_of
 
-    broken, shown, rule = found.broken, found.shown, BY_ID[found.rule]
-    where, source_hash = broken.where or probe.where, broken.source_hash or probe.source_hash
-    signature = signature_of(probe.name, found.rule)
-    replay = WorkerReplay(
-        target=request.target,
+    seen, shown = found.broken, found.shown
+    source_hash = seen.source_hash or probe.source_hash
+    finding = broken(
+        BY_ID[found.rule],
+        title=f"{probe.name}: {seen.what}",
+        signature=signature_of(probe.name, found.rule),
         tier="workers",
-        probe=probe.name,
-        function=probe.function,
-        where=where,
-        source_hash=source_hash,
-        tape=list(found.tape),
-        case=shown.case,
-        seed=request.seed,
-        rule=found.rule,
-        signature=signature,
-        title=broken.what,
-        digest=digest_of(shown) if shown.seen else "",  # nothing was recorded of a case that took its process along
-    )
-    finding = Finding(
-        rule=found.rule,
-        sentence=rule.sentence,
-        title=f"{probe.name}: {broken.what}",
-        signature=signature,
-        tier="workers",
-        severity=rule.severity,
         reach=probe.reach,
-        where=where,
-        expected=broken.expected,
-        actual=broken.actual,
-        replay="",
+        where=seen.where or probe.where,
+        expected=seen.expected,
+        actual=seen.actual,
         count=found.count,
         details=(
             f"smallest case: {json.dumps(shown.case)}",
             *([f"the case of the known finding {found.known}"] if found.known else []),
-            *broken.details,
+            *seen.details,
         ),
     )
-    return finding, replay
+    return finding, WorkerReplay(
+        target=request.target,
+        tier=finding.tier,
+        probe=probe.name,
+        function=probe.function,
+        where=finding.where,
+        source_hash=source_hash,
+        tape=list(found.tape),
+        case=shown.case,
+        seed=request.seed,
+        rule=finding.rule,
+        signature=finding.signature,
+        title=seen.what,
+        digest=digest_of(shown) if shown.seen else "",  # nothing was recorded of a case that took its process along
+    )
 
 
-def failure(request: Request, messages: Messages) -> None:
+def failure(request: Request, work: Failure, messages: Messages) -> None:
     """Make the finding of a case that took a child with it. Runs none of it."""
     from specsim.engines.probe import Broken, Shown
     from specsim.tiers.workers.probing import ProbeFinding, chooser_of
 
-    work = request.work
-    assert isinstance(work, Failure)
     probe = _named(request, work.subject)
     chooser = chooser_of(request.seed, probe.name, work.index)
-    broken = Broken("X2" if work.hung else "X3", f"a case {work.text}", "an answer", work.text)
+    ended = Broken("X2" if work.hung else "X3", f"a case {work.text}", "an answer", work.text)
     probe.draw(chooser)
-    found = ProbeFinding(broken.rule, chooser.tape, Shown({}, {}, (broken,)), broken, 1)
+    found = ProbeFinding(ended.rule, chooser.tape, Shown({}, {}, (ended,)), ended, 1)
     messages.send(found_message(*_finding_of(probe, found, request)))
     _send_done(messages, probe, work.index + 1)
 
@@ -189,13 +181,11 @@ def _named(request: Request, name: str) -> Any:
     raise UsageError(f"{request.target} cannot run {name!r} ({why})", "replay it on the target that it was found on")
 
 
-def replay(request: Request, messages: Messages) -> None:
+def replay(request: Request, work: Replay, messages: Messages) -> None:
     """Run the case of a replay file once more."""
     from specsim.choices.chooser import replayed
     from specsim.tiers.workers.probing import NoStandInError, digest_of, run_probe
 
-    work = request.work
-    assert isinstance(work, Replay)
     stored = _stored(work.file)
     probe = _named(request, stored.probe)
     messages.send(At(subject=probe.name))
@@ -222,13 +212,11 @@ def replay(request: Request, messages: Messages) -> None:
     messages.send(Replayed(answer=answer))
 
 
-def shrink(request: Request, messages: Messages) -> None:
+def shrink(request: Request, work: Shrink, messages: Messages) -> None:
     """Make the case of a replay file smaller, with more attempts than `check` takes."""
     from specsim.choices.chooser import replayed
     from specsim.tiers.workers.probing import ProbeFinding, run_probe, smallest
 
-    work = request.work
-    assert isinstance(work, Shrink)
     stored = _stored(work.file)
     probe = _named(request, stored.probe)
     messages.send(At(subject=probe.name))
@@ -258,7 +246,7 @@ def shrink(request: Request, messages: Messages) -> None:
     )
 
 
-def search(request: Request, messages: Messages) -> None:
+def search(request: Request, work: Search, messages: Messages) -> None:
     """Nothing searches for a rule of a probe: a bisection replays its file."""
     raise UsageError(f"there is no search of the {request.tier} tier", "bisect a replay file")
 
