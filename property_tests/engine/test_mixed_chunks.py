@@ -29,13 +29,13 @@ class Mixing(Watched):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.launched: list[Launch] = []
-        launch = self.launches.launch
+        launch = self.launches.device.launch
 
-        def keeping(*arguments: Any) -> Launch:
-            self.launched.append(launch(*arguments))
-            return self.launched[-1]
+        def keeping(launched: Launch) -> None:
+            self.launched.append(launched)
+            launch(launched)
 
-        self.launches.launch = keeping  # type: ignore[method-assign]
+        self.launches.device.launch = keeping  # type: ignore[method-assign]
 
 
 def played(*, overlap: bool = True, pool_slots: int = 256, mixed_chunk: bool = True, chooser: object = None) -> Mixing:

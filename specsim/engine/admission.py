@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from specsim.choices.chooser import Chooser
-from specsim.engine.accounting import Accounting, Memory, out_of_memory
+from specsim.engine.accounting import out_of_memory
 from specsim.engine.batch import Batch
-from specsim.engine.config import EngineConfig
-from specsim.engine.event_log import EventLog
 from specsim.engine.launch import LaunchRow
 from specsim.engine.launches import Launches
 from specsim.engine.lifecycle import Event, State
 from specsim.engine.memory.allocator import OutOfSlotsError, ceil_to
 from specsim.engine.memory.rows import RowsExhaustedError
-from specsim.engine.observer import Observer
 from specsim.engine.request import Request
 from specsim.engine.request_table import RequestTable
+from specsim.engine.seam import Seam
 
 NO_BOUND = 1 << 62  # tokens of a prefill: without chunks no request is cut, however many are admitted together
 
@@ -22,28 +20,48 @@ NO_BOUND = 1 << 62  # tokens of a prefill: without chunks no request is cut, how
 class Admission:
     """Who is admitted, and `chunked`, the request whose prefill is launched in parts and is not done."""
 
+    __slots__ = (
+        "_accounting",
+        "_batch",
+        "_config",
+        "_launches",
+        "_log",
+        "_memory",
+        "_observer",
+        "_prefix_lens",
+        "_requests",
+        "_resumed",
+        "chunked",
+    )
+
     def __init__(
         self,
-        config: EngineConfig,
-        memory: Memory,
-        accounting: Accounting,
-        observer: Observer,
-        log: EventLog,
+        seam: Seam,
         requests: RequestTable,
         batch: Batch,
         launches: Launches,
     ) -> None:
-        self._config = config
-        self._memory = memory
-        self._accounting = accounting
-        self._observer = observer
-        self._log = log
+        self._config, self._memory, self._accounting, self._observer, self._log = seam
         self._requests = requests
         self._batch = batch
         self._launches = launches
         self.chunked: Request | None = None
         self._resumed: set[tuple[str, int]] = set()  # incarnations that go on with the memory of their session
         self._prefix_lens: dict[tuple[str, int], int] = {}
+
+    def fork(
+        self, seam: Seam, requests: RequestTable, batch: Batch, launches: Launches, chunked: Request | None
+    ) -> Admission:
+        """A copy over copies of what it uses. A step writes prefix lengths before it reads them, so both share them."""
+        new = Admission.__new__(Admission)
+        new._config, new._memory, new._accounting, new._observer, new._log = seam
+        new._requests = requests
+        new._batch = batch
+        new._launches = launches
+        new.chunked = chunked
+        new._resumed = set(self._resumed)
+        new._prefix_lens = self._prefix_lens
+        return new
 
     def admit(self, chooser: Chooser) -> list[Request]:
         """Waiting requests that fit, in order: rows and slots, with the reserve of their first step and the running

@@ -6,40 +6,55 @@ from collections import deque
 from dataclasses import replace
 
 from specsim.choices.chooser import Chooser
-from specsim.engine.accounting import Accounting
 from specsim.engine.batch import Batch
-from specsim.engine.config import EngineConfig
-from specsim.engine.event_log import EventLog
 from specsim.engine.lifecycle import Event, State
 from specsim.engine.marks import abort_marks
-from specsim.engine.observer import Observer
 from specsim.engine.request import Request, Turn, make_request
 from specsim.engine.request_table import RequestTable
+from specsim.engine.seam import Seam
 from specsim.engine.workload import Workload
 
 
 class Arrivals:
     """The turns `to_come`, in the order in which clients send them, and the aborts that a schedule may still choose."""
 
+    __slots__ = (
+        "_accounting",
+        "_batch",
+        "_config",
+        "_log",
+        "_memory",
+        "_observer",
+        "_requests",
+        "aborts_left",
+        "timeouts_left",
+        "to_come",
+    )
+
     def __init__(
         self,
-        config: EngineConfig,
+        seam: Seam,
         workload: Workload,
-        accounting: Accounting,
-        observer: Observer,
-        log: EventLog,
         requests: RequestTable,
         batch: Batch,
     ) -> None:
-        self._config = config
-        self._accounting = accounting
-        self._observer = observer
-        self._log = log
+        self._config, self._memory, self._accounting, self._observer, self._log = seam
         self._requests = requests
         self._batch = batch
         self.to_come: deque[Turn] = deque(workload.turns)
         self.aborts_left = workload.aborts_max
         self.timeouts_left = workload.timeouts_max
+
+    def fork(self, seam: Seam, requests: RequestTable, batch: Batch) -> Arrivals:
+        """A copy over copies of what it uses."""
+        new = Arrivals.__new__(Arrivals)
+        new._config, new._memory, new._accounting, new._observer, new._log = seam
+        new._requests = requests
+        new._batch = batch
+        new.to_come = deque(self.to_come)
+        new.aborts_left = self.aborts_left
+        new.timeouts_left = self.timeouts_left
+        return new
 
     def receive(self, chooser: Chooser) -> None:
         """Requests arrive; clients abort."""

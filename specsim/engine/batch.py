@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from specsim.choices.chooser import Chooser
 from specsim.engine.acceptance_plan import draw_plan
-from specsim.engine.accounting import Accounting, Memory, out_of_memory
-from specsim.engine.config import EngineConfig
-from specsim.engine.event_log import EventLog
-from specsim.engine.launch import LaunchRow
+from specsim.engine.accounting import out_of_memory
+from specsim.engine.launch import LaunchRow, RowCopies
 from specsim.engine.lifecycle import Event, State
 from specsim.engine.marks import retract_marks
 from specsim.engine.memory.allocator import OutOfSlotsError
 from specsim.engine.memory.rows import RowsExhaustedError
-from specsim.engine.observer import Observer
 from specsim.engine.relay import Futures
 from specsim.engine.request import Request
 from specsim.engine.request_table import RequestTable
 from specsim.engine.sampling import cumulate
+from specsim.engine.seam import Seam
 
 
 class Batch:
@@ -28,32 +26,56 @@ class Batch:
     `steps`    draft steps of the next launch
     """
 
+    __slots__ = (
+        "_accounting",
+        "_config",
+        "_log",
+        "_memory",
+        "_observer",
+        "_penalty_counts",
+        "_requests",
+        "futures",
+        "is_full",
+        "merging",
+        "merging_rows",
+        "retractions_left",
+        "running",
+        "steps",
+    )
+
     def __init__(
         self,
-        config: EngineConfig,
-        memory: Memory,
-        accounting: Accounting,
-        observer: Observer,
-        log: EventLog,
+        seam: Seam,
         requests: RequestTable,
         *,
         retractions_max: int,
         has_laws: bool,
     ) -> None:
-        self._config = config
-        self._memory = memory
-        self._accounting = accounting
-        self._observer = observer
-        self._log = log
+        self._config, self._memory, self._accounting, self._observer, self._log = seam
         self._requests = requests
-        self._penalty_counts = accounting.own.penalty_counts if has_laws else None
+        self._penalty_counts = seam.accounting.own.penalty_counts if has_laws else None
         self.running: list[Request] = []
         self.futures = Futures()
         self.merging: list[Request] = []
         self.merging_rows: list[LaunchRow] = []
         self.is_full = False
-        self.steps = config.num_steps
+        self.steps = seam.config.num_steps
         self.retractions_left = retractions_max
+
+    def fork(self, seam: Seam, requests: RequestTable, copies: RowCopies) -> Batch:
+        """A copy over copies of what it uses."""
+        new = Batch.__new__(Batch)
+        new._config, new._memory, new._accounting, new._observer, new._log = seam
+        new._requests = requests
+        new._penalty_counts = self._penalty_counts
+        new.running = [copies.requests[request] for request in self.running]
+        new.futures = Futures(self.futures.indices[:])
+        new.merging = [copies.requests[request] for request in self.merging]
+        new.merging_rows = [copies.of(row) for row in self.merging_rows]
+        new.is_full = self.is_full
+        new.steps = self.steps
+        new.retractions_left = self.retractions_left
+        return new
 
     def merge(self) -> None:
         """Who has finished leaves; whose prefill was launched joins."""

@@ -13,5 +13,5 @@ def shallow(instance: T) -> T:
     if not hasattr(of, "__dict__"):  # a compiled class, which knows how to copy itself
         return of.__copy__()  # type: ignore[no-any-return]
     new = object.__new__(type(of))
-    new.__dict__.update(of.__dict__)
+    new.__dict__ = of.__dict__.copy()  # faster than an update
     return new  # type: ignore[no-any-return]

@@ -58,6 +58,17 @@ class EventLog:
     `is_quiet`     nothing is logged
     """
 
+    __slots__ = (
+        "_digest",
+        "_observer",
+        "events",
+        "is_quiet",
+        "iterations",
+        "listener",
+        "marks",
+        "retracted_in",
+    )
+
     def __init__(self, observer: Observer, marks: set[str]) -> None:
         self.events: list[LoggedEvent] = []
         self.marks = marks
@@ -67,6 +78,19 @@ class EventLog:
         self.listener: Listener | None = None
         self._observer = observer
         self._digest = hashlib.blake2b(digest_size=16)
+
+    def fork(self, observer: Observer) -> EventLog:
+        """A log for a copy of the engine that logs nothing: both share events and marks."""
+        new = EventLog.__new__(EventLog)
+        new.events = self.events
+        new.marks = self.marks
+        new.iterations = self.iterations
+        new.retracted_in = self.retracted_in
+        new.is_quiet = self.is_quiet
+        new.listener = self.listener
+        new._observer = observer
+        new._digest = self._digest
+        return new
 
     @property
     def digest(self) -> str:

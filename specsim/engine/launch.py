@@ -152,3 +152,32 @@ def advance_grammar(launch: Launch) -> None:
         is_live = request.key == row.key and request.state in (State.PREFILLING, State.RUNNING) and not row.is_middle
         if request.matcher is not None and is_live:
             request.matcher.read(launch.run(i))
+
+
+class RowCopies:
+    """Copies of rows of launches, one of each: the engine keeps some beside their launch."""
+
+    __slots__ = ("_copies", "requests")
+
+    def __init__(self, requests: dict[Request, Request]) -> None:
+        self.requests = requests
+        self._copies: dict[int, LaunchRow] = {}
+
+    def of(self, row: LaunchRow) -> LaunchRow:
+        new = self._copies.get(id(row))
+        if new is None:
+            new = self._copies[id(row)] = LaunchRow(
+                self.requests[row.request],
+                row.key,
+                row.slots,
+                row.plan,
+                row.tokens,
+                row.prefix_len,
+                row.row,
+                row.is_middle,
+                row.relay_in,
+                row.relay_out,
+                row.counts,
+                row.swa_slots,
+            )
+        return new

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Iterable
 
 from specsim.choices.chooser import Chooser
-from specsim.engine.accounting import Memory
 from specsim.engine.batch import Batch
-from specsim.engine.config import EngineConfig
 from specsim.engine.device import Device
-from specsim.engine.event_log import EventLog
 from specsim.engine.launch import Launch, LaunchRow
 from specsim.engine.marks import reused_memory
-from specsim.engine.observer import Observer, RunStopped
+from specsim.engine.observer import RunStopped
+from specsim.engine.seam import Seam
 from specsim.engine.streams import Streams
 
 
@@ -22,36 +21,50 @@ class Launches:
     results the host has not taken, the oldest first.
     """
 
+    __slots__ = (
+        "_accounting",
+        "_batch",
+        "_config",
+        "_count",
+        "_device_lens",
+        "_log",
+        "_memory",
+        "_needs_table",
+        "_observer",
+        "device",
+        "streams",
+        "unresolved",
+    )
+
     def __init__(
         self,
-        config: EngineConfig,
-        memory: Memory,
-        observer: Observer,
-        log: EventLog,
+        seam: Seam,
         batch: Batch,
         device: Device,
         *,
         needs_table: bool,
     ) -> None:
-        self._config = config
-        self._memory = memory
-        self._observer = observer
-        self._log = log
+        self._config, self._memory, self._accounting, self._observer, self._log = seam
         self._batch = batch
         self._needs_table = needs_table  # the device asks functions of the target for slots
         self.device = device
-        self.streams = Streams(memory, device, observer.accesses()) if config.streams else None
+        self.streams = Streams(seam.memory, device, seam.observer.accesses()) if seam.config.streams else None
         self.unresolved: deque[Launch] = deque()
         self._count = 0
         self._device_lens: dict[tuple[str, int], int] = {}
 
-    @property
-    def oldest(self) -> Launch | None:
-        return self.unresolved[0] if self.unresolved else None
-
-    @property
-    def device_can_go(self) -> bool:
-        return bool(self.device.stream) if self.streams is None else self.streams.can_go
+    def fork(self, seam: Seam, batch: Batch, device: Device, unresolved: Iterable[Launch]) -> Launches:
+        """A copy, without streams, over copies of what it uses."""
+        new = Launches.__new__(Launches)
+        new._config, new._memory, new._accounting, new._observer, new._log = seam
+        new._batch = batch
+        new._needs_table = self._needs_table
+        new.device = device
+        new.streams = self.streams
+        new.unresolved = deque(unresolved)
+        new._count = self._count
+        new._device_lens = dict(self._device_lens)
+        return new
 
     def launch(self, kind: str, rows: list[LaunchRow], beside: list[LaunchRow] | None = None) -> Launch:
         config, batch = self._config, self._batch
@@ -107,7 +120,7 @@ class Launches:
 
     def take(self, launch: Launch) -> None:
         """The host takes the result of a launch."""
-        self._observer.resolves(launch, self.oldest)
+        self._observer.resolves(launch, self.unresolved[0] if self.unresolved else None)
         self.unresolved.popleft()
         if self.streams is not None:
             self.streams.take(launch)

@@ -27,6 +27,7 @@ from specsim.engine.marks import features_of
 from specsim.engine.observer import Observer, RunStopped
 from specsim.engine.request_table import RequestTable
 from specsim.engine.results import Results
+from specsim.engine.seam import Seam
 from specsim.engine.workload import Scenario
 
 ITERATIONS_MAX = 600
@@ -45,6 +46,28 @@ class Engine:
     Its parts, each of which may use those before it: `requests`, `batch`, `arrivals`, `launches`, `admission`,
     `results`. The engine itself knows where the host is.
     """
+
+    __slots__ = (
+        "accounting",
+        "admission",
+        "arrivals",
+        "awaited",
+        "batch",
+        "chooser",
+        "config",
+        "launches",
+        "log",
+        "memory",
+        "observer",
+        "paused",
+        "pauses_left",
+        "phase",
+        "prepared",
+        "requests",
+        "results",
+        "to_resolve",
+        "workload",
+    )
 
     def __init__(
         self,
@@ -66,17 +89,15 @@ class Engine:
         self.accounting = accounting
         self.observer = observer
         has_laws, locations = workload.has_laws, accounting.own.locations
-        seam = (memory, accounting, observer)
-        self.log = log = EventLog(observer, features_of(config))
+        self.log = EventLog(observer, features_of(config))
+        seam = Seam(config, memory, accounting, observer, self.log)
         self.requests = requests = RequestTable()
-        retractions_max = workload.retractions_max
-        self.batch = batch = Batch(config, *seam, log, requests, retractions_max=retractions_max, has_laws=has_laws)
-        self.arrivals = Arrivals(config, workload, accounting, observer, log, requests, batch)
+        self.batch = batch = Batch(seam, requests, retractions_max=workload.retractions_max, has_laws=has_laws)
+        self.arrivals = Arrivals(seam, workload, requests, batch)
         device = Device(config, has_laws=has_laws, move=move, locations=locations)
-        needs_table = locations is not None
-        self.launches = launches = Launches(config, memory, observer, log, batch, device, needs_table=needs_table)
-        self.admission = Admission(config, *seam, log, requests, batch, launches)
-        self.results = Results(config, *seam, log, requests, batch, launches, self.admission, has_laws=has_laws)
+        self.launches = launches = Launches(seam, batch, device, needs_table=locations is not None)
+        self.admission = Admission(seam, requests, batch, launches)
+        self.results = Results(seam, requests, batch, launches, self.admission, has_laws=has_laws)
         self.phase: Phase = "receive"
         self.awaited: Launch | None = None  # the launch for whose result the host waits
         self.to_resolve = 0
@@ -95,7 +116,8 @@ class Engine:
 
     @property
     def device_can_go(self) -> bool:
-        return self.launches.device_can_go
+        launches = self.launches
+        return bool(launches.device.stream) if launches.streams is None else launches.streams.can_go
 
     def run(self) -> Run:
         """Run to the end, or to a broken rule that the run cannot go on from."""
@@ -117,7 +139,8 @@ class Engine:
                 self._execute()
             else:
                 self._host_step()
-                self.observer.waits(self.awaited, self.launches.oldest)
+                unresolved = self.launches.unresolved
+                self.observer.waits(self.awaited, unresolved[0] if unresolved else None)
         except RunStopped:
             self.phase = "ended"
         except HostFunctionError as error:

@@ -14,6 +14,15 @@ class RequestTable:
     `retracted_turns`  by session, the last of its turns that was retracted
     """
 
+    __slots__ = (
+        "everybody",
+        "histories",
+        "left",
+        "open_sessions",
+        "retracted_turns",
+        "waiting",
+    )
+
     def __init__(self) -> None:
         self.everybody: list[Request] = []
         self.waiting: list[Request] = []
@@ -21,6 +30,17 @@ class RequestTable:
         self.histories: dict[str, list[int]] = {}
         self.left: set[str] = set()
         self.retracted_turns: dict[str, str] = {}
+
+    def fork(self, copies: dict[Request, Request]) -> RequestTable:
+        """The same of copied requests, which are in the order of `everybody`."""
+        new = RequestTable.__new__(RequestTable)
+        new.everybody = list(copies.values())
+        new.waiting = [copies[request] for request in self.waiting]
+        new.open_sessions = self.open_sessions[:]
+        new.histories = dict(self.histories)
+        new.left = set(self.left)
+        new.retracted_turns = dict(self.retracted_turns)
+        return new
 
     def has_session(self, request: Request) -> bool:
         """Whether a request is a session's turn, and has not left it."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from specsim.engine.accounting import Accounting, Memory, Observed, ResultSteps
+from specsim.engine.accounting import Observed, ResultSteps
 from specsim.engine.admission import Admission
 from specsim.engine.batch import Batch
-from specsim.engine.config import EngineConfig
-from specsim.engine.event_log import EventLog
 from specsim.engine.launch import DecodeResult, Launch, LaunchRow, advance_grammar
 from specsim.engine.launches import Launches
 from specsim.engine.lifecycle import Event, State
 from specsim.engine.logprobs import take_first_row, take_rows
 from specsim.engine.marks import finish_mark
-from specsim.engine.observer import Observer
 from specsim.engine.request import Request
 from specsim.engine.request_table import RequestTable
+from specsim.engine.seam import Seam
 
 
 class Results:
@@ -22,13 +20,25 @@ class Results:
     when the result came.
     """
 
+    __slots__ = (
+        "_accounting",
+        "_admission",
+        "_batch",
+        "_claimed",
+        "_config",
+        "_has_laws",
+        "_launches",
+        "_log",
+        "_memory",
+        "_observer",
+        "_requests",
+        "stale_finished",
+        "stale_retracted",
+    )
+
     def __init__(
         self,
-        config: EngineConfig,
-        memory: Memory,
-        accounting: Accounting,
-        observer: Observer,
-        log: EventLog,
+        seam: Seam,
         requests: RequestTable,
         batch: Batch,
         launches: Launches,
@@ -36,11 +46,7 @@ class Results:
         *,
         has_laws: bool,
     ) -> None:
-        self._config = config
-        self._memory = memory
-        self._accounting = accounting
-        self._observer = observer
-        self._log = log
+        self._config, self._memory, self._accounting, self._observer, self._log = seam
         self._requests = requests
         self._batch = batch
         self._launches = launches
@@ -49,6 +55,22 @@ class Results:
         self._claimed = 0
         self.stale_finished = 0
         self.stale_retracted = 0
+
+    def fork(
+        self, seam: Seam, requests: RequestTable, batch: Batch, launches: Launches, admission: Admission
+    ) -> Results:
+        """A copy over copies of what it uses."""
+        new = Results.__new__(Results)
+        new._config, new._memory, new._accounting, new._observer, new._log = seam
+        new._requests = requests
+        new._batch = batch
+        new._launches = launches
+        new._admission = admission
+        new._has_laws = self._has_laws
+        new._claimed = self._claimed
+        new.stale_finished = self.stale_finished
+        new.stale_retracted = self.stale_retracted
+        return new
 
     def take(self, launch: Launch) -> None:
         """The host has the result of a launch."""

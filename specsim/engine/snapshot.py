@@ -19,16 +19,14 @@ from typing import Any
 
 from specsim.choices.chooser import Chooser
 from specsim.engine.accounting import Held, Memory
-from specsim.engine.batch import Batch
 from specsim.engine.copies import shallow
 from specsim.engine.device import Device
-from specsim.engine.launch import DecodeResult, Launch, LaunchRow, Sequence
+from specsim.engine.launch import DecodeResult, Launch, LaunchRow, RowCopies, Sequence
 from specsim.engine.loop import Engine
 from specsim.engine.memory.allocator import Allocator, SlotWatcher
 from specsim.engine.memory.sessions import Sessions, SessionSlot
-from specsim.engine.relay import Futures
 from specsim.engine.request import Request
-from specsim.engine.request_table import RequestTable
+from specsim.engine.seam import Seam
 from specsim.engine.workload import Scenario
 from specsim.errors import UsageError
 
@@ -128,10 +126,9 @@ def fork(engine: Engine) -> Engine:
     """A copy of an engine that logs nothing. What is never changed is shared, and so are the marks, which nobody reads
     but a log, and what a step writes before it reads it: the prefix lengths of an admission.
     """
-    new = shallow(engine)
     unresolved, old_device = engine.launches.unresolved, engine.launches.device
     requests = {request: _fork_request(request) for request in engine.requests.everybody}
-    rows = _Rows(requests)
+    rows = RowCopies(requests)
     launches = {id(launch): _fork_launch(launch, rows) for launch in unresolved}
     output = old_device._output[:]
     for launch in launches.values():
@@ -139,69 +136,32 @@ def fork(engine: Engine) -> Engine:
         if launch.result is not None and launch.result.next_token_ids is old_device._output:
             launch.result.next_token_ids = output
 
-    new.observer = observer = engine.observer.fork()
-    new.memory = memory = _fork_memory(engine.memory, observer.slots)
-    new.accounting = accounting = shallow(engine.accounting)
+    observer = engine.observer.fork()
+    memory = _fork_memory(engine.memory, observer.slots)
+    accounting = shallow(engine.accounting)
     of_model: Any = accounting
     of_model._memory = memory
     observer.attach(memory, accounting)
 
-    new.log = shallow(engine.log)
-    new.log._observer = observer
-    new.requests = _fork_table(engine.requests, requests)
-    new.batch = _fork_batch(engine.batch, requests, rows)
-    new.arrivals = shallow(engine.arrivals)
-    new.arrivals.to_come = deque(engine.arrivals.to_come)
-    new.launches = shallow(engine.launches)
+    new = Engine.__new__(Engine)
+    new.config, new.workload, new.chooser = engine.config, engine.workload, engine.chooser
+    new.memory, new.accounting, new.observer = memory, accounting, observer
+    new.log = engine.log.fork(observer)
+    seam = Seam(engine.config, memory, accounting, observer, new.log)
+    new.requests = table = engine.requests.fork(requests)
+    new.batch = batch = engine.batch.fork(seam, table, rows)
+    new.arrivals = engine.arrivals.fork(seam, table, batch)
     # A launch is on the device's stream until it is executed, and unresolved until long after.
-    new.launches.device = _fork_device(old_device, launches, output)
-    new.launches.unresolved = deque(launches.values())
-    new.launches._device_lens = dict(engine.launches._device_lens)
-    new.admission = shallow(engine.admission)
+    device = _fork_device(old_device, launches, output)
+    new.launches = engine.launches.fork(seam, batch, device, launches.values())
     chunked = engine.admission.chunked
-    new.admission.chunked = requests[chunked] if chunked is not None else None
-    new.admission._resumed = set(engine.admission._resumed)
-    new.results = shallow(engine.results)
-    _connect(new)
-
-    if engine.awaited is not None:
-        new.awaited = launches[id(engine.awaited)]
+    new_chunked = requests[chunked] if chunked is not None else None
+    new.admission = engine.admission.fork(seam, table, batch, new.launches, new_chunked)
+    new.results = engine.results.fork(seam, table, batch, new.launches, new.admission)
+    new.phase, new.to_resolve = engine.phase, engine.to_resolve
+    new.awaited = launches[id(engine.awaited)] if engine.awaited is not None else None
     new.prepared = [rows.of(row) for row in engine.prepared] if engine.phase == "launch" else []
-    return new
-
-
-def _connect(engine: Engine) -> None:
-    """Let each part of a copied engine use the copies of what it uses."""
-    batch, arrivals, launches = engine.batch, engine.arrivals, engine.launches
-    admission, results = engine.admission, engine.results
-    batch._observer = arrivals._observer = launches._observer = engine.observer
-    admission._observer = results._observer = engine.observer
-    batch._log = arrivals._log = launches._log = admission._log = results._log = engine.log
-    batch._memory = launches._memory = admission._memory = results._memory = engine.memory
-    batch._accounting = arrivals._accounting = admission._accounting = results._accounting = engine.accounting
-    batch._requests = arrivals._requests = admission._requests = results._requests = engine.requests
-    arrivals._batch = launches._batch = admission._batch = results._batch = batch
-    admission._launches = results._launches = launches
-    results._admission = admission
-
-
-def _fork_table(table: RequestTable, requests: dict[Request, Request]) -> RequestTable:
-    new = RequestTable()
-    new.everybody = list(requests.values())
-    new.waiting = [requests[r] for r in table.waiting]
-    new.open_sessions = list(table.open_sessions)
-    new.histories = dict(table.histories)
-    new.left = set(table.left)
-    new.retracted_turns = dict(table.retracted_turns)
-    return new
-
-
-def _fork_batch(batch: Batch, requests: dict[Request, Request], rows: _Rows) -> Batch:
-    new = shallow(batch)
-    new.running = [requests[r] for r in batch.running]
-    new.merging = [requests[r] for r in batch.merging]
-    new.merging_rows = [rows.of(row) for row in batch.merging_rows]
-    new.futures = Futures(batch.futures.indices[:])
+    new.paused, new.pauses_left = engine.paused, engine.pauses_left
     return new
 
 
@@ -240,36 +200,7 @@ def _fork_request(request: Request) -> Request:
     return new
 
 
-class _Rows:
-    """Copies of rows of launches, one of each: the engine keeps some beside their launch."""
-
-    __slots__ = ("_copies", "_requests")
-
-    def __init__(self, requests: dict[Request, Request]) -> None:
-        self._requests = requests
-        self._copies: dict[int, LaunchRow] = {}
-
-    def of(self, row: LaunchRow) -> LaunchRow:
-        new = self._copies.get(id(row))
-        if new is None:
-            new = self._copies[id(row)] = LaunchRow(
-                self._requests[row.request],
-                row.key,
-                row.slots,
-                row.plan,
-                row.tokens,
-                row.prefix_len,
-                row.row,
-                row.is_middle,
-                row.relay_in,
-                row.relay_out,
-                row.counts,
-                row.swa_slots,
-            )
-        return new
-
-
-def _fork_launch(launch: Launch, rows: _Rows) -> Launch:
+def _fork_launch(launch: Launch, rows: RowCopies) -> Launch:
     result = launch.result
     return Launch(
         launch.number,
