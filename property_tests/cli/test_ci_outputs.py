@@ -89,7 +89,7 @@ def valid(text: str) -> dict[str, Any]:
 # SARIF
 
 
-@settings(max_examples=max(20, settings.default.max_examples // 4))  # a validation takes long
+@settings(max_examples=max(20, settings().max_examples // 4))  # a validation takes long
 @given(verdicts())
 def test_sarif_is_valid_whatever_the_text(data: dict[str, Any]) -> None:
     valid(sarif.sarif_of([data], located, lambda _file: [HOSTILE, "   1  host    arrive    r0"]))

@@ -27,7 +27,7 @@ from specsim.choices.exhaustive import Explorer
 from specsim.cli import app
 from specsim.commands import doctor
 from specsim.commands.options import SECONDS_MAX
-from specsim.deadline import Deadline
+from specsim.deadline import SPENT, Deadline
 from specsim.findings.matrix import Column, Matrix
 from specsim.lifting.cache import Cache
 from specsim.report.live import Progress, line_of
@@ -296,7 +296,7 @@ def test_no_work_begins_after_the_budget_and_a_line_reports_it(tmp_path: Path) -
     from specsim.tiers.accounting import parallel_sweep
 
     swept = parallel_sweep.run(0, 1000, 1, lambda _swept: None, deadline=Deadline.after(0.0))
-    assert (swept.ended, swept.is_interrupted, swept.counts.schedules) == (parallel_sweep.SPENT, False, 0)
+    assert (swept.ended, swept.is_interrupted, swept.counts.schedules) == (SPENT, False, 0)
     assert mutant_table.hunt_all([find("N01")], stopped=lambda: True) == []
     assert mutant_table.hunt_all([find("N01")], deadline=Deadline.after(0.0)) == []
     fixture = Path(__file__).parents[2] / "fixtures" / "replays" / "session-tail-leak.json"

@@ -20,7 +20,7 @@ from property_tests.support.batch_results import result
 from property_tests.support.wrong_accountings import AppendsATokenTwice
 from specsim import bench
 from specsim.commands.pages import write_report
-from specsim.deadline import NEVER, Deadline, TimeSpent
+from specsim.deadline import NEVER, SPENT, Deadline, TimeSpent
 from specsim.engine.accounting import Accounting, Memory
 from specsim.engine.accounting_target import ModelTarget
 from specsim.fuzz import campaign
@@ -113,7 +113,7 @@ def test_a_hunt_that_runs_is_ended_with_the_budget_and_counts_as_none() -> None:
 def test_a_part_of_a_sweep_that_runs_is_ended_and_its_beginning_counts() -> None:
     ended = parallel_sweep.run(5, 10**9, 1, lambda _swept: None, part=10**8, deadline=Deadline.after(3.0))
     assert ended.seconds < 3.0 + IDLE
-    assert ended.ended == parallel_sweep.SPENT
+    assert ended.ended == SPENT
     counts = ended.counts
     if counts.schedules:  # a busy machine may not have started the process by then
         assert list(ended.parts) == [(0, counts.schedules + counts.refused)]

@@ -9,6 +9,7 @@ import socket
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,12 @@ def test_a_temporary_name_cannot_be_predicted_and_what_is_planted_there_is_not_w
 def test_two_writers_of_one_name_do_not_tear_each_other(tmp_path: Path) -> None:
     file, texts = tmp_path / "x", ["a" * 500_000, "b" * 500_000]
     write_text(file, texts[0])
-    writers = [threading.Thread(target=lambda text=text: [write_text(file, text) for _ in range(20)]) for text in texts]
+
+    def write_often(text: str) -> None:
+        for _ in range(20):
+            write_text(file, text)
+
+    writers = [threading.Thread(target=write_often, args=(text,)) for text in texts]
     for writer in writers:
         writer.start()
     seen = []
@@ -187,7 +193,7 @@ def test_a_fifo_that_nobody_opens_or_reads_does_not_hang(tmp_path: Path, monkeyp
 
 def test_a_socket_gets_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the names of sockets are short
-    got = []
+    got: list[Any] = []
 
     def serve() -> None:
         with server.accept()[0] as connection:

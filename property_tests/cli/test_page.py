@@ -106,7 +106,7 @@ def test_noting_the_states_changes_no_schedule_and_the_model_shows_no_wrong_slot
 
 
 def test_what_changed_is_all_that_is_new_or_gone() -> None:
-    before = {"a": {"1": 1, "2": 2}, "b": {"x": []}}
+    before: dict[str, dict[str, Any]] = {"a": {"1": 1, "2": 2}, "b": {"x": []}}
     now = {"a": {"1": 1, "2": 3}, "c": {"y": 0}}
     assert changed(before, now) == {"a": {"2": 3}, "b": {"x": None}, "c": {"y": 0}}
     assert changed(now, now) == {}
@@ -221,7 +221,7 @@ def test_a_checkouts_lines_are_read_where_it_lies(tmp_path: Path) -> None:
 
     def lines(where: str) -> list[str] | None:
         source = source_of(f"sglang@{tmp_path}", "", where, cache)
-        return source and source["lines"]
+        return source["lines"] if source else None
 
     assert lines("srt/a.py:2") == ["def before():", "    pass"]
     assert lines("srt/a.py:104") == [line.strip() for line in body[-15:]]

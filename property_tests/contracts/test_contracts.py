@@ -245,8 +245,8 @@ def test_every_accept_length_happens_often() -> None:
         by_steps[case.sizes["num_steps"]].update(lengths)
         if case.sizes["topk"] >= 2:
             in_trees.update(lengths)
-    for steps, lengths in by_steps.items():
-        assert min(lengths[length] for length in range(steps + 1)) >= 5, (steps, lengths)
+    for steps, counts in by_steps.items():
+        assert min(counts[length] for length in range(steps + 1)) >= 5, (steps, counts)
     assert min(in_trees[length] for length in range(7)) >= 10, in_trees
 
 

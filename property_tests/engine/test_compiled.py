@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -294,7 +295,7 @@ def test_what_is_missing_is_reported_in_one_sentence(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     if not environ:
-        monkeypatch.setattr(building.importlib.util, "find_spec", lambda _name: None)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(UsageError, match=says):
         build(Cache(tmp_path))
     assert list(tmp_path.iterdir()) == []

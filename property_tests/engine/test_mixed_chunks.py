@@ -35,7 +35,7 @@ class Mixing(Watched):
             self.launched.append(launched)
             launch(launched)
 
-        self.launches.device.launch = keeping  # type: ignore[method-assign]
+        self.launches.device.launch = keeping  # type: ignore[method-assign, assignment]
 
 
 def played(*, overlap: bool = True, pool_slots: int = 256, mixed_chunk: bool = True, chooser: object = None) -> Mixing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -342,7 +343,7 @@ class Returned:
     def __init__(self) -> None:
         self.slots: list[int] = []
 
-    def free(self, slots: list[int]) -> None:
+    def free(self, slots: Iterable[int]) -> None:
         self.slots += slots
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -65,7 +66,7 @@ def made(page_size: int = 1, window: int = 3, pages: int = 64, *, bigram: bool =
 tokens_of = st.builds(
     lambda length, turn: [int(position == turn) for position in range(length)], st.integers(1, 14), st.integers(0, 13)
 )
-steps = st.one_of(
+steps: st.SearchStrategy[tuple[str, list[int], int]] = st.one_of(
     st.tuples(st.just("add"), tokens_of, st.integers(0, 12)),
     st.tuples(st.just("lock"), tokens_of, st.just(0)),
     st.tuples(st.just("unlock"), st.just([]), st.integers(0, 3)),
@@ -193,7 +194,7 @@ def test_a_window_pool_that_no_engine_could_run_is_refused(fewer: int, words: st
 
 
 def test_schedules_bury_revive_and_reuse() -> None:
-    seen = set()
+    seen: set[Any] = set()
     for index in range(1500):
         chooser = seeded(7, "rw", index)
         scenario = draw_scenario(chooser)

@@ -179,7 +179,9 @@ def test_a_campaign_ends_complete_when_a_node_is_killed_and_each_batch_is_counte
     second = nodes.add()
     cluster = RayCluster.connect(nodes.address, None, 20.0)
     assert (cluster.nodes, cluster.cpus) == (2, 2)
-    here, told, both_worked = Here(), [], []
+    here = Here()
+    told: list[str] = []
+    both_worked: list[Any] = []
 
     def kill_one(_result: BatchResult) -> None:
         if not both_worked and children_of(second):
@@ -207,7 +209,9 @@ def test_a_campaign_ends_complete_when_a_node_is_killed_and_each_batch_is_counte
 def test_when_the_cluster_is_lost_the_campaign_goes_on_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "3")
     nodes = Nodes()
-    here, told, done = Here(), [], []
+    here = Here()
+    told: list[str] = []
+    done: list[Any] = []
 
     def end(_result: BatchResult) -> None:
         done.append(here.asked.copy())
@@ -251,7 +255,8 @@ def test_an_interrupt_gives_back_what_the_cluster_has_and_a_resume_runs_it(tmp_p
 @pytest.mark.slow
 def test_a_target_that_the_nodes_do_not_have_is_asked_for_here_and_told_once(nodes: Nodes) -> None:
     cluster = RayCluster.connect(nodes.address, None, 20.0)
-    here, told = Here(), []
+    here = Here()
+    told: list[str] = []
     pool = RayPool(cluster, here, False, told.append)
     batch = Batch(1, 0, 0, 0, 5, "nosuchmodule:target", "accounting", "any", "swarm")
     try:

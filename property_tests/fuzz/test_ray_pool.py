@@ -101,7 +101,7 @@ def test_every_batch_has_one_result_and_this_machine_never_runs_more_than_it_has
 
 
 def test_a_lost_cluster_is_reported_once_and_leaves_its_batches_in_their_order() -> None:
-    cluster, here, said = Queue(slots=4), Queue(slots=1), []
+    cluster, here, said = Queue(slots=4), Queue(slots=1), list[str]()
     pool = pool_of(cluster, here, said)
     assert pool.width == 4
     futures = [pool.submit(batch_of(number), HOUR) for number in range(4)]
@@ -128,7 +128,7 @@ def test_an_interrupt_gives_back_what_waits_anywhere() -> None:
 
 
 def test_what_comes_back_when_the_time_is_over_is_given_back() -> None:
-    cluster, here, said = Queue(slots=1), Queue(slots=1), []
+    cluster, here, said = Queue(slots=1), Queue(slots=1), list[str]()
     future = pool_of(cluster, here, said).submit(batch_of(0), 0.0)
     cluster.answer(RayLost("it waited for a node that did not come"))
     with pytest.raises(GivenBack):
@@ -138,7 +138,7 @@ def test_what_comes_back_when_the_time_is_over_is_given_back() -> None:
 
 
 def test_a_target_that_is_nowhere_is_the_errors_of_this_machine() -> None:
-    cluster, here, said = Queue(slots=1), Queue(slots=1), []
+    cluster, here, said = Queue(slots=1), Queue(slots=1), list[str]()
     future = pool_of(cluster, here, said).submit(batch_of(0), HOUR)
     cluster.answer(UsageError("no such wheel there", "fetch it"))
     here.answer(UsageError("no such wheel here", "fetch it"))

@@ -16,10 +16,10 @@ from rich.console import Console
 from specsim import kernels
 from specsim.bench import kernel_table, run, verify_logits_greedy, verify_step
 from specsim.bench.kernel_cases import KERNELS, Outcome, bytes_to_move, dependent_reads, make_case, shapes
-from specsim.bench.kernel_peers import OPERATIONS as CUDA
 from specsim.bench.kernel_peers import KernelPeer, lift_all, peers_of
 from specsim.contracts.contract import Case, Tensors
 from specsim.deadline import Deadline
+from specsim.engines.sgl_kernel import OPERATIONS as CUDA
 from specsim.engines.sglang.operations import KERNELS as LAUNCHES
 from specsim.engines.sglang.peers import AS_DOCUMENTED, PEER_RELEASES, PEERS, lifted_peers
 from specsim.errors import UsageError
@@ -111,7 +111,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Case, Tensors]
         ours = peers_of("fill_bonus_tokens", lift_all([]))[0]
         monkeypatch.setattr(kernel_table, "peers_of", lambda *_: [ours, KernelPeer("other", prepare)])
         entry: dict[str, Any] = kernel_table.run("cpu", 1, only=["fill_bonus_tokens"], targets=[])[-1]
-        return entry["peers"][1]
+        found: dict[str, Any] = entry["peers"][1]
+        return found
 
     return time
 
@@ -197,8 +198,9 @@ def test_a_step_as_a_release_launches_it_gives_what_specsims_does(
     version = PEER_RELEASES[0]
     release(version)
 
-    def walk(predicts: torch.Tensor, index: torch.Tensor, accepted: torch.Tensor, *inputs: torch.Tensor) -> None:
-        kernels.verify_tree_greedy(*inputs, predicts, index, accepted, num_steps=index.shape[1] - 1)
+    def walk(predicts: torch.Tensor, index: torch.Tensor, accepted: torch.Tensor, *inputs: Any) -> None:
+        run: Callable[..., None] = kernels.verify_tree_greedy
+        run(*inputs, predicts, index, accepted, num_steps=index.shape[1] - 1)
 
     def build(parents: torch.Tensor, selected: torch.Tensor, *more: Any) -> None:
         topk, num_steps = more[-4], more[-3]

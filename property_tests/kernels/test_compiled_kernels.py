@@ -72,7 +72,8 @@ def compiled() -> dict[str, list[dict[str, Any]]]:
         [sys.executable, str(PROGRAM), *OPERATIONS], capture_output=True, text=True, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
+    return found
 
 
 SPILLS_MOST = {"verify_logits_sampled": 160}

@@ -49,7 +49,8 @@ every_op = pytest.mark.parametrize("op", KERNEL_OPS.values(), ids=list(KERNEL_OP
 
 
 def kernel(op: Op) -> Callable[..., None]:
-    return getattr(kernels, op.name)
+    launch: Callable[..., None] = getattr(kernels, op.name)
+    return launch
 
 
 class Guarded:
@@ -175,7 +176,16 @@ def test_the_provider_has_every_operation() -> None:
     assert {subject.reach({}) for subject in subjects} == {"default"}
 
 
-BATCH_SIZES = ("bs", "num_nodes", "num_locs", "num_draft_locs", "mask_numel", "mask_bytes", "num_tokens", "num_targets")
+BATCH_SIZES: tuple[str, ...] = (
+    "bs",
+    "num_nodes",
+    "num_locs",
+    "num_draft_locs",
+    "mask_numel",
+    "mask_bytes",
+    "num_tokens",
+    "num_targets",
+)
 BATCH_SIZES += ("num_freed", "num_kept", "num_prefix", "num_rows", "num_copies", "num_accept_entries", "num_moves")
 BATCH_SIZES += ("num_old", "num_new", "num_src_rows", "num_window", "num_indices")
 
@@ -390,7 +400,8 @@ def test_a_tree_and_its_slots_in_one_launch_are_what_two_operations_give(mask_mo
     locs = torch.full((bs * ndt,), POISONS[0], device=DEVICE)
     on_device = {"req_pool_indices": rows.to(DEVICE), "req_to_token": table.to(DEVICE), "out_cache_loc": locs}
     scalars = {arg.name: case.sizes[arg.name] for arg in op.args if not isinstance(arg, TensorArg)}
-    kernels.build_tree_and_cache_locs(**guarded, **on_device, **scalars)
+    arguments: dict[str, Any] = {**guarded, **on_device, **scalars}
+    kernels.build_tree_and_cache_locs(**arguments)
     for name, result in {**guarded, "out_cache_loc": locs}.items():
         if name in expected:
             assert torch.equal(result.cpu(), expected[name]), name
@@ -473,7 +484,7 @@ def test_columns_beyond_the_row_are_padding_and_never_the_next_row() -> None:
 
 
 def test_a_padded_request_without_a_path_gets_token_zero() -> None:
-    int32 = {"dtype": torch.int32, "device": DEVICE}
+    int32: dict[str, Any] = {"dtype": torch.int32, "device": DEVICE}
     bonus = torch.full((3,), POISONS[0], **int32)
     path = torch.tensor([[0, 1], [-1, -1], [4, -1]], **int32)
     kernels.fill_bonus_tokens(torch.arange(50, 56, **int32), path, torch.tensor([2, 0, 1], **int32), bonus)

@@ -176,7 +176,8 @@ def test_the_mask_of_a_node_is_that_of_a_fresh_walk_down_its_path(
     masks = tree_masks(grammar, tokens, parents)
     assert state(grammar) == before
     for node in range(len(tokens)):
-        path, at = [], node
+        path: list[int] = []
+        at = node
         while at:
             path.insert(0, tokens[at])
             at = parents[at]

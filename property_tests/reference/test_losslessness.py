@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -51,18 +53,18 @@ every_name = pytest.mark.parametrize("name", NAMES)
 every_model = pytest.mark.parametrize(("target", "drafter"), MODELS.values(), ids=list(MODELS))
 
 
-def law_of(name: str, proposals, **options):
+def law_of(name: str, proposals: Any, **options: Any) -> Any:
     """The law of a rule by two witnesses: counted out of the reference in double precision, and derived exactly."""
     counted = output_law(rule_of(name, BY_NAME[name].reference, dtype=torch.float64, **options), proposals)
     assert counted == exact_law(name, proposals, **options)
     return counted
 
 
-def chains(name: str, target, drafter, num_steps: int) -> list[Proposal[Drafted]]:
+def chains(name: str, target: Any, drafter: Any, num_steps: int) -> list[Proposal[Drafted]]:
     return chain_proposals(target, drafter, num_steps, block=name == "verify_chain_block")
 
 
-def toy_off(law) -> Fraction:
+def toy_off(law: Any) -> Fraction:
     """How far the first token of `law` is off the toy target."""
     return off(law, TOY[0], 1)
 
@@ -72,20 +74,22 @@ def toy_off(law) -> Fraction:
 
 @every_model
 @pytest.mark.parametrize(("tokens", "parents"), [*TREES.values(), ((0,), (-1,))], ids=[*TREES, "root alone"])
-def test_target_only_sampling_has_the_targets_distribution_whatever_the_tree(target, drafter, tokens, parents) -> None:
+def test_target_only_sampling_has_the_targets_distribution_whatever_the_tree(
+    target: Any, drafter: Any, tokens: Any, parents: Any
+) -> None:
     assert off(law_of("verify_tree_target_only", [target_only_proposal(tokens, parents, target)]), target, 3) == 0
 
 
 @every_model
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
-def test_both_chain_rules_have_the_targets_distribution(target, drafter, name: str, num_steps: int) -> None:
+def test_both_chain_rules_have_the_targets_distribution(target: Any, drafter: Any, name: str, num_steps: int) -> None:
     assert off(law_of(name, chains(name, target, drafter, num_steps)), target, num_steps + 1) == 0
 
 
 @every_model
 @pytest.mark.parametrize("families", FAMILIES.values(), ids=list(FAMILIES))
-def test_tree_rejection_has_the_targets_distribution(target, drafter, families) -> None:
+def test_tree_rejection_has_the_targets_distribution(target: Any, drafter: Any, families: Any) -> None:
     assert off(law_of("verify_tree_rejection", rejection_proposals(target, drafter, families)), target, 3) == 0
 
 
@@ -115,7 +119,9 @@ def test_a_certain_draft_that_the_target_never_says_is_lost_to_nobody() -> None:
     ],
     ids=["distinct siblings", "a sibling twice", "threshold_acc 3/4", "threshold_single 1/4"],
 )
-def test_target_only_sampling_is_off_by_its_closed_forms(siblings, single, acc, expected: Fraction) -> None:
+def test_target_only_sampling_is_off_by_its_closed_forms(
+    siblings: Any, single: Any, acc: Any, expected: Fraction
+) -> None:
     proposal = target_only_proposal((0, *siblings), (-1, *(0 for _ in siblings)), TOY[0], acc)
     law = law_of("verify_tree_target_only", [proposal], threshold_single=single, threshold_acc=acc)
     assert toy_off(law) == expected
@@ -128,7 +134,8 @@ def test_threshold_acc_shares_out_the_coin_by_the_closed_form() -> None:
     for tokens, probability in law_of("verify_tree_target_only", tree, threshold_acc=acc, num_steps=1).items():
         if len(tokens) == 2:
             accepted[tokens[0]] = accepted.get(tokens[0], Fraction(0)) + probability
-    shares = [min(mass / acc, ONE) for mass in itertools.accumulate((SKEWED[token] for token in siblings), initial=0)]
+    masses = itertools.accumulate((SKEWED[token] for token in siblings), initial=Fraction(0))
+    shares = [min(mass / acc, ONE) for mass in masses]
     expected = {token: high - low for token, (low, high) in zip(siblings, itertools.pairwise(shares), strict=True)}
     assert accepted == {token: share for token, share in expected.items() if share}
 
@@ -182,7 +189,7 @@ def test_both_witnesses_agree_on_every_trial(name: str) -> None:
 def test_quick_is_a_part_of_the_whole_and_asks_for_few_requests(name: str) -> None:
     asked = []
 
-    def counted(**arguments):
+    def counted(**arguments: Any) -> Any:
         asked.append(len(arguments["candidates"]))
         return BY_NAME[name].reference(**arguments)
 
@@ -195,8 +202,9 @@ def test_quick_is_a_part_of_the_whole_and_asks_for_few_requests(name: str) -> No
 def test_an_implementation_that_writes_in_place_gets_prefilled_outputs() -> None:
     seen = []
 
-    def in_place(candidates, draft_probs, target_probs, uniform_samples, uniform_final, predicts, accept_index,
-                 accept_token_num):  # fmt: skip
+    def in_place(candidates: Any, draft_probs: Any, target_probs: Any, uniform_samples: Any, uniform_final: Any,
+                 predicts: Any, accept_index: Any,
+                 accept_token_num: Any) -> Any:  # fmt: skip
         seen.append(bool((accept_index == -1).all()) and bool((predicts < 0).all()))
         assert draft_probs.dtype == uniform_final.dtype == torch.float32
         assert all(tensor.is_contiguous() for tensor in (candidates, draft_probs, uniform_samples, uniform_final))
@@ -215,7 +223,7 @@ def test_a_lossless_rule_of_another_shape_is_at_distance_zero() -> None:
 
 
 def test_distances_say_where_an_implementation_is_off() -> None:
-    def never_accepts(**arguments):
+    def never_accepts(**arguments: Any) -> Any:
         return verify_chain_rejection(**{**arguments, "uniform_samples": torch.ones_like(arguments["uniform_samples"])})
 
     found = distances("verify_chain_rejection", never_accepts)
@@ -225,8 +233,8 @@ def test_distances_say_where_an_implementation_is_off() -> None:
 
 
 def test_results_that_are_none_are_refused() -> None:
-    def broken(change):
-        def verify(**arguments):
+    def broken(change: Any) -> Any:
+        def verify(**arguments: Any) -> Any:
             result = verify_chain_rejection(**arguments)
             return change(result)
 
@@ -245,7 +253,7 @@ def test_results_that_are_none_are_refused() -> None:
 
 
 @pytest.mark.parametrize("call", [lambda name: distance(name, print), lambda name: exact_law(name, [])])
-def test_an_unknown_name_is_refused_with_the_four_that_there_are(call) -> None:
+def test_an_unknown_name_is_refused_with_the_four_that_there_are(call: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"there is no sampling operation 'verify'; allowed: .*") as caught:
         call("verify")
     assert all(name in str(caught.value) for name in NAMES)
@@ -272,7 +280,7 @@ def test_a_missing_threshold_is_refused_or_found() -> None:
 
 @pytest.mark.parametrize("threshold", [Fraction(1, 3), Fraction(5, 11), Fraction(1, 2), Fraction(199, 401)], ids=str)
 def test_a_threshold_is_found_as_the_fraction_that_it_is(threshold: Fraction) -> None:
-    def rule(_drafted, coins: torch.Tensor):
+    def rule(_drafted: Any, coins: torch.Tensor) -> Any:
         return [(int(coin < float(threshold)),) for coin in coins[:, 0].tolist()]
 
     law = output_law(rule, [Proposal(ONE, None, ((),))], find_thresholds=True)
@@ -280,7 +288,7 @@ def test_a_threshold_is_found_as_the_fraction_that_it_is(threshold: Fraction) ->
 
 
 def test_a_decision_that_no_box_of_coins_bounds_is_refused() -> None:
-    def diagonal(_drafted, coins: torch.Tensor):
+    def diagonal(_drafted: Any, coins: torch.Tensor) -> Any:
         return [(int(a + b < 1),) for a, b in coins.tolist()]
 
     with pytest.raises(ValueError, match=r"a threshold is missing"):
@@ -299,7 +307,7 @@ def test_weights_that_are_no_distribution_and_results_that_are_too_few_are_refus
 
 
 def test_a_rule_of_ones_own_is_checked_with_its_own_thresholds() -> None:
-    def biased(law, coins: torch.Tensor):
+    def biased(law: Any, coins: torch.Tensor) -> Any:
         return [(0,) if coin < float(law[0]) + 0.125 else (1,) for coin in coins[:, 0].tolist()]
 
     law = (Fraction(3, 8), Fraction(5, 8))

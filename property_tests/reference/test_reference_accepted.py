@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -243,16 +244,16 @@ def test_float64_stays_float64() -> None:
 
 
 @pytest.mark.parametrize("gather", [gather_accept_tokens, gather_accept_tokens_loops])
-def test_an_idle_batch_emits_nothing(gather) -> None:
+def test_an_idle_batch_emits_nothing(gather: Callable[..., Any]) -> None:
     none = torch.zeros((0,), dtype=torch.int32)
     assert gather(none, none.view(0, 3)).shape == (0, 3)
 
 
-def int32(*values) -> torch.Tensor:
+def int32(*values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def int64(*values) -> torch.Tensor:
+def int64(*values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
@@ -328,6 +329,8 @@ def int64(*values) -> torch.Tensor:
         ),
     ],
 )
-def test_wrong_arguments_are_refused_with_argument_value_and_what_is_allowed(call, message: str) -> None:
+def test_wrong_arguments_are_refused_with_argument_value_and_what_is_allowed(
+    call: Callable[..., Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from specsim.reference import (
 )
 
 if TYPE_CHECKING:
-    from specsim.contracts.contract import Case
+    from specsim.contracts.contract import Case, Op
 
 ASSIGN = OPS["assign_req_to_token_pool"]
 DRAFT = OPS["assign_draft_cache_locs_contiguous"]
@@ -101,7 +101,7 @@ def test_a_stale_slot_is_never_read_for_the_extension(case: Case) -> None:
 
 
 @pytest.mark.parametrize("op", [DRAFT, EXTEND], ids=lambda op: op.name)
-def test_permuting_the_requests_permutes_their_slots(op) -> None:
+def test_permuting_the_requests_permutes_their_slots(op: Op) -> None:
     @given(case=cases(op))
     def holds(case: Case) -> None:
         backwards = list(range(case.sizes["bs"]))[::-1]
@@ -114,7 +114,7 @@ def test_permuting_the_requests_permutes_their_slots(op) -> None:
 
 
 @pytest.mark.parametrize("op", [DRAFT, EXTEND], ids=lambda op: op.name)
-def test_a_request_gets_the_same_slots_in_any_batch(op) -> None:
+def test_a_request_gets_the_same_slots_in_any_batch(op: Op) -> None:
     @given(case=cases(op))
     def holds(case: Case) -> None:
         alone = [op.expected(requests(case, [b]))["out_cache_loc"] for b in range(case.sizes["bs"])]
@@ -135,7 +135,7 @@ def table() -> torch.Tensor:
     return torch.arange(1, 31, dtype=torch.int32).view(3, 10)
 
 
-def ints(*values: int) -> torch.Tensor:
+def ints(*values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
@@ -157,7 +157,7 @@ def ints(*values: int) -> torch.Tensor:
         ),
     ],
 )
-def test_wrong_segments_are_refused_with_argument_value_and_what_is_allowed(arguments, message: str) -> None:
+def test_wrong_segments_are_refused_with_argument_value_and_what_is_allowed(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         assign_extend_cache_locs(*arguments)
 
@@ -170,7 +170,7 @@ def test_wrong_segments_are_refused_with_argument_value_and_what_is_allowed(argu
         (ints(1, 2), ints(7, 8, 2**31), r"out_cache_loc\[2\] is 2147483648; allowed: 0 to 2147483647"),
     ],
 )
-def test_wrong_assignments_are_refused_and_change_nothing(rows, slots, message: str) -> None:
+def test_wrong_assignments_are_refused_and_change_nothing(rows: Any, slots: Any, message: str) -> None:
     before = table()
     with pytest.raises(ValueError, match=message):
         assign_req_to_token_pool(rows, before, ints(0, 3), ints(1, 5), slots)

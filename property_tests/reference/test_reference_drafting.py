@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ class Drafting(NamedTuple):
     def bs(self) -> int:
         return self.probabilities[0].shape[0]
 
-    def relabelled(self, label) -> Drafting:
+    def relabelled(self, label: Callable[..., Any]) -> Drafting:
         return self._replace(tokens=[label(tokens) for tokens in self.tokens])
 
     def permuted(self, order: list[int]) -> Drafting:
@@ -70,7 +71,7 @@ PROBABILITIES = {
 
 
 @st.composite
-def draftings(draw, dtype: torch.dtype | None = None) -> Drafting:
+def draftings(draw: Callable[..., Any], dtype: torch.dtype | None = None) -> Drafting:
     bs, topk, num_steps = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
     dtype = dtype or draw(st.sampled_from((torch.float32, torch.float64)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
@@ -271,7 +272,8 @@ def test_a_small_drafting_is_what_one_computes_by_hand() -> None:
     assert third.hidden_index.tolist() == [1, 0]
     steps = (first, second, third)
     lists = ([getattr(s, name) for s in steps] for name in ("candidate_scores", "candidate_tokens", "parents"))
-    results = ref.organize_draft_results(*lists, 5)
+    scores, tokens, parents = lists
+    results = ref.organize_draft_results(scores, tokens, parents, 5)
     assert results.selected_index.tolist() == [[0, 1, 2, 4]]  # 8 scores 0.25 too, and is the last of them
     assert results.draft_tokens.tolist() == [[10, 11, 20, 22]]
     assert results.parent_list.tolist() == [[-1, 0, 1, 2, 4]]
@@ -302,8 +304,9 @@ def test_a_chain_is_the_tree_of_topk_1(case: Case) -> None:
 @given(case=cases(EVERY_OP["build_tree"]))
 def test_reconstructing_undoes_building(case: Case) -> None:
     bs, ndt = case.sizes["bs"], case.sizes["num_draft_tokens"]
-    scalars = {name: case.sizes[name] for name in ("topk", "num_steps", "num_draft_tokens")}
-    tree = build_tree(**case.tensors, **scalars, tree_mask_mode=QLEN_ONLY)
+    arguments: dict[str, Any] = {**case.tensors}
+    arguments |= {name: case.sizes[name] for name in ("topk", "num_steps", "num_draft_tokens")}
+    tree = build_tree(**arguments, tree_mask_mode=QLEN_ONLY)
     links = masks.reconstruct_tree(tree.tree_mask.view(bs, ndt, ndt), case.tensors["verified_seq_len"])
     assert_same(links, tuple(tree[1:]))
 
@@ -359,7 +362,7 @@ def test_more_than_32_nodes_are_not_packed_checked_or_not() -> None:
         masks.pack_tree_mask(mask)
 
 
-NEXT = {
+NEXT: dict[str, Any] = {
     "step": 1,
     "topk_p": torch.tensor([[0.5, 0.25], [1.0, 0.5]]),
     "topk_index": torch.tensor([[1, 2], [3, 4]]),
@@ -380,7 +383,7 @@ NEXT = {
         ({"topk_index": torch.tensor([[1, 2]])}, r"topk_index has shape \[1, 2\]"),
     ],
 )
-def test_a_step_refuses_wrong_arguments(change, message: str) -> None:
+def test_a_step_refuses_wrong_arguments(change: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ref.select_top_k_tokens_next(**(NEXT | change))
 
@@ -414,7 +417,7 @@ RERANK = {
         ),
     ],
 )
-def test_keeping_refuses_wrong_arguments_and_children_better_than_their_parent(change, message: str) -> None:
+def test_keeping_refuses_wrong_arguments_and_children_better_than_their_parent(change: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ref.rerank_candidates(**(RERANK | change))
 
@@ -472,7 +475,9 @@ def test_organizing_refuses_lists_that_do_not_fit() -> None:
         ),
     ],
 )
-def test_wrong_arguments_are_refused_with_argument_value_and_what_is_allowed(call, message: str) -> None:
+def test_wrong_arguments_are_refused_with_argument_value_and_what_is_allowed(
+    call: Callable[..., Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 

@@ -51,11 +51,11 @@ STALE = 7_777_777
 every_op = pytest.mark.parametrize("op", kv.OPS, ids=list(OPS))
 
 
-def ints(*values: int) -> torch.Tensor:
+def ints(*values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
-def narrow(*values: int) -> torch.Tensor:
+def narrow(*values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 

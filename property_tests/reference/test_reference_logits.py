@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from specsim.choices.chooser import seeded
 from specsim.contracts import logits as family
 from specsim.contracts.hypothesis_cases import cases
 from specsim.contracts.logits import TOP_K_ALL
+from specsim.reference import logits as logit_functions
 from specsim.reference import sequential
 from specsim.reference.logits import (
     EXACT,
@@ -24,10 +25,8 @@ from specsim.reference.logits import (
     RELAXED,
     SamplingBatchInfo,
     accumulate_penalties,
-    apply_penalties,
     apply_token_bitmask,
     min_p_renorm_probs,
-    process_logits,
     row_argmax,
     temperature_softmax,
     top_k_renorm_probs,
@@ -39,6 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from specsim.contracts.contract import Case, Op, Tensors
+
+# Values of dictionaries are spread into these, which their signatures do not let mypy follow.
+apply_penalties: Callable[..., None] = logit_functions.apply_penalties
+process_logits: Callable[..., Tensor] = logit_functions.process_logits
 
 OPS = {op.name: op for op in family.OPS}
 ACCUMULATE, PENALTIES, BITMASK = OPS["accumulate_penalties"], OPS["apply_penalties"], OPS["apply_token_bitmask"]
@@ -63,7 +66,7 @@ def in_float64(case: Case) -> Case:
     return type(case)(case.sizes, tensors)
 
 
-def run(op: Op, case: Case, *, loops: bool = False, **changes: Tensor | int) -> Tensors:
+def run(op: Op, case: Case, *, loops: Any = False, **changes: Any) -> Tensors:
     """The outputs by name, with other values for some of the arguments."""
     scalars = {n: v for n, v in changes.items() if isinstance(v, int)}
     tensors = {**case.clone().tensors, **{n: t.clone() for n, t in changes.items() if isinstance(t, Tensor)}}
@@ -535,8 +538,11 @@ def random_batch(seed: int, vocab_size: int = 9) -> tuple[Tensor, dict[str, Tens
         "candidates": torch.randint(0, 3, (bs, ndt), generator=draw),
         "tree_mask": torch.ones((bs, ndt, ndt), dtype=torch.bool).tril(),
     }
+    frequency, presence, repetition = torch.randint(1, 16, (3, bs), generator=draw).double() / 8
     params = SamplingBatchInfo(
-        *torch.randint(1, 16, (3, bs), generator=draw).double() / 8,
+        frequency,
+        presence,
+        repetition,
         min_new_tokens=torch.stack([counts[0].sum() + 2, torch.tensor(0)]).to(torch.int32),
         stop_token_ids=torch.tensor([[vocab_size - 1, vocab_size], [0, 1]]),
         logit_bias=torch.randn((bs, vocab_size), generator=draw, dtype=torch.float64),

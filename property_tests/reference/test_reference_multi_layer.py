@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -311,7 +312,7 @@ VOCAB_SIZE = 4093
 PRIME = 2**31 - 1
 
 
-def mixed(*values: int) -> int:
+def mixed(*values: Any) -> int:
     result = 17
     for value in values:
         result = (result * 1_000_003 + int(value) + 1) % PRIME
@@ -333,7 +334,7 @@ class HashLayer:
     kv_pool: dict[int, int]
     attn_metadata: Metadata
 
-    def forward(self, input_ids, hidden_states, kv_pool, attn_metadata):
+    def forward(self, input_ids: Any, hidden_states: Any, kv_pool: Any, attn_metadata: Any) -> Any:
         for slot, token, state in zip(attn_metadata.out_cache_loc, input_ids, hidden_states[:, 0], strict=True):
             kv_pool[slot] = mixed(self.weights, token, state)
         read = [mixed(self.weights, *(kv_pool[slot] for slot in slots)) for slots in attn_metadata.visible]
@@ -350,7 +351,7 @@ class BoundTo:
     kv_pool: dict[int, int]
     attn_metadata: Metadata
 
-    def forward(self, *arguments):
+    def forward(self, *arguments: Any) -> Any:
         return self.layer.forward(*arguments)
 
 
@@ -379,7 +380,7 @@ def drawn_passes(rng: random.Random, bs: int, num_steps: int) -> list[Pass]:
 def oracle(passes: list[Pass], num_steps: int, *, chain: bool) -> list[list[list[int]]]:
     """The drafts of each pass and request; every layer has a list of KV by position for every request."""
     kv: list[list[list[int]]] = [[[] for _ in passes[0].starts] for _ in range(num_steps)]
-    drafts = []
+    drafts: list[Any] = []
     for run in passes:
         drafts.append([])
         for b, start in enumerate(run.starts):
@@ -396,12 +397,20 @@ def oracle(passes: list[Pass], num_steps: int, *, chain: bool) -> list[list[list
     return drafts
 
 
-def run_layers(passes, num_steps: int, rng: random.Random, *, chain: bool, own_slots: bool, bind=None):
+def run_layers(
+    passes: Any,
+    num_steps: int,
+    rng: random.Random,
+    *,
+    chain: bool,
+    own_slots: bool,
+    bind: Callable[..., Any] | None = None,
+) -> Any:
     """The drafts of each pass, and the KV pools; `bind` may change what the layers are bound to."""
     bs, columns = len(passes[0].starts), max(start + 20 for run in passes for start in run.starts)
     orders = [rng.sample(range(1, 1 + bs * columns), bs * columns) for _ in range(num_steps)]
     pools: list[dict[int, int]] = [dict.fromkeys(order, 0) for order in orders]
-    drafts = []
+    drafts: list[Any] = []
     for run in passes:
         layers = []
         for i in range(num_steps):
@@ -501,7 +510,7 @@ def test_a_page_table_that_all_layers_share_may_come_from_any_of_them(
 
 def test_a_single_layer_drafts_its_likeliest_token_and_of_equals_the_lowest() -> None:
     class Fixed(HashLayer):
-        def forward(self, input_ids, hidden_states, kv_pool, attn_metadata):
+        def forward(self, input_ids: Any, hidden_states: Any, kv_pool: Any, attn_metadata: Any) -> Any:
             return torch.tensor([[0.0, 0.0, 0.0], [0.0, 3.0, 3.0]], dtype=hidden_states.dtype), hidden_states
 
     layer, one = Fixed(0, {}, Metadata([], [])), torch.ones(1, dtype=torch.int32)
@@ -513,11 +522,11 @@ def test_a_single_layer_drafts_its_likeliest_token_and_of_equals_the_lowest() ->
         assert float(draft.topk_p[0, 0]) == pytest.approx(1 / (2 + torch.tensor(-3.0).exp().item()))
 
 
-def int32(*values) -> torch.Tensor:
+def int32(*values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def int64(*values) -> torch.Tensor:
+def int64(*values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
@@ -529,7 +538,7 @@ TWO_ROWS = {
 
 
 def new_state(**changes: object) -> object:
-    arguments = {
+    arguments: dict[str, Any] = {
         "next_token_ids": int64(9),
         "old_input_ids": int64(5, 6),
         "old_positions": int64(0, 1),
@@ -614,6 +623,8 @@ def new_state(**changes: object) -> object:
         ),
     ],
 )
-def test_wrong_arguments_are_refused_with_argument_value_and_what_is_allowed(call, message: str) -> None:
+def test_wrong_arguments_are_refused_with_argument_value_and_what_is_allowed(
+    call: Callable[..., Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +52,7 @@ def emitted(op: Op, case: Case) -> list[list[int]]:
     return tokens_of(op.expected(case))
 
 
-def tokens_of(result) -> list[list[int]]:
+def tokens_of(result: Any) -> list[list[int]]:
     if not isinstance(result, dict):
         result = result._asdict()
     paths = [path[: n + 1] for path, n in zip(result["accept_index"], result["accept_token_num"], strict=True)]
@@ -218,7 +220,7 @@ def test_no_choices_give_the_simplest_case_and_a_tape_gives_its_case_again(op: O
 # ---- target-only sampling, on the tree 0 -> (1, 2), 1 -> 3
 
 
-def target_only_case(**change):
+def target_only_case(**change: Any) -> Any:
     values = {
         "candidates": torch.tensor([[0, 0, 1, 2]]),
         "retrieve_index": torch.arange(4)[None],
@@ -239,13 +241,15 @@ def target_only_case(**change):
     ("coin", "path"),
     [(0.0, [0, 1, 3]), (BELOW_QUARTER, [0, 1, 3]), (0.25, [0, 2, -1]), (0.5 - 2**-25, [0, 2, -1]), (0.5, [0, -1, -1])],
 )
-def test_a_coin_on_a_threshold_belongs_to_the_next_sibling(verify, coin: float, path: list[int]) -> None:
+def test_a_coin_on_a_threshold_belongs_to_the_next_sibling(
+    verify: Callable[..., Any], coin: float, path: list[int]
+) -> None:
     coins = torch.tensor([[coin, 0.0, 0.0, 0.0]])
     assert verify(**target_only_case(uniform_samples=coins)).accept_index.tolist() == [path]
 
 
 @target_only
-def test_the_coin_of_the_accepted_node_decides_next(verify) -> None:
+def test_the_coin_of_the_accepted_node_decides_next(verify: Callable[..., Any]) -> None:
     for own, length in ((0.5, 2), (0.75, 1)):
         coins = torch.tensor([[0.0, own, 0.9, 0.9]])
         assert verify(**target_only_case(uniform_samples=coins)).accept_token_num.tolist() == [length]
@@ -254,7 +258,7 @@ def test_the_coin_of_the_accepted_node_decides_next(verify) -> None:
 @target_only
 @pytest.mark.parametrize("single", [1.0, 0.0])
 @pytest.mark.parametrize("acc", [1.0, 0.0])
-def test_a_child_of_probability_zero_is_never_accepted(verify, single: float, acc: float) -> None:
+def test_a_child_of_probability_zero_is_never_accepted(verify: Callable[..., Any], single: float, acc: float) -> None:
     laws = torch.tensor([[[0.0, 0.0, 1.0]] * 4])
     for coin in (0.0, TOP):
         case = target_only_case(
@@ -269,7 +273,7 @@ def test_a_child_of_probability_zero_is_never_accepted(verify, single: float, ac
 
 
 @target_only
-def test_rejected_siblings_are_taken_out_of_the_distribution(verify) -> None:
+def test_rejected_siblings_are_taken_out_of_the_distribution(verify: Callable[..., Any]) -> None:
     case = target_only_case(uniform_samples=torch.full((1, 4), TOP))
     for final in (0.0, 0.5, TOP, 1.0):
         assert tokens_of(verify(**case | {"uniform_final": torch.tensor([final])})) == [[2]]
@@ -277,20 +281,20 @@ def test_rejected_siblings_are_taken_out_of_the_distribution(verify) -> None:
 
 @target_only
 @pytest.mark.parametrize(("final", "token"), [(0.0, 0), (BELOW_QUARTER, 0), (0.25, 1), (0.5, 2), (TOP, 2)])
-def test_a_full_path_draws_from_the_whole_distribution(verify, final: float, token: int) -> None:
+def test_a_full_path_draws_from_the_whole_distribution(verify: Callable[..., Any], final: float, token: int) -> None:
     laws = torch.tensor([[[0.25, 0.25, 0.5]] * 4])
     case = target_only_case(target_probs=laws, num_steps=1, uniform_final=torch.tensor([final]))
     assert tokens_of(verify(**case)) == [[0, token]]
 
 
 @target_only
-def test_siblings_with_one_token_count_twice(verify) -> None:
+def test_siblings_with_one_token_count_twice(verify: Callable[..., Any]) -> None:
     case = target_only_case(candidates=torch.tensor([[0, 0, 0, 2]]), uniform_samples=torch.tensor([[0.4, 0, 0, 0]]))
     assert verify(**case).accept_index.tolist() == [[0, 2, -1]]
 
 
 @target_only
-def test_thresholds_prefer_drafts(verify) -> None:
+def test_thresholds_prefer_drafts(verify: Callable[..., Any]) -> None:
     coins = torch.tensor([[0.6, TOP, 0.0, 0.0]])
     first, second, none = [0, 1], [0, 2], [0, -1]
     for single, acc, path in ((1, 1, none), (0.25, 1, first), (0.25 + 2**-25, 1, none), (1, 0.75, second)):
@@ -299,7 +303,7 @@ def test_thresholds_prefer_drafts(verify) -> None:
 
 
 @target_only
-def test_threshold_acc_has_a_floor(verify) -> None:
+def test_threshold_acc_has_a_floor(verify: Callable[..., Any]) -> None:
     tiny = 2.0**-31  # about half the floor, so that it accepts coins below a half and not all
     laws = torch.tensor([[[tiny, 0.0, 1.0]] * 4], dtype=torch.float64)
     for coin, accepted in ((0.46, 1), (0.47, 0)):
@@ -314,7 +318,7 @@ def test_threshold_acc_has_a_floor(verify) -> None:
 
 
 @target_only
-def test_an_empty_residual_gives_the_last_token_of_the_vocabulary(verify) -> None:
+def test_an_empty_residual_gives_the_last_token_of_the_vocabulary(verify: Callable[..., Any]) -> None:
     short = torch.tensor([[[0.25, 0.5, 0.0]] * 4])  # a row that adds up to 3/4
     case = target_only_case(target_probs=short, uniform_samples=torch.full((1, 4), 0.75))
     for final in (0.0, TOP):
@@ -322,14 +326,14 @@ def test_an_empty_residual_gives_the_last_token_of_the_vocabulary(verify) -> Non
 
 
 @target_only
-def test_a_final_coin_of_one_gives_the_last_token_with_a_positive_weight(verify) -> None:
+def test_a_final_coin_of_one_gives_the_last_token_with_a_positive_weight(verify: Callable[..., Any]) -> None:
     laws = torch.tensor([[[0.5, 0.5, 0.0]] * 4])
     case = target_only_case(target_probs=laws, num_steps=0, uniform_final=torch.tensor([1.0]))
     assert tokens_of(verify(**case)) == [[1]]
 
 
 @target_only
-def test_a_root_alone_draws_from_its_distribution(verify) -> None:
+def test_a_root_alone_draws_from_its_distribution(verify: Callable[..., Any]) -> None:
     alone = torch.tensor([[-1]])
     case = target_only_case(
         candidates=torch.tensor([[0]]),
@@ -348,7 +352,7 @@ def test_a_root_alone_draws_from_its_distribution(verify) -> None:
 # ---- the chain rules
 
 
-def chain_case(**change):
+def chain_case(**change: Any) -> Any:
     values = {
         "candidates": torch.tensor([[0, 0, 1]]),
         "draft_probs": torch.tensor([[[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]]),
@@ -370,12 +374,14 @@ def chain_case(**change):
         ([TOP, TOP], [2]),
     ],
 )
-def test_a_draft_is_accepted_below_the_ratio_and_not_at_it(verify, coins: list[float], tokens: list[int]) -> None:
+def test_a_draft_is_accepted_below_the_ratio_and_not_at_it(
+    verify: Callable[..., Any], coins: list[float], tokens: list[int]
+) -> None:
     assert tokens_of(verify(**chain_case(uniform_samples=torch.tensor([coins])))) == [tokens]
 
 
 @both_chains
-def test_a_draft_of_probability_zero_is_rejected_whichever_model_gives_it(verify) -> None:
+def test_a_draft_of_probability_zero_is_rejected_whichever_model_gives_it(verify: Callable[..., Any]) -> None:
     laws = chain_case()
     no_target = laws["target_probs"].clone()
     no_target[0, 0] = torch.tensor([0.0, 0.5, 0.5])
@@ -386,21 +392,21 @@ def test_a_draft_of_probability_zero_is_rejected_whichever_model_gives_it(verify
 
 
 @both_chains
-def test_equal_distributions_accept_every_draft_at_any_coin_below_one(verify) -> None:
+def test_equal_distributions_accept_every_draft_at_any_coin_below_one(verify: Callable[..., Any]) -> None:
     rows = torch.tensor([[[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]])
     case = chain_case(draft_probs=rows[:, :2], target_probs=rows, uniform_samples=torch.full((1, 2), TOP))
     assert tokens_of(verify(**case)) == [[0, 1, 2]]
 
 
 @chain
-def test_an_empty_residual_of_a_chain_gives_the_last_token_of_the_vocabulary(verify) -> None:
+def test_an_empty_residual_of_a_chain_gives_the_last_token_of_the_vocabulary(verify: Callable[..., Any]) -> None:
     rows = torch.tensor([[[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]])
     case = chain_case(draft_probs=rows[:, :2], target_probs=rows, uniform_samples=torch.ones(1, 2))
     assert tokens_of(verify(**case)) == [[2]]
 
 
 @both_chains
-def test_a_chain_without_drafts_draws_from_the_first_distribution(verify) -> None:
+def test_a_chain_without_drafts_draws_from_the_first_distribution(verify: Callable[..., Any]) -> None:
     case = chain_case(
         candidates=torch.tensor([[0], [1]]),
         draft_probs=torch.zeros(2, 0, 3),
@@ -415,7 +421,7 @@ def test_a_chain_without_drafts_draws_from_the_first_distribution(verify) -> Non
 
 
 @block
-def test_a_block_is_accepted_past_a_draft_that_fails_its_own_coin(verify) -> None:
+def test_a_block_is_accepted_past_a_draft_that_fails_its_own_coin(verify: Callable[..., Any]) -> None:
     # r_1 = 1/4, R_1 = (3/4 / 4 - 1/4)+ + ... = 0, so h_1 = 0; r_2 = 1/4 * (1/4) / (1/2) = 1/8 = h_2
     for second, tokens in ((0.125 - 2**-27, [0, 1, 0]), (0.125, [2])):
         case = chain_case(uniform_samples=torch.tensor([[0.0, second]]))
@@ -425,7 +431,7 @@ def test_a_block_is_accepted_past_a_draft_that_fails_its_own_coin(verify) -> Non
 
 
 @block
-def test_a_blocks_residual_is_that_of_the_scaled_distribution(verify) -> None:
+def test_a_blocks_residual_is_that_of_the_scaled_distribution(verify: Callable[..., Any]) -> None:
     # r_1 = 1/2; r_1 p_2 - q_2 is positive at token 2 alone: 3/8 - 1/4 = 1/8, so h_1 = (1/8) / (1/8 + 1/2) = 1/5
     laws = chain_case()["target_probs"].clone()
     laws[0, 0] = torch.tensor([0.25, 0.25, 0.5])
@@ -437,7 +443,7 @@ def test_a_blocks_residual_is_that_of_the_scaled_distribution(verify) -> None:
 # ---- rejection over trees, on the tree 0 -> (1, 2), 1 -> 3
 
 
-def rejection_case(**change):
+def rejection_case(**change: Any) -> Any:
     values = {
         "candidates": torch.tensor([[0, 0, 1, 2]]),
         "retrieve_index": torch.arange(4)[None],
@@ -455,7 +461,7 @@ def rejection_case(**change):
 
 
 @tree_rejection
-def test_every_child_has_its_own_coin_and_the_roots_is_not_read(verify) -> None:
+def test_every_child_has_its_own_coin_and_the_roots_is_not_read(verify: Callable[..., Any]) -> None:
     for coins, path in (
         ([TOP, BELOW_QUARTER, 0.0, 0.5 - 2**-25], [0, 1, 3]),
         ([TOP, BELOW_QUARTER, 0.0, 0.5], [0, 1, -1]),
@@ -465,7 +471,7 @@ def test_every_child_has_its_own_coin_and_the_roots_is_not_read(verify) -> None:
 
 
 @tree_rejection
-def test_a_rejected_sibling_changes_both_distributions_for_the_next(verify) -> None:
+def test_a_rejected_sibling_changes_both_distributions_for_the_next(verify: Callable[..., Any]) -> None:
     # p - q leaves (0, 1/16, 5/16), that is (0, 1/6, 5/6); q without token 0 is (0, 1/2, 1/2): accept below 1/3
     for second, tokens in ((0.33, [1, 0]), (0.34, [2])):
         case = rejection_case(uniform_samples=torch.tensor([[0.0, 0.25, second, 0.0]]))
@@ -473,7 +479,7 @@ def test_a_rejected_sibling_changes_both_distributions_for_the_next(verify) -> N
 
 
 @tree_rejection
-def test_a_child_that_cannot_have_been_drawn_is_passed_over(verify) -> None:
+def test_a_child_that_cannot_have_been_drawn_is_passed_over(verify: Callable[..., Any]) -> None:
     twice = rejection_case(candidates=torch.tensor([[0, 0, 0, 2]]), uniform_samples=torch.tensor([[0, 0.25, 0.0, 0]]))
     once = twice | {"retrieve_next_sibling": torch.full((1, 4), -1)}
     for final in (0.0, 0.1, 0.2, TOP):
@@ -483,21 +489,21 @@ def test_a_child_that_cannot_have_been_drawn_is_passed_over(verify) -> None:
 
 
 @tree_rejection
-def test_where_nothing_is_left_no_sibling_is_accepted(verify) -> None:
+def test_where_nothing_is_left_no_sibling_is_accepted(verify: Callable[..., Any]) -> None:
     rows = rejection_case()["draft_probs"]
     case = rejection_case(target_probs=rows, uniform_samples=torch.tensor([[0.0, 1.0, 0.0, 0.0]]))
     assert tokens_of(verify(**case)) == [[2]]
 
 
 @tree_rejection
-def test_a_child_that_the_target_excludes_is_never_accepted(verify) -> None:
+def test_a_child_that_the_target_excludes_is_never_accepted(verify: Callable[..., Any]) -> None:
     laws = torch.tensor([[[0.0, 0.0, 1.0]] * 4])
     case = rejection_case(target_probs=laws, uniform_samples=torch.zeros(1, 4))
     assert tokens_of(verify(**case)) == [[2]]
 
 
 @tree_rejection
-def test_no_steps_draw_from_the_roots_distribution(verify) -> None:
+def test_no_steps_draw_from_the_roots_distribution(verify: Callable[..., Any]) -> None:
     result = verify(**rejection_case(num_steps=0, uniform_final=torch.tensor([0.125])))
     assert result.accept_index.tolist() == [[0]]
     assert tokens_of(result) == [[1]]
@@ -528,7 +534,9 @@ def test_no_steps_draw_from_the_roots_distribution(verify) -> None:
         ({"retrieve_next_sibling": torch.tensor([[-1, 2, 1, -1]])}, r"retrieve_next_sibling\[0, 2\] is 1; allowed"),
     ],
 )
-def test_wrong_trees_and_distributions_are_refused_with_the_value_and_what_is_allowed(change, message: str) -> None:
+def test_wrong_trees_and_distributions_are_refused_with_the_value_and_what_is_allowed(
+    change: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         verify_tree_target_only(**target_only_case(**change))
 
@@ -546,7 +554,9 @@ def test_wrong_trees_and_distributions_are_refused_with_the_value_and_what_is_al
     ],
 )
 @pytest.mark.parametrize("verify", [verify_chain_rejection, verify_chain_block])
-def test_wrong_chains_are_refused_with_the_value_and_what_is_allowed(verify, change, message: str) -> None:
+def test_wrong_chains_are_refused_with_the_value_and_what_is_allowed(
+    verify: Callable[..., Any], change: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         verify(**chain_case(**change))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -116,9 +116,10 @@ def test_nodes_are_numbered_through_the_batch(case: Case) -> None:
 @given(case=cases(OP))
 def test_both_mask_modes_hold_the_same_tree(case: Case) -> None:
     ndt = case.sizes["num_draft_tokens"]
-    scalars = {name: case.sizes[name] for name in ("topk", "num_steps", "num_draft_tokens")}
-    full = build_tree(**case.tensors, **scalars, tree_mask_mode=FULL_MASK)
-    alone = build_tree(**case.tensors, **scalars, tree_mask_mode=QLEN_ONLY)
+    arguments: dict[str, Any] = {**case.tensors}
+    arguments |= {name: case.sizes[name] for name in ("topk", "num_steps", "num_draft_tokens")}
+    full = build_tree(**arguments, tree_mask_mode=FULL_MASK)
+    alone = build_tree(**arguments, tree_mask_mode=QLEN_ONLY)
     widths = (case.tensors["verified_seq_len"] + ndt) * ndt
     blocks = [mask.view(ndt, -1)[:, -ndt:].flatten() for mask in full.tree_mask.split(widths.tolist())]
     assert torch.equal(torch.cat(blocks), alone.tree_mask)
@@ -148,7 +149,7 @@ def test_a_request_gets_the_same_tree_in_any_batch(case: Case) -> None:
 
 
 PARENT_LIST = torch.tensor([[-1, 0, 1, 2, 5]])  # topk 2, 3 steps: of candidates 2..5, 2 and 5 were expanded
-VALID = {
+VALID: dict[str, Any] = {
     "parent_list": PARENT_LIST,
     "selected_index": torch.tensor([[0, 1, 2, 6]]),
     "verified_seq_len": torch.tensor([10]),
@@ -192,7 +193,7 @@ def test_an_orphan_is_refused_by_request_and_node() -> None:
         ({"parent_list": torch.tensor([[-1, 0, 1, 2, 6]])}, r"\[0, 1\] is 6; allowed: flat ids of the step"),
     ],
 )
-def test_wrong_arguments_are_refused_with_argument_value_and_what_is_allowed(change, message: str) -> None:
+def test_wrong_arguments_are_refused_with_argument_value_and_what_is_allowed(change: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_tree(**(VALID | change))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -145,7 +146,7 @@ VALID = {  # two requests of the tree 0 -> (1, 2), 1 -> 3, whose siblings 1 and 
 
 
 @pytest.mark.parametrize("verify", [verify_tree_greedy, verify_tree_greedy_loops])
-def test_of_equal_siblings_the_first_is_taken(verify) -> None:
+def test_of_equal_siblings_the_first_is_taken(verify: Callable[..., Any]) -> None:
     result = verify(**VALID)
     assert result.accept_index.tolist() == [[0, 1, 3], [4, 6, -1]]
     assert result.accept_token_num.tolist() == [2, 1]
@@ -179,7 +180,7 @@ def test_of_equal_siblings_the_first_is_taken(verify) -> None:
         ),
     ],
 )
-def test_wrong_trees_are_refused_with_argument_value_and_what_is_allowed(change, message: str) -> None:
+def test_wrong_trees_are_refused_with_argument_value_and_what_is_allowed(change: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         verify_tree_greedy(**(VALID | change))
 
@@ -198,9 +199,9 @@ def test_wrong_trees_are_refused_with_argument_value_and_what_is_allowed(change,
     ],
 )
 def test_wrong_paths_are_refused_with_argument_value_and_what_is_allowed(
-    accept_index, accept_lens, message: str
+    accept_index: Any, accept_lens: Any, message: str
 ) -> None:
-    int32 = {"dtype": torch.int32}
+    int32: dict[str, Any] = {"dtype": torch.int32}
     with pytest.raises(ValueError, match=message):
         fill_bonus_tokens(
             torch.zeros(8, **int32), torch.tensor(accept_index, **int32), torch.tensor(accept_lens, **int32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def token_rule(seed: int, draws: int = DRAWS, wrong: str = "") -> Counter[tuple[
     )
 
 
-def tokens_of(weights: torch.Tensor, draws: int):
+def tokens_of(weights: torch.Tensor, draws: int) -> Any:
     """A sampler of single tokens: how often each was drawn."""
 
     def draw(seed: int) -> dict[int, int]:
@@ -156,7 +157,7 @@ def test_a_wrong_sampler_fails_and_the_result_says_where(wrong: str, seed: int) 
 
 def test_the_length_tells_where_the_first_token_does_not() -> None:
     counts = token_rule(0, wrong="the first coin twice")
-    first: Counter[int] = Counter()
+    first: Counter[int | None] = Counter()
     for tokens, count in counts.items():
         first[tokens[0]] += count
     assert chi_square(first, marginals(LAW, 0)) > 1e-3
@@ -180,7 +181,8 @@ def test_a_test_that_fails_is_repeated_once_and_with_the_other_seed() -> None:
 
     def fails_first(seed: int) -> dict[int, int]:
         asked.append(seed)
-        return tokens_of(P if seed == 9 else Q, 2000)(seed)
+        counts: dict[int, int] = tokens_of(P if seed == 9 else Q, 2000)(seed)
+        return counts
 
     assert fits(fails_first, TOKEN, seeds=(8, 9)).ok
     assert asked == [8, 9]

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,14 +63,14 @@ def reversed_links(first_child: list[int], next_sibling: list[int]) -> tuple[lis
     return first, [before.get(node, -1) for node in range(len(first))]
 
 
-def right(function: str):
+def right(function: str) -> Any:
     """The rule of that name: the reference, or its slow twin."""
     op = BY_NAME[function.removesuffix("_loops")]
     return op.loops if function.endswith("_loops") else op.reference
 
 
 @cache
-def patched(function: str, line: str, becomes: str, rule: str = ""):
+def patched(function: str, line: str, becomes: str, rule: str = "") -> Any:
     """`rule`, or `function` if it is empty, of a copy of the reference with one line of `function` replaced.
 
     `line` is all or part of a line that is in the function exactly once.
@@ -87,18 +89,19 @@ def patched(function: str, line: str, becomes: str, rule: str = ""):
     return vars(module)[rule or function]
 
 
-def law_of(verify, proposals):
+def law_of(verify: Callable[..., Any], proposals: Any) -> Any:
     """The law of a changed rule; where it flips, and the right one does not, is searched."""
     name = verify.__name__.removesuffix("_loops")
     return output_law(rule_of(name, verify, dtype=torch.float64), proposals, find_thresholds=True)
 
 
-def toy_off(verify, proposals, length: int) -> Fraction:
+def toy_off(verify: Callable[..., Any], proposals: Any, length: int) -> Fraction:
     return off(law_of(verify, proposals), TOY[0], length)
 
 
-def toy_tree(tree) -> list[Proposal[Drafted]]:
-    return [target_only_proposal(*tree, TOY[0])]
+def toy_tree(tree: Any) -> list[Proposal[Drafted]]:
+    tokens, parents = tree
+    return [target_only_proposal(tokens, parents, TOY[0])]
 
 
 def toy_chains(num_steps: int) -> list[Proposal[Drafted]]:
@@ -112,7 +115,7 @@ LINKS = "retrieve_next_token[b].tolist(), retrieve_next_sibling[b].tolist()"
 REVERSED = f"reversed_links({LINKS})"
 M0 = Q[0] * sum(q / (1 - q) for q in Q[1:])  # 32/105: how often token 0 is the second of two drawn siblings
 
-WRONG = {
+WRONG: dict[str, tuple[Any, Any, int, Fraction | int]] = {
     "the cumulated mass is not reset after acceptance": (
         (LOOPS, "node, mass = path[-1], 0.0", "node, mass = path[-1], 0.0 if len(path) == 1 else mass"),
         lambda: toy_tree(TWICE),
@@ -243,7 +246,7 @@ every_wrong_rule = pytest.mark.parametrize(("patch", "propose", "length", "expec
 
 
 @every_wrong_rule
-def test_a_wrong_rule_is_off_by_its_closed_form(patch, propose, length: int, expected: Fraction) -> None:
+def test_a_wrong_rule_is_off_by_its_closed_form(patch: Any, propose: Any, length: int, expected: Fraction) -> None:
     assert expected > 0
     assert toy_off(patched(*patch), propose(), length) == expected
     assert toy_off(right(patch[0]), propose(), length) == 0
@@ -272,7 +275,7 @@ def test_siblings_without_residual_update_are_off_by_seven_sixteenths_when_they_
 # ---- wrong, and lossless all the same; what kills them instead
 
 
-def emits(verify, proposal: Proposal[Drafted], *coins: float):
+def emits(verify: Callable[..., Any], proposal: Proposal[Drafted], *coins: float) -> Any:
     """What one request emits, given its coins, the final one last."""
     rule = rule_of(verify.__name__.removesuffix("_loops"), verify)
     return rule(proposal.drafted, torch.tensor([coins]))[0]
@@ -300,7 +303,7 @@ EQUAL_COINS = {  # patch, what is proposed on the toy, and coins of which one li
 
 
 @pytest.mark.parametrize(("patch", "proposal", "coins"), EQUAL_COINS.values(), ids=list(EQUAL_COINS))
-def test_less_or_equal_differs_on_a_threshold_alone(patch, proposal, coins) -> None:
+def test_less_or_equal_differs_on_a_threshold_alone(patch: Any, proposal: Any, coins: Any) -> None:
     """A threshold has no width, so the law is the same: only a coin exactly there tells."""
     name = patch[3] if len(patch) == 4 else patch[0]
     wrong = patched(*patch)
@@ -329,7 +332,9 @@ ZERO_COINS = {
 
 
 @pytest.mark.parametrize(("patch", "proposal", "num_coins"), ZERO_COINS.values(), ids=list(ZERO_COINS))
-def test_less_or_equal_accepts_at_coin_zero_what_the_target_never_says(patch, proposal, num_coins: int) -> None:
+def test_less_or_equal_accepts_at_coin_zero_what_the_target_never_says(
+    patch: Any, proposal: Any, num_coins: int
+) -> None:
     assert distance(patch[0], patched(*patch), quick=True) == 0
     coins = [0.0] * num_coins
     assert emits(patched(*patch), proposal, *coins)[0] == 0
@@ -364,10 +369,10 @@ def test_coins_in_the_wrong_column_tell_by_what_they_accept() -> None:
     assert len(emits(right(CHAIN), twice, 0.75, 0.25, 0.0)) == 1
 
 
-def in_pairs(verify):
+def in_pairs(verify: Callable[..., Any]) -> Any:
     """Two requests in a batch, with coins of their own, as one rule that emits the first token of both."""
 
-    def rule(drafts: tuple[int, int], coins: torch.Tensor):
+    def rule(drafts: tuple[int, int], coins: torch.Tensor) -> Any:
         bs = 2 * len(coins)
         rows = coins.reshape(bs, 2)
         result = verify(
@@ -395,7 +400,7 @@ def test_the_coins_of_another_row_tell_by_both_requests_together() -> None:
         for a in chains
         for b in chains
     ]
-    product = {(s, t): P[s] * P[t] for s in range(5) for t in range(5)}
+    product: dict[tuple[int, ...], Fraction] = {(s, t): P[s] * P[t] for s in range(5) for t in range(5)}
     assert output_law(in_pairs(right(CHAIN)), pairs) == product
     rows = "uniform_samples[torch.arange(len(p)) // 2 * 2]"  # the odd rows read the even ones'
     law = output_law(

@@ -21,10 +21,11 @@ from specsim.findings.bisect import report
 from specsim.findings.bisect.changes import changed_functions
 from specsim.findings.bisect.revisions import History, Revision, commits_between, releases_between
 from specsim.findings.bisect.run import Bisection, EndError, Found, Step, bisect
-from specsim.findings.bisect.verdicts import Code, Judgement, State
+from specsim.findings.bisect.verdicts import Judgement, State
 from specsim.lifting.git import Repository
 from specsim.lifting.source import GitSource
 from specsim.lifting.versions import version_key
+from specsim.tiers.tier import Code
 
 PLAN = Plan(commits=24, bad=15)
 GOOD, BAD, SKIPPED = (Judgement(state, f"it is {state}") for state in State)
@@ -65,7 +66,7 @@ class Scripted:
         return Path("finding.json")
 
 
-def no_child(_question: dict[str, Any], _hang_seconds: float, _hash_seed: str) -> Iterator[Any]:
+def no_child(_question: Any, _hang_seconds: float, _hash_seed: str) -> Iterator[Any]:
     raise AssertionError("the scripted question asks nobody")
 
 

@@ -133,8 +133,8 @@ def test_a_commit_whose_worker_cannot_be_read_is_not_taken_for_a_good_one(
     plan = Plan(commits=6, bad=3, unbuildable=frozenset({2, 3}))
     commits = build(tmp_path / "engine", plan)
     places = commits_between(tmp_path / "engine", commits[0], "main")
-    given = (STRIDE, None, None) if question == "file" else (None, None, "ops:fill_bonus_tokens")
-    found = run(places, question_of(*given, limits(wheel_cache, tmp_path)), children, wheel_cache)
+    file, only = (STRIDE, None) if question == "file" else (None, "ops:fill_bonus_tokens")
+    found = run(places, question_of(file, None, only, limits(wheel_cache, tmp_path)), children, wheel_cache)
     assert [step.revision.target.rpartition("#")[2] for step in found.skipped] == commits[2:4]
     assert "srt/speculative/eagle_worker_v2.py" in found.skipped[1].judgement.why
 

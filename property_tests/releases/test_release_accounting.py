@@ -194,7 +194,8 @@ def place_of(target: SglangHostTarget, part: str, source: SourceTree) -> tuple[s
     where = next(p.where for p in target.parts if p.name == part)
     path, line = where.split(":")
     tree = ast.parse(source.read(path))
-    for owner in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]:
+    owners: list[ast.Module | ast.ClassDef] = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+    for owner in owners:
         for node in owner.body:
             if isinstance(node, ast.FunctionDef) and node.lineno == int(line):
                 return path, f"{owner.name}.{node.name}" if isinstance(owner, ast.ClassDef) else node.name

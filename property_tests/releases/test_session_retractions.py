@@ -71,7 +71,7 @@ class _KeepsMemory(ModelAccounting):
             else:
                 super().retract_all([request])
 
-    def session_match(self, request: Request, key_len: int) -> int | None:
+    def session_match(self, request: Request, key_len: int) -> int | None:  # type: ignore[override]
         return super().session_match(request, key_len) if self.goes_on or not request.incarnation else None
 
 

@@ -33,7 +33,7 @@ from specsim.kernels import verify_sampled
 TARGET = GPUTarget("cuda", 90, 32)
 NUM_SMS = 132
 ASSEMBLERS = (triton.knobs.nvidia.ptxas.path, triton.knobs.nvidia.ptxas_blackwell.path)  # for older and newer PTX
-HIDDEN = ("hidden_states", "hidden_states_buf", "compacted_hidden_states", "buffer", "verify_hiddens")
+HIDDEN: tuple[str, ...] = ("hidden_states", "hidden_states_buf", "compacted_hidden_states", "buffer", "verify_hiddens")
 HIDDEN += ("stash_hiddens", "src_hiddens", "old_hidden_states", "req_to_hidden_states_pool")
 
 
@@ -118,11 +118,11 @@ def compiling() -> Iterator[list[dict[str, Any]]]:
     def compile_instead(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         found.append(_compiled(self, args, kwargs))
 
-    JITFunction.run = compile_instead  # type: ignore[method-assign]
+    JITFunction.run = compile_instead
     try:
         yield found
     finally:
-        JITFunction.run = run  # type: ignore[method-assign]
+        JITFunction.run = run
 
 
 def _compiled(fn: JITFunction[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def compile_operation(name: str, ndt: int = 8) -> list[dict[str, Any]]:
         else:
             dtype = torch.bfloat16 if arg.name in HIDDEN else arg.dtype
             arguments[arg.name] = torch.empty(arg.resolve_shape(case), dtype=dtype, device="meta")
-    verify_sampled.num_sms_of = lambda _device: NUM_SMS  # by which programs that wait for each other are launched
+    verify_sampled.num_sms_of = lambda _device: NUM_SMS  # type: ignore[assignment, attr-defined] # by which programs that wait for each other are launched
     with compiling() as found:
         getattr(kernels, name)(**arguments)
     return found

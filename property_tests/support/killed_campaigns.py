@@ -156,7 +156,7 @@ def _descendants(pid: int) -> Iterator[tuple[str, int]]:
 
 
 def _children(pid: int) -> list[int]:
-    found = []
+    found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())

@@ -133,6 +133,7 @@ def test_a_result_that_is_wrong_only_once_is_reported() -> None:
 
     found = judge(now_and_then).counterexample
     assert found is not None
+    assert found.outcome is not None
     assert "once, and not again" in found.outcome.violations[0].title
 
 

@@ -187,10 +187,11 @@ def test_attempts_bound_all_starts_of_a_schedule_together(monkeypatch: pytest.Mo
     monkeypatch.setattr(schedules.Schedule, "size", lambda self: (1,) if isinstance(self, schedules.Schedule) else (9,))
     attempts: list[int] = []
     hit = schedules._Hits(0, smallest=[((1, 1, (1, (n,))), (n,)) for n in range(3)])
-    found = SimpleNamespace(
+    found: Any = SimpleNamespace(
         schedule=SimpleNamespace(violation=lambda _signature: "violation"), signature="x", looked=False
     )
-    schedules._shrunk(SimpleNamespace(), found, hit, 7, math.inf, lambda: False, False, lambda: attempts.append(1))
+    target: Any = SimpleNamespace()
+    schedules._shrunk(target, found, hit, 7, math.inf, lambda: False, False, lambda: attempts.append(1))
     assert (len(attempts), len(taken)) == (7, 1)
 
 

@@ -125,6 +125,8 @@ def test_the_same_seed_finds_the_same_and_another_seed_draws_other_cases() -> No
     assert [f.tape for f in first.failures] != [f.tape for f in other.failures]
     assert first.counterexample is not None
     assert again.counterexample is not None
+    assert first.counterexample.outcome is not None
+    assert again.counterexample.outcome is not None
     assert first.counterexample.outcome.digest == again.counterexample.outcome.digest
 
 

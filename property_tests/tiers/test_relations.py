@@ -21,14 +21,14 @@ from specsim.tiers.ops.relations import LABELS, related_cases
 from specsim.tiers.ops.run import LaunchHere, relation_broken_by, run_case
 from specsim.tiers.ops.suite import chooser_of
 
+# The interpreter takes a minute for all; `specsim check --only ops` judges all of them so.
+QUICK_KERNELS = ("verify_tree_greedy", "fill_bonus_tokens", "get_last_loc", "verify_chain_rejection", "select_top_k")
 # How many cases of each operation, with the related ones.
 PROVIDERS: dict[str, tuple[int, Callable[[], list[Subject]]]] = {
     "reference": (2, lambda: MappingProvider("reference", REFERENCE).subjects()[0]),
     "loops": (1, lambda: MappingProvider("loops", LOOPS).subjects()[0]),
     "triton": (1, lambda: [subject for subject in kernels().subjects()[0] if subject.op in QUICK_KERNELS]),
 }
-# The interpreter takes a minute for all; `specsim check --only ops` judges all of them so.
-QUICK_KERNELS = ("verify_tree_greedy", "fill_bonus_tokens", "get_last_loc", "verify_chain_rejection", "select_top_k")
 # Operations of which every argument is ragged, or whose slots are places in what moves.
 WITHOUT = {"alloc_extend", "alloc_decode", "assign_hidden_states_pool", "assign_new_state"}
 WITHOUT |= {"stash_append_boundary_state", "apply_token_bitmask", "move_kv"}

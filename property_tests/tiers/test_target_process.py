@@ -14,7 +14,7 @@ import torch
 
 from specsim.contracts.provider import Subject
 from specsim.contracts.registry import OPS
-from specsim.tiers.ops import child
+from specsim.tiers.ops.answers import choose_device
 from specsim.tiers.ops.run import EndedError, LaunchHere, run_case
 from specsim.tiers.ops.suite import Limits, chooser_of, judge, judge_all
 from specsim.tiers.ops.target_process import TargetProcess
@@ -195,5 +195,5 @@ def test_the_trusted_side_computes_with_one_thread_on_every_device(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    assert child.choose_device(device) == device
+    assert choose_device(device) == device
     assert threads == [1]

@@ -23,7 +23,7 @@ def sgl_kernel_operation(name: str, device: torch.device) -> Any | NotRun:
         return NotRun("sgl_kernel", "needs a CUDA device")
     try:
         if path := os.environ.get(VARIABLE):
-            torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+            torch.ops.load_library(path)
         else:
             importlib.import_module("sgl_kernel")  # registers torch.ops.sgl_kernel
         return getattr(torch.ops.sgl_kernel, name).default

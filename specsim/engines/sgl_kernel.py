@@ -166,7 +166,7 @@ def _run(op: str, operation: Any, launch: Launch, sizes: Sizes, tensors: Tensors
 def _load(library: Path) -> str:
     """Load a library; why it cannot be loaded, "" when it is."""
     try:
-        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+        torch.ops.load_library(str(library))
     except Exception as error:  # a file of binaries fails in its own ways: OSError, RuntimeError
         text = str(error.__cause__ or error).strip().splitlines()
         return f"{library} cannot be loaded: {type(error).__name__}: {text[0] if text else 'no reason given'}"

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from property_tests.support.attack import runner
 from property_tests.support.attack.campaign import KINDS, PATIENCE, Campaign, attacked, campaign, load
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(ran.confirmed.values()) else 0
 
 
-def _telling() -> object:
+def _telling() -> Callable[[Campaign], None]:
     told = time.monotonic()
 
     def tell(ran: Campaign) -> None:
@@ -82,7 +82,7 @@ def report(ran: Campaign, seed: int) -> str:
             totals[aspect] += number
             row.append(str(number))
         rows.append(row)
-    rows.append(["all", str(ran.inputs.total()), f"{ran.seconds.total():.0f}", *map(str, totals.values())])
+    rows.append(["all", str(ran.inputs.total()), f"{sum(ran.seconds.values()):.0f}", *map(str, totals.values())])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     codes = ", ".join(f"{code}: {number}" for code, number in sorted(ran.codes.items(), key=str))

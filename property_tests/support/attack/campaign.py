@@ -9,7 +9,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ class Campaign:
     """What was run, and each class of failure with how often it was seen and the first input that showed it."""
 
     inputs: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     codes: Counter[int | None] = field(default_factory=Counter)
     failed: dict[tuple[str, str], list[Outcome]] = field(default_factory=dict)
     confirmed: dict[tuple[str, str], bool] = field(default_factory=dict)

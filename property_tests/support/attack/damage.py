@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 HOSTILE_TEXT = (
@@ -141,7 +141,7 @@ def as_text(random_: random.Random, data: Any) -> bytes:
     text = json.dumps(data, ensure_ascii=random_.random() < 0.7)
     content = text.encode("utf-8", "surrogatepass")
     kind = random_.randrange(8 * 9)
-    broken = {
+    broken: dict[int, Callable[[], bytes]] = {
         0: lambda: content[: random_.randrange(len(content) + 1)],
         1: lambda: b"[" * 200_000,
         2: lambda: b'{"a":' * 100_000,

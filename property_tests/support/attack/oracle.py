@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree
 
@@ -111,7 +111,7 @@ def _of_output(folder: Folder, attack: Attack, name: str) -> Iterator[Failure]:
         yield Failure("files", f"{which} ({type(error).__name__})", f"{name}: {error}")
 
 
-_READERS = {".json": json.loads, ".py": ast.parse, ".xml": ElementTree.fromstring}
+_READERS: dict[str, Callable[[bytes], object]] = {".json": json.loads, ".py": ast.parse, ".xml": ElementTree.fromstring}
 
 
 def _may_change(attack: Attack, below: str) -> bool:
