@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -99,6 +99,9 @@ def _changed(lifted: LiftedFunction, name: str) -> DriftError:
     return DriftError(f"signature changed: {lifted.where} {name}({', '.join(lifted.parameters)})")
 
 
+_Kernel = tuple[KernelNames, LiftedFunction | DriftError]
+
+
 class SglangProvider:
     """The ops tier of a release or checkout of SGLang; of one operation alone where `op` names it, so that no other is
     lifted.
@@ -116,59 +119,89 @@ class SglangProvider:
             return self._subjects()
 
     def _subjects(self) -> tuple[list[Subject], list[NotRun]]:
-        found: list[Subject] = []
-        missing: list[NotRun] = [
-            NotRun(op, f"CUDA code of a compiled extension ({name}), which has no source to lift")
-            for op, name in CUDA_ONLY.items()
+        kernels = self._kernels()
+        entries = [
+            *self._without_entry(),
+            *self._of_kernels(kernels),
+            *self._of_offsets(),
+            *self._of_callers(kernels),
+            *self._of_calls_not_lifted(kernels),
+            *self._of_functions(),
         ]
-        known = {*(names.op for names in KERNELS), *(names.op for names in FUNCTIONS), *CUDA_ONLY}
-        missing += [NotRun(op, "specsim does not lift it from this engine yet") for op in OPS if op not in known]
-        missing = [entry for entry in missing if self._op in ("", entry.what)]
-        callers = [caller for caller in CALLERS if self._op in ("", caller.op)]
-        needed = {caller.needs for caller in callers}
-        kernels: dict[str, tuple[KernelNames, LiftedFunction]] = {}
-        for names in KERNELS:
-            is_asked = self._op in ("", names.op)
-            if not is_asked and names.subject not in needed:
-                continue
-            try:
-                lifted = lift_kernel(self._lifter, names)
-            except DriftError as error:
-                if is_asked:
-                    missing.append(NotRun(f"{names.op} ({names.variant})" if names.variant else names.op, str(error)))
-                continue
-            kernels[names.subject] = (names, lifted)
-            if is_asked:
-                found.append(self._kernel_subject(names, lifted))
-        for offsets in OFFSETS:
-            if self._op not in ("", offsets.op):
-                continue
-            try:
-                lifted = lift_first(self._lifter, offsets.names, offsets.paths, offsets.parameters)
-                found.append(offset_subject(offsets, lifted))
-            except DriftError as error:
-                missing.append(NotRun(offsets.what, str(error)))
-        for caller in callers:
-            if caller.needs not in kernels:
-                missing.append(NotRun(f"{caller.op} in {caller.function}", "its kernel could not be lifted"))
-                continue
-            try:
-                found.append(self._caller_subject(caller, *kernels[caller.needs]))
-            except DriftError as error:
-                missing.append(NotRun(f"{caller.op} in {caller.function}", str(error)))
-        missing += [
-            NotRun(call.what, call.why)
-            for call in NOT_LIFTED
-            if self._op in ("", call.op) and call.needs in kernels and any(map(self._lifter.source.exists, call.paths))
-        ]
-        for function in FUNCTIONS:
-            if self._op not in ("", function.op):
-                continue
-            try:
-                found.append(self.function(function))
-            except DriftError as error:
-                missing.append(NotRun(function.what, str(error)))
+        found = [entry for entry in entries if isinstance(entry, Subject)]
+        missing = [entry for entry in entries if isinstance(entry, NotRun)]
         return found, _without_what_is_found(missing, found)
+
+    def _wants(self, op: str) -> bool:
+        return self._op in ("", op)
+
+    def _without_entry(self) -> Iterator[NotRun]:
+        """Operations of which nothing can be lifted, or nothing is known."""
+        for op, name in CUDA_ONLY.items():
+            if self._wants(op):
+                yield NotRun(op, f"CUDA code of a compiled extension ({name}), which has no source to lift")
+        known = {*(names.op for names in KERNELS), *(names.op for names in FUNCTIONS), *CUDA_ONLY}
+        for op in OPS:
+            if op not in known and self._wants(op):
+                yield NotRun(op, "specsim does not lift it from this engine yet")
+
+    def _kernels(self) -> dict[str, _Kernel]:
+        """The kernels that are wanted, and those that a wanted caller launches, by the names of their subjects."""
+        needed = {caller.needs for caller in CALLERS if self._wants(caller.op)}
+        kernels: dict[str, _Kernel] = {}
+        for names in KERNELS:
+            if self._wants(names.op) or names.subject in needed:
+                try:
+                    kernels[names.subject] = (names, lift_kernel(self._lifter, names))
+                except DriftError as error:
+                    kernels[names.subject] = (names, error)
+        return kernels
+
+    def _of_kernels(self, kernels: Mapping[str, _Kernel]) -> Iterator[Subject | NotRun]:
+        for names, lifted in kernels.values():
+            if not self._wants(names.op):
+                continue
+            if isinstance(lifted, DriftError):
+                yield NotRun(f"{names.op} ({names.variant})" if names.variant else names.op, str(lifted))
+            else:
+                yield self._kernel_subject(names, lifted)
+
+    def _of_offsets(self) -> Iterator[Subject | NotRun]:
+        for offsets in OFFSETS:
+            if self._wants(offsets.op):
+                try:
+                    lifted = lift_first(self._lifter, offsets.names, offsets.paths, offsets.parameters)
+                    yield offset_subject(offsets, lifted)
+                except DriftError as error:
+                    yield NotRun(offsets.what, str(error))
+
+    def _of_callers(self, kernels: Mapping[str, _Kernel]) -> Iterator[Subject | NotRun]:
+        for caller in CALLERS:
+            if not self._wants(caller.op):
+                continue
+            names, kernel = kernels[caller.needs]
+            what = f"{caller.op} in {caller.function}"
+            if isinstance(kernel, DriftError):
+                yield NotRun(what, "its kernel could not be lifted")
+                continue
+            try:
+                yield self._caller_subject(caller, names, kernel)
+            except DriftError as error:
+                yield NotRun(what, str(error))
+
+    def _of_calls_not_lifted(self, kernels: Mapping[str, _Kernel]) -> Iterator[NotRun]:
+        lifted = {name for name, (_names, kernel) in kernels.items() if isinstance(kernel, LiftedFunction)}
+        for call in NOT_LIFTED:
+            if self._wants(call.op) and call.needs in lifted and any(map(self._lifter.source.exists, call.paths)):
+                yield NotRun(call.what, call.why)
+
+    def _of_functions(self) -> Iterator[Subject | NotRun]:
+        for function in FUNCTIONS:
+            if self._wants(function.op):
+                try:
+                    yield self.function(function)
+                except DriftError as error:
+                    yield NotRun(function.what, str(error))
 
     def function(self, names: FunctionNames) -> Subject:
         """The subject of one tensor function. Raises DriftError as `function_subject` does."""
