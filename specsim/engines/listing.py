@@ -25,34 +25,14 @@ def list_targets(cache: Cache) -> dict[str, Any]:
     found = gpus()
     if not found:
         not_run.append({"what": "device cuda", "why": "nvidia-smi finds no GPU; kernels run in Triton's interpreter"})
-    targets: list[dict[str, Any]] = []
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
     if missing:
         why = f"{' and '.join(missing)} not installed; install specsim with its dependencies"
         not_run.append({"what": "tier ops", "why": why})
     of_model = ["accounting"] if missing else ["ops", "accounting"]
-    targets.append({"target": "model", "tiers": of_model, "note": "the built-in engine with specsim's own kernels"})
-    of_engine = [] if missing else list(ENGINES["sglang"].subjects)
-    targets += [
-        {"target": f"sglang=={version}", "tiers": of_engine, "note": "in the cache"}
-        for version in cached_releases(cache)
-    ]
-    installed = _installed("sglang")
-    if installed:
-        path, version = installed
-        targets.append({"target": f"sglang@{path}", "tiers": of_engine, "note": f"installed, version {version}"})
-    targets += [
-        {
-            "target": "sglang==VERSION",
-            "tiers": of_engine,
-            "note": "any release; fetched once, as a wheel, when it is checked",
-        },
-        {"target": "sglang@PATH", "tiers": of_engine, "note": "a checkout or an unpacked wheel"},
-        {
-            "target": "sglang@PATH#REV",
-            "tiers": of_engine,
-            "note": "a git revision of a checkout, read without touching it",
-        },
+    targets = [
+        {"target": "model", "tiers": of_model, "note": "the built-in engine with specsim's own kernels"},
+        *_of_sglang(cache, not missing),
         *_of_packages(cache, not missing, bool(found)),
         {
             "target": "module:object",
@@ -67,6 +47,32 @@ def list_targets(cache: Cache) -> dict[str, Any]:
         "targets": targets,
         "not_run": not_run,
     }
+
+
+def _of_sglang(cache: Cache, can_run: bool) -> list[dict[str, Any]]:
+    """The releases in the cache, an installed one, and how others are written."""
+    tiers = list(ENGINES["sglang"].subjects) if can_run else []
+    listed = [
+        {"target": f"sglang=={version}", "tiers": tiers, "note": "in the cache"} for version in cached_releases(cache)
+    ]
+    installed = _installed("sglang")
+    if installed:
+        path, version = installed
+        listed.append({"target": f"sglang@{path}", "tiers": tiers, "note": f"installed, version {version}"})
+    return [
+        *listed,
+        {
+            "target": "sglang==VERSION",
+            "tiers": tiers,
+            "note": "any release; fetched once, as a wheel, when it is checked",
+        },
+        {"target": "sglang@PATH", "tiers": tiers, "note": "a checkout or an unpacked wheel"},
+        {
+            "target": "sglang@PATH#REV",
+            "tiers": tiers,
+            "note": "a git revision of a checkout, read without touching it",
+        },
+    ]
 
 
 def _of_packages(cache: Cache, can_run: bool, has_gpu: bool) -> list[dict[str, Any]]:

@@ -583,57 +583,62 @@ def _prepare_for_host(module: ParsedModule, statement: ast.stmt, inner: dict[str
     """A copy of a statement without the imports inside it that are not executed, and without decorators that do not
     make what it is. Where the names come from that such imports bind is noted in `inner`.
     """
-
-    class Prepare(ast.NodeTransformer):
-        assigned: frozenset[str] = frozenset()  # in the function around
-
-        def visit_Import(self, node: ast.Import) -> ast.AST:
-            return self._without(node, [(a.asname or a.name.split(".")[0], (a.name, "")) for a in node.names])
-
-        def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-            origin = node.module or ""
-            return self._without(node, [(a.asname or a.name, (origin, a.name)) for a in node.names])
-
-        def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-            around, self.assigned = self.assigned, _assigned(node)
-            self.generic_visit(node)
-            self.assigned = around
-            names = [_last_name(decorator) for decorator in node.decorator_list]
-            if "jit" in names:
-                raise DriftError(f"cannot be lifted: {module.path}:{node.lineno} {node.name} is a kernel")
-            kept = [d for d, name in zip(node.decorator_list, names, strict=True) if name in _KEPT_DECORATORS]
-            return ast.copy_location(ast.FunctionDef(**{**dict(ast.iter_fields(node)), "decorator_list": kept}), node)
-
-        def _without(self, node: ast.stmt, bound: list[tuple[str, tuple[str, str]]]) -> ast.AST:
-            root = bound[0][1][0].split(".")[0]
-            if root in _SAFE_ROOTS or root in sys.stdlib_module_names:
-                return node
-            for name, origin in bound:
-                if name in self.assigned:
-                    continue
-                if name in module.definitions:
-                    line = f"{module.path}:{node.lineno}"
-                    raise DriftError(f"cannot be lifted: {line} imports {name}, which the module defines too")
-                inner[name] = origin
-            local = [(name, origin) for name, origin in bound if name in self.assigned]
-            inner.update((name + _IMPORTED, origin) for name, origin in local)
-            return self._assignment([name for name, _ in local], node)
-
-        def _assignment(self, names: list[str], node: ast.stmt) -> ast.AST:
-            """The replacement of an import of names that the function assigns elsewhere too, and so are its own."""
-            if not names:
-                return ast.copy_location(ast.Pass(), node)
-            text = "; ".join(f"{name} = {name}{_IMPORTED}" for name in names)
-            made = ast.If(ast.Constant(True), ast.parse(text).body, [])
-            for child in ast.walk(made):
-                if isinstance(child, ast.stmt | ast.expr):
-                    ast.copy_location(child, node)
-            return made
-
     # The copy is needed: what is parsed is shared by all lifts of the file.
-    prepared = Prepare().visit(_copied(statement))
+    prepared = _HostStatement(module, inner).visit(_copied(statement))
     assert isinstance(prepared, ast.stmt)
     return prepared
+
+
+class _HostStatement(ast.NodeTransformer):
+    """See `_prepare_for_host`."""
+
+    def __init__(self, module: ParsedModule, inner: dict[str, tuple[str, str]]) -> None:
+        self.module = module
+        self.inner = inner
+        self.assigned: frozenset[str] = frozenset()  # in the function around
+
+    def visit_Import(self, node: ast.Import) -> ast.AST:
+        return self._without(node, [(a.asname or a.name.split(".")[0], (a.name, "")) for a in node.names])
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        origin = node.module or ""
+        return self._without(node, [(a.asname or a.name, (origin, a.name)) for a in node.names])
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        around, self.assigned = self.assigned, _assigned(node)
+        self.generic_visit(node)
+        self.assigned = around
+        names = [_last_name(decorator) for decorator in node.decorator_list]
+        if "jit" in names:
+            raise DriftError(f"cannot be lifted: {self.module.path}:{node.lineno} {node.name} is a kernel")
+        kept = [d for d, name in zip(node.decorator_list, names, strict=True) if name in _KEPT_DECORATORS]
+        return ast.copy_location(ast.FunctionDef(**{**dict(ast.iter_fields(node)), "decorator_list": kept}), node)
+
+    def _without(self, node: ast.stmt, bound: list[tuple[str, tuple[str, str]]]) -> ast.AST:
+        root = bound[0][1][0].split(".")[0]
+        if root in _SAFE_ROOTS or root in sys.stdlib_module_names:
+            return node
+        for name, origin in bound:
+            if name in self.assigned:
+                continue
+            if name in self.module.definitions:
+                line = f"{self.module.path}:{node.lineno}"
+                raise DriftError(f"cannot be lifted: {line} imports {name}, which the module defines too")
+            self.inner[name] = origin
+        local = [(name, origin) for name, origin in bound if name in self.assigned]
+        self.inner.update((name + _IMPORTED, origin) for name, origin in local)
+        return self._assignment([name for name, _ in local], node)
+
+    def _assignment(self, names: list[str], node: ast.stmt) -> ast.AST:
+        """The replacement of an import of names that the function assigns elsewhere too, and so are its own."""
+        if not names:
+            return ast.copy_location(ast.Pass(), node)
+        text = "; ".join(f"{name} = {name}{_IMPORTED}" for name in names)
+        made = ast.If(ast.Constant(True), ast.parse(text).body, [])
+        for child in ast.walk(made):
+            if isinstance(child, ast.stmt | ast.expr):
+                ast.copy_location(child, node)
+        return made
 
 
 def _copied(node: ast.stmt) -> ast.stmt:

@@ -205,24 +205,8 @@ def _verify(
     topk = 1 if chain else 2
     output = Fields(logits_output=Fields(next_token_logits=logits.clone()))
     target = Fields(forward_batch_generation=lambda **_named: output, model_runner=Fields(attn_backend=Fields()))
-    verify_input = Fields(
-        draft_token=candidates.flatten(),
-        draft_token_num=nodes,
-        spec_steps=num_steps,
-        max_tree_depth=width,
-        topk=topk,
-        tree_topk=topk,
-        retrive_index=retrieve_index,
-        retrive_next_token=retrieve_next_token,
-        retrive_next_sibling=retrieve_next_sibling,
-        retrieve_index=retrieve_index,
-        retrieve_next_token=retrieve_next_token,
-        retrieve_next_sibling=retrieve_next_sibling,
-        prepare_for_v2_verify=_prepared,
-    )
-    _path, sample = SAMPLE_PLACES[1]
-    if sample in lifted.given:
-        verify_input.sample = lifted.bound(SAMPLE_PLACES[1], verify_input)
+    links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    verify_input = _verify_input(lifted, candidates, links, topk, num_steps)
     batch, rows = _batch(
         out_cache_loc,
         seq_lens.as_subclass(_OnStream),
@@ -252,6 +236,27 @@ def _verify(
         given = {name: value for name, value in {**around, **options}.items() if name in taken}
         result = lifted.value(batch, **given)
     return _outcome(lifted, result, pool, chain, out_cache_loc.view(bs, nodes), width)
+
+
+def _verify_input(lifted: Lifted, candidates: Tensor, links: tuple[Tensor, ...], topk: int, num_steps: int) -> Fields:
+    """`EagleVerifyInput`; releases spell the links in two ways."""
+    index, next_token, next_sibling = links
+    verify_input = Fields(
+        draft_token=candidates.flatten(),
+        draft_token_num=candidates.shape[1],
+        spec_steps=num_steps,
+        max_tree_depth=num_steps + 1,
+        topk=topk,
+        tree_topk=topk,
+        **dict.fromkeys(("retrive_index", "retrieve_index"), index),
+        **dict.fromkeys(("retrive_next_token", "retrieve_next_token"), next_token),
+        **dict.fromkeys(("retrive_next_sibling", "retrieve_next_sibling"), next_sibling),
+        prepare_for_v2_verify=_prepared,
+    )
+    _path, sample = SAMPLE_PLACES[1]
+    if sample in lifted.given:
+        verify_input.sample = lifted.bound(SAMPLE_PLACES[1], verify_input)
+    return verify_input
 
 
 def _outcome(lifted: Lifted, result: Fields, pool: _Pool, chain: bool, slots: Tensor, width: int) -> tuple[Tensor, ...]:

@@ -69,7 +69,12 @@ def _infos(
     min_new_tokens: Tensor,
     stop_token_ids: Tensor,
     logit_bias: Tensor,
+    law: int,
+    **_of_trees: Tensor,
 ) -> Iterator[Any]:
+    """`SamplingBatchInfo` of each request alone, of the arguments of `apply_penalties`."""
+    if law != RELAXED:
+        raise NotCalledError("the release has one distribution for all nodes")
     for b, counts in enumerate(output_counts):
         bias = {str(token): float(logit_bias[b, token]) for token in logit_bias[b].nonzero().flatten().tolist()}
         yield _fed(
@@ -91,22 +96,9 @@ def _rows(parts: list[Any], like: Tensor, neutral: float) -> Tensor | None:
     return torch.cat([torch.full_like(like[:1], neutral) if part is None else part for part in parts])
 
 
-def _penalties_in_sample(
-    lifted: Lifted,
-    logits: Tensor,
-    output_counts: Tensor,
-    output_lens: Tensor,
-    candidates: Tensor,
-    tree_mask: Tensor,
-    stop_token_ids: Tensor,
-    logit_bias: Tensor,
-    law: int,
-    **penalties: Tensor,
-) -> None:
+def _penalties_in_sample(lifted: Lifted, logits: Tensor, candidates: Tensor, logit_bias: Tensor, **case: Any) -> None:
     """One distribution for all nodes, which the release states; EXACT is tested at the tier of workers."""
-    del output_lens, tree_mask
-    _only_relaxed(law)
-    infos = list(_infos(lifted, output_counts, stop_token_ids=stop_token_ids, logit_bias=logit_bias, **penalties))
+    infos = list(_infos(lifted, logit_bias=logit_bias, **case))
     for info in infos:
         info.update_penalties()
     batch = sampling_info(
@@ -118,25 +110,12 @@ def _penalties_in_sample(
     sample(lifted, logits, candidates, no_trees(bs, nodes), nodes - 1, batch)
 
 
-def _apply_logits_bias(
-    lifted: Lifted,
-    logits: Tensor,
-    output_counts: Tensor,
-    output_lens: Tensor,
-    candidates: Tensor,
-    tree_mask: Tensor,
-    stop_token_ids: Tensor,
-    logit_bias: Tensor,
-    law: int,
-    **penalties: Tensor,
-) -> None:
+def _apply_logits_bias(lifted: Lifted, logits: Tensor, candidates: Tensor, logit_bias: Tensor, **case: Any) -> None:
     """With the accumulated penalties of the overlap schedule, a node at a time.
 
     Without it the penalizers are applied in the order of a Python set of classes, which is another in each process.
     """
-    del output_lens, tree_mask
-    _only_relaxed(law)
-    infos = _infos(lifted, output_counts, stop_token_ids=stop_token_ids, logit_bias=logit_bias, **penalties)
+    infos = list(_infos(lifted, logit_bias=logit_bias, **case))
     of_nodes = logits.view(*candidates.shape, -1)  # [bs, ndt, V]
     for b, info in enumerate(infos):
         info.update_penalties()
@@ -145,31 +124,13 @@ def _apply_logits_bias(
             lifted.value(info, of_nodes[b, node : node + 1])
 
 
-def _apply_repeated(
-    lifted: Lifted,
-    logits: Tensor,
-    output_counts: Tensor,
-    output_lens: Tensor,
-    candidates: Tensor,
-    tree_mask: Tensor,
-    stop_token_ids: Tensor,
-    logit_bias: Tensor,
-    law: int,
-    **penalties: Tensor,
-) -> None:
+def _apply_repeated(lifted: Lifted, logits: Tensor, candidates: Tensor, logit_bias: Tensor, **case: Any) -> None:
     """A request's penalizers, on the nodes of its tree; the bias, which is none of theirs, is added here."""
-    del output_lens, tree_mask
-    _only_relaxed(law)
-    infos = _infos(lifted, output_counts, stop_token_ids=stop_token_ids, logit_bias=logit_bias, **penalties)
+    infos = list(_infos(lifted, logit_bias=logit_bias, **case))
     of_nodes = logits.view(*candidates.shape, -1)  # [bs, ndt, V]
     for b, info in enumerate(infos):
         lifted.value(info.penalizer_orchestrator, of_nodes[b], candidates.shape[1])
         of_nodes[b] += logit_bias[b]
-
-
-def _only_relaxed(law: int) -> None:
-    if law != RELAXED:
-        raise NotCalledError("the release has one distribution for all nodes")
 
 
 def _cumulate(
