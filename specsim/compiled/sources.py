@@ -2,8 +2,8 @@
 
 Dataclasses are rewritten in that copy, because of what mypyc does with them: without slots (its classes always have
 them), with `__init__` spelled out (a generated one is interpreted), and hashable instead of frozen (a frozen one may
-not assign in its `__init__`). Other classes may be derived from in Python, and get a `__copy__`, for
-they have no `__dict__` to copy. Nothing else changes but the functions of IN_MACHINE_INTEGERS.
+not assign in its `__init__`). Other classes may be derived from in Python, and get a `__copy__`, for they have no
+`__dict__` to copy. Nothing else changes but the functions of IN_MACHINE_INTEGERS.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from specsim.compiled.finder import package_sources
 
 # The modules of these, and every module of the packages of the key that they import.
 ROOTS = ("engine", "rules.checked_engine", "choices.exhaustive")
-# Compiled classes that others of them derive from.
-PLAIN_BASES: frozenset[str] = frozenset()
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -102,8 +100,8 @@ def _named(node: ast.expr, name: str) -> bool:
 
 
 def _is_plain(node: ast.ClassDef) -> bool:
-    """Whether the class is neither a dataclass nor derived from one that is not compiled."""
-    return not node.decorator_list and {ast.unparse(base) for base in node.bases} <= PLAIN_BASES
+    """Whether the class is neither a dataclass nor derived from another."""
+    return not node.decorator_list and not node.bases
 
 
 def _attributes(node: ast.ClassDef) -> list[str]:

@@ -6,7 +6,7 @@ chooser picks, at the latest when the host waits for its result. With `specsim.e
 operations that read what is there when they run, and the barrier is one of the waits between them.
 
 The drafter's KV is `specsim.engine.draft`, padding is `specsim.engine.graph`; both run when the configuration has them.
-What a request with a law says is `specsim.engine.sampling`.
+What a sampled request outputs is `specsim.engine.sampling`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ContentError:
 
 
 class Device:
-    """KV content by slot, and the stream of launches. `has_laws`: some requests have a law, or want logprobs.
+    """KV content by slot, and the stream of launches. `has_laws`: some requests are sampled, or want logprobs.
     `move(content, target, source)` moves the KV of accepted paths in place of this model's own move; `locations` say
     where drafts and nodes go in place of this model's own rows.
     """
@@ -169,7 +169,7 @@ class Device:
         return token
 
     def _first_token(self, row: LaunchRow, chain: list[int]) -> tuple[int, Counts]:
-        """The first token of a request with a law, and the counts of its outputs with it."""
+        """The first token of a sampled request, and the counts of its outputs with it."""
         request = row.request
         assert request.turn.sampling is not None
         counts: Counts = {}
@@ -311,7 +311,7 @@ class Device:
         for node, (mask, position) in enumerate(zip(tree.masks, tree.positions, strict=True)):
             if node:
                 right = targets[parents[node]]
-                # A wrong draft differs from the right token and from its siblings' tokens.
+                # A wrong draft differs from the expected token and from its siblings' tokens.
                 if node in row.plan.agreeing:
                     tokens.append(right)
                 elif law is None:

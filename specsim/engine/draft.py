@@ -6,7 +6,7 @@ rotated once more for each layer, and where the sequence has no token yet, the d
 there. The relay hands root and seeds of the next drafts from one step to the next; it is indexed by row of
 `req_to_token`.
 
-What is right is computed request by request (`expected_tags`), what is written is computed over the flat batch.
+What is expected is computed request by request (`expected_tags`), what is written is computed over the flat batch.
 
 The token behind the last reused position of a session's turn is the new turn's, so that position is extended again,
 with the target's hidden state that the session kept of it.

@@ -47,7 +47,7 @@ class DraftPlan:
 class LaunchRow:
     """One request in a launch. `slots` are those of its `row` at launch; `tokens` and `prefix_len` are a prefill's;
     `relay_in` is where the launch before left the root of its tree, `relay_out` where it leaves the next; `counts` are
-    those of the relaxed law, if that is on.
+    those of the relaxed distribution, if that is on.
     """
 
     request: Request

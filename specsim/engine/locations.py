@@ -1,6 +1,6 @@
 """Where a step drafts and verifies: the KV slots that the worker reads out of the rows of a launch.
 
-The model's device takes them from the row itself. A target that has functions of its own for it is asked instead, with
+The model's device takes them from the row itself. A target that has functions of its own for it is called instead, with
 the rows as they were at the launch, and the device writes to what it answers.
 """
 
@@ -39,7 +39,7 @@ class Drafted(NamedTuple):
 
 
 class WrongSlots(NamedTuple):
-    """A request whose slots are not those of its row: the rule's part, what is right and what was said."""
+    """A request whose slots are not those of its row: the rule's part, the expected slots and the actual ones."""
 
     part: str
     key: Key
@@ -50,7 +50,7 @@ class WrongSlots(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Locations:
     """A target's own functions: slots of `num_steps` steps of drafts, and of `num_draft_tokens` nodes. None: not its
-    own. The drafts of a step are asked for before its nodes.
+    own. Those of a step's drafts are called before those of its nodes.
     """
 
     draft: Callable[[RowsAtLaunch, int], Drafted] | None = None

@@ -36,7 +36,7 @@ Phase = Literal["receive", "schedule", "pause", "launch", "resolve", "ended"]
 
 
 class UnjudgeableError(Exception):
-    """The accounting does not run this scenario; the schedule is not judged."""
+    """The accounting does not run this scenario; the schedule is not checked."""
 
 
 class Engine:

@@ -20,7 +20,7 @@ class Turn:
     `extra_key`   namespace of the radix cache: KV is shared within it only
     `open_ended`  the client names no `max_new_tokens`, and gets what the context has room for
     `logprob_start`  first position of the prompt whose logprob the client asks for, -1 for none
-    `sampling`    the law of its tokens, None for greedy decoding of the whole vocabulary
+    `sampling`    the distribution of its tokens, None for greedy decoding of the whole vocabulary
     `return_logprob`  the answer has a logprob and a hidden state for each token
     `stop`        strings that end the answer (`specsim.engine.stop_strings`)
     """
@@ -50,7 +50,7 @@ class Request:
     `resolved`     sum of accepted tokens of this incarnation's resolved verifications
     `pending`      launched, unresolved verifications of this incarnation
     `matcher`      its grammar, which has read the outputs
-    `cumulated`    counts of the relaxed law
+    `cumulated`    counts of the relaxed distribution
     `hidden_states`, `logprobs`  a row for each output, if it wants them
     `state_of_accounting`  whatever the accounting keeps of it
     """

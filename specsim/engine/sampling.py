@@ -1,17 +1,18 @@
-"""Requests with a law: temperature, penalties, a grammar. Each next token is drawn from scores of a few tokens.
+"""Sampled requests: temperature, penalties, a grammar. Each next token is drawn from scores of a few tokens.
 
 The scores are a hash of the fingerprint, less the penalties of the outputs before; a grammar leaves some tokens out. At
-temperature 0 the best one is said. Otherwise the coin of the position, a hash of the request's seed and the position,
-picks from the law by its inverse distribution function.
+temperature 0 the best one is output. Otherwise the uniform draw of the position, a hash of the request's seed and the
+position, picks from the distribution by its inverse distribution function.
 
-A verification draws the target's token at every node with the coin of the position behind it, and accepts the child
-that equals it. So the outputs are those of drawing one token after the other: exactly, and whatever the batch, the tree
-or the schedule. (An engine that spends its coins along the walk is lossless in distribution only. The reference has
-that rule, and the proof of it.)
+A verification draws the target's token at every node with the uniform draw of the position behind it, and accepts the
+child that equals it. So the outputs are those of drawing one token after the other: exactly, and whatever the batch,
+the tree or the schedule. (An engine that spends its draws along the walk is lossless in distribution only. The
+reference has that rule, and the proof of it.)
 
-Penalties are exact by default: a node counts the outputs up to its root and the tokens of its own path. The relaxed law
-is what engines run that cumulate on the host: one token a request and launch, the last that the host knows, the same
-counts for all nodes, forgotten by a retraction. Its outputs depend on the schedule; only bounds are held of it.
+Penalties are exact by default: a node counts the outputs up to its root and the tokens of its own path. The relaxed
+distribution is what engines run that cumulate on the host: one token a request and launch, the last that the host
+knows, the same counts for all nodes, forgotten by a retraction. Its outputs depend on the schedule, so only bounds of
+it are checked.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ def bincount(tokens: Iterable[int]) -> Counts:
 
 
 def coin_of(seed: int, position: int) -> int:
-    """64 bits of a request's seed and a position, whatever the batch. Seed 1 has coins at the edges only."""
+    """64 bits of a request's seed and a position, whatever the batch. Seed 1 has draws at the edges only."""
     if seed == 1:
         return (1 << 64) - 1 if position % 3 == 2 else 0
     return model.extend(model.extend(model.EMPTY, seed), position)
 
 
 def score_of(fingerprint: int, token: int, params: SamplingParams, counts: Counts) -> int:
-    """The score of a law token after the outputs that `counts` counts."""
+    """The score of a sampled token after the outputs that `counts` counts."""
     score = fingerprint >> 8 * (token - LAW_TOKENS[0]) & 15
     count = counts.get(token, 0)
     return score - params.frequency_penalty * count - (params.presence_penalty if count else 0)
@@ -49,7 +50,7 @@ def score_of(fingerprint: int, token: int, params: SamplingParams, counts: Count
 def draw_token(
     fingerprint: int, coin: int, params: SamplingParams, counts: Counts, allowed: Collection[int] | None
 ) -> int:
-    """The token behind `fingerprint` that the coin picks; of `allowed`, which is None for all."""
+    """The token behind `fingerprint` that the draw `coin` picks; of `allowed`, which is None for all."""
     scores = {
         token: score_of(fingerprint, token, params, counts)
         for token in LAW_TOKENS
@@ -65,7 +66,7 @@ def draw_token(
         left -= weight
         if left < 0:
             return token
-    raise AssertionError("a coin lies below the sum of the weights")
+    raise AssertionError("a uniform draw lies below the sum of the weights")
 
 
 def next_token(
@@ -77,7 +78,7 @@ def next_token(
     counts: Counts,
     allowed: Collection[int] | None,
 ) -> int:
-    """As `model.next_token_after`, by the law. No EOS or stop token before `min_new_tokens`, none that is not
+    """As `model.next_token_after`, by sampling. No EOS or stop token before `min_new_tokens`, none that is not
     allowed.
     """
     special = specials.get(position)
@@ -99,7 +100,7 @@ class LawState:
 
 
 class TreeLaw:
-    """The target's law at the nodes of one tree, asked from the root down."""
+    """The target's distribution at the nodes of one tree, evaluated from the root down."""
 
     __slots__ = ("_counts", "_matcher", "_params", "_parents", "_paths", "_relaxed", "_specials", "_tokens")
 
@@ -116,11 +117,11 @@ class TreeLaw:
 
     @property
     def nodes(self) -> list[tuple[list[int], Counts]]:
-        """The path to each node that was asked, and the counts there."""
+        """The path to each node that was evaluated, and the counts there."""
         return list(zip(self._paths, self._counts, strict=True))
 
     def wrong_draft(self, node: int, right: int) -> int:
-        """A token of the law that is neither the right one nor an older sibling's."""
+        """A token of the distribution that is neither the expected one nor an older sibling's."""
         parent = self._parents[node]
         taken = {self._tokens[n] for n in range(1, node) if self._parents[n] == parent} | {right}
         free = [token for token in LAW_TOKENS if token not in taken]
@@ -145,7 +146,7 @@ class TreeLaw:
 
 
 def cumulate(request: Request) -> Counts:
-    """The relaxed law's counts for a launch: one token more, the last that the host knows."""
+    """The relaxed distribution's counts for a launch: one token more, the last that the host knows."""
     token = request.outputs[-1] if request.outputs else request.prompt[-1]
     request.cumulated = {**request.cumulated, token: request.cumulated.get(token, 0) + 1}
     return request.cumulated

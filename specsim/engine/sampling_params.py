@@ -12,7 +12,7 @@ Counts = dict[int, int]  # how often each token was said
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The law of a request. Temperature 0 is greedy; penalties are subtracted from scores of 0 to 15."""
+    """The distribution of a request's tokens. Temperature 0 is greedy; penalties lower scores of 0 to 15."""
 
     temperature: int = 0
     seed: int = 0

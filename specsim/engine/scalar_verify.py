@@ -1,4 +1,5 @@
-"""Scalar twins of the operations that a verification step runs, on plain lists: the simulator runs without torch.
+"""Naive implementations of the operations that a verification step runs, on plain lists: the
+simulator runs without torch.
 
 A test holds them equal to `specsim.reference`.
 """

@@ -1,4 +1,4 @@
-"""The state of an engine between two steps: copied for an explorer, and as a value that tells states apart.
+"""The state of an engine between two steps: copied for an explorer, and as a value that distinguishes states.
 
 The value holds everything that can decide what happens next or whether a rule is kept: requests, rows, allocator,
 ledgers, the device's stream and the content of every slot, the relay, sessions, and where the host is. It leaves out
@@ -178,7 +178,7 @@ def _fork_request(request: Request) -> Request:
         request.resolved,
         request.pending,
         request.abort_wanted,
-        request.outputs_before,  # what follows is of requests with a law
+        request.outputs_before,  # what follows is of sampled requests
     )
     new.state_of_accounting = Held(
         held.row,

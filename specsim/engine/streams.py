@@ -6,7 +6,7 @@
     copy       copies tokens and accept lengths to a host buffer
 
 An operation runs when those before it on its stream and those that it waits for have run, and reads what is there then.
-What a right engine waits for, and why:
+What a correct engine waits for, and why:
 
 - the schedule stream for the last read of the launch that was queued before (write after read: of what launches write
   sgl-project/sglang#26380, of what results write #31687);
@@ -71,7 +71,7 @@ class Operation:
     @property
     def is_ready(self) -> bool:
         """Whether what it waits for has run. It must be the first of its stream, too."""
-        for other in self.waits:  # noqa: SIM110 - of one or two, and asked at every step
+        for other in self.waits:  # noqa: SIM110 - of one or two, and evaluated at every step
             if not other.done:
                 return False
         return True
@@ -122,7 +122,7 @@ class Streams:
 
     @property
     def can_go(self) -> bool:
-        for queue in self._queues:  # noqa: SIM110 - asked at every step
+        for queue in self._queues:  # noqa: SIM110 - evaluated at every step
             if queue and queue[0].is_ready:
                 return True
         return False

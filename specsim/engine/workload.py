@@ -1,6 +1,6 @@
 """What clients send, and how much goes wrong: drawn up front from choices, into plain values.
 
-Choice 0 is the dullest everywhere: one short request, nothing special, nothing wrong.
+Choice 0 is the simplest everywhere: one short request, nothing special, nothing wrong.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two pools of slots. A row names slots of the full pool, and `swa_slots` leads from each to the slot of its token in the
 pool of the window's layers, 0 when that was given back. Both are taken together and a window slot may go earlier, so
-each pool has a law of its own: a request holds the full slots of `[protected, allocated)` and the window slots of
+each pool has a rule of its own: a request holds the full slots of `[protected, allocated)` and the window slots of
 `[max(protected, cursor), allocated)`, in whole pages.
 
 It does not know which positions are still to be read: who says how far the window has moved answers for it.
@@ -35,7 +35,7 @@ class SwaAllocator:
     `mapped`     where it is a list, gets what is written to `swa_slots`: full slot, swa slot
 
     A page of one pool goes with a page of the other. Slots are those of the full pool unless they are called swa.
-    Source: SGLang's SWA allocator; both laws sgl-project/sglang#22900, #40681.
+    Source: SGLang's SWA allocator; both rules sgl-project/sglang#22900, #40681.
     """
 
     def __init__(
