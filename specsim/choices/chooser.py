@@ -112,12 +112,12 @@ def continued(tape: Sequence[int], chooser: Chooser) -> RecordingChooser:
 
 
 def between(chooser: Chooser, low: int, high: int, label: str) -> int:
-    """An integer in `[low, high]`; `low` is the dullest."""
+    """An integer in `[low, high]`; `low` is the simplest."""
     return low + chooser.choose(high - low + 1, label)
 
 
 def pick(chooser: Chooser, options: Sequence[T], label: str) -> T:
-    """One of `options`; the first is the dullest."""
+    """One of `options`; the first is the simplest."""
     return options[chooser.choose(len(options), label)]
 
 

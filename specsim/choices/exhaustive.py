@@ -38,7 +38,7 @@ class System(Protocol):
     """What is explored. Agents are small numbers; `key` is equal for equal states and for no others."""
 
     def agents(self) -> Sequence[int]:
-        """Who can go next, the dullest first; nobody at the end."""
+        """Who can go next, the simplest first; nobody at the end."""
         ...
 
     def chooses(self, agent: int) -> bool:
@@ -48,7 +48,7 @@ class System(Protocol):
     def step(self, agent: int, chooser: Chooser) -> None: ...
 
     def outcomes(self, bound: int, label: str) -> Sequence[int]:
-        """The values of a choice that lead to different states, the dullest first."""
+        """The values of a choice that lead to different states, the simplest first."""
         ...
 
     def chosen(self, value: int, label: str) -> None:
@@ -99,7 +99,7 @@ class Explored:
 
 
 class _Scripted:
-    """A chooser for one step: the values of `script`, then the dullest; remembers what else it could have said."""
+    """A chooser for one step: the values of `script`, then the simplest; remembers what else it could have said."""
 
     __slots__ = ("options", "script", "system", "values")
 
@@ -255,7 +255,7 @@ def _steps(state: System, agent: int, number: Tape, *, last: bool) -> Iterator[t
 
 
 def require_independent(state: System, one: int, other: int) -> None:
-    """Raises NotIndependentError when the dullest next steps of two agents, in either order, end in different states.
+    """Raises NotIndependentError when the simplest next steps of two agents, in either order, end in different states.
     A step that breaks a rule is not compared: it ends the run.
     """
     reached = []

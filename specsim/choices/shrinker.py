@@ -2,7 +2,7 @@
 
 A tape is better when it is shorter, and among those of one length when it is lexicographically smaller (*shortlex*, the
 order that Hypothesis uses, for the same reasons: it is total, it is well-founded, and a generator whose choice 0 is
-the dullest one then shrinks towards dull cases without knowing it). The passes are deterministic; the same tape and
+the simplest one then shrinks towards simple cases without knowing it). The passes are deterministic; the same tape and
 predicate always end in the same result.
 
 A caller may give an order of its own, of which shortlex should be the last part: fewer requests, then fewer events.
@@ -25,7 +25,7 @@ def shortlex(tape: Tape) -> tuple[int, Tape]:
 class Shrinker:
     """Shrinks `tape`. `attempt(tape)` runs the case and returns the tape that it really consumed (normalised) when the
     case still shows the finding, else None. At most `attempts_max` calls of `attempt` are made. `size` orders tapes
-    that showed the finding; it is asked of `tape` and of what `attempt` returned, and of nothing else.
+    that showed the finding; it is called with `tape` and with what `attempt` returned, and with nothing else.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Shrinker:
         return improved
 
     def _raise_values(self) -> bool:
-        """A choice that is less dull may end the run sooner."""
+        """A choice that is less simple may end the run sooner."""
         improved = False
         index = 0
         while index < len(self.best):

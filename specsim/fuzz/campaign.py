@@ -1,10 +1,10 @@
 """The loop of a campaign: batches to workers, what became of them to the store, until the time is spent.
 
 What it guards: a result is stored before its worker has another batch; a batch that was lost is run before new ones; a
-target that is not there, cannot be judged, or is not deterministic is told once and its batches stop, while the others
-go on. Time is that of a monotonic clock.
+target that is not there, cannot be checked, or is not deterministic is reported once and its batches stop, while the
+others go on. Time is that of a monotonic clock.
 
-It is no scheduler: whoever has a free worker gets the next batch.
+It is no scheduler: the next free worker gets the next batch.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def go_on(
     """Run batches of a shard until `until` (of time.monotonic), until it is `interrupted`, or `batches_max` of them. A
     batch that does not end by then is interrupted, and then given up: it is run when the campaign goes on.
 
-    `on_result` is told each result after it was stored, `on_stop` a sentence when batches of a target stop; `prepare`
+    `on_result` gets each result after it was stored, `on_stop` a sentence when batches of a target stop; `prepare`
     may change a batch before it is run.
     """
     outcome = Outcome()
@@ -107,7 +107,7 @@ def go_on(
         enough = batches_max is not None and begun >= batches_max
         return lots_left and not enough and not outcome.problem and not interrupted() and time.monotonic() < until
 
-    told = given_up = False
+    interrupting = given_up = False
     while True:
         while len(running) < pool.width and goes_on(without := left_out()):
             number = store.next_number(shard, {batch.number for batch in running.values()})
@@ -117,9 +117,9 @@ def go_on(
         if not running:
             return outcome
         late, late_max = time.monotonic() - until, max(LATE_SECONDS, LATE_SHARE * whole)
-        if not told and (interrupted() or outcome.problem or late > late_max):
+        if not interrupting and (interrupted() or outcome.problem or late > late_max):
             pool.interrupt()
-            told = True
+            interrupting = True
         if not given_up and late > 2 * late_max:
             pool.give_up()
             given_up = True

@@ -24,9 +24,9 @@ HOST = "127.0.0.1"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATH = "/metrics"
 _SUMS = {
-    "runs": "Runs that were judged.",
+    "runs": "Runs that were checked.",
     "events": "Events of the simulator in them.",
-    "refused": "Runs that were not judged.",
+    "refused": "Runs that were not checked.",
     "batches": "Batches that were counted.",
     "deaths": "Batches whose process did not come to its end.",
     "cpu_seconds": "CPU time of the batches.",

@@ -27,7 +27,7 @@ _NEVER_JUDGED = "the target does not run this scenario"
 
 
 def observed_run(index: int, schedule: Schedule | None, seconds: float) -> Observed:
-    """A run that was just made, None for one that was not judged."""
+    """A run that was just made, None for one that was not checked."""
     if schedule is None:
         return Observed(index, False, _NEVER_JUDGED, seconds)
     workload = asdict(schedule.scenario.workload)
@@ -51,9 +51,9 @@ def observations_of(result: BatchResult, run_start: float) -> Iterator[dict[str,
     of_all = {"property": property_of(batch), "run_start": run_start}
     for run in result.observed:
         yield {**_test_case(batch, run, result.version), **of_all}
-    told = {run.index for run in result.observed}
+    listed = {run.index for run in result.observed}
     for found in result.findings:
-        if found.index not in told:
+        if found.index not in listed:
             yield {**_finding(batch, found, result.version), **of_all}
     if not result.observed:
         counts = {"runs": result.runs, "events": result.events, "refused": result.refused, "seconds": result.seconds}
@@ -88,7 +88,7 @@ def _test_case(batch: Batch, run: Observed, version: str) -> dict[str, Any]:
 
 
 def _finding(batch: Batch, found: Found, version: str) -> dict[str, Any]:
-    """A finding of a tier whose runs are not told of one by one, or of a run that took its process with it."""
+    """A finding of a tier whose runs are not listed one by one, or of a run that took its process with it."""
     return {
         "type": "test_case",
         "status": "failed",
@@ -136,5 +136,5 @@ class Observations:
             ) from error
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk, which was told
+        with contextlib.suppress(OSError):  # a full disk, which was reported
             self._file.close()

@@ -59,7 +59,7 @@ def run_there(
 
 
 def left_of(seconds: float, waited: float) -> float:
-    """What is left of a batch's time when it begins on a node. A clock that is far off its neighbours' is not asked:
+    """What is left of a batch's time when it begins on a node. A clock that is far off its neighbours' is ignored:
     all that clocks decide here is when a batch is cut short.
     """
     return seconds - waited if 0 <= waited <= seconds else seconds
@@ -117,7 +117,7 @@ class Connected:
         self._ray.shutdown()
 
     def _submit(self) -> bool:
-        """Take what was asked for meanwhile; False at the end."""
+        """Take the requests that came meanwhile; False at the end."""
         descriptor = sys.stdin.buffer.fileno()
         while select.select([descriptor], [], [], 0)[0]:
             chunk = os.read(descriptor, 1 << 16)

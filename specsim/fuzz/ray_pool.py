@@ -2,7 +2,7 @@
 takes in nodes that come. How many wait is bounded by what the cluster has.
 
 Ray ends a process whose cluster is gone. So the connection is a child's (`specsim.fuzz.ray_child`), which may die:
-what it had not answered is given back as `RayLost`, and whoever asked runs it elsewhere.
+what it had not answered is given back as `RayLost`, and the caller runs it elsewhere.
 
 This module imports neither torch, triton nor ray.
 """
@@ -228,7 +228,7 @@ class _Asked:
 
 class RayPool:
     """A cluster, and the workers of this machine for what the cluster does not do: `beside` it from the start, else
-    when it is gone, lost a batch too often, or has no such target. `tell` is told a sentence of each trouble, once.
+    when it is gone, lost a batch too often, or has no such target. `tell` gets one sentence for each kind of trouble.
     """
 
     def __init__(self, cluster: RayCluster, local: Pool, beside: bool, tell: Callable[[str], None]) -> None:

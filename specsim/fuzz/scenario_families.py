@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`weight` of 0 or more: how many batches it has beside the others. `values` by the label of the choice."""
+    """`weight` of 0 or more: how many batches it has, relative to the others. `values` by the label of the choice."""
 
     name: str
     weight: int
@@ -25,7 +25,7 @@ class Family:
     values: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-_SEVERAL = (1, 2, 3, 4, 5)  # requests beside the first
+_SEVERAL = (1, 2, 3, 4, 5)  # requests after the first
 
 FAMILIES: dict[str, Family] = {
     family.name: family

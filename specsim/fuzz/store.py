@@ -4,7 +4,7 @@ The result of a batch is written in one transaction, so that what is counted is 
 found, whenever a process is killed or a disk is full. One process writes (it holds a lock on FILE.lock), any number
 read meanwhile. Nothing is decided by the wall clock: the time of a batch is there to be shown.
 
-    meta      format, specsim, campaign (the seed), created, plan (what the campaign was asked for, JSON)
+    meta      format, specsim, campaign (the seed), created, plan (what the campaign draws its batches from, JSON)
     batches   one row for each batch that was run; `campaign` is the seed that it was drawn from
     coverage  runs that reached a feature, and the batch that was the first
     tapes     of earlier versions, whose strategies were guided by coverage: nothing writes or reads it
@@ -189,7 +189,7 @@ class Store:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    # What the campaign was asked for
+    # The campaign
 
     @property
     def campaign(self) -> int:
@@ -343,7 +343,7 @@ class Store:
 
     @contextmanager
     def at_one_moment(self) -> Iterator[None]:
-        """What is read inside is the store at one moment, whoever writes it meanwhile. For one that is read only."""
+        """What is read inside is the store at one moment, whatever writes it meanwhile. For a read-only store."""
         self._all("BEGIN")
         try:
             yield

@@ -80,7 +80,7 @@ def locked(path: Path) -> int:
             f"{path} is being written by a campaign in {who}",
             "let that one end, or give this one a --store of its own: specsim report --campaign merges several",
         ) from error
-    with contextlib.suppress(OSError):  # a full disk: whoever comes second is told less
+    with contextlib.suppress(OSError):  # a full disk: the second process sees less of the reason
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock

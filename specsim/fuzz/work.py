@@ -20,8 +20,8 @@ class Batch:
     `target`   a TARGET as the user wrote it; `tier` accounting, ops or workers
     `family`   the scenario family of the batch (`specsim.fuzz.scenario_families`), "" for tiers without schedules
     `strategy` one of `specsim.choices.search_strategies`; "" for tiers without schedules
-    `known`    signatures that are not made smaller again
-    `observe`  whether each run is told of in `BatchResult.observed`
+    `known`    signatures that are not shrunk again
+    `observe`  whether `BatchResult.observed` lists each run
     `device`   of the ops tier: cpu or cuda
     """
 
@@ -61,7 +61,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What one run was and did. `why` it was not judged, or what it broke: "" for a run that broke nothing.
+    """What one run was and did. `why` it was not checked, or what it broke: "" for a run that broke nothing.
 
     `judged`    whether the target ran it
     `seconds`   wall clock
@@ -85,7 +85,7 @@ class BatchResult:
     """What became of a batch.
 
     `version`    the target's version, commit or content hash; what a finding was first and last seen on
-    `runs`       runs that were judged; `refused` those that were not, by the reason
+    `runs`       runs that were checked; `refused` those that were not, by the reason
     `features`   runs that reached each pair, mark or rule: "pair:...", "mark:...", "rule:..."
     `observed`   each run, when the batch asks for it
     `ended`      how the process ended when it did not come to its end, "" when it did; that costs one run

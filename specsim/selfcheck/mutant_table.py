@@ -134,7 +134,7 @@ def build(
     efforts: Efforts = WHOLE,
     on_done: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> Table:
-    """The whole table, with `jobs` processes at a time. `on_done(done, of)` is told how many children have ended."""
+    """The whole table, with `jobs` processes at a time. It calls `on_done(done, of)` as children end."""
     with _Hunters(jobs, on_done) as hunters:
         asked = {DEFAULT: hunters.hunt(mutants, efforts.swarm)}
         blind_asked = hunters.hunt(blind, efforts.swarm)

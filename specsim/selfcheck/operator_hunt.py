@@ -1,6 +1,6 @@
 """How soon a mutant of an operation is found: by generated cases, or by the sanitizer.
 
-Each mutant is judged in a process of its own, which loads the changed module. Run as a module, this is that child: it
+Each mutant is checked in a process of its own, which loads the changed module. Run as a module, this is that child: it
 reads a question from standard input and prints JSON.
 """
 
@@ -64,7 +64,7 @@ def judge_all(
     deadline: Deadline = NEVER,
 ) -> list[Judged]:
     """Judge mutants, `jobs` processes at a time, on up to `cases_max` cases of each of `seeds` seeds from `first_seed`
-    on. After `stopped` none is begun, and at the `deadline` those that run end; those that were not judged by then are
+    on. After `stopped` none is begun, and at the `deadline` those that run end; those that were not checked by then are
     left out.
     """
 
@@ -105,7 +105,7 @@ def judge_in_child(
     if ended.returncode and interrupts.asked():
         return Judged(mutant, ())
     if ended.returncode:
-        raise RuntimeError(f"judging mutant {mutant.id} ended with {ended.returncode}:\n{ended.stderr}")
+        raise RuntimeError(f"checking mutant {mutant.id} ended with {ended.returncode}:\n{ended.stderr}")
     return Judged(mutant, tuple(Kill(**kill) for kill in json.loads(ended.stdout)))
 
 
@@ -141,10 +141,11 @@ def page(judged: Sequence[Judged]) -> str:
         "# Mutants of operations",
         "",
         "Mistakes that shipped code has made, each put as one line into specsim's own kernels and reference:",
-        f"{found} of {len(judged)} are found by each of {seeds} seeds. A kernel is judged against the reference, on"
+        f"{found} of {len(judged)} are found by each of {seeds} seeds. A kernel is compared with the reference, on"
         " generated cases",
-        "under two poisons (rules O1 to O6: [verdict.md](verdict.md)); the reference, changed, is what its slow twins",
-        "are judged against; a race, a lane without a value and an overflow of an offset are found by the sanitizer.",
+        "under two poisons (rules O1 to O6: [verdict.md](verdict.md)); the reference, changed, is what the naive",
+        "implementation is checked against; a race, a lane without a value and an overflow of an offset are found"
+        " by the sanitizer.",
         "",
         "`cases`: how many it takes, in the median/at most. Written by `specsim mutants --only ops --write"
         " docs/operator-mutants.md`.",
