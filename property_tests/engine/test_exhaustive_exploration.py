@@ -101,7 +101,7 @@ HISTORY = {
     "Device": {"steps", "content_errors", "short_rows", "relayed", "pad_writes", "collectives", "longest", "_output"},
     "Launch": {"number"},
 }
-SCRATCH = {"_prefix_lens", "_config", "config", "workload", "turn"}  # written before it is read in a step; constant
+SCRATCH = {"_prefix_lens"} | {"_config", "config", "workload", "turn", "_rules", "_checks"}  # not read; constant
 # What a part uses beside its own: the engine has each once.
 USED = {"_accounting", "_admission", "_batch", "_launches", "_log", "_memory", "_observer", "_requests"}
 
@@ -328,6 +328,7 @@ SHARED = {  # what is never changed, or written before it is read
     *("next_token_ids", "accept_lens", "steps", "content_errors", "short_rows", "relayed", "pad_writes"),
     *("collectives", "law_states", "_unread", "special_at", "_table", "_prefix_lens", "events", "_digest", "chooser"),
     *("marks", "retracted_in", "swa_content", "_swa_ledger", "tree_slots", "locks", "swa_slots"),
+    *("_rules", "_checks"),
 }
 
 

@@ -295,7 +295,7 @@ class Requests(RuleBasedStateMachine):
             ]
         everything = list(range(self.page_size, self.page_size + self.size))
         assert sorted(owned + self.allocator.free_slots) == everything
-        assert self.ledger.broken == []
+        assert self.ledger.misuses == []
 
     def page(self, page: int) -> range:
         return range(page * self.page_size, (page + 1) * self.page_size)
@@ -550,7 +550,7 @@ def test_slots_that_are_evicted_in_a_free_group_come_back_when_it_ends() -> None
     assert (allocator.available, len(allocator.pending)) == (4, 4)
     allocator.free_group_end()
     assert allocator.available == 8
-    assert ledger.broken == []
+    assert ledger.misuses == []
 
 
 def test_bad_input_is_refused() -> None:

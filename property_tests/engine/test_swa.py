@@ -172,7 +172,7 @@ class Windows(RuleBasedStateMachine):
         held = sum(ceil_to(len(request.slots), self.page_size) - request.protected for request in self.running)
         assert pool.available + len(pool.pending) + held + sum(map(len, self.tree)) == self.size
         assert self.ledger.used == set(owned)
-        assert self.ledger.broken == []
+        assert self.ledger.misuses == []
 
     @invariant()
     def the_window_pool_is_shared_out(self) -> None:
@@ -189,7 +189,7 @@ class Windows(RuleBasedStateMachine):
         in_tree = len(self.live & {slot for slots in self.tree for slot in slots})
         assert pool.available + len(pool.pending) + held + in_tree == self.swa_size
         assert self.swa_ledger.used == set(swa_slots)
-        assert self.swa_ledger.broken == []
+        assert self.swa_ledger.misuses == []
 
     @invariant()
     def a_slot_has_a_swa_slot_until_the_window_has_passed(self) -> None:
@@ -260,7 +260,7 @@ def test_the_window_gives_back_swa_slots_only() -> None:
     assert allocator.evict_window(slots, 4, 6, 2) == 4
     allocator.free(slots)
     assert (allocator.full.available, allocator.swa.available) == (8, 8)
-    assert swa_ledger.broken == []
+    assert swa_ledger.misuses == []
 
 
 def test_a_page_that_the_window_touches_stays_whole() -> None:
@@ -309,8 +309,8 @@ def test_a_full_slot_that_is_freed_twice_is_noted_in_the_full_pool_alone() -> No
     slots = allocator.extend(0, 1, 0)
     allocator.free(slots)
     allocator.free(slots)
-    assert [broken[0] for broken in ledger.broken] == ["I23"]
-    assert swa_ledger.broken == []
+    assert [misuse for misuse, _ in ledger.misuses] == ["freed when free"]
+    assert swa_ledger.misuses == []
 
 
 def test_one_slot_of_a_page_stands_for_the_page_in_both_pools() -> None:
@@ -330,7 +330,7 @@ def test_a_tree_evicts_from_both_pools() -> None:
     allocator.free_swa(slots[:2])
     assert cache.evict(1) == 6
     assert (allocator.full.available, allocator.swa.available) == (8, 6)
-    assert ledger.broken + swa_ledger.broken == []
+    assert ledger.misuses + swa_ledger.misuses == []
 
 
 def test_slots_and_their_swa_slots_are_int32_as_a_kernel_reads_them() -> None:

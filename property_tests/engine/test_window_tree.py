@@ -41,7 +41,7 @@ class Caches:
         return slots
 
     def sound(self) -> None:
-        assert self.ledger.broken + self.swa_ledger.broken == []
+        assert self.ledger.misuses + self.swa_ledger.misuses == []
         entries = list(self.tree.entries())
         slots = [slot for entry in entries for slot in entry.node.slots]
         assert self.ledger.used == set(slots)

@@ -7,7 +7,7 @@ from functools import cache
 from specsim.choices.chooser import replayed
 from specsim.engine.accounting_target import ModelTarget
 from specsim.fuzz.reached import LOGS_EVERY, Reached, features_of
-from specsim.rules.applicability import CONDITIONAL
+from specsim.rules.table import CONDITIONAL
 from specsim.tiers.accounting.schedules import Schedule, chooser_of, run_schedule
 
 
@@ -25,7 +25,7 @@ def test_names_say_pairs_marks_and_rules() -> None:
     assert names == sorted(set(names))
     assert [name for name in names if name.startswith("rule:")] == ["rule:I31"]
     rules = {name for schedule in schedules() for name in features_of(schedule) if name.startswith("rule:")}
-    assert rules <= {f"rule:{rule}" for rule in CONDITIONAL}
+    assert rules <= {f"rule:{check.rule.id}" for check in CONDITIONAL}
     assert len(rules) > 10
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from property_tests.support.made_up_sources import edited
+from property_tests.support.rule_checks import broken_by
 from specsim.choices.chooser import seeded
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.config import EngineConfig
@@ -22,7 +23,8 @@ from specsim.lifting.cache import Cache
 from specsim.lifting.lift import Lifter
 from specsim.lifting.source import SourceTree
 from specsim.rules.checked_engine import checked_engine
-from specsim.rules.distributions import Laws
+from specsim.rules.device_outputs import DeviceOutputs
+from specsim.rules.failures import HOST_EXCEPTION
 
 Release = Callable[[str], SourceTree]
 
@@ -47,7 +49,7 @@ def found(target: SglangHostTarget, schedules: int, part: str) -> set[str]:
         except UnjudgeableError:
             continue
         except HostFunctionError as error:  # before the first event
-            signatures.add(f"accounting:{error.rule}:{error.part}")
+            signatures.add(f"accounting:{(error.rule or HOST_EXCEPTION).id}:{error.part}")
     return {signature for signature in signatures if signature.endswith(part)}
 
 
@@ -84,29 +86,29 @@ def launched(fed: dict[int, int] | None, incarnation: int) -> Any:
     return SimpleNamespace(verifies=SimpleNamespace(rows=[row]))
 
 
-def rules(laws: Laws, outputs: list[int], fed: dict[int, int] | None, incarnation: int = 1) -> list[str]:
-    laws._outputs["r", incarnation] = outputs
-    return [rule for rule, *_ in laws.fed(launched(fed, incarnation))]
+def rules(device: DeviceOutputs, outputs: list[int], fed: dict[int, int] | None, incarnation: int = 1) -> list[str]:
+    device._outputs["r", incarnation] = outputs
+    return broken_by(device.fed(launched(fed, incarnation)))
 
 
 def test_what_is_fed_is_the_outputs_before_a_launch_each_once() -> None:
-    laws = Laws(EngineConfig())
-    assert rules(laws, [5], {5: 1}) == []
-    assert rules(laws, [5, 6, 6], {5: 1, 6: 2}) == []
-    assert rules(laws, [5, 6, 6], {5: 1, 6: 1}) == ["I58"]
-    assert rules(laws, [5, 6], {5: 1, 6: 1, 9: 1}) == ["I58"]
-    assert rules(laws, [5], None) == []
+    device = DeviceOutputs(EngineConfig())
+    assert rules(device, [5], {5: 1}) == []
+    assert rules(device, [5, 6, 6], {5: 1, 6: 2}) == []
+    assert rules(device, [5, 6, 6], {5: 1, 6: 1}) == ["I58"]
+    assert rules(device, [5, 6], {5: 1, 6: 1, 9: 1}) == ["I58"]
+    assert rules(device, [5], None) == []
 
 
 def test_a_retraction_forgets_nothing() -> None:
-    laws = Laws(EngineConfig())
-    rules(laws, [5, 6], {5: 1, 6: 1})
-    assert rules(laws, [5, 6, 7], {5: 1, 6: 1, 7: 1}, incarnation=2) == []
-    assert rules(laws, [5, 6, 7], {7: 1}, incarnation=3) == ["I58", "I59"]
+    device = DeviceOutputs(EngineConfig())
+    rules(device, [5, 6], {5: 1, 6: 1})
+    assert rules(device, [5, 6, 7], {5: 1, 6: 1, 7: 1}, incarnation=2) == []
+    assert rules(device, [5, 6, 7], {7: 1}, incarnation=3) == ["I58", "I59"]
 
 
 def test_the_relaxed_distribution_asks_for_no_more_than_its_bounds() -> None:
-    assert rules(Laws(EngineConfig(relaxed_penalties=True)), [5, 6], {5: 1}) == []
+    assert rules(DeviceOutputs(EngineConfig(relaxed_penalties=True)), [5, 6], {5: 1}) == []
 
 
 @pytest.mark.slow

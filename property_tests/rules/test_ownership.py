@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.support.rule_checks import broken_by
 from specsim.engine.accounting import Memory
 from specsim.engine.config import EngineConfig
 from specsim.engine.memory.allocator import Allocator, ceil_to
 from specsim.engine.memory.rows import Rows
 from specsim.engine.memory.sessions import Sessions
-from specsim.rules.ledger import Owner, SlotLedger, is_sound, ownership_problem
+from specsim.rules.audit import slots_seen
+from specsim.rules.ledger import Owner, SlotLedger, is_sound
 from specsim.rules.ownership import Account
 
 PAGES, ROWS, WIDTH = 24, 4, 16
@@ -86,7 +88,7 @@ def test_the_account_says_what_a_look_at_everything_says(data: st.DataObject, pa
         owners = list(world.owners.values())
         everything = is_sound(world.memory, world.ledger, owners)
         assert world.account.is_sound(owners) == everything
-        assert everything == (ownership_problem(world.memory, world.ledger, owners) is None)
+        assert everything == (not broken_by(slots_seen("", world.memory, world.ledger, owners)))
 
 
 @pytest.mark.parametrize("page_size", [1, 4])

@@ -6,18 +6,27 @@ run until a rule breaks, and the first that does must be the one that the sabota
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
 from property_tests.support.sabotages import SABOTAGES, Sabotage
-from specsim.choices.chooser import seeded
+from specsim import replay_file
+from specsim.choices.chooser import replayed, seeded
 from specsim.engine.accounting import ModelAccounting
 from specsim.engine.loop import Engine
 from specsim.engine.observer import Violation
 from specsim.engine.workload import draw_scenario
 from specsim.rules.checked_engine import checked_parts
-from specsim.rules.table import RULES
+from specsim.rules.table import BY_ID, CHECKS, RULES
+from specsim.tiers.ops.rules import RULES as RULES_OF_OPS
+from specsim.tiers.workers.rules import WORKER_RULES
 
+ROOT = Path(__file__).parents[2]
 SCHEDULES_MAX = 600
+NUMBERS = {rule.id for rule in (*RULES, *WORKER_RULES, *RULES_OF_OPS)}
 # A run that hangs or dies breaks these, and only the process that started it is there to say so.
 HELD_BY_THE_PARENT = {"X2", "X3"}
 # A user's own rules and choosers: test_extension.py shows these.
@@ -45,7 +54,7 @@ def name_of(rule_id: str, sabotage: Sabotage) -> str:
     changed = [
         part.__name__ for part in (sabotage.accounting, sabotage.engine) if part not in (ModelAccounting, Engine)
     ]
-    return "-".join([rule_id, *changed])
+    return "-".join([BY_ID[rule_id].slug, *changed])
 
 
 @pytest.mark.parametrize(("rule_id", "sabotage"), CASES, ids=[name_of(*case) for case in CASES])
@@ -61,3 +70,46 @@ def test_a_broken_promise_breaks_its_rule_first(
 
 def test_the_table_covers_every_rule() -> None:
     assert list(SABOTAGES) == [rule.id for rule in RULES if rule.id not in HELD_BY_THE_PARENT | OF_EXTENSIONS]
+
+
+def test_a_rule_that_is_switched_off_is_not_evaluated() -> None:
+    sabotage, without = SABOTAGES["I32"][0], tuple(rule for rule in RULES if rule.id not in ("I32", "S3"))
+    for index in range(60):
+        chooser = seeded(0, "sabotage", index)
+        parts = checked_parts(draw_scenario(chooser), sabotage.accounting, rules=without)
+        run = sabotage.engine(draw_scenario(replayed(chooser.tape)), replayed(chooser.tape), *parts).run()
+        assert not {violation.rule.id for violation in run.violations} & {"I32", "S3"}
+
+
+def test_every_rule_has_a_number_and_a_name_of_its_own_in_every_tier() -> None:
+    every = [*RULES, *WORKER_RULES, *RULES_OF_OPS]
+    assert len({rule.id for rule in every}) == len({rule.slug for rule in every}) == len(every)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z0-9]+)*", rule.slug) for rule in every)
+    assert BY_ID["I32"].label == "stale-result (I32)"
+
+
+def test_every_check_is_of_a_rule_of_the_table_and_comes_after_an_event() -> None:
+    assert len(CHECKS) == len({check.rule.id for check in CHECKS})
+    assert all(check.after for check in CHECKS)
+    assert {check.rule for check in CHECKS} <= set(RULES)
+
+
+def test_no_number_of_a_rule_stands_outside_its_definition() -> None:
+    stray = {}
+    for path in sorted((ROOT / "specsim").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        defined = {
+            id(argument)
+            for call in ast.walk(tree)
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Rule"
+            for argument in call.args
+        }
+        numbers = [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and node.value in NUMBERS and id(node) not in defined
+        ]
+        name = path.relative_to(ROOT).as_posix()
+        if numbers and not name.startswith("specsim/selfcheck/"):  # mutants have numbers of their own
+            stray[name] = numbers
+    assert stray == {"specsim/replay_file.py": list(replay_file.ENDED)}  # in a layer below the rules

@@ -15,7 +15,7 @@ from specsim.engine.workload import Scenario, draw_scenario
 from specsim.engines.sglang.accounting import SglangHostTarget
 from specsim.lifting.source import SourceTree
 from specsim.rules.checked_engine import checked_engine
-from specsim.rules.table import BY_ID
+from specsim.rules.failures import HOST_EXCEPTION
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 EXPECTED = json.loads((FIXTURES / "accounting.expected.json").read_text())
@@ -34,7 +34,7 @@ def run(target: SglangHostTarget, index: int, scenario: Scenario | None = None) 
     try:
         return drawn, checked_engine(drawn, chooser, target.make).run()
     except HostFunctionError as error:  # before the first event
-        violation = Violation(BY_ID[error.rule], "", error.part, "", "no exception", error.text, 0)
+        violation = Violation(error.rule or HOST_EXCEPTION, "", error.part, "", "no exception", error.text, 0)
         return drawn, Run((violation,), (), "", 0, 0, frozenset())
     except UnjudgeableError:
         return None

@@ -350,9 +350,10 @@ def _troubles(found: Merged) -> Table | None:
 
 
 def _matrices(found: Merged) -> list[Matrix]:
-    from specsim.rules.applicability import CONDITIONAL
+    from specsim.rules.table import CONDITIONAL
     from specsim.tiers.accounting.sweep import MARKS
 
+    conditional = sorted(check.rule.id for check in CONDITIONAL)
     targets = sorted(target for target, features in found.coverage.items() if features)
     everything = {target: _pairs(found.coverage[target]) for target in targets}
     anywhere = {pair for pairs in everything.values() for pair in pairs}
@@ -368,7 +369,7 @@ def _matrices(found: Merged) -> list[Matrix]:
             for state in states
         ]
         holes = [f"mark: {mark}" for mark in MARKS if f"mark:{mark}" not in features]
-        holes += [f"rule: {rule}" for rule in sorted(CONDITIONAL) if f"rule:{rule}" not in features]
+        holes += [f"rule: {rule}" for rule in conditional if f"rule:{rule}" not in features]
         missing = sum((state, event) in anywhere - pairs.keys() for state in states for event in events)
         title = f"{target}: {len(pairs)} of {len(anywhere)} pairs, {missing} hole{'' if missing == 1 else 's'}"
         matrices.append(Matrix(title, "state", events, rows, holes, is_open=target == targets[0]))

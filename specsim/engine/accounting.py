@@ -26,6 +26,7 @@ from specsim.engine.request import Request
 from specsim.engine.sampling_params import Counts
 from specsim.engine.stop_strings import stop_string_end
 from specsim.errors import described
+from specsim.verdict import Rule
 
 
 @dataclass(slots=True)
@@ -146,9 +147,11 @@ class OwnFunctions:
 
 
 class HostFunctionError(Exception):
-    """A host function of the accounting raised: `part` of the seam, which breaks `rule`; `expected` was right."""
+    """A host function of the accounting raised: `part` of the seam. `rule` is the one that it breaks, None for the rule
+    that host functions raise nothing.
+    """
 
-    def __init__(self, part: str, text: str, rule: str = "X1", expected: str = "no exception") -> None:
+    def __init__(self, part: str, text: str, rule: Rule | None = None, expected: str = "no exception") -> None:
         super().__init__(f"{part}: {text}")
         self.rule = rule
         self.expected = expected

@@ -180,7 +180,7 @@ class Admission:
                 self._log.marks.add("session resumed")
                 return matched
             self._requests.left.add(request.rid)
-            self._observer.session_left(request, claim)
+            self._observer.session_matched(request, claim, None)
         if self._memory.tree is not None:
             self._observer.before_tree_calls()
             prefix_len = self._accounting.match_prefix(request, fill_len)
@@ -226,7 +226,7 @@ class Admission:
         self._observer.before_tree_calls()
         self._accounting.cache_unfinished(request)
         self._observer.after_memory_calls("tree insert")
-        self._observer.inserted(request, request.extend_len, "tree insert", 0, "I25")
+        self._observer.inserted(request, request.extend_len, "tree insert", 0)
         if self._memory.rows.read(row, 0, len(before)) != before and self._launches.unresolved:
             self._log.marks.add("row_remapped_in_flight")
 

@@ -91,13 +91,11 @@ class Arrivals:
         return replace(turn, max_new_tokens=room) if turn.open_ended else turn
 
     def _other_prompt(self, request: Request, expected: str, made: str) -> None:
-        """A session made another prompt of a turn: the run goes on with the right one, unless its session's memory is
-        that of a turn that the client does not know.
-        """
+        """A session made another prompt of a turn than its client."""
         session = request.turn.session
         before = self._requests.of_session(session)
-        aspect = "retracted" if before and self._requests.retracted_turns.get(session) == before[-1].rid else ""
-        self._observer.broken("I53", "session controller", request.rid, expected, made, aspect=aspect, go_on=not aspect)
+        follows_retracted = bool(before) and self._requests.retracted_turns.get(session) == before[-1].rid
+        self._observer.other_prompt(request, expected, made, follows_retracted)
 
     def _can_arrive(self, turn: Turn) -> bool:
         """A session's turn is sent when the one before it is answered."""

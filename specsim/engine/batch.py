@@ -136,7 +136,7 @@ class Batch:
             self._requests.retracted_turns[request.turn.session] = request.rid
         self._observer.before_release(request)
         request.happens(Event.RETRACT)
-        self._observer.after_retract(request)
+        self._observer.waiting(request, "retract")
         self._observer.inserted_nothing(request, "retract")
         self._requests.waiting.append(request)
 

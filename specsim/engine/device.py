@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from specsim.engine import model
 from specsim.engine.config import EngineConfig
-from specsim.engine.draft import Drafter, ExtendRow, expected_tags, extend_start
+from specsim.engine.draft import Drafter, DraftMismatch, ExtendRow, expected_tags, extend_start
 from specsim.engine.graph import GraphBuffers, write_pad_rows
 from specsim.engine.launch import DecodeResult, Launch, LaunchRow, Sequence, Step, advance_grammar
 from specsim.engine.locations import Locations, RowsAtLaunch, WrongSlots, wrong_copies, wrong_drafts
@@ -85,9 +85,9 @@ class Device:
         self.wrong_slots: list[WrongSlots] = []
 
     @property
-    def broken(self) -> list[tuple[str, str, str, object, object]]:
-        """Rules of the drafter that the launch broke: (rule id, part, who, expected, actual)."""
-        return self._drafter.broken if self._drafter else []
+    def mismatches(self) -> list[DraftMismatch]:
+        """What the drafter of the launch found other than it must be."""
+        return self._drafter.mismatches if self._drafter else []
 
     def launch(self, launch: Launch) -> None:
         self.stream.append(launch)

@@ -17,7 +17,7 @@ Not checked: the reused positions of a session's turn in later layers, which may
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from specsim.engine import model
 from specsim.engine.config import EngineConfig
@@ -85,15 +85,30 @@ class ExtendRow:
     tokens: list[int]
 
 
+# What a drafter finds wrong: what the step before left in the relay, the seed of the next drafts in it, or KV that it
+# reads, which may be that of another layer's pool.
+Mismatch = Literal["relay entry", "seed", "pool", "content"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMismatch:
+    """Something that the drafter found other than it must be for request `who`."""
+
+    kind: Mismatch
+    who: str
+    expected: str
+    actual: str
+
+
 class Drafter:
-    """The drafter's pools and relay. What is broken is noted in `broken` as (rule id, part, who, expected, actual)."""
+    """The drafter's pools and relay. `mismatches` are what the launch found other than it must be."""
 
     def __init__(self, config: EngineConfig, slots: int) -> None:
         self._layers = config.draft_layers
         self._drafted = config.num_steps * config.topk if self._layers == 1 else 0
         self.pools = [[0] * slots for _ in range(self._layers)]
         self.relay: dict[int, Relayed] = {}
-        self.broken: list[tuple[str, str, str, object, object]] = []
+        self.mismatches: list[DraftMismatch] = []
 
     def copy(self, copies: list[tuple[int, int]]) -> None:
         """Copy the KV of the (target, source) slots, sources before targets."""
@@ -110,14 +125,16 @@ class Drafter:
         length = len(sequence.chain)
         if entry is None or (entry.key, entry.length) != (row.key, length):
             seen = "none" if entry is None else f"{entry.key} at {entry.length}"
-            self.broken.append(("I49", "relay", row.key[0], f"the entry of {row.key} at {length}", seen))
+            self.mismatches.append(
+                DraftMismatch("relay entry", row.key[0], f"the entry of {row.key} at {length}", seen)
+            )
             return
         sequence.root = entry.root
         for layer, tags in enumerate(sequence.draft_tags):
             self._read(row, sequence, layer)
             if entry.seeds[layer] != tags[-1]:
                 right = f"the draft of layer {layer} at position {length - 1}"
-                self.broken.append(("I47", "draft extend", row.key[0], right, "another"))
+                self.mismatches.append(DraftMismatch("seed", row.key[0], right, "another"))
         pool = self.pools[0]
         own = row.slots[length : length + self._drafted] if slots is None or not self._drafted else slots
         for slot in own:
@@ -132,9 +149,9 @@ class Drafter:
         at = next((p for p, (r, t) in enumerate(zip(read, tags, strict=False)) if r != t), len(read))
         others = [other[at] for number, other in enumerate(sequence.draft_tags) if number != layer]
         is_of_another_pool = at < len(read) and (read[at] in others or (layer > 0 and not read[at]))
-        rule = "I48" if is_of_another_pool else "D1"
+        kind: Mismatch = "pool" if is_of_another_pool else "content"
         right = f"draft KV of layer {layer} at position {at}"
-        self.broken.append((rule, "draft extend", row.key[0], right, "something else"))
+        self.mismatches.append(DraftMismatch(kind, row.key[0], right, "something else"))
 
     def extend_prefill(self, row: LaunchRow, sequence: Sequence) -> None:
         """Draft-extend over a prefill: the prompt shifted by one, with the first token at its end."""

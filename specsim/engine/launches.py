@@ -104,7 +104,7 @@ class Launches:
                     self._log.record(agent, operation.name, operation.of, "")
                     return
         except (IndexError, ValueError) as error:
-            self._observer.broken("X6", "device", "", "no exception", error)
+            self._observer.device_raised(error)
             raise RunStopped from error
         starts = {row.key: row.request.extend_len for part in launch.parts for row in part.rows}
         for part in launch.parts:

@@ -146,7 +146,7 @@ class Engine:
         except HostFunctionError as error:
             self.phase = "ended"
             with contextlib.suppress(RunStopped):
-                self.observer.broken(error.rule, error.part, "", error.expected, error.text)
+                self.observer.host_function_raised(error)
 
     # One iteration of the host, from one place where the device may come between to the next
 
@@ -182,7 +182,7 @@ class Engine:
             return
         self.log.iterations += 1
         if self.log.iterations > ITERATIONS_MAX:
-            self.observer.broken("S1", "loop", "", "every request ends", self._pending_reason())
+            self.observer.pending(self._pending_reason())
         self._receive()
         self.phase = "schedule"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from specsim.engine.accounting import Accounting, Memory, Observed
+from specsim.engine.accounting import Accounting, HostFunctionError, Memory, Observed
 from specsim.engine.agents import Race, Step, Thing
 from specsim.engine.device import Device
 from specsim.engine.launch import DecodeResult, Launch
@@ -72,19 +72,15 @@ class Observer(Protocol):
     events: int
     violations: list[Violation]
 
-    def broken(
-        self,
-        rule_id: str,
-        part: str,
-        who: str,
-        expected: object,
-        actual: object,
-        *,
-        aspect: str = "",
-        go_on: bool = False,
-    ) -> bool:
-        """The engine itself saw a broken rule. Raises RunStopped unless the run can `go_on`."""
+    # What ends a run: each of these raises RunStopped
+
+    def pending(self, reason: str) -> None:
+        """The schedule goes on for too long."""
         ...
+
+    def device_raised(self, error: Exception) -> None: ...
+
+    def host_function_raised(self, error: HostFunctionError) -> None: ...
 
     # Memory
 
@@ -106,7 +102,7 @@ class Observer(Protocol):
 
     def prefix_matched(self, request: Request, reused: int) -> None: ...
 
-    def inserted(self, request: Request, claim: int, part: str, locks: int, rule_id: str) -> None:
+    def inserted(self, request: Request, claim: int, part: str, locks: int) -> None:
         """The tree was handed the first `claim` tokens of a request, and took `locks` more locks."""
         ...
 
@@ -136,14 +132,14 @@ class Observer(Protocol):
 
     def before_release(self, request: Request) -> None: ...
 
-    def after_retract(self, request: Request) -> None: ...
-
     # Sessions
 
-    def session_matched(self, request: Request, claim: int, reused: int) -> None: ...
+    def other_prompt(self, request: Request, expected: str, made: str, follows_retracted: bool) -> None:
+        """A session made another prompt of a turn than its client; the turn before may have been retracted."""
+        ...
 
-    def session_left(self, request: Request, claim: int) -> None:
-        """A turn does without the memory that its session has."""
+    def session_matched(self, request: Request, claim: int, reused: int | None) -> None:
+        """A turn has `reused` positions of the `claim` that its session has; None when it does without them."""
         ...
 
     def session_saved(self, request: Request, kv_ready: int) -> None: ...
@@ -173,6 +169,14 @@ class Observer(Protocol):
     def after_resolve(
         self, launch: Launch, result: DecodeResult, before: list[Observed], runs: list[list[int]], live: list[bool]
     ) -> None: ...
+
+    def stale_run_taken(self, request: Request) -> None:
+        """The target's own function for a result gave a run to a request whose result is stale."""
+        ...
+
+    def run_not_taken(self, rid: str) -> None:
+        """That function is over, and a live request has not got its run."""
+        ...
 
     def at_idle(self, content: Sequence[int] = (), swa_content: Sequence[int] = ()) -> None:
         """Nothing runs and no session is open. `content` and `swa_content` are the device's."""

@@ -144,14 +144,13 @@ class Results:
         def appended(request: Request) -> None:
             number = numbers[request.rid]
             if request.rid not in waiting:
-                rule = "I31" if request.state is State.FINISHED else "I32"
-                self._observer.broken(rule, "result handling", request.rid, "a stale result is dropped", "it is taken")
+                self._observer.stale_run_taken(request)
             waiting.discard(request.rid)
             self._appended(request, result, number, len(runs[number]))
 
         def end_frees() -> None:
             for rid in sorted(waiting):
-                self._observer.broken("I03", "result handling", rid, "the run of a live request is taken", "it is not")
+                self._observer.run_not_taken(rid)
             self._end_frees()
 
         return ResultSteps(
@@ -239,7 +238,7 @@ class Results:
                 claim = self._claimed
             if tree.key_len(claim) > request.honest_len:
                 self._log.marks.add("tree_took_unwritten_position")
-            self._observer.inserted(request, claim, "release", -1, "I30")
+            self._observer.inserted(request, claim, "release", -1)
         if request.turn.session and not request.abort_wanted:
             self._requests.histories[request.turn.session] = request.prompt + request.outputs[:visible]
         if session and request.abort_wanted:

@@ -62,6 +62,7 @@ from specsim.isolation.messages import Envelope, Error, Messages
 from specsim.isolation.processes import fork
 from specsim.isolation.questions import Questions
 from specsim.lifting.cache import Cache
+from specsim.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.accounting.answers import load_target
 from specsim.tiers.child import unreadable
 from specsim.verdict import NotRun
@@ -410,7 +411,7 @@ def _alone(
     tape = page.tape
 
     def write() -> dict[str, Any]:
-        rule = "X2" if again.hung else "X3"
+        rule = (SCHEDULE_TIMEOUT if again.hung else SCHEDULE_CRASH).id
         return found_to_json(failure_of(batch, target.features, died.run, tape, rule, again.text))
 
     answer = forks.run(write, hang_seconds)

@@ -2,7 +2,7 @@
 
     "pair:..."  a request's state and an event (`specsim.rules.coverage`)
     "mark:..."  an interleaving, a step of a life, an option that is on (`specsim.engine.marks`)
-    "rule:..."  a rule that applied to the run, of those that do not apply to most (`specsim.rules.applicability`)
+    "rule:..."  a rule that applied to the run, of those that do not apply to most (`Check.applies`)
 
 Marks cost nothing. Pairs and rules are read from the log, which takes some hundredths of a run's time: the log of one
 run in `LOGS_EVERY` is read, and pairs and rules are counted over those.
@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from specsim.rules.applicability import rules_applied
-from specsim.rules.coverage import pairs
+from specsim.rules.coverage import pairs, rules_applied
 from specsim.tiers.accounting.schedules import Schedule
 
 LOGS_EVERY = 16

@@ -12,6 +12,8 @@ from specsim.engine.loop import Engine
 from specsim.engine.workload import Scenario
 from specsim.rules.checker import Checker
 from specsim.rules.ledger import SlotLedger
+from specsim.rules.table import RULES
+from specsim.verdict import Rule
 
 
 def checked_engine(
@@ -20,17 +22,22 @@ def checked_engine(
     accounting: Callable[[Memory], Accounting] = ModelAccounting,
     stop_at: str = "",
     move: Move | None = None,
+    rules: tuple[Rule, ...] = RULES,
 ) -> Engine:
     """One run of a scenario. `accounting` makes the accounting that is tested from the memory that it calls back. The
     run ends at a violation with the signature `stop_at`, or at one that it cannot go on from. `move` is the device's.
+    A rule that is not among `rules` is not checked.
 
     Raises UsageError for a configuration that cannot be run, UnjudgeableError when the accounting refuses it.
     """
-    return Engine(scenario, chooser, *checked_parts(scenario, accounting, stop_at), move)
+    return Engine(scenario, chooser, *checked_parts(scenario, accounting, stop_at, rules), move)
 
 
 def checked_parts(
-    scenario: Scenario, accounting: Callable[[Memory], Accounting] = ModelAccounting, stop_at: str = ""
+    scenario: Scenario,
+    accounting: Callable[[Memory], Accounting] = ModelAccounting,
+    stop_at: str = "",
+    rules: tuple[Rule, ...] = RULES,
 ) -> tuple[Memory, Accounting, Checker]:
     """What an engine is given to run a scenario: memory, an accounting over it, and the checker that watches both."""
     config = scenario.config
@@ -39,4 +46,5 @@ def checked_parts(
     memory = make_memory(config, ledger, window_ledger)
     made = accounting(memory)
     has_laws = scenario.workload.has_laws
-    return memory, made, Checker(config, memory, ledger, made, window_ledger, stop_at, has_laws=has_laws)
+    checker = Checker(config, memory, ledger, made, window_ledger, stop_at, has_laws=has_laws, rules=rules)
+    return memory, made, checker

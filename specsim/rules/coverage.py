@@ -1,11 +1,17 @@
-"""What a run showed: pairs of a request's state and an event, marks, and rules that were asked; and which choices are
-contests of agents.
+"""What a run showed: pairs of a request's state and an event, marks, and the rules that it gave anything to check; and
+which choices are contests of agents.
+
+All of it is read from the scenario and the log of a run that is over, so it costs nothing when nobody wants it, and is
+the same for every target and for the compiled simulator.
 """
 
 from __future__ import annotations
 
 from specsim.choices.search_strategies import Contest
 from specsim.engine.event_log import Run
+from specsim.engine.workload import Scenario
+from specsim.rules.table import CONDITIONAL
+from specsim.rules.views import Shown
 
 # Who goes when a choice does not say "the host goes on": the device, a client, the scheduler, an operator.
 CONTESTS = {
@@ -59,3 +65,20 @@ def pairs(run: Run) -> set[tuple[str, int, bool, str, str]]:
             if outcome != "stale":
                 states[who] = _BECOMES.get(event, states[who])
     return found
+
+
+def rules_applied(scenario: Scenario, run: Run) -> set[str]:
+    """The numbers of the conditional rules that the run gave anything to check. A rule to which few schedules do is
+    where a rare schedule is worth more: one without a session says nothing about sessions.
+    """
+    met: dict[str, set[str]] = {}
+    came_back: set[str] = set()
+    for line in run.log:
+        whom = [line.who]
+        if line.event == "prefill":
+            whom = line.details.split()
+            came_back.update(met.get("retract", set()).intersection(whom))
+        met.setdefault(line.event, set()).update(whom)
+    turns = {turn.rid: turn for turn in scenario.workload.turns}
+    shown = Shown(scenario.config, run.marks, turns, met, frozenset(came_back))
+    return {check.rule.id for check in CONDITIONAL if check.applies(shown)}

@@ -1,6 +1,6 @@
 """What a user adds to the simulation: an accounting, rules, a chooser. TARGET `module:object` names an `Extension`.
 
-An extension is judged like everything else: what it raises is a finding against it, with the seed and a replay file,
+An extension is checked like everything else: what it raises is a finding against it, with the seed and a replay file,
 and not the end of the run.
 
     def rows_are_few(call, memory, requests):
@@ -23,6 +23,10 @@ from specsim.engine.features import FEATURES
 from specsim.engine.memory.allocator import OutOfSlotsError
 from specsim.engine.memory.rows import RowsExhaustedError
 from specsim.errors import cut, described
+from specsim.rules.failures import EXTENSION_EXCEPTION, EXTENSION_RULE, HOST_EXCEPTION
+from specsim.rules.rule import Broken, Check
+from specsim.rules.views import AccountingCalled
+from specsim.verdict import Rule
 
 # `rule(call, memory, requests)` after every call of the accounting that changes something: "" when it holds, else what
 # is wrong. `requests` are the observables by request id.
@@ -51,7 +55,7 @@ _PART_OF_CALL = {
 @dataclass(frozen=True, slots=True)
 class Extension:
     """What is simulated instead of, or beside, what specsim has. A chooser sees the value that the seed or the tape
-    gives; the tape keeps that value, so a replay asks the chooser again. `features` are those of
+    gives; the tape keeps that value, so a replay calls the chooser again. `features` are those of
     `specsim.engine.features` that the accounting can run; schedules have none of the others.
     """
 
@@ -75,7 +79,7 @@ class ExtensionTarget:
         try:
             accounting = self._extension.accounting(memory)
         except Exception as error:
-            raise _raised("X1", "accounting", error) from error
+            raise _raised(HOST_EXCEPTION, "accounting", error) from error
         return _Watched(accounting, memory, self._extension.rules)
 
     def reach(self, config: EngineConfig, part: str) -> str:
@@ -102,10 +106,10 @@ class _ExtendedChooser(RecordingChooser):
         try:
             proposed = self._propose(bound, label, value)
         except Exception as error:
-            raise _raised("X4", "chooser", error) from error
+            raise _raised(EXTENSION_EXCEPTION, "chooser", error) from error
         if not isinstance(proposed, int) or not 0 <= proposed < bound:
             text = f"{proposed!r} for {label!r}, which must be an integer from 0 to {bound - 1}"
-            raise HostFunctionError("chooser", text, "X4")
+            raise HostFunctionError("chooser", text, EXTENSION_EXCEPTION)
         return proposed
 
     @property
@@ -113,13 +117,32 @@ class _ExtendedChooser(RecordingChooser):
         return self._inner.tape
 
 
+class ExtensionCheck(Check):
+    """A rule of a user, by the name that it has in `Extension.rules`."""
+
+    rule = EXTENSION_RULE
+    after = (AccountingCalled,)
+
+    def __init__(self, name: str, says: UserRule) -> None:
+        self._part = f"rule {name}"
+        self._says = says
+
+    def check(self, view: AccountingCalled) -> Broken | None:
+        """HostFunctionError when the rule raises."""
+        try:
+            problem = self._says(view.part, view.memory, view.requests)
+        except Exception as error:
+            raise _raised(EXTENSION_EXCEPTION, self._part, error) from error
+        return self.broken(self._part, "", "nothing to say", cut(str(problem))) if problem else None
+
+
 class _Watched:
-    """An accounting whose exceptions are findings and whose calls are followed by the user's rules."""
+    """An accounting whose exceptions are findings, and after whose calls the user's rules are evaluated."""
 
     def __init__(self, accounting: Accounting, memory: Memory, rules: Mapping[str, UserRule]) -> None:
         self._accounting = accounting
         self._memory = memory
-        self._rules = rules
+        self._checks = [ExtensionCheck(name, rule) for name, rule in rules.items()]
         self._requests: list[Any] = []
         self.own = getattr(accounting, "own", OwnFunctions())  # a user's accounting need not have any
 
@@ -135,25 +158,23 @@ class _Watched:
             except (HostFunctionError, OutOfSlotsError, RowsExhaustedError):
                 raise  # the engine knows what these mean
             except Exception as error:
-                raise _raised("X1", part or name, error) from error
+                raise _raised(HOST_EXCEPTION, part or name, error) from error
             if part is not None:
-                self._hold(part)
+                self._evaluate(part)
             return answer
 
         return watched
 
-    def _hold(self, call: str) -> None:
-        if not self._rules:
+    def _evaluate(self, part: str) -> None:
+        if not self._checks:
             return
         requests = {request.rid: self._accounting.observe(request) for request in self._requests}
-        for name, rule in self._rules.items():
-            try:
-                problem = rule(call, self._memory, requests)
-            except Exception as error:
-                raise _raised("X4", f"rule {name}", error) from error
-            if problem:
-                raise HostFunctionError(f"rule {name}", cut(str(problem)), "X5", "nothing to say")
+        view = AccountingCalled(part, self._memory, requests)
+        for check in self._checks:
+            broken = check.check(view)
+            if broken is not None:
+                raise HostFunctionError(broken.part, str(broken.actual), broken.rule, str(broken.expected))
 
 
-def _raised(rule: str, part: str, error: Exception) -> HostFunctionError:
+def _raised(rule: Rule, part: str, error: Exception) -> HostFunctionError:
     return HostFunctionError(part, described(error).partition("\n")[0].removesuffix(": "), rule)

@@ -100,9 +100,12 @@ class Account:
             of_tree = {slot for slot in touched if slot in in_tree} if in_tree else set()
             of_owners = touched & owned
             return of_owners.isdisjoint(of_tree) and touched & used == of_owners | of_tree
+        tree_slots = in_tree.keys()
         for page in {slot // page_size for slot in ledger.changed} | pages:
             slots = range(page * page_size, (page + 1) * page_size)
-            holders = (page in owned) + any(slot in in_tree for slot in slots)
-            if holders > 1 or sum([slot in used for slot in slots]) != holders * page_size:
+            is_owned, is_of_tree = page in owned, not tree_slots.isdisjoint(slots)
+            if is_owned and is_of_tree:
+                return False
+            if not (used.issuperset(slots) if is_owned or is_of_tree else used.isdisjoint(slots)):
                 return False
         return True

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import takewhile
 from statistics import median
 from typing import Any
@@ -22,6 +23,7 @@ from specsim.errors import UsageError
 from specsim.isolation import environment, processes
 from specsim.selfcheck.catalogue import Mutant
 from specsim.selfcheck.mutation import apply, find
+from specsim.verdict import Rule
 
 SECONDS_MAX = 60.0  # CPU seconds of one seed
 EXCEPTION = "exception"  # stands where a rule's id does when the model itself raised
@@ -146,37 +148,32 @@ def _ask(mutant: Mutant, module: str, question: dict[str, Any], deadline: Deadli
     return json.loads(ended.stdout)
 
 
-def _switch_off(without: Collection[str], only: Collection[str]) -> None:
-    """Let the checker of this process overlook rules."""
-    from specsim.engine.observer import RunStopped
-    from specsim.rules.checker import Checker
-    from specsim.rules.table import BY_ID
+def _rules(without: Collection[str], only: Collection[str]) -> tuple[Rule, ...]:
+    """The rules to check: all but some, or some alone."""
+    from specsim.rules.table import BY_ID, RULES
 
     off = set(without) | (set(BY_ID) - set(only) if only else set())
     unknown = sorted((set(without) | set(only)) - set(BY_ID))
     if unknown:
         raise UsageError(f"there is no rule {unknown[0]}", f"choose of {', '.join(BY_ID)}")
-    if not off:
-        return
-    broken = Checker.broken
-
-    def unless_off(checker: Checker, rule_id: str, *arguments: Any, **options: Any) -> bool:
-        if rule_id == "S1" and rule_id in off:
-            raise RunStopped  # unseen, but a schedule that does not end must
-        return rule_id not in off and broken(checker, rule_id, *arguments, **options)
-
-    Checker.broken = unless_off  # type: ignore[assignment, method-assign]
+    return tuple(rule for rule in RULES if rule.id not in off) if off else RULES
 
 
 def _hunt(
-    seed: int, schedules_max: int, seconds_max: float, strategy_name: str, deadline: Deadline = NEVER
+    seed: int,
+    schedules_max: int,
+    seconds_max: float,
+    strategy_name: str,
+    rules: tuple[Rule, ...],
+    deadline: Deadline = NEVER,
 ) -> Hunt | None:
     """Run schedules of this process' model until one breaks a rule; None when the deadline comes before."""
     # Imported late: the mutant is applied before the modules of the simulator are loaded.
     from specsim.engine.accounting_target import ModelTarget
+    from specsim.rules.checked_engine import checked_engine
     from specsim.tiers.accounting.schedules import run_schedule, strategy_of
 
-    target = ModelTarget()
+    target, engine = ModelTarget(), partial(checked_engine, rules=rules)
     strategy = strategy_of(strategy_name, seed)
     start = time.process_time()
     signatures: tuple[str, ...] = ()
@@ -185,7 +182,7 @@ def _hunt(
         if deadline.is_over:
             return None
         try:
-            schedule = run_schedule(target, strategy.chooser(index))
+            schedule = run_schedule(target, strategy.chooser(index), engine=engine)
         except Exception as error:  # a changed model, or one whose broken rule is switched off, may raise anything
             signatures = (f"accounting:{EXCEPTION}:{type(error).__name__}",)
         else:
@@ -200,11 +197,11 @@ def main() -> int:
     question = json.load(sys.stdin)
     try:
         apply(find(question["mutant"]))
-        _switch_off(question["without"], question["only"])
+        rules = _rules(question["without"], question["only"])
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    limits = (question["schedules_max"], question["seconds_max"], question["strategy"])
+    limits = (question["schedules_max"], question["seconds_max"], question["strategy"], rules)
     deadline = Deadline.from_json(question["ends_at"])
     hunts = (_hunt(seed, *limits, deadline) for seed in question["seeds"])
     print(json.dumps([asdict(hunt) for hunt in takewhile(lambda hunt: hunt is not None, hunts) if hunt]))

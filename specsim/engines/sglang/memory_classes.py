@@ -22,6 +22,8 @@ from specsim.engines.sglang import host_names as names
 from specsim.engines.sglang.host_objects import StubError
 from specsim.interpreter.triton_interpreter import is_interpreted, mend_ranges
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter
+from specsim.rules.slots import FreeGroup, FreeSlot, LeakedPage, LeakedSlot, SplitPage
+from specsim.verdict import Rule
 
 # One configuration in so many has its pages handed out by the release's kernel, in Triton's interpreter, which takes
 # a thousand times as long as what the release has in PyTorch for machines without Triton.
@@ -175,7 +177,9 @@ class Watch:
             at += end - start
             continued = min(-start % self._page_size, end - start)
             right = list(range(last + 1, last + 1 + continued))
-            self._hold(of_request[:continued] == right, "I17", f"the page of slot {last} is continued", of_request)
+            self._hold(
+                of_request[:continued] == right, SplitPage.rule, f"the page of slot {last} is continued", of_request
+            )
             self._take_pages(of_request[continued:])
 
     def taken_back(self, _answer: Any, slots: torch.Tensor, *_others: Any) -> None:
@@ -208,7 +212,7 @@ class Watch:
         """Whole pages were handed out, the last of them perhaps in part."""
         pages = [slot // self._page_size for slot in slots[:: self._page_size]]
         whole = [slot for page in pages for slot in self._slots_of(page)]
-        self._hold(slots == whole[: len(slots)], "I17", f"the slots of pages {pages}, in order", slots)
+        self._hold(slots == whole[: len(slots)], SplitPage.rule, f"the slots of pages {pages}, in order", slots)
         self._take(pages)
 
     def _take(self, pages: list[int]) -> None:
@@ -238,18 +242,20 @@ class Watch:
             return
         what = "slot" if self._page_size == 1 else "page"
         twice = sorted(page for page, count in Counter(free).items() if count > 1)
-        self._hold(not twice, "I16", f"each free {what} once", f"{what} {twice[:1]} is free twice")
+        self._hold(not twice, FreeSlot.rule, f"each free {what} once", f"{what} {twice[:1]} is free twice")
         held = sorted(distinct & self._held)
-        self._hold(not held, "I16", f"no {what} in somebody's hands is free", f"{what} {held[:1]} is")
+        self._hold(not held, FreeSlot.rule, f"no {what} in somebody's hands is free", f"{what} {held[:1]} is")
         early = sorted(distinct & self._pending)
-        self._hold(not early, "I22", f"{what}s of an open free group are not free yet", f"{what} {early[:1]} is")
+        self._hold(
+            not early, FreeGroup.rule, f"{what}s of an open free group are not free yet", f"{what} {early[:1]} is"
+        )
         alien = sorted(distinct - set(range(1, self._pages + 1)))
-        self._hold(not alien, "I16", f"{what}s 1 to {self._pages}", f"{what} {alien[:1]} is on the free list")
+        self._hold(not alien, FreeSlot.rule, f"{what}s 1 to {self._pages}", f"{what} {alien[:1]} is on the free list")
         lost = sorted(set(range(1, self._pages + 1)) - distinct - self._held - self._pending)
-        rule = "I13" if self._page_size == 1 else "I14"
+        rule = LeakedSlot.rule if self._page_size == 1 else LeakedPage.rule
         self._hold(not lost, rule, f"a {what} that was given back is free", f"{what} {lost[:1]} is not")
 
-    def _hold(self, holds: bool, rule: str, expected: str, actual: object) -> None:
+    def _hold(self, holds: bool, rule: Rule, expected: str, actual: object) -> None:
         if not holds:
             raise HostFunctionError(self.part, str(actual), rule, expected)
 

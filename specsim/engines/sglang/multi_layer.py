@@ -25,6 +25,8 @@ from specsim.engines.probe import Broken, Probe, Shown
 from specsim.engines.sglang.guards import Guards
 from specsim.engines.sglang.stubs import Needed, SilentLogger, nothing
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter, ParsedModule, class_functions, find_function
+from specsim.rules.steps import DraftPool
+from specsim.rules.workers import STALE_METADATA
 from specsim.verdict import NotRun
 
 WORKER_FILE = "srt/speculative/multi_layer_eagle_worker_v2.py"
@@ -330,7 +332,7 @@ def _violations(case: _Case) -> Iterator[Broken]:
                 for n in case.notes
             )
             yield Broken(
-                "I48",
+                DraftPool.rule.id,
                 f"step {first['step']} of {case.num_steps} uses the {name} of runner {first[name]}",
                 f"step {first['step']}: {name} of runner {first['step']}",
                 f"step {first['step']}: {name} of runner {first[name]}",
@@ -341,7 +343,7 @@ def _violations(case: _Case) -> Iterator[Broken]:
     if stale:
         first = stale[0]
         yield Broken(
-            "W3",
+            STALE_METADATA.id,
             f"step {first['step']} of {case.num_steps} attends with metadata of {first['planned_for']}",
             f"step {first['step']}: metadata of this batch",
             f"step {first['step']}: metadata of {first['planned_for']}",

@@ -26,6 +26,8 @@ from specsim.engines.probe import Broken, Probe, Shown
 from specsim.engines.sglang.guards import Guards
 from specsim.engines.sglang.stubs import OFF, Fields, Needed, SilentLogger, nothing
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter, body_hash, class_functions, find_function
+from specsim.rules.sampling import PenaltiesAfterRetraction, PenaltyCounts
+from specsim.rules.workers import NODE_PENALTIES, REQUEST_PENALTIES
 from specsim.verdict import NotRun
 
 VERIFICATION = "penalties at verification"
@@ -258,14 +260,14 @@ def _violations_at_verification(
     raw: list[list[int]],
 ) -> Iterator[Broken]:
     """`raw` are the tokens without penalties: relaxed ones are shown only where penalties change a token."""
-    for rule, right in (("W1", relaxed), *([("W2", exact)] if relaxed != raw else [])):
+    for rule, right in ((REQUEST_PENALTIES, relaxed), *([(NODE_PENALTIES, exact)] if relaxed != raw else [])):
         for request, tree in enumerate(trees):
             for node, (seen, wanted) in enumerate(zip(said[request], right[request], strict=True)):
                 if seen != wanted:
                     params = ", ".join(f"{name}={value}" for name, value in tree.params.items())
                     path = _path(tree, node)
                     yield Broken(
-                        rule,
+                        rule.id,
                         f"request {request}, node {node}: the target's token is {seen}, with the penalties {wanted}",
                         f"token {wanted} after outputs {tree.outputs}{f' and path {path}' if path else ''}",
                         f"token {seen}",
@@ -364,7 +366,7 @@ def _feed(release: ReleasePenalizers, feed: Any, chooser: Chooser) -> Shown:
             seen = ", ".join(str(_sorted(entry.counted)) for entry in (launch, other[number - 1]))
             broken.append(
                 Broken(
-                    "I58",
+                    PenaltyCounts.rule.id,
                     f"launch {number}: the penalizers count {_sorted(launch.counted)}, "
                     f"the outputs are {_sorted(Counter(launch.outputs))}",
                     f"counts {_sorted(Counter(launch.outputs))} of outputs {launch.outputs}",
@@ -387,7 +389,7 @@ def _retraction(release: ReleasePenalizers, feed: Any, where: str, source_hash: 
         if now.after_retraction and lost:
             broken.append(
                 Broken(
-                    "I59",
+                    PenaltiesAfterRetraction.rule.id,
                     f"launch {number}, after a retraction: the penalizers count {_sorted(now.counted)}, "
                     f"before it {_sorted(was.counted)}",
                     f"counts of at least {_sorted(was.counted)}",

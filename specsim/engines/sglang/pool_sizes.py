@@ -14,6 +14,7 @@ from specsim.engine.accounting import HostFunctionError
 from specsim.engine.config import EngineConfig
 from specsim.engines.sglang import host_names as names
 from specsim.engines.sglang import host_objects as objects
+from specsim.rules.liveness import DeviceException
 
 BYTES_OF_A_TOKEN = 24
 
@@ -72,5 +73,5 @@ def pool_sizes(size: Callable[[Any], Any], sizer: SizerFields, config: EngineCon
     sized = size(sizer)
     slots, most = sized.max_total_num_tokens, budget_tokens(config)
     if slots > most:
-        raise HostFunctionError(names.POOL_SIZE.part, f"{slots} slots in the memory of {most}", "X6")
+        raise HostFunctionError(names.POOL_SIZE.part, f"{slots} slots in the memory of {most}", DeviceException.rule)
     return PoolSizes(slots, sized.max_running_requests)

@@ -14,6 +14,7 @@ from specsim.engines.sglang import host_names as names
 from specsim.engines.sglang import stubs
 from specsim.engines.sglang.radix_classes import calls as calls_one
 from specsim.lifting.lift import DriftError, LiftedFunction, Lifter
+from specsim.rules.liveness import Progress
 
 PART = "session controller"
 
@@ -80,7 +81,7 @@ def next_turn(
     )
     req = session.create_req(arrived, None, VOCABULARY)
     if req.refusal:
-        raise HostFunctionError(PART, req.refusal, "S1", f"a turn of session {turn.session} is taken")
+        raise HostFunctionError(PART, req.refusal, Progress.rule, f"a turn of session {turn.session} is taken")
     made = list(req.origin_input_ids)
     if made == request.prompt:
         return req, None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specsim import interrupts, replay_file
 from specsim.errors import UsageError
 from specsim.replay_file import ScheduleReplay
+from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.accounting.model_code import model_hash
 from specsim.tiers.messages import At, Check, End, Failure, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import broken
@@ -154,7 +155,7 @@ def failure(request: Request, work: Failure, messages: Messages) -> None:
         chooser = _strategy_before(request, work.index, messages).chooser(work.index)
         scenario = draw_scenario(chooser, features)
         tape = chooser.tape
-    rule = "X2" if work.hung else "X3"
+    rule = (SCHEDULE_TIMEOUT if work.hung else SCHEDULE_CRASH).id
     messages.send(found_message(*failure_of(tape, scenario, origin_of(request), work.index, rule, work.text)))
 
 
@@ -330,7 +331,7 @@ def search(request: Request, work: Search, messages: Messages) -> None:
         found = next((v for v in schedule.run.violations if v.rule.id == work.what), None)
         if found is not None:
             break
-        failed += any(v.rule.id == "X1" for v in schedule.run.violations)
+        failed += any(v.rule is HOST_EXCEPTION for v in schedule.run.violations)
     if found is not None and schedule is not None and work.write:
         signature, on_attempt = found.signature, lambda: messages.send(At(subject=SUBJECT, index=-1))
         shrunk = schedules.shrink(target, schedule.tape, signature, SEARCH_ATTEMPTS, on_attempt)

@@ -28,7 +28,7 @@ from specsim.errors import UsageError
 from specsim.rules.checked_engine import checked_engine
 from specsim.rules.coverage import CONTESTS
 from specsim.rules.extension import ExtensionTarget
-from specsim.rules.table import BY_ID
+from specsim.rules.failures import HOST_EXCEPTION
 from specsim.tiers.accounting.decisive_pair import Pair, StoppedError, decisive_pair
 from specsim.tiers.accounting.scenario_reduction import without_one_item
 
@@ -136,7 +136,7 @@ def run_schedule(
         scenario = draw_scenario(extended, target.features)
         run = engine(scenario, extended, target.make, stop_at, move_of(target)).run()
     except HostFunctionError as error:  # before the first event: an extension's chooser, or making its accounting
-        violation = Violation(BY_ID[error.rule], "", error.part, "", "no exception", error.text, 0)
+        violation = Violation(error.rule or HOST_EXCEPTION, "", error.part, "", "no exception", error.text, 0)
         digest = hashlib.blake2b(str(error).encode(), digest_size=16).hexdigest()
         run = Run((violation,), (), digest, 0, 0, frozenset())
         scenario = draw_scenario(replayed(chooser.tape), target.features)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from specsim import replay_file
+from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes
 from specsim.verdict import Judged, NotRun, Rule, Suite
 
@@ -32,7 +33,7 @@ class AccountingTier:
     has_single_runs = True
     has_device = False
     resumes_skipped = False
-    end_rules = ("X3", "X2")
+    end_rules = (SCHEDULE_CRASH.id, SCHEDULE_TIMEOUT.id)
     preloaded: tuple[str, ...] = (
         "specsim.tiers.accounting.decisive_pair",
         "specsim.tiers.accounting.schedules",
@@ -126,7 +127,12 @@ class AccountingTier:
             reason = f"{stored.rule} at event {shown['event']}, {where}: {what}"
             return Outcome(State.SHOWN, reason, what, shown["part"], same_code, meaning=meaning, code=code)
         before = next(
-            (f"{v['part']} fails before: {v['actual']}" for v in violations if v["rule"] in ("X1", "X2", "X3")), ""
+            (
+                f"{v['part']} fails before: {v['actual']}"
+                for v in violations
+                if v["rule"] in (HOST_EXCEPTION.id, *self.end_rules)
+            ),
+            "",
         )
         if reason := replay_file.unheard(violations):
             state = State.UNHEARD

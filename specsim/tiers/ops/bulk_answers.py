@@ -119,7 +119,7 @@ def failure(request: Request, work: Failure, messages: Messages) -> None:
     from specsim.isolation.fork_runner import Ended, blame, run_apart
     from specsim.tiers.ops.bulk import Launch, bulk_of, tape_of, with_bulk_cases
     from specsim.tiers.ops.finding import Origin, process_failure
-    from specsim.tiers.ops.rules import BY_ID
+    from specsim.tiers.ops.rules import ENDS, SURVIVES
 
     subjects, _not_run = load_subjects(request)
     (subject,) = [s for s in subjects if s.name == work.subject]
@@ -143,7 +143,7 @@ def failure(request: Request, work: Failure, messages: Messages) -> None:
         op,
         subject,
         with_bulk_cases(op).generate(replayed(tape)),
-        BY_ID["O7" if hung else "O8"],
+        ENDS if hung else SURVIVES,
         text,
         Origin(request.target, request.seed, device, "bulk"),
         tape,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specsim import replay_file
 from specsim.isolation.conversation import START_SECONDS_MAX
 from specsim.tiers.messages import Check, Failure
+from specsim.tiers.ops.rules import ENDS, SURVIVES
 from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, why_of
 from specsim.verdict import Judged, Rule, Suite
 
@@ -34,7 +35,7 @@ class OpsTier:
     has_single_runs = False
     has_device = True
     resumes_skipped = True
-    end_rules = ("O8", "O7")
+    end_rules = (SURVIVES.id, ENDS.id)
     preloaded: tuple[str, ...] = (
         "specsim.tiers.ops.finding",
         "specsim.tiers.ops.suite",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specsim import interrupts, replay_file
 from specsim.errors import UsageError
 from specsim.replay_file import WorkerReplay
+from specsim.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.messages import At, Check, Done, End, Failure, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
@@ -165,7 +166,8 @@ def failure(request: Request, work: Failure, messages: Messages) -> None:
 
     probe = _named(request, work.subject)
     chooser = chooser_of(request.seed, probe.name, work.index)
-    ended = Broken("X2" if work.hung else "X3", f"a case {work.text}", "an answer", work.text)
+    rule = SCHEDULE_TIMEOUT if work.hung else SCHEDULE_CRASH
+    ended = Broken(rule.id, f"a case {work.text}", "an answer", work.text)
     probe.draw(chooser)
     found = ProbeFinding(ended.rule, chooser.tape, Shown({}, {}, (ended,)), ended, 1)
     messages.send(found_message(*_finding_of(probe, found, request)))

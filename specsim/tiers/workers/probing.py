@@ -15,6 +15,7 @@ from specsim.choices.chooser import Chooser, RecordingChooser, Tape, replayed, s
 from specsim.choices.shrinker import Shrinker, shortlex
 from specsim.engines.probe import Broken, Probe, Shown
 from specsim.errors import described
+from specsim.rules.failures import HOST_EXCEPTION
 
 SHRINK_ATTEMPTS_MAX = 400
 
@@ -72,7 +73,7 @@ def run_probe(probe: Probe, chooser: Chooser) -> Shown:
         if type(error).__name__ == "UnknownNameError":
             raise NoStandInError(str(error)) from error
         text = described(error)
-        return Shown({}, {"raised": text}, (Broken("X1", text, "no exception", text),))
+        return Shown({}, {"raised": text}, (Broken(HOST_EXCEPTION.id, text, "no exception", text),))
 
 
 def digest_of(shown: Shown) -> str:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from specsim.rules.table import BY_ID as RULES_OF_ACCOUNTING
-from specsim.verdict import Rule, Severity
+from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
+from specsim.rules.sampling import PenaltiesAfterRetraction, PenaltyCounts
+from specsim.rules.steps import DraftPool
+from specsim.rules.workers import NODE_PENALTIES, REQUEST_PENALTIES, STALE_METADATA
+from specsim.verdict import Rule
 
-WORKER_RULES: tuple[Rule, ...] = (
-    Rule(
-        "W1",
-        "request-penalties",
-        "verification applies penalties, logit bias and min_new_tokens of each request",
-        Severity.WRONG_RESULT,
-    ),
-    Rule("W2", "node-penalties", "verification penalises each node of a tree for its own path", Severity.BY_DESIGN),
-    Rule(
-        "W3",
-        "stale-metadata",
-        "a draft step attends with metadata that was planned for its batch",
-        Severity.UNDEFINED_BEHAVIOUR,
-    ),
+WORKER_RULES: tuple[Rule, ...] = (REQUEST_PENALTIES, NODE_PENALTIES, STALE_METADATA)
+# Those of the accounting tier that probes check too.
+_OF_ACCOUNTING = (
+    DraftPool.rule,
+    PenaltyCounts.rule,
+    PenaltiesAfterRetraction.rule,
+    HOST_EXCEPTION,
+    SCHEDULE_TIMEOUT,
+    SCHEDULE_CRASH,
 )
-# Those of the accounting tier are checked by probes too.
-BY_ID = {rule.id: rule for rule in WORKER_RULES} | {
-    name: RULES_OF_ACCOUNTING[name] for name in ("I48", "I58", "I59", "X1", "X2", "X3")
-}
+BY_ID = {rule.id: rule for rule in (*WORKER_RULES, *_OF_ACCOUNTING)}
 
 
 def signature_of(probe: str, rule: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from specsim import replay_file
+from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes
 from specsim.verdict import Judged, Rule, Suite
 
@@ -28,7 +29,7 @@ class WorkersTier:
     has_single_runs = False
     has_device = False
     resumes_skipped = False
-    end_rules = ("X3", "X2")
+    end_rules = (SCHEDULE_CRASH.id, SCHEDULE_TIMEOUT.id)
     preloaded: tuple[str, ...] = ()
     ignored: tuple[tuple[str, ...], str] = (
         ("schedules", "strategy", "mutant", "kernels", "device"),
@@ -90,7 +91,7 @@ class WorkersTier:
         same_code = answer["same_source"] and answer["same_case"]
         for shown in filter(stored.is_shown, broken):
             return Outcome(State.SHOWN, shown["what"], shown["what"], stored.probe, same_code, code=code)
-        failed = (entry["actual"] for entry in broken if entry["rule"] in ("X1", "X2", "X3"))
+        failed = (entry["actual"] for entry in broken if entry["rule"] in (HOST_EXCEPTION.id, *self.end_rules))
         before = next((f"{stored.probe} fails before: {actual}" for actual in failed), "")
         state, reason = State.GONE, f"{stored.rule} holds"
         if unheard := replay_file.unheard(broken):

@@ -1,0 +1,16 @@
+"""Rules without a check: what raises ends the run, and a process that hangs or dies is seen by its parent.
+
+Whoever starts a process names these before the simulator is imported: this module imports none of it.
+"""
+
+from __future__ import annotations
+
+from specsim.verdict import Rule, Severity
+
+HOST_EXCEPTION = Rule("X1", "host-exception", "the host functions raise nothing", Severity.WRONG_RESULT)
+SCHEDULE_TIMEOUT = Rule("X2", "schedule-timeout", "a schedule ends within the time limit", Severity.WRONG_RESULT)
+SCHEDULE_CRASH = Rule("X3", "schedule-crash", "a schedule leaves its process alive", Severity.UNDEFINED_BEHAVIOUR)
+EXTENSION_EXCEPTION = Rule(
+    "X4", "extension-exception", "a rule or chooser of an extension raises nothing", Severity.WRONG_RESULT
+)
+EXTENSION_RULE = Rule("X5", "extension-rule", "a rule of an extension holds", Severity.WRONG_RESULT)
