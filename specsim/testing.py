@@ -109,15 +109,12 @@ def _replay_file(operation: str) -> Path | None:
 
 def _replay_case(op: Op, subject: Subject, device: str) -> None:
     __tracebackhide__ = True
-    from specsim import replay_file
-    from specsim.tiers.ops.finding import case_of
+    from specsim.tiers.ops.finding import stored_case
     from specsim.tiers.ops.run import run_case
 
     path = _replay_file(op.name)
     assert path is not None
-    stored = replay_file.load(path)
-    assert isinstance(stored, replay_file.OpReplay)
-    case = case_of(op, stored, path)
+    case = stored_case(op, path)
     outcome = run_case(op, subject, case, device)
     if outcome.violations:
         lines = [f"{v.rule.id}: {v.title}; expected {v.expected}, actual {v.actual}" for v in outcome.violations]

@@ -9,7 +9,8 @@ To add a tier:
 - a package `specsim/tiers/NAME/` with `tier.py`, whose class has what the Protocol below lists, and with what its
   methods import;
 - the dataclass of its replay files in `specsim.replay_file`, with the fields and properties of `Replay` there;
-- a line in `specsim.tiers.registry`.
+- a line in `specsim.tiers.registry`;
+- what `specsim targets` and `specsim doctor` say of it: `specsim.engines.listing`, `specsim.commands.doctor`.
 
 Budget, seeds, restarts, one signature one finding, replay files, replay twice, shrink, pin, bisect, campaigns, the
 terminal's lines and "not run" come from what is written over the Protocol. A tier draws its cases and runs its search

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from specsim import replay_file
 from specsim.contracts.contract import Case, Op, TensorArg
 from specsim.contracts.provider import Subject
 from specsim.errors import UsageError
@@ -165,6 +166,13 @@ def is_case_of(replay: OpReplay, case: Case) -> bool:
     return json.dumps([case.sizes, tensors], sort_keys=True) == json.dumps(
         [replay.sizes, replay.tensors], sort_keys=True
     )
+
+
+def stored_case(op: Op, path: Path) -> Case:
+    """The case of a replay file of the operation."""
+    stored = replay_file.load(path)
+    assert isinstance(stored, OpReplay)
+    return case_of(op, stored, path)
 
 
 def case_of(op: Op, replay: OpReplay, path: Path) -> Case:
