@@ -349,7 +349,7 @@ def test_a_finding_names_the_pair_whose_order_matters_in_report_and_file(folder:
     assert finding["order"] == ["event 4: host launch V1 r0", "event 6: host finish r0 1 of 1 outputs"]
     assert "event 4: host launch V1 r0" in ended.stdout
     assert json.loads((folder / finding["replay"]).read_text())["order"] == finding["order"]
-    assert "the other way round the rule holds" in specsim(folder, "replay", finding["replay"]).stdout
+    assert "in the opposite order the rule holds" in specsim(folder, "replay", finding["replay"]).stdout
 
 
 # The canary

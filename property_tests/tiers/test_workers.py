@@ -34,7 +34,7 @@ from specsim.findings.pin import replay_pinned
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import Lifter, find_function, parse_module
 from specsim.lifting.source import SourceTree
-from specsim.tiers.workers.probing import NoStandInError, ProbeResult, chooser_of, digest_of, judge_probe, run_probe
+from specsim.tiers.workers.probing import NoStubError, ProbeResult, chooser_of, digest_of, judge_probe, run_probe
 from specsim.tiers.workers.rules import BY_ID, WORKER_RULES
 from specsim.verdict import NotRun
 
@@ -180,7 +180,7 @@ def test_a_name_without_a_stub_is_not_run_and_no_finding(release: Release, wheel
     assert "a_name_of_a_later_release" in result.why_not
     found = multi_layer_probes(Lifter(source, wheel_cache, {}), read_guards(source))
     probe = next(p for p in found if isinstance(p, Probe))
-    with pytest.raises(NoStandInError):
+    with pytest.raises(NoStubError):
         run_probe(probe, replayed(()))
 
 

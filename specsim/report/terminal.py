@@ -215,7 +215,7 @@ def _order_rows(finding: Finding) -> list[tuple[str, str]]:
     if not finding.order:
         return [("order", "none that matters: it happens in every order that was tried")]
     one, two = finding.order
-    return [("order", one), ("", f"{two}; the other way round the rule holds")]
+    return [("order", one), ("", f"{two}; in the opposite order the rule holds")]
 
 
 def _reach_sentence(reach: str) -> str:

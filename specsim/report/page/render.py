@@ -102,7 +102,7 @@ def _order(payload: Mapping[str, Any]) -> str:
         return ""
     items = "".join(f"<li>{_event_link(item['event'], item['text'])}</li>" for item in pair)
     return (
-        f'<div class="order"><p>The order that matters; the other way round the rule holds:</p><ol>{items}</ol></div>'
+        f'<div class="order"><p>The order that matters; in the opposite order the rule holds:</p><ol>{items}</ol></div>'
     )
 
 

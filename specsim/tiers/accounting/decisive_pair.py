@@ -1,4 +1,4 @@
-"""The two events whose order matters: the pair of a schedule that, the other way round, does not break the rule.
+"""The two events whose order matters: the pair of a schedule that, in the opposite order, does not break the rule.
 
 A schedule is taken apart into steps: of the host (it receives, pauses, schedules, launches what it prepared before a
 result came, takes a result) and of the device (it runs a launch). Two steps that follow one another are swapped, and

@@ -160,7 +160,7 @@ class AccountingTier:
                 seen = f"      expected {violation['expected']}, seen {violation['actual']}"
                 lines += [Line(None, f"      {text}", "rule"), Line(None, seen)]
         if stored.order and target == stored.target:
-            last = f"{stored.order[1]}; the other way round the rule holds"
+            last = f"{stored.order[1]}; in the opposite order the rule holds"
             lines += [Line(None, ""), Line("order", stored.order[0]), Line("", last)]
         lines += [Line(None, ""), Line("digest", answer.get("digest", ""))]
         return Explanation(stored.rule, f" on {named}", tuple(lines), f"{len(events)} events,")

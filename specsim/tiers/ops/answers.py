@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ALIVE_SECONDS = 1.0
 LEAST_SECONDS = 1.0  # of judging, also where loading took the whole budget
-ON_CPU = "host code, which runs on a CPU between stand-ins: leave out --device cuda"
+ON_CPU = "host code, which runs on a CPU between stubs: leave out --device cuda"
 
 
 def choose_device(wanted: str) -> str:
@@ -400,7 +400,7 @@ def _required_subject(process: TargetProcess, op: str, name: str, path: Path, ma
 
 def _same_subject(subjects: list[Any], not_run: list[NotRun], op: str, name: str) -> Any:
     """The subject of that name; on a target that does not have that caller, its implementation of the operation. A
-    caller that is there and could not be lifted has no stand-in.
+    caller that is there and could not be lifted has no substitute.
     """
     exact = [s for s in subjects if s.op == op and s.name == name]
     if exact:

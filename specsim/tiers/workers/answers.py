@@ -186,14 +186,14 @@ def _named(request: Request, name: str) -> Any:
 def replay(request: Request, work: Replay, messages: Messages) -> None:
     """Run the case of a replay file once more."""
     from specsim.choices.chooser import replayed
-    from specsim.tiers.workers.probing import NoStandInError, digest_of, run_probe
+    from specsim.tiers.workers.probing import NoStubError, digest_of, run_probe
 
     stored = _stored(work.file)
     probe = _named(request, stored.probe)
     messages.send(At(subject=probe.name))
     try:
         shown = run_probe(probe, replayed(stored.tape))
-    except NoStandInError as error:
+    except NoStubError as error:
         raise UsageError(
             f"{request.target} cannot run {probe.name!r} ({error})", "replay it on the target that it was found on"
         ) from error

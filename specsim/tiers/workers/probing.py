@@ -19,12 +19,12 @@ from specsim.rules.failures import HOST_EXCEPTION
 
 SHRINK_ATTEMPTS_MAX = 400
 
-# What a function raises that uses a part of its release for which there is no stand-in: nothing is found against it.
+# What a function raises that uses a part of its release for which there is no stub: nothing is found against it.
 _NOT_OURS = (AttributeError, NameError, TypeError, KeyError)
 
 
-class NoStandInError(Exception):
-    """The function needs what the stand-ins do not have: it is not run."""
+class NoStubError(Exception):
+    """The function needs what the stubs do not have: it is not run."""
 
 
 @dataclass(slots=True)
@@ -64,14 +64,14 @@ class ProbeResult:
 
 
 def run_probe(probe: Probe, chooser: Chooser) -> Shown:
-    """One case. Raises NoStandInError where the probe does not know its source; what else is raised breaks X1."""
+    """One case. Raises NoStubError where the probe does not know its source; what else is raised breaks X1."""
     try:
         return probe.run(chooser)
     except _NOT_OURS as error:
-        raise NoStandInError(described(error)) from error
+        raise NoStubError(described(error)) from error
     except Exception as error:
         if type(error).__name__ == "UnknownNameError":
-            raise NoStandInError(str(error)) from error
+            raise NoStubError(str(error)) from error
         text = described(error)
         return Shown({}, {"raised": text}, (Broken(HOST_EXCEPTION.id, text, "no exception", text),))
 
@@ -121,7 +121,7 @@ def run_cases(
             result.cases += 1
             for rule in {broken.rule: None for broken in shown.broken}:
                 result.hits.setdefault(rule, []).append(chooser.tape)
-    except NoStandInError as error:
+    except NoStubError as error:
         return ProbeResult(why_not=str(error))
     return result
 
