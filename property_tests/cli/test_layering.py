@@ -107,6 +107,7 @@ PUBLIC = {
 HEAVY = ("torch", "triton", "hypothesis", "numpy")
 MAY_NAME_RELEASES = ("specsim/engines/sglang/", "fixtures/")
 RELEASE = re.compile(r"(?<![\d.])0\.5\.\d+")
+ENGINE = re.compile(r"sglang|sgl_kernel|vllm|flashinfer", re.IGNORECASE)
 PULL_REQUEST = re.compile(r"#\d{4,5}(?![0-9A-Za-z])")
 
 
@@ -269,6 +270,16 @@ def test_only_the_tables_of_releases_name_a_release() -> None:
         for path in sources()
         if not path.startswith(MAY_NAME_RELEASES)
         for place in tokens_that_match(path, RELEASE, prose=True)
+    ]
+    assert named == []
+
+
+def test_lifting_names_no_engine() -> None:
+    named = [
+        place
+        for path in sources()
+        if path.startswith("specsim/lifting/")
+        for place in tokens_that_match(path, ENGINE, prose=False)
     ]
     assert named == []
 
