@@ -1,8 +1,6 @@
 """KV slots of new tokens, from the pages that a request has and from free ones, and where a request's last slot is.
 
-What bounds them: a launch each. Where a request's segment begins in a ragged tensor is a sum over the requests before
-it, which every program reduces for itself in vectors of `BLOCK_B` requests: cheaper than a second launch up to
-thousands of requests.
+What bounds them: a launch each. Where a request's segment begins in a ragged tensor: `specsim.kernels.ragged`.
 """
 # Triton's decorator has no types and kernels take no annotations but tl.constexpr; host functions are typed.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

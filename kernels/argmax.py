@@ -50,7 +50,7 @@ def best_of_chunk(
     compare as (logit, earlier index). A NaN is above everything, as in `torch.argmax`, or counts as -inf.
     """
     o_v = tl.arange(0, BLOCK_V)
-    # [BLOCK_V]: each lane's best so far and where it was. A lane that has met a NaN keeps it. Each block is asked for
+    # [BLOCK_V]: each lane's best so far and where it was. A lane that has read a NaN keeps it. Each block is loaded
     # before the one ahead of it is used, so that the memory is never idle.
     b_best = _load_block(p_row, i_first, 0, VOCAB_SIZE, CHUNK, BLOCK_V, NAN_IS_HIGHEST)
     b_at = i_first + o_v

@@ -1,11 +1,11 @@
 """KV that moves to other slots of its buffer. What bounds it: the bytes that move, once read and once written.
 
 A move is safe for overlapping ranges by construction: the programs that own some columns of one buffer, in all rows
-that move, read them all, meet, and write. So nothing is read after it was written, whatever the moves are, and no byte
-is moved twice. A program holds up to `TILE_BYTES`, which it loads before it waits for any of them. Few rows are owned
-by one program, whose columns are cut until a launch has `PROGRAMS_WANTED` of them. Many are shared by several, so that
-each moves `SHARED_COLUMN_BYTES` of a row at once; those meet through memory, which a cooperative launch allows, and own
-one block of columns after the other.
+that move, read them all, wait at a barrier, and write. So nothing is read after it was written, whatever the moves are,
+and no byte is moved twice. A program holds up to `TILE_BYTES`, which it loads before it waits for any of them. Few rows
+are owned by one program, whose columns are cut until a launch has `PROGRAMS_WANTED` of them. Many are shared by
+several, so that each moves `SHARED_COLUMN_BYTES` of a row at once; their barrier is in memory, which a cooperative
+launch allows, and they own one block of columns after the other.
 """
 # Triton's decorator has no types and kernels take no annotations but tl.constexpr; host functions are typed.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -51,15 +51,15 @@ PROGRAMS_PER_SM = 3
 REGISTERS = 80
 COLUMN_BYTES_MIN = 64
 ROWS_ALONE = 256
-"""Rows that one program moves without help; up to four times as many where all are `BYTES_ALONE`, for which a meeting
-takes longer than narrow columns do."""
+"""Rows that one program moves without help; up to four times as many where all are `BYTES_ALONE`, for which a grid
+barrier takes longer than narrow columns do."""
 
 BYTES_ALONE = 8 << 20
 
 SHARED_COLUMN_BYTES = 256
 SECTOR_BYTES = 32
 BLOCK_M_MIN = 32
-HEAD = tl.constexpr(16)  # words of a group of programs that meet: a line of memory of its own
+HEAD = tl.constexpr(16)  # words of a group of programs that share a barrier: a line of memory of its own
 
 
 class KvBuffers(NamedTuple):
@@ -131,14 +131,14 @@ def _move(words: tuple[Tensor, ...], addresses: Tensor | None, target: Tensor, s
         for buffer in words:
             _move_through_a_buffer(buffer, target, source, staged)
         return
-    meets = plan.num_members > 1
-    tuned = {"launch_cooperative_grid": True, "maxnreg": REGISTERS} if meets else {}
+    is_shared = plan.num_members > 1
+    tuned = {"launch_cooperative_grid": True, "maxnreg": REGISTERS} if is_shared else {}
     _move_kv_kernel[(plan.num_groups * plan.num_members,)](
         words[0],
         target if addresses is None else addresses,  # without addresses the argument is never used
         target,
         source,
-        scratch_of("move_kv heads", target.device, plan.num_groups * HEAD.value) if meets else target,
+        scratch_of("move_kv heads", target.device, plan.num_groups * HEAD.value) if is_shared else target,
         num_slots,
         num_moves,
         len(words) * triton.cdiv(row_words, plan.block_w),
@@ -147,16 +147,16 @@ def _move(words: tuple[Tensor, ...], addresses: Tensor | None, target: Tensor, s
         ROW_WORDS=row_words,
         HAS_ADDRESSES=addresses is not None,
         ALIGNED=16 if all(buffer.data_ptr() % 16 == 0 for buffer in words) else word_bytes,
-        MEETS=meets,
+        IS_SHARED=is_shared,
         BLOCK_M=plan.block_m,
         BLOCK_W=plan.block_w,
-        num_warps=SHARED_NUM_WARPS if meets else _warps(plan.block_m * plan.block_w * word_bytes),
+        num_warps=SHARED_NUM_WARPS if is_shared else _warps(plan.block_m * plan.block_w * word_bytes),
         **tuned,
     )
 
 
 class _Plan(NamedTuple):
-    """Rows and words of a row that a program holds, programs that meet, and groups of such programs."""
+    """Rows and words of a row that a program holds, programs that share a barrier, and groups of such programs."""
 
     block_m: int
     block_w: int
@@ -243,12 +243,12 @@ def _move_kv_kernel(
     ROW_WORDS: tl.constexpr,
     HAS_ADDRESSES: tl.constexpr,
     ALIGNED: tl.constexpr,
-    MEETS: tl.constexpr,
+    IS_SHARED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
     """A group of programs has some blocks of columns of the buffers, and each of its members some of the moves: all
-    read, meet, and write.
+    read, wait for each other, and write.
     """
     i_group = tl.program_id(0) // num_members
     i_member = tl.program_id(0) % num_members
@@ -259,10 +259,10 @@ def _move_kv_kernel(
     b_source = tl.load(p_source + o_m, mask=o_m < num_moves, other=0)
     m_move = (b_target != b_source) & (b_target >= 0) & (b_target < num_slots)
     m_move = m_move & (b_source >= 0) & (b_source < num_slots)
-    b_target = b_target.to(tl.int32)  # half the registers; those that do not fit are masked
+    b_target = b_target.to(tl.int32)  # half the registers; slots that do not fit are masked
     b_source = b_source.to(tl.int32)
     blocks: tl.constexpr = (ROW_WORDS + BLOCK_W - 1) // BLOCK_W
-    i_meeting = 0
+    i_barrier = 0
     for i_unit in range(i_group, num_units, num_groups):
         p_buffer = p_words
         if HAS_ADDRESSES:
@@ -272,14 +272,14 @@ def _move_kv_kernel(
         m_tile = m_move[:, None] & (o_w < ROW_WORDS)[None, :]
         b_tile = tl.load(p_buffer + b_source.to(tl.int64)[:, None] * ROW_WORDS + o_w[None, :], mask=m_tile, other=0)
         tl.debug_barrier()
-        if MEETS:
-            i_meeting += 1
+        if IS_SHARED:
+            i_barrier += 1
             i_here = tl.atomic_add(p_head, 1, sem="acq_rel") + 1
-            while i_here < i_meeting * num_members:
+            while i_here < i_barrier * num_members:
                 i_here = tl.atomic_add(p_head, 0, sem="acquire")
             tl.debug_barrier()
         tl.store(p_buffer + b_target.to(tl.int64)[:, None] * ROW_WORDS + o_w[None, :], b_tile, mask=m_tile)
-    if MEETS:  # the last to leave makes the head ready for the next launch
+    if IS_SHARED:  # the last to leave zeroes the head for the next launch
         i_done = tl.atomic_add(p_head + 1, 1, sem="acq_rel")
         if i_done == num_members - 1:
             tl.store(p_head, 0)

@@ -1,4 +1,4 @@
-"""What must hold of the arguments before a kernel gets their addresses. No value is read, no device waited for."""
+"""Checks of a kernel's arguments before it gets their addresses. They read no value and wait for no device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from specsim.errors import UsageError
 P = ParamSpec("P")
 
 ANY = "any dtype"
-"""For a tensor whose rows are moved and never read as numbers."""
+"""For a tensor whose rows are copied and never read as numbers."""
 
 LOGITS = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes in which a model's head puts out logits."""
+"""Dtypes of the logits that a model returns."""
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
@@ -29,10 +29,10 @@ Dtypes = str | tuple[torch.dtype, ...]
 
 
 def operation(**dtypes: Dtypes) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Decorates a host function: its arguments are held against the contract of the operation of its name.
+    """Decorate a host function: a call checks its arguments against the contract of the operation of its name.
 
-    `dtypes` names what the kernel takes beyond the contract's dtypes: `ANY`, or a list. Arguments that are both given
-    the same list must have the same dtype.
+    `dtypes` has the dtypes that the kernel takes beyond the contract's: `ANY`, or a tuple. Arguments with equal tuples
+    must have equal dtypes.
     """
 
     def decorate(function: Callable[P, None]) -> Callable[P, None]:
@@ -54,7 +54,7 @@ def operation(**dtypes: Dtypes) -> Callable[[Callable[P, None]], Callable[P, Non
 def require_contract(
     args: tuple[TensorArg | ScalarArg, ...], arguments: Mapping[str, Any], dtypes: Mapping[str, Dtypes]
 ) -> None:
-    """Every argument must have the contract's type, dtype and shape, and all tensors fit one another.
+    """Every argument must have the contract's type, dtype and shape, and sizes of one name must be equal.
 
     Raises ValueError, naming the argument, what it is and what is allowed.
     """
@@ -105,7 +105,7 @@ def _require_equal_dtypes(tensors: Mapping[str, torch.Tensor], dtypes: Mapping[s
 
 
 def require_size(name: str, size: str, actual: int, allowed: int) -> None:
-    """`actual`, the `size` of argument `name`, must be what the other arguments say."""
+    """`actual`, the `size` of argument `name`, must be `allowed`, which follows from the other arguments."""
     if actual != allowed:
         raise ValueError(f"{name} has {size} {actual}; allowed: {allowed}, as the other arguments say")
 

@@ -1,9 +1,9 @@
-"""From logits to laws: penalties, bias and grammar in place, the greedy token, softmax and min-p.
+"""From logits to distributions: penalties, bias and grammar in place, the greedy token, softmax and min-p.
 
 What changes element by element (penalties, grammar) is shared out over programs by blocks of the vocabulary and bound
-by its bytes. So is the softmax, in two launches: what each block adds to its row's sum, and the law; bound by the bytes
-of reading twice and writing once. Min-p has one program a row, which reads it several times. The greedy token of few
-rows is found by several programs a row.
+by its bytes. So is the softmax, in two launches: what each block adds to its row's sum, and the distribution; bound by
+the bytes of reading twice and writing once. Min-p has one program a row, which reads it several times. The greedy token
+of few rows is found by several programs a row.
 """
 # Triton's decorator has no types and kernels take no annotations but tl.constexpr; host functions are typed.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -189,11 +189,11 @@ def _argmax_splits(num_rows: int, vocab_size: int) -> int:
 
 @operation(logits=LOGITS)
 def temperature_softmax(logits: Tensor, temperature: Tensor, probs: Tensor) -> None:
-    """Write the law of each row, the softmax of `logits / temperature`, in float32.
+    """Write the distribution of each row, the softmax of `logits / temperature`, in float32.
 
     Several programs share a row, which takes two launches and an allocation of their results' size. Shapes:
     specsim.reference.logits.temperature_softmax; logits are float32, bfloat16 or float16. A row in which every token is
-    forbidden has no law and becomes NaN.
+    forbidden has no distribution and becomes NaN.
     """
     num_rows = require_vocabulary("logits", logits)
     if num_rows == 0:
@@ -409,7 +409,7 @@ def _softmax_of_parts_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """A program a block of a row, which is still in the L2 cache: its law."""
+    """A program a block of a row, which is still in the L2 cache: its probabilities."""
     i_row = tl.program_id(0).to(tl.int64)
     # [BLOCK_V], loaded before the sum of parts is waited for
     o_v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)

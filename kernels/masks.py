@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +20,17 @@ NUM_DRAFT_TOKENS_MAX = 256
 """Nodes of a tree whose relations are held in registers, a strip of columns at a time."""
 
 BLOCK_C = 32
+
+
+class Links(NamedTuple):
+    """What describes trees: addresses of positions [num_nodes] int64, and of numbers and links
+    [bs, num_draft_tokens] int64, as specsim.reference.tree.build_tree has them.
+    """
+
+    positions: Any
+    retrieve_index: Any
+    next_token: Any
+    next_sibling: Any
 
 
 @operation()
@@ -106,7 +119,7 @@ def unpack_tree_mask(packed: Tensor, tree_mask: Tensor) -> None:
 def links_of(b_parent, NDT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
     """First child and next sibling of each node [BLOCK_N], -1 where there is none, from the parents; -1 is no parent.
 
-    Other nodes are met in strips of `BLOCK_C`, so that no tile is wider than that.
+    Other nodes are compared in strips of `BLOCK_C`, so that no tile is wider than that.
     """
     # [BLOCK_N]
     o_n = tl.arange(0, BLOCK_N)
@@ -127,27 +140,17 @@ def links_of(b_parent, NDT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.con
 
 @triton.jit
 def store_links(
-    p_positions,
-    p_retrieve_index,
-    p_retrieve_next_token,
-    p_retrieve_next_sibling,
-    i_b,
-    i_seq_len,
-    b_depth,
-    b_parent,
-    NDT: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    links, i_b, i_seq_len, b_depth, b_parent, NDT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr
 ):
-    """Store positions, numbers and links of one tree, from depths and parents [BLOCK_N]."""
+    """Store positions, numbers and links of one tree in `Links`, from depths and parents [BLOCK_N]."""
     b_child, b_sibling = links_of(b_parent, NDT, BLOCK_N, BLOCK_C)
     o_n = tl.arange(0, BLOCK_N)
     m_n = o_n < NDT
     o_node = i_b * NDT + o_n
-    tl.store(p_positions + o_node, i_seq_len + b_depth, mask=m_n)
-    tl.store(p_retrieve_index + o_node, o_node, mask=m_n)
-    tl.store(p_retrieve_next_token + o_node, b_child.to(tl.int64), mask=m_n)
-    tl.store(p_retrieve_next_sibling + o_node, b_sibling.to(tl.int64), mask=m_n)
+    tl.store(links.positions + o_node, i_seq_len + b_depth, mask=m_n)
+    tl.store(links.retrieve_index + o_node, o_node, mask=m_n)
+    tl.store(links.next_token + o_node, b_child.to(tl.int64), mask=m_n)
+    tl.store(links.next_sibling + o_node, b_sibling.to(tl.int64), mask=m_n)
 
 
 @triton.jit
@@ -156,8 +159,8 @@ def _reconstruct_tree_kernel(
     p_verified_seq_len,
     p_positions,
     p_retrieve_index,
-    p_retrieve_next_token,
-    p_retrieve_next_sibling,
+    p_next_token,
+    p_next_sibling,
     NDT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -176,19 +179,9 @@ def _reconstruct_tree_kernel(
         m_ancestor = tl.load(p_tree_mask + o_mask, mask=m_earlier, other=0) != 0
         b_depth += tl.sum(m_ancestor.to(tl.int32), axis=1)
         b_parent = tl.maximum(b_parent, tl.max(tl.where(m_ancestor, o_c[None, :], -1), axis=1))
-    store_links(
-        p_positions,
-        p_retrieve_index,
-        p_retrieve_next_token,
-        p_retrieve_next_sibling,
-        i_b,
-        tl.load(p_verified_seq_len + i_b),
-        b_depth,
-        b_parent,
-        NDT,
-        BLOCK_N,
-        BLOCK_C,
-    )
+    i_seq_len = tl.load(p_verified_seq_len + i_b)
+    links = Links(p_positions, p_retrieve_index, p_next_token, p_next_sibling)
+    store_links(links, i_b, i_seq_len, b_depth, b_parent, NDT, BLOCK_N, BLOCK_C)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -1,7 +1,7 @@
 """Drafts by several layers: windows that rotate, and what is remembered in front of them.
 
 What bounds them: a launch each, and the bytes of hidden states, which are moved as wide words in blocks of columns.
-Where rows of one buffer take the place of others, a program reads all that it writes to, meets a barrier, and writes.
+Where rows of one buffer take the place of others, a program reads what it writes to, waits at a barrier, and writes.
 """
 # Triton's decorator has no types and kernels take no annotations but tl.constexpr; host functions are typed.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -109,7 +109,7 @@ def assign_new_state(
 ) -> None:
     """Write the next layer's window, which begins one position earlier.
 
-    Shapes: specsim.reference.multi_layer.assign_new_state; hidden states have any dtype. Rows that belong to nobody are
+    Shapes: specsim.reference.multi_layer.assign_new_state; hidden states have any dtype. Rows of no request are
     written as 0: each request has those before its segment, the last one those behind it. Raises ValueError for a step
     outside the pool.
     """

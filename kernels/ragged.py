@@ -1,7 +1,7 @@
 """Where a request's segment begins in a ragged tensor: a sum over the requests before it.
 
-Every program reduces it for itself in vectors of `BLOCK_B` requests: cheaper than a second launch up to thousands of
-requests.
+Every program reduces it for itself in vectors of `BLOCK_B` requests, which is cheaper than a second launch up to
+thousands of requests.
 """
 # Triton's decorator has no types and kernels take no annotations but tl.constexpr.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -13,11 +13,11 @@ import triton.language as tl
 
 BLOCK_B = 256
 FEW = 32
-"""Requests that one warp adds up, without waiting for others: a block of so few has a kernel of its own."""
+"""Requests whose lengths one warp adds up, with no barrier between warps."""
 
 
 def lanes_for(count: int) -> tuple[int, int]:
-    """Lanes of a block with a lane for each of `count`, and its warps."""
+    """Lanes of a block of requests, and its warps, where there are `count` requests."""
     return (FEW, 1) if count <= FEW else (BLOCK_B, 4)
 
 
@@ -28,7 +28,7 @@ def block_of_requests(bs: int) -> int:
 
 @triton.jit
 def sum_before(p_lens, i_b, EXTRA: tl.constexpr, BLOCK_B: tl.constexpr):
-    """The sum of `lens + EXTRA`, none counted below 0, over the requests before `i_b`, int64."""
+    """The sum of `max(lens + EXTRA, 0)` over the requests before `i_b`, int64."""
     b_sum = tl.zeros([BLOCK_B], dtype=tl.int64)
     i_first = 0
     while i_first < i_b:
@@ -42,7 +42,7 @@ def sum_before(p_lens, i_b, EXTRA: tl.constexpr, BLOCK_B: tl.constexpr):
 
 @triton.jit
 def sum_of_differences_before(p_starts, p_ends, i_b, BLOCK_B: tl.constexpr):
-    """The sum of `ends - starts`, none counted below 0, over the requests before `i_b`, int64."""
+    """The sum of `max(ends - starts, 0)` over the requests before `i_b`, int64."""
     b_sum = tl.zeros([BLOCK_B], dtype=tl.int64)
     i_first = 0
     while i_first < i_b:

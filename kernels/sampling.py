@@ -1,12 +1,12 @@
 """Verification at a temperature: the walk and the draw of the token after it, in one launch.
 
 One program a request: a walk reads single probabilities of the nodes that it visits, each load dependent on the
-one before, and the draw reads one row of the target's law (and one of the draft's) once, and a block of it again. No
+one before, and the draw reads one row of the target's distribution (and of the draft's) once, and a block again. No
 row that the walk does not need is read, and nothing of the size of the vocabulary is written.
 
 Sums have a fixed order: each block of `BLOCK_V` tokens is reduced, the blocks' sums are added up one after the other,
-and the block in which the coin falls is added up token by token. Results are the same bit for bit from run to run; they
-can differ from the reference's where a coin lies within rounding of a threshold.
+and the block in which the uniform draw falls is added up token by token. Results are the same bit for bit from run to
+run; they can differ from the reference's where a uniform draw lies within rounding of a threshold.
 
 What bounds them at small batches is the latency of the row that is drawn from; at large ones, its bytes.
 """
@@ -22,6 +22,7 @@ import triton.language as tl
 
 from specsim.kernels.launch import block_of, operation, require_size
 from specsim.kernels.split_rows import lane
+from specsim.kernels.verify import Path, Tree, store_path
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
 
 __all__ = ["verify_tree_rejection", "verify_tree_target_only"]
 
+ACC_MIN = tl.constexpr(THRESHOLD_ACC_MIN)
 BLOCK_V = 8192
 BLOCK_V_OF_TWO_LAWS = 4096
-"""Where a row of the draft's law is read beside the target's: more would not fit the registers."""
+"""Where a row of the draft's distribution is read beside the target's: more would not fit the registers."""
 
 
 @operation()
@@ -50,9 +52,9 @@ def verify_tree_target_only(
     accept_index: Tensor,
     accept_token_num: Tensor,
 ) -> None:
-    """Walk each tree; the children of a node share out its coin by their probabilities under the target model.
+    """Walk each tree; the children of a node share its uniform draw by their probabilities under the target.
 
-    Shapes and dtypes: specsim.reference.sampling.verify_tree_target_only; laws and coins are float32.
+    Shapes and dtypes: specsim.reference.sampling.verify_tree_target_only; distributions and uniform draws are float32.
 
     Writes `accept_index` and `accept_token_num` whole, and `predicts` at the accepted path alone. A walk visits at
     most `num_draft_tokens` nodes and ends at a link that leaves the row, so it ends on any input.
@@ -78,7 +80,6 @@ def verify_tree_target_only(
         NUM_STEPS=num_steps,
         NDT=num_draft_tokens,
         VOCAB=vocab_size,
-        ACC_MIN=THRESHOLD_ACC_MIN,
         BLOCK_N=triton.next_power_of_2(num_draft_tokens),
         BLOCK_W=triton.next_power_of_2(num_steps + 1),
         **blocks_of_row(vocab_size, BLOCK_V),
@@ -100,9 +101,9 @@ def verify_tree_rejection(
     accept_index: Tensor,
     accept_token_num: Tensor,
 ) -> None:
-    """Walk each tree; every child has a coin of its own and is held against what its siblings have left over.
+    """Walk each tree; every child has a uniform draw of its own, compared with what its siblings have left over.
 
-    Shapes and dtypes: specsim.reference.sampling.verify_tree_rejection; laws and coins are float32.
+    Shapes and dtypes: specsim.reference.sampling.verify_tree_rejection; distributions and uniform draws are float32.
 
     What is left over is not stored: it is computed again from the two rows, with the totals of the rejections before,
     which costs one pass over both rows for each rejected sibling. Writes `accept_index` and `accept_token_num` whole,
@@ -152,14 +153,14 @@ def positive(b_difference):
 
 
 @triton.jit
-def find_block(b_sums, coin, NUM_BLOCKS: tl.constexpr):
-    """Of blocks with sums `b_sums` [NUM_BLOCKS]: the one in which `coin` falls, the sum before it and the threshold.
+def find_block(b_sums, draw, NUM_BLOCKS: tl.constexpr):
+    """Of blocks with sums `b_sums` [NUM_BLOCKS]: the one in which `draw` falls, the sum before it and the threshold.
 
     Where no block's end exceeds the threshold it is the last one that has any weight.
     """
     o_block = tl.arange(0, NUM_BLOCKS)
     b_end = tl.cumsum(b_sums, axis=0)
-    threshold = coin * lane(b_end, NUM_BLOCKS - 1, NUM_BLOCKS)
+    threshold = draw * lane(b_end, NUM_BLOCKS - 1, NUM_BLOCKS)
     i_above = tl.min(tl.where(b_end > threshold, o_block, NUM_BLOCKS), axis=0)
     i_last = tl.max(tl.where(b_sums > 0, o_block, 0), axis=0)
     i_block = tl.where(i_above < NUM_BLOCKS, i_above, i_last)
@@ -177,44 +178,14 @@ def find_token(b_weights, o_v, before, threshold, VOCAB: tl.constexpr):
 
 
 @triton.jit
-def _store_path(
-    p_predicts,
-    p_accept_index,
-    p_accept_token_num,
-    i_b,
-    b_path,
-    b_token,
-    i_accepted,
-    num_nodes,
-    NUM_STEPS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):
-    """Store a walk's path [BLOCK_W], -1 beyond it, and the token after each of its nodes."""
-    o_w = tl.arange(0, BLOCK_W)
-    m_node = (b_path >= 0) & (b_path < num_nodes)
-    tl.store(p_predicts + b_path, b_token.to(tl.int32), mask=m_node)
-    tl.store(p_accept_index + i_b * (NUM_STEPS + 1) + o_w, b_path.to(tl.int32), mask=o_w <= NUM_STEPS)
-    tl.store(p_accept_token_num + i_b, i_accepted)
-
-
-@triton.jit
-def _without_children(
-    b_weights,
-    o_v,
-    p_candidates,
-    p_retrieve_next_token,
-    p_retrieve_next_sibling,
-    i_first_node,
-    i_node,
-    NDT: tl.constexpr,
-):
+def _without_children(b_weights, o_v, tree, i_first_node, i_node, NDT: tl.constexpr):
     """Weights of a block [BLOCK_V] with 0 at the tokens of the node's children."""
-    i_child = tl.load(p_retrieve_next_token + i_first_node + i_node)
+    i_child = tl.load(tree.next_token + i_first_node + i_node)
     i_hop = 1
     while (i_hop < NDT) & (i_child >= 0) & (i_child < NDT):
-        i_token = tl.load(p_candidates + i_first_node + i_child)
+        i_token = tl.load(tree.candidates + i_first_node + i_child)
         b_weights = tl.where(o_v == i_token, 0.0, b_weights)
-        i_child = tl.load(p_retrieve_next_sibling + i_first_node + i_child)
+        i_child = tl.load(tree.next_sibling + i_first_node + i_child)
         i_hop += 1
     return b_weights
 
@@ -223,8 +194,8 @@ def _without_children(
 def _verify_tree_target_only_kernel(
     p_candidates,
     p_retrieve_index,
-    p_retrieve_next_token,
-    p_retrieve_next_sibling,
+    p_next_token,
+    p_next_sibling,
     p_uniform_samples,
     p_uniform_final,
     p_target_probs,
@@ -237,7 +208,6 @@ def _verify_tree_target_only_kernel(
     NUM_STEPS: tl.constexpr,
     NDT: tl.constexpr,
     VOCAB: tl.constexpr,
-    ACC_MIN: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -246,6 +216,8 @@ def _verify_tree_target_only_kernel(
     """One program a request. The rejected children of the node where the walk stands are kept as their tokens, by
     child, so that the draw touches again only blocks of the vocabulary that hold one of them.
     """
+    tree = Tree(p_candidates, p_retrieve_index, p_next_token, p_next_sibling)
+    path = Path(p_predicts, p_accept_index, p_accept_token_num)
     i_b = tl.program_id(0).to(tl.int64)
     i_first_node = i_b * NDT
     o_n = tl.arange(0, BLOCK_N)
@@ -254,11 +226,11 @@ def _verify_tree_target_only_kernel(
     acc = tl.maximum(tl.load(p_threshold_acc), ACC_MIN)
 
     i_node = i_b * 0
-    i_child = tl.load(p_retrieve_next_token + i_first_node)
-    coin = tl.load(p_uniform_samples + i_first_node)
-    mass = coin * 0.0
+    i_child = tl.load(tree.next_token + i_first_node)
+    draw = tl.load(p_uniform_samples + i_first_node)
+    mass = draw * 0.0
     # [BLOCK_W]: accepted nodes, and the token after each
-    b_path = tl.where(o_w == 0, tl.load(p_retrieve_index + i_first_node), -1)
+    b_path = tl.where(o_w == 0, tl.load(tree.retrieve_index + i_first_node), -1)
     b_token = tl.full([BLOCK_W], 0, tl.int64)
     # [BLOCK_N]: tokens of the children of `i_node` that were rejected
     b_rejected = tl.full([BLOCK_N], -1, tl.int64)
@@ -266,21 +238,21 @@ def _verify_tree_target_only_kernel(
     i_hop = 1
     while (i_hop < NDT) & (i_child >= 0) & (i_child < NDT) & (i_accepted < NUM_STEPS):
         o_child = i_first_node + i_child
-        i_token = tl.load(p_candidates + o_child)
-        i_number = tl.load(p_retrieve_index + o_child)
-        i_next_token = tl.load(p_retrieve_next_token + o_child)
-        i_next_sibling = tl.load(p_retrieve_next_sibling + o_child)
-        child_coin = tl.load(p_uniform_samples + o_child)
+        i_token = tl.load(tree.candidates + o_child)
+        i_number = tl.load(tree.retrieve_index + o_child)
+        i_next_token = tl.load(tree.next_token + o_child)
+        i_next_sibling = tl.load(tree.next_sibling + o_child)
+        child_draw = tl.load(p_uniform_samples + o_child)
         o_prob = (i_first_node + i_node) * VOCAB + i_token
         prob = tl.load(p_target_probs + o_prob, mask=(i_token >= 0) & (i_token < VOCAB), other=0.0)
         mass += prob
-        is_accepted = (prob > 0) & ((coin < tl.div_rn(mass, acc)) | (prob >= single))
+        is_accepted = (prob > 0) & ((draw < tl.div_rn(mass, acc)) | (prob >= single))
         b_rejected = tl.where(is_accepted, -1, tl.where(o_n == i_child, i_token, b_rejected))
         i_new = tl.where(is_accepted, i_accepted, BLOCK_W)
         b_token = tl.where(o_w == i_new, i_token, b_token)
         b_path = tl.where(o_w == i_new + 1, i_number, b_path)
         i_accepted += is_accepted.to(tl.int32)
-        coin = tl.where(is_accepted, child_coin, coin)
+        draw = tl.where(is_accepted, child_draw, draw)
         mass = tl.where(is_accepted, 0.0, mass)
         i_node = tl.where(is_accepted, i_child, i_node)
         i_child = tl.where(is_accepted, i_next_token, i_next_sibling)
@@ -294,44 +266,22 @@ def _verify_tree_target_only_kernel(
         o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
         b_weights = tl.load(p_row + o_v, mask=o_v < VOCAB, other=0.0)
         if tl.sum(((b_rejected >= 0) & (b_rejected // BLOCK_V == i_block)).to(tl.int32), axis=0) > 0:
-            b_weights = _without_children(
-                b_weights,
-                o_v,
-                p_candidates,
-                p_retrieve_next_token,
-                p_retrieve_next_sibling,
-                i_first_node,
-                i_node,
-                NDT,
-            )
+            b_weights = _without_children(b_weights, o_v, tree, i_first_node, i_node, NDT)
         b_sums = tl.where(o_block == i_block, tl.sum(b_weights, axis=0), b_sums)
 
     i_block, before, threshold = find_block(b_sums, tl.load(p_uniform_final + i_b), NUM_BLOCKS)
     o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
     b_weights = tl.load(p_row + o_v, mask=o_v < VOCAB, other=0.0)
     if tl.sum((b_rejected >= 0).to(tl.int32), axis=0) > 0:
-        b_weights = _without_children(
-            b_weights, o_v, p_candidates, p_retrieve_next_token, p_retrieve_next_sibling, i_first_node, i_node, NDT
-        )
+        b_weights = _without_children(b_weights, o_v, tree, i_first_node, i_node, NDT)
     i_token = find_token(b_weights, o_v, before, threshold, VOCAB)
     b_token = tl.where(o_w == i_accepted, i_token, b_token)
-    _store_path(
-        p_predicts,
-        p_accept_index,
-        p_accept_token_num,
-        i_b,
-        b_path,
-        b_token,
-        i_accepted,
-        num_nodes,
-        NUM_STEPS,
-        BLOCK_W,
-    )
+    store_path(path, i_b, b_path, b_token, i_accepted, num_nodes, NUM_STEPS, BLOCK_W)
 
 
 @triton.jit
 def _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N: tl.constexpr):
-    """Laws p and q, a block or a scalar, after the children with tokens `b_drawn` [BLOCK_N] were rejected.
+    """Distributions p and q, a block or a scalar, after the children with tokens `b_drawn` [BLOCK_N] were rejected.
 
     `b_total_p` and `b_total_q` [BLOCK_N] are the totals by which each rejection normalises what it leaves.
     """
@@ -349,8 +299,8 @@ def _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N:
 def _verify_tree_rejection_kernel(
     p_candidates,
     p_retrieve_index,
-    p_retrieve_next_token,
-    p_retrieve_next_sibling,
+    p_next_token,
+    p_next_sibling,
     p_uniform_samples,
     p_uniform_final,
     p_draft_probs,
@@ -368,17 +318,19 @@ def _verify_tree_rejection_kernel(
     NUM_BLOCKS: tl.constexpr,
 ):
     """One program a request."""
+    tree = Tree(p_candidates, p_retrieve_index, p_next_token, p_next_sibling)
+    path = Path(p_predicts, p_accept_index, p_accept_token_num)
     i_b = tl.program_id(0).to(tl.int64)
     i_first_node = i_b * NDT
     o_n = tl.arange(0, BLOCK_N)
     o_w = tl.arange(0, BLOCK_W)
 
     i_node = i_b * 0
-    i_child = tl.load(p_retrieve_next_token + i_first_node)
+    i_child = tl.load(tree.next_token + i_first_node)
     # [BLOCK_W]: accepted nodes, and the token after each
-    b_path = tl.where(o_w == 0, tl.load(p_retrieve_index + i_first_node), -1)
+    b_path = tl.where(o_w == 0, tl.load(tree.retrieve_index + i_first_node), -1)
     b_token = tl.full([BLOCK_W], 0, tl.int64)
-    # [BLOCK_N]: the rejections at `i_node` that changed its laws
+    # [BLOCK_N]: the rejections at `i_node` that changed its distributions
     b_drawn = tl.full([BLOCK_N], -1, tl.int64)
     b_total_p = tl.full([BLOCK_N], 1.0, tl.float32)
     b_total_q = tl.full([BLOCK_N], 1.0, tl.float32)
@@ -387,17 +339,17 @@ def _verify_tree_rejection_kernel(
     i_hop = 1
     while (i_hop < NDT) & (i_child >= 0) & (i_child < NDT) & (i_accepted < NUM_STEPS):
         o_child = i_first_node + i_child
-        i_token = tl.load(p_candidates + o_child)
-        i_number = tl.load(p_retrieve_index + o_child)
-        i_next_token = tl.load(p_retrieve_next_token + o_child)
-        i_next_sibling = tl.load(p_retrieve_next_sibling + o_child)
-        coin = tl.load(p_uniform_samples + o_child)
+        i_token = tl.load(tree.candidates + o_child)
+        i_number = tl.load(tree.retrieve_index + o_child)
+        i_next_token = tl.load(tree.next_token + o_child)
+        i_next_sibling = tl.load(tree.next_sibling + o_child)
+        draw = tl.load(p_uniform_samples + o_child)
         o_row = (i_first_node + i_node) * VOCAB
         m_token = (i_token >= 0) & (i_token < VOCAB)
         p = tl.load(p_target_probs + o_row + i_token, mask=m_token, other=0.0)
         q = tl.load(p_draft_probs + o_row + i_token, mask=m_token, other=0.0)
         p, q = _left_over(p, q, i_token, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
-        is_accepted = (coin * q < p) & (q > 0)
+        is_accepted = (draw * q < p) & (q > 0)
         if (~is_accepted) & (q > 0):
             b_sum_p = tl.zeros([BLOCK_V], dtype=tl.float32)
             b_sum_q = tl.zeros([BLOCK_V], dtype=tl.float32)
@@ -441,15 +393,4 @@ def _verify_tree_rejection_kernel(
     b_q = tl.load(p_draft_probs + o_row + o_v, mask=o_v < len_q, other=0.0)
     b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
     b_token = tl.where(o_w == i_accepted, find_token(b_p, o_v, before, threshold, VOCAB), b_token)
-    _store_path(
-        p_predicts,
-        p_accept_index,
-        p_accept_token_num,
-        i_b,
-        b_path,
-        b_token,
-        i_accepted,
-        num_nodes,
-        NUM_STEPS,
-        BLOCK_W,
-    )
+    store_path(path, i_b, b_path, b_token, i_accepted, num_nodes, NUM_STEPS, BLOCK_W)

@@ -1,9 +1,10 @@
-"""Memory through which the programs of a launch talk: zero before a launch, and left zero by it.
+"""Memory through which the programs of a launch communicate: zero before a launch, and zeroed by it at its end.
 
-An eager launch takes what is kept for its stream. A launch that a CUDA graph captures takes what is kept for graphs,
-which eager launches, such as the warm-up before a capture, make as large as theirs; without one it is zeroed inside the
-graph, at each replay. Graphs of a device share it, so two of them must not be replayed at the same time. What is
-outgrown stays, since graphs hold pointers to it; sizes are powers of two, so that is less than what is in use.
+An eager launch uses the scratch of its stream. A launch that a CUDA graph captures uses the scratch of graphs, which
+each eager launch, such as the warm-up before a capture, makes as large as its own; where no launch came before, new
+scratch is zeroed inside the graph, at each replay. Graphs of a device share theirs, so two of them must not be replayed
+at the same time. Scratch that became too small is never freed, since graphs hold pointers to it; sizes are powers of
+two, so that all of it takes less than what is in use.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _OUTGROWN: list[Tensor] = []
 
 
 def scratch_of(name: str, device: torch.device, words: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    """At least `words` elements of a kernel's scratch `name`."""
+    """A tensor of at least `words` elements, the scratch `name` of a kernel on that device."""
     if device.type != "cuda":
         return _kept(name, device, 0, words, dtype)
     if torch.cuda.is_current_stream_capturing():
@@ -29,7 +30,7 @@ def scratch_of(name: str, device: torch.device, words: int, dtype: torch.dtype =
 
 
 def kept_scratch(name: str) -> list[Tensor]:
-    """All that is kept of a kernel's scratch."""
+    """The tensors of scratch `name`, of every device and stream."""
     return [kept for (of, _device, _stream), kept in _KEPT.items() if of == name]
 
 

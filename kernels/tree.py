@@ -11,6 +11,8 @@ request.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -20,7 +22,7 @@ from specsim.contracts.contract import Role, TensorArg
 from specsim.contracts.registry import OPS
 from specsim.contracts.tree import FULL_MASK, QLEN_ONLY
 from specsim.kernels.launch import operation, require_contract, require_size
-from specsim.kernels.masks import BLOCK_C, NUM_DRAFT_TOKENS_MAX, store_links
+from specsim.kernels.masks import BLOCK_C, NUM_DRAFT_TOKENS_MAX, Links, store_links
 from specsim.reference.masks import packed_bytes
 
 __all__ = ["build_tree", "build_tree_and_cache_locs", "build_tree_packed"]
@@ -34,6 +36,15 @@ PROGRAMS_MAX = 1024
 """Of a launch that shares them out: eight for each multiprocessor of a large GPU write as fast as memory takes it."""
 
 PACKED = 2
+
+
+class Slots(NamedTuple):
+    """The tensors of `SLOTS`: where nodes get their slots from, and where these are written."""
+
+    req_pool_indices: Any
+    req_to_token: Any
+    out_cache_loc: Any
+
 
 SLOTS = (
     TensorArg("req_pool_indices", Role.IN, ("bs",), torch.int64, "rows that the requests hold"),
@@ -73,7 +84,7 @@ def build_tree(
         selected_index,
         verified_seq_len,
         tree_mask,
-        (positions, retrieve_index, retrieve_next_token, retrieve_next_sibling),
+        Links(positions, retrieve_index, retrieve_next_token, retrieve_next_sibling),
         None,
         topk,
         num_draft_tokens,
@@ -107,7 +118,7 @@ def build_tree_packed(
         selected_index,
         verified_seq_len,
         tree_mask,
-        (positions, retrieve_index, retrieve_next_token, retrieve_next_sibling),
+        Links(positions, retrieve_index, retrieve_next_token, retrieve_next_sibling),
         None,
         topk,
         num_draft_tokens,
@@ -149,8 +160,8 @@ def build_tree_and_cache_locs(
         selected_index,
         verified_seq_len,
         tree_mask,
-        (positions, retrieve_index, retrieve_next_token, retrieve_next_sibling),
-        (req_pool_indices, req_to_token, out_cache_loc),
+        Links(positions, retrieve_index, retrieve_next_token, retrieve_next_sibling),
+        Slots(req_pool_indices, req_to_token, out_cache_loc),
         topk,
         num_draft_tokens,
         tree_mask_mode,
@@ -167,8 +178,8 @@ def _build(
     selected_index: Tensor,
     verified_seq_len: Tensor,
     tree_mask: Tensor,
-    links: tuple[Tensor, Tensor, Tensor, Tensor],
-    slots: tuple[Tensor, Tensor, Tensor] | None,
+    links: Links,
+    slots: Slots | None,
     topk: int,
     num_draft_tokens: int,
     mode: int,
@@ -177,7 +188,7 @@ def _build(
         raise ValueError(f"num_draft_tokens is {num_draft_tokens}; allowed: at most {NUM_DRAFT_TOKENS_MAX}")
     bs = selected_index.shape[0]
     require_size("selected_index", "num_selected", selected_index.shape[1], num_draft_tokens - 1)
-    require_size("positions", "num_nodes", links[0].shape[0], bs * num_draft_tokens)
+    require_size("positions", "num_nodes", links.positions.shape[0], bs * num_draft_tokens)
     if mode == QLEN_ONLY and tree_mask.shape[0] < bs * num_draft_tokens**2:
         raise ValueError(f"tree_mask has mask_numel {tree_mask.shape[0]}; allowed: {bs * num_draft_tokens**2} or more")
     if bs == 0:
@@ -186,7 +197,7 @@ def _build(
     if mode == FULL_MASK:
         splits = max(1, min(PROGRAMS_MAX // bs, tree_mask.shape[0] // bs // FILL_BYTES))
     # Without slots the page table's arguments are never used; any tensors of the right dtypes will do.
-    req_pool_indices, req_to_token, out_cache_loc = slots or (verified_seq_len, verified_seq_len, verified_seq_len)
+    slots_or_any = slots or Slots(verified_seq_len, verified_seq_len, verified_seq_len)
     block_n = triton.next_power_of_2(num_draft_tokens)
     _build_tree_kernel[(bs, splits)](
         parent_list,
@@ -194,11 +205,9 @@ def _build(
         verified_seq_len,
         tree_mask.view(torch.uint8),
         *links,
-        req_pool_indices,
-        req_to_token,
-        out_cache_loc,
+        *slots_or_any,
         tree_mask.shape[0],
-        req_to_token.shape[-1],
+        slots_or_any.req_to_token.shape[-1],
         PARENT_WIDTH=parent_list.shape[1],
         TOPK=topk,
         NDT=num_draft_tokens,
@@ -209,7 +218,6 @@ def _build(
         BLOCK_B=BLOCK_B,
         BLOCK_N=block_n,
         BLOCK_C=min(block_n, BLOCK_C),
-        WORDS=max(1, block_n // 32),
         BLOCK_FILL=BLOCK_FILL,
         num_warps=4 if block_n <= 32 else 8,
     )
@@ -314,8 +322,8 @@ def _build_tree_kernel(
     p_tree_mask,
     p_positions,
     p_retrieve_index,
-    p_retrieve_next_token,
-    p_retrieve_next_sibling,
+    p_next_token,
+    p_next_sibling,
     p_req_pool_indices,
     p_req_to_token,
     p_out_cache_loc,
@@ -331,10 +339,10 @@ def _build_tree_kernel(
     BLOCK_B: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    WORDS: tl.constexpr,
     BLOCK_FILL: tl.constexpr,
 ):
     """One program a request builds its tree; in FULL_MASK (0) several fill the columns before it."""
+    WORDS: tl.constexpr = BLOCK_N // 32 if BLOCK_N > 32 else 1
     i_b = tl.program_id(0).to(tl.int64)
     i_split = tl.program_id(1)
     i_seq_len = tl.load(p_verified_seq_len + i_b)
@@ -356,19 +364,8 @@ def _build_tree_kernel(
     if i_split == 0:
         b_parent = _parents(p_parent_list, p_selected_index, i_b, PARENT_WIDTH, TOPK, NDT, BLOCK_N, BLOCK_C)
         b_set, b_depth = _ancestors(b_parent, ROUNDS, BLOCK_N, WORDS)
-        store_links(
-            p_positions,
-            p_retrieve_index,
-            p_retrieve_next_token,
-            p_retrieve_next_sibling,
-            i_b,
-            i_seq_len,
-            b_depth,
-            b_parent,
-            NDT,
-            BLOCK_N,
-            BLOCK_C,
-        )
+        links = Links(p_positions, p_retrieve_index, p_next_token, p_next_sibling)
+        store_links(links, i_b, i_seq_len, b_depth, b_parent, NDT, BLOCK_N, BLOCK_C)
         for i_word in tl.static_range(WORDS):
             # [BLOCK_N]: the word of each node's set
             b_word = tl.sum(tl.where((tl.arange(0, WORDS) == i_word)[None, :], b_set, 0), axis=1)

@@ -4,19 +4,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from specsim.kernels.launch import operation
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["fill_bonus_tokens", "verify_tree_greedy"]
 
 BLOCK_B = 128
+
+
+class Tree(NamedTuple):
+    """Drafts of a batch: addresses of tensors [bs, num_draft_tokens] int64, as specsim.reference.verify has them."""
+
+    candidates: Any
+    retrieve_index: Any
+    next_token: Any
+    next_sibling: Any
+
+
+class Path(NamedTuple):
+    """What a walk writes: addresses of predicts [num_nodes] int32, accept_index [bs, num_steps + 1] int32 and
+    accept_token_num [bs] int32.
+    """
+
+    predicts: Any
+    accept_index: Any
+    accept_token_num: Any
 
 
 @operation()
@@ -82,12 +99,22 @@ def fill_bonus_tokens(predict: Tensor, accept_index: Tensor, accept_lens: Tensor
     )
 
 
+@triton.jit
+def store_path(path, i_b, b_path, b_token, i_accepted, num_nodes, NUM_STEPS: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Store a walk's path [BLOCK_W], -1 beyond it, and the token after each of its nodes, in `Path`."""
+    o_w = tl.arange(0, BLOCK_W)
+    m_node = (b_path >= 0) & (b_path < num_nodes)
+    tl.store(path.predicts + b_path, b_token.to(tl.int32), mask=m_node)
+    tl.store(path.accept_index + i_b * (NUM_STEPS + 1) + o_w, b_path.to(tl.int32), mask=o_w <= NUM_STEPS)
+    tl.store(path.accept_token_num + i_b, i_accepted)
+
+
 @triton.jit(do_not_specialize=["num_nodes"])
 def _verify_tree_greedy_kernel(
     p_candidates,
     p_retrieve_index,
-    p_retrieve_next_token,
-    p_retrieve_next_sibling,
+    p_next_token,
+    p_next_sibling,
     p_target_predict,
     p_predicts,
     p_accept_index,
@@ -109,7 +136,7 @@ def _verify_tree_greedy_kernel(
 
     i_last = tl.load(p_retrieve_index + i_first_node)
     i_wanted = tl.load(p_target_predict + i_last, mask=(i_last >= 0) & (i_last < num_nodes), other=-1)
-    i_child = tl.load(p_retrieve_next_token + i_first_node)
+    i_child = tl.load(p_next_token + i_first_node)
     # [BLOCK_W]: accepted nodes, and the target model's token after each
     b_path = tl.where(o_w == 0, i_last, -1)
     b_token = tl.where(o_w == 0, i_wanted, -1)
@@ -119,8 +146,8 @@ def _verify_tree_greedy_kernel(
         i_node = i_first_node + i_child
         i_candidate = tl.load(p_candidates + i_node)
         i_number = tl.load(p_retrieve_index + i_node)
-        i_next_token = tl.load(p_retrieve_next_token + i_node)
-        i_next_sibling = tl.load(p_retrieve_next_sibling + i_node)
+        i_next_token = tl.load(p_next_token + i_node)
+        i_next_sibling = tl.load(p_next_sibling + i_node)
         is_accepted = i_candidate == i_wanted
         i_accepted += is_accepted.to(tl.int32)
         is_number = is_accepted & (i_number >= 0) & (i_number < num_nodes)
@@ -131,10 +158,8 @@ def _verify_tree_greedy_kernel(
         i_child = tl.where(is_accepted, i_next_token, i_next_sibling)
         i_hop += 1
 
-    m_node = (b_path >= 0) & (b_path < num_nodes)
-    tl.store(p_predicts + b_path, b_token.to(tl.int32), mask=m_node)
-    tl.store(p_accept_index + i_b * (NUM_STEPS + 1) + o_w, b_path.to(tl.int32), mask=o_w <= NUM_STEPS)
-    tl.store(p_accept_token_num + i_b, i_accepted)
+    path = Path(p_predicts, p_accept_index, p_accept_token_num)
+    store_path(path, i_b, b_path, b_token, i_accepted, num_nodes, NUM_STEPS, BLOCK_W)
 
 
 @triton.jit(do_not_specialize=["num_nodes", "bs"])

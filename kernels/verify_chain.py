@@ -47,7 +47,7 @@ def verify_chain_rejection(
 ) -> None:
     """Accept each chain's drafts one after the other, by the ratio of target to draft probability.
 
-    Shapes and dtypes: specsim.reference.sampling.verify_chain_rejection; laws and coins are float32.
+    Shapes and dtypes: specsim.reference.sampling.verify_chain_rejection; distributions and uniform draws are float32.
 
     Writes `accept_index` and `accept_token_num` whole, and `predicts` at the accepted path alone.
     """
@@ -66,9 +66,9 @@ def verify_chain_block(
     accept_index: Tensor,
     accept_token_num: Tensor,
 ) -> None:
-    """Accept a prefix of each chain as a block: the longest whose coin is below its height.
+    """Accept a prefix of each chain as a block: the longest whose uniform draw is below its height.
 
-    Shapes and dtypes: specsim.reference.sampling.verify_chain_block; laws and coins are float32.
+    Shapes and dtypes: specsim.reference.sampling.verify_chain_block; distributions and uniform draws are float32.
 
     Prefixes are tried from the longest to the shortest. Of many chains the rows after the accepted one are read and no
     other; of few, a launch before adds up the rows of all prefixes at once, in an allocation of their sums' size.
@@ -193,7 +193,7 @@ def _masses_of_prefixes_kernel(
     BLOCK_V: tl.constexpr,
 ):
     """`SPLITS` programs for each prefix between the empty one and the whole chain: its share of what is left of the
-    law after it, where the block rule asks for that.
+    distribution after it, where the block rule needs that.
     """
     i_b = tl.program_id(0).to(tl.int64)
     i_row = tl.program_id(1) + 1
@@ -264,7 +264,7 @@ def _verify_chain_kernel(
     BLOCK_V: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
 ):
-    """One program a request: how many drafts are accepted, and a token of what is left of the law after them."""
+    """One program a request: how many drafts are accepted, and a token of what the distribution leaves after them."""
     i_b = tl.program_id(0).to(tl.int64)
     i_first_node = i_b * (NUM_STEPS + 1)
     p_drafted = p_candidates + i_first_node + 1

@@ -8,7 +8,7 @@ only their rows matter.
   walks. Nobody waits for anybody.
 * *lazy*: `splits` programs a request go from node to node together. Each reduces its part of the current node's row,
   tells the others, waits for theirs, and finds the same next node as they do. They must all be on the device at once,
-  which a cooperative launch guarantees; with one program a request nobody waits.
+  which a cooperative launch guarantees; with one program a request none waits.
 
 `plan_verify_logits_greedy` picks without knowing what will be accepted: lazy where even the longest path reads less.
 """
@@ -27,6 +27,7 @@ from torch import Tensor
 from specsim.kernels.argmax import best_of_chunk, token_of
 from specsim.kernels.launch import LOGITS, operation
 from specsim.kernels.scratch import scratch_of
+from specsim.kernels.verify import Tree
 
 __all__ = ["verify_logits_greedy"]
 
@@ -81,15 +82,6 @@ def variant_plan(is_lazy: bool, bs: int, num_draft_tokens: int, num_sms: int) ->
 def splits_of(programs: int, most: int = SPLITS_MAX) -> int:
     """The power of two at or below a number of programs, 1 to `most`."""
     return min(most, 1 << max(0, programs.bit_length() - 1))
-
-
-class Tree(NamedTuple):
-    """Drafts of a batch: addresses of tensors [bs, num_draft_tokens] int64, as specsim.reference.verify has them."""
-
-    candidates: Any
-    retrieve_index: Any
-    next_token: Any
-    next_sibling: Any
 
 
 class Step(NamedTuple):

@@ -60,7 +60,8 @@ from specsim.kernels.split_rows import (
     wait,
     without_children,
 )
-from specsim.kernels.verify_logits import Step, Tree, num_sms_of, splits_of, store_step, touch_links
+from specsim.kernels.verify import Tree
+from specsim.kernels.verify_logits import Step, num_sms_of, splits_of, store_step, touch_links
 from specsim.reference.logits import EXACT, RELAXED
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
 

@@ -100,5 +100,5 @@ def test_rows_are_written_as_wide_as_a_thread_can(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["move_kv", "move_kv_of_buffers"])
-def test_moves_meet_a_barrier_between_reading_and_writing(op: str) -> None:
+def test_moves_wait_at_a_barrier_between_reading_and_writing(op: str) -> None:
     assert compiled()[op][0]["barriers"] >= 1

@@ -13,7 +13,8 @@ from specsim.contracts.hypothesis_cases import cases
 from specsim.contracts.registry import OPS
 from specsim.kernels import verify_logits
 from specsim.kernels.scratch import kept_scratch
-from specsim.kernels.verify_logits import Plan, Step, Tree, launch_verify_logits_greedy, plan_verify_logits_greedy
+from specsim.kernels.verify import Tree
+from specsim.kernels.verify_logits import Plan, Step, launch_verify_logits_greedy, plan_verify_logits_greedy
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

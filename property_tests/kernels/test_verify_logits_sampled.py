@@ -18,7 +18,8 @@ from specsim.contracts.losslessness import distances
 from specsim.contracts.registry import OPS
 from specsim.kernels import verify_sampled
 from specsim.kernels.scratch import kept_scratch
-from specsim.kernels.verify_logits import Step, Tree
+from specsim.kernels.verify import Tree
+from specsim.kernels.verify_logits import Step
 from specsim.kernels.verify_sampled import Requests, launch_verify_logits_sampled, splits_of_batch
 from specsim.reference.logits import RELAXED
 

@@ -79,7 +79,8 @@ def _prepare_triton(variant: str, case: Case, tensors: Tensors) -> Callable[[], 
     if tensors["logits"].device.type == "cpu":
         return NotRun("triton", "on a CPU Triton interprets its kernels, which says nothing about their speed")
     from specsim.kernels import verify_logits_greedy
-    from specsim.kernels.verify_logits import Step, Tree, launch_verify_logits_greedy, num_sms_of, variant_plan
+    from specsim.kernels.verify import Tree
+    from specsim.kernels.verify_logits import Step, launch_verify_logits_greedy, num_sms_of, variant_plan
 
     named = {arg.name: tensors[arg.name] for arg in OP.tensor_args}
     logits, *rest = named.values()
