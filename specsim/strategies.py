@@ -20,9 +20,11 @@ from hypothesis import HealthCheck, settings
 
 from specsim.choices.chooser import Chooser, between, pick
 from specsim.choices.hypothesis_chooser import chosen
-from specsim.contracts.contract import Case, Op
+from specsim.contracts.contract import NUMBERS, Case, Op
+from specsim.contracts.draws import ChosenDraws
 from specsim.contracts.registry import OPS
-from specsim.contracts.tree import DraftTree, Shape, draw_tree
+from specsim.contracts.tree import DraftTree
+from specsim.contracts.tree import draft_trees as make_draft_trees
 from specsim.engine.accounting import Accounting, Memory, ModelAccounting
 from specsim.engine.event_log import Run
 from specsim.engine.features import FEATURES
@@ -93,9 +95,14 @@ def draft_trees(
         num_steps = between(chooser, 1, num_steps_max, "num_steps")
         if topk == 1:
             num_steps = min(num_steps, num_draft_tokens_max - 1)
-            return draw_tree(chooser, Shape(1, 1, num_steps, num_steps + 1))
-        most = min(num_draft_tokens_max, 1 + topk + (num_steps - 1) * topk**2)
-        return draw_tree(chooser, Shape(1, topk, num_steps, between(chooser, 2, most, "num_draft_tokens")))
+            ndt = num_steps + 1
+        else:
+            ndt = between(
+                chooser, 2, min(num_draft_tokens_max, 1 + topk + (num_steps - 1) * topk**2), "num_draft_tokens"
+            )
+        shape = {"topk": topk, "num_steps": num_steps, "num_draft_tokens": ndt}
+        number = torch.tensor([chooser.choose(NUMBERS, "number of the tree")])
+        return make_draft_trees(ChosenDraws(number, chooser), shape)[0]
 
     return chosen(draw).map(lambda drawn: drawn[0])
 

@@ -147,7 +147,7 @@ def test_the_shapes_that_hide_and_show_stride_defects_are_all_reached(op: Op) ->
     nodes = [size["num_draft_tokens"] for size in sizes]
     assert {size["bs"] for size in sizes} == set(range(1, 6))
     assert {size["topk"] for size in sizes} == set(range(1, 9))
-    assert {size["num_steps"] for size in sizes} == set(range(1, 7))
+    assert {size["num_steps"] for size in sizes} == set(range(1, 10 if op.name == "verify_tree_greedy" else 7))
     several = [size["bs"] >= 2 and size["topk"] >= 2 for size in sizes]
     assert sum(s and n < w for s, n, w in zip(several, nodes, width, strict=True)) >= 20
     assert sum(s and n == w for s, n, w in zip(several, nodes, width, strict=True)) >= 20
@@ -238,7 +238,7 @@ def test_trees_are_chains_bushes_and_of_full_depth_in_both_mask_modes() -> None:
 
 def test_every_accept_length_happens_often() -> None:
     op = OPS["verify_tree_greedy"]
-    by_steps: dict[int, Counter[int]] = {steps: Counter() for steps in range(1, 7)}
+    by_steps: dict[int, Counter[int]] = {steps: Counter() for steps in range(1, 10)}
     in_trees: Counter[int] = Counter()
     for case in seeded_cases("verify_tree_greedy"):
         lengths = op.expected(case)["accept_token_num"].tolist()
@@ -246,7 +246,8 @@ def test_every_accept_length_happens_often() -> None:
         if case.sizes["topk"] >= 2:
             in_trees.update(lengths)
     for steps, counts in by_steps.items():
-        assert min(counts[length] for length in range(steps + 1)) >= 5, (steps, counts)
+        often = 5 if steps <= 6 else 2
+        assert min(counts[length] for length in range(steps + 1)) >= often, (steps, counts)
     assert min(in_trees[length] for length in range(7)) >= 10, in_trees
 
 

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from specsim import kernels
 from specsim.choices.chooser import seeded
-from specsim.contracts.contract import Bulk, Case, Op, Role, Tensors, differing
+from specsim.contracts.contract import Case, Op, Role, Tensors, differing
 from specsim.contracts.registry import FOREIGN, OPS
 
 pytestmark = [
@@ -42,16 +42,11 @@ def kernel(op: Op) -> Callable[..., None]:
     return function
 
 
-def bulk_of(op: Op) -> Bulk:
-    assert op.bulk is not None
-    return op.bulk
-
-
 def made(op: Op, count: int, number: int = 0, first: int = 0, **sizes: int) -> Case:
     """A case of that many requests, on the GPU."""
-    shape = bulk_of(op).draw_shape(seeded(1, op.name, number))
+    shape = op.cases.draw_shape(seeded(1, op.name, number))
     ids = torch.arange(first, first + count, device=DEVICE)
-    return bulk_of(op).make(ids, shape | {name: size for name, size in sizes.items() if name in shape})
+    return op.cases.make(ids, shape | {name: size for name, size in sizes.items() if name in shape})
 
 
 def run(op: Op, case: Case) -> Tensors:
@@ -74,7 +69,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, atol: float, name:
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol, equal_nan=True, msg=name)
 
 
-ROW_OPS = [op for op in KERNEL_OPS if "vocab_size" in bulk_of(op).draw_shape(seeded(0, "rows", 0))]
+ROW_OPS = [op for op in KERNEL_OPS if "vocab_size" in op.cases.draw_shape(seeded(0, "rows", 0))]
 row_op = pytest.mark.parametrize("op", ROW_OPS, ids=[op.name for op in ROW_OPS])
 BASE = 4  # requests of which a large batch is copies
 NODES_OF_A_BATCH = ("retrieve_index", "indices")  # inputs that number nodes
@@ -178,12 +173,12 @@ def test_batches_of_any_size_are_right(op: Op, bs: int) -> None:
 
 @every_op
 def test_the_largest_tree_is_right(op: Op) -> None:
-    shape = bulk_of(op).draw_shape(seeded(1, op.name, 0))
-    is_chain = all(bulk_of(op).draw_shape(seeded(2, op.name, number))["topk"] == 1 for number in range(9))
+    shape = op.cases.draw_shape(seeded(1, op.name, 0))
+    is_chain = all(op.cases.draw_shape(seeded(2, op.name, number))["topk"] == 1 for number in range(9))
     nodes = 32 if op.name in PACKED else NODES
     tree = {"topk": 1, "num_steps": nodes - 1} if is_chain else {"topk": 8, "num_steps": 6}
     wide = {"vocab_size": 140} if "vocab_size" in shape else {}  # a node's children are different tokens
-    case = bulk_of(op).make(torch.arange(64, device=DEVICE), shape | tree | wide | {"num_draft_tokens": nodes})
+    case = op.cases.make(torch.arange(64, device=DEVICE), shape | tree | wide | {"num_draft_tokens": nodes})
     assert_right(op, case, run(op, case))
 
 

@@ -89,9 +89,10 @@ def test_an_implementation_that_says_it_takes_strides_and_does_not_is_found() ->
     op, subject = OPS["row_argmax"], subject_of("row_argmax", of_side_by_side)
     case = next(
         case
-        for index in range(50)
+        for index in range(300)
         if (case := op.generate(seeded(0, "strides", index))).sizes["num_nodes"] > 2
         and not case.tensors["logits"].isnan().any()
+        and case.tensors["logits"].unique().numel() > 8  # rows that differ
     )
     assert run_case(op, subject, case).violations == ()
     assert run_case(op, replace(subject, strided=frozenset({"logits"})), case).violations

@@ -305,4 +305,5 @@ def test_no_kernel_of_ours_is_flagged_and_each_load_says_what_masked_lanes_hold(
     report = sanitize(getattr(kernels, op.name), outputs=outputs, defined=op.defined(case, expected), **arguments)
     assert [str(flaw) for flaw in report.flaws] == []
     assert report.without_other == ()
-    assert report.launches == LAUNCHES.get(op.name, 1)
+    adds_up_masses = op.name == "verify_chain_block" and case.sizes["num_steps"] > 1
+    assert report.launches == LAUNCHES.get(op.name, 1) + adds_up_masses

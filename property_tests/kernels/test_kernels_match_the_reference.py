@@ -539,10 +539,9 @@ def alike_pairs(op: Op) -> list[tuple[Case, Case]]:
 
     for index in range(1000):
         add(op.generate(seeded(3, op.name, index)))
-    assert op.bulk is not None
-    shape = op.bulk.draw_shape(seeded(4, op.name, 1))
+    shape = op.cases.draw_shape(seeded(4, op.name, 1))
     for batch in range(400 if len(pairs) < 3 else 0):
-        add(op.bulk.make(torch.arange(2 * batch, 2 * batch + 2), shape))
+        add(op.cases.make(torch.arange(2 * batch, 2 * batch + 2), shape))
     return pairs
 
 

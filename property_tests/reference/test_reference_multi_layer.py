@@ -108,17 +108,15 @@ def test_a_request_gets_the_same_alone(op: Op, data: st.DataObject) -> None:
 
 
 def bulk_cases(op: Op) -> list[tuple[Case, dict[str, int]]]:
-    assert op.bulk is not None
-    shapes = [op.bulk.draw_shape(replayed(()))] + [op.bulk.draw_shape(seeded(5, op.name, k)) for k in range(4)]
-    return [(op.bulk.make(torch.arange(7, 7 + BULK_CASES), shape), shape) for shape in shapes]
+    shapes = [op.cases.draw_shape(replayed(()))] + [op.cases.draw_shape(seeded(5, op.name, k)) for k in range(4)]
+    return [(op.cases.make(torch.arange(7, 7 + BULK_CASES), shape), shape) for shape in shapes]
 
 
 @every_op
 def test_a_case_out_of_a_bulk_is_made_again_alone(op: Op) -> None:
-    assert op.bulk is not None
     for case, shape in bulk_cases(op):
         for b in (0, 1, BULK_CASES - 1):
-            alone = op.bulk.make(torch.tensor([7 + b]), shape)
+            alone = op.cases.make(torch.tensor([7 + b]), shape)
             for arg in op.tensor_args:
                 if arg.role is not Role.OUT and arg.shape[0] == "bs" and arg.name not in BATCH_RELATIVE:
                     assert torch.equal(alone.tensors[arg.name][0], case.tensors[arg.name][b]), arg.name

@@ -29,7 +29,7 @@ READ = [line for line in (FIXTURES / "releases.txt").read_text().splitlines() if
 NEWEST = READ[-1]  # of those that every run of the suite reads
 NAMES = {f.name for f in FUNCTIONS} | {f"kernel:{k.op}" for k in logits.KERNELS}
 LISTED = {f.what for f in FUNCTIONS} | {k.op for k in logits.KERNELS}
-CASES = 4
+CASES = 12
 
 Release = Callable[[str], SourceTree]
 

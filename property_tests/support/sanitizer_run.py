@@ -26,10 +26,9 @@ WITH_KERNELS = [name for name in OPS if name not in FOREIGN]
 
 
 def small_cases(op: Op) -> list[Case]:
-    assert op.bulk is not None
-    shapes = [op.bulk.draw_shape(seeded(5, op.name, number)) for number in range(40)]
+    shapes = [op.cases.draw_shape(seeded(5, op.name, number)) for number in range(40)]
     few = [shape for shape in shapes if shape["num_draft_tokens"] <= NODES_MAX][:CASES]
-    return [op.bulk.make(torch.arange(REQUESTS) + number, shape) for number, shape in enumerate(few)]
+    return [op.cases.make(torch.arange(REQUESTS) + number, shape) for number, shape in enumerate(few)]
 
 
 def wrong(op: Op, case: Case) -> list[str]:

@@ -129,6 +129,6 @@ def _timed(
 
     now()
     with unchecked():
-        case = bulk.bulk_of(op).make(launch.numbers(place.device), launch.shape)
+        case = op.cases.make(launch.numbers(place.device), launch.shape)
     now("generated")
     bulk.is_wrong(op, subject, case, launch.poison, now)

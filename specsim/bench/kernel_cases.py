@@ -15,7 +15,8 @@ import torch
 
 from specsim.choices.chooser import Chooser, replayed
 from specsim.contracts import counter_rng
-from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors, differing
+from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors, differing
+from specsim.contracts.draws import Draws
 from specsim.contracts.registry import FOREIGN, OPS
 from specsim.reference.cache_locs import assign_extend_cache_locs
 from specsim.reference.kv import move_kv
@@ -75,12 +76,12 @@ def _with_slots(op: Op) -> Op:
         nodes = tree[outputs.index("positions")].shape[0] // max(1, seq_lens.shape[0])
         return (*tree, assign_extend_cache_locs(req_pool_indices, req_to_token, seq_lens, seq_lens + nodes))
 
-    def make(ids: torch.Tensor, shape: Sizes) -> Case:
-        case = _bulk(op).make(ids, shape)
+    def make(draws: Draws, shape: Sizes) -> Case:
+        case = op.cases.make_from(draws, shape)
         bs, ndt = case.sizes["bs"], case.sizes["num_draft_tokens"]
         pool_len = int(case.tensors["verified_seq_len"].max()) + ndt
-        table = 1 + torch.arange((bs + 1) * pool_len, dtype=torch.int32, device=ids.device).view(bs + 1, pool_len)
-        rows = torch.arange(bs, 0, -1, device=ids.device)
+        table = 1 + torch.arange((bs + 1) * pool_len, dtype=torch.int32, device=draws.device).view(bs + 1, pool_len)
+        rows = torch.arange(bs, 0, -1, device=draws.device)
         tensors = {**case.tensors, "req_pool_indices": rows, "req_to_token": table}
         return Case({**case.sizes, "pool_rows": bs + 1, "pool_len": pool_len}, tensors)
 
@@ -90,8 +91,8 @@ def _with_slots(op: Op) -> Op:
 
     name = f"{op.name}_and_cache_locs"
     args = (*op.args, *SLOTS)
-    bulk = Bulk(_bulk(op).draw_shape, make)
-    return replace(op, name=name, family="fused", args=args, reference=made, bulk=bulk, defined=defined)
+    cases = Cases(op.cases.draw_shape, make)
+    return replace(op, name=name, family="fused", args=args, reference=made, cases=cases, defined=defined)
 
 
 def _move_kv_of_buffers(buffers: torch.Tensor, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -100,27 +101,22 @@ def _move_kv_of_buffers(buffers: torch.Tensor, target: torch.Tensor, source: tor
 
 
 def _draw_moves_of_buffers(chooser: Chooser) -> dict[str, int]:
-    shape = _bulk(OPS["move_kv"]).draw_shape(chooser)
+    shape = OPS["move_kv"].cases.draw_shape(chooser)
     return {"row_bytes": 2 * shape.pop("row_width"), **shape}
 
 
-def _make_moves_of_buffers(ids: torch.Tensor, shape: Sizes) -> Case:
+def _make_moves_of_buffers(draws: Draws, shape: Sizes) -> Case:
     """The moves of accepted paths in a pool of bfloat16 that is their slots and some more."""
-    case = _bulk(OPS["move_kv"]).make(ids, {**shape, "row_width": 1})
+    case = OPS["move_kv"].cases.make_from(draws, {**shape, "row_width": 1})
     num_slots, width = case.sizes["num_slots"], shape["row_bytes"] // 2
     num_buffers = shape.get("num_buffers", NUM_BUFFERS)
-    row = torch.arange(num_slots * width, device=ids.device).view(1, num_slots, width) % 251
-    layer = torch.arange(num_buffers, device=ids.device).view(-1, 1, 1)
-    buffers = torch.empty((num_buffers, num_slots, width), dtype=torch.bfloat16, device=ids.device)
+    row = torch.arange(num_slots * width, device=draws.device).view(1, num_slots, width) % 251
+    layer = torch.arange(num_buffers, device=draws.device).view(-1, 1, 1)
+    buffers = torch.empty((num_buffers, num_slots, width), dtype=torch.bfloat16, device=draws.device)
     for i in range(num_buffers):  # all at once would take four times the memory
         buffers[i] = (row + layer[i])[0]
     sizes = {**case.sizes, "num_buffers": num_buffers, "row_width": width}
     return Case(sizes, {"buffers": buffers, "target": case.tensors["target"], "source": case.tensors["source"]})
-
-
-def _bulk(op: Op) -> Bulk:
-    assert op.bulk is not None
-    return op.bulk
 
 
 _MOVE = OPS["move_kv"]
@@ -146,7 +142,7 @@ FUSED: dict[str, Op] = {
             *_MOVE.args[1:],
         ),
         reference=_move_kv_of_buffers,
-        bulk=Bulk(_draw_moves_of_buffers, _make_moves_of_buffers),
+        cases=Cases(_draw_moves_of_buffers, _make_moves_of_buffers),
     ),
 }
 
@@ -185,7 +181,7 @@ def _shape(op: Op, bs: int, nodes: int, page_size: int, variant: dict[str, int],
         **variant,
         **({"page_size": page_size, "row_width": 8, "row_bytes": 32, "num_buffers": 3} if is_cpu else {}),
     }
-    known = _bulk(op).draw_shape(replayed(())) | ({"num_buffers": 0} if op.name in FUSED and is_cpu else {})
+    known = op.cases.draw_shape(replayed(())) | ({"num_buffers": 0} if op.name in FUSED and is_cpu else {})
     return {"bs": bs, **known, **{name: size for name, size in wanted.items() if name in known}}
 
 
@@ -195,7 +191,7 @@ def make_case(name: str, shape: Mapping[str, int], device: str) -> Case:
     """
     rest = {size: value for size, value in shape.items() if size != "bs"}
     ids = torch.arange(shape["bs"], device=device)
-    case = _bulk(KERNELS[name]).make(ids, rest)
+    case = KERNELS[name].cases.make(ids, rest)
     tensors = dict(case.tensors)
     for coins in {"uniform_samples", "uniform_final"} & set(tensors):
         columns = tensors[coins].shape[1] if tensors[coins].dim() == 2 else None

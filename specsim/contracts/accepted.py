@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specsim.choices.chooser import Chooser, between, pick, sample
-from specsim.contracts import bulk, counter_rng
-from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.choices.chooser import Chooser, between
+from specsim.contracts import batches
+from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.contracts.draws import Draws
 from specsim.contracts.naive.accepted import (
     create_extend_after_decode_loops,
     filter_finished_cache_loc_loops,
@@ -21,7 +22,6 @@ from specsim.contracts.naive.accepted import (
     verify_commit_outputs_loops,
     write_req_to_token_pool_loops,
 )
-from specsim.contracts.tree import PAGE_SIZES, Shape, draw_batch_shape, draw_paged_shape, draw_seq_lens, draw_shape
 from specsim.reference.accepted import (
     create_extend_after_decode,
     filter_finished_cache_loc,
@@ -34,100 +34,36 @@ from specsim.reference.accepted import (
 
 __all__ = ["OPS"]
 
-SPARE_ROWS_MAX = 3
 HIDDEN_SIZE_MAX = 5
 
 
-def _draw_accept_lens(chooser: Chooser, shape: Shape, live: int) -> list[int]:
-    """Entries of each path: 1, as many as there can be, or any; 0 for the padding requests at the end."""
-    longest = min(shape.accept_width, shape.num_draft_tokens)
-    lens = []
-    for _ in range(live):
-        kind = pick(chooser, ("shortest", "longest", "any"), "accept length")
-        lens.append({"shortest": 1, "longest": longest}.get(kind) or between(chooser, 1, longest, "accept_lens"))
-    return lens + [0] * (shape.bs - live)
-
-
-def _draw_accept_index(chooser: Chooser, shape: Shape, accept_lens: list[int]) -> list[list[int]]:
-    """Paths of ascending nodes from the root, then -1."""
-    ndt, paths = shape.num_draft_tokens, []
-    for b, accept_len in enumerate(accept_lens):
-        drafts = sample(chooser, ndt - 1, max(0, accept_len - 1), "accepted node")
-        path = [b * ndt + node for node in [0, *sorted(1 + draft for draft in drafts)][:accept_len]]
-        paths.append(path + [-1] * (shape.accept_width - accept_len))
-    return paths
-
-
-def _batch_sizes(shape: Sizes, bs: int) -> dict[str, int]:
-    return {**shape, "bs": bs, "accept_width": shape["num_steps"] + 1, "num_nodes": bs * shape["num_draft_tokens"]}
-
-
-def _tokens(count: int) -> Tensor:
-    return torch.arange(bulk.TOKENS_START, bulk.TOKENS_START + count, dtype=torch.int32)
-
-
-def _bulk_tokens(ids: Tensor, columns: int) -> Tensor:
-    return (bulk.TOKENS_START + counter_rng.below(ids, "token that follows a node", 2**20, columns)).to(torch.int32)
-
-
-def _generate_gather_accept_tokens(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    accept_lens = _draw_accept_lens(chooser, shape, shape.bs - chooser.choose(shape.bs, "padding requests"))
-    accept_index = torch.tensor(_draw_accept_index(chooser, shape, accept_lens), dtype=torch.int32)
-    tensors = {"predicts": _tokens(shape.num_nodes), "accept_index": accept_index}
-    return Case(_batch_sizes(shape.sizes(), shape.bs), tensors)
-
-
-def _make_gather_accept_tokens(ids: Tensor, shape: Sizes) -> Case:
+def _make_gather_accept_tokens(draws: Draws, shape: Sizes) -> Case:
     """An eighth of the requests is padding."""
-    accept_index, _ = bulk.accepted_paths(ids, shape)
-    padding = counter_rng.below(ids, "padding request", 8) == 0
+    accept_index, _ = batches.accepted_paths(draws, shape)
+    padding = draws.padding()
     accept_index = torch.where(padding[:, None], -1, accept_index)
-    tokens = _bulk_tokens(ids, shape["num_draft_tokens"]).flatten()
-    return Case(_batch_sizes(shape, ids.shape[0]), {"predicts": tokens, "accept_index": accept_index})
+    tokens = batches.node_tokens(draws, shape["num_draft_tokens"]).flatten()
+    return Case(batches.path_sizes(shape, draws.count), {"predicts": tokens, "accept_index": accept_index})
 
 
-def _generate_verify_commit_outputs(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    page_size = pick(chooser, PAGE_SIZES, "page_size")
-    accept_lens = _draw_accept_lens(chooser, shape, shape.bs)
+def _make_verify_commit_outputs(draws: Draws, shape: Sizes) -> Case:
+    accept_index, accept_lens = batches.accepted_paths(draws, shape)
     tensors = {
-        "predict": _tokens(shape.num_nodes),
-        "accept_index": torch.tensor(_draw_accept_index(chooser, shape, accept_lens), dtype=torch.int32),
-        "accept_lens": torch.tensor(accept_lens, dtype=torch.int32),
-        "seq_lens": torch.tensor(draw_seq_lens(chooser, shape.bs, page_size), dtype=torch.int64),
-    }
-    return Case(_batch_sizes({**shape.sizes(), "page_size": page_size}, shape.bs), tensors)
-
-
-def _make_verify_commit_outputs(ids: Tensor, shape: Sizes) -> Case:
-    accept_index, accept_lens = bulk.accepted_paths(ids, shape)
-    tensors = {
-        "predict": _bulk_tokens(ids, shape["num_draft_tokens"]).flatten(),
+        "predict": batches.node_tokens(draws, shape["num_draft_tokens"]).flatten(),
         "accept_index": accept_index,
         "accept_lens": accept_lens,
-        "seq_lens": bulk.seq_lens(ids, "seq_lens", shape["page_size"]),
+        "seq_lens": batches.seq_lens(draws, "seq_lens", shape["page_size"]),
     }
-    return Case(_batch_sizes(shape, ids.shape[0]), tensors)
+    return Case(batches.path_sizes(shape, draws.count), tensors)
 
 
-def _generate_create_extend_after_decode(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    page_size = pick(chooser, PAGE_SIZES, "page_size")
-    accept_lens = torch.tensor(_draw_accept_lens(chooser, shape, shape.bs), dtype=torch.int32)
-    prefix_lens = torch.tensor(draw_seq_lens(chooser, shape.bs, page_size), dtype=torch.int64)
-    num_tokens = int(accept_lens.sum())
-    sizes = {**shape.sizes(), "page_size": page_size, "num_tokens": num_tokens}
-    return Case(sizes, _extend_tensors(_tokens(num_tokens), prefix_lens, accept_lens))
-
-
-def _make_create_extend_after_decode(ids: Tensor, shape: Sizes) -> Case:
-    _, accept_lens = bulk.accepted_paths(ids, shape)
+def _make_create_extend_after_decode(draws: Draws, shape: Sizes) -> Case:
+    _, accept_lens = batches.accepted_paths(draws, shape)
     width = shape["num_steps"] + 1
-    accepted = torch.arange(width, device=ids.device) < accept_lens[:, None]  # [n, width]
-    accept_tokens = _bulk_tokens(ids, width)[accepted]
-    prefix_lens = bulk.seq_lens(ids, "seq_lens", shape["page_size"])
-    sizes = {**shape, "bs": ids.shape[0], "num_tokens": accept_tokens.shape[0]}
+    accepted = torch.arange(width, device=draws.device) < accept_lens[:, None]  # [n, width]
+    accept_tokens = batches.node_tokens(draws, width)[accepted]
+    prefix_lens = batches.seq_lens(draws, "seq_lens", shape["page_size"])
+    sizes = {**shape, "bs": draws.count, "num_tokens": accept_tokens.shape[0]}
     return Case(sizes, _extend_tensors(accept_tokens, prefix_lens, accept_lens))
 
 
@@ -135,17 +71,9 @@ def _extend_tensors(accept_tokens: Tensor, prefix_lens: Tensor, accept_lens: Ten
     return {"accept_tokens": accept_tokens, "seq_lens": prefix_lens + accept_lens, "accept_lens": accept_lens}
 
 
-def _generate_get_target_cache_loc(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    page_size = pick(chooser, PAGE_SIZES, "page_size")
-    accept_lens = torch.tensor(_draw_accept_lens(chooser, shape, shape.bs), dtype=torch.int32)
-    seq_lens = torch.tensor(draw_seq_lens(chooser, shape.bs, page_size), dtype=torch.int64)
-    return _target_case({**shape.sizes(), "page_size": page_size}, accept_lens, seq_lens)
-
-
-def _make_get_target_cache_loc(ids: Tensor, shape: Sizes) -> Case:
-    _, accept_lens = bulk.accepted_paths(ids, shape)
-    return _target_case(shape, accept_lens, bulk.seq_lens(ids, "seq_lens", shape["page_size"]))
+def _make_get_target_cache_loc(draws: Draws, shape: Sizes) -> Case:
+    _, accept_lens = batches.accepted_paths(draws, shape)
+    return _target_case(shape, accept_lens, batches.seq_lens(draws, "seq_lens", shape["page_size"]))
 
 
 def _target_case(shape: Sizes, accept_lens: Tensor, seq_lens: Tensor) -> Case:
@@ -162,22 +90,10 @@ def _target_case(shape: Sizes, accept_lens: Tensor, seq_lens: Tensor) -> Case:
     return Case({**shape, "bs": bs, "num_nodes": bs * ndt, **targets}, tensors)
 
 
-def _generate_filter_finished_cache_loc(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    accept_lens = _draw_accept_lens(chooser, shape, shape.bs)
-    kept = []
-    for accept_len in accept_lens:
-        kind = pick(chooser, ("all", "none", "some"), "slots to keep")
-        count = between(chooser, 0, accept_len, "number of slots to keep") if kind == "some" else 0
-        kept.append(accept_len if kind == "all" else count)
-    lens = torch.tensor([accept_lens, kept], dtype=torch.int32)
-    return _filter_case(shape.sizes(), lens[0], lens[1])
-
-
-def _make_filter_finished_cache_loc(ids: Tensor, shape: Sizes) -> Case:
-    _, accept_lens = bulk.accepted_paths(ids, shape)
-    kind = counter_rng.below(ids, "slots to keep", 3)
-    some = counter_rng.below(ids, "number of slots to keep", accept_lens + 1)
+def _make_filter_finished_cache_loc(draws: Draws, shape: Sizes) -> Case:
+    _, accept_lens = batches.accepted_paths(draws, shape)
+    kind = draws.below("slots to keep", 3)
+    some = draws.below("number of slots to keep", accept_lens + 1)
     kept = torch.where(kind == 0, accept_lens, torch.where(kind == 1, 0, some)).to(torch.int32)
     return _filter_case(shape, accept_lens, kept)
 
@@ -193,27 +109,13 @@ def _filter_case(shape: Sizes, accept_lens: Tensor, kept: Tensor) -> Case:
     return Case(sizes, tensors)
 
 
-def _generate_write_req_to_token_pool(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    page_size = pick(chooser, PAGE_SIZES, "page_size")
-    prefix_lens = torch.tensor(draw_seq_lens(chooser, shape.bs, page_size), dtype=torch.int64)
-    kinds = [pick(chooser, ("one", "none", "some"), "new tokens") for _ in range(shape.bs)]
-    some = draw_seq_lens(chooser, shape.bs, page_size)
-    new = torch.tensor([{"one": 1, "none": 0}.get(kind, some[b]) for b, kind in enumerate(kinds)], dtype=torch.int64)
-    pool_rows = 1 + shape.bs + between(chooser, 0, SPARE_ROWS_MAX, "spare rows")
-    rows = torch.tensor([1 + row for row in sample(chooser, pool_rows - 1, shape.bs, "row")], dtype=torch.int64)
-    pool_len = int((prefix_lens + new).max()) + between(chooser, 1, 1 + SPARE_ROWS_MAX, "spare columns")
-    table = torch.arange(1, 1 + pool_rows * pool_len, dtype=torch.int32).view(pool_rows, pool_len)
-    return _write_case({**shape.sizes(), "page_size": page_size}, rows, table, prefix_lens, new)
-
-
-def _make_write_req_to_token_pool(ids: Tensor, shape: Sizes) -> Case:
+def _make_write_req_to_token_pool(draws: Draws, shape: Sizes) -> Case:
     page_size = shape["page_size"]
-    prefix_lens = bulk.seq_lens(ids, "prefix_lens", page_size)
-    kind = counter_rng.below(ids, "new tokens", 3)
-    some = bulk.seq_lens(ids, "number of new tokens", page_size)
+    prefix_lens = batches.seq_lens(draws, "prefix_lens", page_size)
+    kind = draws.below("new tokens", 3)
+    some = batches.seq_lens(draws, "number of new tokens", page_size)
     new = torch.where(kind == 0, 1, torch.where(kind == 1, 0, some))
-    rows, table = bulk.page_table(ids, 2 * (bulk.FULL_PAGES_MAX * page_size + 1) + 1, page_size)
+    rows, table = batches.page_table(draws, prefix_lens + new + 1, page_size)
     return _write_case(shape, rows, table, prefix_lens, new)
 
 
@@ -229,28 +131,19 @@ def _write_case(shape: Sizes, rows: Tensor, table: Tensor, prefix_lens: Tensor, 
         "seq_lens": prefix_lens + new,
         "out_cache_loc": slots[num_prefix:],
     }
-    pool = {"pool_rows": table.shape[0], "pool_len": table.shape[1]}
+    pool = batches.page_table_sizes(table)
     return Case({**shape, "bs": rows.shape[0], **pool, "num_prefix": num_prefix, "num_locs": num_locs}, tensors)
 
 
-def _generate_gather_rows(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    live = shape.bs - chooser.choose(shape.bs, "padding requests")
-    num_rows = 1 + shape.bs + between(chooser, 0, SPARE_ROWS_MAX, "spare rows")
-    rows = [1 + row for row in sample(chooser, num_rows - 1, live, "row")] + [0] * (shape.bs - live)
-    hidden_size = between(chooser, 1, HIDDEN_SIZE_MAX, "hidden_size")
-    return _gather_case({**shape.sizes(), "hidden_size": hidden_size}, torch.tensor(rows, dtype=torch.int64), num_rows)
-
-
 def _draw_gather_shape(chooser: Chooser) -> dict[str, int]:
-    return {**draw_batch_shape(chooser), "hidden_size": between(chooser, 1, HIDDEN_SIZE_MAX, "hidden_size")}
+    return {**batches.draw_shape(chooser), "hidden_size": between(chooser, 1, HIDDEN_SIZE_MAX, "hidden_size")}
 
 
-def _make_gather_rows(ids: Tensor, shape: Sizes) -> Case:
+def _make_gather_rows(draws: Draws, shape: Sizes) -> Case:
     """Rows in any order; an eighth of the requests is padding."""
-    rows = bulk.rows(ids)
-    padding = counter_rng.below(ids, "padding request", 8) == 0
-    return _gather_case(shape, torch.where(padding, 0, rows), 2 + ids.shape[0])
+    rows = batches.rows(draws)
+    padding = draws.padding()
+    return _gather_case(shape, torch.where(padding, 0, rows), 2 + draws.count)
 
 
 def _gather_case(shape: Sizes, rows: Tensor, num_rows: int) -> Case:
@@ -261,8 +154,8 @@ def _gather_case(shape: Sizes, rows: Tensor, num_rows: int) -> Case:
     tensors = {
         "indices": rows,
         "topk_p_buf": 1.0 / (1 + kept),
-        "topk_index_buf": bulk.TOKENS_START + kept,
-        "output_tokens_buf": 2 * bulk.TOKENS_START + torch.arange(num_rows, device=rows.device),
+        "topk_index_buf": batches.TOKENS_START + kept,
+        "output_tokens_buf": 2 * batches.TOKENS_START + torch.arange(num_rows, device=rows.device),
         "hidden_states_buf": hidden.to(torch.float32),
     }
     return Case({**shape, "bs": rows.shape[0], "buffer_rows": num_rows}, tensors)
@@ -298,8 +191,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=gather_accept_tokens,
         loops=gather_accept_tokens_loops,
-        generate=_generate_gather_accept_tokens,
-        bulk=Bulk(draw_batch_shape, _make_gather_accept_tokens),
+        cases=Cases(batches.draw_shape, _make_gather_accept_tokens),
         source="the form of vLLM's rejection sampler and FlashInfer's chain_speculative_sampling",
     ),
     Op(
@@ -316,8 +208,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=verify_commit_outputs,
         loops=verify_commit_outputs_loops,
-        generate=_generate_verify_commit_outputs,
-        bulk=Bulk(draw_paged_shape, _make_verify_commit_outputs),
+        cases=Cases(batches.draw_paged_shape, _make_verify_commit_outputs),
         source="SGLang's EAGLE worker, after verification",
     ),
     Op(
@@ -339,8 +230,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=create_extend_after_decode,
         loops=create_extend_after_decode_loops,
-        generate=_generate_create_extend_after_decode,
-        bulk=Bulk(draw_paged_shape, _make_create_extend_after_decode),
+        cases=Cases(batches.draw_paged_shape, _make_create_extend_after_decode),
         source="SGLang's create_extend_after_decode_spec_info",
     ),
     Op(
@@ -369,8 +259,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=get_target_cache_loc,
         loops=get_target_cache_loc_loops,
-        generate=_generate_get_target_cache_loc,
-        bulk=Bulk(draw_paged_shape, _make_get_target_cache_loc),
+        cases=Cases(batches.draw_paged_shape, _make_get_target_cache_loc),
         source="SGLang's EAGLE verification with pages and topk above 1, its non-overlap worker",
     ),
     Op(
@@ -397,8 +286,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=filter_finished_cache_loc,
         loops=filter_finished_cache_loc_loops,
-        generate=_generate_filter_finished_cache_loc,
-        bulk=Bulk(draw_batch_shape, _make_filter_finished_cache_loc),
+        cases=Cases(batches.draw_shape, _make_filter_finished_cache_loc),
         source="SGLang's EAGLE verification with pages and topk above 1, its non-overlap worker",
     ),
     Op(
@@ -421,8 +309,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=write_req_to_token_pool,
         loops=write_req_to_token_pool_loops,
-        generate=_generate_write_req_to_token_pool,
-        bulk=Bulk(draw_paged_shape, _make_write_req_to_token_pool),
+        cases=Cases(batches.draw_paged_shape, _make_write_req_to_token_pool),
         source="SGLang's allocation for extend",
     ),
     Op(
@@ -442,8 +329,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=gather_rows,
         loops=gather_rows_loops,
-        generate=_generate_gather_rows,
-        bulk=Bulk(_draw_gather_shape, _make_gather_rows),
+        cases=Cases(_draw_gather_shape, _make_gather_rows),
         source="SGLang's gather_spec_extras",
     ),
 )

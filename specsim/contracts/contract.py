@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from specsim.choices.chooser import Chooser
+from specsim.contracts.draws import ChosenDraws, CounterDraws, Draws
 
 Sizes = Mapping[str, int]
 Tensors = dict[str, torch.Tensor]
@@ -96,18 +97,46 @@ class Case:
         return Case(dict(self.sizes), {name: tensor.clone() for name, tensor in self.tensors.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class Bulk:
-    """Valid cases by the thousand, made on a device from a counter (`specsim.contracts.counter_rng`).
+BS_MAX = 5  # requests of a single case
+NUMBERS = 2**10  # of requests of a single case
 
-    `draw_shape`  from choices, the sizes that all requests of a batch share; all-zero choices give the smallest
-    `make`        from case numbers [n] int64 and such sizes, one case of n requests whose tensors are on the device of
-                  the numbers. Request b depends on `ids[b]` and the sizes alone, except for what keeps the requests of
-                  a batch apart (the numbers of nodes, rows and slots): `make(ids[b:b+1], shape)` is request b, alone
+
+def draw_numbers(chooser: Chooser, requests_max: int) -> list[int]:
+    """How many requests a single case has, and their numbers."""
+    count = 1 + chooser.choose(max(1, min(BS_MAX, requests_max)), "bs")
+    return [chooser.choose(NUMBERS, "number of a request") for _ in range(count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """The valid cases of an operation, stated once: by the thousand on a device, or one from choices.
+
+    `draw_shape`    from choices, the sizes that all requests of a batch share; all-zero choices give the smallest
+    `make_from`     from named draws and such sizes a case, whose tensors are on the device of the draws. Request b
+                    depends on the draws of request b and the sizes alone, except for what keeps the requests of a batch
+                    apart (the numbers of nodes, rows and slots)
+    `requests_max`  the most requests that a single case of such sizes may have, if it may not have BS_MAX
+    `draw_single`   sizes that are others in single cases
+    `draw_numbers`  the numbers of a single case's requests
     """
 
     draw_shape: Callable[[Chooser], dict[str, int]]
-    make: Callable[[torch.Tensor, Sizes], Case]
+    make_from: Callable[[Draws, Sizes], Case]
+    requests_max: Callable[[Sizes], int] = lambda _shape: BS_MAX
+    draw_single: Callable[[Chooser], dict[str, int]] = lambda _chooser: {}
+    draw_numbers: Callable[[Chooser, int], list[int]] = draw_numbers
+
+    def make(self, ids: torch.Tensor, shape: Sizes) -> Case:
+        """The case of the requests with case numbers `ids` [n] int64, on their device; `make(ids[b:b+1], shape)` is
+        request b, alone.
+        """
+        return self.make_from(CounterDraws(ids), shape)
+
+    def generate(self, chooser: Chooser) -> Case:
+        """A single case from choices: its sizes, how many requests, their numbers, and what is simpler than those."""
+        shape = {**self.draw_shape(chooser), **self.draw_single(chooser)}
+        numbers = self.draw_numbers(chooser, self.requests_max(shape))
+        return self.make_from(ChosenDraws(torch.tensor(numbers, dtype=torch.int64), chooser), shape)
 
 
 def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -125,12 +154,11 @@ class Op:
 
     `reference`  the batched PyTorch implementation that says what is right
     `loops`      the slow, obvious Python version that the tests hold the reference against
-    `generate`   makes a valid case from choices; all choices zero give the dullest case
+    `cases`      its valid cases
     `defined`    which elements of each output are defined, as boolean tensors; the rest is never compared
     `tolerance`  absolute tolerance by output name; outputs that it does not name are compared exactly
     `aliasing`   which arguments may share memory
     `source`     the paper section or pull request that defines the operation
-    `bulk`       makes thousands of valid cases at once, on a device
     """
 
     name: str
@@ -139,12 +167,15 @@ class Op:
     args: tuple[TensorArg | ScalarArg, ...]
     reference: Implementation
     loops: Implementation
-    generate: Callable[[Chooser], Case]
+    cases: Cases
     source: str
-    bulk: Bulk | None = None
     defined: Callable[[Case, Tensors], Tensors] = _all_defined
     tolerance: Mapping[str, float] = field(default_factory=dict)
     aliasing: str = "no two arguments share memory"
+
+    def generate(self, chooser: Chooser) -> Case:
+        """A valid case from choices; all choices zero give the simplest."""
+        return self.cases.generate(chooser)
 
     @property
     def tensor_args(self) -> tuple[TensorArg, ...]:

@@ -7,13 +7,12 @@ and inputs must be found unchanged. The tokens of a case all differ, so that one
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from specsim.choices.chooser import Chooser, between, pick
-from specsim.contracts import bulk, counter_rng
-from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.contracts import batches
+from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.contracts.draws import Draws
 from specsim.contracts.naive.drafting import (
     build_chain_tree_loops,
     rerank_candidates_loops,
@@ -23,18 +22,6 @@ from specsim.contracts.naive.masks import (
     pack_tree_mask_loops,
     reconstruct_tree_loops,
     unpack_tree_mask_loops,
-)
-from specsim.contracts.tree import (
-    BS_MAX,
-    NUM_STEPS_MAX,
-    PAGE_SIZES,
-    DraftTree,
-    Shape,
-    draw_batch_shape,
-    draw_paged_shape,
-    draw_seq_lens,
-    draw_shape,
-    draw_tree,
 )
 from specsim.reference.drafting import (
     build_chain_tree,
@@ -51,8 +38,6 @@ from specsim.reference.masks import (
 
 __all__ = ["OPS"]
 
-TOKENS_START = 1_000
-BONUS_START = 500_000
 INF = float("inf")
 TINY = 2.0**-60  # of a float32 path, the third such factor gives 0
 SMALLEST_NORMAL = 2.0**-126  # products below it are made 0, for some hardware flushes them to 0
@@ -61,242 +46,91 @@ PROBABILITIES = (0.5, 1.0, 0.25, 0.0, 0.125, TINY)
 SCORES = (0.5, 1.0, 0.25, 0.0, 0.125, 2.0**-120, INF, -INF)
 
 
-def _draw_probabilities(chooser: Chooser, count: int) -> list[float]:
-    """The probabilities of `count` candidates: all equal, or falling, or repeating with a stride."""
-    kind = pick(chooser, ("equal", "falling", "stride"), "probabilities")
-    first = chooser.choose(len(PROBABILITIES), "first probability")
-    if kind == "equal":
-        return [PROBABILITIES[first]] * count
-    if kind == "falling":
-        return [2.0 ** -(first + 1 + j) for j in range(count)]
-    stride = 1 + chooser.choose(len(PROBABILITIES) - 1, "stride of the probabilities")
-    return [PROBABILITIES[(first + stride * j) % len(PROBABILITIES)] for j in range(count)]
-
-
-def _draw_scores(chooser: Chooser, topk: int) -> list[float]:
-    """The scores of the candidates that were expanded, best first as a step hands them on, or in any order."""
-    kind = pick(chooser, ("equal", "best first", "any order"), "scores")
-    if kind == "equal":
-        return [pick(chooser, SCORES, "score")] * topk
-    scores = [pick(chooser, SCORES, "score") for _ in range(topk)]
-    return sorted(scores, reverse=True) if kind == "best first" else scores
-
-
-def _score(parent_score: float, p: float) -> float:
-    """The product, the same in every floating-point format that holds `SCORES` and whatever is done to subnormals."""
-    product = parent_score * p
-    if product != product:
-        return -INF
-    return 0.0 if abs(product) < SMALLEST_NORMAL else product
-
-
-def _without_subnormal(score: float, p: float) -> float:
-    """`p`, or less where its product with `score` would be subnormal in float32, so that it is 0."""
-    return min(p, TINY) if 0.0 < abs(score * p) < SMALLEST_NORMAL else p
-
-
-def _generate_select_top_k(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    bs, topk = shape.bs, shape.topk
-    step = between(chooser, 1, shape.num_steps, "step")
-    scores, topk_p = [], []
-    for _ in range(bs):
-        request_scores = _draw_scores(chooser, topk)
-        scores.append(request_scores)
-        for score in request_scores:
-            row = _draw_probabilities(chooser, topk)
-            topk_p.append([_without_subnormal(score, p) for p in row])
-    num_candidates = topk**2
-    sizes = {**shape.sizes(), "step": step, "num_rows": bs * topk, "num_candidates": num_candidates}
-    first_token = TOKENS_START + bs * num_candidates
-    tensors = {
-        "topk_p": torch.tensor(topk_p, dtype=torch.float32),
-        "topk_index": torch.arange(first_token, TOKENS_START, -1, dtype=torch.int64).view(bs * topk, topk),
-        "scores": torch.tensor(scores, dtype=torch.float32),
-    }
-    return Case(sizes, tensors)
-
-
-def _draw_drafting(chooser: Chooser, shape: Shape) -> tuple[list[float], list[int]]:
-    """The scores of all candidates of a request and the parents of their groups, as drafting makes them."""
-    topk = shape.topk
-    first = _draw_probabilities(chooser, topk)
-    infinite = pick(chooser, (None, 0, topk - 1), "infinite score")
-    scores = [_score(INF if j == infinite else 1.0, p) for j, p in enumerate(first)]
-    parents, expanded = list(range(-1, topk)), list(range(topk))
-    for step in range(1, shape.num_steps):
-        probabilities = _draw_probabilities(chooser, topk**2)
-        first_id = topk + (step - 1) * topk**2
-        new = [_score(scores[expanded[j // topk]], p) for j, p in enumerate(probabilities)]
-        best_first = sorted(range(topk**2), key=lambda j: (-new[j], j))
-        scores += new
-        expanded = [first_id + j for j in best_first[:topk]]
-        parents += expanded
-    return scores, parents
-
-
-def _generate_organize_draft_results(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    topk, num_steps, ndt = shape.topk, shape.num_steps, shape.num_draft_tokens
-    draftings = [_draw_drafting(chooser, shape) for _ in range(shape.bs)]
-    total = topk + (num_steps - 1) * topk**2
-    sizes = {
-        **shape.sizes(),
-        "total": total,
-        "parent_width": topk * num_steps + 1,
-        "parent_list_width": 0 if num_steps == 1 else topk * (num_steps - 1) + 1,
-        "num_selected": ndt - 1,
-    }
-    first_token = TOKENS_START + shape.bs * total
-    tensors = {
-        "scores": torch.tensor([scores for scores, _ in draftings], dtype=torch.float32),
-        "tokens": torch.arange(first_token, TOKENS_START, -1, dtype=torch.int64).view(shape.bs, total),
-        "parents": torch.tensor([parents for _, parents in draftings], dtype=torch.int64),
-    }
-    return Case(sizes, tensors)
-
-
-def _generate_build_chain_tree(chooser: Chooser) -> Case:
-    bs = between(chooser, 1, BS_MAX, "bs")
-    num_steps = between(chooser, 1, NUM_STEPS_MAX, "num_steps")
-    shape = Shape(bs, 1, num_steps, num_steps + 1)
-    page_size = pick(chooser, PAGE_SIZES, "page_size")
-    seq_lens = draw_seq_lens(chooser, shape.bs, page_size)
-    drafts = shape.bs * shape.num_steps
-    sizes = {
-        **shape.sizes(),
-        "page_size": page_size,
-        "num_nodes": shape.num_nodes,
-        "mask_numel": shape.num_nodes * shape.num_draft_tokens,
-    }
-    tensors = {
-        "bonus_tokens": torch.arange(BONUS_START + shape.bs, BONUS_START, -1, dtype=torch.int32),
-        "draft_tokens": torch.arange(TOKENS_START + drafts, TOKENS_START, -1, dtype=torch.int64).view(shape.bs, -1),
-        "verified_seq_len": torch.tensor(seq_lens, dtype=torch.int64),
-    }
-    return Case(sizes, tensors)
-
-
-def _mask_of(tree: DraftTree) -> list[list[bool]]:
-    nodes = range(len(tree.parents))
-    paths = [set(tree.path(node)) for node in nodes]
-    return [[column in paths[row] for column in nodes] for row in nodes]
-
-
-def _generate_reconstruct_tree(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    page_size = pick(chooser, PAGE_SIZES, "page_size")
-    seq_lens = draw_seq_lens(chooser, shape.bs, page_size)
-    masks = [_mask_of(draw_tree(chooser, shape)) for _ in range(shape.bs)]
-    sizes = {**shape.sizes(), "page_size": page_size, "num_nodes": shape.num_nodes}
-    tensors = {
-        "tree_mask": torch.tensor(masks, dtype=torch.bool),
-        "verified_seq_len": torch.tensor(seq_lens, dtype=torch.int64),
-    }
-    return Case(sizes, tensors)
-
-
-def _draw_packed_shape(chooser: Chooser) -> Shape:
-    shape = draw_shape(chooser)
-    if shape.topk == 1:
+def _draw_packed_shape(chooser: Chooser) -> dict[str, int]:
+    shape = batches.draw_shape(chooser)
+    topk = shape["topk"]
+    if topk == 1:
         return shape
-    most = min(PACKED_NODES_MAX, 1 + shape.topk + (shape.num_steps - 1) * shape.topk**2)
+    most = min(PACKED_NODES_MAX, 1 + topk + (shape["num_steps"] - 1) * topk**2)
     full = [ndt for ndt in (8, 9, 16, 17, PACKED_NODES_MAX) if ndt <= most]  # around the end of a byte
-    ndt = pick(chooser, [min(shape.num_draft_tokens, most)] * 2 + full, "num_draft_tokens against bytes")
-    return dataclasses.replace(shape, num_draft_tokens=ndt)
-
-
-def _generate_pack_tree_mask(chooser: Chooser) -> Case:
-    shape = _draw_packed_shape(chooser)
-    masks = [_mask_of(draw_tree(chooser, shape)) for _ in range(shape.bs)]
-    sizes = {**shape.sizes(), "packed_bytes": packed_bytes(shape.num_draft_tokens)}
-    return Case(sizes, {"tree_mask": torch.tensor(masks, dtype=torch.bool)})
+    ndt = pick(chooser, [min(shape["num_draft_tokens"], most)] * 2 + full, "num_draft_tokens against bytes")
+    return {**shape, "num_draft_tokens": ndt}
 
 
 def _packed_of(case: Case) -> Case:
     return Case(case.sizes, {"packed": pack_tree_mask(case.tensors["tree_mask"])})
 
 
-def _generate_unpack_tree_mask(chooser: Chooser) -> Case:
-    return _packed_of(_generate_pack_tree_mask(chooser))
-
-
-def _make_unpack_tree_mask(ids: torch.Tensor, shape: Sizes) -> Case:
-    return _packed_of(_make_pack_tree_mask(ids, shape))
+def _make_unpack_tree_mask(draws: Draws, shape: Sizes) -> Case:
+    return _packed_of(_make_pack_tree_mask(draws, shape))
 
 
 def _draw_step_shape(chooser: Chooser) -> dict[str, int]:
-    shape = draw_batch_shape(chooser)
+    shape = batches.draw_shape(chooser)
     return {**shape, "step": between(chooser, 1, shape["num_steps"], "step")}
 
 
 def _draw_chain_shape(chooser: Chooser) -> dict[str, int]:
-    num_steps = between(chooser, 1, NUM_STEPS_MAX, "num_steps")
-    page_size = pick(chooser, PAGE_SIZES, "page_size")
-    return {"topk": 1, "num_steps": num_steps, "num_draft_tokens": num_steps + 1, "page_size": page_size}
+    return {**batches.draw_chain_shape(chooser), "page_size": pick(chooser, batches.PAGE_SIZES, "page_size")}
 
 
-def _draw_bulk_packed_shape(chooser: Chooser) -> dict[str, int]:
-    return {name: size for name, size in _draw_packed_shape(chooser).sizes().items() if name != "bs"}
-
-
-def _make_probabilities(ids: torch.Tensor, what: str, rows: int, columns: int) -> torch.Tensor:
+def _make_probabilities(draws: Draws, what: str, rows: int, columns: int) -> torch.Tensor:
     """Probabilities [n, rows, columns] float64: in each row all equal, falling, or any."""
-    n, device = ids.shape[0], ids.device
+    n, device = draws.count, draws.device
     choices = torch.tensor(PROBABILITIES, dtype=torch.float64, device=device)
-    kind = counter_rng.below(ids, f"{what}: kind", 3, rows)[:, :, None]  # [n, rows, 1]
+    kind = draws.below(f"{what}: kind", 3, rows)[:, :, None]  # [n, rows, 1]
     column = torch.arange(columns, device=device)
-    draws = counter_rng.below(ids, what, len(PROBABILITIES), rows * columns).view(n, rows, columns)
+    which = draws.below(what, len(PROBABILITIES), rows * columns).view(n, rows, columns)
     powers = torch.tensor([2.0**-i for i in range(1, columns + len(PROBABILITIES))], dtype=torch.float64, device=device)
-    falling = powers[draws[:, :, :1] + column]
-    return torch.where(kind == 0, choices[draws[:, :, :1]], torch.where(kind == 1, falling, choices[draws]))
+    falling = powers[which[:, :, :1] + column]
+    return torch.where(kind == 0, choices[which[:, :, :1]], torch.where(kind == 1, falling, choices[which]))
 
 
-def _make_tokens(ids: torch.Tensor, count: int) -> torch.Tensor:
+def _make_tokens(draws: Draws, count: int) -> torch.Tensor:
     """Tokens [n, count] int64, in descending order; those of a request all differ."""
-    first_token = bulk.TOKENS_START + counter_rng.below(ids, "first token", 2**20) * count
-    return first_token[:, None] + torch.arange(count, 0, -1, device=ids.device)
+    first_token = batches.TOKENS_START + draws.labels("first token") * count
+    return first_token[:, None] + torch.arange(count, 0, -1, device=draws.device)
 
 
-def _make_select_top_k(ids: torch.Tensor, shape: Sizes) -> Case:
-    n, topk = ids.shape[0], shape["topk"]
+def _make_select_top_k(draws: Draws, shape: Sizes) -> Case:
+    n, topk = draws.count, shape["topk"]
     num_candidates = topk**2
-    choices = torch.tensor(SCORES, dtype=torch.float64, device=ids.device)
-    kind = counter_rng.below(ids, "scores: kind", 3)[:, None]  # [n, 1]: equal, best first, any order
-    draws = choices[counter_rng.below(ids, "scores", len(SCORES), topk)]  # [n, topk]
-    scores = torch.where(kind == 0, draws[:, :1], draws)
-    scores = torch.where(kind == 1, draws.sort(dim=1, descending=True).values, scores)
-    p = _make_probabilities(ids, "topk_p", topk, topk)  # [n, topk, topk]
+    choices = torch.tensor(SCORES, dtype=torch.float64, device=draws.device)
+    kind = draws.below("scores: kind", 3)[:, None]  # [n, 1]: equal, best first, any order
+    drawn = choices[draws.below("scores", len(SCORES), topk)]  # [n, topk]
+    scores = torch.where(kind == 0, drawn[:, :1], drawn)
+    scores = torch.where(kind == 1, drawn.sort(dim=1, descending=True).values, scores)
+    p = _make_probabilities(draws, "topk_p", topk, topk)  # [n, topk, topk]
     product = (scores[:, :, None] * p).abs()
     p = torch.where((product > 0) & (product < SMALLEST_NORMAL), p.clamp(max=TINY), p)
     tensors = {
         "topk_p": p.view(n * topk, topk).to(torch.float32),
-        "topk_index": _make_tokens(ids, num_candidates).view(n * topk, topk),
+        "topk_index": _make_tokens(draws, num_candidates).view(n * topk, topk),
         "scores": scores.to(torch.float32),
     }
     return Case({**shape, "bs": n, "num_rows": n * topk, "num_candidates": num_candidates}, tensors)
 
 
 def _make_scores(parent_scores: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """`_score` of each element."""
+    """The products, the same in every floating-point format that holds `SCORES` and whatever is done to subnormals."""
     product = parent_scores * p
     product = torch.where(product.isnan(), -INF, product)
     return torch.where(product.abs() < SMALLEST_NORMAL, 0.0, product)
 
 
-def _make_organize_draft_results(ids: torch.Tensor, shape: Sizes) -> Case:
+def _make_organize_draft_results(draws: Draws, shape: Sizes) -> Case:
     """What a drafting hands over, step by step; in two thirds of the requests a score is infinite."""
-    n, topk, num_steps = ids.shape[0], shape["topk"], shape["num_steps"]
-    device = ids.device
+    n, topk, num_steps = draws.count, shape["topk"], shape["num_steps"]
+    device = draws.device
     number = torch.arange(topk, device=device)  # [topk]
-    kind = counter_rng.below(ids, "infinite score", 3)[:, None]  # [n, 1]
+    kind = draws.below("infinite score", 3)[:, None]  # [n, 1]
     infinite = ((kind == 1) & (number == 0)) | ((kind == 2) & (number == topk - 1))
-    first = _make_probabilities(ids, "probabilities of step 0", 1, topk)[:, 0]
+    first = _make_probabilities(draws, "probabilities of step 0", 1, topk)[:, 0]
     expanded = _make_scores(torch.where(infinite, INF, 1.0).to(torch.float64), first)  # [n, topk]
     scores = [expanded]
     parents = [torch.arange(-1, topk, device=device).expand(n, -1)]
     for step in range(1, num_steps):
-        p = _make_probabilities(ids, f"probabilities of step {step}", topk, topk)
+        p = _make_probabilities(draws, f"probabilities of step {step}", topk, topk)
         new = _make_scores(expanded[:, :, None], p).flatten(1)  # [n, topk * topk]
         best = new.sort(dim=1, descending=True, stable=True).indices[:, :topk]
         expanded = new.gather(1, best)
@@ -305,7 +139,7 @@ def _make_organize_draft_results(ids: torch.Tensor, shape: Sizes) -> Case:
     total = topk + (num_steps - 1) * topk**2
     tensors = {
         "scores": torch.cat(scores, dim=1).to(torch.float32),
-        "tokens": _make_tokens(ids, total),
+        "tokens": _make_tokens(draws, total),
         "parents": torch.cat(parents, dim=1),
     }
     sizes = {
@@ -319,38 +153,27 @@ def _make_organize_draft_results(ids: torch.Tensor, shape: Sizes) -> Case:
     return Case(sizes, tensors)
 
 
-def _make_build_chain_tree(ids: torch.Tensor, shape: Sizes) -> Case:
-    n, ndt = ids.shape[0], shape["num_draft_tokens"]
-    tokens = _make_tokens(ids, ndt)
+def _make_build_chain_tree(draws: Draws, shape: Sizes) -> Case:
+    n, ndt = draws.count, shape["num_draft_tokens"]
+    tokens = _make_tokens(draws, ndt)
     tensors = {
         "bonus_tokens": tokens[:, 0].to(torch.int32),
         "draft_tokens": tokens[:, 1:].contiguous(),
-        "verified_seq_len": bulk.seq_lens(ids, "verified_seq_len", shape["page_size"]),
+        "verified_seq_len": batches.seq_lens(draws, "verified_seq_len", shape["page_size"]),
     }
     return Case({**shape, "bs": n, "num_nodes": n * ndt, "mask_numel": n * ndt * ndt}, tensors)
 
 
-def _make_masks(ids: torch.Tensor, shape: Sizes) -> torch.Tensor:
-    """Masks of ancestors [n, ndt, ndt] bool: a node sees what its parent sees, and itself."""
-    parents = bulk.trees(ids, shape).parents  # [n, ndt]
-    n, ndt = parents.shape
-    request = torch.arange(n, device=ids.device)
-    mask = torch.eye(ndt, dtype=torch.bool, device=ids.device).repeat(n, 1, 1)
-    for node in range(1, ndt):
-        mask[:, node] |= mask[request, parents[:, node]]
-    return mask
-
-
-def _make_reconstruct_tree(ids: torch.Tensor, shape: Sizes) -> Case:
-    n, ndt = ids.shape[0], shape["num_draft_tokens"]
-    lens = bulk.seq_lens(ids, "verified_seq_len", shape["page_size"])
-    tensors = {"tree_mask": _make_masks(ids, shape), "verified_seq_len": lens}
+def _make_reconstruct_tree(draws: Draws, shape: Sizes) -> Case:
+    n, ndt = draws.count, shape["num_draft_tokens"]
+    lens = batches.seq_lens(draws, "verified_seq_len", shape["page_size"])
+    tensors = {"tree_mask": batches.masks(batches.trees(draws, shape).parents), "verified_seq_len": lens}
     return Case({**shape, "bs": n, "num_nodes": n * ndt}, tensors)
 
 
-def _make_pack_tree_mask(ids: torch.Tensor, shape: Sizes) -> Case:
-    sizes = {**shape, "bs": ids.shape[0], "packed_bytes": packed_bytes(shape["num_draft_tokens"])}
-    return Case(sizes, {"tree_mask": _make_masks(ids, shape)})
+def _make_pack_tree_mask(draws: Draws, shape: Sizes) -> Case:
+    sizes = {**shape, "bs": draws.count, "packed_bytes": packed_bytes(shape["num_draft_tokens"])}
+    return Case(sizes, {"tree_mask": batches.masks(batches.trees(draws, shape).parents)})
 
 
 _LINKS = ("bs", "num_draft_tokens")
@@ -433,8 +256,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=select_top_k_tokens_next,
         loops=select_top_k_tokens_next_loops,
-        generate=_generate_select_top_k,
-        bulk=Bulk(_draw_step_shape, _make_select_top_k),
+        cases=Cases(_draw_step_shape, _make_select_top_k),
         source="EAGLE-2 (arXiv 2406.16858), section 4.1",
     ),
     Op(
@@ -478,8 +300,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=rerank_candidates,
         loops=rerank_candidates_loops,
-        generate=_generate_organize_draft_results,
-        bulk=Bulk(draw_batch_shape, _make_organize_draft_results),
+        cases=Cases(batches.draw_shape, _make_organize_draft_results),
         source="EAGLE-2 (arXiv 2406.16858), section 4.2; orphans: SGLang PR #36201 and issue #7477",
     ),
     Op(
@@ -502,8 +323,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=build_chain_tree,
         loops=build_chain_tree_loops,
-        generate=_generate_build_chain_tree,
-        bulk=Bulk(_draw_chain_shape, _make_build_chain_tree),
+        cases=Cases(_draw_chain_shape, _make_build_chain_tree),
         source="EAGLE (arXiv 2401.15077)",
     ),
     Op(
@@ -523,8 +343,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=reconstruct_tree,
         loops=reconstruct_tree_loops,
-        generate=_generate_reconstruct_tree,
-        bulk=Bulk(draw_paged_shape, _make_reconstruct_tree),
+        cases=Cases(batches.draw_paged_shape, _make_reconstruct_tree),
         source="EAGLE-2 (arXiv 2406.16858), section 4.2",
     ),
     Op(
@@ -537,8 +356,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=pack_tree_mask,
         loops=pack_tree_mask_loops,
-        generate=_generate_pack_tree_mask,
-        bulk=Bulk(_draw_bulk_packed_shape, _make_pack_tree_mask),
+        cases=Cases(_draw_packed_shape, _make_pack_tree_mask),
         source="EAGLE-2 (arXiv 2406.16858), section 4.2",
     ),
     Op(
@@ -548,8 +366,7 @@ OPS: tuple[Op, ...] = (
         args=(_packed(Role.IN), _tree_mask(Role.OUT)),
         reference=unpack_tree_mask,
         loops=unpack_tree_mask_loops,
-        generate=_generate_unpack_tree_mask,
-        bulk=Bulk(_draw_bulk_packed_shape, _make_unpack_tree_mask),
+        cases=Cases(_draw_packed_shape, _make_unpack_tree_mask),
         source="EAGLE-2 (arXiv 2406.16858), section 4.2",
     ),
 )

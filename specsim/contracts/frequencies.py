@@ -19,13 +19,12 @@ import torch
 from torch import Tensor
 
 from specsim.choices.chooser import Chooser, between, pick
-from specsim.contracts import counter_rng
-from specsim.contracts.bulk_sampling import draw_rows, make_verify_chain_rejection
-from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
 from specsim.contracts.distributions import DRAFT_ROWS, TARGET_ROWS, VOCAB_SIZE_MAX, VOCAB_SIZE_MIN
+from specsim.contracts.draws import Draws
 from specsim.contracts.naive.frequencies import chain_frequencies_loops, token_frequencies_loops
+from specsim.contracts.sampling_cases import draw_rows, make_verify_chain_rejection
 from specsim.contracts.statistics import chi_square
-from specsim.contracts.tree import BS_MAX
 from specsim.reference.frequencies import Frequencies, chain_frequencies, token_frequencies
 
 __all__ = ["OPS", "Frequencies", "chain_frequencies", "evidence", "token_frequencies"]
@@ -37,7 +36,6 @@ FREQUENCY_TOLERANCE = math.sqrt(math.log(2 / P_VALUE_MIN) / (2 * BULK_DRAWS))
 
 NONE, TOP_K, TOP_P, MIN_P, TOP_K_TOP_P = FILTERS = range(5)
 NUM_STEPS_MAX = 4
-FIRST_NUMBERS = 2**16
 
 
 def evidence(counts: Tensor, law: Tensor, draws: int) -> Frequencies:
@@ -54,14 +52,14 @@ def evidence(counts: Tensor, law: Tensor, draws: int) -> Frequencies:
     return Frequencies(shares, counts > 0, torch.tensor(fits, device=counts.device))
 
 
-def _make_token_frequencies(ids: Tensor, shape: Sizes) -> Case:
+def _make_token_frequencies(draws: Draws, shape: Sizes) -> Case:
     vocab_size, which = shape["vocab_size"], shape["which_filter"]
-    bs, device = ids.shape[0], ids.device
-    probs = draw_rows(ids, "target", (*TARGET_ROWS, *DRAFT_ROWS), 1, vocab_size)[:, 0].to(torch.float32)
-    top_k = (1 + counter_rng.below(ids, "top_k", vocab_size)).to(torch.int32)
-    top_p = (2 * counter_rng.below(ids, "top_p", 64) + 1) / 128
+    bs, device = draws.count, draws.device
+    probs = draw_rows(draws, "target", (*TARGET_ROWS, *DRAFT_ROWS), 1, vocab_size)[:, 0].to(torch.float32)
+    top_k = (1 + draws.below("top_k", vocab_size)).to(torch.int32)
+    top_p = (2 * draws.below("top_p", 64) + 1) / 128
     # In float64: a GPU divides a float32 by a number as it multiplies by its reciprocal, which rounds otherwise.
-    min_p = (2 * counter_rng.below(ids, "min_p", 32) + 1).double() / 131
+    min_p = (2 * draws.below("min_p", 32) + 1).double() / 131
     ones = torch.ones(bs, dtype=torch.float32, device=device)
     tensors = {
         "probs": probs.contiguous(),
@@ -72,10 +70,10 @@ def _make_token_frequencies(ids: Tensor, shape: Sizes) -> Case:
     return Case(_sizes(shape, bs), tensors)
 
 
-def _make_chain_frequencies(ids: Tensor, shape: Sizes) -> Case:
-    made = make_verify_chain_rejection(ids, shape).tensors
+def _make_chain_frequencies(draws: Draws, shape: Sizes) -> Case:
+    made = make_verify_chain_rejection(draws, shape).tensors
     tensors = {name: made[name] for name in ("candidates", "draft_probs", "target_probs")}
-    return Case(_sizes(shape, ids.shape[0]), tensors)
+    return Case(_sizes(shape, draws.count), tensors)
 
 
 def _sizes(shape: Sizes, bs: int) -> dict[str, int]:
@@ -100,19 +98,8 @@ def _shape(chooser: Chooser, drawn: dict[str, int]) -> dict[str, int]:
     return {**drawn, "topk": 1, "num_draft_tokens": drawn["num_steps"] + 1, "seed": seed, "draws": BULK_DRAWS}
 
 
-def _numbers(chooser: Chooser) -> Tensor:
-    bs = between(chooser, 1, BS_MAX, "bs")
-    return chooser.choose(FIRST_NUMBERS, "number of the first request") + torch.arange(bs)
-
-
-def _generate_token_frequencies(chooser: Chooser) -> Case:
-    shape = {**_draw_token_shape(chooser), "draws": DRAWS}
-    return _make_token_frequencies(_numbers(chooser), shape)
-
-
-def _generate_chain_frequencies(chooser: Chooser) -> Case:
-    shape = {**_draw_chain_shape(chooser), "draws": DRAWS}
-    return _make_chain_frequencies(_numbers(chooser), shape)
+def _draw_single(_chooser: Chooser) -> dict[str, int]:
+    return {"draws": DRAWS}
 
 
 def _defined(_case: Case, expected: Tensors) -> Tensors:
@@ -151,8 +138,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=token_frequencies,
         loops=token_frequencies_loops,
-        generate=_generate_token_frequencies,
-        bulk=Bulk(_draw_token_shape, _make_token_frequencies),
+        cases=Cases(_draw_token_shape, _make_token_frequencies, draw_single=_draw_single),
         defined=_defined,
         tolerance=_TOLERANCE,
         source="FlashInfer's sampling from probabilities, filters in joint order",
@@ -182,8 +168,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=chain_frequencies,
         loops=chain_frequencies_loops,
-        generate=_generate_chain_frequencies,
-        bulk=Bulk(_draw_chain_shape, _make_chain_frequencies),
+        cases=Cases(_draw_chain_shape, _make_chain_frequencies, draw_single=_draw_single),
         defined=_defined,
         tolerance=_TOLERANCE,
         source="Leviathan et al. (arXiv 2211.17192), algorithm 1",

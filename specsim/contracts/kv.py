@@ -2,32 +2,18 @@
 
 In every case all slots differ, in the page table as among the pages handed out, and pages are out of order, so that
 a slot of a wrong row, page or node shows. Lengths lie at, before and after the start of a page. Where an operation can
-meet padding requests, the last requests of a batch may be such: they hold row 0, the padding sink, or accept
-nothing.
+meet padding requests, an eighth of the requests are such, anywhere in the batch: they hold row 0, the padding sink, or
+accept nothing.
 """
 
 from __future__ import annotations
 
 import torch
 
-from specsim.choices.chooser import Chooser, between, pick, sample
-from specsim.contracts import bulk
-from specsim.contracts.bulk_kv import (
-    PADDING_SEQ_LEN,
-    PAGES_GROWN_MAX,
-    SPARE_PAGES_MAX,
-    make_alloc_decode,
-    make_alloc_extend,
-    make_compact_accepted_path,
-    make_draft_decode_kv_indices,
-    make_fill_accept_out_cache_loc,
-    make_get_last_loc,
-    make_move_kv,
-    pages_needed,
-    path_sizes,
-    pool_sizes,
-)
-from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.choices.chooser import Chooser, between
+from specsim.contracts import batches
+from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.draws import Draws
 from specsim.contracts.naive.kv import (
     align_evict_mask_to_page_size_loops,
     alloc_decode_loops,
@@ -38,15 +24,6 @@ from specsim.contracts.naive.kv import (
     generate_draft_decode_kv_indices_loops,
     get_last_loc_loops,
     move_kv_loops,
-)
-from specsim.contracts.tree import (
-    PAGE_SIZES,
-    Shape,
-    draw_batch_shape,
-    draw_paged_shape,
-    draw_seq_lens,
-    draw_shape,
-    shuffled,
 )
 from specsim.reference.kv import (
     align_evict_mask_to_page_size,
@@ -62,136 +39,161 @@ from specsim.reference.kv import (
 
 __all__ = ["OPS"]
 
-SPARE_ROWS_MAX = 3
-SPARE_COLUMNS_MAX = 5
 HIDDEN_SIZE_MAX = 5
 ROW_WIDTH_MAX = 9
-PREDICT_START = 1_000
+PAGES_GROWN_MAX = 2
+SPARE_PAGES_MAX = 3
+SPARE_SLOTS_MAX = 5
+PADDING_SEQ_LEN = 1  # what a padding request claims to have, so that attention has something to read
 
 
-def _draw_padding(chooser: Chooser, bs: int) -> int:
-    """The number of live requests; the others, at the end of the batch, are padding."""
-    return bs - chooser.choose(bs, "padding requests")
+def _path_sizes(shape: Sizes, bs: int) -> dict[str, int]:
+    return {**batches.path_sizes(shape, bs), "num_accept_entries": bs * (shape["num_steps"] + 1)}
 
 
-def _draw_pool(chooser: Chooser, bs: int, live: int, columns: int, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of the requests, 0 for padding, and a page table of at least `columns` columns whose pages are whole and
-    out of order. Page 0 is in nobody's row.
+def _make_pages(
+    draws: Draws, prefix_lens: torch.Tensor, seq_lens: torch.Tensor, page_size: int, pages_grown_max: int
+) -> Tensors:
+    """`last_loc` of every request, on pages of their own, and free pages, in most batches exactly enough."""
+    page = 1 + draws.order_of_all("page", 1 + pages_grown_max)  # [n, 1 + pages_grown_max]: the last one, free ones
+    last_loc = page[:, 0] * page_size + (prefix_lens - 1) % page_size
+    needed = int(((seq_lens + page_size - 1) // page_size - (prefix_lens + page_size - 1) // page_size).sum())
+    spare = draws.common("spare pages", 2 * SPARE_PAGES_MAX) - SPARE_PAGES_MAX
+    return {
+        "last_loc": torch.where(prefix_lens > 0, last_loc, -1),
+        "free_pages": page[:, 1:].reshape(-1)[: needed + max(0, spare)].contiguous(),
+    }
+
+
+def _make_alloc_extend(draws: Draws, shape: Sizes) -> Case:
+    """Requests grow by a token, by nothing, by a tree, or to about the start of a page; one grows at least."""
+    ndt, page_size = shape["num_draft_tokens"], shape["page_size"]
+    prefix_lens = batches.seq_lens(draws, "prefix_lens", page_size)
+    pages = (prefix_lens + page_size - 1) // page_size + draws.below("pages grown", PAGES_GROWN_MAX + 1)
+    boundary = pages * page_size + draws.below("beside the page boundary", 3) - 1
+    kind = draws.below("extension", 4)
+    seq_lens = prefix_lens + torch.where(kind == 0, 1, torch.where(kind == 1, 0, ndt))
+    seq_lens = torch.where(kind == 3, torch.maximum(prefix_lens, boundary), seq_lens)
+    seq_lens[0] += (seq_lens == prefix_lens).all()
+    pages_grown_max = max(PAGES_GROWN_MAX + 1, (ndt + page_size - 1) // page_size)
+    pages_by_name = _make_pages(draws, prefix_lens, seq_lens, page_size, pages_grown_max)
+    tensors = {"prefix_lens": prefix_lens, "seq_lens": seq_lens, **pages_by_name}
+    sizes = {
+        **shape,
+        "bs": draws.count,
+        "num_free_pages": tensors["free_pages"].shape[0],
+        "num_locs": int((seq_lens - prefix_lens).sum()),
+    }
+    return Case(sizes, tensors)
+
+
+def _make_alloc_decode(draws: Draws, shape: Sizes) -> Case:
+    prefix_lens = batches.seq_lens(draws, "prefix_lens", shape["page_size"])
+    pages_by_name = _make_pages(draws, prefix_lens, prefix_lens + 1, shape["page_size"], 1)
+    tensors = {"seq_lens": prefix_lens + 1, **pages_by_name}
+    return Case({**shape, "bs": draws.count, "num_free_pages": tensors["free_pages"].shape[0]}, tensors)
+
+
+def _make_get_last_loc(draws: Draws, shape: Sizes) -> Case:
+    padding = draws.padding()
+    prefix_lens = batches.seq_lens(draws, "prefix_lens", shape["page_size"])
+    prefix_lens = torch.where(padding, 0, prefix_lens)
+    rows, table = batches.page_table(draws, prefix_lens, shape["page_size"])
+    tensors = {
+        "req_to_token": table,
+        "req_pool_indices": torch.where(padding, 0, rows),
+        "prefix_lens": prefix_lens,
+    }
+    return Case({**shape, "bs": draws.count, **batches.page_table_sizes(table)}, tensors)
+
+
+def _make_draft_decode_kv_indices(draws: Draws, shape: Sizes) -> Case:
+    """The last branch of a request may end in the last column of its row."""
+    topk, num_steps, page_size = shape["topk"], shape["num_steps"], shape["page_size"]
+    padding = draws.padding()
+    seq_lens = torch.where(padding, PADDING_SEQ_LEN, batches.seq_lens(draws, "seq_lens", page_size))
+    branch_pages = (seq_lens % page_size + num_steps + page_size - 1) // page_size
+    ends = seq_lens + (topk - 1) * branch_pages * page_size + num_steps
+    rows, table = batches.page_table(draws, ends, page_size)
+    sizes = {
+        **shape,
+        "bs": draws.count,
+        **batches.page_table_sizes(table),
+        "num_bounds": draws.count * topk + 1,
+        "num_kv": topk * (int(seq_lens.sum()) + draws.count * num_steps),
+    }
+    tensors = {"req_pool_indices": torch.where(padding, 0, rows), "req_to_token": table, "seq_lens": seq_lens}
+    return Case(sizes, tensors)
+
+
+def _make_paths(draws: Draws, shape: Sizes) -> Tensors:
+    """`accept_index` and `accept_lens`; padding requests accept nothing."""
+    padding = draws.padding()
+    accept_index, accept_lens = batches.accepted_paths(draws, shape)
+    return {
+        "accept_index": torch.where(padding[:, None], -1, accept_index),
+        "accept_lens": torch.where(padding, 0, accept_lens),
+    }
+
+
+def _make_node_slots(draws: Draws, shape: Sizes) -> torch.Tensor:
+    """A slot of its own for each node [n, num_draft_tokens], out of order; slot 0 is the padding sink."""
+    return 1 + draws.order_of_all("slot of a node", shape["num_draft_tokens"])
+
+
+def _make_fill_accept_out_cache_loc(draws: Draws, shape: Sizes) -> Case:
+    tensors = {
+        "accept_index": _make_paths(draws, shape)["accept_index"],
+        "out_cache_loc": _make_node_slots(draws, shape).flatten(),
+    }
+    return Case(_path_sizes(shape, draws.count), tensors)
+
+
+def _make_compact_accepted_path(draws: Draws, shape: Sizes) -> Case:
+    n, ndt, hidden_size = draws.count, shape["num_draft_tokens"], shape["hidden_size"]
+    tensors = {
+        **_make_paths(draws, shape),
+        "out_cache_loc": _make_node_slots(draws, shape).flatten(),
+        "predict": batches.node_tokens(draws, ndt).flatten(),
+        "hidden_states": draws.uniform("hidden_states", ndt * hidden_size).view(n * ndt, hidden_size),
+    }
+    return Case(_path_sizes(shape, n), tensors)
+
+
+def _make_move_kv(draws: Draws, shape: Sizes) -> Case:
+    """Every request moves its own rows: along an accepted path, each onto the source of the next move or of the one
+    before, or in a cycle. Moves of padding are at the end.
     """
-    pool_rows = 1 + bs + between(chooser, 0, SPARE_ROWS_MAX, "spare rows")
-    pool_len = columns + between(chooser, 0, SPARE_COLUMNS_MAX, "spare columns")
-    rows = [1 + row for row in sample(chooser, pool_rows - 1, live, "row")] + [0] * (bs - live)
-    row_pages = (pool_len + page_size - 1) // page_size
-    pages = 1 + torch.tensor(shuffled(chooser, pool_rows * row_pages, "page"), dtype=torch.int32)
-    slots = pages.view(pool_rows, row_pages, 1) * page_size + torch.arange(page_size, dtype=torch.int32)
-    table = slots.view(pool_rows, row_pages * page_size)[:, :pool_len].contiguous()
-    return torch.tensor(rows, dtype=torch.int64), table
+    n, ndt, row_width = draws.count, shape["num_draft_tokens"], shape["row_width"]
+    width = shape["num_steps"] + 1
+    slots = _make_node_slots(draws, shape)  # [n, ndt]
+    place = torch.arange(ndt, device=draws.device)  # [ndt]
+    following = slots.roll(-1, dims=1)  # [n, ndt]
+    count = 1 + draws.below("number of moves", ndt - 1)  # [n]: of a chain
+    kind = draws.below("moves", 4)[:, None]  # [n, 1]
+    target = torch.where(kind == 1, slots, following)
+    source = torch.where(kind == 1, following, slots)
+    target = torch.where((kind == 3) & (place == count[:, None]), slots[:, :1], target)
+    num_moves = torch.where(kind[:, 0] == 3, count + 1, count)
 
+    accept_index, accept_lens = batches.accepted_paths(draws, shape)
+    path = torch.zeros((n, max(width, ndt)), dtype=torch.int64, device=draws.device)
+    path[:, :width] = accept_index.clamp(min=0) % ndt
+    target = torch.where(kind == 0, slots, target)
+    source = torch.where(kind == 0, slots.gather(1, path[:, :ndt]), source)
+    num_moves = torch.where(kind[:, 0] == 0, accept_lens, num_moves)
+    moves = place < num_moves[:, None]  # [n, ndt]
 
-def _draw_grown_len(chooser: Chooser, prefix_len: int, shape: Shape, page_size: int) -> int:
-    """The length of a request after an extension: by one token, nothing, a tree, or to about the start of a page."""
-    kind = pick(chooser, ("token", "nothing", "tree", "boundary"), "extension")
-    if kind == "boundary":
-        pages = pages_needed(prefix_len, page_size) + between(chooser, 0, PAGES_GROWN_MAX, "pages grown")
-        return max(prefix_len, pages * page_size + pick(chooser, (0, 1, -1), "beside the page boundary"))
-    return prefix_len + {"token": 1, "nothing": 0, "tree": shape.num_draft_tokens}[kind]
-
-
-def _draw_pages(
-    chooser: Chooser, prefix_lens: list[int], seq_lens: list[int], page_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`last_loc` of every request, on pages of their own, and enough free pages, perhaps more."""
-    bs = len(prefix_lens)
-    needed = sum(
-        pages_needed(after, page_size) - pages_needed(before, page_size)
-        for before, after in zip(prefix_lens, seq_lens, strict=True)
-    )
-    spare = between(chooser, 0, SPARE_PAGES_MAX, "spare pages")
-    pages = [1 + page for page in shuffled(chooser, bs + needed + spare, "page")]
-    last_loc = [
-        page * page_size + (prefix_len - 1) % page_size if prefix_len else -1
-        for page, prefix_len in zip(pages[:bs], prefix_lens, strict=True)
-    ]
-    return torch.tensor(last_loc, dtype=torch.int64), torch.tensor(pages[bs:], dtype=torch.int64)
-
-
-def _generate_alloc_extend(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    page_size = pick(chooser, PAGE_SIZES, "page_size")
-    prefix_lens = draw_seq_lens(chooser, shape.bs, page_size)
-    seq_lens = [_draw_grown_len(chooser, prefix_len, shape, page_size) for prefix_len in prefix_lens]
-    if seq_lens == prefix_lens:
-        seq_lens[0] += 1
-    last_loc, free_pages = _draw_pages(chooser, prefix_lens, seq_lens, page_size)
-    sizes = {
-        **shape.sizes(),
-        "page_size": page_size,
-        "num_free_pages": free_pages.shape[0],
-        "num_locs": sum(seq_lens) - sum(prefix_lens),
-    }
+    padding = slots.new_zeros(draws.common("padding moves", width + 1))
+    num_slots = 1 + n * ndt + draws.common("spare slots", SPARE_SLOTS_MAX + 1)
+    buffer = torch.full((num_slots, row_width), 2.0, device=draws.device)  # in no request's rows
+    buffer[slots.flatten()] = draws.uniform("KV", ndt * row_width).view(n * ndt, row_width)
     tensors = {
-        "prefix_lens": torch.tensor(prefix_lens, dtype=torch.int64),
-        "seq_lens": torch.tensor(seq_lens, dtype=torch.int64),
-        "last_loc": last_loc,
-        "free_pages": free_pages,
+        "buffer": buffer,
+        "target": torch.cat([target[moves], padding]),
+        "source": torch.cat([source[moves], padding]),
     }
-    return Case(sizes, tensors)
-
-
-def _generate_alloc_decode(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    page_size = pick(chooser, PAGE_SIZES, "page_size")
-    prefix_lens = draw_seq_lens(chooser, shape.bs, page_size)
-    seq_lens = [prefix_len + 1 for prefix_len in prefix_lens]
-    last_loc, free_pages = _draw_pages(chooser, prefix_lens, seq_lens, page_size)
-    sizes = {**shape.sizes(), "page_size": page_size, "num_free_pages": free_pages.shape[0]}
-    tensors = {
-        "seq_lens": torch.tensor(seq_lens, dtype=torch.int64),
-        "last_loc": last_loc,
-        "free_pages": free_pages,
-    }
-    return Case(sizes, tensors)
-
-
-def _generate_get_last_loc(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    page_size = pick(chooser, PAGE_SIZES, "page_size")
-    live = _draw_padding(chooser, shape.bs)
-    prefix_lens = draw_seq_lens(chooser, live, page_size) + [0] * (shape.bs - live)
-    columns = max(1, *prefix_lens)
-    req_pool_indices, req_to_token = _draw_pool(chooser, shape.bs, live, columns, page_size)
-    tensors = {
-        "req_to_token": req_to_token,
-        "req_pool_indices": req_pool_indices,
-        "prefix_lens": torch.tensor(prefix_lens, dtype=torch.int64),
-    }
-    return Case({**shape.sizes(), "page_size": page_size, **pool_sizes(req_to_token)}, tensors)
-
-
-def _generate_draft_decode_kv_indices(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    page_size = pick(chooser, PAGE_SIZES, "page_size")
-    live = _draw_padding(chooser, shape.bs)
-    seq_lens = draw_seq_lens(chooser, live, page_size) + [PADDING_SEQ_LEN] * (shape.bs - live)
-    columns = max(
-        seq_len
-        + (shape.topk - 1) * pages_needed(seq_len % page_size + shape.num_steps, page_size) * page_size
-        + shape.num_steps
-        for seq_len in seq_lens
-    )
-    req_pool_indices, req_to_token = _draw_pool(chooser, shape.bs, live, columns, page_size)
-    sizes = {
-        **shape.sizes(),
-        "page_size": page_size,
-        **pool_sizes(req_to_token),
-        "num_bounds": shape.bs * shape.topk + 1,
-        "num_kv": shape.topk * (sum(seq_lens) + shape.bs * shape.num_steps),
-    }
-    tensors = {
-        "req_pool_indices": req_pool_indices,
-        "req_to_token": req_to_token,
-        "seq_lens": torch.tensor(seq_lens, dtype=torch.int64),
-    }
+    sizes = {**shape, "bs": n, "num_slots": num_slots, "row_width": row_width, "num_moves": tensors["target"].shape[0]}
     return Case(sizes, tensors)
 
 
@@ -205,12 +207,8 @@ def _paged_draft(case: Case) -> Case:
     return Case(sizes, case.tensors)
 
 
-def _generate_draft_cache_locs_paged(chooser: Chooser) -> Case:
-    return _paged_draft(_generate_draft_decode_kv_indices(chooser))
-
-
-def _make_draft_cache_locs_paged(ids: torch.Tensor, shape: Sizes) -> Case:
-    return _paged_draft(make_draft_decode_kv_indices(ids, shape))
+def _make_draft_cache_locs_paged(draws: Draws, shape: Sizes) -> Case:
+    return _paged_draft(_make_draft_decode_kv_indices(draws, shape))
 
 
 def _eviction(sizes: Sizes, seq_lens: torch.Tensor, accept_index: torch.Tensor) -> Case:
@@ -222,111 +220,17 @@ def _eviction(sizes: Sizes, seq_lens: torch.Tensor, accept_index: torch.Tensor) 
     return Case({**sizes, "num_nodes": bs * ndt}, {"seq_lens": seq_lens, "evict_mask": evict_mask})
 
 
-def _generate_align_evict_mask(chooser: Chooser) -> Case:
-    shape, page_size = draw_shape(chooser), pick(chooser, PAGE_SIZES, "page_size")
-    seq_lens = torch.tensor(draw_seq_lens(chooser, shape.bs, page_size), dtype=torch.int64)
-    accept_index = torch.tensor(_draw_paths(chooser, shape)[0])
-    return _eviction({**shape.sizes(), "page_size": page_size}, seq_lens, accept_index)
-
-
-def _make_align_evict_mask(ids: torch.Tensor, shape: Sizes) -> Case:
-    seq_lens = bulk.seq_lens(ids, "seq_lens", shape["page_size"])
-    return _eviction({**shape, "bs": ids.shape[0]}, seq_lens, bulk.accepted_paths(ids, shape)[0])
-
-
-def _draw_paths(chooser: Chooser, shape: Shape) -> tuple[list[list[int]], list[int]]:
-    """`accept_index` and `accept_lens`: paths of ascending nodes from the root; padding requests have none."""
-    live = _draw_padding(chooser, shape.bs)
-    longest = min(shape.accept_width, shape.num_draft_tokens)
-    accept_index, accept_lens = [], []
-    for b in range(shape.bs):
-        path: list[int] = []
-        if b < live:
-            kind = pick(chooser, ("shortest", "longest", "any"), "accept length")
-            accept_len = {"shortest": 1, "longest": longest}.get(kind) or between(chooser, 1, longest, "accept_lens")
-            drafts = sample(chooser, shape.num_draft_tokens - 1, accept_len - 1, "accepted node")
-            path = [b * shape.num_draft_tokens + node for node in [0, *sorted(1 + draft for draft in drafts)]]
-        accept_index.append(path + [-1] * (shape.accept_width - len(path)))
-        accept_lens.append(len(path))
-    return accept_index, accept_lens
-
-
-def _draw_node_slots(chooser: Chooser, shape: Shape) -> torch.Tensor:
-    """A slot of its own for each node, out of order; slot 0 is the padding sink."""
-    return 1 + torch.tensor(shuffled(chooser, shape.num_nodes, "slot of a node"), dtype=torch.int64)
-
-
-def _generate_fill_accept_out_cache_loc(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    accept_index, _ = _draw_paths(chooser, shape)
-    tensors = {
-        "accept_index": torch.tensor(accept_index, dtype=torch.int32),
-        "out_cache_loc": _draw_node_slots(chooser, shape),
-    }
-    return Case(path_sizes(shape.sizes(), shape.bs), tensors)
-
-
-def _generate_compact_accepted_path(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    accept_index, accept_lens = _draw_paths(chooser, shape)
-    hidden_size = between(chooser, 1, HIDDEN_SIZE_MAX, "hidden_size")
-    hidden_states = torch.arange(1, 1 + shape.num_nodes * hidden_size, dtype=torch.float32)
-    tensors = {
-        "accept_index": torch.tensor(accept_index, dtype=torch.int32),
-        "accept_lens": torch.tensor(accept_lens, dtype=torch.int32),
-        "out_cache_loc": _draw_node_slots(chooser, shape),
-        "predict": torch.arange(PREDICT_START, PREDICT_START + shape.num_nodes, dtype=torch.int32),
-        "hidden_states": hidden_states.view(shape.num_nodes, hidden_size),
-    }
-    return Case({**path_sizes(shape.sizes(), shape.bs), "hidden_size": hidden_size}, tensors)
-
-
-def _draw_moves(chooser: Chooser, shape: Shape, node_slots: list[int]) -> tuple[list[int], list[int]]:
-    """Targets and sources among the slots of the nodes: accepted paths, or a chain of moves, each onto the source of
-    the next or of the one before, or a cycle.
-    """
-    kind = pick(chooser, ("paths", "towards the front", "towards the back", "cycle"), "moves")
-    if kind == "paths":
-        accept_index, accept_lens = _draw_paths(chooser, shape)
-        ndt = shape.num_draft_tokens
-        targets = [node_slots[b * ndt + j] for b, accept_len in enumerate(accept_lens) for j in range(accept_len)]
-        return targets, [node_slots[node] for path in accept_index for node in path if node >= 0]
-    count = between(chooser, 1, min(shape.num_nodes, shape.bs * shape.accept_width) - 1, "number of moves")
-    slots = node_slots[: count + 1]
-    if kind == "towards the front":
-        return slots[:-1], slots[1:]
-    if kind == "towards the back":
-        return slots[1:], slots[:-1]
-    return slots[1:] + slots[:1], slots
-
-
-def _generate_move_kv(chooser: Chooser) -> Case:
-    shape = draw_shape(chooser)
-    node_slots = _draw_node_slots(chooser, shape).tolist()
-    targets, sources = _draw_moves(chooser, shape, node_slots)
-    padding = [0] * between(chooser, 0, shape.accept_width, "padding moves")
-    row_width = between(chooser, 1, ROW_WIDTH_MAX, "row_width")
-    num_slots = 1 + shape.num_nodes + between(chooser, 0, SPARE_COLUMNS_MAX, "spare slots")
-    tensors = {
-        "buffer": torch.arange(1, 1 + num_slots * row_width, dtype=torch.float32).view(num_slots, row_width),
-        "target": torch.tensor(targets + padding, dtype=torch.int64),
-        "source": torch.tensor(sources + padding, dtype=torch.int64),
-    }
-    sizes = {
-        **shape.sizes(),
-        "num_slots": num_slots,
-        "row_width": row_width,
-        "num_moves": len(targets) + len(padding),
-    }
-    return Case(sizes, tensors)
+def _make_align_evict_mask(draws: Draws, shape: Sizes) -> Case:
+    seq_lens = batches.seq_lens(draws, "seq_lens", shape["page_size"])
+    return _eviction({**shape, "bs": draws.count}, seq_lens, batches.accepted_paths(draws, shape)[0])
 
 
 def _draw_compaction_shape(chooser: Chooser) -> dict[str, int]:
-    return {**draw_batch_shape(chooser), "hidden_size": between(chooser, 1, HIDDEN_SIZE_MAX, "hidden_size")}
+    return {**batches.draw_shape(chooser), "hidden_size": between(chooser, 1, HIDDEN_SIZE_MAX, "hidden_size")}
 
 
 def _draw_move_shape(chooser: Chooser) -> dict[str, int]:
-    return {**draw_batch_shape(chooser), "row_width": between(chooser, 1, ROW_WIDTH_MAX, "row_width")}
+    return {**batches.draw_shape(chooser), "row_width": between(chooser, 1, ROW_WIDTH_MAX, "row_width")}
 
 
 def _defined_kv_indices(_case: Case, expected: Tensors) -> Tensors:
@@ -419,8 +323,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=alloc_extend,
         loops=alloc_extend_loops,
-        generate=_generate_alloc_extend,
-        bulk=Bulk(draw_paged_shape, make_alloc_extend),
+        cases=Cases(batches.draw_paged_shape, _make_alloc_extend),
         source="SGLang's paged allocator",
     ),
     Op(
@@ -436,8 +339,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=alloc_decode,
         loops=alloc_decode_loops,
-        generate=_generate_alloc_decode,
-        bulk=Bulk(draw_paged_shape, make_alloc_decode),
+        cases=Cases(batches.draw_paged_shape, _make_alloc_decode),
         source="SGLang's paged allocator",
     ),
     Op(
@@ -452,8 +354,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=get_last_loc,
         loops=get_last_loc_loops,
-        generate=_generate_get_last_loc,
-        bulk=Bulk(draw_paged_shape, make_get_last_loc),
+        cases=Cases(batches.draw_paged_shape, _make_get_last_loc),
         source="SGLang's allocation for extend and decode",
     ),
     Op(
@@ -487,8 +388,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=generate_draft_decode_kv_indices,
         loops=generate_draft_decode_kv_indices_loops,
-        generate=_generate_draft_decode_kv_indices,
-        bulk=Bulk(draw_paged_shape, make_draft_decode_kv_indices),
+        cases=Cases(batches.draw_paged_shape, _make_draft_decode_kv_indices),
         defined=_defined_kv_indices,
         source="SGLang's EAGLE attention backends; issue #26972",
     ),
@@ -521,8 +421,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=draft_cache_locs_paged,
         loops=draft_cache_locs_paged_loops,
-        generate=_generate_draft_cache_locs_paged,
-        bulk=Bulk(draw_paged_shape, _make_draft_cache_locs_paged),
+        cases=Cases(batches.draw_paged_shape, _make_draft_cache_locs_paged),
         source="SGLang's EAGLE draft worker; issue #26972",
     ),
     Op(
@@ -543,8 +442,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=align_evict_mask_to_page_size,
         loops=align_evict_mask_to_page_size_loops,
-        generate=_generate_align_evict_mask,
-        bulk=Bulk(draw_paged_shape, _make_align_evict_mask),
+        cases=Cases(batches.draw_paged_shape, _make_align_evict_mask),
         source="SGLang's EAGLE verification with pages",
     ),
     Op(
@@ -564,8 +462,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=fill_accept_out_cache_loc,
         loops=fill_accept_out_cache_loc_loops,
-        generate=_generate_fill_accept_out_cache_loc,
-        bulk=Bulk(draw_batch_shape, make_fill_accept_out_cache_loc),
+        cases=Cases(batches.draw_shape, _make_fill_accept_out_cache_loc),
         defined=_defined_accept_slots,
         source="SGLang PR #26866",
     ),
@@ -613,8 +510,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=compact_accepted_path,
         loops=compact_accepted_path_loops,
-        generate=_generate_compact_accepted_path,
-        bulk=Bulk(_draw_compaction_shape, make_compact_accepted_path),
+        cases=Cases(_draw_compaction_shape, _make_compact_accepted_path),
         defined=_defined_path,
         source="SGLang PR #26866",
     ),
@@ -641,8 +537,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=move_kv,
         loops=move_kv_loops,
-        generate=_generate_move_kv,
-        bulk=Bulk(_draw_move_shape, make_move_kv),
+        cases=Cases(_draw_move_shape, _make_move_kv),
         source="SGLang PR #11126",
     ),
 )

@@ -10,22 +10,19 @@ positive probabilities and |logit / temperature| <= 21.5: with 2 units in the la
 and its argument rounded once, and sums of 64 terms in any order, it is off by less than 430 * 2^-24: 2^-15.
 
 NaN is in what the mask forbids and in rows for `row_argmax`, where the result is stated.
-
-A case is made from named numbers. The generators take them from choices, two for each name, as progressions over
-requests and nodes; the bulk generators take them from a counter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specsim.choices.chooser import Chooser, pick
-from specsim.contracts import bulk, counter_rng
-from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.contracts import batches
+from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.contracts.draws import Draws
 from specsim.contracts.naive.logits import (
     accumulate_penalties_loops,
     apply_penalties_loops,
@@ -36,7 +33,6 @@ from specsim.contracts.naive.logits import (
     top_k_renorm_probs_loops,
     top_p_renorm_probs_loops,
 )
-from specsim.contracts.tree import draw_batch_shape, draw_shape, draw_tree
 from specsim.reference.logits import (
     EXACT,
     NAN_HIGHEST,
@@ -53,10 +49,10 @@ from specsim.reference.logits import (
     top_p_renorm_probs,
 )
 
-__all__ = ["OPS", "Numbers", "as_fewest", "make_penalties"]
+__all__ = ["OPS", "as_fewest", "make_penalties"]
 
 VOCAB_SIZES = (4, 31, 32, 33, 63, 64, 65, 4097)
-ROW_ELEMENTS_MAX = 40_000  # a case with a large vocabulary has few nodes
+ROW_ELEMENTS_MAX = 24_600  # a case with a large vocabulary has few nodes
 TOP_K_ALL = 2**30  # SGLang's top_k for "all tokens"
 
 SOFTMAX_TOLERANCE = 2.0**-15
@@ -81,93 +77,58 @@ LAWS = (ONE_HOT, EVEN_PAIR, HALVING, TIES, SKEWED)  # and the same for all, as f
 NAN, INFINITY = float("nan"), float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """The named numbers of a case. `draw(what, bound, columns)` gives [bs, columns] int64, 0 to `bound` - 1."""
-
-    draw: Callable[[str, int, int], Tensor]
-    parents: Callable[[], Tensor]  # [bs, ndt] int64, -1 for the root
-
-    def requests(self, what: str, bound: int) -> Tensor:
-        """[bs, 1] int64"""
-        return self.draw(what, bound, 1)
+Make = Callable[[Draws, dict[str, int]], dict[str, Tensor]]
 
 
-Make = Callable[[Numbers, dict[str, int]], dict[str, Tensor]]
+def _cases(make: Make, scalars: Mapping[str, tuple[int, ...]] | None = None) -> Cases:
+    """The cases of an operation on rows of logits. `make` gives a case's tensors, and completes its sizes."""
 
-
-def _generators(
-    make: Make, scalars: Mapping[str, tuple[int, ...]] | None = None
-) -> tuple[Callable[[Chooser], Case], Bulk]:
-    """Both generators of an operation. `make` gives a case's tensors from its numbers, and completes its sizes."""
-
-    def draw_sizes(chooser: Chooser, shape: Sizes, num_nodes: int) -> dict[str, int]:
-        fitting = [size for size in VOCAB_SIZES if size * num_nodes <= ROW_ELEMENTS_MAX]
+    def draw_shape(chooser: Chooser) -> dict[str, int]:
+        shape = batches.draw_shape(chooser)
+        fitting = [size for size in VOCAB_SIZES if size * shape["num_draft_tokens"] <= ROW_ELEMENTS_MAX]
         drawn = {name: pick(chooser, values, name) for name, values in (scalars or {}).items()}
         return {**shape, "vocab_size": pick(chooser, fitting, "vocab_size"), **drawn}
 
-    def generate(chooser: Chooser) -> Case:
-        shape = draw_shape(chooser)
-        sizes = draw_sizes(chooser, shape.sizes(), shape.num_nodes)
+    def make_from(draws: Draws, shape: Sizes) -> Case:
+        sizes = {**shape, "bs": draws.count, "num_nodes": draws.count * shape["num_draft_tokens"]}
+        tensors = make(draws, sizes)
+        return Case(sizes, {name: tensor.contiguous() for name, tensor in tensors.items()})
 
-        def draw(what: str, bound: int, columns: int) -> Tensor:
-            first, step = chooser.choose(bound, what), chooser.choose(bound, f"{what}, from one to the next")
-            return ((first + step * torch.arange(shape.bs * columns)) % bound).view(shape.bs, columns)
+    def requests_max(shape: Sizes) -> int:
+        return ROW_ELEMENTS_MAX // (shape["num_draft_tokens"] * shape["vocab_size"])
 
-        def parents() -> Tensor:
-            return torch.tensor([draw_tree(chooser, shape).parents for _ in range(shape.bs)])
-
-        return _complete(sizes, make(Numbers(draw, parents), sizes))
-
-    def draw_bulk_shape(chooser: Chooser) -> dict[str, int]:
-        shape = draw_batch_shape(chooser)
-        return draw_sizes(chooser, shape, shape["num_draft_tokens"])
-
-    def make_bulk(ids: Tensor, shape: Sizes) -> Case:
-        sizes = {**shape, "bs": ids.shape[0]}
-        numbers = Numbers(
-            draw=lambda what, bound, columns: counter_rng.below(ids, what, bound, columns),
-            parents=lambda: bulk.trees(ids, shape).parents,
-        )
-        return _complete(sizes, make(numbers, sizes))
-
-    return generate, Bulk(draw_bulk_shape, make_bulk)
+    return Cases(draw_shape, make_from, requests_max=requests_max)
 
 
-def _complete(sizes: dict[str, int], tensors: dict[str, Tensor]) -> Case:
-    sizes["num_nodes"] = sizes["bs"] * sizes["num_draft_tokens"]
-    return Case(sizes, {name: tensor.contiguous() for name, tensor in tensors.items()})
-
-
-def _logits(numbers: Numbers, sizes: Sizes) -> Tensor:
+def _logits(draws: Draws, sizes: Sizes) -> Tensor:
     """Rows [bs, ndt, V] float32 that rise in steps and start again, or are flat; some have -inf here and there."""
-    start = numbers.draw("logit of token 0", LEVELS, sizes["num_draft_tokens"])  # [bs, ndt]
-    step = numbers.requests("logits, from token to token", LEVELS)  # [bs, 1]
+    start = draws.below("logit of token 0", LEVELS, sizes["num_draft_tokens"])  # [bs, ndt]
+    step = draws.below("logits, from token to token", LEVELS, 1)  # [bs, 1]
     token = torch.arange(sizes["vocab_size"], device=start.device)  # [V]
     levels = (start[:, :, None] + step[:, :, None] * token + LEVELS // 2) % LEVELS - LEVELS // 2
-    every = numbers.requests("distance of tokens at -inf", 5)[:, :, None]  # [bs, 1, 1]
+    every = draws.below("distance of tokens at -inf", 5, 1)[:, :, None]  # [bs, 1, 1]
     hidden = (every > 0) & (token % (every + 1) == 1)
     return torch.where(hidden, -INFINITY, levels / 8)
 
 
-def _spread_tokens(numbers: Numbers, sizes: Sizes, columns: int) -> Tensor:
+def _spread_tokens(draws: Draws, sizes: Sizes, columns: int) -> Tensor:
     """Tokens [bs, columns]: one token throughout, two or three in turn, or all different if the vocabulary has them."""
     vocab_size = sizes["vocab_size"]
-    first = numbers.requests("first token", vocab_size)
+    first = draws.below("first token", vocab_size, 1)
     kinds = torch.tensor((1, 2, 3, vocab_size), device=first.device)
-    spread = kinds[numbers.requests("different tokens", len(kinds))]  # [bs, 1]
+    spread = kinds[draws.below("different tokens", len(kinds), 1)]  # [bs, 1]
     return (first + torch.arange(columns, device=first.device) % spread) % vocab_size
 
 
-def _make_accumulate(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _make_accumulate(draws: Draws, sizes: dict[str, int]) -> dict[str, Tensor]:
     width, vocab_size = sizes["num_steps"] + 1, sizes["vocab_size"]
     sizes["accept_width"] = width
-    tokens = _spread_tokens(numbers, sizes, width)  # [bs, width]
+    tokens = _spread_tokens(draws, sizes, width)  # [bs, width]
     token = torch.arange(vocab_size, device=tokens.device)
-    history = numbers.requests("history", 3)  # [bs, 1]: empty, of some tokens, long
+    history = draws.below("history", 3, 1)  # [bs, 1]: empty, of some tokens, long
     long = min(2**15, 2**30 // vocab_size)  # a count's; their sum is a length, of 32 bits
     counts = (history > 0) * ((token + history) % 3 == 0) * (1 + token % 2) * torch.where(history == 2, long, 1)
-    kind, any_len = numbers.requests("accept length", 3), numbers.requests("any accept length", width)
+    kind, any_len = draws.below("accept length", 3, 1), draws.below("any accept length", width, 1)
     accept_lens = 1 + torch.where(kind == 0, 0, torch.where(kind == 1, width - 1, any_len))[:, 0]
     return {
         "output_counts": counts.to(torch.int32),
@@ -177,37 +138,37 @@ def _make_accumulate(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tenso
     }
 
 
-def make_penalties(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def make_penalties(draws: Draws, sizes: dict[str, int]) -> dict[str, Tensor]:
     ndt, vocab_size, num_steps = sizes["num_draft_tokens"], sizes["vocab_size"], sizes["num_steps"]
     sizes["num_stop_tokens"] = STOP_TOKENS
-    parents = numbers.parents()  # [bs, ndt]
-    candidates = _spread_tokens(numbers, sizes, ndt)  # [bs, ndt]
+    parents = batches.trees(draws, sizes).parents  # [bs, ndt]
+    candidates = _spread_tokens(draws, sizes, ndt)  # [bs, ndt]
     token = torch.arange(vocab_size, device=parents.device)
 
-    history = numbers.requests("history", 4)  # [bs, 1]: the root, nothing, the root often, the root and others
+    history = draws.below("history", 4, 1)  # [bs, 1]: the root, nothing, the root often, the root and others
     root = (token == candidates[:, :1]).to(torch.int64)  # [bs, V]
     counts = torch.where(history == 1, 0, torch.where(history == 2, 5 * root, root))
     counts += (history == 3) * (token % 3 == 0) * (1 + token % 2)
     lens = counts.sum(1)  # [bs]
 
     penalties = torch.tensor(PENALTIES, dtype=torch.float32, device=parents.device)
-    frequency, presence, repetition = penalties[numbers.requests("penalties", len(PENALTIES))[:, 0]].unbind(1)
+    frequency, presence, repetition = penalties[draws.below("penalties", len(PENALTIES), 1)[:, 0]].unbind(1)
     beyond = torch.tensor((0, 0, 1, 2, num_steps, num_steps + 1), device=parents.device)
-    kind = numbers.requests("min_new_tokens", len(beyond))[:, 0]
+    kind = draws.below("min_new_tokens", len(beyond), 1)[:, 0]
     min_new_tokens = torch.where(kind == 0, 0, lens + beyond[kind])
-    stop_token = numbers.requests("stop token", vocab_size)  # [bs, 1]
+    stop_token = draws.below("stop token", vocab_size, 1)  # [bs, 1]
     padding = torch.full_like(stop_token, vocab_size)
-    kind = numbers.requests("logit bias", 4)  # [bs, 1]
+    kind = draws.below("logit bias", 4, 1)  # [bs, 1]
     bias = torch.zeros((parents.shape[0], vocab_size), device=parents.device)
     bias[(kind == 1) & (token % 7 == 0)] = 100
     bias[(kind == 2) & (token % 5 == 0)] = -INFINITY
     bias[(kind == 3) & (token == candidates[:, -1:])] = -2.5
     return {
-        "logits": _logits(numbers, sizes).flatten(0, 1),
+        "logits": _logits(draws, sizes).flatten(0, 1),
         "output_counts": counts.to(torch.int32),
         "output_lens": lens.to(torch.int32),
         "candidates": candidates,
-        "tree_mask": _mask_of(parents),
+        "tree_mask": batches.masks(parents),
         "frequency_penalty": frequency,
         "presence_penalty": presence,
         "repetition_penalty": repetition,
@@ -217,34 +178,24 @@ def make_penalties(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]
     }
 
 
-def _mask_of(parents: Tensor) -> Tensor:
-    """The mask [bs, ndt, ndt] of trees: a node's row is its parent's and itself."""
-    bs, ndt = parents.shape
-    mask = torch.eye(ndt, dtype=torch.bool, device=parents.device).repeat(bs, 1, 1)
-    request = torch.arange(bs, device=parents.device)
-    for node in range(1, ndt):
-        mask[:, node] |= mask[request, parents[:, node]]
-    return mask
-
-
-def _make_bitmask(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _make_bitmask(draws: Draws, sizes: dict[str, int]) -> dict[str, Tensor]:
     ndt, vocab_size = sizes["num_draft_tokens"], sizes["vocab_size"]
     masked_nodes = max(0, ndt - sizes.pop("unmasked_nodes"))
     words = -(-vocab_size // WORD_BITS)
     sizes.update({"num_words": words, "num_indices": sizes["bs"] * masked_nodes})
-    logits = _logits(numbers, sizes)  # [bs, ndt, V]
+    logits = _logits(draws, sizes)  # [bs, ndt, V]
     token = torch.arange(words * WORD_BITS, device=logits.device)
-    kind = numbers.draw("what is allowed", 6, ndt)[:, :, None]  # [bs, ndt, 1]
-    one = numbers.draw("one token", vocab_size, ndt)[:, :, None]
+    kind = draws.below("what is allowed", 6, ndt)[:, :, None]  # [bs, ndt, 1]
+    one = draws.below("one token", vocab_size, ndt)[:, :, None]
     allowed = kind == 0
     allowed = allowed | ((kind == 1) & (token == one)) | ((kind == 2) & (token != one))
     allowed = allowed | ((kind == 3) & ((token + one) % 2 == 0)) | ((kind == 4) & (token // WORD_BITS % 2 == 0))
     allowed = allowed | ((token >= vocab_size) & (one % 2 == 0))  # [bs, ndt, words * 32]; of kind 5 no token is
 
-    turn = numbers.requests("first masked node", ndt)
+    turn = draws.below("first masked node", ndt, 1)
     nodes = (turn + torch.arange(masked_nodes, device=turn.device)) % ndt  # [bs, masked_nodes]
     is_masked = torch.zeros((sizes["bs"], ndt), dtype=torch.bool, device=turn.device).scatter_(1, nodes, True)
-    odd = numbers.draw("odd logits", 4, ndt)[:, :, None]  # [bs, ndt, 1]
+    odd = draws.below("odd logits", 4, ndt)[:, :, None]  # [bs, ndt, 1]
     forbidden = is_masked[:, :, None] & ~allowed[:, :, :vocab_size]
     for value, remainder in ((NAN, 1), (INFINITY, 2)):
         logits[forbidden & (odd > 0) & ((token[:vocab_size] + odd) % 3 == remainder)] = value
@@ -259,10 +210,10 @@ def _make_bitmask(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
     }
 
 
-def _make_argmax(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _make_argmax(draws: Draws, sizes: dict[str, int]) -> dict[str, Tensor]:
     ndt, vocab_size = sizes["num_draft_tokens"], sizes["vocab_size"]
-    logits = _logits(numbers, sizes)  # [bs, ndt, V]
-    kind = numbers.draw("rows without order", 8, ndt)[:, :, None]  # [bs, ndt, 1]
+    logits = _logits(draws, sizes)  # [bs, ndt, V]
+    kind = draws.below("rows without order", 8, ndt)[:, :, None]  # [bs, ndt, 1]
     for number, value in ((1, 0.0), (2, -INFINITY), (3, NAN)):
         logits = torch.where(kind == number, value, logits)
     # Values put in two places: ties, and what NaN and infinities are held against.
@@ -270,74 +221,74 @@ def _make_argmax(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
         ((0, -0.0), (9, 9), (NAN, 9), (9, NAN), (NAN, NAN), (INFINITY, INFINITY), (INFINITY, NAN), (-INFINITY, NAN)),
         device=logits.device,
     )
-    values = pairs[numbers.draw("pair", len(pairs), ndt)]  # [bs, ndt, 2]
-    places = torch.stack([numbers.draw(what, vocab_size, ndt) for what in ("one place", "other place")], dim=2)
+    values = pairs[draws.below("pair", len(pairs), ndt)]  # [bs, ndt, 2]
+    places = torch.stack([draws.below(what, vocab_size, ndt) for what in ("one place", "other place")], dim=2)
     first, second = places[:, :, :1], (places[:, :, :1] + 1 + places[:, :, 1:]) % vocab_size
     logits = logits.scatter(2, first, values[:, :, :1]).scatter(2, second, values[:, :, 1:])
     return {"logits": logits.flatten(0, 1)}
 
 
-def _make_softmax(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _make_softmax(draws: Draws, sizes: dict[str, int]) -> dict[str, Tensor]:
     ndt, vocab_size = sizes["num_draft_tokens"], sizes["vocab_size"]
-    logits = 4 * _logits(numbers, sizes)  # [bs, ndt, V]
+    logits = 4 * _logits(draws, sizes)  # [bs, ndt, V]
     token = torch.arange(vocab_size, device=logits.device)
-    one = numbers.draw("token that stays", vocab_size, ndt)[:, :, None]  # [bs, ndt, 1]
-    alone = numbers.draw("only one token", 4, ndt)[:, :, None] == 1
+    one = draws.below("token that stays", vocab_size, ndt)[:, :, None]  # [bs, ndt, 1]
+    alone = draws.below("only one token", 4, ndt)[:, :, None] == 1
     stays = torch.where(alone, token == one, (token - one) % vocab_size < SUPPORT_MAX)
     logits = torch.where(stays, logits, -INFINITY)
     logits = torch.where((token == one) & logits.isinf(), 1.0, logits)
     temperatures = torch.tensor(TEMPERATURES, device=logits.device)
-    temperature = temperatures[numbers.draw("temperature", len(TEMPERATURES), ndt)]  # [bs, ndt]
+    temperature = temperatures[draws.below("temperature", len(TEMPERATURES), ndt)]  # [bs, ndt]
     return {"logits": logits.flatten(0, 1), "temperature": temperature.flatten()}
 
 
-def _weights(numbers: Numbers, sizes: Sizes) -> Tensor:
+def _weights(draws: Draws, sizes: Sizes) -> Tensor:
     """Laws [bs, ndt, V] int64 in 64ths, turned so that the most probable token is anywhere."""
     ndt, vocab_size = sizes["num_draft_tokens"], sizes["vocab_size"]
     rows = [[*law, *[0] * vocab_size][:vocab_size] for law in LAWS]
     rows.append([64 // vocab_size + (token < 64 % vocab_size) for token in range(vocab_size)])
     for row in rows:
         row[-1] += 64 - sum(row)
-    kind = numbers.draw("law", len(rows), ndt)  # [bs, ndt]
-    turn = numbers.draw("most probable token", vocab_size, ndt)[:, :, None]  # [bs, ndt, 1]
+    kind = draws.below("law", len(rows), ndt)  # [bs, ndt]
+    turn = draws.below("most probable token", vocab_size, ndt)[:, :, None]  # [bs, ndt, 1]
     token = torch.arange(vocab_size, device=kind.device)
     return torch.tensor(rows, device=kind.device)[kind].gather(2, (token - turn) % vocab_size)
 
 
-def _beside(numbers: Numbers, sizes: Sizes, edges: Tensor) -> Tensor:
+def _beside(draws: Draws, sizes: Sizes, edges: Tensor) -> Tensor:
     """`edges` [bs, ndt], the float32 before, or the one after."""
-    kind = numbers.draw("beside the edge", 3, sizes["num_draft_tokens"])
+    kind = draws.below("beside the edge", 3, sizes["num_draft_tokens"])
     edges = edges.to(torch.float32)
     towards = torch.where(kind == 1, 0.0, torch.where(kind == 2, 2.0, edges))
     return torch.nextafter(edges, towards)
 
 
-def _make_top_k(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
-    weights, vocab_size = _weights(numbers, sizes), sizes["vocab_size"]
+def _make_top_k(draws: Draws, sizes: dict[str, int]) -> dict[str, Tensor]:
+    weights, vocab_size = _weights(draws, sizes), sizes["vocab_size"]
     kinds = torch.tensor((TOP_K_ALL, 1, 2, 3, 5, vocab_size - 1, vocab_size, vocab_size + 1), device=weights.device)
-    top_k = kinds[numbers.draw("top_k", len(kinds), sizes["num_draft_tokens"])]  # [bs, ndt]
+    top_k = kinds[draws.below("top_k", len(kinds), sizes["num_draft_tokens"])]  # [bs, ndt]
     return {"probs": (weights / 64).flatten(0, 1), "top_k": top_k.flatten().to(torch.int32)}
 
 
-def _make_top_p(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
-    weights, ndt = _weights(numbers, sizes), sizes["num_draft_tokens"]
+def _make_top_p(draws: Draws, sizes: dict[str, int]) -> dict[str, Tensor]:
+    weights, ndt = _weights(draws, sizes), sizes["num_draft_tokens"]
     sums = weights.sort(dim=2, descending=True).values.cumsum(2) / 64  # [bs, ndt, V]
-    rank = numbers.draw("tokens that add up to p", 8, ndt).clamp(max=sizes["vocab_size"] - 1)
-    kind = numbers.draw("top_p", 6, ndt)  # [bs, ndt]
+    rank = draws.below("tokens that add up to p", 8, ndt).clamp(max=sizes["vocab_size"] - 1)
+    kind = draws.below("top_p", 6, ndt)  # [bs, ndt]
     edges = torch.where(kind == 0, 1.0, torch.where(kind == 1, 2.0**-30, sums.gather(2, rank[:, :, None])[:, :, 0]))
-    top_p = _beside(numbers, sizes, edges).clamp(max=1.0)
+    top_p = _beside(draws, sizes, edges).clamp(max=1.0)
     return {"probs": (weights / 64).flatten(0, 1), "top_p": top_p.flatten()}
 
 
-def _make_min_p(numbers: Numbers, sizes: dict[str, int]) -> dict[str, Tensor]:
-    weights, ndt = _weights(numbers, sizes), sizes["num_draft_tokens"]
+def _make_min_p(draws: Draws, sizes: dict[str, int]) -> dict[str, Tensor]:
+    weights, ndt = _weights(draws, sizes), sizes["num_draft_tokens"]
     ordered = weights.sort(dim=2, descending=True).values  # [bs, ndt, V]
-    rank = numbers.draw("token at the edge", 8, ndt).clamp(max=sizes["vocab_size"] - 1)
+    rank = draws.below("token at the edge", 8, ndt).clamp(max=sizes["vocab_size"] - 1)
     most, at_edge = ordered[:, :, 0], ordered.gather(2, rank[:, :, None])[:, :, 0]  # [bs, ndt]
     exact = (most & (most - 1)) == 0  # a ratio to a power of two, and the threshold that it gives, have no rounding
-    kind = numbers.draw("min_p", 6, ndt)  # [bs, ndt]
+    kind = draws.below("min_p", 6, ndt)  # [bs, ndt]
     edges = torch.where(exact & (kind > 1), at_edge / most, torch.where(kind == 1, 0.5, 0.0))
-    min_p = _beside(numbers, sizes, edges).clamp(0.0, 1.0)
+    min_p = _beside(draws, sizes, edges).clamp(0.0, 1.0)
     return {"probs": (weights / 64).flatten(0, 1), "min_p": torch.where(exact, min_p, edges.float()).flatten()}
 
 
@@ -351,15 +302,6 @@ _OF_NODE = ("num_nodes",)
 _COUNTS = ("bs", "vocab_size")
 _PROBS = _tensor("probs", _ROWS, torch.float32, "law after each node; sums to 1")
 _RENORM = _tensor("renorm_probs", _ROWS, torch.float32, "what is kept, divided by its sum; 0 elsewhere", Role.OUT)
-
-_generate_accumulate, _bulk_accumulate = _generators(_make_accumulate, {"law": (EXACT, RELAXED)})
-_generate_penalties, _bulk_penalties = _generators(make_penalties, {"law": (EXACT, RELAXED)})
-_generate_bitmask, _bulk_bitmask = _generators(_make_bitmask, {"unmasked_nodes": (0, 1, 3, 64)})
-_generate_argmax, _bulk_argmax = _generators(_make_argmax, {"nan_policy": (NAN_HIGHEST, NAN_LOWEST)})
-_generate_softmax, _bulk_softmax = _generators(_make_softmax)
-_generate_top_k, _bulk_top_k = _generators(_make_top_k)
-_generate_top_p, _bulk_top_p = _generators(_make_top_p)
-_generate_min_p, _bulk_min_p = _generators(_make_min_p)
 
 
 def as_fewest(probs: Tensor, top_p: Tensor, renorm_probs: Tensor) -> Tensor:
@@ -399,8 +341,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=accumulate_penalties,
         loops=accumulate_penalties_loops,
-        generate=_generate_accumulate,
-        bulk=_bulk_accumulate,
+        cases=_cases(_make_accumulate, {"law": (EXACT, RELAXED)}),
         source="SGLang PR #33643; the last token alone: PR #22049",
     ),
     Op(
@@ -437,8 +378,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=apply_penalties,
         loops=apply_penalties_loops,
-        generate=_generate_penalties,
-        bulk=_bulk_penalties,
+        cases=_cases(make_penalties, {"law": (EXACT, RELAXED)}),
         source="SGLang's penalizers; relaxed: PR #22049",
     ),
     Op(
@@ -457,8 +397,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=apply_token_bitmask,
         loops=apply_token_bitmask_loops,
-        generate=_generate_bitmask,
-        bulk=_bulk_bitmask,
+        cases=_cases(_make_bitmask, {"unmasked_nodes": (0, 1, 3, 64)}),
         source="XGrammar's apply_token_bitmask_inplace",
     ),
     Op(
@@ -474,8 +413,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=row_argmax,
         loops=row_argmax_loops,
-        generate=_generate_argmax,
-        bulk=_bulk_argmax,
+        cases=_cases(_make_argmax, {"nan_policy": (NAN_HIGHEST, NAN_LOWEST)}),
         source="SGLang's greedy verification",
     ),
     Op(
@@ -489,8 +427,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=temperature_softmax,
         loops=temperature_softmax_loops,
-        generate=_generate_softmax,
-        bulk=_bulk_softmax,
+        cases=_cases(_make_softmax),
         tolerance={"probs": SOFTMAX_TOLERANCE},
         source="SGLang's sampler",
     ),
@@ -501,8 +438,7 @@ OPS: tuple[Op, ...] = (
         args=(_PROBS, _tensor("top_k", _OF_NODE, torch.int32, "1 or more; from vocab_size on all are kept"), _RENORM),
         reference=top_k_renorm_probs,
         loops=top_k_renorm_probs_loops,
-        generate=_generate_top_k,
-        bulk=_bulk_top_k,
+        cases=_cases(_make_top_k),
         tolerance={"renorm_probs": RENORM_TOLERANCE},
         source="FlashInfer's top_k_renorm_probs; ties: FlashInfer issue #769",
     ),
@@ -523,8 +459,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=top_p_renorm_probs,
         loops=top_p_renorm_probs_loops,
-        generate=_generate_top_p,
-        bulk=_bulk_top_p,
+        cases=_cases(_make_top_p),
         tolerance={"renorm_probs": RENORM_TOLERANCE},
         source="Holtzman et al. (arXiv 1904.09751), section 3.1",
     ),
@@ -535,8 +470,7 @@ OPS: tuple[Op, ...] = (
         args=(_PROBS, _tensor("min_p", _OF_NODE, torch.float32, "0, which keeps all, to 1"), _RENORM),
         reference=min_p_renorm_probs,
         loops=min_p_renorm_probs_loops,
-        generate=_generate_min_p,
-        bulk=_bulk_min_p,
+        cases=_cases(_make_min_p),
         tolerance={"renorm_probs": RENORM_TOLERANCE},
         source="Nguyen et al. (arXiv 2407.01082), section 3",
     ),

@@ -1,6 +1,7 @@
 """The ragged family: verification of drafts that lie in one flat row, as vLLM keeps them, and the inputs after it.
 
-Requests have no drafts, some or all; in bulk cases each has as many. Laws are of small vocabularies, in multiples of
+Requests have no drafts, some or all; in a batch of
+thousands each has as many. Laws are of small vocabularies, in multiples of
 1/64. A coin lies at the centre of the interval that accepts or rejects, a millionth beside the threshold, or, in cases
 with `zero_coins`, at 0, which accepts a token of any probability but 0. The noise of the races makes no two scores
 equal, or nearly so.
@@ -14,9 +15,7 @@ import torch
 from torch import Tensor
 
 from specsim.choices.chooser import Chooser, between, pick
-from specsim.contracts import counter_rng
-from specsim.contracts.bulk_sampling import draw_rows
-from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
 from specsim.contracts.distributions import (
     DRAFT_ROWS,
     GAPS,
@@ -27,6 +26,7 @@ from specsim.contracts.distributions import (
     VOCAB_SIZE_MAX,
     VOCAB_SIZE_MIN,
 )
+from specsim.contracts.draws import Draws
 from specsim.contracts.naive.ragged_drafts import (
     expand_draft_inputs_loops,
     expand_to_drafts_loops,
@@ -38,7 +38,7 @@ from specsim.contracts.naive.ragged_drafts import (
     verify_ragged_rejection_loops,
     verify_ragged_sampled_loops,
 )
-from specsim.contracts.tree import BS_MAX
+from specsim.contracts.sampling_cases import draw_rows
 from specsim.reference.ragged_drafts import (
     expand_draft_inputs,
     expand_to_drafts,
@@ -54,7 +54,6 @@ from specsim.reference.ragged_drafts import (
 __all__ = ["OPS"]
 
 NUM_STEPS_MAX = 8
-FIRST_NUMBERS = 2**16
 TOKENS_START = 2**17
 TARGET_KINDS = (HALVING, SKEWED, ONE_HOT, TWO, GAPS)  # each has one most probable token
 MARGIN = 2.0**-20  # from a threshold: more than float32 loses in a quotient
@@ -63,12 +62,12 @@ PAGE_SIZES = (1, 4, 16)
 SEQ_PAGES_MAX = 4
 
 
-def _counts(ids: Tensor, shape: Sizes) -> Tensor:
+def _counts(draws: Draws, shape: Sizes) -> Tensor:
     """Drafts of each request [n]: all of them, or, in a ragged case, any number; one at least in all."""
-    n, num_steps = ids.shape[0], shape["num_steps"]
+    n, num_steps = draws.count, shape["num_steps"]
     if not shape["is_ragged"]:
-        return torch.full((n,), num_steps, dtype=torch.int64, device=ids.device)
-    counts = counter_rng.below(ids, "drafts", num_steps + 1)
+        return torch.full((n,), num_steps, dtype=torch.int64, device=draws.device)
+    counts = draws.below("drafts", num_steps + 1)
     counts[0] = counts[0].clamp(min=1)
     return counts
 
@@ -89,47 +88,47 @@ def _sizes(shape: Sizes, counts: Tensor, **more: int) -> dict[str, int]:
     return {**sizes, "num_drafts": int(counts.sum()), "num_ends": bs, "num_starts": bs + 1, **more}
 
 
-def _make_greedy(ids: Tensor, shape: Sizes) -> Case:
+def _make_greedy(draws: Draws, shape: Sizes) -> Case:
     num_steps = shape["num_steps"]
-    counts = _counts(ids, shape)
-    target = TOKENS_START + counter_rng.below(ids, "target token", 2**20, num_steps)  # [n, S]
-    kind = counter_rng.below(ids, "accepted drafts", 3)
-    any_depth = counter_rng.below(ids, "any number of accepted drafts", num_steps + 1)
+    counts = _counts(draws, shape)
+    target = TOKENS_START + draws.labels("target token", num_steps)  # [n, S]
+    kind = draws.below("accepted drafts", 3)
+    any_depth = draws.below("any number of accepted drafts", num_steps + 1)
     depth = torch.where(kind == 0, 0, torch.where(kind == 1, num_steps, any_depth))
-    step = torch.arange(num_steps, device=ids.device)
-    lucky = counter_rng.below(ids, "right off the path", 2, num_steps) == 1
+    step = torch.arange(num_steps, device=draws.device)
+    lucky = draws.below("right off the path", 2, num_steps) == 1
     wrong = (step == depth[:, None]) | ((step > depth[:, None]) & ~lucky)
     drafts = torch.where(wrong, target + 1, target)
     tensors = {
         "cu_num_draft_tokens": _ends(counts),
         "draft_token_ids": _flat(drafts, counts).to(torch.int32),
         "target_argmax": _flat(target, counts),
-        "bonus_token_ids": (1 + counter_rng.below(ids, "bonus token", 2**16)).to(torch.int32),
-        "is_greedy": counter_rng.below(ids, "is greedy", 4) != 1,
+        "bonus_token_ids": (1 + draws.below("bonus token", 2**16)).to(torch.int32),
+        "is_greedy": draws.below("is greedy", 4) != 1,
     }
     return Case(_sizes(shape, counts), tensors)
 
 
-def _drafted(ids: Tensor, shape: Sizes) -> tuple[Tensor, Tensor, Tensor]:
+def _drafted(draws: Draws, shape: Sizes) -> tuple[Tensor, Tensor, Tensor]:
     """Target laws and draft laws [n, S, V] float64, and drafts [n, S] that have a probability under the latter."""
     num_steps, vocab_size = shape["num_steps"], shape["vocab_size"]
-    target = draw_rows(ids, "target", TARGET_KINDS, num_steps, vocab_size)
-    draft = draw_rows(ids, "draft", DRAFT_ROWS, num_steps, vocab_size)
+    target = draw_rows(draws, "target", TARGET_KINDS, num_steps, vocab_size)
+    draft = draw_rows(draws, "draft", DRAFT_ROWS, num_steps, vocab_size)
     if not shape["has_draft_probs"]:
-        return target, draft, counter_rng.below(ids, "draft", vocab_size, num_steps)
+        return target, draft, draws.below("draft", vocab_size, num_steps)
     order = draft.sort(dim=2, descending=True, stable=True).indices
-    rank = counter_rng.below(ids, "rank of the draft", (draft > 0).sum(dim=2), num_steps)
+    rank = draws.below("rank of the draft", (draft > 0).sum(dim=2), num_steps)
     return target, draft, order.gather(2, rank[:, :, None])[:, :, 0]
 
 
-def _coins(ids: Tensor, shape: Sizes, target: Tensor, draft: Tensor, drafts: Tensor) -> Tensor:
+def _coins(draws: Draws, shape: Sizes, target: Tensor, draft: Tensor, drafts: Tensor) -> Tensor:
     """[n, S] float64: each accepts or rejects as drawn, if it can do both."""
     num_steps = shape["num_steps"]
     p = target.gather(2, drafts[:, :, None])[:, :, 0]
     q = draft.gather(2, drafts[:, :, None])[:, :, 0] if shape["has_draft_probs"] else torch.ones_like(p)
     height = (p / q).clamp(max=1)  # [n, S]: coins below it accept
-    accepts = (counter_rng.below(ids, "accepts", 3, num_steps) > 0) & (height > 0) | (height >= 1)
-    kind = counter_rng.below(ids, "place of the coin", 6, num_steps)
+    accepts = (draws.below("accepts", 3, num_steps) > 0) & (height > 0) | (height >= 1)
+    kind = draws.below("place of the coin", 6, num_steps)
     centre = torch.where(accepts, height / 2, (height + 1) / 2)
     beside = torch.where(accepts, height - MARGIN, height + MARGIN)
     zero = torch.zeros_like(centre)
@@ -137,60 +136,60 @@ def _coins(ids: Tensor, shape: Sizes, target: Tensor, draft: Tensor, drafts: Ten
     return torch.where((kind == 3) & (accepts | (height == 0)), zero, coins) if shape["zero_coins"] else coins
 
 
-def _race(ids: Tensor, shape: Sizes) -> Tensor:
+def _race(draws: Draws, shape: Sizes) -> Tensor:
     """[n, V] float32: different primes over 128, times 1 to 8."""
     vocab_size = shape["vocab_size"]
-    primes = torch.tensor(RACES, dtype=torch.float64, device=ids.device)
-    token = torch.arange(vocab_size, device=ids.device)
-    first = counter_rng.below(ids, "first noise", len(RACES))[:, None]
-    stretch = 2.0 ** counter_rng.below(ids, "stretch of the noise", 4, vocab_size)
+    primes = torch.tensor(RACES, dtype=torch.float64, device=draws.device)
+    token = torch.arange(vocab_size, device=draws.device)
+    first = draws.below("first noise", len(RACES))[:, None]
+    stretch = 2.0 ** draws.below("stretch of the noise", 4, vocab_size)
     return (primes[(first + 5 * token) % len(RACES)] / 128 * stretch).to(torch.float32)
 
 
-def _sampled_tensors(ids: Tensor, shape: Sizes, counts: Tensor) -> Tensors:
-    target, draft, drafts = _drafted(ids, shape)
+def _sampled_tensors(draws: Draws, shape: Sizes, counts: Tensor) -> Tensors:
+    target, draft, drafts = _drafted(draws, shape)
     vocab_size = shape["vocab_size"]
     return {
         "cu_num_draft_tokens": _ends(counts),
         "draft_token_ids": _flat(drafts, counts).to(torch.int32),
         "draft_probs": _flat(draft, counts).to(torch.float32),
         "target_probs": _flat(target, counts).to(torch.float32),
-        "bonus_token_ids": counter_rng.below(ids, "bonus token", vocab_size).to(torch.int32),
-        "recovered_token_ids": _flat(
-            counter_rng.below(ids, "recovered token", vocab_size, shape["num_steps"]), counts
-        ).to(torch.int32),
-        "uniform_probs": _flat(_coins(ids, shape, target, draft, drafts), counts),
-        "race": _race(ids, shape),
-        "is_greedy": counter_rng.below(ids, "is greedy", 4) == 1,
+        "bonus_token_ids": draws.below("bonus token", vocab_size).to(torch.int32),
+        "recovered_token_ids": _flat(draws.below("recovered token", vocab_size, shape["num_steps"]), counts).to(
+            torch.int32
+        ),
+        "uniform_probs": _flat(_coins(draws, shape, target, draft, drafts), counts),
+        "race": _race(draws, shape),
+        "is_greedy": draws.below("is greedy", 4) == 1,
     }
 
 
-def _maker(op_args: Callable[[], tuple[str, ...]]) -> Callable[[Tensor, Sizes], Case]:
-    def make(ids: Tensor, shape: Sizes) -> Case:
-        counts = _counts(ids, shape)
-        tensors = _sampled_tensors(ids, shape, counts)
+def _maker(op_args: Callable[[], tuple[str, ...]]) -> Callable[[Draws, Sizes], Case]:
+    def make(draws: Draws, shape: Sizes) -> Case:
+        counts = _counts(draws, shape)
+        tensors = _sampled_tensors(draws, shape, counts)
         return Case(_sizes(shape, counts), {name: tensors[name] for name in op_args()})
 
     return make
 
 
-def _make_expand(ids: Tensor, shape: Sizes) -> Case:
-    counts = _counts(ids, shape)
-    values = (counter_rng.below(ids, "value", 6) - 1).to(torch.float32) / 2
+def _make_expand(draws: Draws, shape: Sizes) -> Case:
+    counts = _counts(draws, shape)
+    values = (draws.below("value", 6) - 1).to(torch.float32) / 2
     from_to = {"replace_from": shape["replace_from"], "replace_to": 1}
-    values = torch.where(counter_rng.below(ids, "is replaced", 3) == 1, float(shape["replace_from"]), values)
+    values = torch.where(draws.below("is replaced", 3) == 1, float(shape["replace_from"]), values)
     tensors = {"values": values, "cu_num_draft_tokens": _ends(counts)}
     return Case(_sizes(shape, counts, **from_to), tensors)
 
 
-def _make_inputs(ids: Tensor, shape: Sizes) -> Case:
-    counts = _counts(ids, shape)
+def _make_inputs(draws: Draws, shape: Sizes) -> Case:
+    counts = _counts(draws, shape)
     accepted = torch.where(
-        counter_rng.below(ids, "accepted drafts", 3) == 1,
+        draws.below("accepted drafts", 3) == 1,
         counts,
-        counter_rng.below(ids, "any accepted drafts", counts + 1),
+        draws.below("any accepted drafts", counts + 1),
     )
-    scheduled = counts + 1 + counter_rng.below(ids, "prefill tokens", 3) * (counts == 0)
+    scheduled = counts + 1 + draws.below("prefill tokens", 3) * (counts == 0)
     starts = torch.cat([torch.zeros_like(scheduled[:1]), scheduled.cumsum(0)])
     tensors = {
         "cu_num_draft_tokens": _ends(counts),
@@ -200,56 +199,54 @@ def _make_inputs(ids: Tensor, shape: Sizes) -> Case:
     return Case(_sizes(shape, counts), tensors)
 
 
-def _make_next_token(ids: Tensor, shape: Sizes) -> Case:
-    n, num_steps, vocab_size = ids.shape[0], shape["num_steps"], shape["vocab_size"]
+def _make_next_token(draws: Draws, shape: Sizes) -> Case:
+    n, num_steps, vocab_size = draws.count, shape["num_steps"], shape["vocab_size"]
     width = num_steps + 1
-    count = counter_rng.below(ids, "valid tokens", width + 1)  # [n]
-    tokens = counter_rng.below(ids, "token", vocab_size, width)
-    edge = counter_rng.below(ids, "token at the edge of the vocabulary", 6, width)
+    count = draws.below("valid tokens", width + 1)  # [n]
+    tokens = draws.below("token", vocab_size, width)
+    edge = draws.below("token at the edge of the vocabulary", 6, width)
     tokens = torch.where(edge == 1, 0, torch.where(edge == 2, vocab_size - 1, tokens))
-    invalid = torch.where(counter_rng.below(ids, "what is not valid", 3, width) == 1, vocab_size, -1)
-    step = torch.arange(width, device=ids.device)
+    invalid = torch.where(draws.below("what is not valid", 3, width) == 1, vocab_size, -1)
+    step = torch.arange(width, device=draws.device)
     tensors = {
         "sampled_token_ids": torch.where(step < count[:, None], tokens, invalid).to(torch.int32),
-        "discard_request_mask": counter_rng.below(ids, "discarded", 4) == 1,
-        "backup_next_token_ids": counter_rng.below(ids, "backup token", vocab_size).to(torch.int32),
+        "discard_request_mask": draws.below("discarded", 4) == 1,
+        "backup_next_token_ids": draws.below("backup token", vocab_size).to(torch.int32),
     }
-    return Case(_sizes(shape, torch.full((n,), num_steps, device=ids.device)), tensors)
+    return Case(_sizes(shape, torch.full((n,), num_steps, device=draws.device)), tensors)
 
 
-def _make_step(ids: Tensor, shape: Sizes) -> Case:
-    n, page_size, max_model_len = ids.shape[0], shape["page_size"], shape["max_model_len"]
+def _make_step(draws: Draws, shape: Sizes) -> Case:
+    n, page_size, max_model_len = draws.count, shape["page_size"], shape["max_model_len"]
     num_pages = -(-max_model_len // page_size)
-    kind = counter_rng.below(ids, "position", 4)
-    page_end = counter_rng.below(ids, "page", num_pages) * page_size + page_size - 1
-    anywhere = counter_rng.below(ids, "position anywhere", max_model_len)
+    kind = draws.below("position", 4)
+    page_end = draws.below("page", num_pages) * page_size + page_size - 1
+    anywhere = draws.below("position anywhere", max_model_len)
     positions = torch.where(kind == 0, anywhere, torch.where(kind == 1, max_model_len - 1, max_model_len - 2))
     positions = torch.where(kind == 3, page_end, positions).clamp(min=0, max=max_model_len - 1)
     tensors = {
         "positions": positions,
-        "block_table": counter_rng.below(ids, "page number", 2**20, num_pages).to(torch.int32),
+        "block_table": draws.labels("page number", num_pages).to(torch.int32),
         "seq_lens": (positions + 1).to(torch.int32),
     }
     padded = n + shape["padding"]
     return Case(_sizes(shape, torch.full((n,), shape["num_steps"]), num_pages=num_pages, padded_bs=padded), tensors)
 
 
-def _make_draft_inputs(ids: Tensor, shape: Sizes) -> Case:
-    n, slots, shift = ids.shape[0], shape["num_padding_slots"], shape["shift_input_ids"]
-    counts = _counts(ids, shape)
-    rejected = counter_rng.below(ids, "rejected drafts", counts + 1)
-    scheduled = counts + 1 + counter_rng.below(ids, "prefill tokens", 3) * (counts == 0)
+def _make_draft_inputs(draws: Draws, shape: Sizes) -> Case:
+    n, slots, shift = draws.count, shape["num_padding_slots"], shape["shift_input_ids"]
+    counts = _counts(draws, shape)
+    rejected = draws.below("rejected drafts", counts + 1)
+    scheduled = counts + 1 + draws.below("prefill tokens", 3) * (counts == 0)
     starts = torch.cat([torch.zeros_like(scheduled[:1]), scheduled.cumsum(0)])
     num_tokens = int(starts[-1])
-    place = torch.arange(num_tokens, device=ids.device)
-    owner = torch.arange(n, device=ids.device).repeat_interleave(scheduled)
-    first = counter_rng.below(ids, "first position", 2**16)
+    place = torch.arange(num_tokens, device=draws.device)
+    owner = torch.arange(n, device=draws.device).repeat_interleave(scheduled)
+    first = draws.below("first position", 2**16)
     tensors = {
-        "target_token_ids": (TOKENS_START + counter_rng.below(ids, "first token", 2**20)[owner] + place).to(
-            torch.int32
-        ),
+        "target_token_ids": (TOKENS_START + draws.labels("first token")[owner] + place).to(torch.int32),
         "target_positions": first[owner] + place - starts[:-1][owner],
-        "next_token_ids": (TOKENS_START + counter_rng.below(ids, "next token", 2**16)).to(torch.int32),
+        "next_token_ids": (TOKENS_START + draws.below("next token", 2**16)).to(torch.int32),
         "query_start_loc": starts.to(torch.int32),
         "query_end_loc": (starts[1:] - 1 - rejected).to(torch.int32),
     }
@@ -291,16 +288,12 @@ def _draw_step_shape(chooser: Chooser) -> dict[str, int]:
     return {**shape, "padding": between(chooser, 0, 3, "padding requests")}
 
 
-def _generators(
-    draw_shape: Callable[[Chooser], dict[str, int]], make: Callable[[Tensor, Sizes], Case]
-) -> tuple[Callable[[Chooser], Case], Bulk]:
-    def generate(chooser: Chooser) -> Case:
-        shape = draw_shape(chooser)
-        bs = between(chooser, 1, BS_MAX, "bs")
-        shape["is_ragged"] = chooser.choose(2, "requests have drafts of their own number")
-        return make(chooser.choose(FIRST_NUMBERS, "number of the first request") + torch.arange(bs), shape)
+def _draw_single(chooser: Chooser) -> dict[str, int]:
+    return {"is_ragged": chooser.choose(2, "requests have drafts of their own number")}
 
-    return generate, Bulk(draw_shape, make)
+
+def _cases(draw_shape: Callable[[Chooser], dict[str, int]], make: Callable[[Draws, Sizes], Case]) -> Cases:
+    return Cases(draw_shape, make, draw_single=_draw_single)
 
 
 def _defined_inputs(case: Case, expected: Tensors) -> Tensors:
@@ -361,15 +354,15 @@ _REJECTION = (
 _RACES = (_ENDS, _DRAFTS, *_LAWS, _RACE, _HAS)
 _WHOLE = (_ENDS, _DRAFTS, *_LAWS, _BONUS, _COINS, _RACE, _GREEDY, _HAS, _STEPS)
 
-_greedy = _generators(_draw_shape, _make_greedy)
-_rejection = _generators(_draw_sampled_shape, _maker(_names(*_REJECTION)))
-_races = _generators(_draw_sampled_shape, _maker(_names(*_RACES)))
-_whole = _generators(_draw_sampled_shape, _maker(_names(*_WHOLE)))
-_expand = _generators(_draw_expand_shape, _make_expand)
-_inputs = _generators(_draw_shape, _make_inputs)
-_next_token = _generators(_draw_next_token_shape, _make_next_token)
-_step = _generators(_draw_step_shape, _make_step)
-_draft_inputs = _generators(_draw_inputs_shape, _make_draft_inputs)
+_greedy = _cases(_draw_shape, _make_greedy)
+_rejection = _cases(_draw_sampled_shape, _maker(_names(*_REJECTION)))
+_races = _cases(_draw_sampled_shape, _maker(_names(*_RACES)))
+_whole = _cases(_draw_sampled_shape, _maker(_names(*_WHOLE)))
+_expand = _cases(_draw_expand_shape, _make_expand)
+_inputs = _cases(_draw_shape, _make_inputs)
+_next_token = _cases(_draw_next_token_shape, _make_next_token)
+_step = _cases(_draw_step_shape, _make_step)
+_draft_inputs = _cases(_draw_inputs_shape, _make_draft_inputs)
 
 OPS: tuple[Op, ...] = (
     Op(
@@ -387,8 +380,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=verify_ragged_greedy,
         loops=verify_ragged_greedy_loops,
-        generate=_greedy[0],
-        bulk=_greedy[1],
+        cases=_greedy,
         source="Leviathan et al. (arXiv 2211.17192) at temperature 0",
     ),
     Op(
@@ -398,8 +390,7 @@ OPS: tuple[Op, ...] = (
         args=(*_REJECTION, _OUTPUT),
         reference=verify_ragged_rejection,
         loops=verify_ragged_rejection_loops,
-        generate=_rejection[0],
-        bulk=_rejection[1],
+        cases=_rejection,
         source="Leviathan et al. (arXiv 2211.17192), algorithm 1",
     ),
     Op(
@@ -418,8 +409,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=sample_recovered_tokens,
         loops=sample_recovered_tokens_loops,
-        generate=_races[0],
-        bulk=_races[1],
+        cases=_races,
         defined=_defined_recovered,
         source="Leviathan et al. (arXiv 2211.17192), algorithm 1; the race: Maddison et al. (arXiv 1411.0030)",
     ),
@@ -430,8 +420,7 @@ OPS: tuple[Op, ...] = (
         args=(*_WHOLE, _OUTPUT),
         reference=verify_ragged_sampled,
         loops=verify_ragged_sampled_loops,
-        generate=_whole[0],
-        bulk=_whole[1],
+        cases=_whole,
         source="vLLM v1's rejection sampling; Leviathan et al. (arXiv 2211.17192), algorithm 1",
     ),
     Op(
@@ -447,8 +436,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=expand_to_drafts,
         loops=expand_to_drafts_loops,
-        generate=_expand[0],
-        bulk=_expand[1],
+        cases=_expand,
         source="vLLM v1's expand_batch_to_tokens",
     ),
     Op(
@@ -464,8 +452,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=prepare_inputs_padded,
         loops=prepare_inputs_padded_loops,
-        generate=_inputs[0],
-        bulk=_inputs[1],
+        cases=_inputs,
         source="vLLM v1's padded drafting batch",
     ),
     Op(
@@ -488,8 +475,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=prepare_next_token_padded,
         loops=prepare_next_token_padded_loops,
-        generate=_next_token[0],
-        bulk=_next_token[1],
+        cases=_next_token,
         source="vLLM v1's padded drafting batch",
     ),
     Op(
@@ -508,8 +494,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=step_slot_mapping,
         loops=step_slot_mapping_loops,
-        generate=_step[0],
-        bulk=_step[1],
+        cases=_step,
         source="vLLM v1's fused drafting step",
     ),
     Op(
@@ -541,8 +526,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=expand_draft_inputs,
         loops=expand_draft_inputs_loops,
-        generate=_draft_inputs[0],
-        bulk=_draft_inputs[1],
+        cases=_draft_inputs,
         defined=_defined_inputs,
         source="vLLM v1's unified drafting inputs",
     ),

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specsim.choices.chooser import Chooser, between, pick
-from specsim.contracts import bulk, counter_rng
-from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.choices.chooser import Chooser, between
+from specsim.contracts import batches
+from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.draws import Draws
 from specsim.contracts.naive.verify_logits import verify_logits_greedy_loops
-from specsim.contracts.tree import draw_batch_shape, shuffled
 from specsim.contracts.verify import OPS as VERIFY_OPS
 from specsim.reference.verify_logits import verify_logits_greedy
 
@@ -25,47 +25,18 @@ _TOPS = ("margin", "tie", "zeros", "nan")
 SPARE_TOKENS_MAX = 8
 
 
-def _generate(chooser: Chooser) -> Case:
-    walk = _WALK.generate(chooser)
-    bs, ndt = walk.tensors["candidates"].shape
-    candidates, target_predict = walk.tensors["candidates"].tolist(), walk.tensors["target_predict"].tolist()
-    vocab_size = 2 * bs * ndt + between(chooser, 1, SPARE_TOKENS_MAX, "spare tokens")
-    known = sorted({token for rows in (candidates, target_predict) for row in rows for token in row})
-    number_of = dict(zip(known, shuffled(chooser, vocab_size, "token's number"), strict=False))
-    top = pick(chooser, _TOPS, "top of a row")
-    behind = chooser.choose(vocab_size, "tied token behind") if top in ("tie", "zeros") else 0
-    tops = [number_of[token] for row in target_predict for token in row]
-    rows = [_row_of(vocab_size, at, min(at + behind, vocab_size - 1), top) for at in tops]
-    tensors = {
-        "logits": torch.tensor(rows, dtype=torch.float32),
-        "candidates": torch.tensor([[number_of[token] for token in row] for row in candidates]),
-        **{name: walk.tensors[name] for name in _LINKS},
-        "seq_lens": torch.tensor([between(chooser, 0, 9, "seq_lens") for _ in range(bs)]),
-        "out_cache_loc": torch.tensor([1 + slot for slot in shuffled(chooser, 2 * bs * ndt, "slot")[: bs * ndt]]),
-    }
-    return Case({**walk.sizes, "vocab_size": vocab_size}, tensors)
-
-
-def _row_of(vocab_size: int, at: int, later: int, top: str) -> list[float]:
-    row = [-1.0 - column % 5 for column in range(vocab_size)]
-    row[later] = {"zeros": 0.0, "nan": float("inf")}.get(top, 1.0)
-    row[at] = {"zeros": -0.0, "nan": float("nan")}.get(top, 1.0)
-    return row
-
-
 def _draw_shape(chooser: Chooser) -> dict[str, int]:
-    shape = draw_batch_shape(chooser)
+    shape = batches.draw_shape(chooser)
     return {
         **shape,
         "vocab_size": 2 * shape["num_draft_tokens"] + between(chooser, 1, SPARE_TOKENS_MAX, "spare tokens"),
     }
 
 
-def _make(ids: Tensor, shape: Sizes) -> Case:
-    assert _WALK.bulk is not None
-    walk = _WALK.bulk.make(ids, shape)
-    n, ndt, vocab_size = ids.shape[0], shape["num_draft_tokens"], shape["vocab_size"]
-    order = counter_rng.words(ids, "token's number", vocab_size).argsort(dim=1)  # [n, vocab_size]
+def _make(draws: Draws, shape: Sizes) -> Case:
+    walk = _WALK.cases.make_from(draws, shape)
+    n, ndt, vocab_size = draws.count, shape["num_draft_tokens"], shape["vocab_size"]
+    order = draws.order("token's number", vocab_size)  # [n, vocab_size]
     first = walk.tensors["candidates"][:, :1]  # [n, 1]
 
     def numbered(tokens: Tensor) -> Tensor:
@@ -74,9 +45,9 @@ def _make(ids: Tensor, shape: Sizes) -> Case:
         return order.gather(1, torch.where(place < ndt, place, place - 2**30 + ndt))
 
     at = numbered(walk.tensors["target_predict"])  # [n, ndt]
-    later = at + counter_rng.words(ids, "tied token", ndt) % (vocab_size - at)
-    top = counter_rng.below(ids, "top of a row", len(_TOPS), ndt)  # [n, ndt]
-    logits = (-1.0 - torch.arange(vocab_size, device=ids.device) % 5).repeat(n, ndt, 1)  # [n, ndt, vocab_size]
+    later = at + draws.below("tied token", vocab_size - at, ndt)
+    top = draws.below("top of a row", len(_TOPS), ndt)  # [n, ndt]
+    logits = (-1.0 - torch.arange(vocab_size, device=draws.device) % 5).repeat(n, ndt, 1)  # [n, ndt, vocab_size]
     one, zero = torch.ones_like(top, dtype=torch.float32), torch.zeros_like(top, dtype=torch.float32)
     tied = torch.where(top == 2, zero, one)
     best = torch.where(top == 3, torch.nan, torch.where(top == 2, -zero, one))
@@ -87,8 +58,8 @@ def _make(ids: Tensor, shape: Sizes) -> Case:
         "logits": logits.view(n * ndt, vocab_size),
         "candidates": numbered(walk.tensors["candidates"]),
         **{name: walk.tensors[name] for name in _LINKS},
-        "seq_lens": bulk.seq_lens(ids, "seq_lens", 4),
-        "out_cache_loc": 1 + bulk.distinct(ids, "slot", ndt).flatten(),
+        "seq_lens": batches.seq_lens(draws, "seq_lens", 4),
+        "out_cache_loc": 1 + draws.order_of_all("slot", ndt).flatten(),
     }
     return Case({**walk.sizes, "vocab_size": vocab_size}, tensors)
 
@@ -126,8 +97,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=verify_logits_greedy,
         loops=verify_logits_greedy_loops,
-        generate=_generate,
-        bulk=Bulk(_draw_shape, _make),
+        cases=Cases(_draw_shape, _make),
         defined=_defined,
         source="the pipeline of SGLang's EAGLE worker after the target's forward; PR #26866 for the moves",
     ),

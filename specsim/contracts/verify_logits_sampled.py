@@ -11,18 +11,16 @@ are switched off; coins are drawn again. What happens exactly at a threshold, wh
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from specsim.choices.chooser import Chooser, pick
-from specsim.contracts import bulk, counter_rng
-from specsim.contracts.contract import Bulk, Case, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
-from specsim.contracts.logits import TEMPERATURES, TOP_K_ALL, Numbers, make_penalties
+from specsim.contracts import batches
+from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.draws import Draws
+from specsim.contracts.logits import TEMPERATURES, TOP_K_ALL, make_penalties
 from specsim.contracts.naive.verify_logits import verify_logits_sampled_loops
 from specsim.contracts.sampling import OPS as SAMPLING_OPS
-from specsim.contracts.tree import draw_batch_shape, draw_shape, draw_tree
 from specsim.contracts.verify_logits import OPS as VERIFY_LOGITS_OPS
 from specsim.reference.logits import (
     EXACT,
@@ -43,8 +41,7 @@ __all__ = ["OPS"]
 
 VOCAB_SIZES = (5, 4, 31, 32, 33, 65)
 NODES_MAX = 12
-ELEMENTS_MAX = 1_200  # of all rows of a case
-ROW_ELEMENTS_MAX = 140  # of all rows of a request in bulk
+ELEMENTS_MAX = 140  # of all rows of a request
 BIAS_MAX = 4.0  # no probability gets so small that some formats have it and others do not
 LIKELY = 7.0  # the logit of a child that is made probable
 CLEARANCE = 2.0**-14
@@ -59,66 +56,41 @@ _WALK = next(op for op in SAMPLING_OPS if op.name == "verify_tree_target_only")
 _LINKS = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
 
 
-def _generate(chooser: Chooser) -> Case:
-    drawn = draw_shape(chooser)
-    shape = replace(drawn, num_draft_tokens=min(NODES_MAX, drawn.num_draft_tokens))
-    sizes = {**shape.sizes(), **_draw_rest(chooser, ELEMENTS_MAX // shape.num_nodes)}
-
-    def draw(what: str, bound: int, columns: int) -> Tensor:
-        first, step = chooser.choose(bound, what), chooser.choose(bound, f"{what}, from one to the next")
-        return ((first + step * torch.arange(shape.bs * columns)) % bound).view(shape.bs, columns)
-
-    def parents() -> Tensor:
-        return torch.tensor([draw_tree(chooser, shape).parents for _ in range(shape.bs)])
-
-    return _make(Numbers(draw, parents), sizes)
-
-
-def _draw_rest(chooser: Chooser, vocab_size_max: int) -> dict[str, int]:
+def _draw_shape(chooser: Chooser) -> dict[str, int]:
+    shape = batches.draw_shape(chooser)
+    shape["num_draft_tokens"] = min(NODES_MAX, shape["num_draft_tokens"])
+    vocab_size_max = max(5, ELEMENTS_MAX // shape["num_draft_tokens"])
     return {
-        "vocab_size": pick(chooser, [size for size in VOCAB_SIZES if size <= max(5, vocab_size_max)], "vocab_size"),
+        **shape,
+        "vocab_size": pick(chooser, [size for size in VOCAB_SIZES if size <= vocab_size_max], "vocab_size"),
         "law": pick(chooser, (RELAXED, EXACT), "law"),
         "threshold_single_64ths": pick(chooser, THRESHOLDS_64THS, "threshold_single"),
         "threshold_acc_64ths": pick(chooser, THRESHOLDS_64THS, "threshold_acc"),
     }
 
 
-def _draw_bulk_shape(chooser: Chooser) -> dict[str, int]:
-    shape = draw_batch_shape(chooser)
-    shape["num_draft_tokens"] = min(NODES_MAX, shape["num_draft_tokens"])
-    return {**shape, **_draw_rest(chooser, ROW_ELEMENTS_MAX // shape["num_draft_tokens"])}
-
-
-def _make_bulk(ids: Tensor, shape: Sizes) -> Case:
-    numbers = Numbers(
-        draw=lambda what, bound, columns: counter_rng.below(ids, what, bound, columns),
-        parents=lambda: bulk.trees(ids, shape).parents,
-    )
-    return _make(numbers, {**shape, "bs": ids.shape[0]})
-
-
-def _make(numbers: Numbers, sizes: dict[str, int]) -> Case:
-    bs, ndt = sizes["bs"], sizes["num_draft_tokens"]
-    sizes["accept_width"], sizes["num_nodes"] = sizes["num_steps"] + 1, bs * ndt
-    history = make_penalties(numbers, sizes)
-    stays = numbers.requests("token that stays", sizes["vocab_size"])  # [bs, 1]
-    seq_lens = numbers.requests("seq_lens", 9)[:, 0]
+def _make(draws: Draws, shape: Sizes) -> Case:
+    bs, ndt = draws.count, shape["num_draft_tokens"]
+    sizes = batches.path_sizes(shape, bs)
+    history = make_penalties(draws, sizes)
+    stays = draws.below("token that stays", sizes["vocab_size"], 1)  # [bs, 1]
+    seq_lens = draws.below("seq_lens", 9, 1)[:, 0]
     mask = history.pop("tree_mask")
     links = reconstruct_tree(mask, seq_lens)
     device = mask.device
     tensors = {
         **history,
-        **_biases(numbers, sizes, history["logit_bias"], stays),
-        **_masks(numbers, sizes, stays),
+        **_biases(draws, sizes, history["logit_bias"], stays),
+        **_masks(draws, sizes, stays),
         **{name: getattr(links, name) for name in _LINKS},
-        "logits": _likely(numbers, sizes, history, mask, stays).flatten(0, 1),
+        "logits": _likely(draws, sizes, history, mask, stays).flatten(0, 1),
         "stop_token_ids": torch.where(
             history["stop_token_ids"] == stays, sizes["vocab_size"], history["stop_token_ids"]
         ),
-        "temperature": torch.tensor(TEMPERATURES, device=device)[numbers.draw("temperature", 5, 1)[:, 0]],
-        "top_k": _top_k(numbers, sizes),
-        "top_p": torch.tensor(TOP_PS, device=device)[numbers.draw("top_p", 5, 1)[:, 0]],
-        "min_p": torch.tensor(MIN_PS, device=device)[numbers.draw("min_p", 5, 1)[:, 0]],
+        "temperature": torch.tensor(TEMPERATURES, device=device)[draws.below("temperature", 5, 1)[:, 0]],
+        "top_k": _top_k(draws, sizes),
+        "top_p": torch.tensor(TOP_PS, device=device)[draws.below("top_p", 5, 1)[:, 0]],
+        "min_p": torch.tensor(MIN_PS, device=device)[draws.below("min_p", 5, 1)[:, 0]],
         "threshold_single": torch.full((1,), sizes["threshold_single_64ths"] / 64, device=device),
         "threshold_acc": torch.full((1,), sizes["threshold_acc_64ths"] / 64, device=device),
         "seq_lens": seq_lens,
@@ -126,19 +98,19 @@ def _make(numbers: Numbers, sizes: dict[str, int]) -> Case:
     }
     with unchecked():
         laws = _filter(tensors, _unfiltered(tensors, sizes, mask))
-        _place_coins(numbers, tensors, laws, sizes["num_steps"])
+        _place_coins(draws, tensors, laws, sizes["num_steps"])
     names = [arg.name for arg in OPS[0].tensor_args if arg.role is not Role.OUT]
     return Case(sizes, {name: tensors[name].contiguous() for name in names})
 
 
-def _likely(numbers: Numbers, sizes: Sizes, history: Tensors, mask: Tensor, stays: Tensor) -> Tensor:
+def _likely(draws: Draws, sizes: Sizes, history: Tensors, mask: Tensor, stays: Tensor) -> Tensor:
     """Logits [bs, ndt, V] at whose nodes the tokens of some children are the most probable."""
     bs, ndt, vocab_size = sizes["bs"], sizes["num_draft_tokens"], sizes["vocab_size"]
     logits = history["logits"].view(bs, ndt, vocab_size)
     node = torch.arange(ndt, device=mask.device)
     parent = torch.where(mask & (node < node[:, None]), node, -1).amax(dim=2)  # [bs, ndt]
     request = torch.arange(bs, device=mask.device)
-    likely = numbers.draw("likely child", 3, ndt) > 0  # [bs, ndt]
+    likely = draws.below("likely child", 3, ndt) > 0  # [bs, ndt]
     for child in range(1, ndt):
         row, token = parent[:, child], history["candidates"][:, child]
         logits[request, row, token] = torch.where(likely[:, child], LIKELY, logits[request, row, token])
@@ -146,35 +118,35 @@ def _likely(numbers: Numbers, sizes: Sizes, history: Tensors, mask: Tensor, stay
     return torch.where(is_token & logits.isinf(), 1.0, logits)
 
 
-def _biases(numbers: Numbers, sizes: dict[str, int], biases: Tensor, stays: Tensor) -> Tensors:
+def _biases(draws: Draws, sizes: dict[str, int], biases: Tensor, stays: Tensor) -> Tensors:
     """A row for each request, of which some are used, after one that none has."""
     biases = biases.clamp(max=BIAS_MAX).scatter(1, stays, 0.0)
-    used = numbers.requests("has a bias", 2)[:, 0] == 1
+    used = draws.below("has a bias", 2, 1)[:, 0] == 1
     rows = torch.where(used, 1 + torch.arange(sizes["bs"], device=biases.device), -1)
     sizes["num_biases"] = sizes["bs"] + 1
     return {"logit_bias": torch.cat([torch.full_like(biases[:1], -3.0), biases]), "bias_rows": rows.to(torch.int32)}
 
 
-def _masks(numbers: Numbers, sizes: dict[str, int], stays: Tensor) -> Tensors:
+def _masks(draws: Draws, sizes: dict[str, int], stays: Tensor) -> Tensors:
     """A row for each node, of which those of some requests are used, after one that forbids everything."""
     bs, ndt, vocab_size = sizes["bs"], sizes["num_draft_tokens"], sizes["vocab_size"]
     words = -(-vocab_size // WORD_BITS)
     sizes.update({"num_masks": 1 + bs * ndt, "num_words": words})
     token = torch.arange(words * WORD_BITS, device=stays.device)
-    kind = numbers.draw("what is allowed", 4, ndt)[:, :, None]  # [bs, ndt, 1]
+    kind = draws.below("what is allowed", 4, ndt)[:, :, None]  # [bs, ndt, 1]
     allowed = (token == stays[:, :, None]) | ((kind < 3) & ((token + kind) % 3 != 0))  # [bs, ndt, words * 32]
     bits = allowed.view(bs * ndt, words, WORD_BITS).to(torch.int64) << torch.arange(WORD_BITS, device=stays.device)
     packed = bits.sum(2)  # without a sign
     table = torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
-    used = numbers.requests("has a grammar", 2) == 1  # [bs, 1]
+    used = draws.below("has a grammar", 2, 1) == 1  # [bs, 1]
     number = 1 + torch.arange(bs * ndt, device=stays.device).view(bs, ndt)
     rows = torch.where(used, number, -1).flatten().to(torch.int32)
     return {"bitmask": torch.cat([torch.zeros_like(table[:1]), table]), "bitmask_rows": rows}
 
 
-def _top_k(numbers: Numbers, sizes: Sizes) -> Tensor:
+def _top_k(draws: Draws, sizes: Sizes) -> Tensor:
     vocab_size = sizes["vocab_size"]
-    drawn = numbers.requests("top_k", 8)[:, 0]
+    drawn = draws.below("top_k", 8, 1)[:, 0]
     kinds = torch.tensor((TOP_K_ALL, 1, 2, 3, 4, vocab_size - 1, vocab_size, vocab_size + 1), device=drawn.device)
     return kinds[drawn].to(torch.int32)
 
@@ -220,10 +192,10 @@ def _filter(tensors: Tensors, laws: Tensor) -> Tensor:
     return laws.view(bs, ndt, -1)
 
 
-def _place_coins(numbers: Numbers, tensors: Tensors, laws: Tensor, num_steps: int) -> None:
+def _place_coins(draws: Draws, tensors: Tensors, laws: Tensor, num_steps: int) -> None:
     """Coins at which nothing changes when all of them, and the thresholds, are a little lower or higher."""
     ndt = laws.shape[1]
-    coins, final = numbers.draw("coins", COINS, ndt), numbers.requests("final coin", COINS)  # [bs, ndt], [bs, 1]
+    coins, final = draws.below("coins", COINS, ndt), draws.below("final coin", COINS, 1)  # [bs, ndt], [bs, 1]
     clear = torch.zeros_like(final[:, 0], dtype=torch.bool)  # [bs]
     for _ in range(COINS_TRIED):
         placed = ((coins.double() + 0.5) / COINS, (final.double() + 0.5) / COINS)
@@ -302,8 +274,7 @@ OPS: tuple[Op, ...] = (
         ),
         reference=verify_logits_sampled,
         loops=verify_logits_sampled_loops,
-        generate=_generate,
-        bulk=Bulk(_draw_bulk_shape, _make_bulk),
+        cases=Cases(_draw_shape, _make),
         defined=_GREEDY.defined,
         source="the pipeline of SGLang's EAGLE worker after the target's forward; PR #22049 for penalties and bias",
     ),

@@ -19,6 +19,7 @@ from specsim.tiers.transfer import shrunk as shrunk_message
 from specsim.verdict import Judged, NotRun
 
 if TYPE_CHECKING:
+    from specsim.contracts.contract import Case
     from specsim.isolation.messages import Messages
     from specsim.replay_file import OpReplay
     from specsim.tiers.ops.run import EndedError
@@ -277,10 +278,10 @@ def shrink(request: Request, work: Shrink, messages: Messages) -> None:
     from specsim.choices.chooser import replayed
     from specsim.contracts.registry import OPS
     from specsim.tiers.ops.bulk import with_bulk_cases
-    from specsim.tiers.ops.finding import Origin, finding_of, is_case_of
+    from specsim.tiers.ops.finding import Origin, case_of, finding_of, is_case_of
     from specsim.tiers.ops.rules import BY_ID, KEEPS_RELATIONS
     from specsim.tiers.ops.run import EndedError, run_case
-    from specsim.tiers.ops.suite import Failure
+    from specsim.tiers.ops.suite import Failure, KnownCase
     from specsim.tiers.ops.suite import shrink as shrink_case
 
     stored = replay_file.load(Path(work.file))
@@ -294,22 +295,28 @@ def shrink(request: Request, work: Shrink, messages: Messages) -> None:
             raise UsageError(problem, "shrink it on the target that it was found on")
         op, rule = OPS[stored.op], BY_ID[stored.rule]
         op = with_bulk_cases(op) if stored.generator == "bulk" else op
-        case = op.generate(replayed(stored.tape))
         related = rule is KEEPS_RELATIONS
+
+        def shows(case: Case) -> bool:
+            if not subject.accepts(case.sizes):
+                return False
+            outcome = run_case(op, subject, case, related=related, launcher=process)
+            return outcome.of(rule) is not None
+
+        case, known = op.generate(replayed(stored.tape)), None
         try:
-            if not subject.accepts(case.sizes) or not run_case(op, subject, case, related=related, launcher=process).of(
-                rule
-            ):
-                if not is_case_of(stored, case):
-                    problem = f"{problem}: its tape stands for another case now"
+            if not is_case_of(stored, case) and not shows(case):  # the tape of an older generator: its case stays
+                case = case_of(op, stored, Path(work.file))
+                known = KnownCase(Path(work.file).name, case, tuple(stored.tape), stored.rule)
+            if not shows(case):
                 raise UsageError(problem, "replay it to see what it shows, and find it again with `specsim check`")
-            chosen = Failure(0, tuple(stored.tape), rule, subject.reach(case.sizes))
+            chosen = Failure(0, tuple(stored.tape), rule, subject.reach(case.sizes), known)
             found = shrink_case(
                 op,
                 subject,
                 chosen,
                 lambda index: messages.send(At(subject=subject.name, index=index)),
-                work.attempts,
+                0 if known else work.attempts,
                 1,
                 interrupts.until(work.seconds),
                 process,

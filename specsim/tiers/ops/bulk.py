@@ -1,8 +1,8 @@
 """Judge one implementation on cases by the thousand: made, run and compared where it runs, one bit back.
 
-A case is a request: an operation's bulk generator (`specsim.contracts.contract.Bulk`) makes request b of a launch from
-its number and the launch's sizes. The requests of a launch are independent, so one launch of 4096 requests is 4096
-cases. What is compared: every defined element of every output with the reference, and every input with what it was.
+A case is a request: an operation's cases (`specsim.contracts.contract.Cases`) give request b of a launch from its
+number and the launch's sizes. The requests of a launch are independent, so one launch of 4096 requests is 4096 cases.
+What is compared: every defined element of every output with the reference, and every input with what it was.
 Outputs hold one of two poisons before the call, by turns.
 
 A launch that is wrong is made smaller, in requests, by `narrowed`; what is left is judged alone like any other case
@@ -16,6 +16,7 @@ What this does not see: results that are wrong alone and right in company, and s
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,8 @@ import torch
 from torch import Tensor
 
 from specsim.choices.chooser import Chooser, RecordingChooser, Tape, replayed, seeded
-from specsim.contracts.contract import Bulk, Case, Op, Role, Sizes, Tensors, WrongResultError, differing
+from specsim.contracts.contract import Case, Op, Role, Sizes, Tensors, WrongResultError, differing
+from specsim.contracts.draws import STREAMS
 from specsim.contracts.provider import NotCalledError, Subject
 from specsim.interpreter.red_zones import poison_value
 from specsim.reference import unchecked
@@ -68,7 +70,7 @@ def place_of(op: Op, subject: Subject, device: str, seed: int) -> Place:
         return Place(device, "cuda")
     for shape, _tape in _shapes(op, subject, seed, shapes_max=1):
         with unchecked(), watched(0) as log, suppress(Exception):
-            case = bulk_of(op).make(torch.arange(2), shape)
+            case = op.cases.make(torch.arange(2), shape)
             subject.run(case.sizes, _copies(case) | _arguments(op, case, 0, torch.device("cpu")))
         return Place(device, "interpreter" if log.launches else "cpu")
     return Place(device, "cpu")
@@ -92,18 +94,12 @@ class Launch:
         return self.first // self.count & 1
 
 
-def bulk_of(op: Op) -> Bulk:
-    if op.bulk is None:
-        raise ValueError(f"{op.name} has no bulk generator; ask for single cases")
-    return op.bulk
-
-
 def packing(op: Op, subject: Subject, shape: Sizes, place: Place) -> int:
     """How many requests a launch takes: a power of two, bounded by memory, by the place's own limit, by
     REQUESTS_OF_BATCH_MAX, and by the sizes that the subject accepts, as far as those grow with the requests.
     """
     with unchecked():
-        one, many = (bulk_of(op).make(torch.arange(count), shape) for count in (1, PROBED))
+        one, many = (op.cases.make(torch.arange(count), shape) for count in (1, PROBED))
     outputs = op.allocate_outputs(many)
     taken = sum(tensor.numel() * tensor.itemsize for tensor in [*many.tensors.values(), *outputs.values()])
     fits = max(1, BYTES_MAX[place.kind] * PROBED // max(1, taken))
@@ -142,11 +138,11 @@ def _shapes(op: Op, subject: Subject, seed: int, shapes_max: int) -> Iterator[tu
     seen: list[dict[str, int]] = []
     for index in range(DRAWS_PER_SHAPE * shapes_max):
         chooser = seeded(seed, "bulk", op.name, index)
-        shape = bulk_of(op).draw_shape(chooser)
+        shape = op.cases.draw_shape(chooser)
         if shape in seen:
             continue
         with unchecked():
-            one = bulk_of(op).make(torch.arange(1), shape)
+            one = op.cases.make(torch.arange(1), shape)
         if subject.accepts(one.sizes):
             seen.append(shape)
             yield shape, chooser.tape
@@ -224,14 +220,14 @@ def _arguments(op: Op, case: Case, which: int, device: torch.device) -> Tensors:
 def make_and_judge(op: Op, subject: Subject, launch: Launch, place: Place) -> Tensor:
     """Make the cases of a launch, run them and compare: `is_wrong` of all of them together."""
     with unchecked():
-        case = bulk_of(op).make(launch.numbers(place.device), launch.shape)
+        case = op.cases.make(launch.numbers(place.device), launch.shape)
     return is_wrong(op, subject, case, launch.poison)
 
 
 def is_wrong_now(op: Op, subject: Subject, shape: Sizes, numbers: Tensor, which: int) -> bool:
     """Make the cases of these numbers, run them and compare: `is_wrong` of all of them, waited for."""
     with unchecked():
-        case = bulk_of(op).make(numbers, shape)
+        case = op.cases.make(numbers, shape)
     try:
         return bool(is_wrong(op, subject, case, which))
     except RuntimeError as error:
@@ -267,34 +263,34 @@ def narrowed(op: Op, subject: Subject, launch: Launch, place: Place, on_attempt:
 
 
 def with_bulk_cases(op: Op) -> Op:
-    """The same operation with its bulk cases as its single ones: choices of the sizes, then how many requests, then the
-    number of each in three digits.
+    """The same operation with its bulk cases as its single ones: choices of the sizes, then how many requests, the
+    number of each in three digits, and what overrides the draws of these numbers.
     """
-    bulk = bulk_of(op)
 
-    def generate(chooser: Chooser) -> Case:
-        shape = bulk.draw_shape(chooser)
-        count = 1 + chooser.choose(REQUESTS_MAX["cuda"], REQUESTS_LABEL)
+    def draw_numbers(chooser: Chooser, _requests_max: int) -> list[int]:
         numbers = []
-        for _ in range(count):
+        for _ in range(1 + chooser.choose(REQUESTS_MAX["cuda"], REQUESTS_LABEL)):
             number = 0
             for _digit in range(DIGITS):
                 number = number * DIGIT_BOUND + chooser.choose(DIGIT_BOUND, NUMBER_LABEL)
             numbers.append(number)
-        with unchecked():
-            return bulk.make(torch.tensor(numbers, dtype=torch.int64), shape)
+        return numbers
 
-    return replace(op, generate=generate)
+    return replace(op, cases=replace(op.cases, draw_single=lambda _chooser: {}, draw_numbers=draw_numbers))
 
 
 def tape_of(op: Op, launch: Launch, numbers: Sequence[int]) -> Tape:
-    """The choices by which `with_bulk_cases` makes these requests of a launch."""
+    """The choices by which `with_bulk_cases` makes these requests of a launch: nothing is overridden."""
     sizes = iter(launch.tape)
     digits = [number // DIGIT_BOUND**place % DIGIT_BOUND for number in numbers for place in range(DIGITS)[::-1]]
-    requests = iter([len(numbers) - 1, *digits])
-    chooser = RecordingChooser(
-        lambda _bound, label: next(requests) if label in (REQUESTS_LABEL, NUMBER_LABEL) else next(sizes, 0)
-    )
+    requests: deque[int] = deque([len(numbers) - 1, *digits])
+
+    def source(bound: int, label: str) -> int:
+        if label in (REQUESTS_LABEL, NUMBER_LABEL):
+            return requests.popleft()
+        return next(sizes, 0) if requests else bound - STREAMS
+
+    chooser = RecordingChooser(source)
     with_bulk_cases(op).generate(chooser)
     return chooser.tape
 

@@ -91,8 +91,6 @@ def _reason(subject: Any, op: Op, failed: set[str], device: str, is_late: bool) 
         return f"it calls {subject.op}, which is itself wrong"
     if subject.on_cpu and device == "cuda":
         return ON_CPU
-    if op.bulk is None:
-        return "its operation has no bulk generator: check it without --bulk"
     return interrupts.why_not_run() if is_late else ""
 
 
@@ -117,14 +115,14 @@ def failure(request: Request, work: Failure, messages: Messages) -> None:
     from specsim.choices.chooser import replayed
     from specsim.contracts.registry import OPS
     from specsim.isolation.fork_runner import Ended, blame, run_apart
-    from specsim.tiers.ops.bulk import Launch, bulk_of, tape_of, with_bulk_cases
+    from specsim.tiers.ops.bulk import Launch, tape_of, with_bulk_cases
     from specsim.tiers.ops.finding import Origin, process_failure
     from specsim.tiers.ops.rules import ENDS, SURVIVES
 
     subjects, _not_run = load_subjects(request)
     (subject,) = [s for s in subjects if s.name == work.subject]
     op = OPS[subject.op]
-    shape = bulk_of(op).draw_shape(replayed(place["tape"]))
+    shape = op.cases.draw_shape(replayed(place["tape"]))
     limit = request.hang_seconds + (DEVICE_START_SECONDS if device == "cuda" else 0.0)
 
     def ends(first: int, count: int) -> Ended | None:

@@ -1,4 +1,4 @@
-"""Bulk generators of the sampling family: laws, drafts and coins, batched over requests.
+"""How the cases of the sampling family are made: distributions, drafts and coins, batched over requests.
 
 The cases are of the kind that `specsim.contracts.sampling` describes. Thresholds are computed in float64; a coin lies
 on an edge of its cell, or beside it, only where the threshold has few binary digits and so is the same in every
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specsim.contracts import bulk, counter_rng
+from specsim.contracts import batches
 from specsim.contracts.contract import Case, Sizes, Tensors
 from specsim.contracts.distributions import (
     DRAFT_ROWS,
@@ -26,6 +26,7 @@ from specsim.contracts.distributions import (
     by_weight,
     law,
 )
+from specsim.contracts.draws import Draws
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
 
 CENTRE, LOW_EDGE, AFTER_LOW_EDGE, BEFORE_HIGH_EDGE = range(4)
@@ -58,15 +59,15 @@ def _table(vocab_size: int) -> tuple[Tensor, Tensor]:
     return weights, torch.tensor([by_weight(row) for row in table])
 
 
-def _draw_laws(ids: Tensor, what: str, kinds: tuple[Weights, ...], rows: int, vocab_size: int) -> _Laws:
-    weights, order = (tensor.to(ids.device) for tensor in _table(vocab_size))
-    numbers = torch.tensor([KINDS.index(kind) for kind in kinds], device=ids.device)
+def _draw_laws(draws: Draws, what: str, kinds: tuple[Weights, ...], rows: int, vocab_size: int) -> _Laws:
+    weights, order = (tensor.to(draws.device) for tensor in _table(vocab_size))
+    numbers = torch.tensor([KINDS.index(kind) for kind in kinds], device=draws.device)
     return _Laws(
         weights,
         order,
         (weights > 0).sum(dim=1),
-        numbers[counter_rng.below(ids, f"kind of the {what} law", len(kinds), rows)],
-        counter_rng.below(ids, f"turn of the {what} law", vocab_size, rows),
+        numbers[draws.below(f"kind of the {what} law", len(kinds), rows)],
+        draws.below(f"turn of the {what} law", vocab_size, rows),
     )
 
 
@@ -77,9 +78,9 @@ def _probs(laws: _Laws) -> Tensor:
     return laws.weights[laws.kind[:, :, None], (token - laws.turn[:, :, None]) % vocab_size]
 
 
-def draw_rows(ids: Tensor, what: str, kinds: tuple[Weights, ...], rows: int, vocab_size: int) -> Tensor:
+def draw_rows(draws: Draws, what: str, kinds: tuple[Weights, ...], rows: int, vocab_size: int) -> Tensor:
     """Laws [n, rows, V] float64 of the given kinds."""
-    return _probs(_draw_laws(ids, what, kinds, rows, vocab_size))
+    return _probs(_draw_laws(draws, what, kinds, rows, vocab_size))
 
 
 def _prob(laws: _Laws, row: Tensor, token: Tensor) -> Tensor:
@@ -120,7 +121,7 @@ def _place_coins(low: Tensor, high: Tensor, position: Tensor, exact: Tensor | bo
     return torch.where((position != CENTRE) & exact & _has_few_digits(edge), beside, centre)
 
 
-def _final_coins(ids: Tensor, left: Tensor, exact: Tensor | bool = True) -> Tensor:
+def _final_coins(draws: Draws, left: Tensor, exact: Tensor | bool = True) -> Tensor:
     """Coins [n] that draw from what is `left` [n, V] of a law any of its tokens, the likely and the unlikely."""
     vocab_size = left.shape[1]
     ends = [torch.zeros_like(left[:, 0])]
@@ -129,12 +130,12 @@ def _final_coins(ids: Tensor, left: Tensor, exact: Tensor | bool = True) -> Tens
     cuts = torch.stack(ends, dim=1)  # [n, V + 1]
     total = cuts[:, vocab_size:]  # [n, 1]
     possible = left > total * NARROW  # [n, V]
-    which = counter_rng.below(ids, "token after the path", possible.sum(dim=1).clamp(min=1))  # [n]
+    which = draws.below("token after the path", possible.sum(dim=1).clamp(min=1))  # [n]
     token = (possible.cumsum(dim=1) > which[:, None]).int().argmax(dim=1, keepdim=True)  # [n, 1]
     shares = torch.where(total > 0, cuts / total, (cuts >= 0).to(cuts.dtype))  # nothing left: any coin will do
     low, high = shares.gather(1, token)[:, 0], shares.gather(1, token + 1)[:, 0]
     low = torch.where(total[:, 0] > 0, low, 0.0)
-    return _place_coins(low, high, counter_rng.below(ids, "position of the final coin", 4), exact)
+    return _place_coins(low, high, draws.below("position of the final coin", 4), exact)
 
 
 class _Plan(NamedTuple):
@@ -145,24 +146,24 @@ class _Plan(NamedTuple):
     wanted        [n, ndt] int64: the child that is to be accepted, -1 for none
     """
 
-    trees: bulk.BulkTrees
+    trees: batches.Trees
     rank: Tensor
     num_children: Tensor
     wanted: Tensor
 
 
-def _plan(ids: Tensor, shape: Sizes) -> _Plan:
+def _plan(draws: Draws, shape: Sizes) -> _Plan:
     """Walks lead to the root, the deepest node, or any; off their path every other node wants its first child."""
-    trees = bulk.BulkTrees(*(tensor.contiguous() for tensor in bulk.trees(ids, shape)))
-    request = torch.arange(ids.shape[0], device=ids.device)  # [n]
+    trees = batches.Trees(*(tensor.contiguous() for tensor in batches.trees(draws, shape)))
+    request = torch.arange(draws.count, device=draws.device)  # [n]
     rank, num_children = torch.zeros_like(trees.parents), torch.zeros_like(trees.parents)
     for node in range(1, trees.parents.shape[1]):
         parent = trees.parents[:, node]
         rank[:, node] = num_children[request, parent]
         num_children[request, parent] += 1
-    wants = counter_rng.below(ids, "accepts off the path", 2, trees.parents.shape[1]) == 1
+    wants = draws.below("accepts off the path", 2, trees.parents.shape[1]) == 1
     wanted = torch.where(wants, trees.first_child, -1)
-    end = bulk.last_accepted(ids, trees.depths)  # [n]
+    end = batches.last_accepted(draws, trees.depths)  # [n]
     wanted[request, end] = -1
     for _ in range(shape["num_steps"]):
         parent = trees.parents[request, end].clamp(min=0)
@@ -171,16 +172,16 @@ def _plan(ids: Tensor, shape: Sizes) -> _Plan:
     return _Plan(trees, rank, num_children, wanted)
 
 
-def _sibling_tokens(ids: Tensor, plan: _Plan, laws: _Laws, *, drawn: bool) -> Tensor:
+def _sibling_tokens(draws: Draws, plan: _Plan, laws: _Laws, *, drawn: bool) -> Tensor:
     """A token for each node [n, ndt]: siblings get those that the parent's law finds most probable, from one of the
     first three on; `drawn` keeps to tokens of positive probability.
     """
     ndt, vocab_size = plan.rank.shape[1], laws.weights.shape[1]
     parent = plan.trees.parents.clamp(min=0)
-    first = counter_rng.below(ids, "rank of the first sibling's token", 3, ndt).gather(1, parent)  # [n, ndt]
+    first = draws.below("rank of the first sibling's token", 3, ndt).gather(1, parent)  # [n, ndt]
     count = laws.support[laws.kind].gather(1, parent) if drawn else torch.full_like(parent, vocab_size)
     tokens = _ranked(laws, parent, (first + plan.rank) % count)
-    tokens[:, 0] = counter_rng.below(ids, "token of the root", vocab_size)
+    tokens[:, 0] = draws.below("token of the root", vocab_size)
     return tokens
 
 
@@ -238,13 +239,13 @@ def _target_only_cells(plan: _Plan, laws: _Laws, tokens: Tensor, shape: Sizes) -
     return _Cells(low, high, taken, filler)
 
 
-def make_verify_tree_target_only(ids: Tensor, shape: Sizes) -> Case:
+def make_verify_tree_target_only(draws: Draws, shape: Sizes) -> Case:
     ndt, vocab_size = shape["num_draft_tokens"], shape["vocab_size"]
-    plan = _plan(ids, shape)
-    laws = _draw_laws(ids, "target", (*TARGET_ROWS, SHORT), ndt, vocab_size)
-    tokens = _sibling_tokens(ids, plan, laws, drawn=False)
+    plan = _plan(draws, shape)
+    laws = _draw_laws(draws, "target", (*TARGET_ROWS, SHORT), ndt, vocab_size)
+    tokens = _sibling_tokens(draws, plan, laws, drawn=False)
     older = plan.trees.first_child.gather(1, plan.trees.parents.clamp(min=0))  # [n, ndt]
-    equal = (counter_rng.below(ids, "equal siblings", 4) == 3)[:, None] & (plan.rank == 1)
+    equal = (draws.below("equal siblings", 4) == 3)[:, None] & (plan.rank == 1)
     tokens = torch.where(equal, tokens.gather(1, older.clamp(min=0)), tokens)
     _lead(plan, laws, tokens)
 
@@ -255,38 +256,38 @@ def make_verify_tree_target_only(ids: Tensor, shape: Sizes) -> Case:
     child = chosen.clamp(min=0)
     low = torch.where(chosen >= 0, cells.low.gather(1, child), cells.taken)
     high = torch.where(chosen >= 0, cells.high.gather(1, child), 1.0)
-    coins = _place_coins(low, high, counter_rng.below(ids, "position of the coins", 4, ndt))
+    coins = _place_coins(low, high, draws.below("position of the coins", 4, ndt))
 
     probs = _probs(laws)
     end = _walk_end(chosen, shape["num_steps"])  # [n]
     rejected = torch.where(plan.trees.parents == end[:, None], tokens, vocab_size)  # [n, ndt]
-    gone = torch.zeros((ids.shape[0], vocab_size + 1), dtype=torch.bool, device=ids.device).scatter(1, rejected, True)
-    left = probs[torch.arange(ids.shape[0], device=ids.device), end].masked_fill(gone[:, :vocab_size], 0)
+    gone = torch.zeros((draws.count, vocab_size + 1), dtype=torch.bool, device=draws.device).scatter(1, rejected, True)
+    left = probs[torch.arange(draws.count, device=draws.device), end].masked_fill(gone[:, :vocab_size], 0)
     tensors = {
         **_tree_tensors(plan.trees, tokens),
         "uniform_samples": coins,
-        "uniform_final": _final_coins(ids, left),
+        "uniform_final": _final_coins(draws, left),
         "target_probs": probs.to(torch.float32),
-        "threshold_single": torch.full((1,), shape["threshold_single_64ths"] / 64, device=ids.device),
-        "threshold_acc": torch.full((1,), shape["threshold_acc_64ths"] / 64, device=ids.device),
+        "threshold_single": torch.full((1,), shape["threshold_single_64ths"] / 64, device=draws.device),
+        "threshold_acc": torch.full((1,), shape["threshold_acc_64ths"] / 64, device=draws.device),
     }
-    return Case(_sizes(shape, ids.shape[0]), tensors)
+    return Case(_sizes(shape, draws.count), tensors)
 
 
-def make_verify_tree_rejection(ids: Tensor, shape: Sizes) -> Case:
-    n, ndt, vocab_size = ids.shape[0], shape["num_draft_tokens"], shape["vocab_size"]
-    plan = _plan(ids, shape)
-    draft_laws = _draw_laws(ids, "draft", DRAFT_ROWS, ndt, vocab_size)
+def make_verify_tree_rejection(draws: Draws, shape: Sizes) -> Case:
+    n, ndt, vocab_size = draws.count, shape["num_draft_tokens"], shape["vocab_size"]
+    plan = _plan(draws, shape)
+    draft_laws = _draw_laws(draws, "draft", DRAFT_ROWS, ndt, vocab_size)
     few = plan.num_children > draft_laws.support[draft_laws.kind]
     draft_laws = draft_laws._replace(kind=torch.where(few, KINDS.index(FLAT), draft_laws.kind))
-    target_laws = _draw_laws(ids, "target", TARGET_ROWS, ndt, vocab_size)
-    tokens = _sibling_tokens(ids, plan, draft_laws, drawn=True)
+    target_laws = _draw_laws(draws, "target", TARGET_ROWS, ndt, vocab_size)
+    tokens = _sibling_tokens(draws, plan, draft_laws, drawn=True)
     _lead(plan, target_laws, tokens)
     target, draft = _probs(target_laws), _probs(draft_laws)
 
-    request = torch.arange(n, device=ids.device)
-    position = counter_rng.below(ids, "position of the coins", 4, ndt)
-    coins = counter_rng.uniform(ids, "coin of the root", ndt)
+    request = torch.arange(n, device=draws.device)
+    position = draws.below("position of the coins", 4, ndt)
+    coins = draws.uniform("coin of the root", ndt)
     chosen = torch.full_like(tokens, -1)
     left, proposal = target.clone(), draft.clone()  # [n, ndt, V]: by parent, once the children so far are rejected
     exact = torch.ones_like(tokens, dtype=torch.bool)  # [n, ndt]
@@ -312,7 +313,7 @@ def make_verify_tree_rejection(ids: Tensor, shape: Sizes) -> Case:
     tensors = {
         **_tree_tensors(plan.trees, tokens),
         "uniform_samples": coins,
-        "uniform_final": _final_coins(ids, left[request, end], exact[request, end]),
+        "uniform_final": _final_coins(draws, left[request, end], exact[request, end]),
         "draft_probs": draft.to(torch.float32),
         "target_probs": target.to(torch.float32),
     }
@@ -346,33 +347,34 @@ class _Chains(NamedTuple):
     depth: Tensor
 
 
-def _make_chains(ids: Tensor, shape: Sizes, draft_kinds: tuple[Weights, ...]) -> _Chains:
+def _make_chains(draws: Draws, shape: Sizes, draft_kinds: tuple[Weights, ...]) -> _Chains:
     """In a quarter of the chains the draft model's laws are the target's, as far as those are of `draft_kinds`."""
     num_steps, vocab_size = shape["num_steps"], shape["vocab_size"]
-    target_laws = _draw_laws(ids, "target", TARGET_ROWS, num_steps + 1, vocab_size)
-    draft_laws = _draw_laws(ids, "draft", draft_kinds, num_steps, vocab_size)
+    target_laws = _draw_laws(draws, "target", TARGET_ROWS, num_steps + 1, vocab_size)
+    draft_laws = _draw_laws(draws, "draft", draft_kinds, num_steps, vocab_size)
     target_kind, target_turn = target_laws.kind[:, :num_steps], target_laws.turn[:, :num_steps]
-    allowed = torch.tensor([kind in draft_kinds for kind in KINDS], device=ids.device)
-    same = (counter_rng.below(ids, "draft law is the target's", 4) == 3)[:, None] & allowed[target_kind]
+    allowed = torch.tensor([kind in draft_kinds for kind in KINDS], device=draws.device)
+    same = (draws.below("draft law is the target's", 4) == 3)[:, None] & allowed[target_kind]
     draft_laws = draft_laws._replace(
         kind=torch.where(same, target_kind, draft_laws.kind), turn=torch.where(same, target_turn, draft_laws.turn)
     )
-    step = torch.arange(num_steps, device=ids.device).expand(ids.shape[0], -1)  # [n, S]
-    rank = counter_rng.below(ids, "rank of the draft", draft_laws.support[draft_laws.kind], num_steps)
+    step = torch.arange(num_steps, device=draws.device).expand(draws.count, -1)  # [n, S]
+    rank = draws.below("rank of the draft", draft_laws.support[draft_laws.kind], num_steps)
+    rank = torch.where(draws.below("drafts of any rank", 2)[:, None] == 1, rank, 0)
     drafts = _ranked(draft_laws, step, rank)  # [n, S]
-    kind = counter_rng.below(ids, "accepted drafts", 4)
-    any_depth = counter_rng.below(ids, "any number of accepted drafts", num_steps + 1)
+    kind = draws.below("accepted drafts", 4)
+    any_depth = draws.below("any number of accepted drafts", num_steps + 1)
     depth = torch.where(kind == 0, 0, torch.where(kind == 1, num_steps, any_depth))
     for i in range(num_steps):
         row, token = step[:, i : i + 1], drafts[:, i : i + 1]
         needed = (depth[:, None] > i) & (_prob(target_laws, row, token) == 0)
         _turn_to(target_laws, row, token, needed)
-    root = counter_rng.below(ids, "token of the root", vocab_size)[:, None]
+    root = draws.below("token of the root", vocab_size)[:, None]
     p, q = _prob(target_laws, step, drafts), _prob(draft_laws, step, drafts)
     return _Chains(torch.cat([root, drafts], dim=1), _probs(target_laws), _probs(draft_laws), p, q, depth)
 
 
-def _chain_case(ids: Tensor, shape: Sizes, chains: _Chains, coins: Tensor, final: Tensor) -> Case:
+def _chain_case(draws: Draws, shape: Sizes, chains: _Chains, coins: Tensor, final: Tensor) -> Case:
     tensors = {
         "candidates": chains.candidates,
         "draft_probs": chains.draft.to(torch.float32),
@@ -380,35 +382,35 @@ def _chain_case(ids: Tensor, shape: Sizes, chains: _Chains, coins: Tensor, final
         "uniform_samples": coins,
         "uniform_final": final,
     }
-    return Case(_sizes(shape, ids.shape[0]), tensors)
+    return Case(_sizes(shape, draws.count), tensors)
 
 
-def make_verify_chain_rejection(ids: Tensor, shape: Sizes) -> Case:
+def make_verify_chain_rejection(draws: Draws, shape: Sizes) -> Case:
     """After the draft at which a chain is to end, coins accept and reject at random: nobody may read them."""
     num_steps = shape["num_steps"]
-    chains = _make_chains(ids, shape, DRAFT_ROWS)
-    step = torch.arange(num_steps, device=ids.device)  # [S]
+    chains = _make_chains(draws, shape, DRAFT_ROWS)
+    step = torch.arange(num_steps, device=draws.device)  # [S]
     height = (chains.p / chains.q).clamp(max=1)  # [n, S]
-    heads = counter_rng.below(ids, "accepts off the path", 2, num_steps) == 1
+    heads = draws.below("accepts off the path", 2, num_steps) == 1
     wanted = (step < chains.depth[:, None]) | ((step > chains.depth[:, None]) & heads)
     accepts = _accepts(height, wanted)
-    coins = _cell_coins(height, accepts, counter_rng.below(ids, "position of the coins", 4, num_steps))
+    coins = _cell_coins(height, accepts, draws.below("position of the coins", 4, num_steps))
     accepted = accepts.long().cumprod(dim=1).sum(dim=1)  # [n]
     rest = (chains.target[:, :num_steps] - chains.draft).clamp(min=0)
     laws = torch.cat([rest, chains.target[:, num_steps:]], dim=1)  # [n, S + 1, V]
-    left = laws[torch.arange(ids.shape[0], device=ids.device), accepted]
-    return _chain_case(ids, shape, chains, coins, _final_coins(ids, left))
+    left = laws[torch.arange(draws.count, device=draws.device), accepted]
+    return _chain_case(draws, shape, chains, coins, _final_coins(draws, left))
 
 
-def make_verify_chain_block(ids: Tensor, shape: Sizes) -> Case:
+def make_verify_chain_block(draws: Draws, shape: Sizes) -> Case:
     """Shorter prefixes than the one to be accepted pass or fail at random. Draft laws make all ratios exact."""
-    n, num_steps = ids.shape[0], shape["num_steps"]
-    chains = _make_chains(ids, shape, POWERS_OF_TWO)
-    heads = counter_rng.below(ids, "shorter prefix passes", 2, num_steps) == 1
-    position = counter_rng.below(ids, "position of the coins", 4, num_steps)
-    coins = torch.zeros((n, num_steps), dtype=torch.float32, device=ids.device)
-    reach = torch.ones((n,), dtype=torch.float64, device=ids.device)
-    exact = torch.ones((n,), dtype=torch.bool, device=ids.device)
+    n, num_steps = draws.count, shape["num_steps"]
+    chains = _make_chains(draws, shape, POWERS_OF_TWO)
+    heads = draws.below("shorter prefix passes", 2, num_steps) == 1
+    position = draws.below("position of the coins", 4, num_steps)
+    coins = torch.zeros((n, num_steps), dtype=torch.float32, device=draws.device)
+    reach = torch.ones((n,), dtype=torch.float64, device=draws.device)
+    exact = torch.ones((n,), dtype=torch.bool, device=draws.device)
     left = (chains.target[:, 0] - chains.draft[:, 0]).clamp(min=0)  # [n, V]: after the drafts that are accepted
     left_exact = exact
     for i in range(1, num_steps + 1):
@@ -424,10 +426,10 @@ def make_verify_chain_block(ids: Tensor, shape: Sizes) -> Case:
         coins[:, i - 1] = _cell_coins(height, accepts, position[:, i - 1], exact)
         left = torch.where(accepts[:, None], rest, left)
         left_exact = torch.where(accepts, exact, left_exact)
-    return _chain_case(ids, shape, chains, coins, _final_coins(ids, left, left_exact))
+    return _chain_case(draws, shape, chains, coins, _final_coins(draws, left, left_exact))
 
 
-def _tree_tensors(trees: bulk.BulkTrees, tokens: Tensor) -> Tensors:
+def _tree_tensors(trees: batches.Trees, tokens: Tensor) -> Tensors:
     return {
         "candidates": tokens,
         "retrieve_index": torch.arange(tokens.numel(), device=tokens.device).view(tokens.shape),
