@@ -149,8 +149,10 @@ def _again(replay: Path | None) -> str:
 
 def _told(finding: Finding, hit_by: str, more: Collection[str], command: str) -> str:
     """A finding as text, the command last."""
+    from specsim.tiers.registry import TIERS
+
     rows = [
-        ("rule", f"{finding.rule}: {finding.sentence}"),
+        ("rule", f"{TIERS[finding.tier].rules[finding.rule].label}: {finding.sentence}"),
         ("where", finding.where or "unknown"),
         ("expected", finding.expected),
         ("actual", finding.actual),

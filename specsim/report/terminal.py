@@ -181,7 +181,7 @@ def _hit_by(verdict: Verdict, finding: Finding) -> str:
 def _print_finding(console: Console, number: int, finding: Finding, verdict: Verdict) -> None:
     console.print(f"[bold red]{number}. {escape(finding.title)}[/]")
     rows = [
-        ("rule", f"{finding.rule}: {finding.sentence}"),
+        ("rule", f"{TIERS[finding.tier].rules[finding.rule].label}: {finding.sentence}"),
         ("where", finding.where or "unknown"),
         *([("blame", _blame_sentence(finding))] if finding.blame else []),
         ("expected", finding.expected),
