@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from property_tests.support import promises
 from property_tests.support.command_line import specsim
 from specsim.cli import app
 from specsim.rules.table import RULES as ACCOUNTING_RULES
@@ -59,6 +60,11 @@ def test_the_reference_of_commands_is_what_the_command_line_says_of_itself() -> 
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     committed = (ROOT / "docs" / "commands.md").read_text()
     assert committed.split() == ended.stdout.split(), "run `make pages`"
+
+
+def test_the_page_of_promises_is_of_these_tests() -> None:
+    assert promises.folders_without_a_promise() == []
+    assert promises.PAGE.read_text() == promises.page(), "run `make pages`"
 
 
 def test_the_ten_lines_of_the_readme_are_caught_as_it_says(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def guard_of(node: ast.AST, above: dict[ast.AST, ast.AST]) -> ast.stmt:
         block = outer.body
         before = [each for each in block[: block.index(node)] if isinstance(each, ast.If)]
         return before[-1] if before else outer
-    before = [each for each in outer.body[: outer.body.index(node)] if isinstance(each, (ast.If, ast.For))]
-    return before[-1] if before and isinstance(before[-1], ast.If) else node
+    branches = [each for each in outer.body[: outer.body.index(node)] if isinstance(each, (ast.If, ast.For))]
+    return branches[-1] if branches and isinstance(branches[-1], ast.If) else node
 
 
 def places(check: Check) -> tuple[str, set[int]]:

@@ -96,7 +96,7 @@ def test_a_case_that_ends_its_child_is_a_finding_and_the_other_subjects_are_run(
     asked: list[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = At(subject="b", index=4, count=4, place={"tape": [7]})
-    script = [
+    script: list[list[Any]] = [
         [At(subject="a"), done("a"), At(subject="b", place={"device": "cpu"}), at, DIES],
         [found_of("b", "a case ends its process"), done("b", 5)],
         [At(subject="c"), done("c"), End(not_run=[NotRun("d", "it is not there")])],
@@ -114,7 +114,7 @@ def test_a_case_that_ends_its_child_is_a_finding_and_the_other_subjects_are_run(
 def test_what_ends_a_child_while_shrinking_keeps_the_case_that_was_hit(
     asked: list[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = [
+    script: list[list[Any]] = [
         [At(subject="a", index=8), At(subject="a", index=-1), DIES],
         [At(subject="a"), found_of("a"), done("a"), End(not_run=[])],
     ]
