@@ -152,9 +152,9 @@ def test_a_replay_whose_choices_stand_for_another_scenario_says_that_it_no_longe
 
 
 def test_a_replay_says_at_which_event_it_diverged_when_the_engine_has_changed(folder: Path, tmp_path: Path) -> None:
-    line = 'self._record("host", "launch", part.name, '
+    line = 'self._log.record("host", "launch", part.name, '
     begins = line.replace('"launch"', '"begin"')
-    simulator = changed_simulator(tmp_path, "specsim/engine/loop.py", lambda text: text.replace(line, begins))
+    simulator = changed_simulator(tmp_path, "specsim/engine/launches.py", lambda text: text.replace(line, begins))
     code, said = replayed_by(simulator, folder, sound(folder))
     assert (code, "no longer applies" in said, "diverged at event" in said) == (125, True, True), said
     assert "is 'host begin" in said
