@@ -80,6 +80,13 @@ def test_a_contract_explains_every_argument(op: Op) -> None:
 
 
 @every_op
+def test_sizes_that_follow_from_others_do_in_every_case(op: Op) -> None:
+    for index in range(20):
+        case = op.generate(seeded(2, op.name, index))
+        assert {name: eval(value, {}, case.sizes) for name, value in op.sizes.items()}.items() <= case.sizes.items()
+
+
+@every_op
 @pytest.mark.slow(runs_one_in=4)
 def test_every_case_fits_its_contract_and_passes_the_references_checks(op: Op) -> None:
     for case in seeded_cases(op.name):

@@ -11,17 +11,8 @@ from torch import Tensor
 
 from specsim.choices.chooser import Chooser, between
 from specsim.contracts import batches
-from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.contracts.contract import Case, Cases, Op, Sizes, operation
 from specsim.contracts.draws import Draws
-from specsim.contracts.naive.accepted import (
-    create_extend_after_decode_loops,
-    filter_finished_cache_loc_loops,
-    gather_accept_tokens_loops,
-    gather_rows_loops,
-    get_target_cache_loc_loops,
-    verify_commit_outputs_loops,
-    write_req_to_token_pool_loops,
-)
 from specsim.reference.accepted import (
     create_extend_after_decode,
     filter_finished_cache_loc,
@@ -161,175 +152,14 @@ def _gather_case(shape: Sizes, rows: Tensor, num_rows: int) -> Case:
     return Case({**shape, "bs": rows.shape[0], "buffer_rows": num_rows}, tensors)
 
 
-def _accept_index(doc: str) -> TensorArg:
-    return TensorArg("accept_index", Role.IN, ("bs", "accept_width"), torch.int32, doc)
-
-
-def _accept_lens() -> TensorArg:
-    return TensorArg("accept_lens", Role.IN, ("bs",), torch.int32, "accepted tokens with the bonus, 1 or more")
-
-
-def _accept_token_num() -> TensorArg:
-    return TensorArg("accept_token_num", Role.IN, ("bs",), torch.int32, "accepted drafts, 0 or more")
-
-
 OPS: tuple[Op, ...] = (
-    Op(
-        name="gather_accept_tokens",
-        family="accepted",
-        summary="the emitted tokens of each request in a row, padded with -1",
-        args=(
-            TensorArg("predicts", Role.IN, ("num_nodes",), torch.int32, "token that follows each node"),
-            _accept_index("the accepted path as node numbers, then -1; a padding request has -1 only"),
-            TensorArg(
-                "output_token_ids",
-                Role.OUT,
-                ("bs", "accept_width"),
-                torch.int32,
-                "predicts[accept_index], -1 where accept_index is -1, which is never an index",
-            ),
-        ),
-        reference=gather_accept_tokens,
-        loops=gather_accept_tokens_loops,
-        cases=Cases(batches.draw_shape, _make_gather_accept_tokens),
-        source="the form of vLLM's rejection sampler and FlashInfer's chain_speculative_sampling",
+    operation(gather_accept_tokens, "accepted", Cases(batches.draw_shape, _make_gather_accept_tokens)),
+    operation(verify_commit_outputs, "accepted", Cases(batches.draw_paged_shape, _make_verify_commit_outputs)),
+    operation(
+        create_extend_after_decode, "accepted", Cases(batches.draw_paged_shape, _make_create_extend_after_decode)
     ),
-    Op(
-        name="verify_commit_outputs",
-        family="accepted",
-        summary="the new length and the bonus token of each request",
-        args=(
-            TensorArg("predict", Role.IN, ("num_nodes",), torch.int32, "token that follows each node"),
-            _accept_index("the accepted path as node numbers, root first, then -1"),
-            _accept_lens(),
-            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens before the tree"),
-            TensorArg("new_seq_lens", Role.OUT, ("bs",), torch.int64, "seq_lens + accept_lens"),
-            TensorArg("bonus_tokens", Role.OUT, ("bs",), torch.int32, "predict[accept_index[b, accept_lens[b] - 1]]"),
-        ),
-        reference=verify_commit_outputs,
-        loops=verify_commit_outputs_loops,
-        cases=Cases(batches.draw_paged_shape, _make_verify_commit_outputs),
-        source="SGLang's EAGLE worker, after verification",
-    ),
-    Op(
-        name="create_extend_after_decode",
-        family="accepted",
-        summary="positions of the accepted tokens, and the last of them",
-        args=(
-            TensorArg("accept_tokens", Role.IN, ("num_tokens",), torch.int32, "accepted tokens, ragged"),
-            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens including the accepted ones"),
-            _accept_lens(),
-            TensorArg(
-                "positions",
-                Role.OUT,
-                ("num_tokens",),
-                torch.int64,
-                "seq_lens[b] - accept_lens[b] + j for the j-th token of segment b",
-            ),
-            TensorArg("bonus_tokens", Role.OUT, ("bs",), torch.int32, "the last token of each segment"),
-        ),
-        reference=create_extend_after_decode,
-        loops=create_extend_after_decode_loops,
-        cases=Cases(batches.draw_paged_shape, _make_create_extend_after_decode),
-        source="SGLang's create_extend_after_decode_spec_info",
-    ),
-    Op(
-        name="get_target_cache_loc",
-        family="accepted",
-        summary="slots where accepted KV goes, and slots that are freed",
-        args=(
-            _accept_token_num(),
-            TensorArg("to_free_num_slots", Role.IN, ("bs",), torch.int64, "slots to free, at most the rejected ones"),
-            TensorArg("out_cache_loc", Role.IN, ("num_nodes",), torch.int64, "slot of each node"),
-            TensorArg(
-                "tgt_cache_loc",
-                Role.OUT,
-                ("num_targets",),
-                torch.int64,
-                "the first accept_token_num + 1 slots of each request, ragged",
-            ),
-            TensorArg(
-                "to_free_slots",
-                Role.OUT,
-                ("num_freed",),
-                torch.int64,
-                "the last to_free_num_slots slots of each request, ragged",
-            ),
-            ScalarArg("num_draft_tokens", "nodes a tree, the root included"),
-        ),
-        reference=get_target_cache_loc,
-        loops=get_target_cache_loc_loops,
-        cases=Cases(batches.draw_paged_shape, _make_get_target_cache_loc),
-        source="SGLang's EAGLE verification with pages and topk above 1, its non-overlap worker",
-    ),
-    Op(
-        name="filter_finished_cache_loc",
-        family="accepted",
-        summary="leave out the slots of finished requests",
-        args=(
-            TensorArg(
-                "tgt_cache_loc",
-                Role.IN,
-                ("num_targets",),
-                torch.int64,
-                "accept_token_num + 1 slots of each request, ragged",
-            ),
-            _accept_token_num(),
-            TensorArg(
-                "num_accept_tokens_filter",
-                Role.IN,
-                ("bs",),
-                torch.int32,
-                "slots to keep of each request, at most accept_token_num + 1; 0 for a finished one",
-            ),
-            TensorArg("out_cache_loc", Role.OUT, ("num_kept",), torch.int64, "the front of each segment, ragged"),
-        ),
-        reference=filter_finished_cache_loc,
-        loops=filter_finished_cache_loc_loops,
-        cases=Cases(batches.draw_shape, _make_filter_finished_cache_loc),
-        source="SGLang's EAGLE verification with pages and topk above 1, its non-overlap worker",
-    ),
-    Op(
-        name="write_req_to_token_pool",
-        family="accepted",
-        summary="enter a prefill into the page table: cached prefix, then new slots",
-        args=(
-            TensorArg(
-                "req_to_token",
-                Role.INOUT,
-                ("pool_rows", "pool_len"),
-                torch.int32,
-                "KV slot by row and column; nothing outside columns [0, seq_lens[b]) of the rows changes",
-            ),
-            TensorArg("req_pool_indices", Role.IN, ("bs",), torch.int64, "row of each request, without duplicates"),
-            TensorArg("prefix_indices", Role.IN, ("num_prefix",), torch.int64, "slots of the cached tokens, ragged"),
-            TensorArg("prefix_lens", Role.IN, ("bs",), torch.int64, "cached tokens, 0 or more"),
-            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens in all, prefix_lens or more"),
-            TensorArg("out_cache_loc", Role.IN, ("num_locs",), torch.int64, "slots of the other tokens, ragged"),
-        ),
-        reference=write_req_to_token_pool,
-        loops=write_req_to_token_pool_loops,
-        cases=Cases(batches.draw_paged_shape, _make_write_req_to_token_pool),
-        source="SGLang's allocation for extend",
-    ),
-    Op(
-        name="gather_rows",
-        family="accepted",
-        summary="pick up, by row, what the next draft of each request starts from",
-        args=(
-            TensorArg("indices", Role.IN, ("bs",), torch.int64, "row of each request; padding requests share row 0"),
-            TensorArg("topk_p_buf", Role.IN, ("buffer_rows", "topk"), torch.float32, "probabilities of drafts"),
-            TensorArg("topk_index_buf", Role.IN, ("buffer_rows", "topk"), torch.int64, "the drafts"),
-            TensorArg("output_tokens_buf", Role.IN, ("buffer_rows",), torch.int64, "bonus tokens"),
-            TensorArg("hidden_states_buf", Role.IN, ("buffer_rows", "hidden_size"), torch.float32, "hidden states"),
-            TensorArg("topk_p", Role.OUT, ("bs", "topk"), torch.float32, "rows of topk_p_buf"),
-            TensorArg("topk_index", Role.OUT, ("bs", "topk"), torch.int64, "rows of topk_index_buf"),
-            TensorArg("bonus_tokens", Role.OUT, ("bs",), torch.int64, "entries of output_tokens_buf"),
-            TensorArg("hidden_states", Role.OUT, ("bs", "hidden_size"), torch.float32, "rows of hidden_states_buf"),
-        ),
-        reference=gather_rows,
-        loops=gather_rows_loops,
-        cases=Cases(_draw_gather_shape, _make_gather_rows),
-        source="SGLang's gather_spec_extras",
-    ),
+    operation(get_target_cache_loc, "accepted", Cases(batches.draw_paged_shape, _make_get_target_cache_loc)),
+    operation(filter_finished_cache_loc, "accepted", Cases(batches.draw_shape, _make_filter_finished_cache_loc)),
+    operation(write_req_to_token_pool, "accepted", Cases(batches.draw_paged_shape, _make_write_req_to_token_pool)),
+    operation(gather_rows, "accepted", Cases(_draw_gather_shape, _make_gather_rows)),
 )

@@ -11,13 +11,8 @@ import torch
 
 from specsim.choices.chooser import Chooser
 from specsim.contracts import batches
-from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.contracts.contract import Case, Cases, Op, Sizes, operation
 from specsim.contracts.draws import Draws
-from specsim.contracts.naive.cache_locs import (
-    assign_draft_cache_locs_contiguous_loops,
-    assign_extend_cache_locs_loops,
-    assign_req_to_token_pool_loops,
-)
 from specsim.reference.cache_locs import (
     assign_draft_cache_locs_contiguous,
     assign_extend_cache_locs,
@@ -63,79 +58,12 @@ def _make_assign_draft_cache_locs_contiguous(draws: Draws, shape: Sizes) -> Case
     )
 
 
-def _req_pool_indices() -> TensorArg:
-    return TensorArg("req_pool_indices", Role.IN, ("bs",), torch.int64, "row of each request, without duplicates")
-
-
-def _req_to_token(role: Role, doc: str) -> TensorArg:
-    return TensorArg("req_to_token", role, ("pool_rows", "pool_len"), torch.int32, doc)
-
-
-def _segment_bounds() -> tuple[TensorArg, TensorArg]:
-    return (
-        TensorArg("start_offset", Role.IN, ("bs",), torch.int64, "first column of each request's segment"),
-        TensorArg("end_offset", Role.IN, ("bs",), torch.int64, "one past its last column; the start if it is empty"),
-    )
-
-
 OPS: tuple[Op, ...] = (
-    Op(
-        name="assign_req_to_token_pool",
-        family="cache_locs",
-        summary="enter new KV slots into the rows of their requests",
-        args=(
-            _req_pool_indices(),
-            _req_to_token(Role.INOUT, "KV slot by row and column; nothing outside the segments changes"),
-            *_segment_bounds(),
-            TensorArg("out_cache_loc", Role.IN, ("num_locs",), torch.int64, "the new slots, ragged"),
-        ),
-        reference=assign_req_to_token_pool,
-        loops=assign_req_to_token_pool_loops,
-        cases=Cases(_draw_segments_shape, _make_assign_req_to_token_pool),
-        source="SGLang's speculative prepare_for_decode",
+    operation(assign_req_to_token_pool, "cache_locs", Cases(_draw_segments_shape, _make_assign_req_to_token_pool)),
+    operation(
+        assign_draft_cache_locs_contiguous,
+        "cache_locs",
+        Cases(batches.draw_paged_shape, _make_assign_draft_cache_locs_contiguous),
     ),
-    Op(
-        name="assign_draft_cache_locs_contiguous",
-        family="cache_locs",
-        summary="KV slots that the draft model writes, side by side in the row",
-        args=(
-            _req_pool_indices(),
-            _req_to_token(Role.IN, "KV slot by row and column"),
-            TensorArg(
-                "seq_lens",
-                Role.IN,
-                ("bs",),
-                torch.int64,
-                "first column to read; the last one is within the row",
-            ),
-            TensorArg(
-                "out_cache_loc",
-                Role.OUT,
-                ("num_draft_locs",),
-                torch.int64,
-                "slots of columns [seq_lens[b], seq_lens[b] + topk * num_steps), request after request",
-            ),
-            ScalarArg("topk", "branches of the draft"),
-            ScalarArg("num_steps", "drafting steps"),
-        ),
-        reference=assign_draft_cache_locs_contiguous,
-        loops=assign_draft_cache_locs_contiguous_loops,
-        cases=Cases(batches.draw_paged_shape, _make_assign_draft_cache_locs_contiguous),
-        source="SGLang's EAGLE draft worker, page size 1 or topk 1",
-    ),
-    Op(
-        name="assign_extend_cache_locs",
-        family="cache_locs",
-        summary="KV slots of a segment of each request's row, for example of the tree's nodes",
-        args=(
-            _req_pool_indices(),
-            _req_to_token(Role.IN, "KV slot by row and column"),
-            *_segment_bounds(),
-            TensorArg("out_cache_loc", Role.OUT, ("num_locs",), torch.int64, "the slots of the segments, ragged"),
-        ),
-        reference=assign_extend_cache_locs,
-        loops=assign_extend_cache_locs_loops,
-        cases=Cases(_draw_segments_shape, _make_ragged),
-        source="SGLang's EAGLE worker, prepare_for_verify and draft extend",
-    ),
+    operation(assign_extend_cache_locs, "cache_locs", Cases(_draw_segments_shape, _make_ragged)),
 )

@@ -1,30 +1,34 @@
-"""The contract of an operation: what every implementation of it takes, gives and leaves alone.
+"""The contract of an operation: what every implementation of it takes, returns and leaves unchanged.
 
-An `Op` says the shapes, dtypes and roles of its arguments, which output elements are defined, how results are
-compared, how valid cases are made from choices, and holds the reference. It is the one thing that the reference,
-specsim's kernels, a release's kernels and a user's own function are all held against.
+An `Op` holds the shapes, dtypes and roles of the arguments, which output elements are defined, how results are
+compared, the valid cases, and the reference. Specsim's kernels, a release's kernels and a user's own function are all
+compared with it. `operation` makes one from a function of the reference, whose table of arguments
+(`specsim.reference.contract`) is the only place where they are stated.
 
 Calling convention of an implementation, the same for everybody: it is called with keyword arguments by the names in the
 contract: inputs, in-out tensors (changed in place) and scalars. For outputs it may choose:
 
 * it names them as parameters: then they arrive preallocated, hold the contract's `prefill` where there is one and
-poison
-  where there is none, and are written in place; or
+  poison where there is none, and are written in place; or
 * it does not: then it returns them, one tensor or a tuple in the contract's order.
 """
 
 from __future__ import annotations
 
 import enum
+import importlib
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
 
 from specsim.choices.chooser import Chooser
 from specsim.contracts.draws import ChosenDraws, CounterDraws, Draws
+from specsim.reference.contract import CONTRACTS, Argument
 
 Sizes = Mapping[str, int]
 Tensors = dict[str, torch.Tensor]
@@ -39,7 +43,7 @@ class Role(enum.Enum):
     """What an implementation may do with a tensor argument."""
 
     IN = "in"  # read; must come back unchanged
-    OUT = "out"  # written; its elements in the defined mask must be right
+    OUT = "out"  # written; its elements in the defined mask must equal the reference's
     INOUT = "inout"  # read and written in place; every element is defined
 
 
@@ -152,13 +156,15 @@ def _all_defined(_case: Case, expected: Tensors) -> Tensors:
 class Op:
     """A named operation. See the module's docstring for the calling convention.
 
-    `reference`  the batched PyTorch implementation that says what is right
-    `loops`      the slow, obvious Python version that the tests hold the reference against
+    `args`       the arguments, outputs included, in the order of a kernel's parameters
+    `reference`  the batched PyTorch implementation, whose results are the expected ones
+    `loops`      the naive implementation: Python loops, with which tests compare the reference
     `cases`      its valid cases
     `defined`    which elements of each output are defined, as boolean tensors; the rest is never compared
     `tolerance`  absolute tolerance by output name; outputs that it does not name are compared exactly
     `aliasing`   which arguments may share memory
     `source`     the paper section or pull request that defines the operation
+    `sizes`      what sizes must be that follow from others: an expression of their names, by name
     """
 
     name: str
@@ -172,6 +178,7 @@ class Op:
     defined: Callable[[Case, Tensors], Tensors] = _all_defined
     tolerance: Mapping[str, float] = field(default_factory=dict)
     aliasing: str = "no two arguments share memory"
+    sizes: Mapping[str, CodeType] = field(default_factory=dict)
 
     def generate(self, chooser: Chooser) -> Case:
         """A valid case from choices; all choices zero give the simplest."""
@@ -228,6 +235,47 @@ class Op:
         device = next(iter(inputs.values())).device if inputs else "cpu"
         tensors = {**inputs, **self.allocate_outputs(case, device)}
         return self.call(self.reference, case.sizes, tensors)
+
+
+def operation(
+    reference: Implementation,
+    family: str,
+    cases: Cases,
+    *,
+    name: str = "",
+    defined: Callable[[Case, Tensors], Tensors] = _all_defined,
+    tolerance: Mapping[str, float] | None = None,
+) -> Op:
+    """The operation of a function of the reference: its table has the arguments, its docstring summary and source; the
+    naive implementation is the one of its name.
+    """
+    function, module = reference.__name__, reference.__module__.rpartition(".")[2]
+    contract = CONTRACTS[function]
+    text = inspect.getdoc(reference) or ""
+    source = re.search(r"Source: (.*)\Z", text, re.DOTALL)
+    return Op(
+        name=name or function,
+        family=family,
+        summary=_sentence(text.partition("\n\n")[0]),
+        args=tuple(map(_argument, contract.arguments)),
+        reference=reference,
+        loops=getattr(importlib.import_module(f"specsim.contracts.naive.{module}"), f"{function}_loops"),
+        cases=cases,
+        source=_sentence(source[1]) if source else "",
+        defined=defined,
+        tolerance=tolerance or {},
+        sizes=contract.sizes,
+    )
+
+
+def _sentence(text: str) -> str:
+    return " ".join(text.split()).removesuffix(".")
+
+
+def _argument(arg: Argument) -> TensorArg | ScalarArg:
+    if arg.role == "scalar":
+        return ScalarArg(arg.name, arg.doc)
+    return TensorArg(arg.name, Role(arg.role), arg.shape, arg.dtype, arg.doc, arg.prefill)
 
 
 def _parameter_names(implementation: Implementation) -> set[str] | None:

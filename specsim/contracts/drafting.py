@@ -11,18 +11,8 @@ import torch
 
 from specsim.choices.chooser import Chooser, between, pick
 from specsim.contracts import batches
-from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.contracts.contract import Case, Cases, Op, Sizes, operation
 from specsim.contracts.draws import Draws
-from specsim.contracts.naive.drafting import (
-    build_chain_tree_loops,
-    rerank_candidates_loops,
-    select_top_k_tokens_next_loops,
-)
-from specsim.contracts.naive.masks import (
-    pack_tree_mask_loops,
-    reconstruct_tree_loops,
-    unpack_tree_mask_loops,
-)
 from specsim.reference.drafting import (
     build_chain_tree,
     rerank_candidates,
@@ -176,197 +166,16 @@ def _make_pack_tree_mask(draws: Draws, shape: Sizes) -> Case:
     return Case(sizes, {"tree_mask": batches.masks(batches.trees(draws, shape).parents)})
 
 
-_LINKS = ("bs", "num_draft_tokens")
-_SCORE_DOC = "0 or more, or -inf; NaN, which no case holds, counts as -inf"
-
-_NODE_OUTPUTS = (
-    TensorArg("positions", Role.OUT, ("num_nodes",), torch.int64, "verified_seq_len plus depth of the node"),
-    TensorArg("retrieve_index", Role.OUT, _LINKS, torch.int64, "b * num_draft_tokens + i for node i"),
-    TensorArg("retrieve_next_token", Role.OUT, _LINKS, torch.int64, "first child, -1 if there is none"),
-    TensorArg(
-        "retrieve_next_sibling",
-        Role.OUT,
-        _LINKS,
-        torch.int64,
-        "next node with the same parent in ascending order, -1 if there is none",
-    ),
-)
-
-
-def _tree_mask(role: Role) -> TensorArg:
-    doc = f"True where the row's node attends to the column's; at most {PACKED_NODES_MAX} nodes"
-    return TensorArg("tree_mask", role, ("bs", "num_draft_tokens", "num_draft_tokens"), torch.bool, doc)
-
-
-def _packed(role: Role) -> TensorArg:
-    doc = (
-        "column j is bit j % 8, the lowest first, of byte j // 8; 1, 2 or 4 bytes for at most 8, 16 or 32 nodes; bits "
-        "of no node are 0"
-    )
-    return TensorArg("packed", role, ("bs", "num_draft_tokens", "packed_bytes"), torch.uint8, doc)
-
-
 OPS: tuple[Op, ...] = (
-    Op(
-        name="select_top_k",
-        family="drafting",
-        summary="score the successors of the expanded candidates and expand the best, in step 1 and later",
-        args=(
-            ScalarArg("step", "the drafting step, 1 or more; the root's successors are step 0"),
-            TensorArg(
-                "topk_p",
-                Role.IN,
-                ("num_rows", "topk"),
-                torch.float32,
-                "probabilities, 0 to 1, of the successors of each expanded candidate, row b * topk + k; NaN, which no "
-                "case holds, makes a score of -inf",
-            ),
-            TensorArg("topk_index", Role.IN, ("num_rows", "topk"), torch.int64, "their tokens"),
-            TensorArg("scores", Role.IN, ("bs", "topk"), torch.float32, f"of the expanded candidates: {_SCORE_DOC}"),
-            TensorArg(
-                "input_ids",
-                Role.OUT,
-                ("num_rows",),
-                torch.int64,
-                "tokens of each request's topk best new candidates: the higher score first, then the lower flat id",
-            ),
-            TensorArg(
-                "hidden_index",
-                Role.OUT,
-                ("num_rows",),
-                torch.int64,
-                "the row of topk_p, and so of the hidden states, that each of them is from",
-            ),
-            TensorArg("next_scores", Role.OUT, ("bs", "topk"), torch.float32, "their scores"),
-            TensorArg(
-                "candidate_scores",
-                Role.OUT,
-                ("bs", "num_candidates"),
-                torch.float32,
-                "scores of all new candidates: scores[b, j // topk] * p; -inf where that is NaN",
-            ),
-            TensorArg("candidate_tokens", Role.OUT, ("bs", "num_candidates"), torch.int64, "their tokens"),
-            TensorArg(
-                "parents",
-                Role.OUT,
-                ("bs", "topk"),
-                torch.int64,
-                "flat ids of the best: topk + (step - 1) * topk * topk + j for new candidate j",
-            ),
-        ),
-        reference=select_top_k_tokens_next,
-        loops=select_top_k_tokens_next_loops,
-        cases=Cases(_draw_step_shape, _make_select_top_k),
-        source="EAGLE-2 (arXiv 2406.16858), section 4.1",
-    ),
-    Op(
+    operation(select_top_k_tokens_next, "drafting", Cases(_draw_step_shape, _make_select_top_k), name="select_top_k"),
+    operation(
+        rerank_candidates,
+        "drafting",
+        Cases(batches.draw_shape, _make_organize_draft_results),
         name="organize_draft_results",
-        family="drafting",
-        summary="keep the best candidates of all steps, each with its parent",
-        args=(
-            TensorArg(
-                "scores",
-                Role.IN,
-                ("bs", "total"),
-                torch.float32,
-                f"of all candidates by flat id: {_SCORE_DOC}; none is better than its parent's",
-            ),
-            TensorArg("tokens", Role.IN, ("bs", "total"), torch.int64, "of all candidates by flat id"),
-            TensorArg(
-                "parents",
-                Role.IN,
-                ("bs", "parent_width"),
-                torch.int64,
-                "-1, then 0..topk-1, then the flat ids that each later step expanded, the last step's included",
-            ),
-            TensorArg(
-                "parent_list",
-                Role.OUT,
-                ("bs", "parent_list_width"),
-                torch.int64,
-                "parents without the last step's; no columns when num_steps is 1",
-            ),
-            TensorArg(
-                "selected_index",
-                Role.OUT,
-                ("bs", "num_selected"),
-                torch.int64,
-                "flat ids, ascending, of the best candidates: the higher score first, then the lower flat id",
-            ),
-            TensorArg("draft_tokens", Role.OUT, ("bs", "num_selected"), torch.int64, "their tokens"),
-            ScalarArg("topk", "candidates expanded a step, and successors of each"),
-            ScalarArg("num_steps", "drafting steps"),
-            ScalarArg("num_draft_tokens", "nodes a tree, the root included: one more than are kept"),
-        ),
-        reference=rerank_candidates,
-        loops=rerank_candidates_loops,
-        cases=Cases(batches.draw_shape, _make_organize_draft_results),
-        source="EAGLE-2 (arXiv 2406.16858), section 4.2; orphans: SGLang PR #36201 and issue #7477",
     ),
-    Op(
-        name="build_chain_tree",
-        family="drafting",
-        summary="tokens, mask, positions and links of trees without branches",
-        args=(
-            TensorArg("bonus_tokens", Role.IN, ("bs",), torch.int32, "token of the root"),
-            TensorArg("draft_tokens", Role.IN, ("bs", "num_steps"), torch.int64, "tokens of nodes 1, 2, ..."),
-            TensorArg("verified_seq_len", Role.IN, ("bs",), torch.int64, "tokens before the root"),
-            TensorArg("tokens", Role.OUT, ("num_nodes",), torch.int64, "token of each node"),
-            TensorArg(
-                "tree_mask",
-                Role.OUT,
-                ("mask_numel",),
-                torch.bool,
-                "QLEN_ONLY: per request num_draft_tokens rows and columns, True up to the diagonal",
-            ),
-            *_NODE_OUTPUTS,
-        ),
-        reference=build_chain_tree,
-        loops=build_chain_tree_loops,
-        cases=Cases(_draw_chain_shape, _make_build_chain_tree),
-        source="EAGLE (arXiv 2401.15077)",
-    ),
-    Op(
-        name="reconstruct_tree",
-        family="drafting",
-        summary="positions and links of the trees that masks of ancestors describe",
-        args=(
-            TensorArg(
-                "tree_mask",
-                Role.IN,
-                ("bs", "num_draft_tokens", "num_draft_tokens"),
-                torch.bool,
-                "True where the column's node is the row's node or one of its ancestors; node 0 is the root",
-            ),
-            TensorArg("verified_seq_len", Role.IN, ("bs",), torch.int64, "tokens before the root"),
-            *_NODE_OUTPUTS,
-        ),
-        reference=reconstruct_tree,
-        loops=reconstruct_tree_loops,
-        cases=Cases(batches.draw_paged_shape, _make_reconstruct_tree),
-        source="EAGLE-2 (arXiv 2406.16858), section 4.2",
-    ),
-    Op(
-        name="pack_tree_mask",
-        family="drafting",
-        summary="a bit for each element of the tree mask",
-        args=(
-            _tree_mask(Role.IN),
-            _packed(Role.OUT),
-        ),
-        reference=pack_tree_mask,
-        loops=pack_tree_mask_loops,
-        cases=Cases(_draw_packed_shape, _make_pack_tree_mask),
-        source="EAGLE-2 (arXiv 2406.16858), section 4.2",
-    ),
-    Op(
-        name="unpack_tree_mask",
-        family="drafting",
-        summary="the tree mask of bits as booleans",
-        args=(_packed(Role.IN), _tree_mask(Role.OUT)),
-        reference=unpack_tree_mask,
-        loops=unpack_tree_mask_loops,
-        cases=Cases(_draw_packed_shape, _make_unpack_tree_mask),
-        source="EAGLE-2 (arXiv 2406.16858), section 4.2",
-    ),
+    operation(build_chain_tree, "drafting", Cases(_draw_chain_shape, _make_build_chain_tree)),
+    operation(reconstruct_tree, "drafting", Cases(batches.draw_paged_shape, _make_reconstruct_tree)),
+    operation(pack_tree_mask, "drafting", Cases(_draw_packed_shape, _make_pack_tree_mask)),
+    operation(unpack_tree_mask, "drafting", Cases(_draw_packed_shape, _make_unpack_tree_mask)),
 )

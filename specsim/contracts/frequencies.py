@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from specsim.choices.chooser import Chooser, between, pick
-from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.contract import Case, Cases, Op, Sizes, Tensors, operation
 from specsim.contracts.distributions import DRAFT_ROWS, TARGET_ROWS, VOCAB_SIZE_MAX, VOCAB_SIZE_MIN
 from specsim.contracts.draws import Draws
-from specsim.contracts.naive.frequencies import chain_frequencies_loops, token_frequencies_loops
 from specsim.contracts.sampling_cases import draw_rows, make_verify_chain_rejection
 from specsim.contracts.statistics import chi_square
 from specsim.reference.frequencies import Frequencies, chain_frequencies, token_frequencies
@@ -108,69 +107,21 @@ def _defined(_case: Case, expected: Tensors) -> Tensors:
     return {**every, "occurs": expected["frequencies"] == 0}
 
 
-def _results(*shape: str) -> tuple[TensorArg, ...]:
-    return (
-        TensorArg("frequencies", Role.OUT, ("bs", *shape), torch.float32, "share of the draws that each outcome has"),
-        TensorArg("occurs", Role.OUT, ("bs", *shape), torch.bool, "drawn at all; defined where the probability is 0"),
-        TensorArg("fits", Role.OUT, ("bs",), torch.bool, "the counts can be draws of the law: p-value 1e-12 or more"),
-    )
-
-
-_HOW = (
-    ScalarArg("seed", "of the implementation's own random numbers"),
-    ScalarArg("draws", "how often each request is drawn, independently"),
-)
 _TOLERANCE = {"frequencies": FREQUENCY_TOLERANCE}
 
 OPS: tuple[Op, ...] = (
-    Op(
-        name="token_frequencies",
-        family="frequencies",
-        summary="how often a sampler of its own randomness draws each token, with a filter",
-        args=(
-            TensorArg("probs", Role.IN, ("bs", "vocab_size"), torch.float32, "the model's law; sums to 1"),
-            TensorArg("top_k", Role.IN, ("bs",), torch.int32, "a token stays iff fewer are more probable"),
-            TensorArg("top_p", Role.IN, ("bs",), torch.float32, "stays iff the more probable have less than this"),
-            TensorArg("min_p", Role.IN, ("bs",), torch.float32, "stays iff at least this share of the most probable"),
-            ScalarArg("which_filter", "which is in use: 0 none, 1 top_k, 2 top_p, 3 min_p, 4 top_k and top_p jointly"),
-            *_HOW,
-            *_results("vocab_size"),
-        ),
-        reference=token_frequencies,
-        loops=token_frequencies_loops,
-        cases=Cases(_draw_token_shape, _make_token_frequencies, draw_single=_draw_single),
+    operation(
+        token_frequencies,
+        "frequencies",
+        Cases(_draw_token_shape, _make_token_frequencies, draw_single=_draw_single),
         defined=_defined,
         tolerance=_TOLERANCE,
-        source="FlashInfer's sampling from probabilities, filters in joint order",
     ),
-    Op(
-        name="chain_frequencies",
-        family="frequencies",
-        summary="how often chain verification of its own randomness accepts each length and emits each token",
-        args=(
-            TensorArg("candidates", Role.IN, ("bs", "num_draft_tokens"), torch.int64, "the root, then the drafts"),
-            TensorArg(
-                "draft_probs",
-                Role.IN,
-                ("bs", "num_steps", "vocab_size"),
-                torch.float32,
-                "the law from which each draft was drawn; positive at the draft",
-            ),
-            TensorArg(
-                "target_probs",
-                Role.IN,
-                ("bs", "num_draft_tokens", "vocab_size"),
-                torch.float32,
-                "the target model's law after each node",
-            ),
-            *_HOW,
-            *_results("num_draft_tokens", "vocab_size"),
-        ),
-        reference=chain_frequencies,
-        loops=chain_frequencies_loops,
-        cases=Cases(_draw_chain_shape, _make_chain_frequencies, draw_single=_draw_single),
+    operation(
+        chain_frequencies,
+        "frequencies",
+        Cases(_draw_chain_shape, _make_chain_frequencies, draw_single=_draw_single),
         defined=_defined,
         tolerance=_TOLERANCE,
-        source="Leviathan et al. (arXiv 2211.17192), algorithm 1",
     ),
 )

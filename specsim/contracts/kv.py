@@ -12,19 +12,8 @@ import torch
 
 from specsim.choices.chooser import Chooser, between
 from specsim.contracts import batches
-from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.contract import Case, Cases, Op, Sizes, Tensors, operation
 from specsim.contracts.draws import Draws
-from specsim.contracts.naive.kv import (
-    align_evict_mask_to_page_size_loops,
-    alloc_decode_loops,
-    alloc_extend_loops,
-    compact_accepted_path_loops,
-    draft_cache_locs_paged_loops,
-    fill_accept_out_cache_loc_loops,
-    generate_draft_decode_kv_indices_loops,
-    get_last_loc_loops,
-    move_kv_loops,
-)
 from specsim.reference.kv import (
     align_evict_mask_to_page_size,
     alloc_decode,
@@ -262,282 +251,26 @@ def _defined_path(case: Case, expected: Tensors) -> Tensors:
     return defined
 
 
-def _page_size() -> ScalarArg:
-    return ScalarArg("page_size", "slots a page, a power of two")
-
-
-def _last_loc() -> TensorArg:
-    return TensorArg(
-        "last_loc",
-        Role.IN,
-        ("bs",),
-        torch.int64,
-        "slot of the last token that has one, at the offset in its page that the length says; -1 if there is none",
-    )
-
-
-def _free_pages() -> TensorArg:
-    return TensorArg(
-        "free_pages",
-        Role.IN,
-        ("num_free_pages",),
-        torch.int64,
-        "distinct page numbers, at least as many as needed, taken from the front, request after request",
-    )
-
-
-def _req_pool_indices() -> TensorArg:
-    return TensorArg("req_pool_indices", Role.IN, ("bs",), torch.int64, "row of each request; 0 for padding")
-
-
-def _req_to_token() -> TensorArg:
-    return TensorArg("req_to_token", Role.IN, ("pool_rows", "pool_len"), torch.int32, "KV slot by row and column")
-
-
-def _accept_index() -> TensorArg:
-    return TensorArg(
-        "accept_index",
-        Role.IN,
-        ("bs", "accept_width"),
-        torch.int32,
-        "the accepted path as node numbers in the batch, ascending, then -1; a padding request has -1 only",
-    )
-
-
-def _node_slots() -> TensorArg:
-    return TensorArg("out_cache_loc", Role.IN, ("num_nodes",), torch.int64, "slot of each node, all distinct")
-
-
 OPS: tuple[Op, ...] = (
-    Op(
-        name="alloc_extend",
-        family="kv",
-        summary="slots for the tokens by which requests grow, in whole pages",
-        args=(
-            TensorArg("prefix_lens", Role.IN, ("bs",), torch.int64, "tokens that have slots"),
-            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens that shall have slots, prefix_lens or more"),
-            _last_loc(),
-            _free_pages(),
-            TensorArg("out_cache_loc", Role.OUT, ("num_locs",), torch.int64, "the new slots, ragged"),
-            _page_size(),
-        ),
-        reference=alloc_extend,
-        loops=alloc_extend_loops,
-        cases=Cases(batches.draw_paged_shape, _make_alloc_extend),
-        source="SGLang's paged allocator",
-    ),
-    Op(
-        name="alloc_decode",
-        family="kv",
-        summary="a slot for one more token of each request",
-        args=(
-            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens including the new one, 1 or more"),
-            _last_loc(),
-            _free_pages(),
-            TensorArg("out_cache_loc", Role.OUT, ("bs",), torch.int64, "the new slot of each request"),
-            _page_size(),
-        ),
-        reference=alloc_decode,
-        loops=alloc_decode_loops,
-        cases=Cases(batches.draw_paged_shape, _make_alloc_decode),
-        source="SGLang's paged allocator",
-    ),
-    Op(
-        name="get_last_loc",
-        family="kv",
-        summary="the slot of each request's last token",
-        args=(
-            _req_to_token(),
-            _req_pool_indices(),
-            TensorArg("prefix_lens", Role.IN, ("bs",), torch.int64, "tokens that have slots, 0 for padding"),
-            TensorArg("last_loc", Role.OUT, ("bs",), torch.int64, "slot of token prefix_lens - 1; -1 if there is none"),
-        ),
-        reference=get_last_loc,
-        loops=get_last_loc_loops,
-        cases=Cases(batches.draw_paged_shape, _make_get_last_loc),
-        source="SGLang's allocation for extend and decode",
-    ),
-    Op(
-        name="generate_draft_decode_kv_indices",
-        family="kv",
-        summary="the slots that each branch of a draft attends to, step by step",
-        args=(
-            _req_pool_indices(),
-            _req_to_token(),
-            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens before the draft"),
-            TensorArg(
-                "kv_indptr",
-                Role.OUT,
-                ("num_steps", "num_bounds"),
-                torch.int32,
-                "where the list of branch b * topk + t begins in the step's row of kv_indices, and where the last "
-                "one ends",
-                prefill=0,
-            ),
-            TensorArg(
-                "kv_indices",
-                Role.OUT,
-                ("num_steps", "num_kv"),
-                torch.int64,
-                "in step i, for each branch, the slots of the sequence and of the branch's first i + 1 draft "
-                "tokens; not defined from kv_indptr[i, -1] on",
-            ),
-            ScalarArg("topk", "branches of the draft"),
-            ScalarArg("num_steps", "drafting steps"),
-            _page_size(),
-        ),
-        reference=generate_draft_decode_kv_indices,
-        loops=generate_draft_decode_kv_indices_loops,
-        cases=Cases(batches.draw_paged_shape, _make_draft_decode_kv_indices),
+    operation(alloc_extend, "kv", Cases(batches.draw_paged_shape, _make_alloc_extend)),
+    operation(alloc_decode, "kv", Cases(batches.draw_paged_shape, _make_alloc_decode)),
+    operation(get_last_loc, "kv", Cases(batches.draw_paged_shape, _make_get_last_loc)),
+    operation(
+        generate_draft_decode_kv_indices,
+        "kv",
+        Cases(batches.draw_paged_shape, _make_draft_decode_kv_indices),
         defined=_defined_kv_indices,
-        source="SGLang's EAGLE attention backends; issue #26972",
     ),
-    Op(
-        name="draft_cache_locs_paged",
-        family="kv",
-        summary="slots that the draft model writes when each branch has pages of its own, and the holes to fill",
-        args=(
-            _req_pool_indices(),
-            _req_to_token(),
-            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens before the draft"),
-            TensorArg(
-                "out_cache_loc",
-                Role.OUT,
-                ("num_draft_locs",),
-                torch.int64,
-                "slot of each draft token, by request, branch and step",
-            ),
-            TensorArg(
-                "target",
-                Role.OUT,
-                ("num_copies",),
-                torch.int64,
-                "the holes, by request, branch from the second, offset",
-            ),
-            TensorArg("source", Role.OUT, ("num_copies",), torch.int64, "the slot whose KV each hole receives"),
-            ScalarArg("topk", "branches of the draft"),
-            ScalarArg("num_steps", "drafting steps"),
-            _page_size(),
-        ),
-        reference=draft_cache_locs_paged,
-        loops=draft_cache_locs_paged_loops,
-        cases=Cases(batches.draw_paged_shape, _make_draft_cache_locs_paged),
-        source="SGLang's EAGLE draft worker; issue #26972",
-    ),
-    Op(
-        name="align_evict_mask_to_page_size",
-        family="kv",
-        summary="keep what shares a page with the last token that is kept",
-        args=(
-            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens before the tree"),
-            TensorArg(
-                "evict_mask",
-                Role.INOUT,
-                ("num_nodes",),
-                torch.bool,
-                "True for a node whose slot is to be freed; every request keeps one at least",
-            ),
-            _page_size(),
-            ScalarArg("num_draft_tokens", "nodes a tree, the root included"),
-        ),
-        reference=align_evict_mask_to_page_size,
-        loops=align_evict_mask_to_page_size_loops,
-        cases=Cases(batches.draw_paged_shape, _make_align_evict_mask),
-        source="SGLang's EAGLE verification with pages",
-    ),
-    Op(
-        name="fill_accept_out_cache_loc",
-        family="kv",
-        summary="the slots of the accepted nodes, one after the other",
-        args=(
-            _accept_index(),
-            _node_slots(),
-            TensorArg(
-                "accept_out_cache_loc",
-                Role.OUT,
-                ("num_accept_entries",),
-                torch.int64,
-                "slots in the order of accept_index; defined for as many entries as nodes are accepted",
-            ),
-        ),
-        reference=fill_accept_out_cache_loc,
-        loops=fill_accept_out_cache_loc_loops,
-        cases=Cases(batches.draw_shape, _make_fill_accept_out_cache_loc),
+    operation(draft_cache_locs_paged, "kv", Cases(batches.draw_paged_shape, _make_draft_cache_locs_paged)),
+    operation(align_evict_mask_to_page_size, "kv", Cases(batches.draw_paged_shape, _make_align_evict_mask)),
+    operation(
+        fill_accept_out_cache_loc,
+        "kv",
+        Cases(batches.draw_shape, _make_fill_accept_out_cache_loc),
         defined=_defined_accept_slots,
-        source="SGLang PR #26866",
     ),
-    Op(
-        name="compact_accepted_path",
-        family="kv",
-        summary="bring the accepted path of each tree to the front of its block",
-        args=(
-            _accept_index(),
-            TensorArg("accept_lens", Role.IN, ("bs",), torch.int32, "entries of the path; 0 for padding"),
-            _node_slots(),
-            TensorArg("predict", Role.IN, ("num_nodes",), torch.int32, "token that follows each node"),
-            TensorArg("hidden_states", Role.IN, ("num_nodes", "hidden_size"), torch.float32, "a row for each node"),
-            TensorArg(
-                "target",
-                Role.OUT,
-                ("num_accept_entries",),
-                torch.int64,
-                "slots that receive KV: the first accept_lens[b] of each block, ragged, then 0",
-                prefill=0,
-            ),
-            TensorArg(
-                "source",
-                Role.OUT,
-                ("num_accept_entries",),
-                torch.int64,
-                "slots that the KV comes from: those of the accepted nodes, ragged, then 0",
-                prefill=0,
-            ),
-            TensorArg(
-                "compacted_predict",
-                Role.OUT,
-                ("num_nodes",),
-                torch.int32,
-                "the tokens of the accepted nodes at the front of each block; the rest of it is not defined",
-            ),
-            TensorArg(
-                "compacted_hidden_states",
-                Role.OUT,
-                ("num_nodes", "hidden_size"),
-                torch.float32,
-                "the rows of the accepted nodes at the front of each block; the rest of it is not defined",
-            ),
-            ScalarArg("num_draft_tokens", "nodes a tree, the root included"),
-        ),
-        reference=compact_accepted_path,
-        loops=compact_accepted_path_loops,
-        cases=Cases(_draw_compaction_shape, _make_compact_accepted_path),
-        defined=_defined_path,
-        source="SGLang PR #26866",
+    operation(
+        compact_accepted_path, "kv", Cases(_draw_compaction_shape, _make_compact_accepted_path), defined=_defined_path
     ),
-    Op(
-        name="move_kv",
-        family="kv",
-        summary="copy rows of a KV buffer to other slots, all of them read before any is written",
-        args=(
-            TensorArg(
-                "buffer",
-                Role.INOUT,
-                ("num_slots", "row_width"),
-                torch.float32,
-                "a row of KV for each slot; rows that are no target do not change",
-            ),
-            TensorArg(
-                "target",
-                Role.IN,
-                ("num_moves",),
-                torch.int64,
-                "slots to write, distinct; but 0 to 0 may repeat, as padding",
-            ),
-            TensorArg("source", Role.IN, ("num_moves",), torch.int64, "slots to read; may overlap the targets"),
-        ),
-        reference=move_kv,
-        loops=move_kv_loops,
-        cases=Cases(_draw_move_shape, _make_move_kv),
-        source="SGLang PR #11126",
-    ),
+    operation(move_kv, "kv", Cases(_draw_move_shape, _make_move_kv)),
 )

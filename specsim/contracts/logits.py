@@ -21,18 +21,8 @@ from torch import Tensor
 
 from specsim.choices.chooser import Chooser, pick
 from specsim.contracts import batches
-from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.contracts.contract import Case, Cases, Op, Sizes, operation
 from specsim.contracts.draws import Draws
-from specsim.contracts.naive.logits import (
-    accumulate_penalties_loops,
-    apply_penalties_loops,
-    apply_token_bitmask_loops,
-    min_p_renorm_probs_loops,
-    row_argmax_loops,
-    temperature_softmax_loops,
-    top_k_renorm_probs_loops,
-    top_p_renorm_probs_loops,
-)
 from specsim.reference.logits import (
     EXACT,
     NAN_HIGHEST,
@@ -292,18 +282,6 @@ def _make_min_p(draws: Draws, sizes: dict[str, int]) -> dict[str, Tensor]:
     return {"probs": (weights / 64).flatten(0, 1), "min_p": torch.where(exact, min_p, edges.float()).flatten()}
 
 
-def _tensor(name: str, shape: tuple[str, ...], dtype: torch.dtype, doc: str, role: Role = Role.IN) -> TensorArg:
-    return TensorArg(name, role, shape, dtype, doc)
-
-
-_ROWS = ("num_nodes", "vocab_size")
-_OF_REQUEST = ("bs",)
-_OF_NODE = ("num_nodes",)
-_COUNTS = ("bs", "vocab_size")
-_PROBS = _tensor("probs", _ROWS, torch.float32, "law after each node; sums to 1")
-_RENORM = _tensor("renorm_probs", _ROWS, torch.float32, "what is kept, divided by its sum; 0 elsewhere", Role.OUT)
-
-
 def as_fewest(probs: Tensor, top_p: Tensor, renorm_probs: Tensor) -> Tensor:
     """What an implementation of `top_p_renorm_probs` gave that counts up from the least probable token, and keeps those
     from a mass of 1 - p on: where fewer tokens add up to p, it keeps one more, as its rule says. Such rows become those
@@ -323,155 +301,12 @@ def as_fewest(probs: Tensor, top_p: Tensor, renorm_probs: Tensor) -> Tensor:
 
 
 OPS: tuple[Op, ...] = (
-    Op(
-        name="accumulate_penalties",
-        family="logits",
-        summary="count what a step put out",
-        args=(
-            _tensor("output_counts", _COUNTS, torch.int32, "how often each token was put out", Role.INOUT),
-            _tensor("output_lens", _OF_REQUEST, torch.int32, "how many tokens were put out", Role.INOUT),
-            _tensor(
-                "accept_tokens",
-                ("bs", "accept_width"),
-                torch.int32,
-                "the step's tokens, the bonus last, then any tokens of the vocabulary",
-            ),
-            _tensor("accept_lens", _OF_REQUEST, torch.int32, "how many they are, 1 to accept_width"),
-            ScalarArg("law", f"{EXACT}: EXACT, all of them; {RELAXED}: RELAXED, the last alone"),
-        ),
-        reference=accumulate_penalties,
-        loops=accumulate_penalties_loops,
-        cases=_cases(_make_accumulate, {"law": (EXACT, RELAXED)}),
-        source="SGLang PR #33643; the last token alone: PR #22049",
-    ),
-    Op(
-        name="apply_penalties",
-        family="logits",
-        summary="penalties, min_new_tokens and logit bias, at every node of the trees",
-        args=(
-            _tensor("logits", _ROWS, torch.float32, "finite or -inf", Role.INOUT),
-            _tensor("output_counts", _COUNTS, torch.int32, "how often each token was put out, the root included"),
-            _tensor("output_lens", _OF_REQUEST, torch.int32, "how many tokens were put out, the root included"),
-            _tensor("candidates", ("bs", "num_draft_tokens"), torch.int64, "token of each node, below vocab_size"),
-            _tensor(
-                "tree_mask",
-                ("bs", "num_draft_tokens", "num_draft_tokens"),
-                torch.bool,
-                "True at the ancestors of a node and at the node itself",
-            ),
-            _tensor("frequency_penalty", _OF_REQUEST, torch.float32, "subtracted for each time that a token occurs"),
-            _tensor("presence_penalty", _OF_REQUEST, torch.float32, "subtracted once from tokens that occur"),
-            _tensor(
-                "repetition_penalty",
-                _OF_REQUEST,
-                torch.float32,
-                "above 0: multiplies the negative logits of tokens that occur, divides the others",
-            ),
-            _tensor(
-                "min_new_tokens", _OF_REQUEST, torch.int32, "length of the history below which stop tokens are -inf"
-            ),
-            _tensor("stop_token_ids", ("bs", "num_stop_tokens"), torch.int64, "stop tokens, padded with vocab_size"),
-            _tensor("logit_bias", _COUNTS, torch.float32, "added after the penalties; finite or -inf"),
-            ScalarArg(
-                "law", f"{EXACT}: EXACT, each node's own path counts; {RELAXED}: RELAXED, what was out before the tree"
-            ),
-        ),
-        reference=apply_penalties,
-        loops=apply_penalties_loops,
-        cases=_cases(make_penalties, {"law": (EXACT, RELAXED)}),
-        source="SGLang's penalizers; relaxed: PR #22049",
-    ),
-    Op(
-        name="apply_token_bitmask",
-        family="logits",
-        summary="-inf for the tokens that a grammar forbids",
-        args=(
-            _tensor("logits", _ROWS, torch.float32, "any values, NaN and infinities where forbidden", Role.INOUT),
-            _tensor(
-                "bitmask",
-                ("num_nodes", "num_words"),
-                torch.int32,
-                "token v is bit v % 32, the lowest first, of word v // 32; 0 forbids; bits from vocab_size on are free",
-            ),
-            _tensor("indices", ("num_indices",), torch.int32, "rows that are masked, in any order"),
-        ),
-        reference=apply_token_bitmask,
-        loops=apply_token_bitmask_loops,
-        cases=_cases(_make_bitmask, {"unmasked_nodes": (0, 1, 3, 64)}),
-        source="XGrammar's apply_token_bitmask_inplace",
-    ),
-    Op(
-        name="row_argmax",
-        family="logits",
-        summary="the greedy token of each row",
-        args=(
-            _tensor("logits", _ROWS, torch.float32, "any values"),
-            ScalarArg(
-                "nan_policy", f"{NAN_HIGHEST}: the first NaN of a row is its result; {NAN_LOWEST}: NaN counts as -inf"
-            ),
-            _tensor("ids", _OF_NODE, torch.int64, "the highest logit's token, of equal ones the lowest", Role.OUT),
-        ),
-        reference=row_argmax,
-        loops=row_argmax_loops,
-        cases=_cases(_make_argmax, {"nan_policy": (NAN_HIGHEST, NAN_LOWEST)}),
-        source="SGLang's greedy verification",
-    ),
-    Op(
-        name="temperature_softmax",
-        family="logits",
-        summary="the softmax of logits / temperature",
-        args=(
-            _tensor("logits", _ROWS, torch.float32, "finite or -inf; not all of a row -inf"),
-            _tensor("temperature", _OF_NODE, torch.float32, "above 0; 1 where top_k is 1 for greedy requests"),
-            _tensor("probs", _ROWS, torch.float32, "law after each node", Role.OUT),
-        ),
-        reference=temperature_softmax,
-        loops=temperature_softmax_loops,
-        cases=_cases(_make_softmax),
-        tolerance={"probs": SOFTMAX_TOLERANCE},
-        source="SGLang's sampler",
-    ),
-    Op(
-        name="top_k_renorm_probs",
-        family="logits",
-        summary="keep the k most probable tokens, and those equal to the last of them",
-        args=(_PROBS, _tensor("top_k", _OF_NODE, torch.int32, "1 or more; from vocab_size on all are kept"), _RENORM),
-        reference=top_k_renorm_probs,
-        loops=top_k_renorm_probs_loops,
-        cases=_cases(_make_top_k),
-        tolerance={"renorm_probs": RENORM_TOLERANCE},
-        source="FlashInfer's top_k_renorm_probs; ties: FlashInfer issue #769",
-    ),
-    Op(
-        name="top_p_renorm_probs",
-        family="logits",
-        summary="keep the fewest most probable tokens that add up to p, and those equal to the last of them",
-        args=(
-            _PROBS,
-            _tensor(
-                "top_p",
-                _OF_NODE,
-                torch.float32,
-                "above 0, at most 1, which keeps all; what counts up from the least probable token to 1 - p may keep "
-                "one more, and those equal to it, where fewer add up to p but for its rounding (`as_fewest`)",
-            ),
-            _RENORM,
-        ),
-        reference=top_p_renorm_probs,
-        loops=top_p_renorm_probs_loops,
-        cases=_cases(_make_top_p),
-        tolerance={"renorm_probs": RENORM_TOLERANCE},
-        source="Holtzman et al. (arXiv 1904.09751), section 3.1",
-    ),
-    Op(
-        name="min_p_renorm_probs",
-        family="logits",
-        summary="keep the tokens that have a share of the most probable token's probability",
-        args=(_PROBS, _tensor("min_p", _OF_NODE, torch.float32, "0, which keeps all, to 1"), _RENORM),
-        reference=min_p_renorm_probs,
-        loops=min_p_renorm_probs_loops,
-        cases=_cases(_make_min_p),
-        tolerance={"renorm_probs": RENORM_TOLERANCE},
-        source="Nguyen et al. (arXiv 2407.01082), section 3",
-    ),
+    operation(accumulate_penalties, "logits", _cases(_make_accumulate, {"law": (EXACT, RELAXED)})),
+    operation(apply_penalties, "logits", _cases(make_penalties, {"law": (EXACT, RELAXED)})),
+    operation(apply_token_bitmask, "logits", _cases(_make_bitmask, {"unmasked_nodes": (0, 1, 3, 64)})),
+    operation(row_argmax, "logits", _cases(_make_argmax, {"nan_policy": (NAN_HIGHEST, NAN_LOWEST)})),
+    operation(temperature_softmax, "logits", _cases(_make_softmax), tolerance={"probs": SOFTMAX_TOLERANCE}),
+    operation(top_k_renorm_probs, "logits", _cases(_make_top_k), tolerance={"renorm_probs": RENORM_TOLERANCE}),
+    operation(top_p_renorm_probs, "logits", _cases(_make_top_p), tolerance={"renorm_probs": RENORM_TOLERANCE}),
+    operation(min_p_renorm_probs, "logits", _cases(_make_min_p), tolerance={"renorm_probs": RENORM_TOLERANCE}),
 )

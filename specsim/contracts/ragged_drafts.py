@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specsim.choices.chooser import Chooser, between, pick
-from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.contract import Case, Cases, Op, Sizes, Tensors, operation
 from specsim.contracts.distributions import (
     DRAFT_ROWS,
     GAPS,
@@ -27,18 +27,8 @@ from specsim.contracts.distributions import (
     VOCAB_SIZE_MIN,
 )
 from specsim.contracts.draws import Draws
-from specsim.contracts.naive.ragged_drafts import (
-    expand_draft_inputs_loops,
-    expand_to_drafts_loops,
-    prepare_inputs_padded_loops,
-    prepare_next_token_padded_loops,
-    sample_recovered_tokens_loops,
-    step_slot_mapping_loops,
-    verify_ragged_greedy_loops,
-    verify_ragged_rejection_loops,
-    verify_ragged_sampled_loops,
-)
 from specsim.contracts.sampling_cases import draw_rows
+from specsim.reference.contract import CONTRACTS
 from specsim.reference.ragged_drafts import (
     expand_draft_inputs,
     expand_to_drafts,
@@ -164,11 +154,14 @@ def _sampled_tensors(draws: Draws, shape: Sizes, counts: Tensor) -> Tensors:
     }
 
 
-def _maker(op_args: Callable[[], tuple[str, ...]]) -> Callable[[Draws, Sizes], Case]:
+def _maker(reference: Callable[..., Tensor]) -> Callable[[Draws, Sizes], Case]:
+    """Makes those of the sampled tensors that an operation takes."""
+    names = [arg.name for arg in CONTRACTS[reference.__name__].arguments if arg.role == "in"]
+
     def make(draws: Draws, shape: Sizes) -> Case:
         counts = _counts(draws, shape)
         tensors = _sampled_tensors(draws, shape, counts)
-        return Case(_sizes(shape, counts), {name: tensors[name] for name in op_args()})
+        return Case(_sizes(shape, counts), {name: tensors[name] for name in names})
 
     return make
 
@@ -313,51 +306,10 @@ def _defined_recovered(case: Case, expected: Tensors) -> Tensors:
     return {"recovered_token_ids": (left > 0).any(dim=1).to(expected["recovered_token_ids"].device)}
 
 
-_ENDS = TensorArg("cu_num_draft_tokens", Role.IN, ("num_ends",), torch.int32, "where the drafts of each request end")
-_DRAFTS = TensorArg("draft_token_ids", Role.IN, ("num_drafts",), torch.int32, "drafted tokens, request by request")
-_LAWS = (
-    TensorArg(
-        "draft_probs",
-        Role.IN,
-        ("num_drafts", "vocab_size"),
-        torch.float32,
-        "the law of each draft; not read when has_draft_probs is 0",
-    ),
-    TensorArg("target_probs", Role.IN, ("num_drafts", "vocab_size"), torch.float32, "the target's law at each draft"),
-)
-_BONUS = TensorArg("bonus_token_ids", Role.IN, ("bs",), torch.int32, "token after all drafts, if all are accepted")
-_COINS = TensorArg("uniform_probs", Role.IN, ("num_drafts",), torch.float64, "coin in [0, 1) of each draft")
-_RACE = TensorArg("race", Role.IN, ("bs", "vocab_size"), torch.float32, "exponential noise, above 0, of each request")
-_GREEDY = TensorArg("is_greedy", Role.IN, ("bs",), torch.bool, "requests at temperature 0")
-_HAS = ScalarArg("has_draft_probs", "0: every draft was certain, and draft_probs is not read")
-_STEPS = ScalarArg("num_steps", "drafts that a request may have; accept_width less one")
-_OUTPUT = TensorArg(
-    "output_token_ids",
-    Role.OUT,
-    ("bs", "accept_width"),
-    torch.int32,
-    "emitted tokens, then -1; -1 throughout for requests that are left alone",
-    prefill=-1,
-)
-_RECOVERED = "token in place of each draft, if it is rejected"
-
-
-def _names(*args: TensorArg | ScalarArg) -> Callable[[], tuple[str, ...]]:
-    return lambda: tuple(arg.name for arg in args if isinstance(arg, TensorArg))
-
-
-_REJECTION = (
-    *(_ENDS, _DRAFTS, *_LAWS, _BONUS),
-    TensorArg("recovered_token_ids", Role.IN, ("num_drafts",), torch.int32, _RECOVERED),
-    *(_COINS, _GREEDY, _HAS, _STEPS),
-)
-_RACES = (_ENDS, _DRAFTS, *_LAWS, _RACE, _HAS)
-_WHOLE = (_ENDS, _DRAFTS, *_LAWS, _BONUS, _COINS, _RACE, _GREEDY, _HAS, _STEPS)
-
 _greedy = _cases(_draw_shape, _make_greedy)
-_rejection = _cases(_draw_sampled_shape, _maker(_names(*_REJECTION)))
-_races = _cases(_draw_sampled_shape, _maker(_names(*_RACES)))
-_whole = _cases(_draw_sampled_shape, _maker(_names(*_WHOLE)))
+_rejection = _cases(_draw_sampled_shape, _maker(verify_ragged_rejection))
+_races = _cases(_draw_sampled_shape, _maker(sample_recovered_tokens))
+_whole = _cases(_draw_sampled_shape, _maker(verify_ragged_sampled))
 _expand = _cases(_draw_expand_shape, _make_expand)
 _inputs = _cases(_draw_shape, _make_inputs)
 _next_token = _cases(_draw_next_token_shape, _make_next_token)
@@ -365,169 +317,13 @@ _step = _cases(_draw_step_shape, _make_step)
 _draft_inputs = _cases(_draw_inputs_shape, _make_draft_inputs)
 
 OPS: tuple[Op, ...] = (
-    Op(
-        name="verify_ragged_greedy",
-        family="ragged_drafts",
-        summary="emit the target's tokens up to the first draft that differs, drafts in one flat row",
-        args=(
-            _ENDS,
-            _DRAFTS,
-            TensorArg("target_argmax", Role.IN, ("num_drafts",), torch.int64, "the target's token at each draft"),
-            _BONUS,
-            _GREEDY,
-            _STEPS,
-            _OUTPUT,
-        ),
-        reference=verify_ragged_greedy,
-        loops=verify_ragged_greedy_loops,
-        cases=_greedy,
-        source="Leviathan et al. (arXiv 2211.17192) at temperature 0",
-    ),
-    Op(
-        name="verify_ragged_rejection",
-        family="ragged_drafts",
-        summary="accept drafts of one flat row by the ratio of target to draft probability",
-        args=(*_REJECTION, _OUTPUT),
-        reference=verify_ragged_rejection,
-        loops=verify_ragged_rejection_loops,
-        cases=_rejection,
-        source="Leviathan et al. (arXiv 2211.17192), algorithm 1",
-    ),
-    Op(
-        name="sample_recovered_tokens",
-        family="ragged_drafts",
-        summary="the token in place of each draft, should it be rejected, by an exponential race",
-        args=(
-            *_RACES,
-            TensorArg(
-                "recovered_token_ids",
-                Role.OUT,
-                ("num_drafts",),
-                torch.int32,
-                f"{_RECOVERED}; undefined where the positive part of target less draft is empty",
-            ),
-        ),
-        reference=sample_recovered_tokens,
-        loops=sample_recovered_tokens_loops,
-        cases=_races,
-        defined=_defined_recovered,
-        source="Leviathan et al. (arXiv 2211.17192), algorithm 1; the race: Maddison et al. (arXiv 1411.0030)",
-    ),
-    Op(
-        name="verify_ragged_sampled",
-        family="ragged_drafts",
-        summary="verification of a batch of greedy and sampling requests, drafts in one flat row",
-        args=(*_WHOLE, _OUTPUT),
-        reference=verify_ragged_sampled,
-        loops=verify_ragged_sampled_loops,
-        cases=_whole,
-        source="vLLM v1's rejection sampling; Leviathan et al. (arXiv 2211.17192), algorithm 1",
-    ),
-    Op(
-        name="expand_to_drafts",
-        family="ragged_drafts",
-        summary="the value of each request, once for each of its drafts",
-        args=(
-            TensorArg("values", Role.IN, ("bs",), torch.float32, "of each request, e.g. its temperature"),
-            _ENDS,
-            ScalarArg("replace_from", "a value that stands for something else"),
-            ScalarArg("replace_to", "what is put in its place"),
-            TensorArg("expanded", Role.OUT, ("num_drafts",), torch.float32, "of each draft"),
-        ),
-        reference=expand_to_drafts,
-        loops=expand_to_drafts_loops,
-        cases=_expand,
-        source="vLLM v1's expand_batch_to_tokens",
-    ),
-    Op(
-        name="prepare_inputs_padded",
-        family="ragged_drafts",
-        summary="where each request's draft goes on, with rejected drafts left in the batch",
-        args=(
-            _ENDS,
-            TensorArg("valid_sampled_tokens_count", Role.IN, ("bs",), torch.int32, "accepted drafts and one more"),
-            TensorArg("query_start_loc", Role.IN, ("num_starts",), torch.int32, "where each request's tokens start"),
-            TensorArg("token_indices_to_sample", Role.OUT, ("bs",), torch.int32, "its last token that stays"),
-            TensorArg("num_rejected_tokens", Role.OUT, ("bs",), torch.int32, "rejected drafts; 0 without drafts"),
-        ),
-        reference=prepare_inputs_padded,
-        loops=prepare_inputs_padded_loops,
-        cases=_inputs,
-        source="vLLM v1's padded drafting batch",
-    ),
-    Op(
-        name="prepare_next_token_padded",
-        family="ragged_drafts",
-        summary="the last valid token that each request sampled, and how many are valid",
-        args=(
-            TensorArg(
-                "sampled_token_ids",
-                Role.IN,
-                ("bs", "accept_width"),
-                torch.int32,
-                "valid tokens, 0 to vocab_size - 1, then what is not: -1 or vocab_size",
-            ),
-            TensorArg("discard_request_mask", Role.IN, ("bs",), torch.bool, "requests whose samples do not count"),
-            TensorArg("backup_next_token_ids", Role.IN, ("bs",), torch.int32, "the token where nothing is valid"),
-            ScalarArg("vocab_size", "tokens are below it"),
-            TensorArg("next_token_ids", Role.OUT, ("bs",), torch.int32, "last valid token, or the backup"),
-            TensorArg("valid_sampled_tokens_count", Role.OUT, ("bs",), torch.int32, "valid tokens"),
-        ),
-        reference=prepare_next_token_padded,
-        loops=prepare_next_token_padded_loops,
-        cases=_next_token,
-        source="vLLM v1's padded drafting batch",
-    ),
-    Op(
-        name="step_slot_mapping",
-        family="ragged_drafts",
-        summary="positions, lengths and slots of one drafting step further",
-        args=(
-            TensorArg("positions", Role.IN, ("bs",), torch.int64, "of each request's last token"),
-            TensorArg("block_table", Role.IN, ("bs", "num_pages"), torch.int32, "pages of each request"),
-            TensorArg("seq_lens", Role.INOUT, ("bs",), torch.int32, "one more, at most max_model_len; 1 at the end"),
-            ScalarArg("page_size", "slots of a page"),
-            ScalarArg("max_model_len", "a request that reaches it has no slot"),
-            ScalarArg("padded_bs", "requests of a captured batch, at least bs"),
-            TensorArg("clamped_positions", Role.OUT, ("bs",), torch.int64, "the next position; 0 at the end"),
-            TensorArg("slot_mapping", Role.OUT, ("padded_bs",), torch.int64, "its slot; -1 at the end and as padding"),
-        ),
-        reference=step_slot_mapping,
-        loops=step_slot_mapping_loops,
-        cases=_step,
-        source="vLLM v1's fused drafting step",
-    ),
-    Op(
-        name="expand_draft_inputs",
-        family="ragged_drafts",
-        summary="the draft model's inputs: tokens, the new one, slots for parallel drafts, rejected drafts as padding",
-        args=(
-            TensorArg("target_token_ids", Role.IN, ("num_tokens",), torch.int32, "of the target's step"),
-            TensorArg("target_positions", Role.IN, ("num_tokens",), torch.int64, "of the same tokens"),
-            TensorArg("next_token_ids", Role.IN, ("bs",), torch.int32, "what each request goes on with"),
-            TensorArg("query_start_loc", Role.IN, ("num_starts",), torch.int32, "where each request's tokens start"),
-            TensorArg("query_end_loc", Role.IN, ("num_ends",), torch.int32, "its last token that is no rejected draft"),
-            ScalarArg("padding_token_id", "held where drafts were rejected"),
-            ScalarArg("parallel_drafting_token_id", "held by the slots after the new token"),
-            ScalarArg("num_padding_slots", "the new token and the slots after it; 1 or more"),
-            ScalarArg("shift_input_ids", "1: each request's first token is left out"),
-            TensorArg("input_ids", Role.OUT, ("num_out",), torch.int32, "tokens"),
-            TensorArg("positions", Role.OUT, ("num_out",), torch.int64, "counted from the first; 0 at rejected ones"),
-            TensorArg("is_rejected", Role.OUT, ("num_out",), torch.bool, "padding where drafts were rejected"),
-            TensorArg("is_masked", Role.OUT, ("num_out",), torch.bool, "slots of parallel drafts"),
-            TensorArg("new_token_indices", Role.OUT, ("num_new",), torch.int32, "of the new token and its slots"),
-            TensorArg(
-                "hidden_state_mapping",
-                Role.OUT,
-                ("num_tokens",),
-                torch.int32,
-                "where each of the target's tokens is among the inputs; undefined without shift_input_ids",
-            ),
-        ),
-        reference=expand_draft_inputs,
-        loops=expand_draft_inputs_loops,
-        cases=_draft_inputs,
-        defined=_defined_inputs,
-        source="vLLM v1's unified drafting inputs",
-    ),
+    operation(verify_ragged_greedy, "ragged_drafts", _greedy),
+    operation(verify_ragged_rejection, "ragged_drafts", _rejection),
+    operation(sample_recovered_tokens, "ragged_drafts", _races, defined=_defined_recovered),
+    operation(verify_ragged_sampled, "ragged_drafts", _whole),
+    operation(expand_to_drafts, "ragged_drafts", _expand),
+    operation(prepare_inputs_padded, "ragged_drafts", _inputs),
+    operation(prepare_next_token_padded, "ragged_drafts", _next_token),
+    operation(step_slot_mapping, "ragged_drafts", _step),
+    operation(expand_draft_inputs, "ragged_drafts", _draft_inputs, defined=_defined_inputs),
 )

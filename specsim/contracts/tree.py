@@ -8,12 +8,8 @@ import torch
 
 from specsim.choices.chooser import Chooser, pick
 from specsim.contracts import batches
-from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg
+from specsim.contracts.contract import Case, Cases, Op, Sizes, operation
 from specsim.contracts.draws import Draws
-from specsim.contracts.naive.tree import (
-    build_tree_loops,
-    build_tree_packed_loops,
-)
 from specsim.reference.masks import PACKED_NODES_MAX, packed_bytes
 from specsim.reference.tree import (
     FULL_MASK,
@@ -126,92 +122,7 @@ def _make_build_tree(draws: Draws, shape: Sizes) -> Case:
     return Case(sizes, {"parent_list": parent_list, "selected_index": selected, "verified_seq_len": lens})
 
 
-_LINKS = ("bs", "num_draft_tokens")
-
-_INPUTS = (
-    TensorArg(
-        "parent_list",
-        Role.IN,
-        ("bs", "parent_width"),
-        torch.int64,
-        "flat id of the parent of each group of topk siblings: -1, then 0..topk-1, then the "
-        "candidates that each later step expanded; no columns when num_steps is 1",
-    ),
-    TensorArg(
-        "selected_index",
-        Role.IN,
-        ("bs", "num_selected"),
-        torch.int64,
-        "flat ids of the candidates that became nodes 1, 2, ..., ascending, each with its parent",
-    ),
-    TensorArg("verified_seq_len", Role.IN, ("bs",), torch.int64, "tokens before the root"),
-)
-_NODE_OUTPUTS = (
-    TensorArg("positions", Role.OUT, ("num_nodes",), torch.int64, "verified_seq_len plus depth of the node"),
-    TensorArg("retrieve_index", Role.OUT, _LINKS, torch.int64, "b * num_draft_tokens + i for node i", prefill=-1),
-    TensorArg("retrieve_next_token", Role.OUT, _LINKS, torch.int64, "first child, -1 if there is none", prefill=-1),
-    TensorArg(
-        "retrieve_next_sibling",
-        Role.OUT,
-        _LINKS,
-        torch.int64,
-        "next node with the same parent in ascending order, -1 if there is none",
-        prefill=-1,
-    ),
-)
-_SIZES = (
-    ScalarArg("topk", "candidates expanded a step, and successors of each"),
-    ScalarArg("num_steps", "drafting steps; no node is deeper"),
-    ScalarArg("num_draft_tokens", "nodes a tree, the root included"),
-)
-
 OPS: tuple[Op, ...] = (
-    Op(
-        name="build_tree",
-        family="tree",
-        summary="mask, positions and links of the draft trees",
-        args=(
-            *_INPUTS,
-            TensorArg(
-                "tree_mask",
-                Role.OUT,
-                ("mask_numel",),
-                torch.bool,
-                "per request num_draft_tokens rows, ragged: in FULL_MASK of seq_len + num_draft_tokens "
-                "columns, in QLEN_ONLY of num_draft_tokens; True at the sequence before the tree, the node "
-                "itself and its ancestors",
-                prefill=True,
-            ),
-            *_NODE_OUTPUTS,
-            *_SIZES,
-            ScalarArg("tree_mask_mode", f"{FULL_MASK}: FULL_MASK, {QLEN_ONLY}: QLEN_ONLY"),
-        ),
-        reference=build_tree,
-        loops=build_tree_loops,
-        cases=Cases(_draw_shape, _make_build_tree),
-        source="EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2; orphans: SGLang PR #36201 and issue #7477",
-    ),
-    Op(
-        name="build_tree_packed",
-        family="tree",
-        summary="build_tree with a mask of bits",
-        args=(
-            *_INPUTS,
-            TensorArg(
-                "tree_mask",
-                Role.OUT,
-                ("mask_bytes",),
-                torch.uint8,
-                "1, 2 or 4 bytes a node for at most 8, 16 or 32 nodes: bit j, the lowest of the first byte first, is "
-                "set if the node is j or below it; bits of no node are 0",
-                prefill=0,
-            ),
-            *_NODE_OUTPUTS,
-            *_SIZES,
-        ),
-        reference=build_tree_packed,
-        loops=build_tree_packed_loops,
-        cases=Cases(_draw_packed_shape, _make_build_tree_packed),
-        source="EAGLE-2 (arXiv 2406.16858), sections 4.1 and 4.2",
-    ),
+    operation(build_tree, "tree", Cases(_draw_shape, _make_build_tree)),
+    operation(build_tree_packed, "tree", Cases(_draw_packed_shape, _make_build_tree_packed)),
 )

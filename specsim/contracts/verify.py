@@ -10,12 +10,8 @@ import torch
 
 from specsim.choices.chooser import Chooser
 from specsim.contracts import batches
-from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.contract import Case, Cases, Op, Sizes, Tensors, operation
 from specsim.contracts.draws import Draws
-from specsim.contracts.naive.verify import (
-    fill_bonus_tokens_loops,
-    verify_tree_greedy_loops,
-)
 from specsim.reference.verify import (
     fill_bonus_tokens,
     verify_tree_greedy,
@@ -80,11 +76,6 @@ def _make_fill_bonus_tokens(draws: Draws, shape: Sizes) -> Case:
     return Case(batches.path_sizes(shape, n), tensors)
 
 
-def _batch_sizes(shape: Sizes, bs: int) -> dict[str, int]:
-    ndt, num_steps = shape["num_draft_tokens"], shape["num_steps"]
-    return {**shape, "bs": bs, "accept_width": num_steps + 1, "num_nodes": bs * ndt}
-
-
 def defined_by_verification(_case: Case, expected: Tensors) -> Tensors:
     """`predicts` is defined at the nodes of the accepted path alone; the other two everywhere."""
     accept_index = expected["accept_index"]
@@ -98,92 +89,9 @@ def defined_by_verification(_case: Case, expected: Tensors) -> Tensors:
     }
 
 
-_NODES = ("bs", "num_draft_tokens")
-
 OPS: tuple[Op, ...] = (
-    Op(
-        name="verify_tree_greedy",
-        family="verify",
-        summary="accept the path of each tree that the target model's argmax follows",
-        args=(
-            TensorArg("candidates", Role.IN, _NODES, torch.int64, "token of each node; node 0 is the root"),
-            TensorArg(
-                "retrieve_index",
-                Role.IN,
-                _NODES,
-                torch.int64,
-                "number of the node in the batch, within its own row",
-            ),
-            TensorArg(
-                "retrieve_next_token",
-                Role.IN,
-                _NODES,
-                torch.int64,
-                "first child, a later node; -1 if there is none",
-            ),
-            TensorArg(
-                "retrieve_next_sibling",
-                Role.IN,
-                _NODES,
-                torch.int64,
-                "next sibling, a later node; -1 if there is none",
-            ),
-            TensorArg(
-                "target_predict",
-                Role.IN,
-                _NODES,
-                torch.int64,
-                "target model's token after each node, at retrieve_index",
-            ),
-            TensorArg(
-                "predicts",
-                Role.OUT,
-                ("num_nodes",),
-                torch.int32,
-                "token that follows each node; defined at the accepted path, accept_index[b, 0..n], alone",
-            ),
-            TensorArg(
-                "accept_index",
-                Role.OUT,
-                ("bs", "accept_width"),
-                torch.int32,
-                "the accepted path as node numbers, root first, then -1",
-                prefill=-1,
-            ),
-            TensorArg(
-                "accept_token_num",
-                Role.OUT,
-                ("bs",),
-                torch.int32,
-                "n: accepted drafts, without root and bonus",
-            ),
-            ScalarArg("num_steps", "drafts that can be accepted; accept_width less one"),
-        ),
-        reference=verify_tree_greedy,
-        loops=verify_tree_greedy_loops,
-        cases=Cases(_draw_shape, _make_verify_tree_greedy),
-        defined=defined_by_verification,
-        source="the verification phase of EAGLE (arXiv 2401.15077), at temperature 0",
+    operation(
+        verify_tree_greedy, "verify", Cases(_draw_shape, _make_verify_tree_greedy), defined=defined_by_verification
     ),
-    Op(
-        name="fill_bonus_tokens",
-        family="verify",
-        summary="the token after the last accepted node of each request",
-        args=(
-            TensorArg("predict", Role.IN, ("num_nodes",), torch.int32, "token that follows each node"),
-            TensorArg(
-                "accept_index",
-                Role.IN,
-                ("bs", "accept_width"),
-                torch.int32,
-                "the accepted path as node numbers, root first, then -1",
-            ),
-            TensorArg("accept_lens", Role.IN, ("bs",), torch.int32, "entries of the path, 1 to accept_width"),
-            TensorArg("bonus_tokens", Role.OUT, ("bs",), torch.int32, "predict[accept_index[b, accept_lens[b] - 1]]"),
-        ),
-        reference=fill_bonus_tokens,
-        loops=fill_bonus_tokens_loops,
-        cases=Cases(batches.draw_shape, _make_fill_bonus_tokens),
-        source="SGLang PR #26866",
-    ),
+    operation(fill_bonus_tokens, "verify", Cases(batches.draw_shape, _make_fill_bonus_tokens)),
 )

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from specsim.choices.chooser import Chooser, between
 from specsim.contracts import batches
-from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.contract import Case, Cases, Op, Sizes, Tensors, operation
 from specsim.contracts.draws import Draws
-from specsim.contracts.naive.verify_logits import verify_logits_greedy_loops
 from specsim.contracts.verify import OPS as VERIFY_OPS
 from specsim.reference.verify_logits import verify_logits_greedy
 
@@ -73,32 +72,4 @@ def _defined(_case: Case, expected: Tensors) -> Tensors:
     return defined
 
 
-_PATHS = ("bs", "accept_width")
-
-OPS: tuple[Op, ...] = (
-    Op(
-        name="verify_logits_greedy",
-        family="verify_logits",
-        summary="a whole greedy verification: from logits to bonus tokens, lengths and KV moves",
-        args=(
-            TensorArg("logits", Role.IN, ("num_nodes", "vocab_size"), torch.float32, "of the target, by node number"),
-            *(arg for arg in _WALK.tensor_args if arg.name in ("candidates", *_LINKS)),
-            TensorArg("seq_lens", Role.IN, ("bs",), torch.int64, "tokens before the tree"),
-            TensorArg("out_cache_loc", Role.IN, ("num_nodes",), torch.int64, "slot of each node"),
-            *(arg for arg in _WALK.tensor_args if arg.name == "predicts"),
-            TensorArg("accept_index", Role.OUT, _PATHS, torch.int32, "the accepted path as node numbers, then -1"),
-            TensorArg("accept_lens", Role.OUT, ("bs",), torch.int32, "nodes of the accepted path, the root included"),
-            TensorArg("bonus_tokens", Role.OUT, ("bs",), torch.int32, "the last emitted token"),
-            TensorArg("new_seq_lens", Role.OUT, ("bs",), torch.int64, "seq_lens + accept_lens"),
-            TensorArg("accept_tokens", Role.OUT, _PATHS, torch.int32, "the emitted tokens, then -1"),
-            TensorArg("target", Role.OUT, _PATHS, torch.int64, "slots that receive the path's KV, then 0"),
-            TensorArg("source", Role.OUT, _PATHS, torch.int64, "slots that it comes from, then 0"),
-            ScalarArg("num_steps", "drafts that can be accepted; accept_width less one"),
-        ),
-        reference=verify_logits_greedy,
-        loops=verify_logits_greedy_loops,
-        cases=Cases(_draw_shape, _make),
-        defined=_defined,
-        source="the pipeline of SGLang's EAGLE worker after the target's forward; PR #26866 for the moves",
-    ),
-)
+OPS: tuple[Op, ...] = (operation(verify_logits_greedy, "verify_logits", Cases(_draw_shape, _make), defined=_defined),)

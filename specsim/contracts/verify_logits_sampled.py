@@ -16,11 +16,9 @@ from torch import Tensor
 
 from specsim.choices.chooser import Chooser, pick
 from specsim.contracts import batches
-from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors
+from specsim.contracts.contract import Case, Cases, Op, Role, Sizes, Tensors, operation
 from specsim.contracts.draws import Draws
 from specsim.contracts.logits import TEMPERATURES, TOP_K_ALL, make_penalties
-from specsim.contracts.naive.verify_logits import verify_logits_sampled_loops
-from specsim.contracts.sampling import OPS as SAMPLING_OPS
 from specsim.contracts.verify_logits import OPS as VERIFY_LOGITS_OPS
 from specsim.reference.logits import (
     EXACT,
@@ -52,7 +50,6 @@ TOP_PS = (1.0, 0.9, 0.5, 0.25, 0.001)
 MIN_PS = (0.0, 0.05, 0.3, 0.75, 1.0)
 
 _GREEDY = VERIFY_LOGITS_OPS[0]
-_WALK = next(op for op in SAMPLING_OPS if op.name == "verify_tree_target_only")
 _LINKS = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
 
 
@@ -229,53 +226,6 @@ def _outcome(tensors: Tensors, laws: Tensor, placed: tuple[Tensor, Tensor], by: 
     return torch.cat([of_request, verified.accept_index], dim=1)
 
 
-def _tensor(name: str, shape: tuple[str | int, ...], dtype: torch.dtype, doc: str) -> TensorArg:
-    return TensorArg(name, Role.IN, shape, dtype, doc)
-
-
-_OF_REQUEST = ("bs",)
-_PARAMETERS = (
-    ("frequency_penalty", "subtracted for each time that a token was put out; 0 changes nothing"),
-    ("presence_penalty", "subtracted once from tokens that were; 0 changes nothing"),
-    ("repetition_penalty", "above 0: multiplies their negative logits, divides the others; 1 changes nothing"),
-)
-_FILTERS = (
-    _tensor("temperature", _OF_REQUEST, torch.float32, "above 0; 1 where top_k is 1 for greedy requests"),
-    _tensor("top_k", _OF_REQUEST, torch.int32, "1 or more; from vocab_size on all are kept"),
-    _tensor("top_p", _OF_REQUEST, torch.float32, "above 0, at most 1, which keeps all"),
-    _tensor("min_p", _OF_REQUEST, torch.float32, "0, which keeps all, to 1"),
-)
-
 OPS: tuple[Op, ...] = (
-    Op(
-        name="verify_logits_sampled",
-        family="verify_logits",
-        summary="a whole verification at a temperature: from logits to bonus tokens, lengths and KV moves",
-        args=(
-            _tensor("logits", ("num_nodes", "vocab_size"), torch.float32, "of the target, row b * ndt + i for node i"),
-            *(arg for arg in _WALK.tensor_args if arg.name in ("candidates", *_LINKS)),
-            *(arg for arg in _WALK.tensor_args if arg.name in ("uniform_samples", "uniform_final")),
-            _tensor("output_counts", ("bs", "vocab_size"), torch.int32, "how often each token was put out"),
-            _tensor("output_lens", _OF_REQUEST, torch.int32, "how many tokens were put out, the root included"),
-            *(_tensor(name, _OF_REQUEST, torch.float32, doc) for name, doc in _PARAMETERS),
-            _tensor("min_new_tokens", _OF_REQUEST, torch.int32, "length of the history below which none may stop"),
-            _tensor("stop_token_ids", ("bs", "num_stop_tokens"), torch.int64, "stop tokens, padded with vocab_size"),
-            _tensor("logit_bias", ("num_biases", "vocab_size"), torch.float32, "finite or -inf"),
-            _tensor("bias_rows", _OF_REQUEST, torch.int32, "the row of logit_bias for a request; -1: none"),
-            _tensor("bitmask", ("num_masks", "num_words"), torch.int32, "token v is bit v % 32 of word v // 32"),
-            _tensor("bitmask_rows", ("num_nodes",), torch.int32, "the row of bitmask for a node; -1: none"),
-            *_FILTERS,
-            *(arg for arg in _WALK.tensor_args if arg.name.startswith("threshold")),
-            _tensor("seq_lens", _OF_REQUEST, torch.int64, "tokens before the tree"),
-            _tensor("out_cache_loc", ("num_nodes",), torch.int64, "slot of each node"),
-            *_GREEDY.outputs,
-            ScalarArg("num_steps", "drafts that can be accepted; accept_width less one"),
-            ScalarArg("law", f"of penalties; {EXACT}: of each node's path; {RELAXED}: of what was out before the tree"),
-        ),
-        reference=verify_logits_sampled,
-        loops=verify_logits_sampled_loops,
-        cases=Cases(_draw_shape, _make),
-        defined=_GREEDY.defined,
-        source="the pipeline of SGLang's EAGLE worker after the target's forward; PR #22049 for penalties and bias",
-    ),
+    operation(verify_logits_sampled, "verify_logits", Cases(_draw_shape, _make), defined=_GREEDY.defined),
 )
