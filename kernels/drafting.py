@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.contracts.registry import OPS
-from specsim.kernels.launch import block_of, operation, require_contract, require_size
+from specsim.kernels.launch import ContractCheck, block_of, operation
 from specsim.kernels.masks import store_slots
 from specsim.kernels.tree import SLOTS
 
@@ -23,6 +23,8 @@ __all__ = ["build_chain_tree", "build_chain_tree_and_cache_locs", "organize_draf
 BLOCK_J = 32
 NUM_CANDIDATES_MAX = 4096
 """Of a request, over all steps: its scores are held in registers."""
+
+_check_chain_and_slots = ContractCheck((*OPS["build_chain_tree"].args, *SLOTS), OPS["build_chain_tree"].sizes, {})
 
 
 @operation()
@@ -46,8 +48,6 @@ def select_top_k(
     bs, topk = scores.shape
     num_candidates = topk * topk
     _require_candidates("topk", topk, num_candidates)
-    require_size("topk_p", "num_rows", topk_p.shape[0], bs * topk)
-    require_size("candidate_scores", "num_candidates", candidate_scores.shape[1], num_candidates)
     if bs == 0:
         return
     block_t = triton.next_power_of_2(num_candidates)
@@ -87,13 +87,10 @@ def organize_draft_results(
     Raises ValueError for more than 4096 candidates a request, and for fewer than are to be kept.
     """
     bs, total = scores.shape
-    require_size("scores", "total", total, topk + (num_steps - 1) * topk**2)
-    require_size("selected_index", "num_selected", selected_index.shape[1], num_draft_tokens - 1)
     _require_candidates("total", total, total)
     if num_draft_tokens - 1 > total:
         raise ValueError(f"num_draft_tokens is {num_draft_tokens}; allowed: at most {total + 1}, all candidates")
     width = parent_list.shape[1]
-    require_size("parent_list", "parent_list_width", width, 0 if num_steps == 1 else topk * (num_steps - 1) + 1)
     if bs == 0:
         return
     block_t = triton.next_power_of_2(total)
@@ -150,7 +147,7 @@ def build_chain_tree_and_cache_locs(
     out_cache_loc: Tensor,
 ) -> None:
     """`build_chain_tree`, and in the same launch the slots of the nodes, as `build_tree_and_cache_locs` gives them."""
-    require_contract((*OPS["build_chain_tree"].args, *SLOTS), dict(locals()), {})
+    _check_chain_and_slots(dict(locals()))
     arguments = (bonus_tokens, draft_tokens, verified_seq_len, tokens, tree_mask, positions)
     links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
     _build_chain(arguments, links, (req_pool_indices, req_to_token, out_cache_loc))
@@ -159,12 +156,9 @@ def build_chain_tree_and_cache_locs(
 def _build_chain(
     arguments: tuple[Tensor, ...], links: tuple[Tensor, ...], slots: tuple[Tensor, Tensor, Tensor] | None
 ) -> None:
-    _bonus_tokens, draft_tokens, verified_seq_len, tokens, tree_mask, _positions = arguments
+    _bonus_tokens, draft_tokens, verified_seq_len, _tokens, tree_mask, _positions = arguments
     bs, num_steps = draft_tokens.shape
     ndt = num_steps + 1
-    require_size("tokens", "num_nodes", tokens.shape[0], bs * ndt)
-    require_size("tree_mask", "mask_numel", tree_mask.shape[0], bs * ndt * ndt)
-    require_size("retrieve_index", "num_draft_tokens", links[0].shape[1], ndt)
     if bs == 0:
         return
     # Without slots the page table's arguments are never used; any tensors of the right dtypes will do.

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.kernels.alloc import pages_of, require_page_size
-from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype, require_size
+from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype
 from specsim.kernels.ragged import BLOCK_B, lanes_for
 
 __all__ = [
@@ -55,7 +55,6 @@ def generate_draft_decode_kv_indices(
     """
     require_page_size(page_size)
     bs = req_pool_indices.shape[0]
-    require_size("kv_indptr", "num_bounds", kv_indptr.shape[1], bs * topk + 1)
     pool_len = req_to_token.shape[1]
     # One program more than branches, for the last bounds; a long list is shared out between `splits`, but not where
     # there are branches enough, for how long the lists are is not known and most of a row may be empty.
@@ -98,7 +97,6 @@ def draft_cache_locs_paged(
     """
     require_page_size(page_size)
     bs = req_pool_indices.shape[0]
-    require_size("out_cache_loc", "num_draft_locs", out_cache_loc.shape[0], bs * topk * num_steps)
     if bs == 0:
         return
     _draft_cache_locs_paged_kernel[(bs,)](
@@ -128,7 +126,6 @@ def align_evict_mask_to_page_size(seq_lens: Tensor, evict_mask: Tensor, page_siz
     """
     require_page_size(page_size)
     bs = seq_lens.shape[0]
-    require_size("evict_mask", "num_nodes", evict_mask.shape[0], bs * num_draft_tokens)
     if bs == 0:
         return
     _align_evict_mask_kernel[(bs,)](
@@ -149,7 +146,6 @@ def fill_accept_out_cache_loc(accept_index: Tensor, out_cache_loc: Tensor, accep
     written; a node outside the batch has slot 0.
     """
     num_entries = accept_index.numel()
-    require_size("accept_out_cache_loc", "num_accept_entries", accept_out_cache_loc.shape[0], num_entries)
     if num_entries == 0:
         return
     block_b, num_warps = lanes_for(num_entries)
@@ -185,9 +181,6 @@ def compact_accepted_path(
     each block alone. A node outside the batch counts as its block's own.
     """
     bs, accept_width = accept_index.shape
-    num_nodes = predict.shape[0]
-    require_size("predict", "num_nodes", num_nodes, bs * num_draft_tokens)
-    require_size("target", "num_accept_entries", target.shape[0], bs * accept_width)
     require_same_dtype("compacted_hidden_states", compacted_hidden_states, "hidden_states", hidden_states)
     if bs == 0:
         return

@@ -22,11 +22,11 @@ from torch import Tensor
 from specsim.contracts.registry import OPS
 from specsim.kernels.launch import (
     ANY,
+    ContractCheck,
     as_equal_words,
     as_words,
     block_of,
     operation,
-    require_contract,
     require_launchable,
     require_size,
 )
@@ -60,6 +60,8 @@ SHARED_COLUMN_BYTES = 256
 SECTOR_BYTES = 32
 BLOCK_M_MIN = 32
 HEAD = tl.constexpr(16)  # words of a group of programs that share a barrier: a line of memory of its own
+
+_check_moves = ContractCheck(OPS["move_kv"].args, OPS["move_kv"].sizes, {"buffer": ANY})
 
 
 class KvBuffers(NamedTuple):
@@ -114,8 +116,7 @@ def move_kv_of_buffers(buffers: KvBuffers, target: Tensor, source: Tensor) -> No
 
     Raises ValueError for moves of another dtype, shape or device.
     """
-    arguments = {"buffer": buffers.words[0], "target": target, "source": source}
-    require_contract(OPS["move_kv"].args, arguments, {"buffer": ANY})
+    _check_moves({"buffer": buffers.words[0], "target": target, "source": source})
     _move(buffers.words, buffers.addresses, target, source)
 
 

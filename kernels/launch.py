@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any, ParamSpec
 
 import torch
@@ -27,6 +28,8 @@ WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 Dtypes = str | tuple[torch.dtype, ...]
 
+_NO_BUILTINS: dict[str, Any] = {"__builtins__": {}}
+
 
 def operation(**dtypes: Dtypes) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Decorate a host function: a call checks its arguments against the contract of the operation of its name.
@@ -36,14 +39,16 @@ def operation(**dtypes: Dtypes) -> Callable[[Callable[P, None]], Callable[P, Non
     """
 
     def decorate(function: Callable[P, None]) -> Callable[P, None]:
+        op = OPS[function.__name__]
+        check = ContractCheck(op.args, op.sizes, dtypes)
         names = list(inspect.signature(function).parameters)
-        args = OPS[function.__name__].args
+        given = set(names)
 
         @functools.wraps(function)
         def checked(*positional: P.args, **named: P.kwargs) -> None:
             arguments = dict(zip(names, positional, strict=False)) | named
-            if arguments.keys() == set(names):  # otherwise calling it says what is missing
-                require_contract(args, arguments, dtypes)
+            if arguments.keys() == given:  # otherwise calling it says what is missing
+                check(arguments)
             function(*positional, **named)
 
         return checked
@@ -51,57 +56,53 @@ def operation(**dtypes: Dtypes) -> Callable[[Callable[P, None]], Callable[P, Non
     return decorate
 
 
-def require_contract(
-    args: tuple[TensorArg | ScalarArg, ...], arguments: Mapping[str, Any], dtypes: Mapping[str, Dtypes]
-) -> None:
-    """Every argument must have the contract's type, dtype and shape, and sizes of one name must be equal.
+class ContractCheck:
+    """Checks that arguments have the contract's types, dtypes and shapes, and that all tensors fit one another.
 
-    Raises ValueError, naming the argument, what it is and what is allowed.
+    `args` and `sizes` are an operation's, `dtypes` what the kernel takes beyond the contract's. What can be prepared
+    is, because a check runs at every launch.
     """
-    sizes = {arg.name: arguments[arg.name] for arg in args if isinstance(arg, ScalarArg)}
-    for name, value in sizes.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{name} is {value!r}; allowed: an int, known on the host")
-    tensors: dict[str, torch.Tensor] = {}
-    for arg in args:
-        if isinstance(arg, TensorArg):
-            tensor = arguments[arg.name]
+
+    def __init__(
+        self, args: tuple[TensorArg | ScalarArg, ...], sizes: Mapping[str, CodeType], dtypes: Mapping[str, Dtypes]
+    ) -> None:
+        self._scalars = [arg.name for arg in args if isinstance(arg, ScalarArg)]
+        self._tensors = [
+            (arg.name, arg.shape, dtypes.get(arg.name, (arg.dtype,))) for arg in args if isinstance(arg, TensorArg)
+        ]
+        first = {dim: name for name, shape, _ in reversed(self._tensors) for dim in shape}
+        self._sizes = [(first[size], size, value) for size, value in sizes.items() if size in first]
+        self._numbers: dict[Any, int] = {dim: dim for dim in first if isinstance(dim, int)}
+        alike: dict[Dtypes, str] = {}
+        of_one_dtype = [(name, alike.setdefault(allowed, name)) for name, allowed in dtypes.items() if allowed != ANY]
+        self._of_one_dtype = [(name, other) for name, other in of_one_dtype if name != other]
+
+    def __call__(self, arguments: Mapping[str, Any]) -> None:
+        """Raises ValueError, naming the argument, what it is and what is allowed."""
+        known = dict(self._numbers)
+        for name in self._scalars:
+            value = known[name] = arguments[name]
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name} is {value!r}; allowed: an int, known on the host")
+        tensors: dict[str, torch.Tensor] = {}
+        for name, shape, dtypes in self._tensors:
+            tensor = tensors[name] = arguments[name]
             if not isinstance(tensor, torch.Tensor):
-                raise ValueError(f"{arg.name} is a {type(tensor).__name__}; allowed: a tensor")
-            tensors[arg.name] = tensor
-            _require_dtype(arg, tensor, dtypes.get(arg.name, (arg.dtype,)))
-            _require_shape(arg, tensor, sizes)
-    _require_equal_dtypes(tensors, dtypes)
-    require_launchable(**tensors)
-
-
-def _require_dtype(arg: TensorArg, tensor: torch.Tensor, allowed: Dtypes) -> None:
-    if allowed != ANY and tensor.dtype not in allowed:
-        names = ", ".join(str(dtype) for dtype in allowed)
-        raise ValueError(f"{arg.name} has dtype {tensor.dtype}; allowed: {names}")
-
-
-def _require_shape(arg: TensorArg, tensor: torch.Tensor, sizes: dict[str, int]) -> None:
-    shape = tuple(tensor.shape)
-    fits = len(shape) == len(arg.shape) and all(
-        actual == (sizes.setdefault(dim, actual) if isinstance(dim, str) else dim)
-        for dim, actual in zip(arg.shape, shape, strict=True)
-    )
-    if not fits:
-        allowed = ", ".join(
-            str(dim) if sizes.get(str(dim)) is None else f"{dim}={sizes[str(dim)]}" for dim in arg.shape
-        )
-        raise ValueError(f"{arg.name} has shape {list(shape)}; allowed: [{allowed}]")
-
-
-def _require_equal_dtypes(tensors: Mapping[str, torch.Tensor], dtypes: Mapping[str, Dtypes]) -> None:
-    alike: dict[Dtypes, str] = {}
-    for name, allowed in dtypes.items():
-        first = alike.setdefault(allowed, name)
-        if tensors[name].dtype != tensors[first].dtype and allowed != ANY:
-            raise ValueError(
-                f"{name} has dtype {tensors[name].dtype}; allowed: {tensors[first].dtype}, that of {first}"
-            )
+                raise ValueError(f"{name} is a {type(tensor).__name__}; allowed: a tensor")
+            if dtypes != ANY and tensor.dtype not in dtypes:
+                raise ValueError(f"{name} has dtype {tensor.dtype}; allowed: {', '.join(map(str, dtypes))}")
+            actual = tensor.shape
+            fits = len(actual) == len(shape)
+            for dim, size in zip(shape, actual, strict=False):
+                fits = fits and known.setdefault(dim, size) == size
+            if not fits:
+                allowed = ", ".join(f"{dim}={known[dim]}" if dim in known else str(dim) for dim in shape)
+                raise ValueError(f"{name} has shape {list(actual)}; allowed: [{allowed}]")
+        for name, other in self._of_one_dtype:
+            require_same_dtype(name, tensors[name], other, tensors[other])
+        for name, size_name, expected in self._sizes:
+            require_size(name, size_name, known[size_name], eval(expected, _NO_BUILTINS, known))
+        require_launchable(**tensors)
 
 
 def require_size(name: str, size: str, actual: int, allowed: int) -> None:

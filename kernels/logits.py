@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.kernels.argmax import best_of_chunk, token_of
-from specsim.kernels.launch import LOGITS, block_of, operation, require_size, require_vocabulary
+from specsim.kernels.launch import LOGITS, block_of, operation, require_vocabulary
 from specsim.reference.logits import EXACT, NAN_HIGHEST, NAN_LOWEST, RELAXED, WORD_BITS
 
 __all__ = [
@@ -82,9 +82,8 @@ def apply_penalties(
     is computed in float32; penalties and bias are float32. Raises ValueError for unknown laws.
     """
     _require_law(law)
-    bs, ndt = candidates.shape
+    ndt = candidates.shape[1]
     num_nodes, vocab_size = logits.shape
-    require_size("logits", "num_nodes", num_nodes, bs * ndt)
     if num_nodes == 0:
         return
     block_v = block_of(vocab_size, BLOCK_V)
@@ -119,7 +118,6 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor) -> Non
     are. Rows outside the tensor are skipped.
     """
     num_rows, vocab_size = logits.shape
-    require_size("bitmask", "num_words", bitmask.shape[1], triton.cdiv(vocab_size, WORD_BITS))
     num_indices = indices.shape[0]
     if num_indices == 0 or num_rows == 0:
         return

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import operation, require_size
+from specsim.kernels.launch import operation
 from specsim.reference.masks import packed_bytes
 
 __all__ = ["pack_tree_mask", "reconstruct_tree", "unpack_tree_mask"]
@@ -48,7 +48,6 @@ def reconstruct_tree(
     the same tree, so that walks over them end. Raises ValueError for more than 256 nodes.
     """
     bs, ndt = retrieve_index.shape
-    require_size("positions", "num_nodes", positions.shape[0], bs * ndt)
     if ndt > NUM_DRAFT_TOKENS_MAX:
         raise ValueError(f"num_draft_tokens is {ndt}; allowed: at most {NUM_DRAFT_TOKENS_MAX}")
     if bs == 0:
@@ -76,7 +75,7 @@ def pack_tree_mask(tree_mask: Tensor, packed: Tensor) -> None:
     ValueError for more than 32 nodes.
     """
     bs, ndt, width = packed.shape
-    require_size("packed", "packed_bytes", width, packed_bytes(ndt))
+    packed_bytes(ndt)  # raises for more than 32 nodes
     if bs == 0:
         return
     block_r = 16
@@ -99,7 +98,7 @@ def unpack_tree_mask(packed: Tensor, tree_mask: Tensor) -> None:
     Shapes, dtypes and layout: specsim.reference.masks.unpack_tree_mask. Raises ValueError for more than 32 nodes.
     """
     bs, ndt, width = packed.shape
-    require_size("packed", "packed_bytes", width, packed_bytes(ndt))
+    packed_bytes(ndt)  # raises for more than 32 nodes
     if bs == 0:
         return
     block_r = 16

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype, require_size
+from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype
 
 __all__ = [
     "assign_hidden_states_pool",
@@ -116,7 +116,6 @@ def assign_new_state(
     bs = seq_lens.shape[0]
     num_old, num_new = old_input_ids.shape[0], input_ids.shape[0]
     pool_rows, pool_size, hidden_size = req_to_hidden_states_pool.shape
-    require_size("input_ids", "num_new", num_new, num_old + bs)
     require_same_dtype("req_to_hidden_states_pool", req_to_hidden_states_pool, "old_hidden_states", old_hidden_states)
     require_same_dtype("hidden_states", hidden_states, "old_hidden_states", old_hidden_states)
     if not 0 <= step < pool_size:
@@ -228,8 +227,6 @@ def fill_widened_draft_extend_inputs(
     bs = seq_lens.shape[0]
     pool_rows, front, hidden_size = stash_hiddens.shape
     width = front + num_draft_tokens
-    require_size("predict", "num_nodes", predict.shape[0], bs * num_draft_tokens)
-    require_size("input_ids", "num_window", input_ids.shape[0], bs * width)
     require_same_dtype("stash_hiddens", stash_hiddens, "verify_hiddens", verify_hiddens)
     require_same_dtype("hidden_states", hidden_states, "verify_hiddens", verify_hiddens)
     if bs == 0:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from specsim.kernels.launch import block_of, operation, require_size
+from specsim.kernels.launch import block_of, operation
 from specsim.kernels.split_rows import lane
 from specsim.kernels.verify import Path, Tree, store_path
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
@@ -60,7 +60,6 @@ def verify_tree_target_only(
     most `num_draft_tokens` nodes and ends at a link that leaves the row, so it ends on any input.
     """
     bs, num_draft_tokens, vocab_size = target_probs.shape
-    require_result(predicts, accept_index, num_draft_tokens, num_steps)
     if bs == 0:
         return
     _verify_tree_target_only_kernel[(bs,)](
@@ -110,7 +109,6 @@ def verify_tree_rejection(
     and `predicts` at the accepted path alone. A walk visits at most `num_draft_tokens` nodes.
     """
     bs, num_draft_tokens, vocab_size = target_probs.shape
-    require_result(predicts, accept_index, num_draft_tokens, num_steps)
     if bs == 0:
         return
     _verify_tree_rejection_kernel[(bs,)](
@@ -133,11 +131,6 @@ def verify_tree_rejection(
         BLOCK_W=triton.next_power_of_2(num_steps + 1),
         **blocks_of_row(vocab_size, BLOCK_V_OF_TWO_LAWS),
     )
-
-
-def require_result(predicts: Tensor, accept_index: Tensor, num_draft_tokens: int, num_steps: int) -> None:
-    require_size("predicts", "num_nodes", predicts.shape[0], accept_index.shape[0] * num_draft_tokens)
-    require_size("accept_index", "accept_width", accept_index.shape[1], num_steps + 1)
 
 
 def blocks_of_row(vocab_size: int, most: int) -> dict[str, int]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from specsim.contracts.contract import Role, TensorArg
 from specsim.contracts.registry import OPS
 from specsim.contracts.tree import FULL_MASK, QLEN_ONLY
-from specsim.kernels.launch import operation, require_contract, require_size
+from specsim.kernels.launch import ContractCheck, operation, require_size
 from specsim.kernels.masks import BLOCK_C, NUM_DRAFT_TOKENS_MAX, Links, store_links
 from specsim.reference.masks import packed_bytes
 
@@ -51,6 +51,7 @@ SLOTS = (
     TensorArg("req_to_token", Role.IN, ("pool_rows", "pool_len"), torch.int32, "page table"),
     TensorArg("out_cache_loc", Role.OUT, ("num_nodes",), torch.int64, "the slot of each node"),
 )
+_check_tree_and_slots = ContractCheck((*OPS["build_tree"].args, *SLOTS), OPS["build_tree"].sizes, {})
 
 
 @operation()
@@ -152,8 +153,7 @@ def build_tree_and_cache_locs(
 
     Raises ValueError as `build_tree` does.
     """
-    arguments = dict(locals())
-    require_contract((*OPS["build_tree"].args, *SLOTS), arguments, {})
+    _check_tree_and_slots(dict(locals()))
     _require_mode(tree_mask_mode)
     _build(
         parent_list,
@@ -187,8 +187,6 @@ def _build(
     if num_draft_tokens > NUM_DRAFT_TOKENS_MAX:
         raise ValueError(f"num_draft_tokens is {num_draft_tokens}; allowed: at most {NUM_DRAFT_TOKENS_MAX}")
     bs = selected_index.shape[0]
-    require_size("selected_index", "num_selected", selected_index.shape[1], num_draft_tokens - 1)
-    require_size("positions", "num_nodes", links.positions.shape[0], bs * num_draft_tokens)
     if mode == QLEN_ONLY and tree_mask.shape[0] < bs * num_draft_tokens**2:
         raise ValueError(f"tree_mask has mask_numel {tree_mask.shape[0]}; allowed: {bs * num_draft_tokens**2} or more")
     if bs == 0:

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from specsim.kernels.launch import operation, require_size
+from specsim.kernels.launch import operation
 from specsim.kernels.sampling import (
     BLOCK_V_OF_TWO_LAWS,
     blocks_of_row,
     find_block,
     find_token,
     positive,
-    require_result,
 )
 from specsim.kernels.split_rows import lane
 from specsim.kernels.verify_logits import splits_of
@@ -90,10 +89,7 @@ def _verify_chain(
     *,
     by_block: bool,
 ) -> None:
-    bs, num_draft_tokens, vocab_size = target_probs.shape
-    num_steps = draft_probs.shape[1]
-    require_size("draft_probs", "num_steps", num_steps, num_draft_tokens - 1)
-    require_result(predicts, accept_index, num_draft_tokens, num_steps)
+    bs, num_steps, vocab_size = draft_probs.shape
     if bs == 0:
         return
     blocks = blocks_of_row(vocab_size, BLOCK_V_OF_TWO_LAWS)
