@@ -103,9 +103,8 @@ class GatheredRows(NamedTuple):
 def gather_accept_tokens(predicts: Tensor, accept_index: Tensor) -> Tensor:
     """The emitted tokens of each request, one row each, as rejection samplers return them.
 
-    Returns output_token_ids [bs, accept_width] int32: `predicts[accept_index]`, -1 where `accept_index` is. A -1 is
-    never an index: as one it would give the last node of the last request, a plausible token. Raises ValueError for
-    nodes outside the batch and for nodes after a -1. Source: vLLM's rejection sampler and FlashInfer's
+    A -1 is never an index: as one it would give the last node of the last request, a plausible token. Raises ValueError
+    for nodes outside the batch and for nodes after a -1. Source: vLLM's rejection sampler and FlashInfer's
     `chain_speculative_sampling`, which return this form.
     """
     if validation.enabled():
@@ -197,7 +196,7 @@ def filter_finished_cache_loc(
 ) -> Tensor:
     """Leave out the slots of requests that have finished: of each segment, keep the front.
 
-    Returns out_cache_loc [num_kept] int64, ragged. Raises ValueError for counts outside these bounds.
+    Raises ValueError for counts outside these bounds.
     Source: SGLang's EAGLE verification with pages and `topk` above 1, its non-overlap worker.
     """
     if validation.enabled():

@@ -65,7 +65,6 @@ def assign_draft_cache_locs_contiguous(
 ) -> Tensor:
     """The slots that the draft model writes: `topk * num_steps` columns after each request's sequence.
 
-    Returns out_cache_loc [bs * topk * num_steps] int64: for each request its columns in ascending order.
     Raises ValueError for rows or columns outside the pool.
     Source: SGLang's EAGLE draft worker, page size 1 or topk 1, where draft slots lie side by side in the row.
     """
@@ -93,7 +92,6 @@ def assign_extend_cache_locs(
     Verification calls it with `start = seq_len` and `end = seq_len + num_draft_tokens`: the slots of the
     tree's nodes.
 
-    Returns out_cache_loc [num_locs] int64, `num_locs` = sum of `end_offset - start_offset`.
     Raises ValueError for rows or columns outside the pool and for negative segments.
     Source: SGLang's EAGLE worker, `prepare_for_verify` and draft extend.
     """

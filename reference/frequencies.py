@@ -52,7 +52,7 @@ def token_frequencies(
 
     `which_filter`, `seed` and `draws` concern the sampler alone: the distribution does not depend on them.
     All filters look at `probs` as it is; what stays is divided by its sum. Equal tokens stay or go together.
-    Returns frequencies and occurs [bs, V]. Raises ValueError for wrong shapes and dtypes and values out of range.
+    Raises ValueError for wrong shapes and dtypes and values out of range.
     Source: FlashInfer's `top_k_top_p_sampling_from_probs` with its joint order, `min_p_sampling_from_probs`.
     """
     if validation.enabled():

@@ -172,7 +172,7 @@ def row_width(context_len: int, num_steps: int, topk: int, num_draft_tokens: int
 def alloc_extend(prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> Tensor:
     """Slots for the tokens by which each request grows: first the rest of its last page, then free pages.
 
-    Returns out_cache_loc [num_locs] int64, ragged, `num_locs` = sum of `seq_lens - prefix_lens`. Raises
+    Raises
     ValueError when lengths shrink, when a slot does not fit its length, when a page in use is given as free, and
     when there are too few free pages. Source: SGLang's paged allocator.
     """
@@ -205,7 +205,7 @@ def alloc_extend(prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_p
 def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> Tensor:
     """A slot for one more token of each request: the next one on its last page, or the first of a free page.
 
-    Returns out_cache_loc [bs] int64. Raises ValueError as `alloc_extend` does. Source: SGLang's paged allocator.
+    Raises ValueError as `alloc_extend` does. Source: SGLang's paged allocator.
     """
     if validation.enabled():
         _check_alloc_decode(seq_lens, last_loc, free_pages, page_size)
@@ -227,7 +227,7 @@ def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_si
 def get_last_loc(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Tensor) -> Tensor:
     """The slot of each request's last token, -1 for a request without tokens.
 
-    Returns last_loc [bs] int64. Raises ValueError for rows or lengths outside the pool.
+    Raises ValueError for rows or lengths outside the pool.
     Source: SGLang's allocation for extend and decode.
     """
     slot = req_to_token[req_pool_indices, (prefix_lens - 1).clamp(min=0)].to(torch.int64)  # [bs]
@@ -323,8 +323,7 @@ def generate_draft_decode_kv_indices(
 def fill_accept_out_cache_loc(accept_index: Tensor, out_cache_loc: Tensor) -> Tensor:
     """The slots of the accepted nodes, one after the other in the order of `accept_index`.
 
-    Returns accept_out_cache_loc [bs * accept_width] int64. As many entries as there are accepted nodes are
-    defined, the others are 0. Raises ValueError for node numbers outside the batch.
+    Entries that are not defined are 0. Raises ValueError for node numbers outside the batch.
     Source: SGLang's EAGLE verification; PR #26866 for trees whose node count is not the width of the path.
     """
     node = accept_index[accept_index >= 0].to(torch.int64)  # [num_accepted]

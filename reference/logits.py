@@ -224,7 +224,7 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor) -> Non
 def row_argmax(logits: Tensor, nan_policy: int) -> Tensor:
     """The greedy token of each row; of equal ones the lowest.
 
-    Returns ids [num_rows] int64. Raises ValueError for an empty vocabulary and unknown policies.
+    Raises ValueError for an empty vocabulary and unknown policies.
     Source: SGLang's greedy verification.
     """
     if validation.enabled():
@@ -244,7 +244,7 @@ def row_argmax(logits: Tensor, nan_policy: int) -> Tensor:
 def temperature_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
     """The distribution of each row: the softmax of `logits / temperature`.
 
-    Returns probs [num_rows, V] float. Raises ValueError for NaN, +inf and rows in which every token is forbidden, which
+    Raises ValueError for NaN, +inf and rows in which every token is forbidden, which
     have none. Source: SGLang's sampler.
     """
     if validation.enabled():
@@ -262,7 +262,7 @@ def temperature_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
 def top_k_renorm_probs(probs: Tensor, top_k: Tensor) -> Tensor:
     """Keep the k most probable tokens of each row and every token as probable as the last of them.
 
-    Returns renorm_probs [num_rows, V]: what is kept, divided by its sum, and 0 elsewhere. Raises ValueError for k below
+    Raises ValueError for k below
     1, which SGLang refuses too, and rows of zeros. Source: FlashInfer's `top_k_renorm_probs`; ties: its issue #769.
     """
     if validation.enabled():
@@ -283,7 +283,7 @@ def top_k_renorm_probs(probs: Tensor, top_k: Tensor) -> Tensor:
 def top_p_renorm_probs(probs: Tensor, top_p: Tensor) -> Tensor:
     """Keep the fewest most probable tokens of each row that add up to p, and every token as probable as the last.
 
-    Returns renorm_probs [num_rows, V]: what is kept, divided by its sum, and 0 elsewhere. A p close to 0 keeps the most
+    A p close to 0 keeps the most
     probable token and those equal to it. Raises ValueError for p outside its range and rows of zeros.
     Source: Holtzman et al. (arXiv 1904.09751), section 3.1; ties: FlashInfer's `top_p_renorm_probs`.
     """
@@ -306,7 +306,7 @@ def top_p_renorm_probs(probs: Tensor, top_p: Tensor) -> Tensor:
 def min_p_renorm_probs(probs: Tensor, min_p: Tensor) -> Tensor:
     """Keep the tokens of each row that have at least the share `min_p` of the most probable token's probability.
 
-    Returns renorm_probs [num_rows, V]: what is kept, divided by its sum, and 0 elsewhere. Raises ValueError for `min_p`
+    Raises ValueError for `min_p`
     outside its range and rows of zeros. Source: Nguyen et al. (arXiv 2407.01082), section 3.
     """
     if validation.enabled():
@@ -363,8 +363,7 @@ def process_logits(
 def total_variation(probs: Tensor, other_probs: Tensor) -> Tensor:
     """How far apart two distributions are: the largest difference that they make to the probability of any event.
 
-    Returns distance [num_rows] float: half the sum of the differences, from 0 for equal distributions to 1 for
-    distributions that share no token. Between the exact and the relaxed distribution of a node: how often, at least,
+    Between the exact and the relaxed distribution of a node: how often, at least,
     the relaxed one emits another token. Raises ValueError for different shapes. Source: Levin and Peres, Markov Chains
     and Mixing Times, proposition 4.2.
     """

@@ -94,8 +94,7 @@ def reconstruct_tree(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeLinks:
 def pack_tree_mask(tree_mask: Tensor) -> Tensor:
     """A bit for each element of the mask, a few bytes for each of its rows.
 
-    Returns [bs, ndt, packed_bytes] uint8, with 1 byte for at most 8 nodes, 2 for 16, 4 for 32: column j is bit j % 8,
-    the lowest first, of byte j // 8. Bits that belong to no node are 0. Raises ValueError for more than 32 nodes.
+    Raises ValueError for more than 32 nodes.
     Source: EAGLE-2 (arXiv 2406.16858), section 4.2, for the mask; the layout is that of attention kernels that take it
     as bits.
     """
@@ -118,7 +117,7 @@ def pack_tree_mask(tree_mask: Tensor) -> Tensor:
 def unpack_tree_mask(packed: Tensor) -> Tensor:
     """The mask that `pack_tree_mask` packed.
 
-    Returns [bs, ndt, ndt] bool. Raises ValueError for more than 32 nodes, for a number of bytes that is not that of
+    Raises ValueError for more than 32 nodes, for a number of bytes that is not that of
     `ndt` nodes, and for a bit that belongs to no node.
     Source: EAGLE-2 (arXiv 2406.16858), section 4.2, for the mask.
     """

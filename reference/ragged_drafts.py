@@ -103,7 +103,6 @@ def verify_ragged_greedy(
 ) -> Tensor:
     """Emit the target's tokens up to the first draft that differs from them, that one's included.
 
-    Returns [bs, num_steps + 1] int32, -1 where nothing is emitted.
     Raises ValueError for ends that fall or do not end at the last draft.
     Source: the verification of Leviathan et al. (arXiv 2211.17192) at temperature 0, as vLLM v1 keeps it.
     """
@@ -184,8 +183,8 @@ def sample_recovered_tokens(
 ) -> Tensor:
     """The token that replaces each draft if it is rejected: of the positive part of p - q, by a race.
 
-    Without `has_draft_probs` the draft's own probability is taken out of p. Returns [num_drafts] int32, of equals the
-    lowest token; 0 where nothing is left, which is irrelevant: such a draft is never rejected.
+    Without `has_draft_probs` the draft's own probability is taken out of p. Of equals the
+    lowest token wins; 0 where nothing is left, which is irrelevant: such a draft is never rejected.
     Raises ValueError for ends that fall, and noise that is not above 0.
     Source: Leviathan et al. (arXiv 2211.17192); the race as Gumbel-max, Maddison et al. (arXiv 1411.0030).
     """

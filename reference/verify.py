@@ -115,7 +115,7 @@ def verify_tree_greedy(
 def fill_bonus_tokens(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> Tensor:
     """The bonus token of each request: what the target model says after the last accepted node.
 
-    Returns bonus_tokens [bs] int32: `predict[accept_index[b, accept_lens[b] - 1]]`. Raises ValueError for
+    Raises ValueError for
     lengths outside 1 to `accept_width` and for a path that is shorter than its length. Source: SGLang PR
     #26866, which made the row stride of `accept_index` its own width and no longer `num_draft_tokens`.
     """

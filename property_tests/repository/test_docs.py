@@ -16,6 +16,7 @@ from typer.main import get_command
 from property_tests.support import promises
 from property_tests.support.command_line import specsim
 from specsim.cli import app
+from specsim.contracts.__main__ import page as operations_page
 from specsim.rules.table import RULES as ACCOUNTING_RULES
 from specsim.tiers.ops.rules import RULES
 from specsim.tiers.workers.rules import WORKER_RULES
@@ -65,6 +66,7 @@ def test_the_reference_of_commands_is_what_the_command_line_says_of_itself() -> 
 def test_the_page_of_promises_is_of_these_tests() -> None:
     assert promises.folders_without_a_promise() == []
     assert promises.PAGE.read_text() == promises.page(), "run `make pages`"
+    assert (ROOT / "docs" / "operations.md").read_text() == operations_page(), "run `make pages`"
 
 
 def test_the_ten_lines_of_the_readme_are_caught_as_it_says(tmp_path: Path) -> None:

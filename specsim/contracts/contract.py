@@ -16,7 +16,6 @@ contract: inputs, in-out tensors (changed in place) and scalars. For outputs it 
 from __future__ import annotations
 
 import enum
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 
 from specsim.choices.chooser import Chooser
+from specsim.contracts import naive
 from specsim.contracts.draws import ChosenDraws, CounterDraws, Draws
 from specsim.reference.contract import CONTRACTS, Argument
 
@@ -249,7 +249,7 @@ def operation(
     """The operation of a function of the reference: its table has the arguments, its docstring summary and source; the
     naive implementation is the one of its name.
     """
-    function, module = reference.__name__, reference.__module__.rpartition(".")[2]
+    function = reference.__name__
     contract = CONTRACTS[function]
     text = inspect.getdoc(reference) or ""
     source = re.search(r"Source: (.*)\Z", text, re.DOTALL)
@@ -259,7 +259,7 @@ def operation(
         summary=_sentence(text.partition("\n\n")[0]),
         args=tuple(map(_argument, contract.arguments)),
         reference=reference,
-        loops=getattr(importlib.import_module(f"specsim.contracts.naive.{module}"), f"{function}_loops"),
+        loops=naive.LOOPS[f"{function}_loops"],
         cases=cases,
         source=_sentence(source[1]) if source else "",
         defined=defined,

@@ -25,9 +25,10 @@ _FAMILIES = (
 )
 OPS: dict[str, Op] = {op.name: op for family in _FAMILIES for op in family.OPS}
 
-# Samplers with random numbers of their own, and what other engines keep otherwise: specsim has no kernels of these.
+# Samplers with random numbers of their own, and layouts of other engines: specsim has no kernels of these.
 FOREIGN = frozenset(op.name for family in (frequencies, ragged_drafts) for op in family.OPS)
 
-# The reference and its slow twins as providers: `specsim check specsim.contracts.registry:REFERENCE`.
+# The reference and its naive implementations as providers: `specsim check specsim.contracts.registry:REFERENCE`.
 REFERENCE: dict[str, Implementation] = {op.name: op.reference for op in OPS.values()}
-LOOPS: dict[str, Implementation] = {op.name: op.loops for op in OPS.values()}
+NAIVE: dict[str, Implementation] = {op.name: op.loops for op in OPS.values()}
+LOOPS = NAIVE

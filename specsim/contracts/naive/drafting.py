@@ -1,6 +1,6 @@
 """`specsim.reference.drafting` once more, one request, node or token at a time: lists, dicts and for loops.
 
-The tests hold both equal. Arguments are not checked here.
+Tests require that both agree. Arguments are not checked here.
 """
 
 from __future__ import annotations
