@@ -16,8 +16,8 @@ from specsim.contracts.enumeration import (
     Proposal,
     completed,
     expected_length,
-    output_law,
-    target_law,
+    output_distribution,
+    target_distribution,
     total_variation,
 )
 from specsim.contracts.losslessness import (
@@ -32,7 +32,7 @@ from specsim.contracts.losslessness import (
     chain_proposals,
     distance,
     distances,
-    exact_law,
+    exact_distribution,
     off,
     rejection_proposals,
     rule_of,
@@ -55,8 +55,8 @@ every_model = pytest.mark.parametrize(("target", "drafter"), MODELS.values(), id
 
 def law_of(name: str, proposals: Any, **options: Any) -> Any:
     """The law of a rule by two witnesses: counted out of the reference in double precision, and derived exactly."""
-    counted = output_law(rule_of(name, BY_NAME[name].reference, dtype=torch.float64, **options), proposals)
-    assert counted == exact_law(name, proposals, **options)
+    counted = output_distribution(rule_of(name, BY_NAME[name].reference, dtype=torch.float64, **options), proposals)
+    assert counted == exact_distribution(name, proposals, **options)
     return counted
 
 
@@ -182,7 +182,7 @@ def test_reference_and_naive_implementation_are_at_distance_zero(name: str, dtyp
 def test_both_witnesses_agree_on_every_trial(name: str) -> None:
     for where, trial in trials(name):
         assert law_of(name, trial.proposals), where
-        assert off(exact_law(name, trial.proposals), trial.target, trial.length) == 0, where
+        assert off(exact_distribution(name, trial.proposals), trial.target, trial.length) == 0, where
 
 
 @every_name
@@ -252,7 +252,7 @@ def test_results_that_are_none_are_refused() -> None:
             distance("verify_chain_rejection", broken(change), quick=True)
 
 
-@pytest.mark.parametrize("call", [lambda name: distance(name, print), lambda name: exact_law(name, [])])
+@pytest.mark.parametrize("call", [lambda name: distance(name, print), lambda name: exact_distribution(name, [])])
 def test_an_unknown_name_is_refused_with_the_four_that_there_are(call: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"there is no sampling operation 'verify'; allowed: .*") as caught:
         call("verify")
@@ -273,9 +273,9 @@ def test_a_missing_threshold_is_refused_or_found() -> None:
     rule = rule_of("verify_tree_target_only", verify_tree_target_only)
     for which in (0, 3):
         with pytest.raises(ValueError, match=r"a threshold is missing: the rule emits"):
-            output_law(rule, [blind_to_coin(which)])
-        whole = exact_law("verify_tree_target_only", [blind_to_coin(which)])
-        assert output_law(rule, [blind_to_coin(which)], find_thresholds=True) == whole
+            output_distribution(rule, [blind_to_coin(which)])
+        whole = exact_distribution("verify_tree_target_only", [blind_to_coin(which)])
+        assert output_distribution(rule, [blind_to_coin(which)], find_thresholds=True) == whole
 
 
 @pytest.mark.parametrize("threshold", [Fraction(1, 3), Fraction(5, 11), Fraction(1, 2), Fraction(199, 401)], ids=str)
@@ -283,7 +283,7 @@ def test_a_threshold_is_found_as_the_fraction_that_it_is(threshold: Fraction) ->
     def rule(_drafted: Any, coins: torch.Tensor) -> Any:
         return [(int(coin < float(threshold)),) for coin in coins[:, 0].tolist()]
 
-    law = output_law(rule, [Proposal(ONE, None, ((),))], find_thresholds=True)
+    law = output_distribution(rule, [Proposal(ONE, None, ((),))], find_thresholds=True)
     assert law == {(1,): threshold, (0,): 1 - threshold}
 
 
@@ -292,18 +292,18 @@ def test_a_decision_that_no_box_of_coins_bounds_is_refused() -> None:
         return [(int(a + b < 1),) for a, b in coins.tolist()]
 
     with pytest.raises(ValueError, match=r"a threshold is missing"):
-        output_law(diagonal, [Proposal(ONE, None, ((), ()))], find_thresholds=True)
+        output_distribution(diagonal, [Proposal(ONE, None, ((), ()))], find_thresholds=True)
 
 
 def test_weights_that_are_no_distribution_and_results_that_are_too_few_are_refused() -> None:
     half = Proposal(HALF, 0, ((HALF,),))
     with pytest.raises(ValueError, match=r"the weights of the proposals add up to 1/2; allowed: 1"):
-        output_law(lambda _drafted, coins: [(0,)] * len(coins), [half])
+        output_distribution(lambda _drafted, coins: [(0,)] * len(coins), [half])
     with pytest.raises(ValueError, match=r"the rule returned 1 results for 6 rows of coins"):
-        output_law(lambda _drafted, _coins: [(0,)], [half, half])
+        output_distribution(lambda _drafted, _coins: [(0,)], [half, half])
     many = tuple(Fraction(n, 1001) for n in range(1001))
     with pytest.raises(ValueError, match=r"a proposal has 1001 x 1001 = 1002001 cells; allowed: at most 1000000"):
-        output_law(lambda _drafted, _coins: [], [Proposal(ONE, 0, (many, many))])
+        output_distribution(lambda _drafted, _coins: [], [Proposal(ONE, 0, (many, many))])
 
 
 def test_a_rule_of_ones_own_is_checked_with_its_own_thresholds() -> None:
@@ -311,15 +311,15 @@ def test_a_rule_of_ones_own_is_checked_with_its_own_thresholds() -> None:
         return [(0,) if coin < float(law[0]) + 0.125 else (1,) for coin in coins[:, 0].tolist()]
 
     law = (Fraction(3, 8), Fraction(5, 8))
-    own = output_law(biased, [Proposal(ONE, law, ((HALF,),))])
+    own = output_distribution(biased, [Proposal(ONE, law, ((HALF,),))])
     assert own == {(0,): HALF, (1,): HALF}
-    assert total_variation(own, target_law(lambda _prefix: law, 1)) == Fraction(1, 8)
+    assert total_variation(own, target_distribution(lambda _prefix: law, 1)) == Fraction(1, 8)
 
 
 def test_target_distributions_are_distributions_and_completing_keeps_what_was_emitted() -> None:
     target, _ = MODELS["four tokens"]
-    whole = target_law(target, 3)
+    whole = target_distribution(target, 3)
     assert sum(whole.values()) == 1
-    assert completed(target_law(target, 1), 3, target) == whole
-    assert completed(whole, 2, target) == target_law(target, 2)
-    assert target_law(target, 0) == {(): ONE}
+    assert completed(target_distribution(target, 1), 3, target) == whole
+    assert completed(whole, 2, target) == target_distribution(target, 2)
+    assert target_distribution(target, 0) == {(): ONE}

@@ -13,7 +13,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specsim.contracts.enumeration import Proposal, cdf, normalised, output_law, total_variation
+from specsim.contracts.enumeration import Proposal, cdf, normalised, output_distribution, total_variation
 from specsim.engine import model
 from specsim.engine.request import Turn, make_request
 from specsim.engine.stop_strings import text_of as text_of_one
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from specsim.contracts.enumeration import Law, Weights
+    from specsim.contracts.enumeration import Distribution, Weights
 
 EOS, STOP = 0, 1
 INFINITY = float("inf")
@@ -208,7 +208,9 @@ def test_an_eos_that_ends_the_grammar_ends_the_request_though_eos_is_ignored() -
 # The law of the next token
 
 
-def exact_law(seed: int, outputs: tuple[int, ...], request: SamplingParams, grammar: Automaton | None) -> Weights:
+def exact_distribution(
+    seed: int, outputs: tuple[int, ...], request: SamplingParams, grammar: Automaton | None
+) -> Weights:
     """The law of the next output in fractions. Penalties and biases are whole multiples of log 2 and the temperature
     is 1 or 1/2, so that weights stay fractions.
     """
@@ -265,7 +267,7 @@ def test_the_outputs_have_exactly_the_distribution_of_the_parameters(name: str, 
     length = 2
     request = replace(LAWS[name], max_new_tokens=length)
     grammar = Automaton({0: {EOS: 0, 2: 1, 3: 0, 4: 1}, 1: {STOP: 0, 2: 1, 5: 0}}, {0, 1}, V) if constrained else None
-    law: Law = {}
+    law: Distribution = {}
     thresholds: list[set[Fraction]] = [set() for _ in range(length)]
 
     def expect(outputs: tuple[int, ...], probability: Fraction) -> None:
@@ -273,7 +275,7 @@ def test_the_outputs_have_exactly_the_distribution_of_the_parameters(name: str, 
         if ended or len(outputs) == length:
             law[outputs] = probability
             return
-        following = exact_law(seed, outputs, request, grammar)
+        following = exact_distribution(seed, outputs, request, grammar)
         thresholds[len(outputs)] |= {*cdf(following)}
         for token, share in enumerate(following):
             if share:
@@ -285,7 +287,7 @@ def test_the_outputs_have_exactly_the_distribution_of_the_parameters(name: str, 
     def emitted(_: None, coins: Tensor) -> list[tuple[int, ...]]:
         return [generate(toy(seed), [7, 8], request, coins=row, grammar=grammar).tokens for row in coins.tolist()]
 
-    assert total_variation(output_law(emitted, [proposal]), law) == 0
+    assert total_variation(output_distribution(emitted, [proposal]), law) == 0
 
 
 @given(seed=seeds, request=params(), coins=coin_rows)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from specsim.contracts.losslessness import EAGER, SKEWED, TOY, chain_proposals, exact_law
+from specsim.contracts.losslessness import EAGER, SKEWED, TOY, chain_proposals, exact_distribution
 from specsim.contracts.statistics import (
     chi_square,
     draws_needed,
@@ -23,7 +23,9 @@ from specsim.contracts.statistics import (
 )
 
 P, Q = (torch.tensor([float(weight) for weight in row], dtype=torch.float64) for row in (SKEWED, EAGER))
-LAW = exact_law("verify_chain_rejection", chain_proposals(*TOY, 2, block=False))  # of up to three emitted tokens
+LAW = exact_distribution(
+    "verify_chain_rejection", chain_proposals(*TOY, 2, block=False)
+)  # of up to three emitted tokens
 TOKEN = dict(enumerate(SKEWED))
 DRAWS = 20_000
 

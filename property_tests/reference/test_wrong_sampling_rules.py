@@ -24,7 +24,7 @@ import torch
 from specsim.contracts.enumeration import (
     Proposal,
     expected_length,
-    output_law,
+    output_distribution,
     total_variation,
 )
 from specsim.contracts.losslessness import (
@@ -34,7 +34,7 @@ from specsim.contracts.losslessness import (
     Drafted,
     chain_proposals,
     distance,
-    exact_law,
+    exact_distribution,
     off,
     rejection_proposals,
     rule_of,
@@ -92,7 +92,7 @@ def patched(function: str, line: str, becomes: str, rule: str = "") -> Any:
 def law_of(verify: Callable[..., Any], proposals: Any) -> Any:
     """The law of a changed rule; where it flips, and the right one does not, is searched."""
     name = verify.__name__.removesuffix("_loops")
-    return output_law(rule_of(name, verify, dtype=torch.float64), proposals, find_thresholds=True)
+    return output_distribution(rule_of(name, verify, dtype=torch.float64), proposals, find_thresholds=True)
 
 
 def toy_off(verify: Callable[..., Any], proposals: Any, length: int) -> Fraction:
@@ -357,7 +357,7 @@ def test_draws_that_pass_for_certain_throughout_lose_acceptance_and_nothing_else
     wrong = patched(CHAIN, line, certain)
     assert distance(CHAIN, wrong, quick=True) == 0
     assert expected_length(law_of(wrong, toy_chains(1))) == 1 + sum(q * p for q, p in zip(Q, P, strict=True))
-    assert expected_length(exact_law(CHAIN, toy_chains(1))) == 1 + sum(map(min, Q, P))
+    assert expected_length(exact_distribution(CHAIN, toy_chains(1))) == 1 + sum(map(min, Q, P))
 
 
 def test_coins_in_the_wrong_column_tell_by_what_they_accept() -> None:
@@ -401,9 +401,9 @@ def test_the_coins_of_another_row_tell_by_both_requests_together() -> None:
         for b in chains
     ]
     product: dict[tuple[int, ...], Fraction] = {(s, t): P[s] * P[t] for s in range(5) for t in range(5)}
-    assert output_law(in_pairs(right(CHAIN)), pairs) == product
+    assert output_distribution(in_pairs(right(CHAIN)), pairs) == product
     rows = "uniform_samples[torch.arange(len(p)) // 2 * 2]"  # the odd rows read the even ones'
-    law = output_law(
+    law = output_distribution(
         in_pairs(patched(CHAIN, "uniform_samples * q < p", f"{rows} * q < p")), pairs, find_thresholds=True
     )
     for which in (0, 1):

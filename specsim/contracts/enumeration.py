@@ -1,22 +1,22 @@
-"""The exact law of what a verification rule emits, counted out cell by cell: is speculative sampling lossless?
+"""The exact distribution of what a verification rule emits, counted out cell by cell: is speculative sampling lossless?
 
-A rule is a function of its coins, and changes what it emits at finitely many thresholds of each coin only. The
-thresholds cut the coins' unit cube into cells; the rule is called once in each cell, and what it emits there weighs
-as much as the cell is large, an exact fraction. No seeds and no statistics: a rule is lossless iff the total
-variation between its law and the target's is 0.
+A rule is a function of its uniform draws, and changes what it emits at finitely many thresholds of each uniform draw
+only. The thresholds cut the uniform draws' unit cube into cells; the rule is called once in each cell, and what it
+emits there weighs as much as the cell is large, an exact fraction. No seeds and no statistics: a rule is lossless iff
+the total variation between its distribution and the target's is 0.
 
-    law = output_law(verify, proposals)
-    assert total_variation(completed(law, 3, target), target_law(target, 3)) == 0
+    distribution = output_distribution(verify, proposals)
+    assert total_variation(completed(distribution, 3, target), target_distribution(target, 3)) == 0
 
-`verify` is anybody's: a reference, a kernel behind an adapter, a rule of one's own. It gets coins at the centre of
-cells, so that rounding cannot change a decision unless a cell is as narrow as the rounding.
+`verify` can be any rule: a reference, a kernel behind an adapter, a rule of one's own. It gets uniform draws at the
+centre of cells, so that rounding cannot change a decision unless a cell is as narrow as the rounding.
 
 Thresholds are the caller's, and too many do no harm. `cdf`, `target_only_thresholds`, `chain_acceptance`,
 `block_acceptance` and `sibling_acceptance` give those of the usual rules. A threshold that is missing is noticed, and
 refused or looked for, when the decision flips between the corners of a cell; not when it flips twice inside.
 
-What this does not say: anything about coins that are not independent and uniform, and about proposals that are not
-drawn as their weights say.
+What this does not say: anything about uniform draws that are not independent and uniform, and about proposals that are
+not drawn as their weights say.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Generic, TypeVar
 import torch
 
 Tokens = tuple[int, ...]
-Law = dict[Tokens, Fraction]
+Distribution = dict[Tokens, Fraction]
 Weights = Sequence[Fraction]
 Target = Callable[[Tokens], Weights]
 T = TypeVar("T")
@@ -41,7 +41,7 @@ _CENTRE = Fraction(1, 2)
 _CORNER = Fraction(1, 1024)  # how far from its edges a cell is probed, as a share of its width
 _BRACKET = Fraction(1, 2**18)  # the width to which a missing threshold is found; far above float32's rounding
 _BRACKET_POINTS = 64  # tried in one call
-FOUND_MAX = 32  # thresholds of a proposal; a rule that needs more compares its coins with one another
+FOUND_MAX = 32  # thresholds of a proposal; a rule that needs more compares its uniform draws with one another
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class Proposal(Generic[T]):
     """What a drafter may propose.
 
     `weight`      the probability that it does
-    `drafted`     whatever the rule needs to know of it: tokens, links, laws
-    `thresholds`  for each coin the values between 0 and 1 at which a decision can flip, in any order; values outside
-                  and repeated ones are of no account
+    `drafted`     whatever the rule needs to know of it: tokens, links, distributions
+    `thresholds`  for each uniform draw the values between 0 and 1 at which a decision can flip, in any order; values
+                  outside and repeated ones are of no account
     """
 
     weight: Fraction
@@ -59,17 +59,17 @@ class Proposal(Generic[T]):
     thresholds: tuple[tuple[Fraction, ...], ...]
 
 
-def output_law(
+def output_distribution(
     verify: Callable[[T, torch.Tensor], Sequence[Tokens]],
     proposals: Iterable[Proposal[T]],
     *,
     probe_corners: bool = True,
     find_thresholds: bool = False,
-) -> Law:
-    """The exact law of the tokens that `verify` emits.
+) -> Distribution:
+    """The exact distribution of the tokens that `verify` emits.
 
-    verify           called with a proposal's `drafted` and coins [n, num_coins] float64, one row for each time that
-                     it is to verify the proposal; returns for each row the emitted tokens, of any length
+    verify           called with a proposal's `drafted` and uniform draws [n, num_coins] float64, one row for each time
+                     that it is to verify the proposal; returns for each row the emitted tokens, of any length
     proposals        all that the drafter may propose; the weights must add up to 1
     probe_corners    also call the rule near the lowest and the highest corner of each cell, to notice missing
                      thresholds; in the same call as the centres
@@ -80,7 +80,7 @@ def output_law(
     that do not add up to 1, for more than a million cells of a proposal, for a rule that returns another number of
     results than rows, and for a missing threshold that is not to be found, or cannot be.
     """
-    law: Law = {}
+    law: Distribution = {}
     total = Fraction(0)
     for proposal in proposals:
         total += proposal.weight
@@ -127,7 +127,7 @@ def _cell_law(
 
 
 def _cells(thresholds: Iterable[Iterable[Fraction]]) -> list[tuple[tuple[Fraction, Fraction], ...]]:
-    """The unit cube cut at the thresholds: low end and width of each cell along each coin."""
+    """The unit cube cut at the thresholds: low end and width of each cell along each uniform draw."""
     axes = []
     for axis in thresholds:
         cuts = sorted({Fraction(0), Fraction(1), *(cut for cut in axis if 0 < cut < 1)})
@@ -155,8 +155,8 @@ def _flip_between(
     start: list[Fraction],
     end: list[Fraction],
 ) -> tuple[int, Fraction]:
-    """A coin, and a threshold of it, on the way from `start` to `end`, which emit different tokens."""
-    way = [[*end[:i], *start[i:]] for i in range(len(start) + 1)]  # one coin after the other is moved
+    """A uniform draw, and a threshold of it, on the way from `start` to `end`, which emit different tokens."""
+    way = [[*end[:i], *start[i:]] for i in range(len(start) + 1)]  # one uniform draw after the other is moved
     emitted = _call(verify, proposal, way)
     axis = next(i for i in range(len(start)) if emitted[i] != emitted[i + 1])
     low, high = sorted((start[axis], end[axis]))
@@ -176,26 +176,26 @@ def _simplest(low: Fraction, high: Fraction) -> Fraction:
     return whole - 1 + 1 / _simplest(1 / (high - whole + 1), 1 / (low - whole + 1))
 
 
-def total_variation(p: Law, q: Law) -> Fraction:
+def total_variation(p: Distribution, q: Distribution) -> Fraction:
     """Half the sum of the absolute differences: the largest difference in the probability of any event."""
     differences = [abs(p.get(tokens, Fraction(0)) - q.get(tokens, Fraction(0))) for tokens in p.keys() | q.keys()]
     return sum(differences, Fraction(0)) / 2
 
 
-def target_law(target: Target, length: int) -> Law:
-    """The law of the first `length` tokens of decoding token by token.
+def target_distribution(target: Target, length: int) -> Distribution:
+    """The distribution of the first `length` tokens of decoding token by token.
 
-    `target(prefix)` is the target's law after the tokens `prefix`: exact weights, by token, that add up to 1.
+    `target(prefix)` is the target's distribution after the tokens `prefix`: exact weights, by token, that add up to 1.
     """
     return completed({(): Fraction(1)}, length, target)
 
 
-def completed(law: Law, length: int, target: Target) -> Law:
-    """`law`, with shorter tuples continued by the target's law and longer ones cut, to `length` tokens.
+def completed(law: Distribution, length: int, target: Target) -> Distribution:
+    """`law`, with shorter tuples continued by the target's distribution and longer ones cut, to `length` tokens.
 
-    That is what later steps of a lossless engine do; it makes laws of different accepted lengths comparable.
+    That is what later steps of a lossless engine do; it makes distributions of different accepted lengths comparable.
     """
-    result: Law = {}
+    result: Distribution = {}
     for tokens, probability in law.items():
         if len(tokens) >= length:
             continued = {tokens[:length]: probability}
@@ -209,13 +209,15 @@ def completed(law: Law, length: int, target: Target) -> Law:
     return result
 
 
-def expected_length(law: Law) -> Fraction:
+def expected_length(law: Distribution) -> Fraction:
     """The expected number of emitted tokens, the bonus token included."""
     return sum((len(tokens) * probability for tokens, probability in law.items()), Fraction(0))
 
 
 def cdf(weights: Weights) -> tuple[Fraction, ...]:
-    """Where a coin that draws from `weights` by inversion flips: the cumulative shares, if any weight is positive."""
+    """Where a uniform draw that draws from `weights` by inversion flips: the cumulative shares, if any weight is
+    positive.
+    """
     total = sum(weights, Fraction(0))
     return tuple(part / total for part in itertools.accumulate(weights)) if total > 0 else ()
 
@@ -240,20 +242,22 @@ def without(weights: Weights, tokens: Iterable[int]) -> list[Fraction]:
 def target_only_thresholds(
     law: Weights, children: Sequence[int], threshold_acc: Fraction = Fraction(1)
 ) -> tuple[Fraction, ...]:
-    """Where the coin of a node flips in target-only sampling, given the tokens of its children in link order."""
+    """Where a node's uniform draw flips in target-only sampling, given the tokens of its children in link order."""
     return tuple(mass / threshold_acc for mass in itertools.accumulate(law[token] for token in children))
 
 
 def chain_acceptance(p: Weights, q: Weights, token: int) -> Fraction:
-    """The coin below which the token rule accepts `token`, drawn from q, for the target law p; 0 if q(token) is 0."""
+    """The uniform draw below which the token rule accepts `token`, drawn from q, for the target distribution p; 0 if
+    q(token) is 0.
+    """
     return min(p[token] / q[token], Fraction(1)) if q[token] > 0 else Fraction(0)
 
 
 def sibling_acceptance(p: Weights, q: Weights, tokens: Sequence[int]) -> tuple[list[Fraction], list[Fraction]]:
-    """Siblings with `tokens`, drawn from q one after the other without replacement, for the target law p.
+    """Siblings with `tokens`, drawn from q one after the other without replacement, for the target distribution p.
 
-    Returns for each sibling the coin below which it is accepted, once those before it are rejected, and what is left
-    of p when all are.
+    Returns for each sibling the uniform draw below which it is accepted, once those before it are rejected, and what is
+    left of p when all are.
     """
     left, proposal = list(p), list(q)
     acceptance = []
@@ -267,10 +271,11 @@ def sibling_acceptance(p: Weights, q: Weights, tokens: Sequence[int]) -> tuple[l
 def block_acceptance(
     target: Sequence[Weights], draft: Sequence[Weights], tokens: Sequence[int]
 ) -> tuple[list[Fraction], list[list[Fraction]]]:
-    """Block verification of `tokens` x_1..x_S, drawn from the S laws `draft`, for the S + 1 laws `target`.
+    """Block verification of `tokens` x_1..x_S, drawn from the S distributions `draft`, for the S + 1 distributions
+    `target`.
 
-    Returns h_1..h_S, the coins below which a prefix is accepted, and the S + 1 laws from which the next token is
-    drawn after 0..S accepted drafts, not normalised.
+    Returns h_1..h_S, the uniform draws below which a prefix is accepted, and the S + 1 distributions from which the
+    next token is drawn after 0..S accepted drafts, not normalised.
     """
     reach = [Fraction(1)]
     for p, q, token in zip(target, draft, tokens, strict=False):

@@ -1,20 +1,21 @@
-"""Is your rule lossless? The exact distance between what an implementation emits and the target model's law.
+"""Is your rule lossless? The exact distance between what an implementation emits and the target model's distribution.
 
     from specsim.contracts.losslessness import distance
 
     assert distance("verify_chain_rejection", my_kernel) == 0
 
-An implementation of one of the four sampling operations is called with every coin that makes a difference, for every
-draft that the drafters below can draw, and what it emits is weighed exactly (`specsim.contracts.enumeration`). The
-answer is a fraction: 0, or how much more probable some event is than it should be. `distances` says where.
+An implementation of one of the four sampling operations is called with every uniform draw that makes a difference, for
+every draft that the drafters below can draw, and what it emits is weighed exactly (`specsim.contracts.enumeration`).
+The answer is a fraction: 0, or how much more probable some event is than it should be. `distances` says where.
 
 Probabilities are sixteenths, so that float32 holds them exactly. Models are small: 3 to 5 tokens, two drafted ones in
-depth, and laws that depend on the tokens before, with zeros, with rows that leave nothing to chance, and with drafters
-that equal the target. What small models cannot show, a loop over blocks of the vocabulary or a tree of 64 nodes, the
-cases of `specsim.contracts.sampling` are for.
+depth, and distributions that depend on the tokens before, with zeros, with rows that leave nothing to chance, and with
+drafters that equal the target. What small models cannot show, a loop over blocks of the vocabulary or a tree of 64
+nodes, the cases of `specsim.contracts.sampling` are for.
 
-`exact_law` is the second witness: the law of each rule as it follows from the papers, in fractions alone. It calls
-neither the reference nor any tensor code; the tests hold what is counted out of the reference equal to it.
+`exact_distribution` checks the enumeration itself: the distribution of each rule as it follows from the papers, in
+fractions alone. It calls neither the reference nor any tensor code; the tests hold what is counted out of the reference
+equal to it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 
 from specsim.contracts.contract import Implementation, Role, Tensors, WrongResultError
 from specsim.contracts.enumeration import (
-    Law,
+    Distribution,
     Proposal,
     Target,
     Tokens,
@@ -39,10 +40,10 @@ from specsim.contracts.enumeration import (
     chain_acceptance,
     completed,
     normalised,
-    output_law,
+    output_distribution,
     residual,
     sibling_acceptance,
-    target_law,
+    target_distribution,
     target_only_thresholds,
     total_variation,
     without,
@@ -63,7 +64,7 @@ _POISON = -7  # in outputs without a prefill: neither a token nor a length
 
 
 def of_prefix(rows: Sequence[Sequence[int]]) -> Target:
-    """A model of sixteenths: its law after a prefix is one of `rows`, turned by the tokens before."""
+    """A model of sixteenths: its distribution after a prefix is one of `rows`, turned by the tokens before."""
     exact = [tuple(Fraction(weight, 16) for weight in row) for row in rows]
 
     def law(prefix: Tokens) -> Row:
@@ -119,12 +120,13 @@ QUICK = {  # few requests, and still siblings, two drafts in depth, and tokens t
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """Drafts, and the laws of both models after each node; node 0 is the root.
+    """Drafts, and the distributions of both models after each node; node 0 is the root.
 
     `tokens`   of each node
     `parents`  of each node, an earlier one; -1 for the root. Siblings are linked in the order of their numbers
-    `target`   the target model's law after each node
-    `drafter`  the law from which each node's children were drawn, trees; of each draft, chains; empty if nobody asks
+    `target`   the target model's distribution after each node
+    `drafter`  the distribution from which each node's children were drawn, trees; of each draft, chains; empty if it is
+               not used
     """
 
     tokens: Tokens
@@ -161,7 +163,7 @@ def target_only_proposal(
 def chain_proposals(target: Target, drafter: Target, num_steps: int, *, block: bool) -> list[Proposal[Drafted]]:
     """Every chain of `num_steps` drafts that the drafter can draw; `block` for the thresholds of block verification."""
     proposals = []
-    for drafts, weight in target_law(drafter, num_steps).items():
+    for drafts, weight in target_distribution(drafter, num_steps).items():
         q = tuple(tuple(drafter(drafts[:i])) for i in range(num_steps))
         p = tuple(tuple(target(drafts[:i])) for i in range(num_steps + 1))
         if block:
@@ -175,7 +177,7 @@ def chain_proposals(target: Target, drafter: Target, num_steps: int, *, block: b
 
 
 def _drawn_without_replacement(law: Weights, count: int) -> Iterator[tuple[Tokens, Fraction]]:
-    """Ordered tuples of tokens with their probabilities; fewer than `count` where the law has fewer."""
+    """Ordered tuples of tokens with their probabilities; fewer than `count` where the distribution has fewer."""
     if count == 0 or not any(law):
         yield (), ONE
         return
@@ -191,7 +193,7 @@ def rejection_proposals(target: Target, drafter: Target, families: Tokens) -> li
     for node, count in enumerate(families):
         grown = []
         for tokens, parents, weight in trees:
-            if node >= len(tokens):  # the law had fewer tokens than asked for
+            if node >= len(tokens):  # the distribution has fewer tokens than wanted
                 grown.append((tokens, parents, weight))
                 continue
             law = drafter(_prefixes(tokens, parents)[node])
@@ -232,13 +234,14 @@ def rule_of(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Rule:
-    """An implementation of the operation `name` as a rule that `output_law` calls; the last coin is the final one.
+    """An implementation of the operation `name` as a rule that `output_distribution` calls; the last uniform draw is
+    the final one.
 
-    Called by the contract's convention, with all rows of coins as one batch. `num_steps` and the thresholds are for
-    those operations that take them; `dtype` is that of laws and coins, float32 in the contract. Outputs that it writes
-    in place arrive with the contract's prefill, or with a value that is no result.
-    Raises ValueError for an unknown name; the rule raises WrongResultError for lengths, node numbers and tokens that
-    the contract does not allow.
+    Called by the contract's convention, with all rows of uniform draws as one batch. `num_steps` and the thresholds are
+    for those operations that take them; `dtype` is that of distributions and uniform draws, float32 in the contract.
+    Outputs that it writes in place arrive with the contract's prefill, or with a value that is no result. Raises
+    ValueError for an unknown name; the rule raises WrongResultError for lengths, node numbers and tokens that the
+    contract does not allow.
     """
     _require_known(name)
     op = _OPS[name]
@@ -316,7 +319,9 @@ def _emitted(results: Tensors, num_steps: int, vocab_size: int) -> list[Tokens]:
 
 
 class Trial(NamedTuple):
-    """A law to hold an implementation against: what may be proposed, and the target's law of `length` tokens."""
+    """A distribution to compare an implementation with: what may be proposed, and the target's distribution of `length`
+    tokens.
+    """
 
     proposals: Sequence[Proposal[Drafted]]
     target: Target
@@ -350,9 +355,9 @@ def _require_known(name: str) -> None:
         raise ValueError(f"there is no sampling operation {name!r}; allowed: {', '.join(NAMES)}")
 
 
-def off(law: Law, target: Target, length: int) -> Fraction:
-    """The total variation between an emitted law and the target's, of the first `length` tokens."""
-    return total_variation(completed(law, length, target), target_law(target, length))
+def off(law: Distribution, target: Target, length: int) -> Fraction:
+    """The total variation between an emitted distribution and the target's, of the first `length` tokens."""
+    return total_variation(completed(law, length, target), target_distribution(target, length))
 
 
 def distances(
@@ -363,10 +368,10 @@ def distances(
     device: torch.device | str = "cpu",
     quick: bool = False,
 ) -> dict[str, Fraction]:
-    """How far an implementation is off the target's law in each of the `trials`; see `distance`."""
+    """How far an implementation is off the target's distribution in each of the `trials`; see `distance`."""
     rule = rule_of(name, implementation, dtype=dtype, device=device)
     return {
-        where: off(output_law(rule, trial.proposals, find_thresholds=True), trial.target, trial.length)
+        where: off(output_distribution(rule, trial.proposals, find_thresholds=True), trial.target, trial.length)
         for where, trial in trials(name, quick=quick)
     }
 
@@ -379,19 +384,19 @@ def distance(
     device: torch.device | str = "cpu",
     quick: bool = False,
 ) -> Fraction:
-    """How far what an implementation emits is off the target's law: 0 iff it is lossless on all that is tried.
+    """How far what an implementation emits is off the target's distribution: 0 iff it is lossless on all that is tried.
 
     name            verify_tree_target_only, verify_chain_rejection, verify_chain_block or verify_tree_rejection
     implementation  a callable by the contract's calling convention (`specsim.contracts.contract`), in place or not
-    dtype           of laws and coins: float32, as in the contract, or float64
+    dtype           of distributions and uniform draws: float32, as in the contract, or float64
     device          where its arguments are
     quick           a smaller scope, for an implementation that costs by the request (Triton's interpreter): a
                     few hundred requests in at most 16 calls, instead of thousands
 
     Returns the largest total variation over the built-in models, drafters and trees (`trials`); thresholds of
     `verify_tree_target_only` are 1. An implementation need not flip where the rule does: where it flips is searched.
-    Raises ValueError for an unknown name and for decisions that no box of coins bounds, WrongResultError for results
-    that the contract does not allow; what the implementation raises passes through.
+    Raises ValueError for an unknown name and for decisions that no box of uniform draws bounds, WrongResultError for
+    results that the contract does not allow; what the implementation raises passes through.
     """
     return max(distances(name, implementation, dtype=dtype, device=device, quick=quick).values())
 
@@ -399,21 +404,22 @@ def distance(
 # ---- the second witness
 
 
-def exact_law(
+def exact_distribution(
     name: str,
     proposals: Iterable[Proposal[Drafted]],
     *,
     num_steps: int = 2,
     threshold_single: Fraction = ONE,
     threshold_acc: Fraction = ONE,
-) -> Law:
-    """The law of what the rule of operation `name` emits, derived in fractions; thresholds of proposals are not read.
+) -> Distribution:
+    """The distribution of what the rule of operation `name` emits, derived in fractions; thresholds of proposals are
+    not read.
 
     Zero probabilities are left out. `num_steps` and the thresholds as in `rule_of`, as fractions; `threshold_acc` is
     taken as it is and must be positive. Raises ValueError for an unknown name.
     """
     _require_known(name)
-    law: Law = {}
+    law: Distribution = {}
     for proposal in proposals:
         if name == "verify_tree_target_only":
             outcomes = _walk_target_only(proposal.drafted, num_steps, threshold_single, threshold_acc)
@@ -442,7 +448,9 @@ def _drawn(path: Tokens, weights: Weights, probability: Fraction) -> Iterator[tu
 def _walk_target_only(
     drafted: Drafted, num_steps: int, single: Fraction, acc: Fraction, node: int = 0, path: Tokens = ()
 ) -> Iterator[tuple[Tokens, Fraction]]:
-    """A coin below A / acc accepts, one above goes to the next child; `gone` is what the children have had of it."""
+    """A uniform draw below A / acc accepts, one above goes to the next child; `gone` is what the children have had of
+    it.
+    """
     p = drafted.target[node]
     gone, mass, rejected = Fraction(0), Fraction(0), []
     for child in drafted.children(node) if len(path) < num_steps else ():
@@ -460,7 +468,7 @@ def _walk_target_only(
 def _walk_rejection(
     drafted: Drafted, num_steps: int, node: int = 0, path: Tokens = ()
 ) -> Iterator[tuple[Tokens, Fraction]]:
-    """A child drawn from q is accepted with min(p / q, 1); the next is held against what that leaves of p."""
+    """A child drawn from q is accepted with min(p / q, 1); the next is compared with what that leaves of p."""
     p, q = list(drafted.target[node]), list(drafted.drafter[node])
     reached = ONE
     for child in drafted.children(node) if len(path) < num_steps else ():
@@ -478,12 +486,12 @@ def _walk_rejection(
 
 
 def _as_tree(drafted: Drafted) -> Drafted:
-    """A chain with a law for every node: a leaf has no children to draw, and needs none."""
+    """A chain with a distribution for every node: a leaf has no children to draw, and needs none."""
     return Drafted(drafted.tokens, drafted.parents, drafted.target, (*drafted.drafter, drafted.target[-1]))
 
 
 def _block(drafted: Drafted) -> Iterator[tuple[Tokens, Fraction]]:
-    """The longest prefix whose coin is below its height, from the whole block down."""
+    """The longest prefix whose uniform draw is below its height, from the whole block down."""
     drafts = drafted.tokens[1:]
     reach = [ONE]
     for p, q, token in zip(drafted.target, drafted.drafter, drafts, strict=False):

@@ -1,4 +1,4 @@
-"""Providers: who implements which operation, and what is known of each implementation.
+"""Providers: which operations somebody implements, and what is known of each implementation.
 
 The smallest provider is a mapping from operation names to callables (`{"fill_bonus_tokens": my_function}`). What
 specsim itself lifts from a release says more: where the code stands, which configurations reach it, and whether it is
@@ -21,22 +21,22 @@ Reach = str  # "default" | "option" | "guarded:FILE:LINE" | "not called" | "unkn
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One implementation of one operation, as it is judged.
+    """One implementation of one operation, as it is tested.
 
     `run`      `run(sizes, tensors)` runs it and returns the outputs by name; `tensors` holds every tensor argument of
                the contract, outputs preallocated, and is written in place. Raises WrongResultError for outputs that do
                not fit.
     `name`     unique within the provider and stable across releases, e.g. "caller:EAGLEWorkerV2.verify"
     `where`    FILE:LINE of the code, relative to the root of its package, or "" when it has none
-    `accepts`  the sizes for which the implementation claims to work; others are not judged
+    `accepts`  the sizes for which the implementation claims to work; others are skipped
     `reach`    who can reach the failing configuration, given its sizes
     `explain`  one more sentence on a failing case, or ""
-    `needs`    name of a subject that must be right for this one to be judged (a caller needs its kernel), or ""
-    `cost`     how many times as long a case takes as one of a small kernel: it is judged on as many fewer
-    `source_hash`  hash of the code that is judged, "" if unknown
-    `strided`  arguments whose strides it asks for: their rows need not lie side by side
+    `needs`    name of a subject that must pass for this one to be tested (a caller needs its kernel), or ""
+    `cost`     how many times as long a case takes as one of a small kernel: it is tested with as many fewer
+    `source_hash`  hash of the code that is tested, "" if unknown
+    `strided`  arguments whose strides it reads: their rows need not lie side by side
     `on_cpu`   whether it is host code that runs on a CPU alone
-    `far`      launches it at sizes of which only the strides are made; its offsets are then all that is judged
+    `far`      launches it at sizes of which only the strides are made; only its offsets are then tested
     """
 
     op: str
@@ -56,7 +56,7 @@ class Subject:
 
 
 class NotCalledError(Exception):
-    """A caller's code does not make its call in the configuration of the case: the case is not judged."""
+    """A caller's code does not make its call in the configuration of the case: the case is skipped."""
 
 
 class Provider(Protocol):
@@ -65,13 +65,13 @@ class Provider(Protocol):
     name: str
 
     def subjects(self) -> tuple[list[Subject], list[NotRun]]:
-        """The implementations to judge, kernels before the callers that need them, and what is missing."""
+        """The implementations to test, kernels before the callers that need them, and what is missing."""
         ...
 
 
 class MappingProvider:
-    """A provider made from a mapping of operation names to callables. `accepts` says of single operations for which
-    sizes they are judged; the others are for all.
+    """A provider made from a mapping of operation names to callables. `accepts` says for which sizes
+    single operations are tested; the others are for all.
     """
 
     def __init__(

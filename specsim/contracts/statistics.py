@@ -1,18 +1,19 @@
-"""Does a sampler with random numbers of its own have the law that it should? Chi-square tests that know when to stop.
+"""Does a sampler with random numbers of its own have the distribution that it should? Chi-square tests that know when
+to stop.
 
-What takes its coins as an argument is held against an exact law (`specsim.contracts.losslessness`). A kernel that draws
-its own is run often and its outcomes are counted:
+What takes its uniform draws as an argument is compared with an exact distribution (`specsim.contracts.losslessness`). A
+kernel that draws its own is run often and its outcomes are counted:
 
-    law = exact_law("verify_chain_rejection", proposals)
-    assert emissions_fit(draw, law).ok
+    distribution = exact_distribution("verify_chain_rejection", proposals)
+    assert emissions_fit(draw, distribution).ok
 
 `draw(seed)` returns what was emitted, as often as `draws_needed` says. A marginal cannot see a token that comes at the
 wrong time, and the length cannot see a wrong token: `emissions_fit` tests every position by itself, each together with
 the accepted length, and the length.
 
-A test that fails is run once more with a fresh seed, and has failed when it does again. With `error_rate` 1e-6 a right
-sampler fails once in 1e12 runs. What cannot happen and does fails at once. What passes is as right as the number of
-draws can tell: an effect smaller than that of `draws_needed` is not seen.
+A test that fails is run once more with a fresh seed, and has failed when it does again. With `error_rate` 1e-6 a
+correct sampler fails once in 1e12 runs. What cannot happen and does fails at once. What passes is as correct as the
+number of draws can tell: an effect smaller than that of `draws_needed` is not seen.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from specsim.contracts.enumeration import Law, Tokens
+from specsim.contracts.enumeration import Distribution, Tokens
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -34,7 +35,7 @@ SEEDS = (0, 1)
 
 
 class Fit(NamedTuple):
-    """Whether draws fit a law.
+    """Whether draws fit a distribution.
 
     `ok`        they do
     `p_values`  of the tests that were made, by name, in order; the last draw's alone when it was drawn twice
@@ -79,8 +80,8 @@ def chi_square(counts: Mapping[Outcome, int] | torch.Tensor, law: Mapping[Outcom
     law     the probability of each outcome, fractions that add up to 1; or [n] float, up to 1e-6 of rounding
 
     Cells of which fewer than 5 are expected are pooled in one, and that one with the next smallest if it needs it.
-    1 when all is one cell: nothing can be said. 0 when an outcome occurred that the law does not have.
-    Raises ValueError for a law that does not add up to 1, negative counts, and no draws at all.
+    1 when all is one cell: nothing can be said. 0 when an outcome occurred that the distribution does not have.
+    Raises ValueError for a distribution that does not add up to 1, negative counts, and no draws at all.
     Source: Pearson (1900); Cochran (1954) for the least expected count.
     """
     expected, observed = _by_outcome(law), _by_outcome(counts)
@@ -105,7 +106,7 @@ def _by_outcome(table: Mapping[Any, Any] | torch.Tensor) -> Mapping[Any, Any]:
 
 
 def impossible(counts: Mapping[Outcome, int], law: Mapping[Outcome, Any]) -> Outcome | None:
-    """An outcome that occurred and has probability 0, or is not in the law; None if there is none."""
+    """An outcome that occurred and has probability 0, or is not in the distribution; None if there is none."""
     return next((outcome for outcome, count in counts.items() if count > 0 and not law.get(outcome, 0) > 0), None)
 
 
@@ -128,22 +129,23 @@ def _pearson(cells: Sequence[tuple[float, int]]) -> float:
 # ---- what to look at in emitted tokens
 
 
-def marginals(law: Law, i: int) -> dict[int | None, Fraction]:
-    """The law of the i-th emitted token, from 0; None where fewer are emitted."""
+def marginals(law: Distribution, i: int) -> dict[int | None, Fraction]:
+    """The distribution of the i-th emitted token, from 0; None where fewer are emitted."""
     return _image(law, _token_at(i))
 
 
-def joint_of_token_and_length(law: Law, i: int) -> dict[tuple[int | None, int], Fraction]:
-    """The law of the i-th emitted token, from 0, None where fewer are emitted, and the number of accepted drafts.
+def joint_of_token_and_length(law: Distribution, i: int) -> dict[tuple[int | None, int], Fraction]:
+    """The distribution of the i-th emitted token, from 0, None where fewer are emitted, and the number of accepted
+    drafts.
 
-    The number of accepted drafts is that of emitted tokens without the bonus. A coin from the wrong place shows here:
-    it makes the length depend on the token in another way, while each by itself can stay as it is.
+    The number of accepted drafts is that of emitted tokens without the bonus. A uniform draw from the wrong place shows
+    here: it makes the length depend on the token in another way, while each by itself can stay as it is.
     """
     return _image(law, _token_at_and_length(i))
 
 
-def lengths(law: Law) -> dict[int, Fraction]:
-    """The law of the number of accepted drafts."""
+def lengths(law: Distribution) -> dict[int, Fraction]:
+    """The distribution of the number of accepted drafts."""
     return _image(law, _length)
 
 
@@ -186,7 +188,7 @@ def fits(
     draw        called with a seed; returns independent outcomes, or how often each occurred. What it draws with one
                 seed must not depend on what it drew with another
     law         the probability of each outcome, fractions that add up to 1
-    error_rate  the p-value below which the draws are repeated, once, with the second seed; a right sampler fails with
+    error_rate  the p-value below which the draws are repeated, once, with the second seed; a correct sampler fails with
                 probability error_rate**2
 
     An outcome that has probability 0 fails at once and is named.
@@ -197,7 +199,7 @@ def fits(
 
 def emissions_fit(
     draw: Callable[[int], Iterable[Tokens] | Mapping[Tokens, int]],
-    law: Law,
+    law: Distribution,
     *,
     error_rate: float = 1e-6,
     seeds: tuple[int, int] = SEEDS,
