@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import LOGITS, operation, require_size
+from specsim.kernels.launch import LOGITS, operation
 from specsim.kernels.split_rows import (
     HEAD,
     LOG2_E,
@@ -156,8 +156,6 @@ def verify_logits_sampled(
     bs = candidates.shape[0]
     if law not in (EXACT, RELAXED):
         raise ValueError(f"law is {law}; allowed: EXACT ({EXACT}), RELAXED ({RELAXED})")
-    require_size("bitmask", "num_words", bitmask.shape[1], -(-logits.shape[1] // 32))
-    require_size("accept_index", "accept_width", accept_index.shape[1], num_steps + 1)
     tree = Tree(candidates, retrieve_index, retrieve_next_token, retrieve_next_sibling)
     penalties = (output_counts, output_lens, frequency_penalty, presence_penalty, repetition_penalty)
     limits = (min_new_tokens, stop_token_ids, logit_bias, bias_rows, bitmask, bitmask_rows)
