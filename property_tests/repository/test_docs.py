@@ -66,6 +66,9 @@ def test_the_reference_of_commands_is_what_the_command_line_says_of_itself() -> 
 def test_the_page_of_promises_is_of_these_tests() -> None:
     assert promises.folders_without_a_promise() == []
     assert promises.PAGE.read_text() == promises.page(), "run `make pages`"
+
+
+def test_the_page_of_operations_is_what_the_contracts_say() -> None:
     assert (ROOT / "docs" / "operations.md").read_text() == operations_page(), "run `make pages`"
 
 
