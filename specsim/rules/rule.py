@@ -25,8 +25,8 @@ class Broken:
     rule: Rule
     part: str
     who: str
-    expected: object
-    actual: object
+    expected: Any
+    actual: Any
     aspect: str = ""
     can_go_on: bool = False
     restores: tuple[Request, Observed] | None = None
