@@ -94,7 +94,7 @@ docs: $(READY) ## the documentation as a site, in build/site; installs MkDocs on
 
 pages: $(READY) ## the committed pages that a program writes: docs/{commands,operations}.md, property_tests/PROMISES.md
 	TERMINAL_WIDTH=100 $(BIN)/python -m typer specsim.cli utils docs --name specsim --title Commands --output docs/commands.md
-	$(BIN)/python -m specsim.contracts docs/operations.md
+	$(BIN)/python -m specsim.contracts > docs/operations.md
 	$(BIN)/python -m property_tests.support.promises
 
 lint: $(READY) ## ruff and mypy

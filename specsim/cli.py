@@ -527,7 +527,7 @@ def bench(
     only: Annotated[list[str] | None, typer.Option("--only", help="Of kernels: an operation or family.")] = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
-    write: Annotated[Path | None, typer.Option("--write", hidden=True, help="Deprecated: writes nothing.")] = None,
+    write: Annotated[str | None, typer.Option("--write", hidden=True, help="Deprecated: writes nothing.")] = None,
     budget_seconds: Annotated[
         float | None, typer.Option("--budget-seconds", max=SECONDS_MAX, help="End after them, with what was measured.")
     ] = None,

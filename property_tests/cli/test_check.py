@@ -131,7 +131,7 @@ def test_a_users_wrong_provider_gives_one_readable_minimal_finding(folder: Path)
     ended = specsim(folder, "check", "mine:provider", "--cases", "40", "--device", "cpu")
     assert ended.returncode == 1
     assert "fill_bonus_tokens: bonus_tokens[0] differs from the reference" in ended.stdout
-    assert "bs=1, topk=1, num_steps=1" in ended.stdout
+    assert "topk=1, num_steps=1, num_draft_tokens=2, bs=1" in ended.stdout
     assert "fail: 1 finding" in ended.stdout
 
 

@@ -33,7 +33,7 @@ ARGUMENTS = {
     "shrink": ["no.json"],
     "report": ["."],
     "template": ["fill_bonus_tokens"],
-    "bench": ["guidance"],
+    "bench": ["sim"],
     "bisect": ["no.json", "--good", "1", "--bad", "2"],
 }
 MORE = {("bisect", "--out"): ["--good", "1", "--bad", "2", "--rule", "I31"], ("targets", "--write"): ["sglang@."]}
@@ -388,7 +388,6 @@ BESIDE: Sequence[tuple[str, Sequence[str], str]] = [
     ("targets", ["--fetch", "sglang==0.1", "--json", "x"], "--json with --fetch"),
     ("targets", ["sglang@.", "--write", "x"], "--write with sglang@."),
     ("bench", ["sim", "--device", "cpu"], "--device with sim"),
-    ("bench", ["guidance", "--full"], "--full with guidance"),
     ("mutants", ["--only", "ops", "--schedules", "3"], "--schedules with --only ops"),
     ("mutants", ["--write", "x", "--budget-seconds", "3"], "--budget-seconds with --write"),
     ("fuzz", ["--again", "0:1", "--jobs", "2"], "--jobs with --again"),

@@ -1,11 +1,10 @@
-"""The page of operations: `python -m specsim.contracts docs/operations.md` writes it from the contracts."""
+"""The page of operations: `python -m specsim.contracts` prints it from the contracts."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
-from pathlib import Path
 
 from specsim.contracts.contract import Op
 from specsim.contracts.registry import FOREIGN, OPS
@@ -13,7 +12,7 @@ from specsim.contracts.registry import FOREIGN, OPS
 _HEAD = """# Operations
 
 For somebody who implements an operation, or wants to know what specsim compares: what each one takes and returns.
-`python -m specsim.contracts docs/operations.md` writes this page from the tables in `reference/`; a test
+`make pages` writes this page from the tables in `reference/`; a test
 requires that it is current. `specsim.reference.contract` explains the tables, [the reference](reference.md) the ideas.
 """
 
@@ -43,4 +42,4 @@ def _within(op: Op) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
+    sys.stdout.write(page())
