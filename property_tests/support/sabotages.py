@@ -315,7 +315,7 @@ def hands_out_a_page_twice(init: Callable[..., None]) -> Callable[..., None]:
 def free_at_once(allocator: Allocator, slots: list[int]) -> None:
     """As `Allocator.free` does, past the free group."""
     pages = list(dict.fromkeys(slot // allocator.page_size for slot in slots))
-    allocator._watcher.freed([slot for page in pages for slot in allocator._slots_of(page)])
+    allocator._watcher.freed(allocator._slots_of(pages))
     allocator._free_pages[:0] = pages
 
 

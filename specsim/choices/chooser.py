@@ -42,7 +42,8 @@ class RecordingChooser:
         if bound < 1:
             raise ValueError(f"choose(bound={bound}, label={label!r}): bound must be at least 1")
         value = self._source(bound, label)
-        value = 0 if value < 0 else min(value, bound - 1)
+        if not 0 <= value < bound:
+            value = 0 if value < 0 else bound - 1
         self._tape.append(value)
         return value
 

@@ -16,6 +16,8 @@ from specsim.compiled.finder import package_sources
 
 # The modules of these, and every module of the packages of the key that they import.
 ROOTS = ("engine", "rules.checked_engine", "choices.exhaustive")
+# Protocols from which compiled classes derive, so that their methods are called without a lookup.
+PLAIN_BASES = frozenset({"Accounting", "Observer"})
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -70,8 +72,9 @@ def rewritten(source: str, module: str = "") -> str:
             inserted.append((node.lineno - 1, replaced[node.name]))
         if not isinstance(node, ast.ClassDef):
             continue
-        if _is_plain(node):
+        if _is_plain(node) or node.name in PLAIN_BASES:
             inserted.append((node.lineno - 1, "@mypyc_attr(allow_interpreted_subclasses=True)\n"))
+        if _is_plain(node):
             inserted.append((node.end_lineno or 0, _copy(node.name, _attributes(node))))
         decorator = next((d for d in node.decorator_list if _named(d, "dataclass")), None)
         if decorator is not None:
@@ -100,8 +103,8 @@ def _named(node: ast.expr, name: str) -> bool:
 
 
 def _is_plain(node: ast.ClassDef) -> bool:
-    """Whether the class is neither a dataclass nor derived from another."""
-    return not node.decorator_list and not node.bases
+    """Whether the class is neither a dataclass nor derived from others than these protocols."""
+    return not node.decorator_list and {ast.unparse(base) for base in node.bases} <= PLAIN_BASES
 
 
 def _attributes(node: ast.ClassDef) -> list[str]:

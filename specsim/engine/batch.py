@@ -154,11 +154,12 @@ class Batch:
         except (OutOfSlotsError, RowsExhaustedError) as error:
             raise out_of_memory("prepare", error) from error
         after = [self._accounting.observe(request) for request in batch]
-        growth = [
-            f"{request.rid}:{was.allocated}>{now.allocated}"
-            for request, was, now in zip(batch, before, after, strict=True)
-        ]
-        self._log.record("host", "prepare", "", " ".join(growth))
+        if not self._log.is_quiet:
+            growth = [
+                f"{request.rid}:{was.allocated}>{now.allocated}"
+                for request, was, now in zip(batch, before, after, strict=True)
+            ]
+            self._log.record("host", "prepare", "", " ".join(growth))
         self._observer.after_memory_calls("prepare")
         self._observer.after_prepare(batch, before, after)
         self._observer.ownership("prepare", self._requests.everybody, self._requests.open_sessions)

@@ -83,7 +83,7 @@ class Launches:
         self._count += 1
         self.device.launch(launch)
         self.unresolved.append(launch)
-        for part in launch.parts:
+        for part in () if self._log.is_quiet else launch.parts:
             self._log.record("host", "launch", part.name, " ".join(row.request.rid for row in part.rows))
         self._observer.at_launch(launch, len(self.unresolved))
         if self.streams is not None:
@@ -107,7 +107,7 @@ class Launches:
             self._observer.device_raised(error)
             raise RunStopped from error
         starts = {row.key: row.request.extend_len for part in launch.parts for row in part.rows}
-        for part in launch.parts:
+        for part in () if self._log.is_quiet else launch.parts:
             if part.result is None:
                 self._log.record(agent, "prefill", part.name, " ".join(row.request.rid for row in part.rows))
             else:

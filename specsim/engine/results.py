@@ -177,11 +177,12 @@ class Results:
         self, launch: Launch, result: DecodeResult, before: list[Observed], runs: list[list[int]], live: list[bool]
     ) -> None:
         self._observer.after_memory_calls("resolve")
-        details = [
-            f"{row.request.rid}:{'+' if alive else 'stale '}{accept_len}"
-            for row, alive, accept_len in zip(launch.rows, live, result.accept_lens, strict=True)
-        ]
-        self._log.record("host", "resolve", launch.name, " ".join(details))
+        if not self._log.is_quiet:
+            details = [
+                f"{row.request.rid}:{'+' if alive else 'stale '}{accept_len}"
+                for row, alive, accept_len in zip(launch.rows, live, result.accept_lens, strict=True)
+            ]
+            self._log.record("host", "resolve", launch.name, " ".join(details))
         for row, alive in zip(launch.rows, live, strict=True):
             if row.request.key == row.key:
                 row.request.pending -= 1

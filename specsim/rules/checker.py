@@ -20,7 +20,7 @@ from specsim.engine.launch import DecodeResult, Launch
 from specsim.engine.lifecycle import State
 from specsim.engine.memory.allocator import SlotWatcher
 from specsim.engine.memory.sessions import SessionSlot
-from specsim.engine.observer import Accesses, RunStopped, Violation
+from specsim.engine.observer import Accesses, Observer, RunStopped, Violation
 from specsim.engine.request import Request
 from specsim.rules import views
 from specsim.rules.audit import idle_tree_seen, slots_seen, tree_seen, window_seen
@@ -34,7 +34,7 @@ from specsim.rules.table import RULES, checks_after
 from specsim.verdict import Rule
 
 
-class Checker:
+class Checker(Observer):
     """The rules of one run. `events` is the number of the current event, kept by the engine. The run stops at the
     violation with the signature `stop_at` even where it could go on. A rule that is not among `rules` is switched off.
     """

@@ -52,7 +52,7 @@ class Allocator:
     @property
     def free_slots(self) -> list[int]:
         """Every slot that could be handed out now."""
-        return [slot for page in self._free_pages for slot in self._slots_of(page)]
+        return self._slots_of(self._free_pages)
 
     @property
     def available(self) -> int:
@@ -61,10 +61,11 @@ class Allocator:
     @property
     def pending(self) -> list[int]:
         """Slots freed in the open free group, not yet available."""
-        return [slot for page in self._group or () for slot in self._slots_of(page)]
+        return self._slots_of(self._group or [])
 
-    def _slots_of(self, page: int) -> range:
-        return range(page * self.page_size, (page + 1) * self.page_size)
+    def _slots_of(self, pages: list[int]) -> list[int]:
+        size = self.page_size
+        return [slot for page in pages for slot in range(page * size, (page + 1) * size)] if size > 1 else pages[:]
 
     def extend(self, start: int, end: int, last_slot: int) -> list[int]:
         """Slots for positions `[start, end)` of a request; `last_slot` is that of position `start - 1`, unread when
@@ -82,7 +83,7 @@ class Allocator:
             raise OutOfSlotsError(pages * page_size, self.available)
         taken = self._free_pages[:pages]
         del self._free_pages[:pages]
-        whole = [slot for page in taken for slot in self._slots_of(page)]
+        whole = self._slots_of(taken)
         self._watcher.allocated(whole)
         return slots + whole[: end - start - len(slots)]
 
@@ -90,7 +91,7 @@ class Allocator:
         pages = [slot // self.page_size for slot in slots]
         if self.page_size > 1:
             pages = list(dict.fromkeys(pages))
-        self._watcher.freed([slot for page in pages for slot in self._slots_of(page)])
+        self._watcher.freed(self._slots_of(pages))
         if self._group is None:
             self._free_pages += pages
         else:
