@@ -132,8 +132,9 @@ from specsim.selfcheck.mutation import apply, find
 apply(find("A01"))
 from specsim.engine import loop
 from specsim.selfcheck.hunt import _hunt
-assert engine.__file__.endswith(".py")
-print(_hunt(0, 400, 60.0, "swarm").signatures)
+assert loop.__file__.endswith(".py")
+from specsim.rules.table import RULES
+print(_hunt(0, 400, 60.0, "swarm", RULES).signatures)
 """
     assert ran(built.folder, "1", program) == ran(built.folder, "0", program) != "()\n"
 
