@@ -40,7 +40,7 @@ LISTED_ELSEWHERE |= {"verify_tree_target_only"}
 Release = Callable[[str], SourceTree]
 
 
-CASES = 12  # of a subject that costs 1; most cost 3
+CASES = 24  # of a subject that costs 1; most cost 3
 
 # Without --all-releases one is judged: the newest that the suite reads whose worker is wrong.
 FEW = [line for line in (FIXTURES / "releases.txt").read_text().splitlines() if line in EXPECTED]
@@ -80,6 +80,11 @@ def findings(results: dict[str, tuple[SubjectResult, Any]]) -> dict[str, dict[st
     return found
 
 
+def without_numbers(found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """Explanations without the sizes of the case that showed the finding."""
+    return {name: {**each, "explanation": re.sub(r"\d+", "N", each["explanation"])} for name, each in found.items()}
+
+
 @pytest.mark.parametrize("version", list(EXPECTED))
 def test_a_release_has_the_findings_that_it_is_known_for_and_no_other(
     version: str, release: Release, wheel_cache: Cache, pytestconfig: pytest.Config
@@ -87,7 +92,7 @@ def test_a_release_has_the_findings_that_it_is_known_for_and_no_other(
     if version not in QUICK and not pytestconfig.getoption("--all-releases"):
         pytest.skip(f"the operations of sglang=={version} are judged by `make test-releases`")
     results = judge_all(release(version), wheel_cache)
-    assert findings(results) == EXPECTED[version]["findings"]
+    assert without_numbers(findings(results)) == without_numbers(EXPECTED[version]["findings"])
     assert {name for name, (result, _s) in results.items() if result.cases} == set(EXPECTED[version]["judged"])
 
 
