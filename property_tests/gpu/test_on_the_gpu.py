@@ -228,7 +228,8 @@ def test_the_same_bits_come_out_every_time(op: Op) -> None:
 @every_op
 def test_a_graph_of_a_large_batch_replays_on_other_requests(op: Op) -> None:
     """Operations whose sizes follow from the requests are captured on small batches, in another test."""
-    cases = [made(op, 256, 1, first=256 * number) for number in range(3)]
+    shape = next(number for number in range(1, 20) if all(t.numel() for t in made(op, 256, number).tensors.values()))
+    cases = [made(op, 256, shape, first=256 * number) for number in range(3)]
     if any(case.sizes != cases[0].sizes for case in cases):
         pytest.skip("its sizes follow from what the requests hold")
     tensors = {name: tensor.clone() for name, tensor in cases[0].tensors.items()}

@@ -548,8 +548,10 @@ def alike_pairs(op: Op) -> list[tuple[Case, Case]]:
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 def test_a_new_batch_size_compiles_nothing() -> None:
+    """A kernel has two variants at most, one of them for batches of few requests."""
     compiled: list[dict[str, object]] = []
     launch_every_kernel(16)
+    launch_every_kernel(512)
     knobs.runtime.jit_post_compile_hook = lambda **what: compiled.append(what)
     try:
         for bs in (1, 2, 5, 7, 32, 100, 256):

@@ -26,11 +26,11 @@ every_op = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 
 
 def results(op: Op, implementation: Implementation, case: Case, device: str, dtype: torch.dtype) -> Tensors:
-    """Every output, on the CPU, of a call with the case's floating-point inputs as `dtype`."""
+    """Every output, on the CPU, of a call with the case's float32 inputs as `dtype`."""
     tensors = {**case.clone().tensors, **op.allocate_outputs(case)}
-    moved = {name: t.to(device, dtype if t.is_floating_point() else t.dtype) for name, t in tensors.items()}
+    moved = {name: t.to(device, dtype if t.dtype == torch.float32 else t.dtype) for name, t in tensors.items()}
     widened = tuple(
-        replace(arg, dtype=dtype) if isinstance(arg, TensorArg) and arg.dtype.is_floating_point else arg
+        replace(arg, dtype=dtype) if isinstance(arg, TensorArg) and arg.dtype == torch.float32 else arg
         for arg in op.args
     )
     called = replace(op, args=widened).call(implementation, case.sizes, moved)
