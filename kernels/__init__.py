@@ -11,8 +11,8 @@ Values are not checked, for that would read them. Wrong ones give wrong results,
 ends, and no row or column outside the tensors is touched on behalf of a segment that is too long.
 
 What is checked is that types, shapes, dtypes and devices are the contract's and tensors contiguous
-(`launch.operation`); what is wrong is a ValueError that names the argument, before any launch. With TRITON_INTERPRET=1
-in the environment before triton is imported, the same functions run on CPU tensors.
+(`launch.checked_launch`); what is wrong is a ValueError that names the argument, before any launch. With
+TRITON_INTERPRET=1 in the environment before triton is imported, the same functions run on CPU tensors.
 
 Kernels name their variables `i_` index, `p_` pointer, `o_` offsets, `m_` mask, `b_` block of values.
 """
@@ -21,7 +21,7 @@ from triton import knobs
 
 from specsim.contracts.contract import Implementation, Sizes
 from specsim.contracts.provider import MappingProvider
-from specsim.contracts.registry import FOREIGN, OPS
+from specsim.contracts.registry import OPS
 from specsim.kernels.accepted import *
 from specsim.kernels.alloc import *
 from specsim.kernels.cache_locs import *
@@ -39,14 +39,14 @@ from specsim.kernels.verify_chain import *
 from specsim.kernels.verify_logits import *
 from specsim.kernels.verify_sampled import *
 
-KERNELS: tuple[Implementation, ...] = tuple(globals()[name] for name in OPS if name not in FOREIGN)
+KERNELS: tuple[Implementation, ...] = tuple(kernel for name in OPS if callable(kernel := globals().get(name)))
 
 ROWS_INTERPRETED_MAX = 48
 """Programs that Triton's interpreter, which runs them one after the other, gets through in good time."""
 
 
 def provider() -> MappingProvider:
-    """The provider "triton": a kernel for each operation of the registry but the foreign ones, in its order.
+    """The provider "triton": a kernel for each operation of the registry that has one, in its order.
 
     In the interpreter, cases of operations on whole rows of logits have at most `ROWS_INTERPRETED_MAX` rows.
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype
+from specsim.kernels.launch import ANY, as_equal_words, block_of, checked_launch, require_same_dtype
 from specsim.kernels.ragged import BLOCK_B, block_of_requests, sum_before, sum_of_differences_before
 from specsim.kernels.verify import bonus_of
 
@@ -30,7 +30,7 @@ BLOCK_LOCS = 128
 BLOCK_H = 2048
 
 
-@operation()
+@checked_launch()
 def gather_accept_tokens(predicts: Tensor, accept_index: Tensor, output_token_ids: Tensor) -> None:
     """Write the emitted tokens of each request, -1 where `accept_index` is -1 or no node of the batch.
 
@@ -44,7 +44,7 @@ def gather_accept_tokens(predicts: Tensor, accept_index: Tensor, output_token_id
     )
 
 
-@operation()
+@checked_launch()
 def verify_commit_outputs(
     predict: Tensor,
     accept_index: Tensor,
@@ -76,7 +76,7 @@ def verify_commit_outputs(
     )
 
 
-@operation()
+@checked_launch()
 def create_extend_after_decode(
     accept_tokens: Tensor, seq_lens: Tensor, accept_lens: Tensor, positions: Tensor, bonus_tokens: Tensor
 ) -> None:
@@ -101,7 +101,7 @@ def create_extend_after_decode(
     )
 
 
-@operation()
+@checked_launch()
 def get_target_cache_loc(
     accept_token_num: Tensor,
     to_free_num_slots: Tensor,
@@ -132,7 +132,7 @@ def get_target_cache_loc(
     )
 
 
-@operation()
+@checked_launch()
 def filter_finished_cache_loc(
     tgt_cache_loc: Tensor, accept_token_num: Tensor, num_accept_tokens_filter: Tensor, out_cache_loc: Tensor
 ) -> None:
@@ -157,7 +157,7 @@ def filter_finished_cache_loc(
     )
 
 
-@operation()
+@checked_launch()
 def write_req_to_token_pool(
     req_to_token: Tensor,
     req_pool_indices: Tensor,
@@ -191,7 +191,7 @@ def write_req_to_token_pool(
     )
 
 
-@operation(topk_p_buf=ANY, topk_p=ANY, hidden_states_buf=ANY, hidden_states=ANY)
+@checked_launch(topk_p_buf=ANY, topk_p=ANY, hidden_states_buf=ANY, hidden_states=ANY)
 def gather_rows(
     indices: Tensor,
     topk_p_buf: Tensor,

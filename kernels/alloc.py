@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import operation
+from specsim.kernels.launch import checked_launch
 from specsim.kernels.ragged import lanes_for
 
 __all__ = ["alloc_decode", "alloc_extend", "get_last_loc"]
@@ -20,7 +20,7 @@ BLOCK_LOCS = 1024
 BLOCK_LOCS_SHORT = 128
 
 
-@operation()
+@checked_launch()
 def alloc_extend(
     prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, out_cache_loc: Tensor, page_size: int
 ) -> None:
@@ -49,7 +49,7 @@ def alloc_extend(
     )
 
 
-@operation()
+@checked_launch()
 def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, out_cache_loc: Tensor, page_size: int) -> None:
     """Write a slot for one more token of each request: the next one on its page, or the first of a free page.
 
@@ -74,7 +74,7 @@ def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, out_cac
     )
 
 
-@operation()
+@checked_launch()
 def get_last_loc(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Tensor, last_loc: Tensor) -> None:
     """Write the slot of each request's last token, -1 for a request without tokens.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from specsim.kernels.launch import operation
+from specsim.kernels.launch import checked_launch
 from specsim.kernels.ragged import block_of_requests, sum_of_differences_before
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = ["assign_draft_cache_locs_contiguous", "assign_extend_cache_locs", "as
 BLOCK_LOCS = 128
 
 
-@operation()
+@checked_launch()
 def assign_req_to_token_pool(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
@@ -55,7 +55,7 @@ def assign_req_to_token_pool(
     )
 
 
-@operation()
+@checked_launch()
 def assign_draft_cache_locs_contiguous(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
@@ -85,7 +85,7 @@ def assign_draft_cache_locs_contiguous(
     )
 
 
-@operation()
+@checked_launch()
 def assign_extend_cache_locs(
     req_pool_indices: Tensor,
     req_to_token: Tensor,

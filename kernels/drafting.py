@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.contracts.registry import OPS
-from specsim.kernels.launch import ContractCheck, block_of, operation
+from specsim.kernels.launch import ContractCheck, block_of, checked_launch
 from specsim.kernels.masks import store_slots
 from specsim.kernels.tree import SLOTS
 
@@ -27,7 +27,7 @@ NUM_CANDIDATES_MAX = 4096
 _check_chain_and_slots = ContractCheck((*OPS["build_chain_tree"].args, *SLOTS), OPS["build_chain_tree"].sizes, {})
 
 
-@operation()
+@checked_launch()
 def select_top_k(
     step: int,
     topk_p: Tensor,
@@ -69,7 +69,7 @@ def select_top_k(
     )
 
 
-@operation()
+@checked_launch()
 def organize_draft_results(
     scores: Tensor,
     tokens: Tensor,
@@ -112,7 +112,7 @@ def organize_draft_results(
     )
 
 
-@operation()
+@checked_launch()
 def build_chain_tree(
     bonus_tokens: Tensor,
     draft_tokens: Tensor,

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.kernels.alloc import pages_of, require_page_size
-from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype
+from specsim.kernels.launch import ANY, as_equal_words, block_of, checked_launch, require_same_dtype
 from specsim.kernels.ragged import BLOCK_B, lanes_for
 
 __all__ = [
@@ -35,7 +35,7 @@ PROGRAMS_MAX = 4096
 """Of a launch that shares lists out: 32 for each multiprocessor of a large GPU."""
 
 
-@operation()
+@checked_launch()
 def generate_draft_decode_kv_indices(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
@@ -78,7 +78,7 @@ def generate_draft_decode_kv_indices(
     )
 
 
-@operation()
+@checked_launch()
 def draft_cache_locs_paged(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
@@ -117,7 +117,7 @@ def draft_cache_locs_paged(
     )
 
 
-@operation()
+@checked_launch()
 def align_evict_mask_to_page_size(seq_lens: Tensor, evict_mask: Tensor, page_size: int, num_draft_tokens: int) -> None:
     """Take out of `evict_mask`, in place, the nodes that share a page with the last token that is kept.
 
@@ -138,7 +138,7 @@ def align_evict_mask_to_page_size(seq_lens: Tensor, evict_mask: Tensor, page_siz
     )
 
 
-@operation()
+@checked_launch()
 def fill_accept_out_cache_loc(accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor) -> None:
     """Write the slots of the accepted nodes, one after the other in the order of `accept_index`.
 
@@ -160,7 +160,7 @@ def fill_accept_out_cache_loc(accept_index: Tensor, out_cache_loc: Tensor, accep
     )
 
 
-@operation(hidden_states=ANY, compacted_hidden_states=ANY)
+@checked_launch(hidden_states=ANY, compacted_hidden_states=ANY)
 def compact_accepted_path(
     accept_index: Tensor,
     accept_lens: Tensor,

@@ -26,7 +26,7 @@ from specsim.kernels.launch import (
     as_equal_words,
     as_words,
     block_of,
-    operation,
+    checked_launch,
     require_launchable,
     require_size,
 )
@@ -94,7 +94,7 @@ def kv_buffers(buffers: Sequence[Tensor]) -> KvBuffers:
     return KvBuffers(tuple(as_equal_words(*buffers)), addresses)
 
 
-@operation(buffer=ANY)
+@checked_launch(buffer=ANY)
 def move_kv(buffer: Tensor, target: Tensor, source: Tensor) -> None:
     """Copy rows of a KV buffer to other slots, as if every row were read before any is written.
 

@@ -31,7 +31,7 @@ Dtypes = str | tuple[torch.dtype, ...]
 _NO_BUILTINS: dict[str, Any] = {"__builtins__": {}}
 
 
-def operation(**dtypes: Dtypes) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def checked_launch(**dtypes: Dtypes) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Decorate a host function: a call checks its arguments against the contract of the operation of its name.
 
     `dtypes` has the dtypes that the kernel takes beyond the contract's: `ANY`, or a tuple. Arguments with equal tuples
@@ -39,7 +39,12 @@ def operation(**dtypes: Dtypes) -> Callable[[Callable[P, None]], Callable[P, Non
     """
 
     def decorate(function: Callable[P, None]) -> Callable[P, None]:
-        op = OPS[function.__name__]
+        op = OPS.get(function.__name__)
+        if op is None:
+            raise ValueError(
+                f"{function.__name__} is no operation; allowed: a name of specsim.contracts.registry.OPS. Name the "
+                "kernel as its operation, and add that to OPS of its family in specsim/contracts"
+            )
         check = ContractCheck(op.args, op.sizes, dtypes)
         names = list(inspect.signature(function).parameters)
         given = set(names)

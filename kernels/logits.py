@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.kernels.argmax import best_of_chunk, token_of
-from specsim.kernels.launch import LOGITS, block_of, operation, require_vocabulary
+from specsim.kernels.launch import LOGITS, block_of, checked_launch, require_vocabulary
 from specsim.reference.logits import EXACT, NAN_HIGHEST, NAN_LOWEST, RELAXED, WORD_BITS
 
 __all__ = [
@@ -35,7 +35,7 @@ BITMASK_NUM_WARPS = 4
 PROBS = (torch.float32,)
 
 
-@operation()
+@checked_launch()
 def accumulate_penalties(
     output_counts: Tensor, output_lens: Tensor, accept_tokens: Tensor, accept_lens: Tensor, law: int
 ) -> None:
@@ -61,7 +61,7 @@ def accumulate_penalties(
     )
 
 
-@operation(logits=LOGITS)
+@checked_launch(logits=LOGITS)
 def apply_penalties(
     logits: Tensor,
     output_counts: Tensor,
@@ -109,7 +109,7 @@ def apply_penalties(
     )
 
 
-@operation(logits=LOGITS)
+@checked_launch(logits=LOGITS)
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor) -> None:
     """Forbid, in place, the tokens whose bit is 0: they get -inf, whatever they were.
 
@@ -134,7 +134,7 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor, indices: Tensor) -> Non
     )
 
 
-@operation(logits=LOGITS)
+@checked_launch(logits=LOGITS)
 def row_argmax(logits: Tensor, nan_policy: int, ids: Tensor) -> None:
     """Write the greedy token of each row; of equal ones the lowest.
 
@@ -185,7 +185,7 @@ def _argmax_splits(num_rows: int, vocab_size: int) -> int:
     return splits
 
 
-@operation(logits=LOGITS)
+@checked_launch(logits=LOGITS)
 def temperature_softmax(logits: Tensor, temperature: Tensor, probs: Tensor) -> None:
     """Write the distribution of each row, the softmax of `logits / temperature`, in float32.
 
@@ -218,7 +218,7 @@ def _softmax_block(num_rows: int, vocab_size: int) -> int:
     return block_v
 
 
-@operation()
+@checked_launch()
 def min_p_renorm_probs(probs: Tensor, min_p: Tensor, renorm_probs: Tensor) -> None:
     """Write the tokens that have at least the share `min_p` of the most probable one's probability, with sum 1.
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import operation
+from specsim.kernels.launch import checked_launch
 from specsim.reference.masks import packed_bytes
 
 __all__ = ["pack_tree_mask", "reconstruct_tree", "unpack_tree_mask"]
@@ -33,7 +33,7 @@ class Links(NamedTuple):
     next_sibling: Any
 
 
-@operation()
+@checked_launch()
 def reconstruct_tree(
     tree_mask: Tensor,
     verified_seq_len: Tensor,
@@ -67,7 +67,7 @@ def reconstruct_tree(
     )
 
 
-@operation()
+@checked_launch()
 def pack_tree_mask(tree_mask: Tensor, packed: Tensor) -> None:
     """Write a bit for each element of the mask, 1, 2 or 4 bytes for each of its rows.
 
@@ -91,7 +91,7 @@ def pack_tree_mask(tree_mask: Tensor, packed: Tensor) -> None:
     )
 
 
-@operation()
+@checked_launch()
 def unpack_tree_mask(packed: Tensor, tree_mask: Tensor) -> None:
     """Write the mask that `pack_tree_mask` packed; bits of no node are not read.
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import ANY, as_equal_words, block_of, operation, require_same_dtype
+from specsim.kernels.launch import ANY, as_equal_words, block_of, checked_launch, require_same_dtype
 
 __all__ = [
     "assign_hidden_states_pool",
@@ -28,7 +28,7 @@ FRONT_MAX = 64
 """Places of a stash that a program holds in registers, with 64 columns of their hidden states."""
 
 
-@operation()
+@checked_launch()
 def rotate_input_ids(
     input_ids: Tensor, extend_start_loc: Tensor, extend_seq_lens: Tensor, topk_index: Tensor, select_index: Tensor
 ) -> None:
@@ -51,7 +51,7 @@ def rotate_input_ids(
     )
 
 
-@operation(hidden_states=ANY, req_to_hidden_states_pool=ANY)
+@checked_launch(hidden_states=ANY, req_to_hidden_states_pool=ANY)
 def assign_hidden_states_pool(
     hidden_states: Tensor,
     req_pool_indices: Tensor,
@@ -85,7 +85,7 @@ def assign_hidden_states_pool(
     )
 
 
-@operation(old_hidden_states=ANY, req_to_hidden_states_pool=ANY, hidden_states=ANY)
+@checked_launch(old_hidden_states=ANY, req_to_hidden_states_pool=ANY, hidden_states=ANY)
 def assign_new_state(
     next_token_ids: Tensor,
     old_input_ids: Tensor,
@@ -158,7 +158,7 @@ def assign_new_state(
     )
 
 
-@operation(src_hiddens=ANY, stash_hiddens=ANY)
+@checked_launch(src_hiddens=ANY, stash_hiddens=ANY)
 def stash_append_boundary_state(
     src_tokens: Tensor,
     src_hiddens: Tensor,
@@ -207,7 +207,7 @@ def stash_append_boundary_state(
     )
 
 
-@operation(verify_hiddens=ANY, stash_hiddens=ANY, hidden_states=ANY)
+@checked_launch(verify_hiddens=ANY, stash_hiddens=ANY, hidden_states=ANY)
 def fill_widened_draft_extend_inputs(
     predict: Tensor,
     verify_hiddens: Tensor,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import block_of, operation, require_vocabulary
+from specsim.kernels.launch import block_of, checked_launch, require_vocabulary
 from specsim.kernels.split_rows import (
     HEAD,
     UNIT,
@@ -48,7 +48,7 @@ PROGRAMS_PER_SM = 4  # by registers: 65536 // (32 * NUM_WARPS * REGISTERS)
 SPLITS_MAX = 64
 
 
-@operation()
+@checked_launch()
 def top_k_renorm_probs(probs: Tensor, top_k: Tensor, renorm_probs: Tensor) -> None:
     """Write what is at least as probable as the k-th most probable token, with sum 1, and 0 elsewhere.
 
@@ -57,7 +57,7 @@ def top_k_renorm_probs(probs: Tensor, top_k: Tensor, renorm_probs: Tensor) -> No
     _renorm(probs, top_k, renorm_probs, True)
 
 
-@operation()
+@checked_launch()
 def top_p_renorm_probs(probs: Tensor, top_p: Tensor, renorm_probs: Tensor) -> None:
     """Write the fewest most probable tokens that add up to p, and their equals, with sum 1, and 0 elsewhere.
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from specsim.kernels.launch import block_of, operation
+from specsim.kernels.launch import block_of, checked_launch
 from specsim.kernels.split_rows import lane
 from specsim.kernels.verify import Path, Tree, store_path
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
@@ -36,7 +36,7 @@ BLOCK_V_OF_TWO_LAWS = 4096
 """Where a row of the draft's distribution is read beside the target's: more would not fit the registers."""
 
 
-@operation()
+@checked_launch()
 def verify_tree_target_only(
     candidates: Tensor,
     retrieve_index: Tensor,
@@ -85,7 +85,7 @@ def verify_tree_target_only(
     )
 
 
-@operation()
+@checked_launch()
 def verify_tree_rejection(
     candidates: Tensor,
     retrieve_index: Tensor,

@@ -21,7 +21,7 @@ from torch import Tensor
 from specsim.contracts.contract import Role, TensorArg
 from specsim.contracts.registry import OPS
 from specsim.contracts.tree import FULL_MASK, QLEN_ONLY
-from specsim.kernels.launch import ContractCheck, operation, require_size
+from specsim.kernels.launch import ContractCheck, checked_launch, require_size
 from specsim.kernels.masks import BLOCK_C, NUM_DRAFT_TOKENS_MAX, Links, store_links
 from specsim.reference.masks import packed_bytes
 
@@ -54,7 +54,7 @@ SLOTS = (
 _check_tree_and_slots = ContractCheck((*OPS["build_tree"].args, *SLOTS), OPS["build_tree"].sizes, {})
 
 
-@operation()
+@checked_launch()
 def build_tree(
     parent_list: Tensor,
     selected_index: Tensor,
@@ -93,7 +93,7 @@ def build_tree(
     )
 
 
-@operation()
+@checked_launch()
 def build_tree_packed(
     parent_list: Tensor,
     selected_index: Tensor,

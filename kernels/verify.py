@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import operation
+from specsim.kernels.launch import checked_launch
 
 __all__ = ["fill_bonus_tokens", "verify_tree_greedy"]
 
@@ -36,7 +36,7 @@ class Path(NamedTuple):
     accept_token_num: Any
 
 
-@operation()
+@checked_launch()
 def verify_tree_greedy(
     candidates: Tensor,
     retrieve_index: Tensor,
@@ -75,7 +75,7 @@ def verify_tree_greedy(
     )
 
 
-@operation()
+@checked_launch()
 def fill_bonus_tokens(predict: Tensor, accept_index: Tensor, accept_lens: Tensor, bonus_tokens: Tensor) -> None:
     """Write `predict[accept_index[b, accept_lens[b] - 1]]`, the last token of each accepted path.
 

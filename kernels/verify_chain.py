@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from specsim.kernels.launch import operation
+from specsim.kernels.launch import checked_launch
 from specsim.kernels.sampling import (
     BLOCK_V_OF_TWO_LAWS,
     blocks_of_row,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["verify_chain_block", "verify_chain_rejection"]
 
 
-@operation()
+@checked_launch()
 def verify_chain_rejection(
     candidates: Tensor,
     draft_probs: Tensor,
@@ -54,7 +54,7 @@ def verify_chain_rejection(
     _verify_chain(*arguments, predicts, accept_index, accept_token_num, by_block=False)
 
 
-@operation()
+@checked_launch()
 def verify_chain_block(
     candidates: Tensor,
     draft_probs: Tensor,

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.kernels.argmax import best_of_chunk, token_of
-from specsim.kernels.launch import LOGITS, operation
+from specsim.kernels.launch import LOGITS, checked_launch
 from specsim.kernels.scratch import scratch_of
 from specsim.kernels.verify import Tree
 
@@ -117,7 +117,7 @@ class Shape(NamedTuple):
     BLOCK_N: int
 
 
-@operation(logits=LOGITS)
+@checked_launch(logits=LOGITS)
 def verify_logits_greedy(
     logits: Tensor,
     candidates: Tensor,

@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specsim.kernels.launch import LOGITS, operation
+from specsim.kernels.launch import LOGITS, checked_launch
 from specsim.kernels.split_rows import (
     HEAD,
     LOG2_E,
@@ -105,7 +105,7 @@ class Requests(NamedTuple):
     threshold_acc: Any
 
 
-@operation(logits=LOGITS)
+@checked_launch(logits=LOGITS)
 def verify_logits_sampled(
     logits: Tensor,
     candidates: Tensor,

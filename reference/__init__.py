@@ -21,8 +21,8 @@ Read it in this order:
 
 Each operation is batched, without a Python loop over requests, on any device, and returns its outputs; in-out tensors
 are changed in place. `specsim.contracts.naive` has a naive implementation of each; tests require that the two agree.
-The table above a function states its arguments (`contract` explains it). Wrong arguments raise ValueError (`validation`
-says how to switch that off).
+The table above a function states its arguments (`argument_tables` explains it). Wrong arguments raise ValueError
+(`validation` says how to switch that off).
 
 This package imports torch and nothing else.
 

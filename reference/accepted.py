@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
+from specsim.reference.argument_tables import contract, fields
 from specsim.reference.cache_locs import assign_req_to_token_pool, ragged_segments
-from specsim.reference.contract import contract, fields
 from specsim.reference.verify import fill_bonus_tokens
 
 __all__ = [

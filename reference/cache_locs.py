@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
-from specsim.reference.contract import contract
+from specsim.reference.argument_tables import contract
 
 __all__ = ["assign_draft_cache_locs_contiguous", "assign_extend_cache_locs", "assign_req_to_token_pool"]
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
-from specsim.reference.contract import FLOATS, contract, fields
+from specsim.reference.argument_tables import FLOATS, contract, fields
 
 __all__ = [
     "ChainTree",

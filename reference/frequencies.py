@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
-from specsim.reference.contract import contract
+from specsim.reference.argument_tables import contract
 
 
 class Frequencies(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
-from specsim.reference.contract import contract, fields
+from specsim.reference.argument_tables import contract, fields
 
 __all__ = ["TreeLinks", "pack_tree_mask", "reconstruct_tree", "unpack_tree_mask"]
 

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
+from specsim.reference.argument_tables import contract, fields
 from specsim.reference.cache_locs import ragged_segments
-from specsim.reference.contract import contract, fields
 
 __all__ = [
     "DraftLayer",

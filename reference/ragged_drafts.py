@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
-from specsim.reference.contract import contract, fields
+from specsim.reference.argument_tables import contract, fields
 
 PLACEHOLDER = -1
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
-from specsim.reference.contract import contract
+from specsim.reference.argument_tables import contract
 from specsim.reference.verify import Verified, check_links
 
 __all__ = ["verify_chain_block", "verify_chain_rejection", "verify_tree_rejection", "verify_tree_target_only"]

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import masks, validation
-from specsim.reference.contract import contract, fields
+from specsim.reference.argument_tables import contract, fields
 
 __all__ = ["FULL_MASK", "QLEN_ONLY", "Tree", "build_tree", "build_tree_packed"]
 

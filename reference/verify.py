@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specsim.reference import validation
-from specsim.reference.contract import contract, fields
+from specsim.reference.argument_tables import contract, fields
 
 __all__ = ["Verified", "fill_bonus_tokens", "verify_tree_greedy"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specsim.reference import validation
 from specsim.reference.accepted import gather_accept_tokens, verify_commit_outputs
-from specsim.reference.contract import contract, fields
+from specsim.reference.argument_tables import contract, fields
 from specsim.reference.logits import SamplingBatchInfo, process_logits
 from specsim.reference.sampling import verify_tree_target_only
 from specsim.reference.verify import Verified, check_links, verify_tree_greedy

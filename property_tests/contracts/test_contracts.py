@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from specsim.choices.chooser import replayed, seeded
 from specsim.contracts.contract import Case, Op, Role, ScalarArg, TensorArg, differing
 from specsim.contracts.hypothesis_cases import cases, tapes
-from specsim.contracts.registry import FOREIGN, OPS
+from specsim.contracts.registry import OPS, WITHOUT_A_KERNEL
 from specsim.reference.masks import PACKED_NODES_MAX
 
 SEEDED_CASES = 400
@@ -27,7 +27,7 @@ CACHE_LOC_OPS = [op for op in OPS.values() if op.family == "cache_locs"]
 
 @cache
 def seeded_cases(name: str) -> list[Case]:
-    count = SEEDED_CASES // 8 if name in FOREIGN else SEEDED_CASES
+    count = SEEDED_CASES // 8 if name in WITHOUT_A_KERNEL else SEEDED_CASES
     return [OPS[name].generate(seeded(0, name, index)) for index in range(count)]
 
 
@@ -103,8 +103,9 @@ def test_every_case_fits_its_contract_and_passes_the_references_checks(op: Op) -
 def test_choosing_nothing_gives_the_simplest_case(op: Op) -> None:
     case = op.generate(replayed(()))
     assert_fits_the_contract(op, case)
-    assert case.sizes["bs"] == case.sizes["topk"] == case.sizes["num_steps"] == 1
-    assert case.sizes["num_draft_tokens"] == 2
+    simplest = {"bs": 1, "topk": 1, "num_steps": 1, "num_draft_tokens": 2}
+    assert {name: size for name, size in case.sizes.items() if name in simplest}.items() <= simplest.items()
+    assert "bs" in case.sizes
 
 
 @every_op
@@ -141,7 +142,7 @@ def test_hypothesis_and_the_fast_lane_make_the_same_cases(op: Op, data: st.DataO
 @every_op
 @pytest.mark.slow(runs_one_in=3)
 def test_a_case_takes_at_most_400_choices(op: Op) -> None:
-    for index in range(SEEDED_CASES // (16 if op.name in FOREIGN else 2)):
+    for index in range(SEEDED_CASES // (16 if op.name in WITHOUT_A_KERNEL else 2)):
         chooser = seeded(0, op.name, index)
         op.generate(chooser)
         assert len(chooser.tape) <= 400

@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction
 from specsim import kernels
 from specsim.choices.chooser import seeded
 from specsim.contracts.contract import Case, Op, Role, Tensors, differing
-from specsim.contracts.registry import FOREIGN, OPS
+from specsim.contracts.registry import OPS, WITHOUT_A_KERNEL
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 DEVICE = "cuda"
-KERNEL_OPS = [op for op in OPS.values() if op.name not in FOREIGN]
+KERNEL_OPS = [op for op in OPS.values() if op.name not in WITHOUT_A_KERNEL]
 every_op = pytest.mark.parametrize("op", KERNEL_OPS, ids=[op.name for op in KERNEL_OPS])
 NUM_WARPS = (1, 2, 4, 8, 16)
 RUNS = 10

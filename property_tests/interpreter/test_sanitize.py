@@ -16,7 +16,7 @@ import triton.language as tl
 from specsim import kernels
 from specsim.choices.chooser import seeded
 from specsim.contracts.contract import Case, Op, Role, ScalarArg
-from specsim.contracts.registry import FOREIGN, OPS
+from specsim.contracts.registry import OPS, WITHOUT_A_KERNEL
 from specsim.errors import UsageError
 from specsim.interpreter.sanitizer import Kind, Report, sanitize
 from specsim.interpreter.triton_interpreter import corners
@@ -292,7 +292,7 @@ def small_case(op: Op) -> Case:
 LAUNCHES = {"temperature_softmax": 2}
 
 
-@pytest.mark.parametrize("op", [op for op in OPS.values() if op.name not in FOREIGN], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [op for op in OPS.values() if op.name not in WITHOUT_A_KERNEL], ids=lambda op: op.name)
 @pytest.mark.slow(runs_one_in=3)
 def test_no_kernel_of_ours_is_flagged_and_each_load_says_what_masked_lanes_hold(op: Op) -> None:
     case = small_case(op)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import triton
 
-from specsim.contracts.registry import FOREIGN, OPS
+from specsim.contracts.registry import OPS, WITHOUT_A_KERNEL
 
 PROGRAM = Path(__file__).parents[1] / "support" / "compiled_kernels.py"
 EVERYTHING = os.environ.get("SPECSIM_COMPILE") == "all"
@@ -28,7 +28,7 @@ HOT = (
     *("move_kv_of_buffers", "verify_logits_sampled"),
 )
 LARGE = ("build_tree", "reconstruct_tree", "organize_draft_results", "verify_tree_target_only", "verify_tree_rejection")
-WITH_KERNELS = [name for name in OPS if name not in FOREIGN]
+WITH_KERNELS = [name for name in OPS if name not in WITHOUT_A_KERNEL]
 OPERATIONS = (*WITH_KERNELS, "move_kv_of_buffers", *(f"{op}@64" for op in LARGE)) if EVERYTHING else HOT
 
 # What a launch reads and writes most of, where that is rows of logits, laws, KV or hidden states.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +17,7 @@ from specsim import kernels
 from specsim.choices.chooser import seeded
 from specsim.contracts.contract import Case, Op, Role, TensorArg, Tensors, differing
 from specsim.contracts.hypothesis_cases import cases
-from specsim.contracts.registry import FOREIGN, OPS
+from specsim.contracts.registry import OPS, WITHOUT_A_KERNEL
 from specsim.kernels import (
     accepted,
     alloc,
@@ -34,6 +36,7 @@ from specsim.kernels import (
     verify_chain,
     verify_sampled,
 )
+from specsim.kernels.launch import checked_launch
 from specsim.reference import FULL_MASK, QLEN_ONLY
 from specsim.reference.logits import NAN_HIGHEST, NAN_LOWEST, row_argmax
 
@@ -170,10 +173,32 @@ def test_a_kernel_has_the_contracts_signature_with_its_outputs(op: Op) -> None:
 
 def test_the_provider_has_every_operation() -> None:
     subjects, missing = kernels.provider().subjects()
-    assert [subject.op for subject in subjects] == [name for name in OPS if name not in FOREIGN]
-    assert {entry.what for entry in missing} == set(FOREIGN)
+    assert [subject.op for subject in subjects] == [name for name in OPS if name not in WITHOUT_A_KERNEL]
+    assert {entry.what for entry in missing} == set(WITHOUT_A_KERNEL), "write its kernel, or list it there"
     assert all(subject.where and subject.role == "kernel" for subject in subjects)
     assert {subject.reach({}) for subject in subjects} == {"default"}
+
+
+ADD_AN_OPERATION = """
+from dataclasses import replace
+from specsim.contracts.registry import OPS
+OPS["new_operation"] = replace(OPS["fill_bonus_tokens"], name="new_operation")
+from specsim import kernels
+print("new_operation" in {entry.what for entry in kernels.provider().subjects()[1]})
+"""
+
+
+def test_an_operation_whose_kernel_is_not_written_yet_is_one_that_is_not_run() -> None:
+    ended = subprocess.run([sys.executable, "-c", ADD_AN_OPERATION], capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == ["True"], ended.stderr
+
+
+def test_a_kernel_of_no_operation_is_an_error_that_says_what_to_do() -> None:
+    def no_operation() -> None:
+        pass
+
+    with pytest.raises(ValueError, match=r"no_operation is no operation; .*add that to OPS"):
+        checked_launch()(no_operation)
 
 
 BATCH_SIZES: tuple[str, ...] = (

@@ -16,7 +16,7 @@ from property_tests.support.made_up_sources import MadeUpSource, cache_in
 from specsim.choices.chooser import seeded
 from specsim.contracts.contract import Case, ScalarArg
 from specsim.contracts.frequencies import MIN_P, evidence
-from specsim.contracts.registry import FOREIGN, OPS
+from specsim.contracts.registry import OPS, WITHOUT_A_KERNEL
 from specsim.engines import listing
 from specsim.engines.flashinfer.launcher import headers, known_headers
 from specsim.engines.load import load_provider
@@ -374,8 +374,8 @@ def test_a_sampler_that_forgets_its_filter_is_found() -> None:
 
 
 def test_operations_of_others_are_named_once() -> None:
-    assert set(OPS) >= FOREIGN
-    assert {names.op for names in IMPLEMENTATIONS} <= FOREIGN
+    assert set(OPS) >= WITHOUT_A_KERNEL
+    assert {names.op for names in IMPLEMENTATIONS} <= WITHOUT_A_KERNEL
 
 
 @pytest.mark.parametrize("version", ["0.11.0", "0.33.0"])

@@ -16,13 +16,13 @@ import torch
 from specsim import kernels
 from specsim.choices.chooser import seeded
 from specsim.contracts.contract import Case, Op
-from specsim.contracts.registry import FOREIGN, OPS
+from specsim.contracts.registry import OPS, WITHOUT_A_KERNEL
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REQUESTS = 3
 NODES_MAX = 16
 CASES = 2
-WITH_KERNELS = [name for name in OPS if name not in FOREIGN]
+WITH_KERNELS = [name for name in OPS if name not in WITHOUT_A_KERNEL]
 
 
 def small_cases(op: Op) -> list[Case]:

@@ -17,7 +17,7 @@ from specsim.choices.chooser import Chooser, replayed
 from specsim.contracts import counter_rng
 from specsim.contracts.contract import Case, Cases, Op, Role, ScalarArg, Sizes, TensorArg, Tensors, differing
 from specsim.contracts.draws import Draws
-from specsim.contracts.registry import FOREIGN, OPS
+from specsim.contracts.registry import OPS, WITHOUT_A_KERNEL
 from specsim.reference.cache_locs import assign_extend_cache_locs
 from specsim.reference.kv import move_kv
 
@@ -146,7 +146,7 @@ FUSED: dict[str, Op] = {
     ),
 }
 
-KERNELS: dict[str, Op] = {**{name: op for name, op in OPS.items() if name not in FOREIGN}, **FUSED}
+KERNELS: dict[str, Op] = {**{name: op for name, op in OPS.items() if name not in WITHOUT_A_KERNEL}, **FUSED}
 
 
 def shapes(name: str, device: str, full: bool = False) -> list[dict[str, int]]:

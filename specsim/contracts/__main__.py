@@ -7,13 +7,14 @@ import re
 import sys
 
 from specsim.contracts.contract import Op
-from specsim.contracts.registry import FOREIGN, OPS
+from specsim.contracts.registry import OPS, WITHOUT_A_KERNEL
 
 _HEAD = """# Operations
 
-For somebody who implements an operation, or wants to know what specsim compares: what each one takes and returns.
-`make pages` writes this page from the tables in `reference/`; a test
-requires that it is current. `specsim.reference.contract` explains the tables, [the reference](reference.md) the ideas.
+For somebody who implements an operation, or wants to know what specsim compares: what each one
+takes and returns.
+`make pages` writes this page from the tables in `reference/`; a test requires that it is current.
+`specsim.reference.argument_tables` explains the tables, [the reference](reference.md) the ideas.
 """
 
 
@@ -33,8 +34,8 @@ def _section(op: Op) -> str:
     text = inspect.getdoc(op.reference) or ""
     for results in re.findall(r"^-> (\w+)$", text, re.MULTILINE):
         text += f"\n\n{results}: {inspect.getdoc(getattr(inspect.getmodule(op.reference), results))}"
-    foreign = " specsim has no kernel of it." if op.name in FOREIGN else ""
-    return f"### `{op.name}`\n\n```text\n{text}\n```\n\nCompared exactly{_within(op)}; {op.aliasing}.{foreign}\n"
+    note = " specsim has no kernel of it." if op.name in WITHOUT_A_KERNEL else ""
+    return f"### `{op.name}`\n\n```text\n{text}\n```\n\nCompared exactly{_within(op)}; {op.aliasing}.{note}\n"
 
 
 def _within(op: Op) -> str:

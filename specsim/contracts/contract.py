@@ -3,7 +3,7 @@
 An `Op` holds the shapes, dtypes and roles of the arguments, which output elements are defined, how results are
 compared, the valid cases, and the reference. Specsim's kernels, a release's kernels and a user's own function are all
 compared with it. `operation` makes one from a function of the reference, whose table of arguments
-(`specsim.reference.contract`) is the only place where they are stated.
+(`specsim.reference.argument_tables`) is the only place where they are stated.
 
 Calling convention of an implementation, the same for everybody: it is called with keyword arguments by the names in the
 contract: inputs, in-out tensors (changed in place) and scalars. For outputs it may choose:
@@ -28,7 +28,7 @@ import torch
 from specsim.choices.chooser import Chooser
 from specsim.contracts import naive
 from specsim.contracts.draws import ChosenDraws, CounterDraws, Draws
-from specsim.reference.contract import CONTRACTS, Argument
+from specsim.reference.argument_tables import CONTRACTS, Argument
 
 Sizes = Mapping[str, int]
 Tensors = dict[str, torch.Tensor]

@@ -28,7 +28,7 @@ from specsim.contracts.distributions import (
 )
 from specsim.contracts.draws import Draws
 from specsim.contracts.sampling_cases import draw_rows
-from specsim.reference.contract import CONTRACTS
+from specsim.reference.argument_tables import CONTRACTS
 from specsim.reference.ragged_drafts import (
     expand_draft_inputs,
     expand_to_drafts,
