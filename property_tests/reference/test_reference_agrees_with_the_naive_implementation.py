@@ -115,17 +115,3 @@ def test_the_reference_imports_torch_and_nothing_else() -> None:
                     *sys.stdlib_module_names,
                     "torch",
                 } or name.startswith("specsim.reference"), name
-
-
-def test_the_reference_stays_under_2500_lines_of_code() -> None:
-    total = 0
-    for file in Path(reference.__file__).parent.glob("*.py"):
-        source = file.read_text()
-        lines = {number for number, line in enumerate(source.splitlines(), start=1) if line.strip()}
-        for node in ast.walk(ast.parse(source)):
-            if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
-                continue  # no docstring, and no table
-            if (node.end_lineno or 0) > node.lineno:
-                lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
-        total += len(lines)
-    assert total < 2500
