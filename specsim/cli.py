@@ -481,7 +481,8 @@ def targets(
     ] = None,
     json_file: Annotated[Path | None, output_file("--json", help="Write the list to this file.")] = None,
     write: Annotated[
-        Path | None, output_file("--write", help="Write the data file of known functions of the releases.")
+        Path | None,
+        output_file("--write", help="Add the releases to this data file of known functions."),
     ] = None,
     seed: NoSeedOption = "0",
     budget_seconds: NoBudgetOption = None,

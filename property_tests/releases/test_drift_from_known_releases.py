@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from property_tests.support.made_up_sources import MadeUpSource
 from specsim.engines.sglang import known
 from specsim.engines.sglang.known import Drift, Surveyed
 from specsim.engines.sglang.releases import RELEASES
+from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
 
@@ -53,6 +55,27 @@ def test_the_data_file_is_what_the_command_makes(functions: list[Surveyed]) -> N
         for b in bodies
         if VERSION in b.releases
     }
+
+
+def test_a_release_is_added_to_the_data_file_and_the_others_stay(functions: list[Surveyed]) -> None:
+    known_before = json.loads(known.FILE.read_text())
+    assert known.known_to_json(known.surveys_of(known.load_known())) == known_before
+    changed = [
+        replace(function, body_hash=f"{function.body_hash}, changed") for function in functions if function.where
+    ]
+    made = known.known_to_json({**known.surveys_of(known.load_known()), VERSION: changed})["functions"]
+    for key, bodies in known_before["functions"].items():
+        others = {r for body in bodies for r in body["releases"]} - {VERSION}
+        assert {r for body in made[key] for r in body["releases"]} >= others
+    of_version = [body["body_hash"] for bodies in made.values() for body in bodies if VERSION in body["releases"]]
+    assert of_version
+    assert all(body_hash.endswith(", changed") for body_hash in of_version)
+
+
+def test_a_file_that_holds_something_else_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"releases": []}')
+    with pytest.raises(UsageError, match=r"other\.json is no data file of known functions"):
+        known.load_known(tmp_path / "other.json")
 
 
 def test_a_known_release_has_not_drifted_and_nothing_has_to_be_added(functions: list[Surveyed]) -> None:

@@ -97,6 +97,7 @@ def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_d
     others = [one.text for one in chosen if not isinstance(one, ReleaseTarget)]
     if write is not None and others:
         raise UsageError(f"--write with {others[0]}", "the data file is of releases: name those alone")
+    before_write = known.load_known(write) if write is not None else {}
     listed, surveys = [], {}
     for one in chosen:
         if not isinstance(one, ReleaseTarget | CheckoutTarget):
@@ -112,5 +113,5 @@ def survey(texts: list[str], json_file: Path | None, write: Path | None, cache_d
     if json_file is not None:
         save_json(json_file, {"format": "specsim.survey/1", "targets": listed})
     if write is not None:
-        save_json(write, known.known_to_json(surveys))
+        save_json(write, known.known_to_json({**known.surveys_of(before_write), **surveys}))
     return 1 if any(entry["to_add"] for entry in listed) else 0

@@ -1,14 +1,13 @@
 """What lifts of one SGLang, beside what is known of every release: where each function is, its parameters and a hash of
 its body.
 
-The known ones lie in a data file that `specsim targets A..B --write FILE` makes. A release that is not in it is
+The known ones lie in a data file to which `specsim targets A..B --write FILE` adds. A release that is not in it is
 compared with the nearest: what is the same, what drifted, and what has to be added before it is tested in full.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,8 @@ from specsim.engines.sglang.penalties import NOT_FED
 from specsim.engines.sglang.probes import probes_of
 from specsim.engines.sglang.provider import SglangProvider
 from specsim.engines.sglang.releases import RELEASES
+from specsim.errors import UsageError
+from specsim.files import read_json
 from specsim.lifting.lift import DriftError, Lifter, TextStore, body_hash, class_functions, parameter_names
 from specsim.lifting.source import SourceTree
 from specsim.lifting.versions import is_version, version_key
@@ -178,22 +179,35 @@ class Drift:
     text: str
 
 
-def load_known() -> dict[str, list[KnownBody]]:
+def load_known(file: Path = FILE) -> dict[str, list[KnownBody]]:
     """The known functions of all releases; empty where the data file is not there."""
-    if not FILE.is_file():
+    if not file.is_file():
         return {}
-    data = json.loads(FILE.read_text(encoding="utf-8"))
-    return {
-        key: [KnownBody(tuple(b["parameters"]), b["body_hash"], tuple(b["releases"])) for b in bodies]
-        for key, bodies in data["functions"].items()
-    }
+    data = read_json(file, "name a data file of known functions, or one that is not there yet")
+    try:
+        return {
+            key: [KnownBody(tuple(b["parameters"]), b["body_hash"], tuple(b["releases"])) for b in bodies]
+            for key, bodies in data["functions"].items()
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{file} is no data file of known functions ({error!r})", "name another file") from error
+
+
+def surveys_of(known: Known) -> dict[str, list[Surveyed]]:
+    """What a data file says of each release, as a survey of it."""
+    surveys: dict[str, list[Surveyed]] = {}
+    for key, bodies in known.items():
+        for body in bodies:
+            for release in body.releases:
+                surveys.setdefault(release, []).append(Surveyed(key, "", body.parameters, body.body_hash))
+    return surveys
 
 
 def known_to_json(surveys: Mapping[str, Sequence[Surveyed]]) -> dict[str, Any]:
-    """The data file of the surveys of many releases, oldest first."""
+    """The data file of the surveys of many releases."""
     functions: dict[str, list[dict[str, Any]]] = {}
-    for release, functions_of_release in surveys.items():
-        for function in functions_of_release:
+    for release in sorted(surveys, key=version_key):
+        for function in surveys[release]:
             if not function.body_hash:
                 continue
             bodies = functions.setdefault(function.key, [])
@@ -280,7 +294,9 @@ def to_add(version: str | None, found: Sequence[Drift]) -> list[str]:
         else:
             todo.append(f"{what}: give it what it needs in {_STUBS[function.tier]} ({why})")
     if version and is_version(version) and version not in RELEASES:
-        todo.append(f"add {version!r} to specsim/engines/sglang/releases.txt, and make {FILE.name} again")
+        todo.append(
+            f"add {version!r} to specsim/engines/sglang/releases.txt, and to {FILE.name} by `specsim targets --write`"
+        )
     return todo
 
 
