@@ -29,13 +29,13 @@ TORCH_PIN := $(shell grep '^torch==' constraints.txt)
 RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
 ALL_RELEASES := $(shell sed -e 's/#.*//' specsim/engines/sglang/releases.txt)
 
-# Every file that has tests of all releases, and the table that holds what they expect.
-RELEASE_TESTS := property_tests/releases property_tests/tiers/test_workers.py property_tests/tiers/test_fixtures.py
+# Every file of tests that reads the list of releases, or opens a release by its version.
+RELEASE_TESTS := $(shell grep -rlwE --include='test_*.py' 'Release|RELEASES' property_tests)
 GPU_TESTS := property_tests/gpu property_tests/kernels property_tests/contracts/test_bulk_generators.py \
 	property_tests/reference/test_reference_agrees_with_the_naive_implementation.py
 
 .PHONY: help setup run test test-releases test-compiled test-sm90 test-gpu sanitize-gpu attack nightly docs pages lint clean \
-	stale fixtures
+	stale fixtures expected
 
 help: ## what can be made
 	@sed -n -e 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -60,6 +60,9 @@ stale: $(READY) ## lists the fixtures, and with them the replays of docs/upstrea
 
 fixtures: $(READY) ## makes them anew; commit what it changed
 	$(BIN)/python fixtures/remake.py --write fixtures/replays
+
+expected: $(READY) ## what the tests expect of the releases VERSIONS, into fixtures/*.expected.json: minutes each
+	TRITON_INTERPRET=1 SPECSIM_COMPILED=0 $(BIN)/python -m property_tests.support.release_expectations $(VERSIONS)
 
 test-compiled: $(READY) ## the tests that compile the simulator: minutes
 	SPECSIM_TEST_COMPILED=1 $(BIN)/python -m pytest property_tests/engine/test_compiled.py

@@ -22,6 +22,7 @@ os.environ["SPECSIM_COMPILED"] = (
 )
 torch.set_num_threads(1)
 
+from property_tests.support.known_releases import FEW
 from specsim.compiled.finder import uninstall
 from specsim.engines.packages import open_source
 from specsim.engines.target import ReleaseTarget
@@ -38,9 +39,6 @@ settings.register_profile(
     "fast", parent=settings.get_profile("dev"), max_examples=40, derandomize=True, database=None, print_blob=False
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
-
-
-RELEASES = (Path(__file__).parents[1] / "fixtures" / "releases.txt").read_text()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,14 +85,13 @@ def release(wheel_cache: Cache, pytestconfig: pytest.Config) -> Callable[[str], 
     available = set(cached_releases(wheel_cache))
     opened: dict[str, SourceTree] = {}
 
-    few = {line.split("#")[0].strip() for line in RELEASES.splitlines()}
     every_release = pytestconfig.getoption("--all-releases")
 
     def open_release(version: str) -> SourceTree:
-        if version not in few and not every_release:
+        if version not in FEW and not every_release:
             pytest.skip(f"sglang=={version} is tested by `make test-releases`")
         if version not in available:
-            made_by = "make test" if version in few else "make test-releases"
+            made_by = "make test" if version in FEW else "make test-releases"
             pytest.skip(f"the wheel of sglang=={version} is not in the cache; `{made_by}` fetches it")
         if version not in opened:
             opened[version] = open_source(ReleaseTarget(version), wheel_cache)

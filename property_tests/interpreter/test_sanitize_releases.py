@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from property_tests.support.known_releases import OLDEST
 from specsim.interpreter import Report, sanitize
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import Lifter
@@ -20,8 +20,6 @@ pytestmark = pytest.mark.skipif(
     reason="the sanitizer watches Triton's interpreter; CUDA runs compiled kernels",
 )
 
-RELEASES = (Path(__file__).parents[2] / "fixtures" / "releases.txt").read_text().splitlines()
-OLDEST = next(line for line in RELEASES if line and not line.startswith("#"))
 SPEC_UTILS = "srt/speculative/spec_utils.py"
 
 Lift = Callable[[str, str], Any]

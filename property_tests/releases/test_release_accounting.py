@@ -15,16 +15,9 @@ from typing import Any
 
 import pytest
 
+from property_tests.support.known_releases import FIXTURES, NEWEST
 from property_tests.support.made_up_sources import MadeUpSource, cache_in, edited
-from property_tests.support.release_accounting import (
-    EXPECTED,
-    FIXTURES,
-    NEWEST,
-    OFTEN,
-    Release,
-    findings,
-    run,
-)
+from property_tests.support.release_accounting import EXPECTED, OFTEN, Release, findings, run
 from specsim.engine.accounting_target import MEMORY_PARTS, PARTS, TREE_PARTS, SeamPart
 from specsim.engine.config import EngineConfig
 from specsim.engine.request import Turn

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from property_tests.support.known_releases import NEWEST
 from property_tests.support.made_up_sources import edited
 from property_tests.support.rule_checks import broken_by
 from specsim.choices.chooser import seeded
@@ -28,7 +28,6 @@ from specsim.rules.failures import HOST_EXCEPTION
 
 Release = Callable[[str], SourceTree]
 
-NEWEST = (Path(__file__).parents[2] / "fixtures" / "releases.txt").read_text().split()[-1]
 RUNNER = "srt/model_executor/model_runner_kv_cache_mixin.py"
 CONFIGURATOR = "srt/model_executor/pool_configurator.py"
 

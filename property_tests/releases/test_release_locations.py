@@ -4,15 +4,14 @@ launch's rows, so that a wrong one is found.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.support.known_releases import NEWEST, OLDEST
 from property_tests.support.made_up_sources import edited
 from specsim.choices.chooser import seeded
 from specsim.engine.config import EngineConfig
@@ -22,6 +21,7 @@ from specsim.engine.workload import draw_scenario
 from specsim.engines.sglang import accounting
 from specsim.engines.sglang.accounting import SglangHostTarget
 from specsim.engines.sglang.host_names import CACHE_LOCS
+from specsim.engines.sglang.releases import RELEASES
 from specsim.lifting.cache import Cache
 from specsim.lifting.source import SourceTree
 from specsim.rules.checked_engine import checked_engine
@@ -34,10 +34,7 @@ def short_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounting, "_REHEARSALS", 8)
 
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
-RELEASES = list(json.loads((FIXTURES / "accounting.expected.json").read_text()))
-OLDEST, LATEST = RELEASES[0], RELEASES[-1]
-NEWEST = (FIXTURES / "releases.txt").read_text().split()[-1]  # of those that every test run has
+LATEST = RELEASES[-1]
 V2 = "srt/speculative/eagle_info_v2.py"
 
 

@@ -10,8 +10,9 @@ import os
 import pytest
 import torch
 
+from property_tests.support.known_releases import NEWEST
 from property_tests.support.made_up_sources import edited
-from property_tests.support.release_accounting import EXPECTED, NEWEST, OFTEN, Release, findings
+from property_tests.support.release_accounting import EXPECTED, OFTEN, Release, findings
 from specsim.choices.chooser import replayed
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.accounting_target import MEMORY_PARTS

@@ -9,75 +9,31 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from property_tests.support.known_releases import FEW, FIXTURES
 from property_tests.support.made_up_sources import MadeUpSource
-from specsim.choices.chooser import replayed
+from property_tests.support.release_expectations import MADE_BY, findings, judge_all, operations_not_run
 from specsim.contracts.registry import OPS
-from specsim.engines.sglang.operations import FUNCTIONS, logits
 from specsim.engines.sglang.provider import SglangProvider
 from specsim.engines.sglang.releases import RELEASES, load
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import find_function, parse_module
 from specsim.lifting.source import SourceTree
-from specsim.tiers.ops.finding import signature_of
-from specsim.tiers.ops.run import run_case
-from specsim.tiers.ops.suite import Limits, SubjectResult, judge, worst_of
+from specsim.tiers.ops.suite import Limits, judge
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 EXPECTED = json.loads((FIXTURES / "releases.expected.json").read_text())
 FLIPS = json.loads((FIXTURES / "flips.json").read_text())
 
-# What test_tensor_functions holds.
-ELSEWHERE = {f.name for f in FUNCTIONS} | {f"kernel:{k.op}" for k in logits.KERNELS}
-LISTED_ELSEWHERE = {f.what for f in FUNCTIONS} | {k.op for k in logits.KERNELS}
-LISTED_ELSEWHERE |= {"verify_tree_target_only"}
-
 Release = Callable[[str], SourceTree]
 
-
-CASES = 24  # of a subject that costs 1; most cost 3
-
 # Without --all-releases one is judged: the newest that the suite reads whose worker is wrong.
-FEW = [line for line in (FIXTURES / "releases.txt").read_text().splitlines() if line in EXPECTED]
 QUICK = {[v for v in FEW if any(":caller:" in name for name in EXPECTED[v]["findings"])][-1]}
-
-
-def judge_all(
-    source: SourceTree, cache: Cache, cases: int = CASES, ops: frozenset[str] = frozenset(OPS)
-) -> dict[str, tuple[SubjectResult, Any]]:
-    subjects, _not_run = SglangProvider(source, cache).subjects()
-    subjects = [s for s in subjects if s.name not in ELSEWHERE]
-    return {
-        s.name: (
-            judge(OPS[s.op], s, seed=0, limits=Limits(cases, attempts=0, first_round=1)),
-            s,
-        )
-        for s in subjects
-        if s.op in ops
-    }
-
-
-def findings(results: dict[str, tuple[SubjectResult, Any]]) -> dict[str, dict[str, str]]:
-    """By signature; as `check` has it, a caller of a kernel that is itself wrong is not judged."""
-    found = {}
-    for name, (result, subject) in results.items():
-        if result.failures and not (subject.needs in results and results[subject.needs][0].failures):
-            worst = worst_of(result.failures)
-            outcome = run_case(OPS[subject.op], subject, OPS[subject.op].generate(replayed(worst.tape)))
-            assert outcome.of(worst.rule)
-            found[signature_of(subject)] = {
-                "where": subject.where,
-                "reach": worst.reach,
-                "rule": worst.rule.id,
-                "explanation": subject.explain(),
-            }
-            assert name == subject.name
-    return found
 
 
 def without_numbers(found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
@@ -102,15 +58,16 @@ def test_what_a_release_cannot_run_is_listed_with_its_reason(
     version: str, release: Release, wheel_cache: Cache
 ) -> None:
     subjects, not_run = SglangProvider(release(version), wheel_cache).subjects()
-    not_lifted = {entry.what for entry in not_run if entry.why == "specsim does not lift it from this engine yet"}
-    assert sorted({entry.what for entry in not_run} - not_lifted - LISTED_ELSEWHERE) == EXPECTED[version]["not_run"]
+    assert operations_not_run(release(version), wheel_cache) == EXPECTED[version]["not_run"]
     told_of = {entry.what.partition(" (")[0].split(" in ")[0] for entry in not_run}
     assert told_of | {s.op for s in subjects} >= set(OPS)
     assert all(entry.why for entry in not_run)
 
 
-def test_every_known_release_has_its_expected_verdicts() -> None:
-    assert tuple(EXPECTED) == RELEASES
+@pytest.mark.parametrize("name", MADE_BY)
+def test_every_known_release_has_an_entry_in_every_file_of_expectations(name: str) -> None:
+    releases = FEW if name == "workers" else RELEASES
+    assert tuple(json.loads((FIXTURES / f"{name}.expected.json").read_text())) == releases, "see `make expected`"
 
 
 @pytest.mark.parametrize("flip", FLIPS, ids=[flip["name"] for flip in FLIPS])
@@ -194,12 +151,14 @@ def test_a_kernel_that_is_itself_wrong_is_one_finding_and_its_callers_are_not_ch
 
 def test_make_test_releases_runs_every_file_that_has_tests_of_all_releases() -> None:
     folder = Path(__file__).parents[1]
-    (listed,) = re.findall(r"^RELEASE_TESTS := (.*)$", (folder.parent / "Makefile").read_text(), re.MULTILINE)
+    command = ["make", "-s", "--eval", "show: ; @echo $(RELEASE_TESTS)", "show"]
+    shown = subprocess.run(command, cwd=folder.parent, capture_output=True, text=True, check=True).stdout
+    listed = {folder.parent / path for path in shown.split()}
     for path in folder.rglob("test_*.py"):
         text = path.read_text()
-        if "--all-releases" in text or ("expected.json" in text and "release: Release" in text):
-            places = {path.relative_to(folder.parent).as_posix(), path.parent.relative_to(folder.parent).as_posix()}
-            assert places & set(listed.split()), path
+        reads_the_list = "--all-releases" in text or "sglang.releases import" in text
+        if reads_the_list or ("expected.json" in text and "release: Release" in text):
+            assert path in listed
 
 
 @pytest.mark.parametrize(

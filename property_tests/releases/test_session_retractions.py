@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from property_tests.support.known_releases import NEWEST
 from property_tests.support.made_up_sources import edited
-from property_tests.support.release_accounting import NEWEST, Release
+from property_tests.support.release_accounting import Release
 from specsim.choices.chooser import replayed
 from specsim.engine.accounting import Held, ModelAccounting
 from specsim.engine.memory.sessions import SessionSlot

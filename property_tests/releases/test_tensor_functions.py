@@ -6,65 +6,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from property_tests.support.known_releases import FIXTURES, NEWEST, OLDEST
 from property_tests.support.made_up_sources import edited
-from specsim.contracts.contract import Case
-from specsim.contracts.provider import Subject
+from property_tests.support.release_expectations import functions_of, of_functions, outcomes
 from specsim.contracts.registry import OPS
-from specsim.engines.sglang.operations import CALLERS, FUNCTIONS, logits
+from specsim.engines.sglang.operations import CALLERS, FUNCTIONS
 from specsim.engines.sglang.provider import SglangProvider
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import DriftError
 from specsim.lifting.source import SourceTree
-from specsim.tiers.ops.run import Outcome, run_case
-from specsim.tiers.ops.suite import DRAWS_PER_CASE_MAX, chooser_of
+from specsim.tiers.ops.run import run_case
+from specsim.tiers.ops.suite import chooser_of
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 EXPECTED = json.loads((FIXTURES / "functions.expected.json").read_text())
-READ = [line for line in (FIXTURES / "releases.txt").read_text().splitlines() if line and not line.startswith("#")]
-NEWEST = READ[-1]  # of those that every run of the suite reads
-NAMES = {f.name for f in FUNCTIONS} | {f"kernel:{k.op}" for k in logits.KERNELS}
-LISTED = {f.what for f in FUNCTIONS} | {k.op for k in logits.KERNELS}
-CASES = 12
 
 Release = Callable[[str], SourceTree]
-
-
-def subjects_of(source: SourceTree, cache: Cache) -> tuple[dict[str, Subject], dict[str, str]]:
-    """The subjects of this file by name, and what of it is not run with the reason."""
-    subjects, not_run = SglangProvider(source, cache).subjects()
-    return {s.name: s for s in subjects if s.name in NAMES}, {e.what: e.why for e in not_run if e.what in LISTED}
-
-
-def outcomes(subject: Subject, cases: int) -> list[tuple[Case, Outcome]]:
-    """What the first cases that the subject accepts show; nothing is shrunk."""
-    op = OPS[subject.op]
-    found: list[tuple[Case, Outcome]] = []
-    for index in range(DRAWS_PER_CASE_MAX * cases):
-        case = op.generate(chooser_of(0, subject, index))
-        if len(found) < cases and subject.accepts(case.sizes):
-            outcome = run_case(op, subject, case)
-            found += [(case, outcome)] if outcome.judged else []
-    return found
-
-
-def told(source: SourceTree, cache: Cache) -> dict[str, Any]:
-    """What `fixtures/functions.expected.json` has of a release: for each finding its rules and reaches."""
-    subjects, not_run = subjects_of(source, cache)
-    shown = {name: outcomes(subject, CASES) for name, subject in subjects.items()}
-    broken = {
-        name: {(v.rule.id, subjects[name].reach(case.sizes).split(":")[0]) for case, o in found for v in o.violations}
-        for name, found in shown.items()
-    }
-    return {
-        "findings": {name: [" ".join(words) for words in sorted(rules)] for name, rules in broken.items() if rules},
-        "judged": [name for name, found in shown.items() if found],
-        "not_run": sorted(not_run),
-    }
 
 
 @pytest.mark.parametrize("version", list(EXPECTED))
@@ -72,9 +31,9 @@ def told(source: SourceTree, cache: Cache) -> dict[str, Any]:
 def test_a_release_has_the_findings_that_its_tensor_functions_are_known_for_and_no_other(
     version: str, release: Release, wheel_cache: Cache, pytestconfig: pytest.Config
 ) -> None:
-    if version not in (READ[0], NEWEST) and not pytestconfig.getoption("--all-releases"):
+    if version not in (OLDEST, NEWEST) and not pytestconfig.getoption("--all-releases"):
         pytest.skip(f"sglang=={version} is tested by `make test-releases`")
-    assert told(release(version), wheel_cache) == EXPECTED[version]
+    assert of_functions(release(version), wheel_cache) == EXPECTED[version]
 
 
 def test_no_two_subjects_have_one_name(release: Release, wheel_cache: Cache) -> None:
@@ -110,7 +69,7 @@ def test_with_an_order_of_ties_of_its_own_a_release_keeps_every_parent(release: 
         r"torch\.topk\((\w+), (\w+ - 1), dim=-1\)",
         r"torch.return_types.topk(s[..., : \2] for s in \1.sort(dim=-1, descending=True, stable=True))",
     )
-    subjects = subjects_of(stable, wheel_cache)[0]
+    subjects = functions_of(stable, wheel_cache)[0]
     found = outcomes(subjects["function:organize_draft_results, ties"], 10)
     assert len(found) == 10
     assert not [violation for _case, outcome in found for violation in outcome.violations]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
+from property_tests.support.known_releases import FIXTURES, NEWEST, OLDEST
 from specsim.choices.chooser import seeded
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.event_log import Run
@@ -17,11 +17,9 @@ from specsim.lifting.source import SourceTree
 from specsim.rules.checked_engine import checked_engine
 from specsim.rules.failures import HOST_EXCEPTION
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 EXPECTED = json.loads((FIXTURES / "accounting.expected.json").read_text())
 SCHEDULES = 300
-NEWEST = (FIXTURES / "releases.txt").read_text().split()[-1]  # of those that every test run has
-OFTEN = (next(iter(EXPECTED)), NEWEST)  # simulated at every run; the others by `make test-releases`
+OFTEN = (OLDEST, NEWEST)  # simulated at every run; the others by `make test-releases`
 Release = Callable[[str], SourceTree]
 # The easiest reach of a defect is the one that is told.
 EASIEST_FIRST = ("default", "option", "guarded")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from property_tests.support.command_line import specsim
 from property_tests.support.made_up_sources import MadeUpSource, cache_in
+from property_tests.support.release_expectations import judged_probes, of_probes
 from specsim.choices.chooser import replayed
 from specsim.engines.probe import Probe
 from specsim.engines.sglang.guards import read_guards
@@ -34,7 +35,7 @@ from specsim.findings.pin import replay_pinned
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import Lifter, find_function, parse_module
 from specsim.lifting.source import SourceTree
-from specsim.tiers.workers.probing import NoStubError, ProbeResult, chooser_of, digest_of, judge_probe, run_probe
+from specsim.tiers.workers.probing import NoStubError, ProbeResult, chooser_of, digest_of, run_probe
 from specsim.tiers.workers.rules import BY_ID, WORKER_RULES
 from specsim.verdict import NotRun
 
@@ -58,25 +59,20 @@ def probes(release: Release, wheel_cache: Cache) -> Probes:
     return of
 
 
-def judged(probes: Iterable[Probe], cases: int = 40) -> dict[str, ProbeResult]:
-    return {probe.name: judge_probe(probe, seed=0, cases=cases) for probe in probes}
+@pytest.mark.parametrize("version", list(EXPECTED))
+def test_a_release_has_the_findings_that_it_is_known_for_and_no_other(version: str, probes: Probes) -> None:
+    assert of_probes(judged_probes(probes(version).values())) == EXPECTED[version]
 
 
 def rules(results: dict[str, ProbeResult]) -> dict[str, set[str]]:
-    return {name: {found.rule for found in result.findings} for name, result in results.items()}
-
-
-@pytest.mark.parametrize("version", list(EXPECTED))
-def test_a_release_has_the_findings_that_it_is_known_for_and_no_other(version: str, probes: Probes) -> None:
-    found = rules(judged(probes(version).values()))
-    assert {name: sorted(broken) for name, broken in found.items()} == EXPECTED[version]
+    return {name: set(broken) for name, broken in of_probes(results).items()}
 
 
 def multi_layer(source: SourceTree, cache: Cache) -> dict[str, ProbeResult]:
     """Both draft extends of a source, judged."""
     lifter = Lifter(source, cache, {})
     found = multi_layer_probes(lifter, read_guards(source))
-    return judged([probe for probe in found if isinstance(probe, Probe)])
+    return judged_probes([probe for probe in found if isinstance(probe, Probe)])
 
 
 def edited(source: SourceTree, lines: list[str], probe: str = "") -> MadeUpSource:
@@ -143,7 +139,7 @@ def test_without_penalties_in_any_request_verification_breaks_nothing(probes: Pr
 def test_each_finding_is_small_and_the_same_again(probes: Probes, release: Release, wheel_cache: Cache) -> None:
     again = {probe.name: probe for probe in probes_of(release(AFTER_THE_PATCH), wheel_cache)[0]}
     for probe in probes(AFTER_THE_PATCH).values():
-        for found in judged([probe])[probe.name].findings:
+        for found in judged_probes([probe])[probe.name].findings:
             assert len(found.tape) <= 20
             assert digest_of(run_probe(again[probe.name], replayed(found.tape))) == digest_of(found.shown)
             assert json.loads(json.dumps(found.shown.case)) == found.shown.case

@@ -1,0 +1,13 @@
+"""Which releases the tests read: few at every run, all of those that specsim knows by `make test-releases`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specsim.engines.sglang.releases import load
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+FEW = load((FIXTURES / "releases.txt").read_text(encoding="utf-8"))
+"""The releases that every run of the tests reads, oldest first."""
+OLDEST, NEWEST = FEW[0], FEW[-1]
+"""Of those few."""
