@@ -18,11 +18,12 @@ Read it in this order:
 * `frequencies`  how often a sampler with random numbers of its own must emit what
 * `grammar`      which tokens a constrained request may emit next: a protocol, and a small automaton
 * `sequential`   decoding token by token, without any of the above: what every schedule must equal
+* `argument_tables` the table of arguments above each function, from which checks and docstrings follow
+* `validation`   the checks of arguments, and the switch that turns them off
 
 Each operation is batched, without a Python loop over requests, on any device, and returns its outputs; in-out tensors
 are changed in place. `specsim.contracts.naive` has a naive implementation of each; tests require that the two agree.
-The table above a function states its arguments (`argument_tables` explains it). Wrong arguments raise ValueError
-(`validation` says how to switch that off).
+Wrong arguments raise ValueError.
 
 This package imports torch and nothing else.
 
