@@ -104,11 +104,11 @@ def test_the_reference_accepts_bulk_cases_and_equals_the_naive_implementation(na
     op = OPS[name]
     for case in bulk_cases(name):
         expected = op.expected(case)
-        twin = op.call(op.loops, case.sizes, {**case.clone().tensors, **op.allocate_outputs(case)})
+        naive = op.call(op.naive, case.sizes, {**case.clone().tensors, **op.allocate_outputs(case)})
         defined = op.defined(case, expected)
         for output, tensor in expected.items():
             where = defined[output].expand_as(tensor)
-            assert agree(tensor[where], twin[output][where], op.tolerance.get(output)), (output, case.sizes)
+            assert agree(tensor[where], naive[output][where], op.tolerance.get(output)), (output, case.sizes)
 
 
 @every_op
@@ -132,12 +132,12 @@ def test_a_request_alone_is_a_valid_case(name: str) -> None:
     op = OPS[name]
     for index, shape in enumerate(shapes(name)):
         case = OPS[name].cases.make(numbers(index, 1), shape)
-        twin = op.call(op.loops, case.sizes, {**case.clone().tensors, **op.allocate_outputs(case)})
+        naive = op.call(op.naive, case.sizes, {**case.clone().tensors, **op.allocate_outputs(case)})
         expected = op.expected(case)
         defined = op.defined(case, expected)
         for output, tensor in expected.items():
             where = defined[output].expand_as(tensor)
-            assert agree(tensor[where], twin[output][where], op.tolerance.get(output)), (output, case.sizes)
+            assert agree(tensor[where], naive[output][where], op.tolerance.get(output)), (output, case.sizes)
 
 
 @every_op

@@ -261,7 +261,7 @@ def test_every_accept_length_happens_often() -> None:
 
 def test_walks_pass_over_siblings_and_meet_equal_ones() -> None:
     op = OPS["verify_tree_greedy"]
-    later_sibling, equal_siblings, accepted_twin = 0, 0, 0
+    later_sibling, equal_siblings, accepted_equal = 0, 0, 0
     for case in seeded_cases("verify_tree_greedy"):
         ndt = case.sizes["num_draft_tokens"]
         path = op.expected(case)["accept_index"] % ndt
@@ -275,10 +275,10 @@ def test_walks_pass_over_siblings_and_meet_equal_ones() -> None:
                 other = int(sibling[b, node])
                 equal = other >= 0 and bool(tokens[b, node] == tokens[b, other])
                 equal_siblings += equal
-                accepted_twin += equal and node in nodes
+                accepted_equal += equal and node in nodes
     assert later_sibling >= 50
     assert equal_siblings >= 50
-    assert accepted_twin >= 10
+    assert accepted_equal >= 10
 
 
 def test_accepted_paths_for_the_bonus_are_shortest_longest_and_between() -> None:

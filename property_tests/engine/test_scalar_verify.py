@@ -27,7 +27,7 @@ def trees_of(case: Case) -> list[list[int]]:
 
 
 def verified(case: Case) -> tuple[list[int], list[int], list[int]]:
-    """What the scalar twin makes of a case of the operation."""
+    """What the scalar implementation makes of a case of the operation."""
     tokens, target = case.tensors["candidates"].tolist(), case.tensors["target_predict"].tolist()
     return verify_tree_greedy(tokens, trees_of(case), target, case.sizes["accept_width"] - 1)
 

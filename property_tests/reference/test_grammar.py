@@ -133,9 +133,9 @@ def test_a_clone_goes_its_own_way(make: Make, choices: list[int], more: list[int
     grammar = make()
     walk(grammar, choices)
     before = state(grammar)
-    twin = grammar.clone()
-    assert state(twin) == before
-    walk(twin, more)
+    clone = grammar.clone()
+    assert state(clone) == before
+    walk(clone, more)
     assert state(grammar) == before
 
 

@@ -15,7 +15,7 @@ from specsim.contracts.accepted import OPS as FAMILY
 from specsim.contracts.contract import Case, Role
 from specsim.contracts.hypothesis_cases import cases
 from specsim.contracts.naive.accepted import (
-    gather_accept_tokens_loops,
+    gather_accept_tokens_naive,
 )
 from specsim.reference.accepted import (
     create_extend_after_decode,
@@ -241,7 +241,7 @@ def test_float64_stays_float64() -> None:
     assert gathered.topk_p.dtype == gathered.hidden_states.dtype == torch.float64
 
 
-@pytest.mark.parametrize("gather", [gather_accept_tokens, gather_accept_tokens_loops])
+@pytest.mark.parametrize("gather", [gather_accept_tokens, gather_accept_tokens_naive])
 def test_an_idle_batch_emits_nothing(gather: Callable[..., Any]) -> None:
     none = torch.zeros((0,), dtype=torch.int32)
     assert gather(none, none.view(0, 3)).shape == (0, 3)

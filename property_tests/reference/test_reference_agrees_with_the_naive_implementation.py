@@ -1,4 +1,4 @@
-"""The batched references and their slow twins, which were written apart, give the same results."""
+"""The batched references and their naive implementations, which were written independently, give the same results."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def assert_equal_results(op: Op, actual: Tensors, expected: Tensors) -> None:
 def test_the_reference_equals_the_naive_implementation_on_every_element(op: Op) -> None:
     @given(case=cases(op))
     def holds(case: Case) -> None:
-        twin = results(op, op.loops, case, "cpu", torch.float32)
-        assert_equal_results(op, op.expected(case), twin)
+        naive = results(op, op.naive, case, "cpu", torch.float32)
+        assert_equal_results(op, op.expected(case), naive)
 
     holds()
 
@@ -66,8 +66,8 @@ def test_the_reference_equals_the_naive_implementation_on_every_element(op: Op) 
 def test_the_reference_equals_the_naive_implementation_in_double_precision_too(op: Op) -> None:
     @given(case=cases(op))
     def holds(case: Case) -> None:
-        twin = results(op, op.loops, case, "cpu", torch.float64)
-        assert_equal_results(op, results(op, op.reference, case, "cpu", torch.float64), twin)
+        naive = results(op, op.naive, case, "cpu", torch.float64)
+        assert_equal_results(op, results(op, op.reference, case, "cpu", torch.float64), naive)
 
     holds()
 
@@ -78,20 +78,20 @@ def test_the_reference_equals_the_naive_implementation_in_double_precision_too(o
 def test_the_reference_on_a_gpu_equals_the_naive_implementation_on_the_cpu(op: Op, dtype: torch.dtype) -> None:
     for index in range(100):
         case = op.generate(seeded(0, "on a GPU", op.name, index))
-        twin = results(op, op.loops, case, "cpu", dtype)
+        naive = results(op, op.naive, case, "cpu", dtype)
         actual = results(op, op.reference, case, "cuda", dtype)
-        defined = op.defined(case, twin)
+        defined = op.defined(case, naive)
         assert_equal_results(
             op,
             {name: tensor[defined[name]] for name, tensor in actual.items()},
-            {name: tensor[defined[name]] for name, tensor in twin.items()},
+            {name: tensor[defined[name]] for name, tensor in naive.items()},
         )
 
 
 @every_op
 def test_reference_and_naive_implementation_have_one_signature_and_the_contracts_names(op: Op) -> None:
-    batched, loops = inspect.signature(op.reference), inspect.signature(op.loops)
-    assert batched == loops
+    batched, naive = inspect.signature(op.reference), inspect.signature(op.naive)
+    assert batched == naive
     outputs = {arg.name for arg in op.outputs}
     inputs = {arg.name for arg in op.args} - outputs
     assert inputs <= set(batched.parameters) <= inputs | outputs

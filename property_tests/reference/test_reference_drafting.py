@@ -15,8 +15,8 @@ from specsim.choices.chooser import replayed, seeded
 from specsim.contracts import drafting as family
 from specsim.contracts.contract import Role, TensorArg
 from specsim.contracts.hypothesis_cases import cases
-from specsim.contracts.naive import drafting as twins
-from specsim.contracts.naive.masks import pack_tree_mask_loops, unpack_tree_mask_loops
+from specsim.contracts.naive import drafting as naive
+from specsim.contracts.naive.masks import pack_tree_mask_naive, unpack_tree_mask_naive
 from specsim.contracts.registry import OPS as EVERY_OP
 from specsim.reference import QLEN_ONLY, build_tree, masks, unchecked, verify_tree_greedy
 from specsim.reference import drafting as ref
@@ -88,9 +88,9 @@ def draftings(draw: Callable[..., Any], dtype: torch.dtype | None = None) -> Dra
     return Drafting(probabilities, tokens, draw(st.integers(2, total + 1)))
 
 
-def draft(given: Drafting, loops: bool = False) -> tuple[list[ref.Expansion], ref.DraftResults]:
+def draft(given: Drafting, is_naive: bool = False) -> tuple[list[ref.Expansion], ref.DraftResults]:
     """Every step of a drafting and what is kept."""
-    module, suffix = (twins, "_loops") if loops else (ref, "")
+    module, suffix = (naive, "_naive") if is_naive else (ref, "")
     first, following = (getattr(module, f"select_top_k_tokens_{which}{suffix}") for which in ("first", "next"))
     steps = [first(given.probabilities[0], given.tokens[0])]
     for step in range(1, len(given.probabilities)):
@@ -118,10 +118,10 @@ def with_dtype(case: Case, dtype: torch.dtype) -> Tensors:
 @given(given=draftings())
 def test_a_drafting_equals_the_naive_implementation_with_nan_and_infinities(given: Drafting) -> None:
     steps, results = draft(given)
-    steps_twin, results_twin = draft(given, loops=True)
-    for step, twin in zip(steps, steps_twin, strict=True):
-        assert_same(twin, step)
-    assert_same(results_twin, results)
+    steps_naive, results_naive = draft(given, is_naive=True)
+    for step, naive_step in zip(steps, steps_naive, strict=True):
+        assert_same(naive_step, step)
+    assert_same(results_naive, results)
 
 
 @given(given=draftings())
@@ -153,9 +153,9 @@ def test_strides_change_nothing(given: Drafting) -> None:
     apart = given._replace(
         probabilities=[strided(p) for p in given.probabilities], tokens=[strided(t) for t in given.tokens]
     )
-    for loops in (False, True):
-        steps, results = draft(given, loops)
-        steps_apart, results_apart = draft(apart, loops)
+    for is_naive in (False, True):
+        steps, results = draft(given, is_naive)
+        steps_apart, results_apart = draft(apart, is_naive)
         assert_same(results_apart, results)
         for step, step_apart in zip(steps, steps_apart, strict=True):
             assert_same(step_apart, step)
@@ -347,9 +347,9 @@ def test_any_mask_comes_back_from_its_bits(shape: tuple[int, int], seed: int) ->
     packed = masks.pack_tree_mask(mask)
     assert packed.dtype == torch.uint8
     assert packed.shape == (bs, ndt, 1 if ndt <= 8 else 2 if ndt <= 16 else 4)
-    assert torch.equal(pack_tree_mask_loops(mask), packed)
+    assert torch.equal(pack_tree_mask_naive(mask), packed)
     assert torch.equal(masks.unpack_tree_mask(packed), mask)
-    assert torch.equal(unpack_tree_mask_loops(packed), mask)
+    assert torch.equal(unpack_tree_mask_naive(packed), mask)
     for node in range(ndt):
         assert torch.equal((packed[:, :, node // 8] >> (node % 8)) & 1, mask[:, :, node].to(torch.uint8))
 

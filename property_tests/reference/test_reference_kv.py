@@ -14,8 +14,8 @@ from specsim.contracts import kv
 from specsim.contracts.contract import Role, TensorArg
 from specsim.contracts.hypothesis_cases import cases
 from specsim.contracts.naive.kv import (
-    align_evict_mask_to_page_size_loops,
-    draft_cache_locs_paged_loops,
+    align_evict_mask_to_page_size_naive,
+    draft_cache_locs_paged_naive,
 )
 from specsim.reference.cache_locs import assign_draft_cache_locs_contiguous
 from specsim.reference.kv import (
@@ -82,7 +82,7 @@ def some_requests(case: Case, which: list[int]) -> dict[str, Any]:
     }
 
 
-# Every operation: the batched reference and its twin, and the generator
+# Every operation: the batched reference and its naive implementation, and the generator
 
 
 @every_op
@@ -328,8 +328,8 @@ def test_layout_of_known_sequences() -> None:
 
 @given(case=cases(KV_INDICES))
 def test_the_layout_equals_the_naive_implementation(case: Case) -> None:
-    batched, loops = draft_cache_locs_paged(**layout_of(case)), draft_cache_locs_paged_loops(**layout_of(case))
-    for one, other in zip(batched, loops, strict=True):
+    batched, naive = draft_cache_locs_paged(**layout_of(case)), draft_cache_locs_paged_naive(**layout_of(case))
+    for one, other in zip(batched, naive, strict=True):
         assert torch.equal(one, other)
         assert one.dtype == other.dtype == torch.int64
 
@@ -546,10 +546,10 @@ def test_aligned_eviction_frees_no_page_that_is_kept_and_equals_the_naive_implem
     rejected.view(bs, ndt)[:, 0] = False  # the root is kept, of a padding request too
     for page_size, first_len in itertools.product((1, 4, 16), (0, 3, 4, 5)):
         seq_lens = first_len + torch.arange(bs)
-        mask, twin = rejected.clone(), rejected.clone()
+        mask, naive = rejected.clone(), rejected.clone()
         align_evict_mask_to_page_size(seq_lens, mask, page_size, ndt)
-        align_evict_mask_to_page_size_loops(seq_lens, twin, page_size, ndt)
-        assert torch.equal(mask, twin)
+        align_evict_mask_to_page_size_naive(seq_lens, naive, page_size, ndt)
+        assert torch.equal(mask, naive)
         assert not bool((mask & ~rejected).any())
         position = seq_lens[:, None] + torch.arange(ndt)
         last_kept = seq_lens + (~rejected).view(bs, ndt).sum(1) - 1

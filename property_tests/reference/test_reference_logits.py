@@ -66,7 +66,7 @@ def in_float64(case: Case) -> Case:
     return type(case)(case.sizes, tensors)
 
 
-def run(op: Op, case: Case, *, loops: Any = False, **changes: Any) -> Tensors:
+def run(op: Op, case: Case, **changes: Any) -> Tensors:
     """The outputs by name, with other values for some of the arguments."""
     scalars = {n: v for n, v in changes.items() if isinstance(v, int)}
     tensors = {**case.clone().tensors, **{n: t.clone() for n, t in changes.items() if isinstance(t, Tensor)}}
@@ -74,7 +74,7 @@ def run(op: Op, case: Case, *, loops: Any = False, **changes: Any) -> Tensors:
     outs = [arg.name for arg in op.outputs if arg.name not in tensors]
     for name in outs:
         del arguments[name]
-    returned = (op.loops if loops else op.reference)(**arguments)
+    returned = op.reference(**arguments)
     return {outs[0]: returned} if outs else {arg.name: tensors[arg.name] for arg in op.outputs}
 
 
@@ -594,12 +594,12 @@ NUMBERS = (
 def test_all_steps_together_are_the_steps_one_after_the_other(seed: int, law: int) -> None:
     logits, trees, params, bitmask = random_batch(seed)
     probs = process_logits(logits, *trees.values(), params, law, bitmask, lambda rows: rows.mul_(0.5))
-    PENALTIES.loops(logits, *trees.values(), *params[:6], law=law)
-    BITMASK.loops(logits, bitmask, torch.arange(8, dtype=torch.int32))
+    PENALTIES.naive(logits, *trees.values(), *params[:6], law=law)
+    BITMASK.naive(logits, bitmask, torch.arange(8, dtype=torch.int32))
     temperature, *limits = (of_request.repeat_interleave(4) for of_request in params[6:])
-    looped = SOFTMAX.loops(0.5 * logits, temperature)
+    looped = SOFTMAX.naive(0.5 * logits, temperature)
     for op, limit in zip((TOP_K, TOP_P, MIN_P), limits, strict=True):
-        looped = op.loops(looped, limit)
+        looped = op.naive(looped, limit)
     assert torch.equal(probs > 0, looped > 0)
     assert torch.allclose(probs, looped, rtol=0, atol=2.0**-40)
     assert torch.allclose(probs.sum(1), torch.ones(1, dtype=torch.float64), rtol=0, atol=2.0**-48)

@@ -13,10 +13,10 @@ import torch
 from specsim.choices.chooser import replayed, seeded
 from specsim.contracts.contract import Case, Op
 from specsim.contracts.naive.sampling import (
-    verify_chain_block_loops,
-    verify_chain_rejection_loops,
-    verify_tree_rejection_loops,
-    verify_tree_target_only_loops,
+    verify_chain_block_naive,
+    verify_chain_rejection_naive,
+    verify_tree_rejection_naive,
+    verify_tree_target_only_naive,
 )
 from specsim.contracts.sampling import OPS, WIDE_VOCAB_SIZES
 from specsim.reference.sampling import (
@@ -29,14 +29,14 @@ from specsim.reference.sampling import (
 BY_NAME = {op.name: op for op in OPS}
 TREE_OPS = [op for op in OPS if "tree" in op.name]
 every_op = pytest.mark.parametrize("op", OPS, ids=list(BY_NAME))
-target_only = pytest.mark.parametrize("verify", [verify_tree_target_only, verify_tree_target_only_loops])
-chain = pytest.mark.parametrize("verify", [verify_chain_rejection, verify_chain_rejection_loops])
-block = pytest.mark.parametrize("verify", [verify_chain_block, verify_chain_block_loops])
+target_only = pytest.mark.parametrize("verify", [verify_tree_target_only, verify_tree_target_only_naive])
+chain = pytest.mark.parametrize("verify", [verify_chain_rejection, verify_chain_rejection_naive])
+block = pytest.mark.parametrize("verify", [verify_chain_block, verify_chain_block_naive])
 both_chains = pytest.mark.parametrize(
     "verify",
-    [verify_chain_rejection, verify_chain_rejection_loops, verify_chain_block, verify_chain_block_loops],
+    [verify_chain_rejection, verify_chain_rejection_naive, verify_chain_block, verify_chain_block_naive],
 )
-tree_rejection = pytest.mark.parametrize("verify", [verify_tree_rejection, verify_tree_rejection_loops])
+tree_rejection = pytest.mark.parametrize("verify", [verify_tree_rejection, verify_tree_rejection_naive])
 
 TOP = 1 - 2.0**-24  # the largest float32 below 1
 BELOW_QUARTER = 0.25 - 2.0**-26

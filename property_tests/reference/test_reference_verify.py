@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specsim.contracts.hypothesis_cases import cases
 from specsim.contracts.naive.verify import (
-    verify_tree_greedy_loops,
+    verify_tree_greedy_naive,
 )
 from specsim.contracts.registry import OPS
 from specsim.reference import (
@@ -112,9 +112,9 @@ def test_target_tokens_and_predicts_go_by_the_nodes_number(case: Case, data: st.
     renumbered.tensors["retrieve_index"] = torch.arange(case.sizes["bs"])[:, None] * ndt + order
     renumbered.tensors["target_predict"][:, order] = case.tensors["target_predict"]
     assert emitted(renumbered) == emitted(case)
-    twin = OP.call(OP.loops, renumbered.sizes, dict(renumbered.tensors))
+    naive = OP.call(OP.naive, renumbered.sizes, dict(renumbered.tensors))
     for name, tensor in OP.expected(renumbered).items():
-        assert torch.equal(tensor, twin[name])
+        assert torch.equal(tensor, naive[name])
 
 
 @given(case=cases(BONUS))
@@ -145,7 +145,7 @@ VALID = {  # two requests of the tree 0 -> (1, 2), 1 -> 3, whose siblings 1 and 
 }
 
 
-@pytest.mark.parametrize("verify", [verify_tree_greedy, verify_tree_greedy_loops])
+@pytest.mark.parametrize("verify", [verify_tree_greedy, verify_tree_greedy_naive])
 def test_of_equal_siblings_the_first_is_taken(verify: Callable[..., Any]) -> None:
     result = verify(**VALID)
     assert result.accept_index.tolist() == [[0, 1, 3], [4, 6, -1]]

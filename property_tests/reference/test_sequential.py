@@ -373,7 +373,7 @@ def test_a_coin_draws_the_smallest_token_whose_cumulative_weight_exceeds_it(weig
         assert not any(weights[token + 1 :])
 
 
-# The simulator's twin
+# The simulator's scalar implementation
 
 
 @st.composite

@@ -1,8 +1,9 @@
 """Wrong ways to verify, each one line away from the right one, and by how much each is off: exactly.
 
-A wrong rule is the reference, or its slow twin, with one line replaced. On the toy, target p = (5, 4, 3, 2, 2)/16 and
-drafter q = (8, 4, 2, 1, 1)/16 after every prefix, each has a closed form. There only token 0 can be rejected: the token
-rule accepts it with 5/8, and what a rejection leaves of p is a third for each of the tokens 2, 3 and 4.
+A wrong rule is the reference, or its naive implementation, with one line replaced. On the toy, target
+p = (5, 4, 3, 2, 2)/16 and drafter q = (8, 4, 2, 1, 1)/16 after every prefix, each has a closed form. There only token 0
+can be rejected: the token rule accepts it with 5/8, and what a rejection leaves of p is a third for each of the tokens
+2, 3 and 4.
 
 Not every wrong rule emits wrongly: some change nothing but a coin's meaning, or how much is accepted. They are held
 here too, with what kills them instead.
@@ -64,9 +65,9 @@ def reversed_links(first_child: list[int], next_sibling: list[int]) -> tuple[lis
 
 
 def right(function: str) -> Any:
-    """The rule of that name: the reference, or its slow twin."""
-    op = BY_NAME[function.removesuffix("_loops")]
-    return op.loops if function.endswith("_loops") else op.reference
+    """The rule of that name: the reference, or its naive implementation."""
+    op = BY_NAME[function.removesuffix("_naive")]
+    return op.naive if function.endswith("_naive") else op.reference
 
 
 @cache
@@ -91,7 +92,7 @@ def patched(function: str, line: str, becomes: str, rule: str = "") -> Any:
 
 def law_of(verify: Callable[..., Any], proposals: Any) -> Any:
     """The law of a changed rule; where it flips, and the right one does not, is searched."""
-    name = verify.__name__.removesuffix("_loops")
+    name = verify.__name__.removesuffix("_naive")
     return output_distribution(rule_of(name, verify, dtype=torch.float64), proposals, find_thresholds=True)
 
 
@@ -109,7 +110,7 @@ def toy_chains(num_steps: int) -> list[Proposal[Drafted]]:
 
 
 # Function, line, what it becomes; what is proposed, tokens compared, and how far off they are.
-TARGET_ONLY, LOOPS, TREE = "verify_tree_target_only", "verify_tree_target_only_loops", "verify_tree_rejection"
+TARGET_ONLY, NAIVE, TREE = "verify_tree_target_only", "verify_tree_target_only_naive", "verify_tree_rejection"
 CHAIN, BLOCK = "verify_chain_rejection", "verify_chain_block"
 LINKS = "retrieve_next_token[b].tolist(), retrieve_next_sibling[b].tolist()"
 REVERSED = f"reversed_links({LINKS})"
@@ -117,7 +118,7 @@ M0 = Q[0] * sum(q / (1 - q) for q in Q[1:])  # 32/105: how often token 0 is the 
 
 WRONG: dict[str, tuple[Any, Any, int, Fraction | int]] = {
     "the cumulated mass is not reset after acceptance": (
-        (LOOPS, "node, mass = path[-1], 0.0", "node, mass = path[-1], 0.0 if len(path) == 1 else mass"),
+        (NAIVE, "node, mass = path[-1], 0.0", "node, mass = path[-1], 0.0 if len(path) == 1 else mass"),
         lambda: toy_tree(TWICE),
         2,
         P[0] * P[0],  # after one token 0 the next is accepted with 2 P[0] instead of P[0]
@@ -233,7 +234,7 @@ WRONG: dict[str, tuple[Any, Any, int, Fraction | int]] = {
     ),
     "siblings in reversed order, held against draft laws": (
         (
-            "verify_tree_rejection_loops",
+            "verify_tree_rejection_naive",
             LINKS,
             REVERSED,
         ),
@@ -255,7 +256,7 @@ def test_a_wrong_rule_is_off_by_its_closed_form(patch: Any, propose: Any, length
 @pytest.mark.parametrize("name", [name for name in WRONG if name != "one coin for all siblings"])
 def test_distance_kills_a_wrong_rule_in_its_quick_scope(name: str) -> None:
     patch, *_ = WRONG[name]
-    assert distance(patch[0].removesuffix("_loops"), patched(*patch), quick=True) > 0
+    assert distance(patch[0].removesuffix("_naive"), patched(*patch), quick=True) > 0
 
 
 def test_one_coin_for_all_siblings_takes_three_siblings_of_four_tokens_to_kill() -> None:
@@ -277,7 +278,7 @@ def test_siblings_without_residual_update_are_off_by_seven_sixteenths_when_they_
 
 def emits(verify: Callable[..., Any], proposal: Proposal[Drafted], *coins: float) -> Any:
     """What one request emits, given its coins, the final one last."""
-    rule = rule_of(verify.__name__.removesuffix("_loops"), verify)
+    rule = rule_of(verify.__name__.removesuffix("_naive"), verify)
     return rule(proposal.drafted, torch.tensor([coins]))[0]
 
 
@@ -343,7 +344,7 @@ def test_less_or_equal_accepts_at_coin_zero_what_the_target_never_says(
 
 def test_reversed_siblings_share_out_the_coin_in_another_order_and_by_the_same_distribution() -> None:
     """A child gets p(c) of its parent's coin wherever its share lies; coins tell, the law cannot."""
-    wrong = patched(LOOPS, LINKS, REVERSED)
+    wrong = patched(NAIVE, LINKS, REVERSED)
     assert distance(TARGET_ONLY, wrong) == 0
     (siblings,) = toy_tree(SIBLINGS)
     assert emits(wrong, siblings, 0.0, 0.0, 0.0, 0.0)[0] == 1

@@ -14,7 +14,7 @@ from specsim import kernels
 from specsim.choices.chooser import replayed, seeded
 from specsim.contracts.contract import Implementation, Tensors
 from specsim.contracts.provider import MappingProvider, NotCalledError, Subject
-from specsim.contracts.registry import LOOPS, OPS, REFERENCE
+from specsim.contracts.registry import NAIVE, OPS, REFERENCE
 from specsim.tiers.ops import rules
 from specsim.tiers.ops.rules import BY_ID, RULES
 from specsim.tiers.ops.run import LaunchHere, run_case
@@ -181,7 +181,7 @@ def test_a_spent_budget_stops_after_one_case() -> None:
     assert result.cut_short
 
 
-@pytest.mark.parametrize("implementations", [REFERENCE, LOOPS], ids=["reference", "loops"])
+@pytest.mark.parametrize("implementations", [REFERENCE, NAIVE], ids=["reference", "naive"])
 @pytest.mark.parametrize("op", list(OPS))
 @pytest.mark.slow(runs_one_in=3)
 def test_reference_and_naive_implementation_have_no_finding(

@@ -14,7 +14,7 @@ from torch import Tensor
 from specsim.choices.chooser import replayed
 from specsim.contracts.contract import Case, Op
 from specsim.contracts.provider import MappingProvider, Subject
-from specsim.contracts.registry import LOOPS, OPS, REFERENCE
+from specsim.contracts.registry import NAIVE, OPS, REFERENCE
 from specsim.kernels import provider as kernels
 from specsim.reference import verify_tree_greedy
 from specsim.tiers.ops.relations import LABELS, related_cases
@@ -26,7 +26,7 @@ QUICK_KERNELS = ("verify_tree_greedy", "fill_bonus_tokens", "get_last_loc", "ver
 # How many cases of each operation, with the related ones.
 PROVIDERS: dict[str, tuple[int, Callable[[], list[Subject]]]] = {
     "reference": (2, lambda: MappingProvider("reference", REFERENCE).subjects()[0]),
-    "loops": (1, lambda: MappingProvider("loops", LOOPS).subjects()[0]),
+    "naive": (1, lambda: MappingProvider("naive", NAIVE).subjects()[0]),
     "triton": (1, lambda: [subject for subject in kernels().subjects()[0] if subject.op in QUICK_KERNELS]),
 }
 # Operations of which every argument is ragged, or whose slots are places in what moves.

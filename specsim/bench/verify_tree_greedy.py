@@ -1,4 +1,4 @@
-"""The greedy tree walk: loops, reference, Triton, and the CUDA operation of an installed sgl_kernel."""
+"""The greedy tree walk: the naive implementation, the reference, Triton, and CUDA of an installed sgl_kernel."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 OP = OPS["verify_tree_greedy"]
 OUTPUTS = tuple(arg.name for arg in OP.outputs)
 NUM_STEPS_MAX = 8
-LOOPS_TREES_MAX = 4096
-"""More trees than that take the loops too long to wait for."""
+NAIVE_TREES_MAX = 4096
+"""More trees than that take the naive implementation too long to wait for."""
 
 
 def _shape(bs: int, num_draft_tokens: int, accepted: int) -> Shape:
@@ -81,7 +81,7 @@ def _inputs(case: Case, tensors: Tensors) -> dict[str, Any]:
 
 
 def _prepare_returning(implementation: Implementation, case: Case, tensors: Tensors) -> Callable[[], Tensors]:
-    """A call of the reference or its twin, without validation."""
+    """A call of the reference or its naive implementation, without validation."""
     arguments = _inputs(case, tensors)
 
     def call() -> Tensors:
@@ -91,10 +91,10 @@ def _prepare_returning(implementation: Implementation, case: Case, tensors: Tens
     return call
 
 
-def _prepare_loops(case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
-    if case.sizes["bs"] > LOOPS_TREES_MAX:
-        return NotRun("loops", f"one tree after the other, which takes too long for more than {LOOPS_TREES_MAX}")
-    return _prepare_returning(OP.loops, case, tensors)
+def _prepare_naive(case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
+    if case.sizes["bs"] > NAIVE_TREES_MAX:
+        return NotRun("loops", f"one tree after the other, which takes too long for more than {NAIVE_TREES_MAX}")
+    return _prepare_returning(OP.naive, case, tensors)
 
 
 def _prepare_captured_reference(case: Case, tensors: Tensors) -> Callable[[], Tensors] | NotRun:
@@ -137,7 +137,7 @@ BENCHMARK = Benchmark(
     shapes=SHAPES,
     make_case=make_case,
     peers=(
-        Peer("loops", Timing.EAGER, _prepare_loops),
+        Peer("loops", Timing.EAGER, _prepare_naive),
         Peer("reference", Timing.EAGER, partial(_prepare_returning, OP.reference)),
         Peer("reference, captured", Timing.GRAPH, _prepare_captured_reference),
         Peer("triton", Timing.GRAPH, _prepare_triton),

@@ -158,7 +158,7 @@ class Op:
 
     `args`       the arguments, outputs included, in the order of a kernel's parameters
     `reference`  the batched PyTorch implementation, whose results are the expected ones
-    `loops`      the naive implementation: Python loops, with which tests compare the reference
+    `naive`      the naive implementation, in plain Python, with which tests compare the reference
     `cases`      its valid cases
     `defined`    which elements of each output are defined, as boolean tensors; the rest is never compared
     `tolerance`  absolute tolerance by output name; outputs that it does not name are compared exactly
@@ -172,7 +172,7 @@ class Op:
     summary: str
     args: tuple[TensorArg | ScalarArg, ...]
     reference: Implementation
-    loops: Implementation
+    naive: Implementation
     cases: Cases
     source: str
     defined: Callable[[Case, Tensors], Tensors] = _all_defined
@@ -259,7 +259,7 @@ def operation(
         summary=_sentence(text.partition("\n\n")[0]),
         args=tuple(map(_argument, contract.arguments)),
         reference=reference,
-        loops=naive.LOOPS[f"{function}_loops"],
+        naive=naive.IMPLEMENTATIONS[f"{function}_naive"],
         cases=cases,
         source=_sentence(source[1]) if source else "",
         defined=defined,

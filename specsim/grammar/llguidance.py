@@ -82,9 +82,9 @@ class LLGuidance:
         return self._ended
 
     def clone(self) -> Self:
-        twin = type(self)(self._matcher.deep_copy(), self._vocab_size, self._eos_token_ids)
-        twin._read, twin._ended = self._read, self._ended
-        return twin
+        clone = type(self)(self._matcher.deep_copy(), self._vocab_size, self._eos_token_ids)
+        clone._read, clone._ended = self._read, self._ended
+        return clone
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -55,6 +55,6 @@ class XGrammar:
         return self._matcher.is_terminated()
 
     def clone(self) -> Self:
-        twin = type(self)(self._matcher.fork(), self._vocab_size)
-        twin._read = self._read
-        return twin
+        clone = type(self)(self._matcher.fork(), self._vocab_size)
+        clone._read = self._read
+        return clone

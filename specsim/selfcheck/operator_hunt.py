@@ -207,12 +207,12 @@ def _kill(mutant: OperatorMutant, seed: int, cases_max: int) -> Kill:
 
 def _subject(mutant: OperatorMutant) -> Any:
     from specsim.contracts.provider import MappingProvider
-    from specsim.contracts.registry import LOOPS
+    from specsim.contracts.registry import NAIVE
 
     if mutant.side == "kernel":
         found = _kernels().provider().subjects()[0]
     else:
-        found = MappingProvider("loops", LOOPS).subjects()[0]
+        found = MappingProvider("naive", NAIVE).subjects()[0]
     (subject,) = [each for each in found if each.op == mutant.op]
     return subject
 

@@ -1,6 +1,6 @@
 """A naive implementation of every operation, with which tests compare the reference.
 
-There is a file for each of the reference's, and in it a function NAME_loops with the signature of NAME. It works with
+There is a file for each of the reference's, and in it a function NAME_naive with the signature of NAME. It works with
 lists, dicts and for loops, one request, node or token at a time, and does not check its arguments.
 """
 
@@ -39,7 +39,7 @@ _MODULES = (
     verify_logits,
 )
 
-LOOPS: dict[str, Callable[..., Any]] = {
-    name: function for module in _MODULES for name, function in vars(module).items() if name.endswith("_loops")
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {
+    name: function for module in _MODULES for name, function in vars(module).items() if name.endswith("_naive")
 }
 """The naive implementations, by name."""

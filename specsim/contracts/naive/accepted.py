@@ -9,28 +9,28 @@ import torch
 from torch import Tensor
 
 from specsim.contracts.naive.verify import (
-    fill_bonus_tokens_loops,
+    fill_bonus_tokens_naive,
 )
 from specsim.reference.accepted import CommitOutputs, ExtendAfterDecode, GatheredRows, TargetCacheLoc
 
 
-def gather_accept_tokens_loops(predicts: Tensor, accept_index: Tensor) -> Tensor:
+def gather_accept_tokens_naive(predicts: Tensor, accept_index: Tensor) -> Tensor:
     """`gather_accept_tokens`, one token at a time."""
     tokens = predicts.tolist()
     rows = [[-1 if node == -1 else tokens[node] for node in path] for path in accept_index.tolist()]
     return predicts.new_tensor(rows).view(accept_index.shape)
 
 
-def verify_commit_outputs_loops(
+def verify_commit_outputs_naive(
     predict: Tensor, accept_index: Tensor, accept_lens: Tensor, seq_lens: Tensor
 ) -> CommitOutputs:
     """`verify_commit_outputs`, one request at a time."""
     new_seq_lens = [before + new for before, new in zip(seq_lens.tolist(), accept_lens.tolist(), strict=True)]
-    bonus_tokens = fill_bonus_tokens_loops(predict, accept_index, accept_lens)
+    bonus_tokens = fill_bonus_tokens_naive(predict, accept_index, accept_lens)
     return CommitOutputs(seq_lens.new_tensor(new_seq_lens), bonus_tokens)
 
 
-def create_extend_after_decode_loops(accept_tokens: Tensor, seq_lens: Tensor, accept_lens: Tensor) -> ExtendAfterDecode:
+def create_extend_after_decode_naive(accept_tokens: Tensor, seq_lens: Tensor, accept_lens: Tensor) -> ExtendAfterDecode:
     """`create_extend_after_decode`, one token at a time."""
     tokens = accept_tokens.tolist()
     positions: list[int] = []
@@ -41,7 +41,7 @@ def create_extend_after_decode_loops(accept_tokens: Tensor, seq_lens: Tensor, ac
     return ExtendAfterDecode(seq_lens.new_tensor(positions), accept_tokens.new_tensor(bonus))
 
 
-def get_target_cache_loc_loops(
+def get_target_cache_loc_naive(
     accept_token_num: Tensor, to_free_num_slots: Tensor, out_cache_loc: Tensor, num_draft_tokens: int
 ) -> TargetCacheLoc:
     """`get_target_cache_loc`, one request at a time."""
@@ -53,7 +53,7 @@ def get_target_cache_loc_loops(
     return TargetCacheLoc(out_cache_loc.new_tensor(targets), out_cache_loc.new_tensor(freed))
 
 
-def filter_finished_cache_loc_loops(
+def filter_finished_cache_loc_naive(
     tgt_cache_loc: Tensor, accept_token_num: Tensor, num_accept_tokens_filter: Tensor
 ) -> Tensor:
     """`filter_finished_cache_loc`, one request at a time."""
@@ -64,7 +64,7 @@ def filter_finished_cache_loc_loops(
     return tgt_cache_loc.new_tensor(kept)
 
 
-def write_req_to_token_pool_loops(
+def write_req_to_token_pool_naive(
     req_to_token: Tensor,
     req_pool_indices: Tensor,
     prefix_indices: Tensor,
@@ -80,7 +80,7 @@ def write_req_to_token_pool_loops(
             req_to_token[row, column] = next(cached if column < prefix_len else new)
 
 
-def gather_rows_loops(
+def gather_rows_naive(
     indices: Tensor, topk_p_buf: Tensor, topk_index_buf: Tensor, output_tokens_buf: Tensor, hidden_states_buf: Tensor
 ) -> GatheredRows:
     """`gather_rows`, one row at a time."""

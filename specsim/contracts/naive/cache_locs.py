@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def assign_req_to_token_pool_loops(
+def assign_req_to_token_pool_naive(
     req_pool_indices: Tensor,
     req_to_token: Tensor,
     start_offset: Tensor,
@@ -24,7 +24,7 @@ def assign_req_to_token_pool_loops(
             req_to_token[row, column] = next(slots)
 
 
-def assign_draft_cache_locs_contiguous_loops(
+def assign_draft_cache_locs_contiguous_naive(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int
 ) -> Tensor:
     """`assign_draft_cache_locs_contiguous`, one request at a time."""
@@ -34,7 +34,7 @@ def assign_draft_cache_locs_contiguous_loops(
     return torch.tensor(slots, dtype=torch.int64, device=req_to_token.device)
 
 
-def assign_extend_cache_locs_loops(
+def assign_extend_cache_locs_naive(
     req_pool_indices: Tensor, req_to_token: Tensor, start_offset: Tensor, end_offset: Tensor
 ) -> Tensor:
     """`assign_extend_cache_locs`, one request at a time."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from specsim.reference.drafting import ChainTree, DraftResults, Expansion
 
 
-def select_top_k_tokens_first_loops(topk_p: Tensor, topk_index: Tensor) -> Expansion:
+def select_top_k_tokens_first_naive(topk_p: Tensor, topk_index: Tensor) -> Expansion:
     """`select_top_k_tokens_first`, one request at a time."""
     topk = topk_p.shape[1]
     input_ids: list[int] = []
@@ -28,7 +28,7 @@ def select_top_k_tokens_first_loops(topk_p: Tensor, topk_index: Tensor) -> Expan
     return _expansion_of_lists(topk_p, topk, input_ids, hidden_index, scores, scores, topk_index.tolist(), parents)
 
 
-def select_top_k_tokens_next_loops(step: int, topk_p: Tensor, topk_index: Tensor, scores: Tensor) -> Expansion:
+def select_top_k_tokens_next_naive(step: int, topk_p: Tensor, topk_index: Tensor, scores: Tensor) -> Expansion:
     """`select_top_k_tokens_next`, one candidate at a time."""
     bs, topk = scores.shape
     p, tokens, parent_scores = topk_p.tolist(), topk_index.tolist(), scores.tolist()
@@ -55,16 +55,16 @@ def select_top_k_tokens_next_loops(step: int, topk_p: Tensor, topk_index: Tensor
     return _expansion_of_lists(scores, topk, input_ids, hidden_index, next_scores, all_scores, all_tokens, parents)
 
 
-def organize_draft_results_loops(
+def organize_draft_results_naive(
     score_list: Sequence[Tensor], token_list: Sequence[Tensor], parents_list: Sequence[Tensor], num_draft_tokens: int
 ) -> DraftResults:
     """`organize_draft_results`, one request at a time."""
     topk, num_steps = score_list[0].shape[1], len(score_list)
     scores, tokens, parents = torch.cat([*score_list], 1), torch.cat([*token_list], 1), torch.cat([*parents_list], 1)
-    return rerank_candidates_loops(scores, tokens, parents, topk, num_steps, num_draft_tokens)
+    return rerank_candidates_naive(scores, tokens, parents, topk, num_steps, num_draft_tokens)
 
 
-def rerank_candidates_loops(
+def rerank_candidates_naive(
     scores: Tensor, tokens: Tensor, parents: Tensor, topk: int, num_steps: int, num_draft_tokens: int
 ) -> DraftResults:
     """`rerank_candidates`, one request at a time."""
@@ -86,7 +86,7 @@ def rerank_candidates_loops(
     )
 
 
-def build_chain_tree_loops(bonus_tokens: Tensor, draft_tokens: Tensor, verified_seq_len: Tensor) -> ChainTree:
+def build_chain_tree_naive(bonus_tokens: Tensor, draft_tokens: Tensor, verified_seq_len: Tensor) -> ChainTree:
     """`build_chain_tree`, one node at a time."""
     bs, ndt = draft_tokens.shape[0], draft_tokens.shape[1] + 1
     tokens: list[int] = []

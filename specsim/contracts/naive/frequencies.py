@@ -11,7 +11,7 @@ from specsim.contracts.enumeration import chain_acceptance, normalised, residual
 from specsim.reference.frequencies import Frequencies
 
 
-def token_frequencies_loops(
+def token_frequencies_naive(
     probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, which_filter: int = 0, seed: int = 0, draws: int = 0
 ) -> Frequencies:
     """`token_frequencies`, one token at a time."""
@@ -28,7 +28,7 @@ def token_frequencies_loops(
     return _of(torch.tensor([[float(p) for p in law] for law in laws], dtype=probs.dtype))
 
 
-def chain_frequencies_loops(
+def chain_frequencies_naive(
     candidates: Tensor, draft_probs: Tensor, target_probs: Tensor, seed: int = 0, draws: int = 0
 ) -> Frequencies:
     """`chain_frequencies`, one draft at a time."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from specsim.reference.kv import CompactedPath, DraftCacheLocs, DraftKvIndices
 
 
-def alloc_extend_loops(
+def alloc_extend_naive(
     prefix_lens: Tensor, seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int
 ) -> Tensor:
     """`alloc_extend`, one token at a time."""
@@ -23,7 +23,7 @@ def alloc_extend_loops(
     return torch.tensor(slots, dtype=torch.int64, device=free_pages.device)
 
 
-def alloc_decode_loops(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> Tensor:
+def alloc_decode_naive(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, page_size: int) -> Tensor:
     """`alloc_decode`, one request at a time."""
     pages, slots = free_pages.tolist(), []
     for seq_len, slot in zip(seq_lens.tolist(), last_loc.tolist(), strict=True):
@@ -34,7 +34,7 @@ def alloc_decode_loops(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, p
     return torch.tensor(slots, dtype=torch.int64, device=free_pages.device)
 
 
-def get_last_loc_loops(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Tensor) -> Tensor:
+def get_last_loc_naive(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Tensor) -> Tensor:
     """`get_last_loc`, one request at a time."""
     table, slots = req_to_token.tolist(), []
     for row, prefix_len in zip(req_pool_indices.tolist(), prefix_lens.tolist(), strict=True):
@@ -42,7 +42,7 @@ def get_last_loc_loops(req_to_token: Tensor, req_pool_indices: Tensor, prefix_le
     return torch.tensor(slots, dtype=torch.int64, device=req_to_token.device)
 
 
-def draft_cache_locs_paged_loops(
+def draft_cache_locs_paged_naive(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
 ) -> DraftCacheLocs:
     """`draft_cache_locs_paged`, one slot at a time."""
@@ -70,7 +70,7 @@ def draft_cache_locs_paged_loops(
     )
 
 
-def generate_draft_decode_kv_indices_loops(
+def generate_draft_decode_kv_indices_naive(
     req_pool_indices: Tensor, req_to_token: Tensor, seq_lens: Tensor, topk: int, num_steps: int, page_size: int
 ) -> DraftKvIndices:
     """`generate_draft_decode_kv_indices`, one branch at a time."""
@@ -95,7 +95,7 @@ def generate_draft_decode_kv_indices_loops(
     )
 
 
-def fill_accept_out_cache_loc_loops(accept_index: Tensor, out_cache_loc: Tensor) -> Tensor:
+def fill_accept_out_cache_loc_naive(accept_index: Tensor, out_cache_loc: Tensor) -> Tensor:
     """`fill_accept_out_cache_loc`, one node at a time."""
     slots, accepted = out_cache_loc.tolist(), []
     for node in accept_index.flatten().tolist():
@@ -105,7 +105,7 @@ def fill_accept_out_cache_loc_loops(accept_index: Tensor, out_cache_loc: Tensor)
     return torch.tensor(accepted, dtype=torch.int64, device=out_cache_loc.device)
 
 
-def compact_accepted_path_loops(
+def compact_accepted_path_naive(
     accept_index: Tensor,
     accept_lens: Tensor,
     out_cache_loc: Tensor,
@@ -134,7 +134,7 @@ def compact_accepted_path_loops(
     )
 
 
-def move_kv_loops(buffer: Tensor, target: Tensor, source: Tensor) -> None:
+def move_kv_naive(buffer: Tensor, target: Tensor, source: Tensor) -> None:
     """`move_kv`, one row at a time."""
     before = buffer.clone()
     for to_slot, from_slot in zip(target.tolist(), source.tolist(), strict=True):
@@ -142,7 +142,7 @@ def move_kv_loops(buffer: Tensor, target: Tensor, source: Tensor) -> None:
             buffer[to_slot, element] = before[from_slot, element]
 
 
-def align_evict_mask_to_page_size_loops(
+def align_evict_mask_to_page_size_naive(
     seq_lens: Tensor, evict_mask: Tensor, page_size: int, num_draft_tokens: int
 ) -> None:
     """`align_evict_mask_to_page_size`, one node at a time."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from specsim.reference.logits import EXACT, NAN_HIGHEST, WORD_BITS
 
 
-def accumulate_penalties_loops(
+def accumulate_penalties_naive(
     output_counts: Tensor, output_lens: Tensor, accept_tokens: Tensor, accept_lens: Tensor, law: int
 ) -> None:
     """`accumulate_penalties`, one token at a time."""
@@ -22,7 +22,7 @@ def accumulate_penalties_loops(
             output_lens[b] += 1
 
 
-def apply_penalties_loops(
+def apply_penalties_naive(
     logits: Tensor,
     output_counts: Tensor,
     output_lens: Tensor,
@@ -62,7 +62,7 @@ def apply_penalties_loops(
             logits[b * ndt + node] = torch.tensor(values, dtype=logits.dtype, device=logits.device)
 
 
-def apply_token_bitmask_loops(logits: Tensor, bitmask: Tensor, indices: Tensor) -> None:
+def apply_token_bitmask_naive(logits: Tensor, bitmask: Tensor, indices: Tensor) -> None:
     """`apply_token_bitmask`, one token at a time."""
     for row in indices.tolist():
         words = [word % 2**WORD_BITS for word in bitmask[row].tolist()]  # without a sign
@@ -71,7 +71,7 @@ def apply_token_bitmask_loops(logits: Tensor, bitmask: Tensor, indices: Tensor) 
                 logits[row, token] = float("-inf")
 
 
-def row_argmax_loops(logits: Tensor, nan_policy: int) -> Tensor:
+def row_argmax_naive(logits: Tensor, nan_policy: int) -> Tensor:
     """`row_argmax`, one token at a time."""
     ids = []
     for row in logits.tolist():
@@ -87,7 +87,7 @@ def row_argmax_loops(logits: Tensor, nan_policy: int) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)
 
 
-def temperature_softmax_loops(logits: Tensor, temperature: Tensor) -> Tensor:
+def temperature_softmax_naive(logits: Tensor, temperature: Tensor) -> Tensor:
     """`temperature_softmax`, one row at a time."""
     probs = []
     for row, t in zip(logits.to(torch.float64), temperature.tolist(), strict=True):
@@ -97,13 +97,13 @@ def temperature_softmax_loops(logits: Tensor, temperature: Tensor) -> Tensor:
     return torch.tensor(probs, dtype=logits.dtype, device=logits.device).view(logits.shape)
 
 
-def top_k_renorm_probs_loops(probs: Tensor, top_k: Tensor) -> Tensor:
+def top_k_renorm_probs_naive(probs: Tensor, top_k: Tensor) -> Tensor:
     """`top_k_renorm_probs`, one row at a time."""
     pivots = [sorted(row)[-k:][0] for row, k in zip(probs.tolist(), top_k.tolist(), strict=True)]
-    return _renormalised_loops(probs, pivots)
+    return _renormalised_naive(probs, pivots)
 
 
-def top_p_renorm_probs_loops(probs: Tensor, top_p: Tensor) -> Tensor:
+def top_p_renorm_probs_naive(probs: Tensor, top_p: Tensor) -> Tensor:
     """`top_p_renorm_probs`, one row at a time."""
     pivots = []
     for row, p in zip(probs.tolist(), top_p.tolist(), strict=True):
@@ -113,16 +113,16 @@ def top_p_renorm_probs_loops(probs: Tensor, top_p: Tensor) -> Tensor:
             if total >= p:
                 break
         pivots.append(pivot if p < 1 else 0.0)
-    return _renormalised_loops(probs, pivots)
+    return _renormalised_naive(probs, pivots)
 
 
-def min_p_renorm_probs_loops(probs: Tensor, min_p: Tensor) -> Tensor:
+def min_p_renorm_probs_naive(probs: Tensor, min_p: Tensor) -> Tensor:
     """`min_p_renorm_probs`, one row at a time."""
     pivots = [max(row) * share for row, share in zip(probs.tolist(), min_p.tolist(), strict=True)]
-    return _renormalised_loops(probs, pivots)
+    return _renormalised_naive(probs, pivots)
 
 
-def _renormalised_loops(probs: Tensor, pivots: list[float]) -> Tensor:
+def _renormalised_naive(probs: Tensor, pivots: list[float]) -> Tensor:
     rows = []
     for row, pivot in zip(probs.tolist(), pivots, strict=True):
         total = sum(prob for prob in row if prob >= pivot)

@@ -13,7 +13,7 @@ from torch import Tensor
 from specsim.reference.masks import TreeLinks, packed_bytes
 
 
-def links_of_loops(parent: list[int]) -> tuple[list[int], list[int]]:
+def links_of_naive(parent: list[int]) -> tuple[list[int], list[int]]:
     """`links_of` one tree, as lists."""
     children: dict[int, list[int]] = {node: [] for node in range(-1, len(parent))}
     for node, its_parent in enumerate(parent):
@@ -26,7 +26,7 @@ def links_of_loops(parent: list[int]) -> tuple[list[int], list[int]]:
     return next_token, next_sibling
 
 
-def reconstruct_tree_loops(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeLinks:
+def reconstruct_tree_naive(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeLinks:
     """`reconstruct_tree`, one node at a time."""
     bs, ndt, _ = tree_mask.shape
     positions: list[int] = []
@@ -34,7 +34,7 @@ def reconstruct_tree_loops(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeL
     for b, rows in enumerate(tree_mask.tolist()):
         ancestors = [[j for j in range(i) if row[j]] for i, row in enumerate(rows)]
         positions += [int(verified_seq_len[b]) + len(path) for path in ancestors]
-        links.append(links_of_loops([path[-1] if path else -1 for path in ancestors]))
+        links.append(links_of_naive([path[-1] if path else -1 for path in ancestors]))
     shape = (bs, ndt)
     numbers = list(range(bs * ndt))
     lists = (numbers, [next_token for next_token, _ in links], [next_sibling for _, next_sibling in links])
@@ -42,7 +42,7 @@ def reconstruct_tree_loops(tree_mask: Tensor, verified_seq_len: Tensor) -> TreeL
     return TreeLinks(tensors[0], *(tensor.view(shape) for tensor in tensors[1:]))
 
 
-def pack_tree_mask_loops(tree_mask: Tensor) -> Tensor:
+def pack_tree_mask_naive(tree_mask: Tensor) -> Tensor:
     """`pack_tree_mask`, one row at a time."""
     bs, ndt, _ = tree_mask.shape
     width = packed_bytes(ndt)
@@ -53,7 +53,7 @@ def pack_tree_mask_loops(tree_mask: Tensor) -> Tensor:
     return torch.tensor(packed, dtype=torch.uint8, device=tree_mask.device).view(bs, ndt, width)
 
 
-def unpack_tree_mask_loops(packed: Tensor) -> Tensor:
+def unpack_tree_mask_naive(packed: Tensor) -> Tensor:
     """`unpack_tree_mask`, one row at a time."""
     bs, ndt, width = packed.shape
     mask: list[bool] = []

@@ -11,7 +11,7 @@ from torch import Tensor
 from specsim.reference.multi_layer import NewState, WidenedInputs
 
 
-def rotate_input_ids_loops(
+def rotate_input_ids_naive(
     input_ids: Tensor, extend_start_loc: Tensor, extend_seq_lens: Tensor, topk_index: Tensor, select_index: Tensor
 ) -> None:
     """`rotate_input_ids`, one token at a time."""
@@ -22,7 +22,7 @@ def rotate_input_ids_loops(
             input_ids[int(select_index[b])] = topk_index[b]
 
 
-def assign_hidden_states_pool_loops(
+def assign_hidden_states_pool_naive(
     hidden_states: Tensor,
     req_pool_indices: Tensor,
     req_to_hidden_states_pool: Tensor,
@@ -38,7 +38,7 @@ def assign_hidden_states_pool_loops(
             req_to_hidden_states_pool[pool_row, place] = hidden_states[row] if row >= start else 0
 
 
-def assign_new_state_loops(
+def assign_new_state_naive(
     next_token_ids: Tensor,
     old_input_ids: Tensor,
     old_positions: Tensor,
@@ -74,7 +74,7 @@ def assign_new_state_loops(
     return new
 
 
-def stash_append_boundary_state_loops(
+def stash_append_boundary_state_naive(
     src_tokens: Tensor,
     src_hiddens: Tensor,
     src_row_ends: Tensor,
@@ -98,7 +98,7 @@ def stash_append_boundary_state_loops(
         stash_valid_lens[pool_row] = valid
 
 
-def fill_widened_draft_extend_inputs_loops(
+def fill_widened_draft_extend_inputs_naive(
     predict: Tensor,
     verify_hiddens: Tensor,
     stash_tokens: Tensor,

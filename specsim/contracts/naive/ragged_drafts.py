@@ -16,7 +16,7 @@ def _spans(ends: Tensor) -> list[tuple[int, int]]:
     return spans
 
 
-def verify_ragged_greedy_loops(
+def verify_ragged_greedy_naive(
     cu_num_draft_tokens: Tensor,
     draft_token_ids: Tensor,
     target_argmax: Tensor,
@@ -39,7 +39,7 @@ def verify_ragged_greedy_loops(
     return torch.tensor(rows, dtype=torch.int32)
 
 
-def verify_ragged_rejection_loops(
+def verify_ragged_rejection_naive(
     cu_num_draft_tokens: Tensor,
     draft_token_ids: Tensor,
     draft_probs: Tensor,
@@ -70,7 +70,7 @@ def verify_ragged_rejection_loops(
     return torch.tensor(rows, dtype=torch.int32)
 
 
-def sample_recovered_tokens_loops(
+def sample_recovered_tokens_naive(
     cu_num_draft_tokens: Tensor,
     draft_token_ids: Tensor,
     draft_probs: Tensor,
@@ -92,7 +92,7 @@ def sample_recovered_tokens_loops(
     return torch.tensor(tokens, dtype=torch.int32)
 
 
-def verify_ragged_sampled_loops(
+def verify_ragged_sampled_naive(
     cu_num_draft_tokens: Tensor,
     draft_token_ids: Tensor,
     draft_probs: Tensor,
@@ -104,13 +104,13 @@ def verify_ragged_sampled_loops(
     has_draft_probs: int,
     num_steps: int,
 ) -> Tensor:
-    """`verify_ragged_sampled`, from the loops of its parts."""
+    """`verify_ragged_sampled`, from the naive implementations of its parts."""
     most_probable = [row.index(max(row)) for row in target_probs.tolist()]
     argmax = torch.tensor(most_probable, dtype=torch.int64)
     drafts = (cu_num_draft_tokens, draft_token_ids)
-    recovered = sample_recovered_tokens_loops(*drafts, draft_probs, target_probs, race, has_draft_probs)
-    greedy = verify_ragged_greedy_loops(*drafts, argmax, bonus_token_ids, is_greedy, num_steps)
-    sampled = verify_ragged_rejection_loops(
+    recovered = sample_recovered_tokens_naive(*drafts, draft_probs, target_probs, race, has_draft_probs)
+    greedy = verify_ragged_greedy_naive(*drafts, argmax, bonus_token_ids, is_greedy, num_steps)
+    sampled = verify_ragged_rejection_naive(
         *drafts,
         draft_probs,
         target_probs,
@@ -124,7 +124,7 @@ def verify_ragged_sampled_loops(
     return torch.stack([greedy[b] if is_greedy[b] else sampled[b] for b in range(len(is_greedy))])
 
 
-def expand_to_drafts_loops(values: Tensor, cu_num_draft_tokens: Tensor, replace_from: int, replace_to: int) -> Tensor:
+def expand_to_drafts_naive(values: Tensor, cu_num_draft_tokens: Tensor, replace_from: int, replace_to: int) -> Tensor:
     """`expand_to_drafts`, one draft at a time."""
     expanded = []
     for b, (start, end) in enumerate(_spans(cu_num_draft_tokens)):
@@ -133,7 +133,7 @@ def expand_to_drafts_loops(values: Tensor, cu_num_draft_tokens: Tensor, replace_
     return torch.tensor(expanded, dtype=values.dtype)
 
 
-def prepare_inputs_padded_loops(
+def prepare_inputs_padded_naive(
     cu_num_draft_tokens: Tensor, valid_sampled_tokens_count: Tensor, query_start_loc: Tensor
 ) -> PreparedInputs:
     """`prepare_inputs_padded`, one request at a time."""
@@ -145,7 +145,7 @@ def prepare_inputs_padded_loops(
     return PreparedInputs(torch.tensor(places, dtype=torch.int32), torch.tensor(rejects, dtype=torch.int32))
 
 
-def prepare_next_token_padded_loops(
+def prepare_next_token_padded_naive(
     sampled_token_ids: Tensor, discard_request_mask: Tensor, backup_next_token_ids: Tensor, vocab_size: int
 ) -> NextTokens:
     """`prepare_next_token_padded`, one request at a time."""
@@ -157,7 +157,7 @@ def prepare_next_token_padded_loops(
     return NextTokens(torch.tensor(tokens, dtype=torch.int32), torch.tensor(counts, dtype=torch.int32))
 
 
-def step_slot_mapping_loops(
+def step_slot_mapping_naive(
     positions: Tensor, block_table: Tensor, seq_lens: Tensor, page_size: int, max_model_len: int, padded_bs: int
 ) -> SlotMapping:
     """`step_slot_mapping`, one request at a time."""
@@ -174,7 +174,7 @@ def step_slot_mapping_loops(
     return SlotMapping(torch.tensor(clamped), torch.tensor(slots))
 
 
-def expand_draft_inputs_loops(
+def expand_draft_inputs_naive(
     target_token_ids: Tensor,
     target_positions: Tensor,
     next_token_ids: Tensor,

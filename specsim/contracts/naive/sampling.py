@@ -14,7 +14,7 @@ from specsim.reference.sampling import THRESHOLD_ACC_MIN
 from specsim.reference.verify import Verified
 
 
-def verify_tree_target_only_loops(
+def verify_tree_target_only_naive(
     candidates: Tensor,
     retrieve_index: Tensor,
     retrieve_next_token: Tensor,
@@ -50,11 +50,11 @@ def verify_tree_target_only_loops(
             path.append(child)
             law = list(probs[child])
         paths.append(path)
-        bonus_tokens.append(_invert_cdf_loops(law, uniform_final[b].item()))
-    return _verified_loops(candidates, retrieve_index.tolist(), paths, bonus_tokens, num_steps)
+        bonus_tokens.append(_invert_cdf_naive(law, uniform_final[b].item()))
+    return _verified_naive(candidates, retrieve_index.tolist(), paths, bonus_tokens, num_steps)
 
 
-def verify_chain_rejection_loops(
+def verify_chain_rejection_naive(
     candidates: Tensor,
     draft_probs: Tensor,
     target_probs: Tensor,
@@ -76,11 +76,11 @@ def verify_chain_rejection_loops(
                 break
             path.append(i + 1)
         paths.append(path)
-        bonus_tokens.append(_invert_cdf_loops(law, uniform_final[b].item()))
-    return _verified_loops(candidates, _chain_numbers(candidates), paths, bonus_tokens, num_steps)
+        bonus_tokens.append(_invert_cdf_naive(law, uniform_final[b].item()))
+    return _verified_naive(candidates, _chain_numbers(candidates), paths, bonus_tokens, num_steps)
 
 
-def verify_chain_block_loops(
+def verify_chain_block_naive(
     candidates: Tensor,
     draft_probs: Tensor,
     target_probs: Tensor,
@@ -106,11 +106,11 @@ def verify_chain_block_loops(
             if coins[i - 1] < height:
                 accepted, law = i, rest
         paths.append(list(range(accepted + 1)))
-        bonus_tokens.append(_invert_cdf_loops(law, uniform_final[b].item()))
-    return _verified_loops(candidates, _chain_numbers(candidates), paths, bonus_tokens, num_steps)
+        bonus_tokens.append(_invert_cdf_naive(law, uniform_final[b].item()))
+    return _verified_naive(candidates, _chain_numbers(candidates), paths, bonus_tokens, num_steps)
 
 
-def verify_tree_rejection_loops(
+def verify_tree_rejection_naive(
     candidates: Tensor,
     retrieve_index: Tensor,
     retrieve_next_token: Tensor,
@@ -137,8 +137,8 @@ def verify_tree_rejection_loops(
                 if proposal[drafted] > 0:
                     if coins[child] * proposal[drafted] < law[drafted]:
                         break
-                    law = _normalised_loops(_positive_part(law, proposal))
-                    proposal = _normalised_loops(
+                    law = _normalised_naive(_positive_part(law, proposal))
+                    proposal = _normalised_naive(
                         [0.0 if other == drafted else prob for other, prob in enumerate(proposal)]
                     )
                 child = next_sibling[child]
@@ -147,11 +147,11 @@ def verify_tree_rejection_loops(
             path.append(child)
             law = target[child]
         paths.append(path)
-        bonus_tokens.append(_invert_cdf_loops(law, uniform_final[b].item()))
-    return _verified_loops(candidates, retrieve_index.tolist(), paths, bonus_tokens, num_steps)
+        bonus_tokens.append(_invert_cdf_naive(law, uniform_final[b].item()))
+    return _verified_naive(candidates, retrieve_index.tolist(), paths, bonus_tokens, num_steps)
 
 
-def _invert_cdf_loops(weights: list[float], coin: float) -> int:
+def _invert_cdf_naive(weights: list[float], coin: float) -> int:
     threshold = coin * sum(weights)
     cumulative, last_positive = 0.0, len(weights) - 1
     for token, weight in enumerate(weights):
@@ -162,7 +162,7 @@ def _invert_cdf_loops(weights: list[float], coin: float) -> int:
     return last_positive
 
 
-def _normalised_loops(weights: list[float]) -> list[float]:
+def _normalised_naive(weights: list[float]) -> list[float]:
     total = sum(weights)
     return [weight / total for weight in weights] if total > 0 else weights
 
@@ -176,7 +176,7 @@ def _chain_numbers(candidates: Tensor) -> list[list[int]]:
     return [[b * ndt + i for i in range(ndt)] for b in range(bs)]
 
 
-def _verified_loops(
+def _verified_naive(
     candidates: Tensor, numbers: list[list[int]], paths: list[list[int]], bonus_tokens: list[int], num_steps: int
 ) -> Verified:
     bs, ndt = candidates.shape

@@ -12,7 +12,7 @@ from specsim.contracts.naive import masks
 from specsim.reference.tree import FULL_MASK, QLEN_ONLY, Tree
 
 
-def build_tree_loops(
+def build_tree_naive(
     parent_list: Tensor,
     selected_index: Tensor,
     verified_seq_len: Tensor,
@@ -34,7 +34,7 @@ def build_tree_loops(
             parent_id = None if group == 0 else int(parent_list[b, group])
             parent.append(0 if parent_id is None else node_of[parent_id])
 
-        links.append(masks.links_of_loops(parent))
+        links.append(masks.links_of_naive(parent))
         for i in range(num_draft_tokens):
             path = [i]
             while path[-1] != 0:
@@ -54,7 +54,7 @@ def build_tree_loops(
     )
 
 
-def build_tree_packed_loops(
+def build_tree_packed_naive(
     parent_list: Tensor,
     selected_index: Tensor,
     verified_seq_len: Tensor,
@@ -63,6 +63,6 @@ def build_tree_packed_loops(
     num_draft_tokens: int,
 ) -> Tree:
     """`build_tree_packed`, one node at a time."""
-    tree = build_tree_loops(parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, QLEN_ONLY)
+    tree = build_tree_naive(parent_list, selected_index, verified_seq_len, topk, num_steps, num_draft_tokens, QLEN_ONLY)
     mask = tree.tree_mask.view(-1, num_draft_tokens, num_draft_tokens)
-    return tree._replace(tree_mask=masks.pack_tree_mask_loops(mask).flatten())
+    return tree._replace(tree_mask=masks.pack_tree_mask_naive(mask).flatten())

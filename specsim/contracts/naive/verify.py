@@ -11,7 +11,7 @@ from torch import Tensor
 from specsim.reference.verify import Verified
 
 
-def verify_tree_greedy_loops(
+def verify_tree_greedy_naive(
     candidates: Tensor,
     retrieve_index: Tensor,
     retrieve_next_token: Tensor,
@@ -48,7 +48,7 @@ def verify_tree_greedy_loops(
     )
 
 
-def fill_bonus_tokens_loops(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> Tensor:
+def fill_bonus_tokens_naive(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> Tensor:
     """`fill_bonus_tokens`, one request at a time."""
     tokens = predict.tolist()
     bonus = []

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from specsim.contracts.naive.logits import (
-    apply_penalties_loops,
-    apply_token_bitmask_loops,
-    min_p_renorm_probs_loops,
-    temperature_softmax_loops,
-    top_k_renorm_probs_loops,
-    top_p_renorm_probs_loops,
+    apply_penalties_naive,
+    apply_token_bitmask_naive,
+    min_p_renorm_probs_naive,
+    temperature_softmax_naive,
+    top_k_renorm_probs_naive,
+    top_p_renorm_probs_naive,
 )
-from specsim.contracts.naive.sampling import verify_tree_target_only_loops
-from specsim.contracts.naive.verify import verify_tree_greedy_loops
+from specsim.contracts.naive.sampling import verify_tree_target_only_naive
+from specsim.contracts.naive.verify import verify_tree_greedy_naive
 from specsim.reference.verify import Verified
 from specsim.reference.verify_logits import VerifiedStep
 
 
-def verify_logits_greedy_loops(
+def verify_logits_greedy_naive(
     logits: Tensor,
     candidates: Tensor,
     retrieve_index: Tensor,
@@ -36,11 +36,11 @@ def verify_logits_greedy_loops(
     bs, ndt = candidates.shape
     target_predict = candidates.new_tensor([_argmax(row) for row in logits.tolist()]).view(bs, ndt)
     links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
-    verified = verify_tree_greedy_loops(candidates, *links, target_predict, num_steps)
-    return _step_loops(verified, seq_lens, out_cache_loc)
+    verified = verify_tree_greedy_naive(candidates, *links, target_predict, num_steps)
+    return _step_naive(verified, seq_lens, out_cache_loc)
 
 
-def verify_logits_sampled_loops(
+def verify_logits_sampled_naive(
     logits: Tensor,
     candidates: Tensor,
     retrieve_index: Tensor,
@@ -81,21 +81,21 @@ def verify_logits_sampled_loops(
     for b in range(bs):
         _mark_paths(tree_mask[b], retrieve_next_token[b].tolist(), retrieve_next_sibling[b].tolist(), 0, [0])
     penalties = (frequency_penalty, presence_penalty, repetition_penalty, min_new_tokens, stop_token_ids, biases)
-    apply_penalties_loops(rows, output_counts, output_lens, candidates, tree_mask, *penalties, law)
+    apply_penalties_naive(rows, output_counts, output_lens, candidates, tree_mask, *penalties, law)
     for node, row in enumerate(bitmask_rows.tolist()):
         if row >= 0:
             only = torch.zeros(1, dtype=torch.int32, device=logits.device)
-            apply_token_bitmask_loops(rows[node : node + 1], bitmask[row : row + 1], only)
-    probs = temperature_softmax_loops(rows, _by_node(temperature, ndt))
-    probs = top_k_renorm_probs_loops(probs, _by_node(top_k, ndt))
-    probs = top_p_renorm_probs_loops(probs, _by_node(top_p, ndt))
-    probs = min_p_renorm_probs_loops(probs, _by_node(min_p, ndt)).view(bs, ndt, -1)
+            apply_token_bitmask_naive(rows[node : node + 1], bitmask[row : row + 1], only)
+    probs = temperature_softmax_naive(rows, _by_node(temperature, ndt))
+    probs = top_k_renorm_probs_naive(probs, _by_node(top_k, ndt))
+    probs = top_p_renorm_probs_naive(probs, _by_node(top_p, ndt))
+    probs = min_p_renorm_probs_naive(probs, _by_node(min_p, ndt)).view(bs, ndt, -1)
     links = (retrieve_index, retrieve_next_token, retrieve_next_sibling)
     thresholds = (threshold_single, threshold_acc)
-    verified = verify_tree_target_only_loops(
+    verified = verify_tree_target_only_naive(
         candidates, *links, uniform_samples, uniform_final, probs, *thresholds, num_steps
     )
-    return _step_loops(verified, seq_lens, out_cache_loc)
+    return _step_naive(verified, seq_lens, out_cache_loc)
 
 
 def _by_node(of_request: Tensor, ndt: int) -> Tensor:
@@ -112,7 +112,7 @@ def _mark_paths(mask: Tensor, first_child: list[int], next_sibling: list[int], n
         child = next_sibling[child]
 
 
-def _step_loops(verified: Verified, seq_lens: Tensor, out_cache_loc: Tensor) -> VerifiedStep:
+def _step_naive(verified: Verified, seq_lens: Tensor, out_cache_loc: Tensor) -> VerifiedStep:
     bs = seq_lens.shape[0]
     ndt, width = out_cache_loc.shape[0] // max(bs, 1), verified.accept_index.shape[1]
     predicts, slots = verified.predicts.tolist(), out_cache_loc.tolist()
