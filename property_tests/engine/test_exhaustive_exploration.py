@@ -326,7 +326,17 @@ def test_a_fork_goes_on_as_the_original_would_and_leaves_it_alone(name: str) -> 
 SHARED = {  # what is never changed, or written before it is read
     *("_config", "config", "workload", "own", "turn", "prompt", "specials", "slots", "plan", "tokens", "first_tokens"),
     *("next_token_ids", "accept_lens", "steps", "content_errors", "short_rows", "relayed", "pad_writes"),
-    *("collectives", "law_states", "_unread", "special_at", "_table", "_prefix_lens", "events", "_digest", "chooser"),
+    *(
+        "collectives",
+        "distribution_states",
+        "_unread",
+        "special_at",
+        "_table",
+        "_prefix_lens",
+        "events",
+        "_digest",
+        "chooser",
+    ),
     *("marks", "retracted_in", "swa_content", "_swa_ledger", "tree_slots", "locks", "swa_slots"),
     *("_rules", "_checks"),
 }

@@ -14,7 +14,7 @@ from specsim.choices.chooser import replayed, seeded
 from specsim.engine.config import EngineConfig, require_runnable
 from specsim.engine.draft import expected_tags, rotate_input_ids
 from specsim.engine.features import DEVICE_FEATURES, FEATURES
-from specsim.engine.grammar import LAW_TOKENS, Automaton, Matcher
+from specsim.engine.grammar import SAMPLED_TOKENS, Automaton, Matcher
 from specsim.engine.graph import GraphBuffers
 from specsim.engine.lifecycle import State
 from specsim.engine.model import EOS
@@ -26,7 +26,7 @@ from specsim.errors import UsageError
 from specsim.rules.oracle import outputs_of
 
 SCHEDULES = 1000
-A, B, C, *_ = LAW_TOKENS
+A, B, C, *_ = SAMPLED_TOKENS
 
 
 def turn(rid: str = "r0", max_new_tokens: int = 12, *, return_logprob: bool = False, **params: object) -> Turn:
@@ -165,7 +165,7 @@ def test_coins_draw_each_token_as_often_as_its_weight_says(fingerprint: int, tem
     params = SamplingParams(temperature=temperature, frequency_penalty=2)
     counts = {A: repeated}
     drawn = Counter(draw_token(fingerprint, coin << 54, params, counts, None) for coin in range(1 << 10))
-    weights = {token: 2.0 ** (score_of(fingerprint, token, params, counts) // temperature) for token in LAW_TOKENS}
+    weights = {token: 2.0 ** (score_of(fingerprint, token, params, counts) // temperature) for token in SAMPLED_TOKENS}
     for token, weight in weights.items():
         assert drawn[token] / 1024 == pytest.approx(weight / sum(weights.values()), abs=2 / 1024)
 

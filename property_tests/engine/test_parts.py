@@ -41,7 +41,7 @@ def turn(rid: str, session: str = "") -> Turn:
 
 def arrivals(given: Seam, *turns: Turn, aborts: int = 0) -> tuple[Arrivals, RequestTable, Batch]:
     requests = RequestTable()
-    batch = Batch(given, requests, retractions_max=0, has_laws=False)
+    batch = Batch(given, requests, retractions_max=0, has_distributions=False)
     return Arrivals(given, Workload(turns, aborts), requests, batch), requests, batch
 
 
@@ -69,7 +69,7 @@ def test_a_request_that_waits_leaves_the_queue_when_it_is_aborted_and_makes_room
 
 def running(*rids: str) -> tuple[Batch, list[Request]]:
     """A batch of requests whose launches left the relay entries 1, 2 and so on."""
-    batch = Batch(seam(), RequestTable(), retractions_max=0, has_laws=False)
+    batch = Batch(seam(), RequestTable(), retractions_max=0, has_distributions=False)
     requests = [make_request(turn(rid), []) for rid in rids]
     for number, request in enumerate(requests, 1):
         request.state = State.RUNNING

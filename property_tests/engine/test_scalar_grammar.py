@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from property_tests.support.watched_engine import fractional, fractions
-from specsim.engine.grammar import LAW_TOKENS, Automaton, Matcher, draw_automaton
+from specsim.engine.grammar import SAMPLED_TOKENS, Automaton, Matcher, draw_automaton
 from specsim.engine.model import EOS
 from specsim.reference import grammar as reference
 
-VOCAB_SIZE = LAW_TOKENS[-1] + 1
+VOCAB_SIZE = SAMPLED_TOKENS[-1] + 1
 automatons = fractions.map(lambda raw: draw_automaton(fractional(raw)))
-tokens_of_the_law = st.sampled_from([EOS, *LAW_TOKENS])
+sampled_tokens = st.sampled_from([EOS, *SAMPLED_TOKENS])
 
 
 def reference_of(automaton: Automaton) -> reference.Automaton:
@@ -44,7 +44,7 @@ def test_a_matcher_reads_and_takes_back_as_the_reference_does(automaton: Automat
             right.accept(token)
 
 
-@given(automaton=automatons, tokens=st.lists(tokens_of_the_law, max_size=8), data=st.data())
+@given(automaton=automatons, tokens=st.lists(sampled_tokens, max_size=8), data=st.data())
 def test_what_may_follow_each_node_of_a_tree_is_what_the_reference_says(
     automaton: Automaton, tokens: list[int], data: st.DataObject
 ) -> None:
@@ -61,7 +61,7 @@ def test_what_may_follow_each_node_of_a_tree_is_what_the_reference_says(
     assert torch.equal(torch.tensor(masks), expected)
 
 
-@given(automaton=automatons, tokens=st.lists(tokens_of_the_law, max_size=12))
+@given(automaton=automatons, tokens=st.lists(sampled_tokens, max_size=12))
 def test_reading_stops_at_the_end_and_at_what_is_forbidden(automaton: Automaton, tokens: list[int]) -> None:
     matcher, right = Matcher(automaton), reference_of(automaton)
     matcher.read(tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from specsim.engine.grammar import LAW_TOKENS, Automaton
+from specsim.engine.grammar import SAMPLED_TOKENS, Automaton
 from specsim.engine.request import Turn
 
 
@@ -25,4 +25,4 @@ def turn(name: str, prompt_len: int = 3, answer: int = 8, **fields: Any) -> Turn
     return Turn(name, tuple(range(start, start + prompt_len)), answer, **fields)
 
 
-GRAMMAR = Automaton({0: dict.fromkeys(LAW_TOKENS[:3], 0)}, final=(1,))
+GRAMMAR = Automaton({0: dict.fromkeys(SAMPLED_TOKENS[:3], 0)}, final=(1,))

@@ -49,11 +49,11 @@ class Batch:
         requests: RequestTable,
         *,
         retractions_max: int,
-        has_laws: bool,
+        has_distributions: bool,
     ) -> None:
         self._config, self._memory, self._accounting, self._observer, self._log = seam
         self._requests = requests
-        self._penalty_counts = seam.accounting.own.penalty_counts if has_laws else None
+        self._penalty_counts = seam.accounting.own.penalty_counts if has_distributions else None
         self.running: list[Request] = []
         self.futures = Futures()
         self.merging: list[Request] = []

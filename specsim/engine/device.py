@@ -25,7 +25,7 @@ from specsim.engine.locations import Locations, RowsAtLaunch, WrongSlots, wrong_
 from specsim.engine.logprobs import write_rows
 from specsim.engine.mixed_chunks import cache_locations
 from specsim.engine.relay import Left, Ring
-from specsim.engine.sampling import LawState, TreeLaw, bincount, coin_of, next_token
+from specsim.engine.sampling import DistributionState, TreeDistribution, bincount, next_token, uniform_draw_of
 from specsim.engine.sampling_params import Counts
 from specsim.engine.scalar_tree import Attention, build_tree
 from specsim.engine.scalar_verify import fill_bonus_tokens, verify_tree_greedy
@@ -43,7 +43,7 @@ class ContentError:
 
 
 class Device:
-    """KV content by slot, and the stream of launches. `has_laws`: some requests are sampled, or want logprobs.
+    """KV content by slot, and the stream of launches. `has_distributions`: some requests are sampled, or want logprobs.
     `move(content, target, source)` moves the KV of accepted paths in place of this model's own move; `locations` say
     where drafts and nodes go in place of this model's own rows.
     """
@@ -52,14 +52,14 @@ class Device:
         self,
         config: EngineConfig,
         *,
-        has_laws: bool = False,
+        has_distributions: bool = False,
         move: Move | None = None,
         locations: Locations | None = None,
     ) -> None:
         self._config = config
         self._move = move
         self._locations_of_target = locations
-        self._has_laws = has_laws
+        self._has_distributions = has_distributions
         self.content = [0] * (config.pool_slots + 2 * config.page_size)
         self.swa_content = [0] * (len(self.content) if config.window else 0)
         self._drafter = Drafter(config, len(self.content)) if config.draft_layers else None
@@ -75,7 +75,7 @@ class Device:
         self.pad_writes: list[int] = []
         self.collectives: list[str] = []
         self.longest = 0
-        self.law_states: list[LawState] = []
+        self.distribution_states: list[DistributionState] = []
         self._unread: list[Launch] = []
         self._written: dict[tuple[str, int], list[int]] = {}  # by the trees of the launch
         self._to_extend: tuple[tuple[ExtendRow, ...], int] = ((), 0)
@@ -96,10 +96,10 @@ class Device:
         """Run the oldest launch. `steps`, `content_errors` and `short_rows` then hold what it showed."""
         launch = self.stream.popleft()
         self.steps, self.content_errors, self.short_rows, self.relayed = [], [], [], []
-        self.pad_writes, self.collectives, self.law_states = [], [], []
+        self.pad_writes, self.collectives, self.distribution_states = [], [], []
         for earlier in self._unread:
             advance_grammar(earlier)
-        self._unread = launch.parts if self._has_laws and not self._config.streams else []
+        self._unread = launch.parts if self._has_distributions and not self._config.streams else []
         if launch.kind == "prefill":
             chains = [self._read_prefix(row) for row in launch.rows]
             launch.first_tokens = [self._prefill(row, chain) for row, chain in zip(launch.rows, chains, strict=True)]
@@ -176,14 +176,16 @@ class Device:
         if not self._config.relaxed_penalties:
             counts = bincount(row.tokens[len(request.prompt) :])
         allowed = request.matcher.allowed_after([]) if request.matcher else None
-        coin = coin_of(request.turn.sampling.seed, len(chain))
-        token = next_token(chain[-1], len(chain), coin, request.specials, request.turn.sampling, counts, allowed)
-        self._note_law(row, [([], counts)])
+        draw = uniform_draw_of(request.turn.sampling.seed, len(chain))
+        token = next_token(chain[-1], len(chain), draw, request.specials, request.turn.sampling, counts, allowed)
+        self._note_distribution(row, [([], counts)])
         return token, {**counts, token: counts.get(token, 0) + 1}
 
-    def _note_law(self, row: LaunchRow, nodes: list[tuple[list[int], Counts]]) -> None:
+    def _note_distribution(self, row: LaunchRow, nodes: list[tuple[list[int], Counts]]) -> None:
         matcher = row.request.matcher
-        self.law_states.append(LawState(row.request, row.key, nodes, list(matcher.states) if matcher else None))
+        self.distribution_states.append(
+            DistributionState(row.request, row.key, nodes, list(matcher.states) if matcher else None)
+        )
 
     def _expect(self, sequence: Sequence, start: int, tokens: list[int]) -> None:
         """The drafter's pools should hold what the tokens behind the positions from `start` on make."""
@@ -248,7 +250,7 @@ class Device:
         sources = [verified.accept_index[entry] for entry in range(len(rows) * width)]
         self._output.clear()
         result = DecodeResult([], verified.accept_lens[: len(rows)], ndt)
-        returns_rows = self._has_laws and any(row.request.turn.return_logprob for row in rows)
+        returns_rows = self._has_distributions and any(row.request.turn.return_logprob for row in rows)
         extended: list[ExtendRow] = []
         for b, row in enumerate(rows):
             path = [node - b * ndt for node in sources[b * width :][: verified.accept_lens[b]]]
@@ -304,7 +306,7 @@ class Device:
         tree = build_tree(parents, planned_len)
         run_node = Attention(sequence.chain, sequence.state).node
         specials = row.request.specials
-        law = self._law_of(row, sequence) if row.request.turn.sampling else None
+        distribution = self._distribution_of(row, sequence) if row.request.turn.sampling else None
         tokens = [sequence.root]
         node_prints: list[int] = []
         targets: list[int] = []
@@ -314,17 +316,17 @@ class Device:
                 # A wrong draft differs from the expected token and from its siblings' tokens.
                 if node in row.plan.agreeing:
                     tokens.append(right)
-                elif law is None:
+                elif distribution is None:
                     tokens.append((right + node) % model.VOCABULARY + model.VOCABULARY)
                 else:
-                    tokens.append(law.wrong_draft(node, right))
+                    tokens.append(distribution.wrong_draft(node, right))
             node_prints.append(run_node(tokens[node], mask, position))
-            if law is None:
+            if distribution is None:
                 targets.append(model.next_token_after(node_prints[node], position + 1, specials))
             else:
-                targets.append(law.target(node, tokens[node], node_prints[node], position + 1))
-        if law is not None:
-            self._note_law(row, law.nodes)
+                targets.append(distribution.target(node, tokens[node], node_prints[node], position + 1))
+        if distribution is not None:
+            self._note_distribution(row, distribution.nodes)
         out_cache_loc = row.slots[start : start + self._config.num_draft_tokens]
         if self._locations:
             out_cache_loc = self._locations[row.key]
@@ -337,11 +339,11 @@ class Device:
             self.swa_content[slot] = fingerprint
         return tokens, node_prints, targets
 
-    def _law_of(self, row: LaunchRow, sequence: Sequence) -> TreeLaw:
+    def _distribution_of(self, row: LaunchRow, sequence: Sequence) -> TreeDistribution:
         assert row.plan is not None
         relaxed = row.counts is not None
         counts = sequence.counts if row.counts is None else row.counts
-        return TreeLaw(row.request, row.plan.parents, counts, relaxed)
+        return TreeDistribution(row.request, row.plan.parents, counts, relaxed)
 
     def _left_by_kernel(self, move: Move, row: LaunchRow, path: list[int]) -> list[int]:
         """Move the KV of the accepted path by a kernel; no node is left to be moved."""

@@ -60,12 +60,12 @@ def draw_features(
     )
     if chooser.choose(2, "has laws") == 1:
         relaxed = chooser.choose(4, "relaxed penalties") == 1
-        turns = tuple(_with_a_law(chooser, turn) for turn in turns)
+        turns = tuple(_with_a_distribution(chooser, turn) for turn in turns)
         config = replace(config, relaxed_penalties=relaxed)
     return config, turns
 
 
-def _with_a_law(chooser: Chooser, turn: Turn) -> Turn:
+def _with_a_distribution(chooser: Chooser, turn: Turn) -> Turn:
     return_logprob = chooser.choose(3, "return_logprob") == 1
     params = draw_params(chooser, turn.max_new_tokens) if chooser.choose(4, "no law") != 1 else None
     return replace(turn, sampling=params, return_logprob=return_logprob)

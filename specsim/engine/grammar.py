@@ -15,7 +15,7 @@ from specsim.choices.chooser import Chooser, between
 from specsim.engine import model
 
 END = -1  # the state after an EOS token
-LAW_TOKENS = range(model.FIRST_ORDINARY_TOKEN, model.FIRST_ORDINARY_TOKEN + 6)
+SAMPLED_TOKENS = range(model.FIRST_ORDINARY_TOKEN, model.FIRST_ORDINARY_TOKEN + 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def draw_automaton(chooser: Chooser) -> Automaton:
     transitions: dict[int, dict[int, int]] = {}
     for state in range(length):
         mixed = model.extend(model.EMPTY + salt, state)
-        tokens = [token for token in LAW_TOKENS if (mixed >> 4 * token) % 3] or [LAW_TOKENS[state % 6]]
+        tokens = [token for token in SAMPLED_TOKENS if (mixed >> 4 * token) % 3] or [SAMPLED_TOKENS[state % 6]]
         transitions[state] = dict.fromkeys(tokens, state + 1)
         if len(tokens) > 2:
             transitions[state][tokens[0]] = state

@@ -43,7 +43,7 @@ class WrongSlots(NamedTuple):
 
     part: str
     key: Key
-    right: list[int]
+    expected: list[int]
     seen: list[int]
 
 

@@ -88,16 +88,18 @@ class Engine:
         self.memory = memory
         self.accounting = accounting
         self.observer = observer
-        has_laws, locations = workload.has_laws, accounting.own.locations
+        has_distributions, locations = workload.has_distributions, accounting.own.locations
         self.log = EventLog(observer, features_of(config))
         seam = Seam(config, memory, accounting, observer, self.log)
         self.requests = requests = RequestTable()
-        self.batch = batch = Batch(seam, requests, retractions_max=workload.retractions_max, has_laws=has_laws)
+        self.batch = batch = Batch(
+            seam, requests, retractions_max=workload.retractions_max, has_distributions=has_distributions
+        )
         self.arrivals = Arrivals(seam, workload, requests, batch)
-        device = Device(config, has_laws=has_laws, move=move, locations=locations)
+        device = Device(config, has_distributions=has_distributions, move=move, locations=locations)
         self.launches = launches = Launches(seam, batch, device, needs_table=locations is not None)
         self.admission = Admission(seam, requests, batch, launches)
-        self.results = Results(seam, requests, batch, launches, self.admission, has_laws=has_laws)
+        self.results = Results(seam, requests, batch, launches, self.admission, has_distributions=has_distributions)
         self.phase: Phase = "receive"
         self.awaited: Launch | None = None  # the launch for whose result the host waits
         self.to_resolve = 0

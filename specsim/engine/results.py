@@ -26,7 +26,7 @@ class Results:
         "_batch",
         "_claimed",
         "_config",
-        "_has_laws",
+        "_has_distributions",
         "_launches",
         "_log",
         "_memory",
@@ -44,14 +44,14 @@ class Results:
         launches: Launches,
         admission: Admission,
         *,
-        has_laws: bool,
+        has_distributions: bool,
     ) -> None:
         self._config, self._memory, self._accounting, self._observer, self._log = seam
         self._requests = requests
         self._batch = batch
         self._launches = launches
         self._admission = admission
-        self._has_laws = has_laws
+        self._has_distributions = has_distributions
         self._claimed = 0
         self.stale_finished = 0
         self.stale_retracted = 0
@@ -66,7 +66,7 @@ class Results:
         new._batch = batch
         new._launches = launches
         new._admission = admission
-        new._has_laws = self._has_laws
+        new._has_distributions = self._has_distributions
         new._claimed = self._claimed
         new.stale_finished = self.stale_finished
         new.stale_retracted = self.stale_retracted
@@ -75,7 +75,7 @@ class Results:
     def take(self, launch: Launch) -> None:
         """The host has the result of a launch."""
         for part in launch.parts:
-            if self._has_laws and part.grammar_advanced and any(row.request.matcher for row in part.rows):
+            if self._has_distributions and part.grammar_advanced and any(row.request.matcher for row in part.rows):
                 self._log.marks.add("mask_before_result")
             if part.result is None:
                 self._resolve_prefill(part)
@@ -92,7 +92,7 @@ class Results:
         before = [self._accounting.observe(row.request) for row in launch.rows]
         if any(later.verifies and later.num_steps != launch.num_steps for later in self._launches.unresolved):
             self._log.marks.add("stride_changed")
-        if self._has_laws:
+        if self._has_distributions:
             advance_grammar(launch)
         take = self._accounting.own.take_decode_result
         if take is not None:
@@ -110,7 +110,7 @@ class Results:
         self._end_frees()
 
     def _resolve_prefill(self, launch: Launch) -> None:
-        if self._has_laws:
+        if self._has_distributions:
             advance_grammar(launch)
         self._begin_frees()
         firsts = zip(launch.rows, launch.first_tokens, launch.first_hidden_states, strict=True)

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from specsim.engine import model
-from specsim.engine.grammar import LAW_TOKENS
+from specsim.engine.grammar import SAMPLED_TOKENS
 from specsim.engine.request import Request
 from specsim.engine.sampling_params import Counts, SamplingParams
 
@@ -33,7 +33,7 @@ def bincount(tokens: Iterable[int]) -> Counts:
     return counts
 
 
-def coin_of(seed: int, position: int) -> int:
+def uniform_draw_of(seed: int, position: int) -> int:
     """64 bits of a request's seed and a position, whatever the batch. Seed 1 has draws at the edges only."""
     if seed == 1:
         return (1 << 64) - 1 if position % 3 == 2 else 0
@@ -42,27 +42,29 @@ def coin_of(seed: int, position: int) -> int:
 
 def score_of(fingerprint: int, token: int, params: SamplingParams, counts: Counts) -> int:
     """The score of a sampled token after the outputs that `counts` counts."""
-    score = fingerprint >> 8 * (token - LAW_TOKENS[0]) & 15
+    score = fingerprint >> 8 * (token - SAMPLED_TOKENS[0]) & 15
     count = counts.get(token, 0)
     return score - params.frequency_penalty * count - (params.presence_penalty if count else 0)
 
 
 def draw_token(
-    fingerprint: int, coin: int, params: SamplingParams, counts: Counts, allowed: Collection[int] | None
+    fingerprint: int, draw: int, params: SamplingParams, counts: Counts, allowed: Collection[int] | None
 ) -> int:
-    """The token behind `fingerprint` that the draw `coin` picks; of `allowed`, which is None for all."""
+    """The token behind `fingerprint` that the uniform draw `draw` picks; of `allowed`, which is None for all."""
     scores = {
         token: score_of(fingerprint, token, params, counts)
-        for token in LAW_TOKENS
+        for token in SAMPLED_TOKENS
         if allowed is None or token in allowed
     }
     if not scores:
         return model.EOS
     if not params.temperature:
         return max(scores, key=lambda token: (scores[token], -token))
-    weights = [1 << max(0, 20 + scores[token] // params.temperature) if token in scores else 0 for token in LAW_TOKENS]
-    left = coin * sum(weights) >> 64
-    for token, weight in zip(LAW_TOKENS, weights, strict=True):
+    weights = [
+        1 << max(0, 20 + scores[token] // params.temperature) if token in scores else 0 for token in SAMPLED_TOKENS
+    ]
+    left = draw * sum(weights) >> 64
+    for token, weight in zip(SAMPLED_TOKENS, weights, strict=True):
         left -= weight
         if left < 0:
             return token
@@ -72,7 +74,7 @@ def draw_token(
 def next_token(
     fingerprint: int,
     position: int,
-    coin: int,
+    draw: int,
     specials: dict[int, int],
     params: SamplingParams,
     counts: Counts,
@@ -84,11 +86,11 @@ def next_token(
     special = specials.get(position)
     if special and sum(counts.values()) >= params.min_new_tokens and (allowed is None or special in allowed):
         return special
-    return draw_token(fingerprint, coin, params, counts, allowed)
+    return draw_token(fingerprint, draw, params, counts, allowed)
 
 
 @dataclass(frozen=True, slots=True)
-class LawState:
+class DistributionState:
     """What a launch knew of a request's outputs, for the rules. `nodes` are the path from the root to each node, the
     root left out, and the counts there; `states` are the grammar's when the masks are made.
     """
@@ -99,7 +101,7 @@ class LawState:
     states: list[int] | None
 
 
-class TreeLaw:
+class TreeDistribution:
     """The target's distribution at the nodes of one tree, evaluated from the root down."""
 
     __slots__ = ("_counts", "_matcher", "_params", "_parents", "_paths", "_relaxed", "_specials", "_tokens")
@@ -124,7 +126,7 @@ class TreeLaw:
         """A token of the distribution that is neither the expected one nor an older sibling's."""
         parent = self._parents[node]
         taken = {self._tokens[n] for n in range(1, node) if self._parents[n] == parent} | {right}
-        free = [token for token in LAW_TOKENS if token not in taken]
+        free = [token for token in SAMPLED_TOKENS if token not in taken]
         return free[node % len(free)]
 
     def target(self, node: int, token: int, fingerprint: int, position: int) -> int:
@@ -135,8 +137,8 @@ class TreeLaw:
             self._counts.append(self.counts_behind(self._counts[parent], token))
             self._paths.append([*self._paths[parent], token])
         allowed = self._matcher.allowed_after(self._paths[node]) if self._matcher is not None else None
-        coin = coin_of(self._params.seed, position)
-        return next_token(fingerprint, position, coin, self._specials, self._params, self._counts[node], allowed)
+        draw = uniform_draw_of(self._params.seed, position)
+        return next_token(fingerprint, position, draw, self._specials, self._params, self._counts[node], allowed)
 
     def counts_behind(self, counts: Counts, token: int) -> Counts:
         """The counts at a node with the token, whose parent has `counts`."""

@@ -49,7 +49,7 @@ def require_forkable(scenario: Scenario) -> None:
         "graph_sizes": config.graph_sizes,
         "relaxed_penalties": config.relaxed_penalties,
         "streams": config.streams,
-        "sampling or return_logprob of a request": scenario.workload.has_laws,
+        "sampling or return_logprob of a request": scenario.workload.has_distributions,
     }
     on = [name for name, is_on in parts.items() if is_on]
     if on:

@@ -34,7 +34,7 @@ class Workload:
     pauses_max: int = 0
 
     @property
-    def has_laws(self) -> bool:
+    def has_distributions(self) -> bool:
         """Whether a request is sampled, penalized or constrained, or wants logprobs."""
         return any(turn.sampling is not None or turn.return_logprob for turn in self.turns)
 

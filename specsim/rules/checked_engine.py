@@ -45,6 +45,8 @@ def checked_parts(
     ledger, window_ledger = SlotLedger(config.page_size), SlotLedger(config.page_size)
     memory = make_memory(config, ledger, window_ledger)
     made = accounting(memory)
-    has_laws = scenario.workload.has_laws
-    checker = Checker(config, memory, ledger, made, window_ledger, stop_at, has_laws=has_laws, rules=rules)
+    has_distributions = scenario.workload.has_distributions
+    checker = Checker(
+        config, memory, ledger, made, window_ledger, stop_at, has_distributions=has_distributions, rules=rules
+    )
     return memory, made, checker

@@ -48,7 +48,7 @@ class Checker(Observer):
         swa_ledger: SlotLedger,
         stop_at: str = "",
         *,
-        has_laws: bool = False,
+        has_distributions: bool = False,
         rules: tuple[Rule, ...] = RULES,
     ) -> None:
         self._stop_at = stop_at
@@ -64,7 +64,7 @@ class Checker(Observer):
         self._locks = 0
         self._account: Account | None = Account(memory, ledger)
         self._left_at: dict[tuple[str, int], int] = {}  # the relay entry that a request's last launch leaves
-        self._outputs = DeviceOutputs(config) if has_laws else None
+        self._outputs = DeviceOutputs(config) if has_distributions else None
         self.violations: list[Violation] = []
         self.events = 0
 

@@ -9,7 +9,7 @@ from specsim.engine.device import Device
 from specsim.engine.launch import Launch
 from specsim.engine.sampling import bincount
 from specsim.engine.sampling_params import Counts
-from specsim.rules.views import LawSeen, PenaltiesFed
+from specsim.rules.views import DistributionSeen, PenaltiesFed
 
 
 class DeviceOutputs:
@@ -22,7 +22,7 @@ class DeviceOutputs:
 
     def fed(self, launch: Launch) -> Iterator[PenaltiesFed]:
         """What the target's own penalizers count at a launch, beside the outputs before it, its root among them. With
-        relaxed penalties the bounds of `LawSeen` are what the device goes by.
+        relaxed penalties the bounds of `DistributionSeen` are what the device goes by.
         """
         verifies = launch.verifies
         for row in verifies.rows if verifies is not None and not self._is_relaxed else ():
@@ -33,14 +33,14 @@ class DeviceOutputs:
             yield PenaltiesFed(who, row.fed, bincount(self._outputs[row.key]), before if of != incarnation else None)
             self._fed[who] = (incarnation, row.fed)
 
-    def executed(self, launch: Launch, device: Device) -> Iterator[LawSeen]:
+    def executed(self, launch: Launch, device: Device) -> Iterator[DistributionSeen]:
         """What the launch knew of the outputs before it."""
         prefilled = launch.rows if launch.kind == "prefill" else []
         for row in prefilled:
             self._outputs[row.key] = row.tokens[len(row.request.prompt) :]
         new = {row.key for row in prefilled}
-        for state in device.law_states:
-            yield LawSeen(state, self._outputs[state.key], state.key in new, self._is_relaxed)
+        for state in device.distribution_states:
+            yield DistributionSeen(state, self._outputs[state.key], state.key in new, self._is_relaxed)
         for part in launch.parts:
             for i, row in enumerate(part.rows):
                 self._outputs[row.key] += part.run(i)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specsim.engine import model
 from specsim.engine.request import Request
-from specsim.engine.sampling import bincount, coin_of, next_token
+from specsim.engine.sampling import bincount, next_token, uniform_draw_of
 from specsim.engine.sampling_params import make_matcher
 from specsim.engine.stop_strings import text_of
 
@@ -44,7 +44,7 @@ def unending_outputs_of(request: Request, count: int) -> list[int]:
 
 
 def _drawn(request: Request, count: int, *, ends: bool) -> list[int]:
-    """Up to `count` tokens drawn one after the other from a request's law, with exact penalties."""
+    """Up to `count` tokens drawn one after the other from a request's distribution, with exact penalties."""
     params = request.turn.sampling
     assert params is not None
     matcher = make_matcher(params)
@@ -53,8 +53,8 @@ def _drawn(request: Request, count: int, *, ends: bool) -> list[int]:
         outputs = tokens[len(request.prompt) :]
         fingerprint = model.fingerprints(tokens)[-1]
         allowed = None if matcher is None or matcher.is_terminated() else matcher.allowed()
-        coin = coin_of(params.seed, len(tokens))
-        token = next_token(fingerprint, len(tokens), coin, request.specials, params, bincount(outputs), allowed)
+        draw = uniform_draw_of(params.seed, len(tokens))
+        token = next_token(fingerprint, len(tokens), draw, request.specials, params, bincount(outputs), allowed)
         tokens.append(token)
         if matcher is not None:
             matcher.read([token])

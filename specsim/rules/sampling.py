@@ -10,7 +10,7 @@ from specsim.engine.model import EMPTY, extend
 from specsim.engine.request import Request
 from specsim.engine.sampling import bincount
 from specsim.rules.rule import Broken, Check
-from specsim.rules.views import LawSeen, PenaltiesFed, SampledAppended, Shown
+from specsim.rules.views import DistributionSeen, PenaltiesFed, SampledAppended, Shown
 from specsim.verdict import Rule, Severity
 
 
@@ -21,22 +21,22 @@ class PenaltyCounts(Check):
         "penalties count the outputs before a node, each once; relaxed ones nothing else, and no more",
         Severity.WRONG_RESULT,
     )
-    after = (PenaltiesFed, LawSeen)
+    after = (PenaltiesFed, DistributionSeen)
 
     def applies(self, shown: Shown) -> bool:
         return any(turn.sampling is not None and turn.sampling.is_penalized for turn in shown.prefilled())
 
-    def check(self, view: PenaltiesFed | LawSeen) -> Broken | None:
+    def check(self, view: PenaltiesFed | DistributionSeen) -> Broken | None:
         if isinstance(view, PenaltiesFed):
-            if view.fed == view.right:
+            if view.fed == view.expected:
                 return None
-            expected, actual = f"counts {sorted(view.right.items())}", sorted(view.fed.items())
+            expected, actual = f"counts {sorted(view.expected.items())}", sorted(view.fed.items())
             return self.broken("penalty feed", view.who, expected, actual, can_go_on=True)
         if view.is_relaxed:
             return self._relaxed(view)
         return None if view.is_prefill else _wrong_counts(self, view)
 
-    def _relaxed(self, view: LawSeen) -> Broken | None:
+    def _relaxed(self, view: DistributionSeen) -> Broken | None:
         known = {*view.outputs, view.state.request.prompt[-1]}
         for _path, counts in view.state.nodes:
             if not set(counts) <= known or sum(counts.values()) > len(view.outputs):
@@ -52,14 +52,14 @@ class PenaltiesAfterRetraction(Check):
         "after a retraction penalties count what they counted before",
         Severity.WRONG_RESULT,
     )
-    after = (PenaltiesFed, LawSeen)
+    after = (PenaltiesFed, DistributionSeen)
 
     def applies(self, shown: Shown) -> bool:
         turns = [turn for turn in shown.prefilled() if turn.rid in shown.came_back]
         return any(turn.sampling is not None and turn.sampling.is_penalized for turn in turns)
 
-    def check(self, view: PenaltiesFed | LawSeen) -> Broken | None:
-        if isinstance(view, LawSeen):
+    def check(self, view: PenaltiesFed | DistributionSeen) -> Broken | None:
+        if isinstance(view, DistributionSeen):
             return _wrong_counts(self, view) if view.is_prefill and not view.is_relaxed else None
         before = view.before_retraction
         if before is None or all(view.fed.get(token, 0) >= count for token, count in before.items()):
@@ -91,13 +91,13 @@ class GrammarState(Check):
         "a grammar has read the outputs, when masks are made and when a result was taken",
         Severity.WRONG_RESULT,
     )
-    after = (LawSeen, SampledAppended)
+    after = (DistributionSeen, SampledAppended)
 
     def applies(self, shown: Shown) -> bool:
         return _has_grammar(shown)
 
-    def check(self, view: LawSeen | SampledAppended) -> Broken | None:
-        if isinstance(view, LawSeen):
+    def check(self, view: DistributionSeen | SampledAppended) -> Broken | None:
+        if isinstance(view, DistributionSeen):
             request, outputs, actual = view.state.request, view.outputs, view.state.states
         else:
             request, outputs = view.request, view.request.outputs
@@ -152,7 +152,7 @@ def _has_grammar(shown: Shown) -> bool:
     return any(turn.sampling is not None and turn.sampling.grammar is not None for turn in shown.prefilled())
 
 
-def _wrong_counts(check: Check, view: LawSeen) -> Broken | None:
+def _wrong_counts(check: Check, view: DistributionSeen) -> Broken | None:
     """Exact penalties count the outputs before a node, and those on its path."""
     for path, counts in view.state.nodes:
         expected = bincount([*view.outputs, *path])

@@ -203,7 +203,7 @@ class VerifySlots(Check):
             if not view.device.wrong_slots:
                 return None
             wrong = view.device.wrong_slots[0]
-            return self.broken(wrong.part, wrong.key[0], f"slots {wrong.right}", wrong.seen)
+            return self.broken(wrong.part, wrong.key[0], f"slots {wrong.expected}", wrong.seen)
         step = view.step
         right, written = step.slots[step.start : step.start + len(step.parents)], step.written[: len(step.parents)]
         if list(written) == list(right):

@@ -19,7 +19,7 @@ from specsim.engine.memory.rows import Rows
 from specsim.engine.memory.sessions import SessionSlot
 from specsim.engine.memory.swa import SwaAllocator
 from specsim.engine.request import Request, Turn
-from specsim.engine.sampling import LawState
+from specsim.engine.sampling import DistributionState
 from specsim.engine.sampling_params import Counts
 from specsim.rules.ledger import Misuse, Owner, SlotLedger
 
@@ -451,21 +451,21 @@ class StepExecuted:
 
 @dataclass(slots=True)
 class PenaltiesFed:
-    """What the target's own penalizers count of a request at a launch; `right` counts the outputs before it, and
+    """What the target's own penalizers count of a request at a launch; `expected` counts the outputs before it, and
     `before_retraction` is what they counted at the last launch of an earlier incarnation, None when there was none.
     """
 
     who: str
     fed: Counts
-    right: Counts
+    expected: Counts
     before_retraction: Counts | None
 
 
 @dataclass(slots=True)
-class LawSeen:
+class DistributionSeen:
     """What a launch knew of a request with a distribution of its own, whose outputs before it are `outputs`."""
 
-    state: LawState
+    state: DistributionState
     outputs: list[int]
     is_prefill: bool
     is_relaxed: bool
