@@ -20,7 +20,7 @@ from specsim.engine.admission import Admission
 from specsim.engine.config import EngineConfig, require_runnable
 from specsim.engine.event_log import Run
 from specsim.engine.lifecycle import State
-from specsim.engine.loop import ITERATIONS_MAX, UnjudgeableError
+from specsim.engine.loop import ITERATIONS_MAX, UnsupportedScenarioError
 from specsim.engine.model import EOS, STOP
 from specsim.engine.request import Request, Turn
 from specsim.engine.workload import Scenario, Workload, draw_scenario
@@ -282,7 +282,7 @@ def test_what_an_accounting_does_not_run_is_not_checked() -> None:
         def refuses(self, config: EngineConfig) -> str:
             return "no overlap here" if config.overlap else ""
 
-    with pytest.raises(UnjudgeableError, match="no overlap here"):
+    with pytest.raises(UnsupportedScenarioError, match="no overlap here"):
         checked_engine(Scenario(EngineConfig(), Workload(())), replayed([]), Refuses)
 
 

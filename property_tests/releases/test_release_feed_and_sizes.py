@@ -14,7 +14,7 @@ from property_tests.support.rule_checks import broken_by
 from specsim.choices.chooser import seeded
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.config import EngineConfig
-from specsim.engine.loop import UnjudgeableError
+from specsim.engine.loop import UnsupportedScenarioError
 from specsim.engine.workload import draw_scenario
 from specsim.engines.sglang import accounting
 from specsim.engines.sglang.accounting import SglangHostTarget
@@ -45,7 +45,7 @@ def found(target: SglangHostTarget, schedules: int, part: str) -> set[str]:
         try:
             run = checked_engine(draw_scenario(chooser, target.features), chooser, target.make).run()
             signatures |= {violation.signature for violation in run.violations if violation.part == part}
-        except UnjudgeableError:
+        except UnsupportedScenarioError:
             continue
         except HostFunctionError as error:  # before the first event
             signatures.add(f"accounting:{(error.rule or HOST_EXCEPTION).id}:{error.part}")

@@ -16,7 +16,7 @@ from property_tests.support.made_up_sources import edited
 from specsim.choices.chooser import seeded
 from specsim.engine.config import EngineConfig
 from specsim.engine.locations import draft_columns, tail_copies
-from specsim.engine.loop import UnjudgeableError
+from specsim.engine.loop import UnsupportedScenarioError
 from specsim.engine.workload import draw_scenario
 from specsim.engines.sglang import accounting
 from specsim.engines.sglang.accounting import SglangHostTarget
@@ -45,7 +45,7 @@ def found(target: SglangHostTarget, schedules: int) -> dict[str, int]:
         chooser = seeded(0, "locations", index)
         try:
             violations = checked_engine(draw_scenario(chooser, target.features), chooser, target.make).run().violations
-        except UnjudgeableError:
+        except UnsupportedScenarioError:
             continue
         for violation in violations:
             if violation.part.endswith("locations"):

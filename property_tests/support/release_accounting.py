@@ -9,7 +9,7 @@ from property_tests.support.known_releases import FIXTURES, NEWEST, OLDEST
 from specsim.choices.chooser import seeded
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.event_log import Run
-from specsim.engine.loop import UnjudgeableError
+from specsim.engine.loop import UnsupportedScenarioError
 from specsim.engine.observer import Violation
 from specsim.engine.workload import Scenario, draw_scenario
 from specsim.engines.sglang.accounting import SglangHostTarget
@@ -34,7 +34,7 @@ def run(target: SglangHostTarget, index: int, scenario: Scenario | None = None) 
     except HostFunctionError as error:  # before the first event
         violation = Violation(error.rule or HOST_EXCEPTION, "", error.part, "", "no exception", error.text, 0)
         return drawn, Run((violation,), (), "", 0, 0, frozenset())
-    except UnjudgeableError:
+    except UnsupportedScenarioError:
         return None
 
 

@@ -117,7 +117,7 @@ def _attributes(node: ast.ClassDef) -> list[str]:
 
 
 def _copy(name: str, attributes: list[str]) -> str:
-    """A `__copy__` for `specsim.engine.copies`."""
+    """A `__copy__` for `specsim.engine.shallow_copy`."""
     body = "".join(f"        new.{attribute} = self.{attribute}\n" for attribute in attributes)
     return f"\n    def __copy__(self) -> {name}:\n        new = {name}.__new__({name})\n{body}        return new\n"
 

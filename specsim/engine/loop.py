@@ -35,7 +35,7 @@ ITERATIONS_MAX = 600
 Phase = Literal["receive", "schedule", "pause", "launch", "resolve", "ended"]
 
 
-class UnjudgeableError(Exception):
+class UnsupportedScenarioError(Exception):
     """The accounting does not run this scenario; the schedule is not checked."""
 
 
@@ -81,7 +81,7 @@ class Engine:
         config, workload = scenario.config, scenario.workload
         refusal = accounting.refuses(config)
         if refusal:
-            raise UnjudgeableError(refusal)
+            raise UnsupportedScenarioError(refusal)
         self.config = config
         self.workload = workload
         self.chooser = chooser

@@ -19,7 +19,6 @@ from typing import Any
 
 from specsim.choices.chooser import Chooser
 from specsim.engine.accounting import Held, Memory
-from specsim.engine.copies import shallow
 from specsim.engine.device import Device
 from specsim.engine.launch import DecodeResult, Launch, LaunchRow, RowCopies, Sequence
 from specsim.engine.loop import Engine
@@ -27,6 +26,7 @@ from specsim.engine.memory.allocator import Allocator, SlotWatcher
 from specsim.engine.memory.sessions import Sessions, SessionSlot
 from specsim.engine.request import Request
 from specsim.engine.seam import Seam
+from specsim.engine.shallow_copy import shallow_copy
 from specsim.engine.workload import Scenario
 from specsim.errors import UsageError
 
@@ -138,7 +138,7 @@ def fork(engine: Engine) -> Engine:
 
     observer = engine.observer.fork()
     memory = _fork_memory(engine.memory, observer.slots)
-    accounting = shallow(engine.accounting)
+    accounting = shallow_copy(engine.accounting)
     of_model: Any = accounting
     of_model._memory = memory
     observer.attach(memory, accounting)
@@ -227,11 +227,11 @@ def _fork_launch(launch: Launch, rows: RowCopies) -> Launch:
 def _fork_memory(memory: Memory, watcher: SlotWatcher) -> Memory:
     old_allocator = memory.allocator
     assert isinstance(old_allocator, Allocator)
-    rows = shallow(memory.rows)
+    rows = shallow_copy(memory.rows)
     rows.buffer = memory.rows.buffer[:]
     rows.free_rows = memory.rows.free_rows[:]
     rows.writes = None  # of streams
-    allocator = shallow(old_allocator)
+    allocator = shallow_copy(old_allocator)
     allocator._watcher = watcher
     allocator._free_pages = old_allocator._free_pages[:]
     sessions = Sessions()
@@ -244,9 +244,9 @@ def _fork_memory(memory: Memory, watcher: SlotWatcher) -> Memory:
 
 def _fork_device(device: Device, launches: dict[int, Launch], output: list[int]) -> Device:
     # What a launch showed is a new list at each launch, and there is nothing that a grammar has not read.
-    new = shallow(device)
+    new = shallow_copy(device)
     new.content = device.content[:]
-    new.ring = shallow(device.ring)
+    new.ring = shallow_copy(device.ring)
     new.ring.entries = device.ring.entries[:]
     new._output, new._locations, new._written = output, {}, {}
     new._drafted, new._verified, new.wrong_slots = {}, {}, []  # of targets with locations of their own

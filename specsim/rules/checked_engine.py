@@ -28,7 +28,7 @@ def checked_engine(
     run ends at a violation with the signature `stop_at`, or at one that it cannot go on from. `move` is the device's.
     A rule that is not among `rules` is not checked.
 
-    Raises UsageError for a configuration that cannot be run, UnjudgeableError when the accounting refuses it.
+    Raises UsageError for a configuration that cannot be run, UnsupportedScenarioError when the accounting refuses it.
     """
     return Engine(scenario, chooser, *checked_parts(scenario, accounting, stop_at, rules), move)
 

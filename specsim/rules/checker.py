@@ -14,7 +14,6 @@ from typing import Any
 from specsim.engine.accounting import Accounting, HostFunctionError, Memory, Observed
 from specsim.engine.agents import Race
 from specsim.engine.config import EngineConfig
-from specsim.engine.copies import shallow
 from specsim.engine.device import Device
 from specsim.engine.launch import DecodeResult, Launch
 from specsim.engine.lifecycle import State
@@ -22,6 +21,7 @@ from specsim.engine.memory.allocator import SlotWatcher
 from specsim.engine.memory.sessions import SessionSlot
 from specsim.engine.observer import Accesses, Observer, RunStopped, Violation
 from specsim.engine.request import Request
+from specsim.engine.shallow_copy import shallow_copy
 from specsim.rules import views
 from specsim.rules.audit import idle_tree_seen, slots_seen, tree_seen, window_seen
 from specsim.rules.device_outputs import DeviceOutputs
@@ -338,7 +338,7 @@ class Checker(Observer):
     def fork(self) -> Checker:
         """A copy for a run without a radix cache, a sliding window and streams."""
         # The table is what the rows were before a call, and is written anew before each: it may be shared.
-        new = shallow(self)
+        new = shallow_copy(self)
         new._ledger = self._ledger.fork()
         new._account = None  # small scopes are looked at as a whole
         new._released = set(self._released)

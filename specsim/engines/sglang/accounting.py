@@ -21,7 +21,7 @@ from specsim.engine.features import DEVICE_FEATURES
 from specsim.engine.launch import DecodeResult
 from specsim.engine.lifecycle import State
 from specsim.engine.locations import Locations
-from specsim.engine.loop import UnjudgeableError
+from specsim.engine.loop import UnsupportedScenarioError
 from specsim.engine.memory.allocator import Allocator, OutOfSlotsError
 from specsim.engine.memory.rows import Rows, RowsExhaustedError
 from specsim.engine.memory.sessions import SessionSlot
@@ -122,14 +122,14 @@ class SglangHostTarget:
             except AdapterError as error:
                 self._functions.give_up(error.part, error.text)
                 self.features = FEATURES_OF_RELEASES | self._functions.features()
-            except (UnjudgeableError, HostFunctionError):
+            except (UnsupportedScenarioError, HostFunctionError):
                 continue
             if self._functions.missing:
                 return
         self._functions.forget()
 
 
-class AdapterError(UnjudgeableError):
+class AdapterError(UnsupportedScenarioError):
     """The seam function `part` misses something on an object of ours: nothing can be said of the release."""
 
     def __init__(self, part: str, text: str) -> None:
@@ -251,7 +251,9 @@ class SglangAccounting:
     def cache_unfinished(self, request: Request) -> None:
         req, is_part = request.state_of_accounting, request.state is State.CHUNKED
         if is_part and request.turn.session:
-            raise UnjudgeableError("a part of the first prefill of a session is not handed to the tree, by design")
+            raise UnsupportedScenarioError(
+                "a part of the first prefill of a session is not handed to the tree, by design"
+            )
         named = {"chunked": True} if is_part else {}
         self._call("tree insert", lambda: self._tree.cache_unfinished_req(req, **named))
 
@@ -460,7 +462,7 @@ class SglangAccounting:
 
     def _open_session(self, session: str) -> None:
         if self._functions.session_type is None:
-            raise UnjudgeableError(f"session save is not run: {self._functions.parts['session save'].why}")
+            raise UnsupportedScenarioError(f"session save is not run: {self._functions.parts['session save'].why}")
         if self._sessions is None:
             self._tree = self._sessions = self._call("session save", self._functions.session_type, self._tree)
             self._shared["tree_cache"] = self._processor.tree_cache = self._tree

@@ -20,7 +20,7 @@ from specsim.choices.shrinker import Shrinker, shortlex
 from specsim.engine.accounting import HostFunctionError
 from specsim.engine.accounting_target import AccountingTarget, move_of
 from specsim.engine.event_log import Run
-from specsim.engine.loop import Engine, UnjudgeableError
+from specsim.engine.loop import Engine, UnsupportedScenarioError
 from specsim.engine.marks import INTERLEAVINGS, LIFE, note
 from specsim.engine.observer import Violation
 from specsim.engine.workload import Scenario, draw_scenario
@@ -140,7 +140,7 @@ def run_schedule(
         digest = hashlib.blake2b(str(error).encode(), digest_size=16).hexdigest()
         run = Run((violation,), (), digest, 0, 0, frozenset())
         scenario = draw_scenario(replayed(chooser.tape), target.features)
-    except UnjudgeableError as error:
+    except UnsupportedScenarioError as error:
         if refused is not None:
             refused[str(error)] = refused.get(str(error), 0) + 1
         return None

@@ -1,4 +1,4 @@
-"""Copies for whoever forks a run."""
+"""A shallow copy, for whoever forks a run: faster than `copy.copy`, and of compiled classes too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def shallow(instance: T) -> T:
+def shallow_copy(instance: T) -> T:
     """A new instance with the same attributes, whose values both share."""
     of: Any = instance
     if not hasattr(of, "__dict__"):  # a compiled class, which knows how to copy itself
