@@ -428,7 +428,7 @@ def _replay_of(
 def title_of(violation: Any) -> str:
     """The sentence of a Violation."""
     subject = f" of {violation.who}" if violation.who else ""
-    return f"{violation.part}{subject}: {violation.actual}; right is {violation.expected}"
+    return f"{violation.part}{subject}: expected {violation.expected}, got {violation.actual}"
 
 
 def _count(number: int, what: str) -> str:
