@@ -183,10 +183,10 @@ def test_only_what_is_new_is_annotated_and_the_summary_has_both() -> None:
     found = [finding(), finding("accounting:I40:long:finish check", title="too long")]
     data = verdict(*found, compared=compared("accounting:I32:resolve"))
     (line,) = github.annotations_of([data], located)
-    assert line.startswith("::error file=srt/managers/batch.py,line=7,title=I32%3A too long::")
+    assert line.startswith("::error file=srt/managers/batch.py,line=7,title=stale-result (I32)%3A too long::")
     text = github.summary_of([data])
     assert "1 new finding, 1 as in base.json" in text
-    assert "| known | I32 | a stale result moved the length |" in text
+    assert "| known | stale-result (I32) | a stale result moved the length |" in text
     assert "No longer found: <code>accounting:I01:prepare</code>" in text
 
 
@@ -273,7 +273,7 @@ def test_a_baseline_lets_known_findings_pass_and_new_ones_fail(tmp_path: Path) -
     )
     assert (again.returncode, "no new findings, 1 known" in again.stdout) == (0, True)
     assert "::error" not in again.stdout
-    assert "| known | I53 |" in Path(summary).read_text()
+    assert "| known | session-claim (I53) |" in Path(summary).read_text()
     data = json.loads((tmp_path / "v.json").read_text())
     assert data["baseline"]["known"] == ["accounting:I53:short:session save"]
     assert valid((tmp_path / "s.json").read_text())["runs"][0]["results"][0]["baselineState"] == "unchanged"
@@ -298,6 +298,6 @@ def test_a_baseline_that_is_a_target_is_checked_in_the_same_run(tmp_path: Path) 
     arguments = ("check", "model", "--mutant", "A01", "--schedules", "12", "--only", "accounting")
     ended = specsim(tmp_path, *arguments, "--baseline", "model", "--json", "v.json", "--github", "--no-shrink")
     assert (ended.returncode, "1 new finding, 0 known from model" in ended.stdout) == (1, True), ended.stderr
-    assert "::error title=I53" in ended.stdout
+    assert "::error title=session-claim (I53)" in ended.stdout
     (found,) = json.loads((tmp_path / "v.json").read_text())["findings"]
     assert found["order"] is None

@@ -319,7 +319,7 @@ def test_no_two_replays_share_a_page() -> None:
 
 
 def payload(*_of: Any) -> dict[str, Any]:
-    names = ("rule", "title", "signature", "sentence", "target", "severity", "verdict")
+    names = ("rule_label", "title", "signature", "sentence", "target", "severity", "verdict")
     return {"finding": dict.fromkeys(names, "x"), "kind": "x"}
 
 

@@ -134,6 +134,7 @@ def test_the_page_says_what_the_finding_says(made: Made) -> None:
     stored = replay_file.load(FIXTURE)
     finding = made.payload["finding"]
     assert (finding["rule"], finding["signature"]) == (stored.rule, stored.signature)
+    assert finding["rule_label"] == "stale-result (I32)"
     assert finding["severity"] == "wrong-result"
     assert finding["verdict"] == "Reproduced, bit for bit."
     (violation,) = made.payload["violations"]
@@ -426,7 +427,7 @@ def test_the_trace_has_a_slice_for_each_event_and_names_for_all_threads(made: Ma
     assert [e["name"] for e in events if e["ph"] == "X" and e["pid"] == 1] == [
         f"{e['event']} {e['who']}".strip() for e in made.payload["events"]
     ]
-    assert [e["name"] for e in events if e["ph"] == "i"] == ["I32"]
+    assert [e["name"] for e in events if e["ph"] == "i"] == ["stale-result (I32)"]
 
 
 def test_the_trace_of_a_finding_without_events_is_its_call() -> None:
@@ -434,7 +435,7 @@ def test_the_trace_of_a_finding_without_events_is_its_call() -> None:
     events = trace_of(payload)["traceEvents"]
     (call,) = (event for event in events if event["ph"] == "X")
     assert call["args"]["Sizes"] == dict(payload["tables"]["Sizes"])
-    assert [event["name"] for event in events if event["ph"] == "i"] == [v["rule"] for v in payload["violations"]]
+    assert [event["name"] for event in events if event["ph"] == "i"] == [v["rule_label"] for v in payload["violations"]]
 
 
 def test_a_request_that_a_schedule_does_not_come_to_has_no_slice(made: Made) -> None:

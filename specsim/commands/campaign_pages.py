@@ -20,6 +20,7 @@ from specsim.replay_file import command
 from specsim.report.campaign import Card, Cell, Matrix, Page, Tile, page_of
 from specsim.report.page.charts import Chart, Line, Mark, span
 from specsim.report.page.index import Table
+from specsim.tiers.registry import rule_label
 
 if TYPE_CHECKING:
     from specsim.fuzz.store import StoredBatch
@@ -239,7 +240,7 @@ def _card(known: Known, html: Path, names: Names) -> Card:
     others = [f"{version}: {verdict}" for version, verdict in known.seen.items() if verdict != "shown"]
     facts = [
         ("seen on", versions),
-        *([("asked again", ", ".join(others))] if others else []),
+        *([("run again", ", ".join(others))] if others else []),
         ("hit by", f"{stored.count:,} runs"),
         ("found by", " in ".join(filter(None, (stored.strategy or stored.tier, stored.family)))),
         ("CPU time until then", span(stored.cpu_seconds)),
@@ -248,7 +249,7 @@ def _card(known: Known, html: Path, names: Names) -> Card:
         ("at", stored.where or "unknown"),
     ]
     return Card(
-        rule=stored.rule,
+        rule=rule_label(stored.tier, stored.rule),
         title=stored.title,
         target=stored.target,
         severity=stored.severity,
@@ -369,7 +370,7 @@ def _matrices(found: Merged) -> list[Matrix]:
             for state in states
         ]
         holes = [f"mark: {mark}" for mark in MARKS if f"mark:{mark}" not in features]
-        holes += [f"rule: {rule}" for rule in conditional if f"rule:{rule}" not in features]
+        holes += [f"rule: {rule_label('accounting', rule)}" for rule in conditional if f"rule:{rule}" not in features]
         missing = sum((state, event) in anywhere - pairs.keys() for state in states for event in events)
         title = f"{target}: {len(pairs)} of {len(anywhere)} pairs, {missing} hole{'' if missing == 1 else 's'}"
         matrices.append(Matrix(title, "state", events, rows, holes, is_open=target == targets[0]))

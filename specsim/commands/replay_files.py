@@ -62,6 +62,7 @@ def shrink(
     """Make a replay file smaller, with more attempts than `check` takes. An interrupt keeps the smallest by then."""
     from specsim import interrupts, replay_file
     from specsim.lifting.cache import open_cache
+    from specsim.tiers.registry import rule_label
     from specsim.tiers.replaying import Smaller, request_of
     from specsim.tiers.replaying import shrink as shrink_file
 
@@ -73,7 +74,8 @@ def shrink(
     seconds = math.inf if budget_seconds is None else budget_seconds
     with interrupts.gentle():
         if stored.rule in replay_file.ENDED:
-            typer.echo(f"{stored.rule} ends the process of its case, which is not shrunk: the file is kept as it is")
+            rule = rule_label(stored.tier, stored.rule)
+            typer.echo(f"{rule} ends the process of its case, which is not shrunk: the file is kept as it is")
             kept = out / file.name
             write_text(kept, file.read_text(encoding="utf-8"))
             before = len(stored.tape), size

@@ -11,6 +11,7 @@ from typing import Any
 
 from specsim.replay_file import command
 from specsim.report.page.plain import visible
+from specsim.tiers.registry import rule_label
 
 Place = tuple[str, int]  # a file relative to the repository, and a line from 1 on
 Located = Callable[[str, str], Place | None]  # of a target and a finding's `where`
@@ -23,7 +24,7 @@ def annotations_of(verdicts: Sequence[Mapping[str, Any]], located: Located) -> I
     for verdict in verdicts:
         for finding in new_of(verdict):
             place = located(verdict["target"], finding["where"])
-            fields = {"title": f"{finding['rule']}: {visible(finding['title'], TITLE_MAX)}"}
+            fields = {"title": f"{_label(finding)}: {visible(finding['title'], TITLE_MAX)}"}
             if place:
                 fields = {"file": place[0], "line": str(place[1]), **fields}
             named = ",".join(f"{name}={_field(value)}" for name, value in fields.items())
@@ -31,6 +32,10 @@ def annotations_of(verdicts: Sequence[Mapping[str, Any]], located: Located) -> I
             text += [command(finding["replay"], verdict["target"], verdict["target"])] if finding["replay"] else []
             message = "\n".join(map(visible, text))
             yield f"::{LEVELS.get(finding['severity'], 'error')} {named}::{_data(message)}"
+
+
+def _label(finding: Mapping[str, Any]) -> str:
+    return rule_label(finding["tier"], finding["rule"])
 
 
 def _data(text: str) -> str:
@@ -72,7 +77,7 @@ def _summary(verdict: Mapping[str, Any]) -> Iterator[str]:
         yield "|---|---|---|---|---|---|"
     for finding in [*new, *(each for each in verdict["findings"] if each not in new)]:
         state = "known" if finding not in new else "new" if compared else ""
-        cells = [state, f"{finding['rule']}", finding["title"], finding["where"], finding["severity"]]
+        cells = [state, _label(finding), finding["title"], finding["where"], finding["severity"]]
         again = command(finding["replay"], verdict["target"], verdict["target"]) if finding["replay"] else ""
         replay = f"<code>{_cell(again)}</code>" if again else ""
         yield f"| {' | '.join(map(_cell, cells))} | {replay} |"

@@ -11,6 +11,7 @@ from xml.etree import ElementTree as Tree
 
 from specsim.replay_file import command
 from specsim.report.page.plain import visible
+from specsim.tiers.registry import rule_label
 
 _Json = Mapping[str, Any]
 
@@ -72,7 +73,7 @@ def _case(suite: _Json, name: str) -> Tree.Element:
 def lines_of(finding: _Json, target: str) -> list[str]:
     """A finding as lines of text, the command that replays it last."""
     return [
-        f"{finding['rule']}: {finding['sentence']}",
+        f"{rule_label(finding['tier'], finding['rule'])}: {finding['sentence']}",
         f"where    {finding['where'] or 'unknown'}",
         f"expected {finding['expected']}",
         f"actual   {finding['actual']}",

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from specsim.errors import UsageError
 from specsim.files import read_json
+from specsim.tiers.registry import rule_label
 
 MARKS = {"finding": "x", "clean": "ok", "not run": "-"}
 _STYLES = {"finding": "[bold red]x[/]", "clean": "[green]ok[/]", "not run": "[yellow]-[/]"}
@@ -106,7 +107,7 @@ def page(matrix: Mapping[str, Any], command: str, links: Links, written: Path) -
             (
                 (
                     f"`{row['signature']}`",
-                    f"{row['rule']}: {row['sentence']}",
+                    f"{rule_label(row['signature'].partition(':')[0], row['rule'])}: {row['sentence']}",
                     row["severity"],
                     _newest_reach(row, targets),
                     _linked_upstream(row["triage"]),

@@ -150,4 +150,4 @@ def _instants(violations: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
     for violation in violations:
         texts = {name: violation.get(name, "") for name in ("sentence", "part", "who", "expected", "actual")}
         at = {"ts": (violation["event"] or 0) * STEP_US + SLICE_US // 2, "pid": _ENGINE, "tid": 1, "s": "g"}
-        yield {"ph": "i", "name": violation["rule"], "cat": "rule", **at, "args": texts}
+        yield {"ph": "i", "name": violation["rule_label"], "cat": "rule", **at, "args": texts}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specsim.tiers.accounting.tier import AccountingTier
 from specsim.tiers.ops.tier import OpsTier
-from specsim.tiers.tier import Tier
+from specsim.tiers.tier import Tier, label_of
 from specsim.tiers.workers.tier import WorkersTier
 
 TIERS: dict[str, Tier] = {
@@ -12,3 +12,8 @@ TIERS: dict[str, Tier] = {
     "workers": WorkersTier(),
     "accounting": AccountingTier(),
 }
+
+
+def rule_label(tier: str, rule: str) -> str:
+    """A rule for a reader, as `label_of`; the number alone also where there is no such tier."""
+    return label_of(TIERS[tier].rules if tier in TIERS else {}, rule)

@@ -220,3 +220,8 @@ class Tier(Protocol):
 def why_of(reasons: Mapping[str, str], names: Collection[str], otherwise: str) -> str:
     """The first of the reasons that is of one of the names."""
     return next((reasons[name] for name in names if name in reasons), otherwise)
+
+
+def label_of(rules: Mapping[str, Rule], rule: str) -> str:
+    """A rule for a reader: its name, and its number to search for. The number alone when it is none of `rules`."""
+    return rules[rule].label if rule in rules else rule

@@ -143,7 +143,7 @@ class RuleQuestion:
             )
         self._rule = rule
         self._limits = limits
-        self.text = f"{rule}: {BY_ID[rule].sentence}"
+        self.text = f"{BY_ID[rule].label}: {BY_ID[rule].sentence}"
 
     def judge(self, target: str, ask: Ask, hash_seed: str) -> Judgement:
         answer = _searched(self._request(target), ask, hash_seed, "a schedule")

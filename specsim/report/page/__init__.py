@@ -3,14 +3,14 @@
 What a page shows lies in it as JSON, `<script type="application/json" id="payload">`, format specsim.page/1:
 
     format, kind         "specsim.page/1"; "schedule", "case" (of an operation) or "probe" (of a worker's function)
-    finding              rule, sentence, severity, title, target, found_on, signature, where, part, who, expected,
-                         actual, verdict: texts, "" for none
+    finding              rule, rule_label, sentence, severity, title, target, found_on, signature, where, part, who,
+                         expected, actual, verdict: texts, "" for none; `rule_label` has the rule's name and number
     command              what replays it
     notes                sentences
     tables               title -> [[name, value], ...]: configuration, workload, digests
     source               {where, first, line, lines, note}, or null: the target's lines, the one of the finding being
                          `line`; added on the machine that has the target
-    violations           [{event, rule, sentence, part, where, who, expected, actual}, ...]
+    violations           [{event, rule, rule_label, sentence, part, where, who, expected, actual}, ...]
 
 A schedule also has
 

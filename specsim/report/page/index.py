@@ -45,7 +45,7 @@ def _findings(entries: Sequence[Entry]) -> str:
     for entry in entries:
         finding = {name: escape(text) for name, text in entry.finding.items()}
         items.append(
-            f'<li><span class="rule">{finding["rule"]}</span>'
+            f'<li><span class="rule">{finding["rule_label"]}</span>'
             f'<span class="what"><a href="{escape(entry.page, quote=True)}">'
             f"{finding['title'] or finding['signature']}</a><small>{finding['sentence']}</small></span>"
             f'<span>{finding["target"]}</span><span><span class="severity {finding["severity"]}">'

@@ -138,8 +138,8 @@
       icon("M3 1v12l8-6z", "Next event", () => select(now + 1)),
       icon("M11 1h2v12h-2zM1 1v12l9-6z", "Last event", () => select(last)),
       slider, speed,
-      goal ? h("button", { type: "button", class: "broken", title: "To the broken rule", "aria-label": `To the broken rule ${P.finding.rule}`,
-        text: P.finding.rule, onclick: () => select(goal.event) }) : null),
+      goal ? h("button", { type: "button", class: "broken", title: "To the broken rule", "aria-label": `To the broken rule ${P.finding.rule_label}`,
+        text: P.finding.rule_label, onclick: () => select(goal.event) }) : null),
     nowline, live);
 
   const panel = (title, kind, ...children) =>
@@ -443,7 +443,7 @@
     if (!lines.length) changes.append(h("li", { text: "Nothing of what is shown here." }));
     const violations = broken.get(now) || [];
     brokenHere.replaceChildren(...violations.map((v) => h("div", { class: "compare" },
-      h("div", { class: "actual" }, h("dt", { text: `${v.rule}: ${v.sentence}` }),
+      h("div", { class: "actual" }, h("dt", { text: `${v.rule_label}: ${v.sentence}` }),
         h("dd", { text: `expected ${v.expected}\nactual   ${v.actual}` })))));
   }
 
@@ -561,7 +561,7 @@
     count.textContent = `${now} of ${last}`;
     line.textContent = P.events[now].line.trim().replace(/^\d+ +/, "").replace(/ {3,}/g, "  ");
     nowline.className = "nowline" + (broken.has(now) ? " bad" : "");
-    live.textContent = `event ${now}: ${line.textContent}` + (broken.has(now) ? `. Breaks ${broken.get(now).map((v) => v.rule).join(", ")}` : "");
+    live.textContent = `event ${now}: ${line.textContent}` + (broken.has(now) ? `. Breaks ${broken.get(now).map((v) => v.rule_label).join(", ")}` : "");
     if (old >= 0) eventList.children[old].firstChild.removeAttribute("aria-current");
     const item = eventList.children[now];
     item.firstChild.setAttribute("aria-current", "true");

@@ -9,7 +9,7 @@ from typing import Any
 import specsim
 from specsim.replay_file import Replay
 from specsim.report.page.plain import plain
-from specsim.tiers.registry import TIERS
+from specsim.tiers.registry import TIERS, rule_label
 
 FORMAT = "specsim.page/1"
 _TEXTS = ("sentence", "where", "part", "who", "expected", "actual")
@@ -41,6 +41,7 @@ def payload_of(stored: Replay, answer: Mapping[str, Any], shown: Shown) -> Paylo
     texts = {name: str(page.blamed.get(name, "")) for name in _TEXTS}
     finding = {
         "rule": stored.rule,
+        "rule_label": rule_label(stored.tier, stored.rule),
         "severity": shown.severity,
         "title": stored.title,
         "target": shown.target,
@@ -49,6 +50,7 @@ def payload_of(stored: Replay, answer: Mapping[str, Any], shown: Shown) -> Paylo
         "verdict": shown.verdict,
         **texts,
     }
+    violations = [{**v, "rule_label": rule_label(stored.tier, v["rule"])} for v in page.parts.get("violations", ())]
     found: Payload = plain(
         {
             "format": FORMAT,
@@ -58,6 +60,7 @@ def payload_of(stored: Replay, answer: Mapping[str, Any], shown: Shown) -> Paylo
             "command": shown.command,
             "source": shown.source,
             **page.parts,
+            "violations": violations,
         }
     )
     return found

@@ -27,7 +27,7 @@ def _part(name: str) -> str:
 def html_of(payload: Mapping[str, Any]) -> str:
     """The page of a finding."""
     finding = payload["finding"]
-    return document(f"{finding['rule']} on {finding['target']}", payload["kind"], body_of(payload), payload)
+    return document(f"{finding['rule_label']} on {finding['target']}", payload["kind"], body_of(payload), payload)
 
 
 def document(title: str, kind: str, body: str, payload: Any = None) -> str:
@@ -85,7 +85,7 @@ def _header(payload: Mapping[str, Any]) -> str:
     order = _order(payload)
     return f"""<header class="finding">
 <p class="eyebrow"><span class="brand">specsim</span> <span>{escape(finding["target"])}</span> {badge}</p>
-<h1><span class="rule">{escape(finding["rule"])}</span> {escape(finding["sentence"] or finding["title"])}</h1>
+<h1><span class="rule">{escape(finding["rule_label"])}</span> {escape(finding["sentence"] or finding["title"])}</h1>
 {what}<p class="where">{escape(" ".join(filter(None, where)))}</p>
 <dl class="compare">{"".join(f'<div class="{n}"><dt>{n}</dt><dd>{escape(v) or "nothing"}</dd></div>' for n, v in facts)}
 </dl>
@@ -118,7 +118,8 @@ def _schedule(payload: Mapping[str, Any]) -> str:
     for event in payload["events"]:
         lines.append(f"<span>{escape(event['line'])}</span>")
         for violation in broken.get(event["number"], []):
-            text = f"      {violation['rule']} {violation['part']} {violation['who']}: expected {violation['expected']}"
+            named = f"{violation['rule_label']} {violation['part']} {violation['who']}"
+            text = f"      {named}: expected {violation['expected']}"
             lines.append(f"<strong>{escape(text)}, seen {escape(violation['actual'])}</strong>")
     trace = "\n".join(lines)
     return f"""<div id="player" class="js" hidden></div>

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specsim import replay_file
 from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
-from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes
+from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of
 from specsim.verdict import Judged, NotRun, Rule, Suite
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class AccountingTier:
         for shown in filter(stored.is_shown, violations):
             what = f"expected {shown['expected']}, seen {shown['actual']}"
             where = f"{shown['part']} {shown['who']}".strip()
-            reason = f"{stored.rule} at event {shown['event']}, {where}: {what}"
+            reason = f"{label_of(self.rules, stored.rule)} at event {shown['event']}, {where}: {what}"
             return Outcome(State.SHOWN, reason, what, shown["part"], same_code, meaning=meaning, code=code)
         before = next(
             (
@@ -156,14 +156,15 @@ class AccountingTier:
             lines.append(Line(None, replay_file.event_line(event)))
             for violation in broken.get(event["number"], []):
                 where = f" at {violation['where']}" if violation["where"] else ""
-                text = f"{violation['rule']} {violation['part']}{where}, {violation['who']}: {violation['sentence']}"
+                named_rule = label_of(self.rules, violation["rule"])
+                text = f"{named_rule} {violation['part']}{where}, {violation['who']}: {violation['sentence']}"
                 seen = f"      expected {violation['expected']}, seen {violation['actual']}"
                 lines += [Line(None, f"      {text}", "rule"), Line(None, seen)]
         if stored.order and target == stored.target:
             last = f"{stored.order[1]}; in the opposite order the rule holds"
             lines += [Line(None, ""), Line("order", stored.order[0]), Line("", last)]
         lines += [Line(None, ""), Line("digest", answer.get("digest", ""))]
-        return Explanation(stored.rule, f" on {named}", tuple(lines), f"{len(events)} events,")
+        return Explanation(label_of(self.rules, stored.rule), f" on {named}", tuple(lines), f"{len(events)} events,")
 
     def page(self, stored: ScheduleReplay, target: str, answer: Answer) -> Page:
         from specsim.tiers.accounting.page import page_of

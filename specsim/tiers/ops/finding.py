@@ -95,7 +95,7 @@ def _details(subject: Subject, found: Counterexample) -> tuple[str, ...]:
         lines.append(f"the case of the known finding {found.known.name}")
     violations = found.outcome.violations if found.outcome else ()
     others = [v for v in violations if v.rule is not found.rule]
-    lines += [f"also {v.rule.id}: {v.title}" for v in others]
+    lines += [f"also {v.rule.label}: {v.title}" for v in others]
     return tuple(lines)
 
 

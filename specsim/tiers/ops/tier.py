@@ -13,7 +13,7 @@ from specsim import replay_file
 from specsim.isolation.conversation import START_SECONDS_MAX
 from specsim.tiers.messages import Check, Failure
 from specsim.tiers.ops.rules import ENDS, SURVIVES
-from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, why_of
+from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of, why_of
 from specsim.verdict import Judged, Rule, Suite
 
 if TYPE_CHECKING:
@@ -111,14 +111,15 @@ class OpsTier:
         before = next((v["actual"] for v in violations if v["rule"] in self.end_rules), "")
         unheard = replay_file.unheard(violations)
         state = State.UNHEARD if unheard else State.GONE
-        return Outcome(state, unheard or f"{stored.rule} holds", "", subject, same_code, before, code=code)
+        reason = unheard or f"{label_of(self.rules, stored.rule)} holds"
+        return Outcome(state, reason, "", subject, same_code, before, code=code)
 
     def explain(self, stored: OpReplay, target: str, answer: Answer) -> Explanation:
         lines = [Line("sizes", ", ".join(f"{name}={size}" for name, size in stored.sizes.items()))]
         for kind in ("inputs", "expected"):
             lines += [Line(kind, f"{name} = {_nested(tensor)}") for name, tensor in answer.get(kind, {}).items()]
         for violation in answer.get("violations", ()):
-            lines.append(Line(violation["rule"], violation["title"], "rule"))
+            lines.append(Line("rule", f"{label_of(self.rules, violation['rule'])}: {violation['title']}", "rule"))
             lines.append(Line("", f"expected {violation['expected']}, actual {violation['actual']}"))
         if not answer.get("same_case", True):
             lines.append(Line("note", OTHER_CASE))

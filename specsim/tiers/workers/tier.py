@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from specsim import replay_file
 from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
-from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes
+from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of
 from specsim.verdict import Judged, Rule, Suite
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class WorkersTier:
             return Outcome(State.SHOWN, shown["what"], shown["what"], stored.probe, same_code, code=code)
         failed = (entry["actual"] for entry in broken if entry["rule"] in (HOST_EXCEPTION.id, *self.end_rules))
         before = next((f"{stored.probe} fails before: {actual}" for actual in failed), "")
-        state, reason = State.GONE, f"{stored.rule} holds"
+        state, reason = State.GONE, f"{label_of(self.rules, stored.rule)} holds"
         if unheard := replay_file.unheard(broken):
             state, reason = State.UNHEARD, unheard
         elif not answer["same_case"]:
@@ -106,11 +106,11 @@ class WorkersTier:
             Line(name, f"{key} = {value}") for name in ("case", "seen") for key, value in answer.get(name, {}).items()
         ]
         for broken in answer["broken"]:
-            lines.append(Line(broken["rule"], broken["what"], "rule"))
+            lines.append(Line("rule", f"{label_of(self.rules, broken['rule'])}: {broken['what']}", "rule"))
             lines.append(Line("", f"expected {broken['expected']}, seen {broken['actual']}"))
             lines += [Line("", text) for text in broken["details"]]
         about = f", {stored.probe} of {target}"
-        return Explanation(stored.rule, about, tuple(lines), "the case and what was recorded are")
+        return Explanation(label_of(self.rules, stored.rule), about, tuple(lines), "the case and what was recorded are")
 
     def page(self, stored: WorkerReplay, target: str, answer: Answer) -> Page:
         violations = [
