@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS / "PROMISES.md"
+COLUMNS = 100
 FOLDERS = {
     "reference": "the operations in PyTorch are what a decode step needs, and sampling is lossless",
     "contracts": "the contract of each operation holds, and its cases reach the corners",
@@ -47,8 +49,13 @@ def page() -> str:
     for folder, of_it in modules.items():
         lines += ["", f"## {folder}"]
         for path, promise, tests in of_it:
-            lines += ["", f"[{path.name}]({folder}/{path.name}): {promise}", "", *(f"- {each}" for each in tests)]
+            lines += ["", *_wrapped(f"[{path.name}]({folder}/{path.name}): {promise}"), ""]
+            lines += [line for each in tests for line in _wrapped(f"- {each}", "  ")]
     return "\n".join(lines) + "\n"
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def folders_without_a_promise() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,9 @@ def page(matrix: Mapping[str, Any], command: str, links: Links, written: Path) -
         f"$ {command}",
         "```",
         "",
-        "`x`: the finding was seen there, by the check or by a replay of the fixture to which the link leads (`specsim "
-        "replay FILE --target RELEASE`). `ok`: what could show it was run and did not. `-`: it was not run, for a "
-        "reason below. None of it is read off a changelog.",
+        "`x`: the finding was seen there, by the check or by a replay of the fixture to which the link leads",
+        "(`specsim replay FILE --target RELEASE`). `ok`: what could show it was run and did not. `-`: it was",
+        "not run, for a reason below. None of it is read off a changelog.",
         "",
         *_table(["finding", *map(_short, targets)], (_cells(row, targets, links, written) for row in matrix["rows"])),
         "",
@@ -125,8 +126,13 @@ def page(matrix: Mapping[str, Any], command: str, links: Links, written: Path) -
     ]
     reasons = _reasons(matrix)
     if reasons:
-        lines += ["", "## Why not", "", *(f"- {reason}" for reason in reasons)]
+        lines += ["", "## Why not", "", *(line for reason in reasons for line in _item(reason))]
     return "\n".join(lines) + "\n"
+
+
+def _item(text: str) -> list[str]:
+    """An item of a list, in lines of at most 100 columns."""
+    return textwrap.wrap(f"- {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
