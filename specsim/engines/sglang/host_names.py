@@ -1,8 +1,8 @@
 """The host functions of SGLang by release: where each lives, what it is called and how, and how fields are named.
 
-Written for 0.5.10.post1 to 0.5.23, which moved and renamed many of them. A function is found by looking, newest place
-first, not by comparing versions, so that a checkout between two releases is read as what it is. A function that is
-found nowhere, or with parameters that are not listed, is not run. A new release takes a place, a parameter list or a
+Written for the releases of `releases.txt`, which moved and renamed many of them. A function is found by looking, newest
+place first, not by comparing versions, so that a checkout between two releases is read as what it is. A function that
+is found nowhere, or with parameters that are not listed, is not run. A new release takes a place, a parameter list or a
 field's name here.
 
 | what moved | |
