@@ -69,7 +69,8 @@ def test_a_broken_promise_breaks_its_rule_first(
 
 
 def test_the_table_covers_every_rule() -> None:
-    assert list(SABOTAGES) == [rule.id for rule in RULES if rule.id not in HELD_BY_THE_PARENT | OF_EXTENSIONS]
+    shown = {rule.id for rule in RULES} - HELD_BY_THE_PARENT - OF_EXTENSIONS
+    assert set(SABOTAGES) == shown
 
 
 def test_a_rule_that_is_switched_off_is_not_evaluated() -> None:

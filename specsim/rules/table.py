@@ -28,8 +28,9 @@ from specsim.rules.rule import Check
 from specsim.verdict import Rule
 
 _MODULES = (rows, slots, window, radix, sessions, launches, requests, results, steps, sampling, streams, liveness)
-# By letter: invariants, the drafter, kernels, masks, rows of logprobs, schedules, and what raises, hangs or dies. The
-# numbers are those of a list of invariants that is older than the simulator, so some are missing.
+# By letter: invariants, the drafter, kernels, masks, rows of logprobs, schedules, and what raises, hangs or dies. A
+# number is permanent: a new rule takes the one after the last of its letter. Some are missing: their statements are no
+# rules of their own, and docs/verdict.md says which rule breaks instead.
 _LETTERS = "IDKMTSX"
 
 
