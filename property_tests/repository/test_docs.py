@@ -127,10 +127,63 @@ def test_pages_that_show_a_picture_name_the_command_that_makes_it_or_link_to_the
     assert [path.name for path in (ROOT / "docs" / "pictures").iterdir() if path.name not in shown] == []
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\((docs/[^)]+)\)", README))
-def test_links_lead_somewhere(link: str) -> None:
-    page, _, anchor = link.partition("#")
-    text = (ROOT / page).read_text() if page.endswith(".md") else ""
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    assert not anchor or anchor in [re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in headings]
-    assert (ROOT / page).is_file()
+# ---- links and paths
+
+FOLDERS_WITH_PAGES = ("docs", "property_tests", "fixtures", "bench", ".github")
+PAGES = [*ROOT.glob("*.md"), *(path for folder in FOLDERS_WITH_PAGES for path in (ROOT / folder).rglob("*.md"))]
+CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in headings}
+
+
+def dead_links(page: Path) -> list[str]:
+    """The relative links of a page that lead to no file of the checkout, or to no heading of it."""
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", CODE.sub("", page.read_text())):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if re.match(r"[a-z]+:", link):
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    return dead
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.relative_to(ROOT).as_posix() for page in PAGES])
+def test_links_lead_somewhere(page: Path) -> None:
+    assert dead_links(page) == []
+
+
+def test_a_link_that_leads_nowhere_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# A heading, of two\n")
+    page = tmp_path / "page.md"
+    page.write_text("[a](there.md) [b](there.md#a-heading-of-two) [c](gone.md) [d](there.md#gone) [e](#gone) `[f](g)`")
+    assert dead_links(page) == ["gone.md", "there.md#gone", "#gone"]
+
+
+PATH = re.compile(r"`((?:\w[\w.-]*/)+[\w.-]*|[A-Z]+\.md|Makefile|mkdocs\.yml)`")
+FOLDERS_OF_PATHS = ("specsim/", "reference/", "kernels/", "property_tests/", "fixtures/", "docs/", "bench/")
+
+
+def missing_paths(text: str) -> list[str]:
+    return [path for path in PATH.findall(text) if path.startswith(FOLDERS_OF_PATHS) and not (ROOT / path).exists()]
+
+
+GUIDES = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/extend.md"]
+
+
+@pytest.mark.parametrize("page", [*GUIDES, "README.md", "docs/design.md"])
+def test_every_path_that_a_guide_names_is_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert page not in GUIDES or len(PATH.findall(text)) > 10
+    assert missing_paths(text) == []
+    assert missing_paths("in `specsim/gone.py` and `specsim/cli.py`") == ["specsim/gone.py"]
+
+
+def test_the_tours_name_files_from_the_root_of_the_repository() -> None:
+    tours = (ROOT / "ARCHITECTURE.md").read_text().partition("## Tour: one case")[2]
+    assert len(PATH.findall(tours)) > 20
+    assert [path for path in PATH.findall(tours) if not (ROOT / path).exists()] == []

@@ -38,7 +38,7 @@ def layer(ours: str = "", foreign: str = "") -> Layer:
     return Layer(frozenset(ours.split()), frozenset(foreign.split()))
 
 
-LAYERS = {  # lowest first: each may use only layers above it in this table
+LAYERS = {  # each may use only layers that stand before it in this table
     "aliases": layer(),
     "errors": layer(),
     "deadline": layer(),
@@ -133,6 +133,12 @@ def test_the_table_of_layers_points_one_way() -> None:
     order = list(LAYERS)
     for name, allowed in LAYERS.items():
         assert allowed.ours <= set(order[: order.index(name)]), name
+
+
+def test_the_table_of_folders_in_the_architecture_has_the_order_of_the_layers() -> None:
+    table = re.findall(r"^\| \[`(?:specsim/)?(\w+)/`\]", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    folders = [name for name in LAYERS if (ROOT / "specsim" / name).is_dir()]
+    assert table == [*folders, "commands"]
 
 
 def test_dependencies_point_one_way() -> None:
