@@ -1,6 +1,22 @@
-"""A sanitizer for any Triton kernel, memory checks and red zones, on Triton's interpreter."""
+"""Triton kernels on a CPU: an interpreter that runs all programs of a launch at once, and a sanitizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from specsim.interpreter.sanitizer import Flaw, Report, sanitize
 from specsim.interpreter.triton_interpreter import corners
 
-__all__ = ["Flaw", "Report", "corners", "sanitize"]
+__all__ = ["Flaw", "Report", "corners", "run", "sanitize"]
+
+
+def run(launched: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """`run(kernel[grid], *args)` launches a kernel on tensors in the host's memory, with or without TRITON_INTERPRET=1.
+
+    Raises UnsupportedError, before anything is run, for what `specsim.interpreter.lockstep` does not have, and
+    KernelError, with the line, for what the kernel does wrong.
+    """
+    from specsim.interpreter.lockstep.launch import run  # imports Triton, which reads TRITON_INTERPRET then
+
+    run(launched, *args, **kwargs)

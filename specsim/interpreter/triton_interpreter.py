@@ -4,6 +4,8 @@
     mend_ranges()        let `range(scalar)` work with every NumPy
     interpreted()        whether kernels run in the interpreter in this process
     is_interpreted(f)    whether `f` is such a kernel
+    kernel_classes()     what `triton.jit` makes of a function
+    type_rules()         which type a result has
     one_line(error)      the kernel's own error
     source_line()        the kernel's statement that is being interpreted
 
@@ -14,6 +16,7 @@ in both. A launch that is compiled for a GPU is not observed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import os
@@ -305,6 +308,22 @@ def interpreted() -> bool:
 def is_interpreted(function: Any) -> bool:
     """Whether `function` is a kernel that runs in the interpreter."""
     return type(function).__name__ == "InterpretedFunction"
+
+
+@functools.cache
+def kernel_classes() -> tuple[Any, ...]:
+    """What `triton.jit` makes of a function, for a GPU or for Triton's interpreter: classes whose `run` launches."""
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    return (JITFunction, InterpretedFunction)
+
+
+def type_rules() -> Any:
+    """Triton's rules of types: `to_tensor_type` of a Python number, `computation_type_impl` of two operands."""
+    from triton.language.semantic import TritonSemantic
+
+    return TritonSemantic(None)
 
 
 def one_line(error: BaseException) -> str:
