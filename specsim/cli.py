@@ -45,7 +45,7 @@ from specsim.commands.staleness import note_stale
 from specsim.commands.trust import NAME_TARGET, TrustOption, announce_replay
 from specsim.errors import NondeterministicError, UsageError
 from specsim.files import save_json
-from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
+from specsim.verdict import INTERRUPTED, NONDETERMINISM, NOT_CHECKED, PASS, USAGE
 
 if TYPE_CHECKING:
     from specsim.replay_file import Replay
@@ -56,16 +56,16 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog="Exit codes: 0 pass, 1 finding, 2 usage or environment, 3 nondeterminism, 125 not judgeable, "
+    epilog="Exit codes: 0 pass, 1 finding, 2 usage or environment, 3 nondeterminism, 125 not checkable, "
     "130 interrupted. Checking a TARGET runs its code: check what you trust.",
 )
 
 REPLAYED = "specsim.replayed/1"
-GIT_SKIPS = NOT_JUDGED  # what `git bisect run` makes of that exit code
+GIT_SKIPS = NOT_CHECKED  # what `git bisect run` makes of that exit code
 
 BisectRunOption = Annotated[
     bool,
-    typer.Option("--bisect-run", help="For `git bisect run`: exit 125 (skip) when the target cannot be judged."),
+    typer.Option("--bisect-run", help="For `git bisect run`: exit 125 (skip) when the target cannot be checked."),
 ]
 
 
@@ -88,7 +88,7 @@ def _root(
 
 @contextmanager
 def _exit_codes(bisect_run: bool, of_errors: int) -> Iterator[None]:
-    """With `bisect_run`, errors end with `of_errors`, and what could not be judged is skipped: `git bisect run` would
+    """With `bisect_run`, errors end with `of_errors`, and what could not be checked is skipped: `git bisect run` would
     take 2 and 3 for bad.
     """
     try:
@@ -105,7 +105,7 @@ def _exit_codes(bisect_run: bool, of_errors: int) -> Iterator[None]:
 
 
 def _skipping(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the option --bisect-run: its errors, and what it could not judge, are skipped."""
+    """A command with the option --bisect-run: its errors, and what it could not check, are skipped."""
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
@@ -128,7 +128,7 @@ def check(
         ),
     ] = None,
     provider: Annotated[
-        str, typer.Option(metavar="MODULE:OBJECT", help="Judge functions of your own: module:object, its operations.")
+        str, typer.Option(metavar="MODULE:OBJECT", help="Check functions of your own: module:object, its operations.")
     ] = "",
     only: Annotated[
         str | None,
@@ -211,7 +211,7 @@ def check(
     _kept: KeepEnvironmentOption = None,
     cache_dir: CacheOption = None,
 ) -> None:
-    """Judge a target: every suite within the budget, a verdict table, one finding per defect. Several targets make a
+    """Check a target: every suite within the budget, a verdict table, one finding per defect. Several targets make a
     matrix: targets across, findings down.
     """
     from specsim.choices.search_strategies import STRATEGIES

@@ -104,10 +104,10 @@ class TierItem(pytest.Item):
         self.target, self.tier = target, tier
 
     def runtest(self) -> None:
-        from specsim.testing import FINDINGS, judge_target, told_findings
+        from specsim.testing import FINDINGS, check_target, told_findings
         from specsim.tiers.registry import TIERS
 
-        verdict = judge_target(
+        verdict = check_target(
             self.target,
             only=self.tier,
             budget_seconds=max(1.0, self.config.getoption("specsim_budget_seconds") * TIERS[self.tier].budget_share),
@@ -122,7 +122,7 @@ class TierItem(pytest.Item):
             raise AssertionError(told_findings(verdict, verdict.findings))
         if verdict.verdict == "error":
             reasons = [f"{entry.what}: {entry.why}" for suite in verdict.suites for entry in suite.not_run]
-            pytest.skip(f"not run: {'; '.join(reasons[:2]) or 'nothing to judge'}")
+            pytest.skip(f"not run: {'; '.join(reasons[:2]) or 'nothing to check'}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *_style: Any) -> Any:
         return _shown(excinfo) or super().repr_failure(excinfo)

@@ -73,7 +73,7 @@ def assert_matches(
     from specsim.contracts.provider import MappingProvider
     from specsim.contracts.registry import OPS
     from specsim.tiers.ops.run import LaunchHere
-    from specsim.tiers.ops.suite import Limits, judge
+    from specsim.tiers.ops.suite import Limits, check_subject
 
     subjects, not_run = MappingProvider("the test", {operation: function}).subjects()
     if not subjects:
@@ -85,7 +85,7 @@ def assert_matches(
     if _replay_file(operation) is not None:
         _replay_case(op, subject, device)
         return
-    result = judge(op, subject, seed=seed, limits=Limits(cases), launcher=LaunchHere(device))
+    result = check_subject(op, subject, seed=seed, limits=Limits(cases), launcher=LaunchHere(device))
     if found := result.counterexample:
         raise AssertionError(_mismatch(op, subject, found, _target_of(function), seed, device, Path(out), result.cases))
 
@@ -214,11 +214,11 @@ def assert_no_finding(
 
     `only` is a tier: ops, workers or accounting. `known` are signatures of findings that are let pass. Returns the
     verdict, which lists what was not run and why. Raises AssertionError with each finding; UsageError for a target that
-    cannot be used, for one of which nothing could be judged, and for a release that is not in the cache, since tests
+    cannot be used, for one of which nothing could be checked, and for a release that is not in the cache, since tests
     fetch nothing.
     """
     __tracebackhide__ = True
-    verdict = judge_target(
+    verdict = check_target(
         target,
         only=only,
         budget_seconds=budget_seconds,
@@ -231,7 +231,7 @@ def assert_no_finding(
     )
     if verdict.verdict == "error":
         reasons = "; ".join(f"{entry.what}: {entry.why}" for suite in verdict.suites for entry in suite.not_run[:2])
-        raise UsageError(f"nothing of {target} could be judged", reasons or "see specsim targets")
+        raise UsageError(f"nothing of {target} could be checked", reasons or "see specsim targets")
     new = [finding for finding in verdict.findings if finding.signature not in known]
     if new:
         raise AssertionError(told_findings(verdict, new))
@@ -257,7 +257,7 @@ def told_findings(verdict: Verdict, findings: Collection[Finding]) -> str:
     return "\n\n".join([head, *map(_told, findings, map(of, findings), [()] * len(findings), commands)])
 
 
-def judge_target(
+def check_target(
     target: str,
     *,
     only: str,

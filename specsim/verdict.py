@@ -2,8 +2,8 @@
 
 The JSON is an interface (`docs/verdict.md`): `format` is raised when a field changes its meaning or goes away, and
 stays when one is added. A verdict is `fail` when there is a finding that the baseline, if one was given, does not have;
-`error` when there is none and nothing could be judged; else `pass`. What could not be run is listed with its reason and
-is never counted as passed.
+`error` when there is none and nothing could be checked; else `pass`. What could not be run is listed with its reason
+and is never counted as passed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import specsim
 
 FORMAT = "specsim.verdict/2"
 # The exit codes of every command.
-PASS, FINDING, USAGE, NONDETERMINISM, NOT_JUDGED, INTERRUPTED = 0, 1, 2, 3, 125, 130
+PASS, FINDING, USAGE, NONDETERMINISM, NOT_CHECKED, INTERRUPTED = 0, 1, 2, 3, 125, 130
 
 
 class Severity(enum.StrEnum):
@@ -110,15 +110,15 @@ def finding_from_json(data: Mapping[str, Any]) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class NotRun:
-    """Something that was not judged, and why."""
+    """Something that was not checked, and why."""
 
     what: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One implementation that was judged: the operation, the implementation's name, FILE:LINE of its code, and on how
+class CheckedSubject:
+    """One implementation that was checked: the operation, the implementation's name, FILE:LINE of its code, and on how
     many cases; in bulk also in how many launches, the most cases of one, and the seconds that it took.
     """
 
@@ -140,7 +140,7 @@ class Suite:
     schedules: int = 0
     events: int = 0
     seconds: float = 0.0
-    judged: list[Judged] = field(default_factory=list)
+    judged: list[CheckedSubject] = field(default_factory=list)
     seam: list[dict[str, Any]] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
 
@@ -153,7 +153,7 @@ class Compared:
     `new`         found here, not in the baseline
     `known`       found here and in the baseline
     `gone`        in the baseline; what could show it was run here and did not
-    `not_judged`  in the baseline, and not judged here
+    `not_judged`  in the baseline, and not checked here
     """
 
     name: str
@@ -189,18 +189,18 @@ class Verdict:
     def verdict(self) -> Literal["pass", "fail", "error"]:
         if self.new:
             return "fail"
-        judged = any(suite.cases or suite.schedules for suite in self.suites)
-        return "pass" if judged else "error"
+        checked = any(suite.cases or suite.schedules for suite in self.suites)
+        return "pass" if checked else "error"
 
     @property
     def exit_code(self) -> int:
-        code = {"pass": PASS, "fail": FINDING, "error": NOT_JUDGED}[self.verdict]
+        code = {"pass": PASS, "fail": FINDING, "error": NOT_CHECKED}[self.verdict]
         return INTERRUPTED if self.interrupted and code != FINDING else code
 
     def to_json(self) -> dict[str, Any]:
         compared = self.baseline
         return {
-            **self._judged(),
+            **self._checked(),
             **({"baseline": {n: _plain(getattr(compared, n)) for n in Compared.__slots__}} if compared else {}),
             **({"interrupted": True} if self.interrupted else {}),
             **({"times": self._times()} if self.timed else {}),
@@ -213,7 +213,7 @@ class Verdict:
             "suites": {suite.name: round(suite.seconds, 3) for suite in self.suites},
         }
 
-    def _judged(self) -> dict[str, Any]:
+    def _checked(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "specsim": specsim.__version__,

@@ -174,8 +174,8 @@ def test_a_call_that_ends_its_process_is_a_finding_and_the_rest_goes_on(folder: 
     data = verdict_of(folder, "bad:dying", "--cases", "5")
     (finding,) = data["findings"]
     assert (finding["rule"], finding["actual"]) == ("O8", "ends its process (SIGABRT)")
-    judged = {entry["op"]: entry["cases"] for entry in data["suites"][0]["judged"]}
-    assert judged["fill_bonus_tokens"] == 5
+    checked = {entry["op"]: entry["cases"] for entry in data["suites"][0]["judged"]}
+    assert checked["fill_bonus_tokens"] == 5
 
 
 @pytest.mark.slow

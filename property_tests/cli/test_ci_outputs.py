@@ -23,7 +23,7 @@ from specsim.findings import baseline, matrix
 from specsim.findings.matrix import Column
 from specsim.lifting.cache import Cache
 from specsim.report import github, junit, sarif
-from specsim.verdict import Compared, Finding, Judged, NotRun, Severity, Suite, Verdict
+from specsim.verdict import CheckedSubject, Compared, Finding, NotRun, Severity, Suite, Verdict
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "fixtures" / "schemas" / "sarif-2.1.0.json").read_text())
@@ -50,9 +50,15 @@ def finding(signature: str = "accounting:I32:resolve", **changed: Any) -> Findin
     return replace(whole, **changed)
 
 
-def verdict(*findings: Finding, compared: Compared | None = None, judged: str = "f") -> dict[str, Any]:
+def verdict(*findings: Finding, compared: Compared | None = None, checked: str = "f") -> dict[str, Any]:
     suites = [
-        Suite("ops", cases=3, seconds=1.5, judged=[Judged("f", judged, "a.py:1", 3)], not_run=[NotRun("g", "no g")]),
+        Suite(
+            "ops",
+            cases=3,
+            seconds=1.5,
+            judged=[CheckedSubject("f", checked, "a.py:1", 3)],
+            not_run=[NotRun("g", "no g")],
+        ),
         Suite("accounting", schedules=4, events=90, seconds=2.0),
     ]
     return Verdict("model", 7, suites, list(findings), compared).to_json()
@@ -71,7 +77,7 @@ def verdicts(draw: st.DrawFn) -> dict[str, Any]:
     severity = draw(st.sampled_from(list(Severity)))
     found = finding(signature, **texts, severity=severity, details=(draw(TEXT),), rule=draw(st.just("I32") | TEXT))
     held = draw(st.sampled_from([None, compared(), compared(signature)]))
-    return verdict(found, compared=held, judged=draw(TEXT)) | {"target": draw(TEXT)}
+    return verdict(found, compared=held, checked=draw(TEXT)) | {"target": draw(TEXT)}
 
 
 def located(_target: str, where: str) -> tuple[str, int] | None:
@@ -248,7 +254,7 @@ def test_a_baseline_that_is_neither_file_nor_target_is_refused(text: str, update
 def test_what_could_not_be_checked_here_is_not_gone() -> None:
     known = frozenset({"accounting:I01:prepare", "ops:f:f", "ops:g:g", "workers:x:W1", "accounting:I32:resolve"})
     suites = [
-        Suite("ops", cases=3, judged=[Judged("f", "f", "a.py:1", 3)], not_run=[NotRun("g", "no g")]),
+        Suite("ops", cases=3, judged=[CheckedSubject("f", "f", "a.py:1", 3)], not_run=[NotRun("g", "no g")]),
         Suite("accounting", schedules=4, events=90),
     ]
     held = check_suites.compare(Verdict("model", 0, suites, [finding()]), baseline.Baseline("b", known))
@@ -287,11 +293,11 @@ def test_a_baseline_that_cannot_be_checked_is_no_baseline(
     column: Column, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(matrix, "check_one", lambda *_arguments, **_options: column)
-    monkeypatch.setattr(check, "judged", lambda asked: Verdict(asked.name, asked.seed))
+    monkeypatch.setattr(check, "verdict_of", lambda asked: Verdict(asked.name, asked.seed))
     asked = check_suites.Asked(ModelTarget(), Cache(tmp_path), None, 1.0, 0, 1, 1, "swarm", tmp_path, "cpu", 1.0)
     options = {"--budget-seconds": 1.0}
     code = check.check_one_target(asked, options, outputs.Outputs(), None, "model", False, False)
-    assert (code, "the baseline model cannot be judged" in capsys.readouterr().err) == (125, True)
+    assert (code, "the baseline model cannot be checked" in capsys.readouterr().err) == (125, True)
 
 
 def test_a_baseline_that_is_a_target_is_checked_in_the_same_run(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_replay_on_a_target_that_does_not_run_it_is_125_and_not_passed(capsys:
     assert isinstance(case, replay_file.OpReplay)
     assert print_replay(schedule, "model", {"judged": False}) == 125
     assert print_replay(case, "model", {"judged": False, "subject": "f"}) == 125
-    assert capsys.readouterr().out.count("not judged") == 2
+    assert capsys.readouterr().out.count("not checked") == 2
 
 
 # Interrupts

@@ -97,8 +97,8 @@ def test_a_cell_is_a_finding_clean_or_not_run_and_never_clean_for_want_of_a_run(
 
 
 def test_an_operation_or_probe_that_was_not_checked_is_not_clean() -> None:
-    judged = {"op": "op", "subject": "caller:f", "where": "", "cases": 1}
-    ops = column("t", [suite("ops", judged=[judged], not_run=[{"what": "op in g", "why": "not found"}])], [])
+    checked = {"op": "op", "subject": "caller:f", "where": "", "cases": 1}
+    ops = column("t", [suite("ops", judged=[checked], not_run=[{"what": "op in g", "why": "not found"}])], [])
     assert cell_of(ops, "ops:op:caller:f").state == "clean"
     assert (cell_of(ops, "ops:op:caller:g").state, cell_of(ops, "ops:op:caller:g").why) == ("not run", "not found")
     probe = {"op": "penalty feed", "subject": "f", "where": "", "cases": 1}

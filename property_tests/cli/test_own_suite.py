@@ -121,13 +121,13 @@ def test_each_finding_of_a_target_ends_in_the_command_that_replays_it() -> None:
 def test_known_findings_are_let_pass_and_nothing_checked_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def ends_with(*verdicts: Verdict) -> None:
         left = iter(verdicts)
-        monkeypatch.setattr("specsim.testing.judge_target", lambda *_target, **_options: next(left))
+        monkeypatch.setattr("specsim.testing.check_target", lambda *_target, **_options: next(left))
 
     found = Verdict("model", 0, [Suite("accounting", schedules=40)], [finding("a"), finding("b")])
     ends_with(found, found, Verdict("model", 0, [Suite("ops")]))
     assert "1 finding on model" in message_of(assert_no_finding, "model", known=["a"])
     assert assert_no_finding("model", known=["a", "b"]) is found
-    with pytest.raises(UsageError, match="nothing of model could be judged"):
+    with pytest.raises(UsageError, match="nothing of model could be checked"):
         assert_no_finding("model")
 
 

@@ -1,4 +1,4 @@
-"""Offsets are judged without the tensors that they lead into, and rows lie apart where an implementation asks for
+"""Offsets are checked without the tensors that they lead into, and rows lie apart where an implementation asks for
 strides.
 """
 
@@ -27,8 +27,8 @@ from specsim.errors import UsageError
 from specsim.interpreter.red_zones import RED_ZONE, ROW_GAP, GuardedTensor
 from specsim.tiers.ops.finding import WHOLE_MAX, Origin, finding_of
 from specsim.tiers.ops.run import run_case
-from specsim.tiers.ops.suite import Limits, judge
-from specsim.verdict import Judged, Suite, Verdict, finding_from_json
+from specsim.tiers.ops.suite import Limits, check_subject
+from specsim.verdict import CheckedSubject, Suite, Verdict, finding_from_json
 
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="seen in the interpreter alone")
 
@@ -103,7 +103,7 @@ def test_a_finding_names_operation_provider_blame_and_arguments_whole() -> None:
         return predict[accept_index[:, -1].long()]
 
     op, subject = OPS["fill_bonus_tokens"], subject_of("fill_bonus_tokens", wrong)
-    found = judge(op, subject, seed=0, limits=Limits(20))
+    found = check_subject(op, subject, seed=0, limits=Limits(20))
     assert found.counterexample is not None
     finding, _replay = finding_of(op, subject, found.counterexample, Origin("mine:wrong", 0, "cpu"))
     assert (finding.op, finding.provider, finding.blame) == ("fill_bonus_tokens", "mine:wrong", "kernel")
@@ -116,7 +116,7 @@ def test_a_finding_names_operation_provider_blame_and_arguments_whole() -> None:
 
 
 def _counted(cases: int, seed: int = 0) -> Verdict:
-    suite = Suite("ops", judged=[Judged("move_kv", "kernel:move_kv", "a.py:1", cases, 2, cases // 2, 0.5)])
+    suite = Suite("ops", judged=[CheckedSubject("move_kv", "kernel:move_kv", "a.py:1", cases, 2, cases // 2, 0.5)])
     return Verdict("mine:provider", seed, [suite])
 
 

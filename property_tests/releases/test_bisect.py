@@ -21,14 +21,14 @@ from specsim.findings.bisect import report
 from specsim.findings.bisect.changes import changed_functions
 from specsim.findings.bisect.revisions import History, Revision, commits_between, releases_between
 from specsim.findings.bisect.run import Bisection, EndError, Found, Step, bisect
-from specsim.findings.bisect.verdicts import Judgement, State
+from specsim.findings.bisect.verdicts import RevisionVerdict, State
 from specsim.lifting.git import Repository
 from specsim.lifting.source import GitSource
 from specsim.lifting.versions import version_key
 from specsim.tiers.tier import Code
 
 PLAN = Plan(commits=24, bad=15)
-GOOD, BAD, SKIPPED = (Judgement(state, f"it is {state}") for state in State)
+GOOD, BAD, SKIPPED = (RevisionVerdict(state, f"it is {state.text}") for state in State)
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +52,12 @@ class Scripted:
 
     text = "scripted"
 
-    def __init__(self, revisions: tuple[Revision, ...], answer: Callable[[int, int], Judgement]) -> None:
+    def __init__(self, revisions: tuple[Revision, ...], answer: Callable[[int, int], RevisionVerdict]) -> None:
         self._number = {revision.target: number for number, revision in enumerate(revisions)}
         self._answer = answer
         self.asked: list[tuple[int, str]] = []
 
-    def judge(self, target: str, _ask: Any, hash_seed: str) -> Judgement:
+    def check(self, target: str, _ask: Any, hash_seed: str) -> RevisionVerdict:
         number = self._number[target]
         self.asked.append((number, hash_seed))
         return self._answer(number, int(hash_seed))
@@ -71,14 +71,14 @@ def no_child(_question: Any, _hang_seconds: float, _hash_seed: str) -> Iterator[
 
 
 def bisection(
-    repository: Path, good: str, bad: str, answer: Callable[[int, int], Judgement], folder: Path
+    repository: Path, good: str, bad: str, answer: Callable[[int, int], RevisionVerdict], folder: Path
 ) -> tuple[Bisection, Scripted]:
     places = commits_between(repository, good, bad)
     question = Scripted(places.revisions, answer)
     return Bisection(places, question, (no_child, no_child), cache_in(folder), lambda _step: None), question
 
 
-def from_bad_on(number: int, _time: int) -> Judgement:
+def from_bad_on(number: int, _time: int) -> RevisionVerdict:
     return BAD if number >= PLAN.bad else GOOD
 
 
@@ -119,7 +119,7 @@ def test_commits_are_searched_in_order_of_time_whichever_end_is_good(
     assert [r.target for r in found.revisions] == [f"sglang@{path}#{commit}" for commit in commits[3:-2]]
     assert found.revisions[PLAN.bad - 3].title == PLAN.title(PLAN.bad)
     assert found.good_is_older is good_is_older
-    assert "changes that are not committed are neither judged nor touched" in found.note
+    assert "changes that are not committed are neither checked nor touched" in found.note
 
 
 def test_a_merged_branch_is_one_step_that_says_so(history: tuple[Path, list[str]], tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ class Tainted:
     def __init__(self, commits: set[str]) -> None:
         self._commits = commits
 
-    def judge(self, target: str, _ask: Any, _hash_seed: str) -> Judgement:
+    def check(self, target: str, _ask: Any, _hash_seed: str) -> RevisionVerdict:
         return BAD if target.rpartition("#")[2] in self._commits else GOOD
 
     def replay(self, _target: str, _ask: Any) -> Path:
@@ -214,7 +214,7 @@ def test_both_ends_and_both_sides_of_the_change_are_checked_twice(
     ],
 )
 def test_labels_that_the_verdicts_contradict_are_refused(
-    history: tuple[Path, list[str]], tmp_path: Path, first: Judgement, last: Judgement, says: str
+    history: tuple[Path, list[str]], tmp_path: Path, first: RevisionVerdict, last: RevisionVerdict, says: str
 ) -> None:
     path, commits = history
     search, question = bisection(path, commits[0], commits[-1], lambda n, _t: last if n else first, tmp_path)
@@ -231,7 +231,7 @@ def test_an_end_that_cannot_be_checked_is_named_with_the_reason(
     search, _ = bisection(
         path, commits[0], commits[-1], lambda n, t: SKIPPED if n == end else from_bad_on(n, t), tmp_path
     )
-    with pytest.raises(EndError, match=f"{commits[end][:12]} cannot be judged: it is not judged"):
+    with pytest.raises(EndError, match=f"{commits[end][:12]} cannot be checked: it is not checked"):
         search.run()
 
 
@@ -273,7 +273,7 @@ def test_a_release_in_the_middle_that_is_withdrawn_is_skipped(tmp_path: Path, mo
     monkeypatch.setattr(Revision, "open", opened)
     question = Scripted(places.revisions, lambda n, _t: BAD if n else GOOD)
     found = Bisection(places, question, (no_child, no_child), cache_in(tmp_path), lambda _step: None).run()
-    assert [step.judgement.why for step in found.skipped] == [
+    assert [step.verdict.why for step in found.skipped] == [
         f"there is no release {places.revisions[1].target} that pip can find"
     ]
 
@@ -299,8 +299,10 @@ AFTER = MadeUpSource(
 
 
 def changed_between() -> Found:
-    before = Judgement(State.GOOD, "holds", (Code("resolve", "srt/old.py:4", "aa"), Code("same", "srt/old.py:4", "cc")))
-    after = Judgement(
+    before = RevisionVerdict(
+        State.GOOD, "holds", (Code("resolve", "srt/old.py:4", "aa"), Code("same", "srt/old.py:4", "cc"))
+    )
+    after = RevisionVerdict(
         State.BAD, "broken", (Code("resolve", "srt/new.py:3", "bb"), Code("same", "srt/new.py:3", "cc")), "resolve"
     )
     revisions = [Revision(f"sglang@/e#{name}", name, f"title of {name}") for name in ("one", "two")]
@@ -309,9 +311,7 @@ def changed_between() -> Found:
 
 def test_the_lines_of_a_function_that_changed_are_shown_with_their_numbers_even_when_it_moved() -> None:
     found = changed_between()
-    (changed,) = changed_functions(
-        found.before.judgement, found.after.judgement, BEFORE, AFTER, report.blamed_of(found)
-    )
+    (changed,) = changed_functions(found.before.verdict, found.after.verdict, BEFORE, AFTER, report.blamed_of(found))
     assert str(changed.before) == "srt/old.py:4-6 was (aa)"
     assert str(changed.after) == "srt/new.py:2-5 K.renamed (bb)"
     lines = changed.difference(40)
@@ -322,8 +322,8 @@ def test_the_lines_of_a_function_that_changed_are_shown_with_their_numbers_even_
 def test_of_many_lines_those_nearest_to_what_was_checked_are_shown() -> None:
     old = MadeUpSource({"srt/a.py": "def f():\n" + "".join(f"    a{n} = 1\n" for n in range(50))})
     new = MadeUpSource({"srt/a.py": "def f():\n" + "".join(f"    a{n} = 2\n" for n in range(50))})
-    judgements = [Judgement(State.GOOD, "", (Code("c", "srt/a.py:30", text),)) for text in "xy"]
-    (changed,) = changed_functions(judgements[0], judgements[1], old, new, "c")
+    verdicts = [RevisionVerdict(State.GOOD, "", (Code("c", "srt/a.py:30", text),)) for text in "xy"]
+    (changed,) = changed_functions(verdicts[0], verdicts[1], old, new, "c")
     shown = changed.difference(6)
     assert sum(line != "..." for line in shown) == 6
     assert {"-30        a28 = 1", "+30        a28 = 2"} <= set(shown)
@@ -339,7 +339,7 @@ def test_the_report_names_the_commit_its_title_and_both_replays() -> None:
 
 def test_what_is_written_holds_hashes_and_line_ranges_and_no_line_of_the_code() -> None:
     found = changed_between()
-    changed = changed_functions(found.before.judgement, found.after.judgement, BEFORE, AFTER, "resolve")
+    changed = changed_functions(found.before.verdict, found.after.verdict, BEFORE, AFTER, "resolve")
     written = report.to_json(found, changed, Path("f.json"), "q")
     assert written["changed"][0]["before"] == {
         "path": "srt/old.py",
@@ -403,14 +403,14 @@ def test_an_end_that_cannot_be_checked_exits_as_git_asks_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cannot(*_arguments: object) -> int:
-        raise EndError("--good A cannot be judged: it has no such tier", "give another end")
+        raise EndError("--good A cannot be checked: it has no such tier", "give another end")
 
     monkeypatch.setattr("specsim.findings.bisect.command.run", cannot)
     with pytest.raises(SystemExit) as ended:
         main(["bisect", "--rule", "I31", "--good", RELEASES[0], "--bad", RELEASES[1]])
     assert ended.value.code == 125
     assert capsys.readouterr().err == (
-        "specsim: --good A cannot be judged: it has no such tier.\n         Give another end.\n"
+        "specsim: --good A cannot be checked: it has no such tier.\n         Give another end.\n"
     )
 
 
@@ -435,7 +435,7 @@ def test_a_changed_work_tree_is_allowed_said_and_left_alone(history: tuple[Path,
     before = state_of(copy)
     search, _ = bisection(copy, commits[0], commits[-1], from_bad_on, tmp_path)
     assert search.run().after.revision.target.endswith(commits[PLAN.bad])
-    assert "neither judged nor touched" in commits_between(copy, commits[0], commits[-1]).note
+    assert "neither checked nor touched" in commits_between(copy, commits[0], commits[-1]).note
     assert state_of(copy) == before
     assert git(copy, "rev-parse", "HEAD") == commits[-1]
 

@@ -1,5 +1,5 @@
 """The search of `specsim bisect`: the two neighbours between which the verdict changes, however many places cannot be
-judged.
+checked.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specsim.findings.bisect.search import Change, find_change, spread
 
-# The verdicts of a history: "0" as the first place, "1" as the last one, "?" for a place that cannot be judged.
+# The verdicts of a history: "0" as the first place, "1" as the last one, "?" for a place that cannot be checked.
 HISTORIES = st.tuples(st.lists(st.sampled_from("0?"), max_size=30), st.lists(st.sampled_from("1?"), max_size=30)).map(
     lambda halves: "0" + "".join(halves[0]) + "".join(halves[1]) + "1"
 )

@@ -136,13 +136,13 @@ def test_a_commit_whose_worker_cannot_be_read_is_not_taken_for_a_good_one(
     file, only = (STRIDE, None) if question == "file" else (None, "ops:fill_bonus_tokens")
     found = run(places, question_of(file, None, only, limits(wheel_cache, tmp_path)), children, wheel_cache)
     assert [step.revision.target.rpartition("#")[2] for step in found.skipped] == commits[2:4]
-    assert "srt/speculative/eagle_worker_v2.py" in found.skipped[1].judgement.why
+    assert "srt/speculative/eagle_worker_v2.py" in found.skipped[1].verdict.why
 
 
 def test_a_tier_that_a_revision_lacks_is_reported(children: Children, wheel_cache: Cache, tmp_path: Path) -> None:
     build(tmp_path / "engine", Plan(commits=2, bad=1))
     places = commits_between(tmp_path / "engine", "main~1", "main")
-    with pytest.raises(EndError, match=r"--bad .* cannot be judged: .* cannot be simulated: it needs alloc length"):
+    with pytest.raises(EndError, match=r"--bad .* cannot be checked: .* cannot be simulated: it needs alloc length"):
         run(places, question_of(None, "I31", None, limits(wheel_cache, tmp_path)), children, wheel_cache)
 
 
@@ -182,7 +182,7 @@ def test_a_defect_of_the_releases_begins_or_ends_where_it_is_known_to(
     ends = [step.revision.target.removeprefix("sglang==") for step in (found.before, found.after)]
     assert (found.what, *ends, found.skipped) == (expected["what"], expected["before"], expected["after"], ())
     sources = [step.revision.open(wheel_cache) for step in (found.before, found.after)]
-    changed = changed_functions(found.before.judgement, found.after.judgement, sources[0], sources[1], blamed_of(found))
+    changed = changed_functions(found.before.verdict, found.after.verdict, sources[0], sources[1], blamed_of(found))
     assert expected["changed"] in [each.name for each in changed]
     assert question.replay(found.bad.revision.target, children[0].ask).is_file()
 

@@ -305,7 +305,9 @@ def test_a_host_function_that_raises_is_a_finding_with_its_part_and_line(
     source = release(NEWEST)
     path, function = place_of(target(NEWEST), part, source)
     changed = SglangHostTarget(replace_body(source, path, function, "raise ValueError('made up')"), wheel_cache)
-    violations = [v for index in range(120) for judged in [run(changed, index)] if judged for v in judged[1].violations]
+    violations = [
+        v for index in range(120) for checked in [run(changed, index)] if checked for v in checked[1].violations
+    ]
     raised = {(v.signature, v.actual) for v in violations if v.rule.id == "X1"}
     line = find_function(parse_module(source, path), function).body[0].lineno
     assert raised == {(f"accounting:X1:{part}", f"ValueError: made up at {path}:{line}")}

@@ -18,21 +18,21 @@ import pytest
 
 from property_tests.support.known_releases import FEW, FIXTURES
 from property_tests.support.made_up_sources import MadeUpSource
-from property_tests.support.release_expectations import MADE_BY, files_of, findings, judge_all, operations_not_run
+from property_tests.support.release_expectations import MADE_BY, check_all, files_of, findings, operations_not_run
 from specsim.contracts.registry import OPS
 from specsim.engines.sglang.provider import SglangProvider
 from specsim.engines.sglang.releases import RELEASES, load
 from specsim.lifting.cache import Cache
 from specsim.lifting.lift import find_function, parse_module
 from specsim.lifting.source import SourceTree
-from specsim.tiers.ops.suite import Limits, judge
+from specsim.tiers.ops.suite import Limits, check_subject
 
 EXPECTED = json.loads((FIXTURES / "releases.expected.json").read_text())
 FLIPS = json.loads((FIXTURES / "flips.json").read_text())
 
 Release = Callable[[str], SourceTree]
 
-# Without --all-releases one is judged: the newest that the suite reads whose worker is wrong.
+# Without --all-releases one is checked: the newest that the suite reads whose worker is wrong.
 QUICK = {[v for v in FEW if any(":caller:" in name for name in EXPECTED[v]["findings"])][-1]}
 
 
@@ -46,8 +46,8 @@ def test_a_release_has_the_findings_that_it_is_known_for_and_no_other(
     version: str, release: Release, wheel_cache: Cache, pytestconfig: pytest.Config
 ) -> None:
     if version not in QUICK and not pytestconfig.getoption("--all-releases"):
-        pytest.skip(f"the operations of sglang=={version} are judged by `make test-releases`")
-    results = judge_all(release(version), wheel_cache)
+        pytest.skip(f"the operations of sglang=={version} are checked by `make test-releases`")
+    results = check_all(release(version), wheel_cache)
     assert without_numbers(findings(results)) == without_numbers(EXPECTED[version]["findings"])
     assert {name for name, (result, _s) in results.items() if result.cases} == set(EXPECTED[version]["judged"])
 
@@ -77,7 +77,7 @@ def test_editing_the_defect_in_or_out_flips_the_verdict(
     flip: dict[str, Any], release: Release, wheel_cache: Cache
 ) -> None:
     edited = edit_call_argument(release(flip["release"]), flip)
-    found = findings(judge_all(edited, wheel_cache, 25, frozenset({"fill_bonus_tokens"})))
+    found = findings(check_all(edited, wheel_cache, 25, frozenset({"fill_bonus_tokens"})))
     signature = f"ops:fill_bonus_tokens:{flip['subject']}"
     assert found.get(signature, {}).get("reach") == flip["reach"]
     assert set(found) == ({signature} if flip["reach"] else set())
@@ -145,7 +145,7 @@ def test_a_kernel_that_is_itself_wrong_is_one_finding_and_its_callers_are_not_ch
     provider = SglangProvider(subtract_one_more(source, flip["kernel_path"], flip["callee"]), wheel_cache)
     subjects, _not_run = provider.subjects()
     kernel, *callers = [s for s in subjects if s.op == "fill_bonus_tokens"]
-    result = judge(OPS["fill_bonus_tokens"], kernel, seed=0, limits=Limits(20))
+    result = check_subject(OPS["fill_bonus_tokens"], kernel, seed=0, limits=Limits(20))
     assert result.counterexample is not None
     assert {caller.needs for caller in callers} == {kernel.name}
 

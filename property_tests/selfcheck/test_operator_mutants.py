@@ -65,8 +65,8 @@ def test_a_mutant_that_comes_too_late_is_refused() -> None:
 @pytest.mark.parametrize("mutant_id", QUICK)
 @pytest.mark.slow(runs_one_in=4)
 def test_a_mutant_is_found(mutant_id: str) -> None:
-    judged = operator_hunt.judge_in_child(find(mutant_id), seeds=1)
-    assert judged.found == 1, judged
+    hunted = operator_hunt.hunt_in_child(find(mutant_id), seeds=1)
+    assert hunted.found == 1, hunted
 
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.by != "cases"], ids=lambda mutant: mutant.id)

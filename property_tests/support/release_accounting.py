@@ -42,9 +42,9 @@ def findings(target: SglangHostTarget, schedules: int = SCHEDULES) -> dict[str, 
     """Signatures over many schedules, each with its easiest reach."""
     found: dict[str, str] = {}
     for index in range(schedules):
-        judged = run(target, index)
-        for violation in judged[1].violations if judged else ():
-            reach = target.reach(judged[0].config, violation.part) if judged else ""
+        checked = run(target, index)
+        for violation in checked[1].violations if checked else ():
+            reach = target.reach(checked[0].config, violation.part) if checked else ""
             known = found.get(violation.signature, reach)
             found[violation.signature] = min(known, reach, key=lambda r: EASIEST_FIRST.index(r.split(":")[0]))
     return dict(sorted(found.items()))

@@ -36,8 +36,8 @@ from specsim.lifting.source import SourceTree
 from specsim.lifting.versions import version_key
 from specsim.tiers.ops.finding import signature_of
 from specsim.tiers.ops.run import Outcome, run_case
-from specsim.tiers.ops.suite import DRAWS_PER_CASE_MAX, Limits, SubjectResult, chooser_of, judge, worst_of
-from specsim.tiers.workers.probing import ProbeResult, judge_probe
+from specsim.tiers.ops.suite import DRAWS_PER_CASE_MAX, Limits, SubjectResult, check_subject, chooser_of, worst_of
+from specsim.tiers.workers.probing import ProbeResult, check_probe
 
 # Tensor functions, and the few kernels beside them: functions.expected.json has these, releases.expected.json the rest.
 FUNCTION_NAMES = {f.name for f in FUNCTIONS} | {f"kernel:{k.op}" for k in logits.KERNELS}
@@ -49,14 +49,14 @@ NOT_LIFTED = "specsim does not lift it from this engine yet"
 CASES = 24  # of a subject that costs 1; most cost 3
 
 
-def judge_all(
+def check_all(
     source: SourceTree, cache: Cache, cases: int = CASES, ops: frozenset[str] = frozenset(OPS)
 ) -> dict[str, tuple[SubjectResult, Any]]:
     subjects, _not_run = SglangProvider(source, cache).subjects()
     subjects = [s for s in subjects if s.name not in FUNCTION_NAMES]
     return {
         s.name: (
-            judge(OPS[s.op], s, seed=0, limits=Limits(cases, attempts=0, first_round=1)),
+            check_subject(OPS[s.op], s, seed=0, limits=Limits(cases, attempts=0, first_round=1)),
             s,
         )
         for s in subjects
@@ -65,7 +65,7 @@ def judge_all(
 
 
 def findings(results: dict[str, tuple[SubjectResult, Any]]) -> dict[str, dict[str, str]]:
-    """By signature; as `check` has it, a caller of a kernel that is itself wrong is not judged."""
+    """By signature; as `check` has it, a caller of a kernel that is itself wrong is not checked."""
     found = {}
     for name, (result, subject) in results.items():
         if result.failures and not (subject.needs in results and results[subject.needs][0].failures):
@@ -91,7 +91,7 @@ def operations_not_run(source: SourceTree, cache: Cache) -> list[str]:
 
 
 def _of_operations(source: SourceTree, cache: Cache) -> dict[str, Any]:
-    results = judge_all(source, cache)
+    results = check_all(source, cache)
     return {
         "findings": findings(results),
         "judged": sorted(name for name, (result, _subject) in results.items() if result.cases),
@@ -121,7 +121,7 @@ def outcomes(subject: Subject, cases: int) -> list[tuple[Case, Outcome]]:
         case = op.generate(chooser_of(0, subject, index))
         if len(found) < cases and subject.accepts(case.sizes):
             outcome = run_case(op, subject, case)
-            found += [(case, outcome)] if outcome.judged else []
+            found += [(case, outcome)] if outcome.checked else []
     return found
 
 
@@ -169,8 +169,8 @@ def _of_accounting(source: SourceTree, cache: Cache) -> dict[str, Any]:
 # Workers
 
 
-def judged_probes(probes: Iterable[Probe], cases: int = 40) -> dict[str, ProbeResult]:
-    return {probe.name: judge_probe(probe, seed=0, cases=cases) for probe in probes}
+def checked_probes(probes: Iterable[Probe], cases: int = 40) -> dict[str, ProbeResult]:
+    return {probe.name: check_probe(probe, seed=0, cases=cases) for probe in probes}
 
 
 def of_probes(results: dict[str, ProbeResult]) -> dict[str, list[str]]:
@@ -179,7 +179,7 @@ def of_probes(results: dict[str, ProbeResult]) -> dict[str, list[str]]:
 
 
 def _of_workers(source: SourceTree, cache: Cache) -> dict[str, Any]:
-    return of_probes(judged_probes(probes_of(source, cache)[0]))
+    return of_probes(checked_probes(probes_of(source, cache)[0]))
 
 
 MADE_BY: dict[str, Callable[[SourceTree, Cache], dict[str, Any]]] = {

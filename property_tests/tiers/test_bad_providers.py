@@ -152,5 +152,5 @@ def test_what_a_provider_does_wrong_is_reported_in_one_sentence(target: str, fol
     else:
         expected = [] if kind == "ok" else [(kind, True)]
         assert [(finding.rule, words in finding.title) for finding in findings] == expected
-        assert {judged.op for judged in suite.judged} == {"fill_bonus_tokens"}
+        assert {checked.op for checked in suite.judged} == {"fill_bonus_tokens"}
         assert not any(entry.what.startswith("fill_bonus_tokens") for entry in suite.not_run)

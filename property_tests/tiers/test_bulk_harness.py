@@ -1,4 +1,4 @@
-"""Judging by the thousand: one wrong request is found, made again alone, shrunk, and replayed; one that ends its
+"""Checking by the thousand: one wrong request is found, made again alone, shrunk, and replayed; one that ends its
 process costs one case.
 """
 
@@ -44,8 +44,8 @@ def subject_of(call: Implementation, op: str = "verify_tree_greedy") -> Subject:
     return subject
 
 
-def judge(call: Implementation, op: str = "verify_tree_greedy", cases: int = CASES, seed: int = 0) -> bulk.BulkResult:
-    return bulk.judge_in_bulk(
+def check(call: Implementation, op: str = "verify_tree_greedy", cases: int = CASES, seed: int = 0) -> bulk.BulkResult:
+    return bulk.check_in_bulk(
         OPS[op],
         subject_of(call, op),
         seed=seed,
@@ -91,7 +91,7 @@ def adds_one(to: str) -> Callable[[Tensors], None]:
 @pytest.mark.parametrize("name", {op.family: name for name, op in OPS.items()}.values())
 @pytest.mark.slow(runs_one_in=3)
 def test_the_reference_is_correct_in_bulk(name: str) -> None:
-    result = judge(REFERENCE[name], name, cases=300)
+    result = check(REFERENCE[name], name, cases=300)
     assert result.counterexample is None
     assert result.cases == 300
 
@@ -100,7 +100,7 @@ def test_the_reference_is_correct_in_bulk(name: str) -> None:
 def test_one_wrong_request_of_tens_of_thousands_is_found_and_made_again_alone(what: str) -> None:
     """In every output, and when it is an input that is changed."""
     call = wrong_at(a_root(), adds_one(what))
-    result = judge(call)
+    result = check(call)
     found = result.counterexample
     assert found is not None
     assert found.case.sizes["bs"] == 1
@@ -116,7 +116,7 @@ def test_a_defect_that_takes_two_requests_keeps_two() -> None:
         at = accept_index.gather(1, (accept_lens.roll(1) - 1).long()[:, None])
         return predict[at[:, 0].long()]
 
-    found = judge(of_the_request_before, "fill_bonus_tokens").counterexample
+    found = check(of_the_request_before, "fill_bonus_tokens").counterexample
     assert found is not None
     assert found.case.sizes["bs"] == 2
     assert found.rule.id == "O1"
@@ -131,7 +131,7 @@ def test_a_result_that_is_wrong_only_once_is_reported() -> None:
             results.accept_token_num[0] += 1
         return results
 
-    found = judge(now_and_then).counterexample
+    found = check(now_and_then).counterexample
     assert found is not None
     assert found.outcome is not None
     assert "once, and not again" in found.outcome.violations[0].title
@@ -172,7 +172,7 @@ def test_the_distribution_of_verifications_is_wide() -> None:
     ("op", "packed"), [("verify_tree_greedy", 4096), ("fill_accept_out_cache_loc", bulk.REQUESTS_OF_BATCH_MAX)]
 )
 def test_launches_are_wide_where_requests_do_not_meet(op: str, packed: int) -> None:
-    assert judge(REFERENCE[op], op, cases=5_000).packed == packed
+    assert check(REFERENCE[op], op, cases=5_000).packed == packed
 
 
 MISBEHAVING = """
@@ -273,7 +273,7 @@ def _one_case_is_lost(run: Callable[[Request], tuple[Suite, list[Finding]]], req
     stored = json.loads(Path(finding.replay).read_text())
     assert stored["tensors"]["candidates"]["shape"][0] == 1
     assert stored["tensors"]["candidates"]["data"][0] == a_root(1, 77)
-    assert {judged.op: judged.cases for judged in suite.judged}["fill_bonus_tokens"] == request.count
+    assert {checked.op: checked.cases for checked in suite.judged}["fill_bonus_tokens"] == request.count
 
 
 def hangs_on(wanted: int, first: int, count: int) -> None:
@@ -339,7 +339,7 @@ def test_a_device_that_does_no_more_work_ends_the_process_and_not_the_run(monkey
         raise_if_lost("cuda", error)
     monkeypatch.setattr("specsim.tiers.ops.bulk.raise_if_lost", lambda _device, error: raise_if_lost("cuda", error))
     with pytest.raises(DeviceLostError):
-        judge(corrupts)
+        check(corrupts)
 
 
 class Sent:

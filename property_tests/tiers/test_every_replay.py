@@ -83,8 +83,8 @@ def test_every_command_accepts_every_replay_file(file: Path, release: Release, t
     holds_for_every_command(file, tmp_path)
     if target != "model":  # a mutant is of no revision
         limits = Limits(open_cache(None).folder, tmp_path)
-        judgement = FileQuestion(file, limits).judge(target, process.ask, HASH_SEEDS[0])
-        assert judgement.state is State.BAD, judgement
+        verdict = FileQuestion(file, limits).check(target, process.ask, HASH_SEEDS[0])
+        assert verdict.state is State.BAD, verdict
 
 
 def holds_for_every_command(file: Path, folder: Path, options: Sequence[str] = ()) -> None:

@@ -326,7 +326,7 @@ def test_what_specsim_imports_itself_is_not_the_targets_time(monkeypatch: pytest
 def test_an_error_of_specsim_is_not_the_targets(folder: Path) -> None:
     (folder / "cache").mkdir(exist_ok=True)
     unknown = request_of("isolated:looking", folder, tier="unheard")
-    with pytest.raises(UsageError, match=r"isolated:looking cannot be judged.*KeyError: 'unheard'"):
+    with pytest.raises(UsageError, match=r"isolated:looking cannot be checked.*KeyError: 'unheard'"):
         list(ask(unknown, 20.0))
 
 
@@ -356,7 +356,7 @@ def test_a_wheel_that_cannot_be_read_is_not_checked(tmp_path: Path) -> None:
         at = found - 22 if data[found - 30 : found - 26] == b"PK\3\4" else found - 36
         data[at : at + 2] = (99).to_bytes(2, "little")  # the compression method
     wheel.write_bytes(data)
-    with pytest.raises(UsageError, match=r"cannot be judged: srt/a\.py is damaged in the wheel"):
+    with pytest.raises(UsageError, match=r"cannot be checked: srt/a\.py is damaged in the wheel"):
         WheelSource(wheel, SGLANG).read("srt/a.py")
 
 
@@ -372,7 +372,7 @@ def test_a_syntax_error_in_a_checkout_ends_with_exit_code_2_or_is_skipped(
             main(["check", "sglang@.", "--only", "accounting", "--budget-seconds", "5", *options])
         assert ended.value.code == code
         said = " ".join(capsys.readouterr().err.split())
-        assert "sglang@. cannot be judged: srt/speculative/eagle_worker_v2.py:1 is not Python (invalid syntax)" in said
+        assert "sglang@. cannot be checked: srt/speculative/eagle_worker_v2.py:1 is not Python (invalid syntax)" in said
 
 
 # ---- what a target does to the pipe

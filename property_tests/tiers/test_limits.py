@@ -1,4 +1,4 @@
-"""How much a check does: every implementation gets its first cases before any gets more, everything is judged before
+"""How much a check does: every implementation gets its first cases before any gets more, everything is checked before
 anything is shrunk, and counts alone give the same bytes each time.
 """
 
@@ -33,7 +33,7 @@ from specsim.lifting.cache import Cache
 from specsim.tiers.accounting import schedules as schedules
 from specsim.tiers.accounting.schedules import KnownSchedule, simulate
 from specsim.tiers.ops.run import LaunchHere
-from specsim.tiers.ops.suite import FIRST_ROUND, KnownCase, Limits, chooser_of, judge_all
+from specsim.tiers.ops.suite import FIRST_ROUND, KnownCase, Limits, check_all, chooser_of
 from specsim.verdict import NotRun, Suite
 
 
@@ -56,9 +56,9 @@ def one_more(**arguments: Any) -> Any:
     return REFERENCE["fill_bonus_tokens"](**arguments) + 1
 
 
-def judged(subjects: list[Subject], limits: Limits, **options: Any) -> tuple[dict[str, Any], list[tuple[str, int]]]:
+def checked(subjects: list[Subject], limits: Limits, **options: Any) -> tuple[dict[str, Any], list[tuple[str, int]]]:
     calls: list[tuple[str, int]] = []
-    results = judge_all(
+    results = check_all(
         OPS,
         subjects,
         seed=0,
@@ -74,29 +74,29 @@ THREE = ["fill_bonus_tokens", "gather_rows", "select_top_k"]
 
 
 def test_every_implementation_gets_its_first_cases_before_any_gets_more() -> None:
-    results, calls = judged([right(op) for op in THREE], Limits(cases=12))
+    results, calls = checked([right(op) for op in THREE], Limits(cases=12))
     assert {name: result.cases for name, result in results.items()} == {f"kernel:{op}": 12 for op in THREE}
     first = [name for name, _index in calls[: 3 * FIRST_ROUND]]
     assert first == [f"kernel:{op}" for op in THREE for _ in range(FIRST_ROUND)]
 
 
 def test_an_implementation_whose_cases_cost_much_gets_the_first_cases_too() -> None:
-    results, _calls = judged([right("gather_rows", cost=1000)], Limits(cases=100))
+    results, _calls = checked([right("gather_rows", cost=1000)], Limits(cases=100))
     assert results["kernel:gather_rows"].cases == FIRST_ROUND
 
 
 def test_what_an_earlier_check_did_not_come_to_is_first_in_each_round() -> None:
-    _results, calls = judged([right(op) for op in THREE], Limits(cases=7), first=("kernel:select_top_k",))
+    _results, calls = checked([right(op) for op in THREE], Limits(cases=7), first=("kernel:select_top_k",))
     assert calls[0] == ("kernel:select_top_k", 0)
 
 
 def test_results_come_in_the_order_of_the_implementations_whoever_was_first() -> None:
-    results, _calls = judged([right(op) for op in THREE], Limits(cases=2), first=("kernel:select_top_k",))
+    results, _calls = checked([right(op) for op in THREE], Limits(cases=2), first=("kernel:select_top_k",))
     assert list(results) == [f"kernel:{op}" for op in THREE]
 
 
 def test_everything_is_checked_before_anything_is_shrunk() -> None:
-    _results, calls = judged([subject("fill_bonus_tokens", one_more), *map(right, THREE[1:])], Limits(cases=20))
+    _results, calls = checked([subject("fill_bonus_tokens", one_more), *map(right, THREE[1:])], Limits(cases=20))
     shrinking = [number for number, (_name, index) in enumerate(calls) if index < 0]
     assert shrinking
     assert shrinking[0] > max(number for number, (_name, index) in enumerate(calls) if index >= 0)
@@ -104,18 +104,18 @@ def test_everything_is_checked_before_anything_is_shrunk() -> None:
 
 def test_a_finding_has_as_many_attempts_as_were_given() -> None:
     for attempts in (0, 3, 11):
-        _results, calls = judged([subject("fill_bonus_tokens", one_more)], Limits(cases=4, attempts=attempts))
+        _results, calls = checked([subject("fill_bonus_tokens", one_more)], Limits(cases=4, attempts=attempts))
         assert sum(index < 0 for _name, index in calls) <= attempts + 1  # the last one runs the smallest case once more
 
 
 def test_without_time_each_implementation_is_named_and_none_has_passed() -> None:
-    results, _calls = judged([right(op) for op in THREE], Limits(cases=9, deadline=0.0))
+    results, _calls = checked([right(op) for op in THREE], Limits(cases=9, deadline=0.0))
     assert all(result.cut_short and result.cases == 0 for result in results.values())
 
 
 def test_a_caller_of_a_wrong_kernel_is_not_checked_and_says_so() -> None:
     caller = right("fill_bonus_tokens", "caller:x", needs="kernel:fill_bonus_tokens")
-    results, _calls = judged([subject("fill_bonus_tokens", one_more), caller], Limits(cases=6))
+    results, _calls = checked([subject("fill_bonus_tokens", one_more), caller], Limits(cases=6))
     assert (results["caller:x"].cases, results["caller:x"].why_not) == (
         0,
         "it calls fill_bonus_tokens, which is itself wrong",
@@ -127,7 +127,7 @@ def test_a_known_case_is_run_first_and_is_the_counterexample_as_it_is() -> None:
     wrong = subject("fill_bonus_tokens", one_more)
     chooser = chooser_of(5, wrong, 3)
     known = KnownCase("before.json", op.generate(chooser), chooser.tape, "O1")
-    results, calls = judged([wrong], Limits(cases=3), known=lambda _op, _subject: [known])
+    results, calls = checked([wrong], Limits(cases=3), known=lambda _op, _subject: [known])
     found = results[wrong.name].counterexample
     assert found.known is known
     assert found.case is known.case
@@ -242,7 +242,7 @@ def test_two_checks_by_counts_write_the_same_bytes(tmp_path: Path) -> None:
     assert written[0] == written[1]
     data = json.loads(written[0]["v.json"])
     assert "times" not in data
-    assert all(judged["cases"] == CI_CASES for judged in data["suites"][0]["judged"])
+    assert all(checked["cases"] == CI_CASES for checked in data["suites"][0]["judged"])
 
 
 def test_options_that_exclude_one_another_are_refused() -> None:

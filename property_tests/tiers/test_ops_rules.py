@@ -18,7 +18,7 @@ from specsim.contracts.registry import NAIVE, OPS, REFERENCE
 from specsim.tiers.ops import rules
 from specsim.tiers.ops.rules import BY_ID, RULES
 from specsim.tiers.ops.run import LaunchHere, run_case
-from specsim.tiers.ops.suite import Limits, SubjectResult, judge
+from specsim.tiers.ops.suite import Limits, SubjectResult, check_subject
 from specsim.verdict import Rule
 
 BONUS = OPS["fill_bonus_tokens"]
@@ -28,8 +28,8 @@ def subject_of(op: str, implementation: Implementation, **fields: Any) -> Subjec
     return Subject(op, "kernel", f"kernel:{op}", partial(OPS[op].call, implementation), **fields)
 
 
-def judged(subject: Subject, cases: int = 40, seed: int = 1) -> SubjectResult:
-    return judge(OPS[subject.op], subject, seed=seed, limits=Limits(cases))
+def checked(subject: Subject, cases: int = 40, seed: int = 1) -> SubjectResult:
+    return check_subject(OPS[subject.op], subject, seed=seed, limits=Limits(cases))
 
 
 def reads_the_last_column(predict: Any, accept_index: Any, accept_lens: Any) -> Any:
@@ -82,7 +82,7 @@ def raises(predict: Any, accept_index: Any, accept_lens: Any) -> Any:
     ],
 )
 def test_a_wrong_implementation_breaks_its_rule(implementation: Implementation, rule: Rule) -> None:
-    result = judged(subject_of("fill_bonus_tokens", implementation))
+    result = checked(subject_of("fill_bonus_tokens", implementation))
     assert result.counterexample is not None
     assert result.counterexample.rule is rule
 
@@ -100,7 +100,7 @@ def test_a_mask_left_at_its_poison_is_seen_under_one_poison_or_the_other() -> No
                 arguments[name].copy_(value)
 
     forgets_the_mask.__signature__ = _signature([a.name for a in op.args])  # type: ignore[attr-defined]
-    result = judged(subject_of("build_tree", forgets_the_mask))
+    result = checked(subject_of("build_tree", forgets_the_mask))
     assert result.counterexample is not None
 
 
@@ -111,7 +111,7 @@ def _signature(names: list[str]) -> Any:
 
 
 def test_the_counterexample_is_the_smallest_case_that_shows_the_defect() -> None:
-    result = judged(subject_of("fill_bonus_tokens", reads_the_last_column))
+    result = checked(subject_of("fill_bonus_tokens", reads_the_last_column))
     assert result.counterexample is not None
     sizes = result.counterexample.case.sizes
     assert (sizes["bs"], sizes["topk"], sizes["num_steps"]) == (1, 1, 1)
@@ -120,7 +120,7 @@ def test_the_counterexample_is_the_smallest_case_that_shows_the_defect() -> None
 
 def test_the_same_seed_finds_the_same_and_another_seed_draws_other_cases() -> None:
     subject = subject_of("fill_bonus_tokens", reads_the_last_column)
-    first, again, other = judged(subject), judged(subject), judged(subject, seed=2)
+    first, again, other = checked(subject), checked(subject), checked(subject, seed=2)
     assert first.failures == again.failures
     assert [f.tape for f in first.failures] != [f.tape for f in other.failures]
     assert first.counterexample is not None
@@ -142,7 +142,7 @@ def test_undefined_output_elements_are_never_compared() -> None:
 
     names = [a.name for a in op.args if a.name not in {o.name for o in op.outputs}]
     fills_undefined_entries.__signature__ = _signature(names)  # type: ignore[attr-defined]
-    assert judged(subject_of("verify_tree_greedy", fills_undefined_entries)).failures == []
+    assert checked(subject_of("verify_tree_greedy", fills_undefined_entries)).failures == []
 
 
 def test_a_defect_is_reported_for_the_users_who_are_hit_first() -> None:
@@ -151,7 +151,7 @@ def test_a_defect_is_reported_for_the_users_who_are_hit_first() -> None:
     def reach(sizes: Any) -> str:
         return "guarded:server.py:1" if sizes["num_steps"] == 1 else "default"
 
-    result = judged(subject_of("fill_bonus_tokens", reads_the_last_column, reach=reach))
+    result = checked(subject_of("fill_bonus_tokens", reads_the_last_column, reach=reach))
     assert result.counterexample is not None
     assert result.counterexample.reach == "default"
     assert result.counterexample.case.sizes["num_steps"] == 2
@@ -162,7 +162,7 @@ def test_configurations_that_are_not_accepted_are_not_checked() -> None:
         raise AssertionError("never called")
 
     subject = subject_of("fill_bonus_tokens", accepts_chains_and_fails, accepts=lambda _sizes: False)
-    result = judged(subject)
+    result = checked(subject)
     assert (result.cases, result.failures) == (0, [])
 
 
@@ -170,13 +170,13 @@ def test_a_call_that_is_not_made_is_not_checked() -> None:
     def does_not_call(_sizes: Any, _tensors: Tensors) -> Tensors:
         raise NotCalledError("idle")
 
-    result = judged(Subject("fill_bonus_tokens", "caller", "caller:none", does_not_call))
+    result = checked(Subject("fill_bonus_tokens", "caller", "caller:none", does_not_call))
     assert (result.cases, result.failures) == (0, [])
 
 
 def test_a_spent_budget_stops_after_one_case() -> None:
     subject = subject_of("fill_bonus_tokens", REFERENCE["fill_bonus_tokens"])
-    result = judge(BONUS, subject, seed=0, limits=Limits(50, deadline=time.monotonic() + 0.001, first_round=1))
+    result = check_subject(BONUS, subject, seed=0, limits=Limits(50, deadline=time.monotonic() + 0.001, first_round=1))
     assert result.cases == 1
     assert result.cut_short
 
@@ -187,7 +187,7 @@ def test_a_spent_budget_stops_after_one_case() -> None:
 def test_reference_and_naive_implementation_have_no_finding(
     op: str, implementations: dict[str, Implementation]
 ) -> None:
-    assert judged(subject_of(op, implementations[op]), cases=30).failures == []
+    assert checked(subject_of(op, implementations[op]), cases=30).failures == []
 
 
 @pytest.mark.parametrize("op", [subject.op for subject in kernels.provider().subjects()[0]])
@@ -197,7 +197,7 @@ def test_the_own_kernels_have_no_finding(op: str) -> None:
     assert {s.op for s in subjects} | {entry.what for entry in not_run} == set(OPS)
     (subject,) = [s for s in subjects if s.op == op]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    result = judge(OPS[op], subject, seed=3, limits=Limits(4), launcher=LaunchHere(device))
+    result = check_subject(OPS[op], subject, seed=3, limits=Limits(4), launcher=LaunchHere(device))
     assert (result.cases, result.failures) == (4, [])
 
 

@@ -317,7 +317,7 @@ def test_a_replay_that_hangs_is_not_checked_and_never_a_finding_that_is_gone(
     monkeypatch.setattr(process, "ask", hang)
     with pytest.raises(SystemExit) as ended:
         cli.main(["replay", str(FIXTURES / f"{name}.json")])
-    assert (ended.value.code, "not judged on" in capsys.readouterr().out) == (125, True)
+    assert (ended.value.code, "not checked on" in capsys.readouterr().out) == (125, True)
 
 
 def test_a_replay_that_no_longer_applies_says_so_and_ends_with_exit_code_125(folder: Path) -> None:

@@ -21,7 +21,7 @@ from specsim.tiers.ops.relations import LABELS, related_cases
 from specsim.tiers.ops.run import LaunchHere, relation_broken_by, run_case
 from specsim.tiers.ops.suite import chooser_of
 
-# The interpreter takes a minute for all; `specsim check --only ops` judges all of them so.
+# The interpreter takes a minute for all; `specsim check --only ops` checks all of them so.
 QUICK_KERNELS = ("verify_tree_greedy", "fill_bonus_tokens", "get_last_loc", "verify_chain_rejection", "select_top_k")
 # How many cases of each operation, with the related ones.
 PROVIDERS: dict[str, tuple[int, Callable[[], list[Subject]]]] = {

@@ -20,7 +20,7 @@ from specsim.tiers.messages import At, Check, Done, End, Failure, Found, Request
 from specsim.tiers.registry import TIERS
 from specsim.tiers.transfer import broken, found
 from specsim.tiers.workers.tier import WorkersTier
-from specsim.verdict import Finding, Judged, NotRun, Rule, Severity, Suite
+from specsim.verdict import CheckedSubject, Finding, NotRun, Rule, Severity, Suite
 
 ROOT = Path(__file__).parents[2]
 # What parses the user's --only, and data of releases that names tiers.
@@ -56,7 +56,7 @@ def request_of(**fields: Any) -> Request:
 
 
 def done(subject: str, cases: int = 9) -> Done:
-    return Done(subject=subject, judged=Judged(subject, "f", "f.py:1", cases), not_run=[])
+    return Done(subject=subject, judged=CheckedSubject(subject, "f", "f.py:1", cases), not_run=[])
 
 
 def found_of(subject: str, title: str = "wrong") -> Found:
@@ -102,7 +102,7 @@ def test_a_case_that_ends_its_child_is_a_finding_and_the_other_subjects_are_run(
         [At(subject="c"), done("c"), End(not_run=[NotRun("d", "it is not there")])],
     ]
     suite, findings = check(script, asked, tmp_path, monkeypatch)
-    assert [(judged.op, judged.cases) for judged in suite.judged] == [("a", 9), ("b", 5), ("c", 9)]
+    assert [(checked.op, checked.cases) for checked in suite.judged] == [("a", 9), ("b", 5), ("c", 9)]
     assert (suite.cases, suite.not_run) == (23, [NotRun("d", "it is not there")])
     assert [Path(finding.replay).parent for finding in findings] == [tmp_path]
     failure, last = asked[1].work, asked[2].work
@@ -130,7 +130,7 @@ def test_a_finding_is_made_without_a_replay_file_when_whoever_writes_it_dies_too
     suite, (finding,) = check(script, asked, tmp_path, monkeypatch)
     assert (finding.signature, finding.replay) == ("made-up:a:X3", "")
     assert "the process that writes it ends its process" in finding.details[1]
-    assert [(judged.op, judged.cases) for judged in suite.judged] == [("a", 3)]
+    assert [(checked.op, checked.cases) for checked in suite.judged] == [("a", 3)]
 
 
 def test_one_signature_is_one_finding_however_often_it_is_sent(

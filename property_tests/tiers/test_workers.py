@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from property_tests.support.command_line import specsim
 from property_tests.support.made_up_sources import MadeUpSource, cache_in
-from property_tests.support.release_expectations import judged_probes, of_probes
+from property_tests.support.release_expectations import checked_probes, of_probes
 from specsim.choices.chooser import replayed
 from specsim.engines.probe import Probe
 from specsim.engines.sglang.guards import read_guards
@@ -61,7 +61,7 @@ def probes(release: Release, wheel_cache: Cache) -> Probes:
 
 @pytest.mark.parametrize("version", list(EXPECTED))
 def test_a_release_has_the_findings_that_it_is_known_for_and_no_other(version: str, probes: Probes) -> None:
-    assert of_probes(judged_probes(probes(version).values())) == EXPECTED[version]
+    assert of_probes(checked_probes(probes(version).values())) == EXPECTED[version]
 
 
 def rules(results: dict[str, ProbeResult]) -> dict[str, set[str]]:
@@ -69,10 +69,10 @@ def rules(results: dict[str, ProbeResult]) -> dict[str, set[str]]:
 
 
 def multi_layer(source: SourceTree, cache: Cache) -> dict[str, ProbeResult]:
-    """Both draft extends of a source, judged."""
+    """Both draft extends of a source, checked."""
     lifter = Lifter(source, cache, {})
     found = multi_layer_probes(lifter, read_guards(source))
-    return judged_probes([probe for probe in found if isinstance(probe, Probe)])
+    return checked_probes([probe for probe in found if isinstance(probe, Probe)])
 
 
 def edited(source: SourceTree, lines: list[str], probe: str = "") -> MadeUpSource:
@@ -139,7 +139,7 @@ def test_without_penalties_in_any_request_verification_breaks_nothing(probes: Pr
 def test_each_finding_is_small_and_the_same_again(probes: Probes, release: Release, wheel_cache: Cache) -> None:
     again = {probe.name: probe for probe in probes_of(release(AFTER_THE_PATCH), wheel_cache)[0]}
     for probe in probes(AFTER_THE_PATCH).values():
-        for found in judged_probes([probe])[probe.name].findings:
+        for found in checked_probes([probe])[probe.name].findings:
             assert len(found.tape) <= 20
             assert digest_of(run_probe(again[probe.name], replayed(found.tape))) == digest_of(found.shown)
             assert json.loads(json.dumps(found.shown.case)) == found.shown.case

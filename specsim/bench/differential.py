@@ -1,8 +1,8 @@
-"""Cases a second of judging in bulk (`specsim.tiers.ops.bulk`): made, run and compared, and the share of each.
+"""Cases a second of checking in bulk (`specsim.tiers.ops.bulk`): made, run and compared, and the share of each.
 
 A launch is made whole and compared whole, as `specsim check --only ops --bulk` does it. On a CPU one core's time
 counts. On a GPU the total is of launches that follow one another; for the shares each part is waited for, so they are
-of a little more than the total. The peers: the reference judged by itself, which is what a PyTorch provider costs, and
+of a little more than the total. The peers: the reference checked by itself, which is what a PyTorch provider costs, and
 specsim's kernels, on a CPU in Triton's interpreter.
 """
 
@@ -89,7 +89,7 @@ def measure(op: Op, subject: Subject, place: bulk.Place, rounds: int | None) -> 
         _timed(op, subject, launch, place, parts, clock)
     done, start = 0, clock()
     while done < (rounds or 1) or (rounds is None and clock() - start < SECONDS):
-        wrong = [bulk.make_and_judge(op, subject, launch, place) for launch in launches]
+        wrong = [bulk.make_and_check(op, subject, launch, place) for launch in launches]
         if any(map(bool, wrong)):
             raise RuntimeError(f"{subject.name} is wrong: specsim check finds out how")
         done += 1

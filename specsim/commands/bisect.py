@@ -42,7 +42,7 @@ def bisect(
     cache_dir: CacheOption = None,
 ) -> None:
     """Find the first bad, or first fixed, release or commit. Exit code 0 when it was found; 125 when revisions that
-    cannot be judged hide it, or an end cannot be judged.
+    cannot be checked hide it, or an end cannot be checked.
     """
     from specsim import replay_file
     from specsim.findings.bisect import command
@@ -63,4 +63,4 @@ def bisect(
         raise typer.Exit(command.run(history, question, cache, repo, json_file, tell, budget_seconds))
     except command.EndError as error:
         say(error)
-        raise typer.Exit(command.NOT_JUDGED) from None
+        raise typer.Exit(command.NOT_CHECKED) from None

@@ -167,7 +167,7 @@ def _tiles(found: Merged) -> list[Tile]:
         Tile("CPU time", span(everything.cpu_seconds), f"of {machines} shard{'' if machines == 1 else 's'}"),
         Tile("findings", str(len(found.findings)), f"{len({k.stored.signature for k in found.findings})} signatures"),
         Tile("reached", f"{len(names):,}", "pairs, marks and rules"),
-        Tile("not judged", f"{everything.refused:,}", f"and {everything.died} batches cut short"),
+        Tile("not checked", f"{everything.refused:,}", f"and {everything.died} batches cut short"),
     ]
 
 
@@ -301,7 +301,7 @@ def _targets(found: Merged) -> Table | None:
         rows.append([row[0], tier, versions, *row[1:6], _number(f"{total.refused:,}"), said])
     if not rows:
         return None
-    columns = ["target", "tier", "version", *_COLUMNS[:5], "not judged", "findings"]
+    columns = ["target", "tier", "version", *_COLUMNS[:5], "not checked", "findings"]
     return Table("Targets", "A version is the target's own, or the beginning of a hash of its code.", columns, rows)
 
 
@@ -334,7 +334,7 @@ def _families(found: Merged) -> Table | None:
 
 
 def _troubles(found: Merged) -> Table | None:
-    """What was not judged, by its reason, and how processes ended that did not come to their end."""
+    """What was not checked, by its reason, and how processes ended that did not come to their end."""
     reasons: Counter[tuple[str, str]] = Counter()
     for batch in found.batches:
         reasons.update({(batch.target, reason): count for reason, count in batch.refused.items()})
@@ -344,7 +344,7 @@ def _troubles(found: Merged) -> Table | None:
         [target, reason, _number(f"{count:,}")] for (target, reason), count in sorted(reasons.items())
     ]
     note = "A process that ended early costs one run: its batch goes on in another one."
-    return Table("Not judged", note, ["target", "why", "runs"], rows) if rows else None
+    return Table("Not checked", note, ["target", "why", "runs"], rows) if rows else None
 
 
 # What was reached

@@ -18,15 +18,15 @@ from specsim.commands.outputs import Outputs
 from specsim.commands.suites import (
     REPLAY_SHARE,
     Asked,
-    NotJudgeableError,
+    NoVerdictError,
     also_shown,
     baseline_of,
     checked_beside,
     compare,
+    verdict_of,
 )
-from specsim.commands.suites import judge as judged
 from specsim.errors import UsageError
-from specsim.verdict import NOT_JUDGED, Verdict
+from specsim.verdict import NOT_CHECKED, Verdict
 
 
 def check_one_target(
@@ -40,7 +40,7 @@ def check_one_target(
     write: Path | None = None,
 ) -> int:
     """Check a target, and the baseline beside it with the same `options`; returns the exit code. How many cases were
-    judged is added to the file `write`.
+    checked is added to the file `write`.
     """
     from specsim.commands.counts import add_counts, read_counts
     from specsim.engines.load import prepare
@@ -69,7 +69,7 @@ def check_one_target(
     try:
         with ExitStack() as stack:
             if beside is None or isinstance(beside, Path):
-                verdict = judged(asked)
+                verdict = verdict_of(asked)
                 verdict.baseline = compare(verdict, stored) if beside is not None else None
             else:
                 share = asked.budget_seconds * (1.0 - REPLAY_SHARE)
@@ -78,12 +78,12 @@ def check_one_target(
                     alike["--budget-seconds"] = share
                 known_of = stack.enter_context(checked_beside(beside, alike, asked.out, share))
                 deadline = time.monotonic() + asked.budget_seconds
-                verdict = judged(replace(asked, budget_seconds=share))
+                verdict = verdict_of(replace(asked, budget_seconds=share))
                 verdict.baseline = compare(verdict, known_of())
                 verdict.baseline = compare(verdict, also_shown(verdict, beside, asked, deadline))
-    except NotJudgeableError as error:
+    except NoVerdictError as error:
         typer.echo(f"specsim: {error}.", err=True)
-        return NOT_JUDGED
+        return NOT_CHECKED
     data = verdict.to_json()
     print_verdict(verdict)
     if json_file is not None:
@@ -94,8 +94,8 @@ def check_one_target(
     _say_how_to_go_on(verdict, asked)
     if update_baseline and isinstance(beside, Path):
         return _update(beside, verdict)
-    half_judged = not verdict.findings and not all(suite.cases or suite.schedules for suite in verdict.suites)
-    return NOT_JUDGED if bisect_run and half_judged else verdict.exit_code
+    half_checked = not verdict.findings and not all(suite.cases or suite.schedules for suite in verdict.suites)
+    return NOT_CHECKED if bisect_run and half_checked else verdict.exit_code
 
 
 def _update(file: Path, verdict: Verdict) -> int:
@@ -104,12 +104,12 @@ def _update(file: Path, verdict: Verdict) -> int:
 
     if verdict.interrupted or verdict.verdict == "error":
         typer.echo(f"specsim: the baseline {file} stays as it is: the check did not come to its end.", err=True)
-        return verdict.exit_code or NOT_JUDGED
+        return verdict.exit_code or NOT_CHECKED
     data = verdict.to_json()
     kept = verdict.baseline.not_judged if verdict.baseline else ()
     count = known.save(file, verdict.target, data["findings"], kept)
-    unjudged = f", {len(kept)} of them kept because they were not judged" if kept else ""
-    typer.echo(f"{file}: {count} known findings{unjudged}")
+    unchecked = f", {len(kept)} of them kept because they were not checked" if kept else ""
+    typer.echo(f"{file}: {count} known findings{unchecked}")
     return 0
 
 

@@ -1,9 +1,9 @@
-"""How many cases of each operation were judged in bulk, over many checks: a file that each of them adds to.
+"""How many cases of each operation were checked in bulk, over many checks: a file that each of them adds to.
 
 `specsim.counts/1` is an object with `environment`, `total` (cases of all rows), `operations` (cases of each operation)
 and `rows`: {"target", "op", "subject", "where", "device", "seed", "cases", "launches", "packed", "seconds", "finding"}.
 `packed` is the most cases that a launch had, which is what the operation's packing allows; `finding` is the signature
-of one, whose subject was judged up to it, or "". A check with the same target, device and seed makes the same cases:
+of one, whose subject was checked up to it, or "". A check with the same target, device and seed makes the same cases:
 of those the row with more of them stays.
 """
 
@@ -23,7 +23,7 @@ _Row = dict[str, Any]
 
 
 def add_counts(path: Path, verdict: Verdict, device: str) -> None:
-    """Add the subjects that a check in bulk has judged to the file. Raises UsageError when it holds something else."""
+    """Add the subjects that a check in bulk has checked to the file. Raises UsageError when it holds something else."""
     from specsim.bench.environment import environment
 
     surroundings = environment()
@@ -54,11 +54,11 @@ def _rows(verdict: Verdict, device: str) -> list[_Row]:
             "target": verdict.target,
             "device": device,
             "seed": verdict.seed,
-            **asdict(judged),
-            "finding": signature if (signature := f"ops:{judged.op}:{judged.subject}") in found else "",
+            **asdict(checked),
+            "finding": signature if (signature := f"ops:{checked.op}:{checked.subject}") in found else "",
         }
         for suite in verdict.suites
-        for judged in suite.judged
+        for checked in suite.judged
     ]
 
 

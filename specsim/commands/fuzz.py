@@ -36,7 +36,7 @@ from specsim.files import save_json, write_text
 from specsim.isolation.limits import allowed_jobs
 from specsim.replay_file import command, is_module
 from specsim.tiers.registry import TIERS
-from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS, USAGE
+from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_CHECKED, PASS, USAGE
 
 if TYPE_CHECKING:
     from specsim.engines.target import Target
@@ -458,7 +458,7 @@ class _Campaign:
         elif outcome.problem is not None:
             verdict = "error: the store cannot be written"
         else:
-            verdict = "pass" if outcome.runs else "error: nothing could be judged"
+            verdict = "pass" if outcome.runs else "error: nothing could be checked"
         typer.echo(verdict)
         if interrupted:
             typer.echo(f"specsim: interrupted; specsim fuzz --resume{self._stored()} goes on.", err=True)
@@ -501,7 +501,7 @@ def _exit_code(outcome: Outcome, missed: Sequence[str], interrupted: bool) -> in
         return NONDETERMINISM
     if interrupted:
         return INTERRUPTED
-    return PASS if outcome.runs else NOT_JUDGED
+    return PASS if outcome.runs else NOT_CHECKED
 
 
 def _missed_canaries() -> list[str]:

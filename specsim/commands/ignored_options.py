@@ -67,7 +67,7 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
         Ignored(
             _flag("mutant", "--mutant"),
             ("cases", "device", "fixtures", "use_fixtures"),
-            "a mutant is judged by schedules alone, to see what finds it",
+            "a mutant is checked by schedules alone, to see what finds it",
         ),
         Ignored(lambda values: "" if values["shrinks"] else "--no-shrink", ("attempts",), "nothing is shrunk"),
         Ignored(_flag("bulk", "--bulk"), ("shrinks",), "bulk cases are always shrunk"),

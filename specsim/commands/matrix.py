@@ -69,14 +69,14 @@ def check_many(
         pinned = f" --pin {pin_to}" if pin_to is not None else ""
         command = f"specsim check {shlex.join(texts)}{pinned} --write {write}"
         save_text(write, page(data, command, fixtures_in(fixtures), write))
-    outputs.write([column.verdict or _not_judged(column) for column in matrix.columns])
+    outputs.write([column.verdict or _not_checked(column) for column in matrix.columns])
     left = [c.target for c in matrix.columns if c.why == interrupts.WHY or c.verdict.get("interrupted")]
     if left:
         typer.echo(f"specsim: interrupted; these are left: specsim check {' '.join(left)}", err=True)
     return matrix.exit_code
 
 
-def _not_judged(column: Column) -> dict[str, Any]:
+def _not_checked(column: Column) -> dict[str, Any]:
     """A verdict of a target that has none."""
     suite = Suite("check", not_run=[NotRun(column.target, column.why)])
     return Verdict(column.target, 0, [suite]).to_json()

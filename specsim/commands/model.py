@@ -26,7 +26,7 @@ from specsim.deadline import Deadline
 from specsim.errors import UsageError
 from specsim.files import is_replaced, save_json, save_text, write_json
 from specsim.isolation.limits import allowed_jobs
-from specsim.verdict import FINDING, INTERRUPTED, NOT_JUDGED, PASS
+from specsim.verdict import FINDING, INTERRUPTED, NOT_CHECKED, PASS
 
 
 def mutants(
@@ -133,7 +133,7 @@ def _exit_code(*, missed: bool, incomplete: bool, interrupted: bool) -> int:
         return FINDING
     if interrupted:
         return INTERRUPTED
-    return NOT_JUDGED if incomplete else PASS
+    return NOT_CHECKED if incomplete else PASS
 
 
 def _say_what_is_left(wanted: list[str], done: list[str], interrupted: bool) -> None:
@@ -163,8 +163,8 @@ def _operator_mutants(
     if write is not None and ids:
         raise UsageError("--write with a selection of mutants", "the page is of all: give --write alone")
     chosen = [find(mutant_id) for mutant_id in ids] or list(MUTANTS)
-    with interrupts.gentle(), live("judging mutants of operations", budget_seconds) as line:
-        judged = operator_hunt.judge_all(
+    with interrupts.gentle(), live("checking mutants of operations", budget_seconds) as line:
+        hunted = operator_hunt.hunt_all(
             chosen,
             seeds=seeds,
             first_seed=first_seed,
@@ -174,14 +174,14 @@ def _operator_mutants(
             deadline=Deadline.after(budget_seconds),
         )
         interrupted = interrupts.asked()
-    incomplete = len(judged) < len(chosen)
+    incomplete = len(hunted) < len(chosen)
     if write is not None and not incomplete:
-        save_text(write, operator_hunt.page(judged))
+        save_text(write, operator_hunt.page(hunted))
     if json_file is not None:
-        save_json(json_file, operator_hunt.to_json(judged))
-    missed = [each.mutant.id for each in judged if each.found < len(each.kills)]
-    print_mutants(operator_hunt.COLUMNS, [operator_hunt.row(each) for each in judged], missed)
-    _say_what_is_left([each.id for each in chosen], [each.mutant.id for each in judged], interrupted)
+        save_json(json_file, operator_hunt.to_json(hunted))
+    missed = [each.mutant.id for each in hunted if each.found < len(each.kills)]
+    print_mutants(operator_hunt.COLUMNS, [operator_hunt.row(each) for each in hunted], missed)
+    _say_what_is_left([each.id for each in chosen], [each.mutant.id for each in hunted], interrupted)
     return _exit_code(missed=bool(missed), incomplete=incomplete, interrupted=interrupted)
 
 

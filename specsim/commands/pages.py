@@ -74,7 +74,7 @@ def _verdict(stored: Replay, answer: Mapping[str, Any], outcome: Outcome, target
     if outcome.state is State.GONE:
         return f"Not reproduced on {target}."
     if outcome.state is State.UNHEARD:
-        return f"Not judged: {outcome.reason}."
+        return f"Not checked: {outcome.reason}."
     if outcome.state is not State.SHOWN:
         return "The file no longer applies."
     if target != stored.target:

@@ -13,7 +13,7 @@ from specsim.commands.options import tell
 from specsim.commands.trust import NAME_TARGETS, announce
 from specsim.errors import UsageError
 from specsim.files import attempt, save_json, write_text
-from specsim.verdict import FINDING, NOT_JUDGED, PASS
+from specsim.verdict import FINDING, NOT_CHECKED, PASS
 
 if TYPE_CHECKING:
     from specsim.fuzz.batches import Plan
@@ -53,7 +53,7 @@ def make_again(
         if TIERS[batch.tier].has_single_runs:
             answer = worker.again(batch, index)
             findings = [found_from_json(found) for found in answer.get("findings", ())]
-        else:  # the cases of a batch are judged together
+        else:  # the cases of a batch are checked together
             result = worker.run(batch)
             findings = list(result.findings)
             why = result.ended or ", ".join(result.refused)
@@ -69,8 +69,8 @@ def make_again(
         path = out / f"{file_name(f'{batch.target}-{found.signature}-run-{batch.shard}-{index}')}.json"
         if attempt(partial(write_text, path, found.replay)):
             tell(f"     {command(str(path), batch.target, batch.target)}")
-    code = FINDING if findings else PASS if answer["judged"] else NOT_JUDGED
-    typer.echo("fail" if findings else "pass" if answer["judged"] else "not judged")
+    code = FINDING if findings else PASS if answer["judged"] else NOT_CHECKED
+    typer.echo("fail" if findings else "pass" if answer["judged"] else "not checked")
     if json_file is not None:
         save_json(json_file, _to_json(batch, index, answer, findings, code))
     return code

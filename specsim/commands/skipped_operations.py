@@ -1,4 +1,4 @@
-"""The operations for which a check had no time, which the next check of the target judges first."""
+"""The operations for which a check had no time, which the next check of the target checks first."""
 
 from __future__ import annotations
 

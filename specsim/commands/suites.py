@@ -32,13 +32,13 @@ FIXTURES = Path(specsim.__file__).parent / "fixtures" / "replays"
 """Replay files of known findings, which come with specsim."""
 
 
-class NotJudgeableError(Exception):
+class NoVerdictError(Exception):
     """What was asked for cannot be said: exit code 125."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a check of one target was asked for. `operation` is the one that is judged, "" for all. `attempts` at a
+    """What a check of one target was asked for. `operation` is the one that is checked, "" for all. `attempts` at a
     smaller case or schedule of each finding, as many as each tier makes by itself for None. Without `shrinks` what is
     found stays as large as it is, and so do the signatures `known` of a baseline that is a file. The replay files in
     the folder `fixtures` are run first, None for none. A budget of infinity leaves the counts alone to end the check.
@@ -79,7 +79,7 @@ class Asked:
         return tuple(name for name in wanted if not self.mutant or TIERS[name].unit == "schedules")
 
 
-def judge(asked: Asked) -> Verdict:
+def verdict_of(asked: Asked) -> Verdict:
     """Run every suite under a live line. The first interrupt from the keyboard ends it gently."""
     from specsim import interrupts
     from specsim.report.live import live
@@ -231,7 +231,7 @@ def arguments_of(options: Mapping[str, Any]) -> list[str]:
 @contextmanager
 def checked_beside(target: Target, options: Mapping[str, Any], out: Path, seconds: float) -> Iterator[KnownOf]:
     """Check the baseline in a process of its own meanwhile, for `seconds`; what is yielded waits for its signatures.
-    Nothing is shrunk there. Raises NotJudgeableError when it has no verdict.
+    Nothing is shrunk there. Raises NoVerdictError when it has no verdict.
     """
     from specsim.findings.baseline import Baseline
     from specsim.findings.matrix import check_one, end
@@ -242,8 +242,8 @@ def checked_beside(target: Target, options: Mapping[str, Any], out: Path, second
     def known_of() -> Baseline:
         column = checked.result()
         if not column.verdict or column.verdict["verdict"] == "error":
-            why = column.why or "nothing of it could be judged"
-            raise NotJudgeableError(f"the baseline {target.text} cannot be judged: {why}")
+            why = column.why or "nothing of it could be checked"
+            raise NoVerdictError(f"the baseline {target.text} cannot be checked: {why}")
         return Baseline(target.text, frozenset(finding["signature"] for finding in column.verdict["findings"]))
 
     with ThreadPoolExecutor(1) as pool:

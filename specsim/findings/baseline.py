@@ -48,8 +48,8 @@ def load(path: Path) -> Baseline:
 
 
 def save(path: Path, target: str, findings: Iterable[Mapping[str, Any]], kept: Iterable[str]) -> int:
-    """Write the findings of a verdict as a baseline, with the signatures `kept`, which could not be judged; returns how
-    many there are.
+    """Write the findings of a verdict as a baseline, with the signatures `kept`, which could not be checked; returns
+    how many there are.
     """
     entries = [{"signature": signature} for signature in kept]
     entries += [{name: found[name] for name in ("signature", "rule", "title", "where")} for found in findings]

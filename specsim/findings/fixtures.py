@@ -47,12 +47,12 @@ def replay_known(matrix: Matrix, known: Mapping[tuple[str, str], Path], jobs: in
     """Replay the fixtures of findings that the checks did not meet, each on the targets of the matrix on which it is
     `known` to show its finding. A cell, and where no target has the finding a row, tells what is seen then.
     """
-    judged = {column.target for column in matrix.columns if column.verdict}
+    checked = {column.target for column in matrix.columns if column.verdict}
     rows = {row.signature: row for row in matrix.rows}
     missed: dict[tuple[str, Path], list[str]] = {}
     for (signature, target), path in known.items():
         row = rows.get(signature)
-        if target in judged and (row is None or row.cells[target].state != "finding"):
+        if target in checked and (row is None or row.cells[target].state != "finding"):
             missed.setdefault((signature, path), []).append(target)
     for (signature, path), targets in missed.items():
         for target in sorted(_shown(path, targets, jobs), key=targets.index):

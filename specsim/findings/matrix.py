@@ -22,7 +22,7 @@ import specsim
 from specsim import interrupts
 from specsim.isolation import environment, processes
 from specsim.tiers.registry import TIERS
-from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_JUDGED, PASS
+from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_CHECKED, PASS
 
 FORMAT = "specsim.matrix/1"
 _TIME_BEYOND_THE_BUDGET = 4  # a check shrinks what it found after its budget, and starts children that import torch
@@ -44,7 +44,7 @@ class Column:
     def summary(self) -> str:
         """One line."""
         if self.why:
-            return f"not judged: {self.why}"
+            return f"not checked: {self.why}"
         count = len(self.verdict["findings"])
         return f"{self.verdict['verdict']}, {count} finding{'' if count == 1 else 's'} in {self.seconds:.0f} s"
 
@@ -85,7 +85,7 @@ class Matrix:
     @property
     def exit_code(self) -> int:
         """1 with a finding; else 3 when a target was not deterministic; else 130 when it was interrupted; else 125 when
-        nothing could be judged.
+        nothing could be checked.
         """
         if any(column.verdict.get("findings") for column in self.columns):
             return FINDING
@@ -94,7 +94,7 @@ class Matrix:
             return NONDETERMINISM
         if INTERRUPTED in codes:
             return INTERRUPTED
-        return PASS if PASS in codes else NOT_JUDGED
+        return PASS if PASS in codes else NOT_CHECKED
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -237,5 +237,5 @@ def cell_of(column: Column, signature: str) -> Cell:
     tier, _, rest = signature.partition(":")
     if tier not in suites:
         return Cell("not run", f"the tier {tier} was not asked for")
-    why = TIERS[tier].why_not_judged(suites[tier], rest)
+    why = TIERS[tier].why_not_checked(suites[tier], rest)
     return Cell("not run", why) if why else Cell("clean")

@@ -44,7 +44,7 @@ from specsim.tiers.accounting.schedules import (
 )
 from specsim.verdict import Finding
 
-DOUBLED_EVERY = 250  # runs are made twice: what is not deterministic is not judged
+DOUBLED_EVERY = 250  # runs are made twice: what is not deterministic is not checked
 SHRINK_SECONDS = 20.0  # of a batch, for everything that it found
 SHRINK_SHARE = 0.25  # of the time until a deadline
 SHRINKING, ORDERING = -1, -2  # told in place of an index

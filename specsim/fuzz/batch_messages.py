@@ -47,7 +47,7 @@ class Again(Message, tag="again"):
 
     is_last: ClassVar[bool] = True
     version: str
-    judged: bool
+    checked: bool
     shown: dict[str, Any]
 
 

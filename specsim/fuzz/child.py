@@ -358,7 +358,7 @@ def _make_again(request: BatchRequest, loaded: Loaded, forks: Forks) -> None:
     batch, index = batch_from_json(request.batch), request.index
     target, page = loaded.target, forks.page
     if isinstance(target, NotRun):
-        forks.messages.send(Again(version=loaded.version, judged=False, shown={"why": target.why}))
+        forks.messages.send(Again(version=loaded.version, checked=False, shown={"why": target.why}))
         return
 
     def work() -> dict[str, Any]:
@@ -381,8 +381,8 @@ def _make_again(request: BatchRequest, loaded: Loaded, forks: Forks) -> None:
     if isinstance(answer, Died):
         blamed, told = _alone(batch, answer, loaded, forks, request.hang_seconds)
         answer = {"judged": True, "digest": "", "events": 0, "tape": [], "findings": blamed, "why": told}
-    judged = answer.pop("judged")
-    forks.messages.send(Again(version=loaded.version, judged=judged, shown=answer))
+    checked = answer.pop("judged")
+    forks.messages.send(Again(version=loaded.version, checked=checked, shown=answer))
 
 
 def _empty(batch: Batch, version: str) -> dict[str, Any]:

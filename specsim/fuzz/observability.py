@@ -23,13 +23,13 @@ from specsim.files import Appended
 from specsim.fuzz.work import Batch, BatchResult, Found, Observed
 from specsim.tiers.accounting.schedules import Schedule
 
-_NEVER_JUDGED = "the target does not run this scenario"
+_NEVER_RUN = "the target does not run this scenario"
 
 
 def observed_run(index: int, schedule: Schedule | None, seconds: float) -> Observed:
     """A run that was just made, None for one that was not checked."""
     if schedule is None:
-        return Observed(index, False, _NEVER_JUDGED, seconds)
+        return Observed(index, False, _NEVER_RUN, seconds)
     workload = asdict(schedule.scenario.workload)
     values = {**asdict(schedule.scenario.config), **workload, "requests": len(workload.pop("turns"))}
     on = {name: int(value) for name, value in values.items() if isinstance(value, int) and value}
@@ -69,7 +69,7 @@ def property_of(batch: Batch) -> str:
 
 
 def _test_case(batch: Batch, run: Observed, version: str) -> dict[str, Any]:
-    status = "gave_up" if not run.judged else "failed" if run.why else "passed"
+    status = "gave_up" if not run.checked else "failed" if run.why else "passed"
     scenario = " ".join(f"{name}={value}" for name, value in run.scenario.items())
     sizes = {"events": run.events, "choices": run.choices, "requests": run.scenario.get("requests", 0)}
     marks = {f"mark: {mark}": True for mark in run.marks}
@@ -80,7 +80,7 @@ def _test_case(batch: Batch, run: Observed, version: str) -> dict[str, Any]:
         "representation": f"run {run.index} of shard {batch.shard}, campaign {batch.campaign}: {scenario}".rstrip(": "),
         "arguments": run.scenario,
         "how_generated": batch.strategy or None,
-        "features": {"strategy": batch.strategy, **sizes, **marks} if run.judged else {"strategy": batch.strategy},
+        "features": {"strategy": batch.strategy, **sizes, **marks} if run.checked else {"strategy": batch.strategy},
         "coverage": None,
         "timing": {"execute:test": max(0.0, run.seconds)},
         "metadata": {**_numbers(batch, run.index), "version": version},

@@ -63,17 +63,17 @@ def run_again(
             if not goes_on():
                 return
             write_text(file, replay.text)
-            verdict, why = _judged(file, limits, target, asked)
+            verdict, why = _checked(file, limits, target, asked)
             store.mark(finding, target, version, verdict)
             on_verdict(finding, verdict, why)
 
 
-def _judged(file: Path, limits: Limits, target: str, ask: Ask) -> tuple[Verdict, str]:
+def _checked(file: Path, limits: Limits, target: str, ask: Ask) -> tuple[Verdict, str]:
     try:
-        judgement = FileQuestion(file, limits, as_written=True).judge(target, ask, _HASH_SEED)
+        verdict = FileQuestion(file, limits, as_written=True).check(target, ask, _HASH_SEED)
     except UsageError as error:  # a file that this specsim does not read
         return "not applicable", error.problem
-    return _VERDICTS[judgement.state], judgement.why
+    return _VERDICTS[verdict.state], verdict.why
 
 
 def product_of(target: str) -> str:

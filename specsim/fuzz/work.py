@@ -63,7 +63,7 @@ class Found:
 class Observed:
     """What one run was and did. `why` it was not checked, or what it broke: "" for a run that broke nothing.
 
-    `judged`    whether the target ran it
+    `checked`   whether the target ran it
     `seconds`   wall clock
     `choices`   length of its tape
     `scenario`  options of its configuration and counts of its workload, those that are on
@@ -71,7 +71,7 @@ class Observed:
     """
 
     index: int
-    judged: bool
+    checked: bool
     why: str
     seconds: float
     events: int = 0

@@ -74,7 +74,7 @@ class Worker:
         try:
             for message in self._child_of(batch.target).ask(request, math.inf):
                 if isinstance(message, Again):
-                    return {"version": message.version, "judged": message.judged, **message.shown}
+                    return {"version": message.version, "judged": message.checked, **message.shown}
         except ChildEnded as ended:
             raise ended_early(batch.target, ended) from None
         raise no_answer(batch.target)
@@ -111,7 +111,7 @@ class Worker:
         asked = self._asked
         if asked is not None:
             asked.interrupt()
-        interrupts.tell_all()  # the children that judge cases
+        interrupts.tell_all()  # the children that check cases
 
     def _run_schedules(self, batch: Batch, seconds: float) -> BatchResult:
         # The child may take long to load the target: its end does not move with its start.
@@ -204,7 +204,7 @@ def _run_cases(batch: Batch, cache: Path, hang_seconds: float, seconds: float) -
             known=batch.known,
             device=batch.device if tier.has_device else "cpu",
         )
-        suite, findings, ended = _judged_cases(request, Path(folder))
+        suite, findings, ended = _checked_cases(request, Path(folder))
         found = tuple(_found(batch, finding) for finding in findings)
     took = time.monotonic() - started
     refused = {} if suite.cases or ended else _reasons(suite, batch.count)
@@ -216,13 +216,13 @@ def _run_cases(batch: Batch, cache: Path, hang_seconds: float, seconds: float) -
         seconds=took,
         cpu_seconds=took,  # the children have one thread
         refused=refused,
-        features=_judged(suite),
+        features=_checked(suite),
         findings=found,
         ended="; ".join(ended),
     )
 
 
-def _judged_cases(request: Request, out: Path) -> tuple[Suite, list[Finding], list[str]]:
+def _checked_cases(request: Request, out: Path) -> tuple[Suite, list[Finding], list[str]]:
     """The suite of a batch and its findings; and how processes ended that do not when their case is run again."""
     suite, findings = run_suite(request, out, _tell_nobody)
     kept, ended = [], []
@@ -242,7 +242,7 @@ def _ends_again(request: Request, file: Path) -> bool:
 
 
 def _reasons(suite: Suite, count: int) -> dict[str, int]:
-    """Why none of `count` cases was judged; empty when time alone was short."""
+    """Why none of `count` cases was checked; empty when time alone was short."""
     reasons = dict.fromkeys(entry.why for entry in suite.not_run) or {f"it has nothing of the tier {suite.name}": None}
     return {} if reasons.keys() & {interrupts.SPENT, interrupts.WHY} else dict.fromkeys(reasons, count)
 
@@ -251,12 +251,12 @@ def _tell_nobody(_subject: str, _cases: int) -> None:
     pass
 
 
-def _judged(suite: Suite) -> dict[str, int]:
-    """The operations and probes that were judged, as features: how many cases of each."""
+def _checked(suite: Suite) -> dict[str, int]:
+    """The operations and probes that were checked, as features: how many cases of each."""
     counts: dict[str, int] = {}
-    for judged in suite.judged:
-        name = f"{suite.name}:{judged.op} {judged.subject}"
-        counts[name] = counts.get(name, 0) + judged.cases
+    for checked in suite.judged:
+        name = f"{suite.name}:{checked.op} {checked.subject}"
+        counts[name] = counts.get(name, 0) + checked.cases
     return counts
 
 

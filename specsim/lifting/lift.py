@@ -81,7 +81,7 @@ def parse_module(source: SourceTree, path: str) -> ParsedModule:
         module = ParsedModule(path, text, _parse(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # a null byte, parentheses without end
         place, why = (f":{error.lineno}", error.msg) if isinstance(error, SyntaxError) else ("", error)
-        problem = f"{source.label} cannot be judged: {path}{place} is not Python ({why})"
+        problem = f"{source.label} cannot be checked: {path}{place} is not Python ({why})"
         raise UsageError(problem, "mend the file, or give another revision") from error
     for statement in _module_level(module.tree.body):
         _record(module, statement)

@@ -102,7 +102,7 @@ class WheelSource:
             content = read_member(self._zip, f"{self._root}{path}")
         except ArchiveError as error:
             raise UsageError(
-                f"{self.label} cannot be judged: {path} is damaged in the wheel: {error}", "fetch the wheel again"
+                f"{self.label} cannot be checked: {path} is damaged in the wheel: {error}", "fetch the wheel again"
             ) from error
         return _text(content, self.label, path)
 

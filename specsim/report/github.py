@@ -81,7 +81,7 @@ def _summary(verdict: Mapping[str, Any]) -> Iterator[str]:
         again = command(finding["replay"], verdict["target"], verdict["target"]) if finding["replay"] else ""
         replay = f"<code>{_cell(again)}</code>" if again else ""
         yield f"| {' | '.join(map(_cell, cells))} | {replay} |"
-    for name, what in (("gone", "No longer found"), ("not_judged", "In the baseline and not judged here")):
+    for name, what in (("gone", "No longer found"), ("not_judged", "In the baseline and not checked here")):
         if compared and compared[name]:
             yield ""
             yield f"{what}: {', '.join(f'<code>{_cell(signature)}</code>' for signature in compared[name])}."

@@ -45,10 +45,10 @@ def _add(root: Tree.Element, verdict: _Json, suite: _Json) -> None:
 def _cases(verdict: _Json, suite: _Json) -> Iterator[Tree.Element]:
     found = [finding for finding in verdict["findings"] if finding["tier"] == suite["name"]]
     wrong = {finding["signature"] for finding in found}
-    for judged in suite["judged"]:
-        signature = f"{suite['name']}:{judged['op']}:{judged['subject']}"
+    for checked in suite["judged"]:
+        signature = f"{suite['name']}:{checked['op']}:{checked['subject']}"
         if not any(each == signature or each.startswith(f"{signature}:") for each in wrong):
-            yield _case(suite, f"{judged['op']}, {judged['subject']}")
+            yield _case(suite, f"{checked['op']}, {checked['subject']}")
     if suite["schedules"]:
         yield _case(suite, f"{suite['schedules']} schedules, {suite['events']} events")
     known = (verdict.get("baseline") or {}).get("known", ())

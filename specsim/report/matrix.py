@@ -55,9 +55,9 @@ def print_matrix(matrix: Mapping[str, Any]) -> None:
     for text in _reasons(matrix):
         console.print(f"   not run    {escape(text)}", style="yellow", soft_wrap=True)
     found = sum(cell["state"] == "finding" for row in matrix["rows"] for cell in row["cells"].values())
-    judged = sum(bool(entry.get("suites")) for entry in matrix["targets"])
+    checked = sum(bool(entry.get("suites")) for entry in matrix["targets"])
     console.print(
-        f"{found} cells with a finding, {len(matrix['rows'])} kinds, {judged} of {len(targets)} targets judged"
+        f"{found} cells with a finding, {len(matrix['rows'])} kinds, {checked} of {len(targets)} targets checked"
     )
 
 
@@ -172,7 +172,7 @@ def _linked_upstream(text: str) -> str:
 
 def _coverage(entry: Mapping[str, Any]) -> list[str]:
     if not entry.get("suites"):
-        return [_short(entry["target"]), "not judged", "", "", "", entry["why"]]
+        return [_short(entry["target"]), "not checked", "", "", "", entry["why"]]
     suites = entry["suites"]
     real = [part["name"] for suite in suites for part in suite["seam"] if part["kind"] == "real"]
     return [

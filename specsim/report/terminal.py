@@ -15,7 +15,7 @@ from specsim.report.kernels import print_kernels
 from specsim.report.page.plain import visible
 from specsim.tiers.registry import TIERS
 from specsim.tiers.tier import Line, State
-from specsim.verdict import FINDING, NONDETERMINISM, NOT_JUDGED, PASS, Compared, Finding, Suite, Verdict
+from specsim.verdict import FINDING, NONDETERMINISM, NOT_CHECKED, PASS, Compared, Finding, Suite, Verdict
 
 COLUMNS_MIN = 60  # of a terminal that tables fit into
 TEXT_MAX = 20_000  # characters of one text, such as the elements of a tensor
@@ -67,7 +67,7 @@ def print_sweep(data: dict[str, Any]) -> None:
 
 
 def print_verdict(verdict: Verdict) -> None:
-    """Findings first, then the table of what was judged, what was not run, and one line with the verdict."""
+    """Findings first, then the table of what was checked, what was not run, and one line with the verdict."""
     console = _console()
     for number, finding in enumerate(verdict.new, 1):
         _print_finding(console, number, finding, verdict)
@@ -77,16 +77,16 @@ def print_verdict(verdict: Verdict) -> None:
     )
     wrong = [finding.signature for finding in verdict.findings]
     for suite in verdict.suites:
-        for judged in suite.judged:
-            found = any(TIERS[suite.name].finds(judged, signature) for signature in wrong)
+        for checked in suite.judged:
+            found = any(TIERS[suite.name].finds(checked, signature) for signature in wrong)
             result = "[red]finding[/]" if found else "[green]ok[/]"
-            name = judged.subject.partition(":")[2]
+            name = checked.subject.partition(":")[2]
             table.add_row(
                 suite.name,
-                escape(judged.op),
-                "" if name == judged.op else escape(name),
-                escape(judged.where),
-                f"{judged.cases:,}",
+                escape(checked.op),
+                "" if name == checked.op else escape(name),
+                escape(checked.where),
+                f"{checked.cases:,}",
                 result,
             )
         if suite.schedules:
@@ -117,7 +117,7 @@ def _print_compared(console: Console, compared: Compared) -> None:
     for what, signatures in (
         ("known", compared.known),
         ("gone", compared.gone),
-        ("not judged", compared.not_judged),
+        ("not checked", compared.not_judged),
     ):
         for signature in signatures:
             console.print(f"   {what:<10} {escape(signature)}", soft_wrap=True)
@@ -130,7 +130,7 @@ def _summary(verdict: Verdict) -> str:
     if compared:
         findings += f", {len(compared.known)} known from {escape(compared.name)}, {len(compared.gone)} gone"
     if verdict.verdict == "error":
-        findings = "nothing could be judged"
+        findings = "nothing could be checked"
     counts = [
         f"{count:,} {word}"
         for word in ("cases", "schedules", "events")
@@ -174,8 +174,8 @@ def _hit_by(verdict: Verdict, finding: Finding) -> str:
     tier = TIERS[finding.tier]
     if tier.unit == "schedules":
         return f"{finding.count} of {sum(suite.schedules for suite in suites)} schedules"
-    judged = [judged for suite in suites for judged in suite.judged if tier.finds(judged, finding.signature)]
-    return f"{finding.count} of {sum(one.cases for one in judged)} generated cases"
+    checked = [checked for suite in suites for checked in suite.judged if tier.finds(checked, finding.signature)]
+    return f"{finding.count} of {sum(one.cases for one in checked)} generated cases"
 
 
 def _print_finding(console: Console, number: int, finding: Finding, verdict: Verdict) -> None:
@@ -262,9 +262,9 @@ def print_replay(stored: Replay, target: str, answer: dict[str, Any], verified: 
 
 _ENDS = {
     State.GONE: ("bold green", "not reproduced on", PASS),
-    State.NO_LONGER_APPLIES: ("bold yellow", "no longer applies to", NOT_JUDGED),
-    State.NOT_RUN: ("bold yellow", "not judged on", NOT_JUDGED),
-    State.UNHEARD: ("bold yellow", "not judged on", NOT_JUDGED),
+    State.NO_LONGER_APPLIES: ("bold yellow", "no longer applies to", NOT_CHECKED),
+    State.NOT_RUN: ("bold yellow", "not checked on", NOT_CHECKED),
+    State.UNHEARD: ("bold yellow", "not checked on", NOT_CHECKED),
 }
 
 

@@ -40,7 +40,7 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class HuntedMutant:
     """A mutant and how it was found, seed by seed."""
 
     mutant: OperatorMutant
@@ -52,7 +52,7 @@ class Judged:
         return sum(bool(kill.rule) for kill in self.kills)
 
 
-def judge_all(
+def hunt_all(
     mutants: Sequence[OperatorMutant],
     *,
     seeds: int,
@@ -62,34 +62,34 @@ def judge_all(
     on_done: Callable[[int, int], object] = lambda _done, _of: None,
     stopped: Callable[[], bool] = lambda: False,
     deadline: Deadline = NEVER,
-) -> list[Judged]:
-    """Judge mutants, `jobs` processes at a time, on up to `cases_max` cases of each of `seeds` seeds from `first_seed`
+) -> list[HuntedMutant]:
+    """Check mutants, `jobs` processes at a time, on up to `cases_max` cases of each of `seeds` seeds from `first_seed`
     on. After `stopped` none is begun, and at the `deadline` those that run end; those that were not checked by then are
     left out.
     """
 
     done = count(1)
 
-    def judge(mutant: OperatorMutant) -> Judged:
+    def hunt(mutant: OperatorMutant) -> HuntedMutant:
         if stopped() or deadline.is_over:
-            return Judged(mutant, ())
-        judged = judge_in_child(mutant, seeds=seeds, cases_max=cases_max, first_seed=first_seed, deadline=deadline)
+            return HuntedMutant(mutant, ())
+        hunted = hunt_in_child(mutant, seeds=seeds, cases_max=cases_max, first_seed=first_seed, deadline=deadline)
         on_done(next(done), len(mutants))
-        return judged
+        return hunted
 
     with ThreadPoolExecutor(jobs) as pool:
-        return [judged for judged in pool.map(judge, mutants) if judged.kills]
+        return [hunted for hunted in pool.map(hunt, mutants) if hunted.kills]
 
 
-def judge_in_child(
+def hunt_in_child(
     mutant: OperatorMutant,
     *,
     seeds: int,
     cases_max: int = CASES_MAX,
     first_seed: int = 0,
     deadline: Deadline = NEVER,
-) -> Judged:
-    """Judge a mutant in a process of its own; nothing is known of it when the deadline comes before its end."""
+) -> HuntedMutant:
+    """Check a mutant in a process of its own; nothing is known of it when the deadline comes before its end."""
     question = {"mutant": mutant.id, "first_seed": first_seed, "seeds": seeds, "cases_max": cases_max}
     try:
         ended = processes.run(
@@ -100,26 +100,26 @@ def judge_in_child(
         )
     except subprocess.TimeoutExpired:
         if deadline.is_over:
-            return Judged(mutant, ())
-        return Judged(mutant, (Kill(0, 0, "does not end"),))
+            return HuntedMutant(mutant, ())
+        return HuntedMutant(mutant, (Kill(0, 0, "does not end"),))
     if ended.returncode and interrupts.asked():
-        return Judged(mutant, ())
+        return HuntedMutant(mutant, ())
     if ended.returncode:
         raise RuntimeError(f"checking mutant {mutant.id} ended with {ended.returncode}:\n{ended.stderr}")
-    return Judged(mutant, tuple(Kill(**kill) for kill in json.loads(ended.stdout)))
+    return HuntedMutant(mutant, tuple(Kill(**kill) for kill in json.loads(ended.stdout)))
 
 
-def row(judged: Judged) -> Sequence[str]:
+def row(hunted: HuntedMutant) -> Sequence[str]:
     """The cells of COLUMNS."""
-    mutant, kills = judged.mutant, judged.kills
+    mutant, kills = hunted.mutant, hunted.kills
     rules = sorted({kill.rule for kill in kills if kill.rule})
     counts = [kill.cases for kill in kills]
     needed = f"{median(counts):g}/{max(counts)}"
     shown = " ".join(rules) or "not found"
-    return (mutant.id, MISTAKES[mutant.mistake], mutant.op, shown, needed, f"{judged.found}/{len(kills)}")
+    return (mutant.id, MISTAKES[mutant.mistake], mutant.op, shown, needed, f"{hunted.found}/{len(kills)}")
 
 
-def to_json(judged: Sequence[Judged]) -> dict[str, Any]:
+def to_json(hunted: Sequence[HuntedMutant]) -> dict[str, Any]:
     return {
         "mutants": [
             {
@@ -128,20 +128,20 @@ def to_json(judged: Sequence[Judged]) -> dict[str, Any]:
                 "title": MISTAKES[each.mutant.mistake],
                 "kills": [asdict(kill) for kill in each.kills],
             }
-            for each in judged
+            for each in hunted
         ]
     }
 
 
-def page(judged: Sequence[Judged]) -> str:
+def page(hunted: Sequence[HuntedMutant]) -> str:
     """The committed page, Markdown: `docs/operator-mutants.md`."""
-    seeds = len(judged[0].kills)
-    found = sum(each.found == len(each.kills) for each in judged)
+    seeds = len(hunted[0].kills)
+    found = sum(each.found == len(each.kills) for each in hunted)
     lines = [
         "# Mutants of operations",
         "",
         "Mistakes that shipped code has made, each put as one line into specsim's own kernels and reference:",
-        f"{found} of {len(judged)} are found by each of {seeds} seeds. A kernel is compared with the reference, on"
+        f"{found} of {len(hunted)} are found by each of {seeds} seeds. A kernel is compared with the reference, on"
         " generated cases",
         "under two poisons (rules O1 to O6: [verdict.md](verdict.md)); the reference, changed, is what the naive",
         "implementation is checked against; a race, a lane without a value and an overflow of an offset are found"
@@ -152,7 +152,7 @@ def page(judged: Sequence[Judged]) -> str:
         "",
         _line(COLUMNS),
         _line(("---",) * len(COLUMNS)),
-        *(_line(row(each)) for each in judged),
+        *(_line(row(each)) for each in hunted),
         "",
         "Not expressed:",
         "",

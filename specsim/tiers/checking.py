@@ -20,7 +20,7 @@ from specsim.tiers.messages import At, Check, Done, End, Failure, Found, Lost, R
 from specsim.tiers.registry import TIERS
 from specsim.tiers.tier import Tier
 from specsim.tiers.transfer import process_finding, received
-from specsim.verdict import Finding, Judged, Suite
+from specsim.verdict import CheckedSubject, Finding, Suite
 
 Progress = Callable[[str, int], None]
 OnCounts = Callable[[Mapping[str, Any]], None]
@@ -156,7 +156,7 @@ def _take_end(checked: _Checked, request: Request, at: At, ended: ChildEnded) ->
     checked.skip.append(at.subject)
     if tier.unit == "cases":
         checked.suite.cases += count
-        checked.suite.judged.append(Judged(at.subject, "", "", count))
+        checked.suite.judged.append(CheckedSubject(at.subject, "", "", count))
     finding = process_finding(
         tier.name,
         rule,

@@ -65,7 +65,7 @@ def unreadable(target: str, error: Exception) -> Error:
     """What was raised while a target was read."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return Error(
-        problem=f"{target} cannot be judged: specsim does not read it ({described(error)})",
+        problem=f"{target} cannot be checked: specsim does not read it ({described(error)})",
         remedy=f"report this as a defect of specsim, with {os.path.basename(last.filename)}:{last.lineno}",
     )
 

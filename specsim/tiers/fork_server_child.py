@@ -1,7 +1,7 @@
 """A child that has torch, triton and the tiers loaded, and answers each question in a fork of itself:
 `python -m specsim.tiers.fork_server_child QUESTIONS_FD` (`specsim.isolation.questions`).
 
-A question costs the lifting and judging alone, and no question sees what another left behind. Messages are those of
+A question costs the lifting and checking alone, and no question sees what another left behind. Messages are those of
 `specsim.tiers.child`.
 """
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from specsim.isolation.messages import OF_EVERY_CHILD, VERSION, Message
-from specsim.verdict import Finding, Judged, NotRun
+from specsim.verdict import CheckedSubject, Finding, NotRun
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, tag_field="mode", forbid_unknown_fields=True):
@@ -133,7 +133,7 @@ class Done(Message, tag="done"):
     """The cases of a subject are over; what was found of it was sent before."""
 
     subject: str
-    judged: Judged
+    judged: CheckedSubject
     not_run: list[NotRun]
 
 

@@ -25,7 +25,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from specsim.verdict import Judged, Rule, Suite
+from specsim.verdict import CheckedSubject, Rule, Suite
 
 if TYPE_CHECKING:
     from specsim.engines.target import Target
@@ -164,11 +164,11 @@ class Tier(Protocol):
         """Its title; `text` says how the process ended."""
         ...
 
-    def finds(self, judged: Judged, signature: str) -> bool:
-        """Whether a finding is of what was judged."""
+    def finds(self, checked: CheckedSubject, signature: str) -> bool:
+        """Whether a finding is of what was checked."""
         ...
 
-    def why_not_judged(self, suite: Mapping[str, Any], name: str) -> str:
+    def why_not_checked(self, suite: Mapping[str, Any], name: str) -> str:
         """Why a suite could not have shown the finding of the signature TIER:`name`, "" when it could."""
         ...
 

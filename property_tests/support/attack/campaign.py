@@ -1,4 +1,4 @@
-"""Many inputs, one after the other on each core: made, run, judged; what fails is run once more as a user runs it."""
+"""Many inputs, one after the other on each core: made, run, checked; what fails is run once more as a user runs it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def attack_of(seed: int, kind: str, index: int, folder: Folder) -> Attack:
 
 
 def attacked(seed: int, kind: str, index: int, *, as_a_user: bool, patience: float = 1.0, keep: str = "") -> Outcome:
-    """Make one input in a folder of its own, run it, and judge it. `keep` is a folder to make it in and to leave."""
+    """Make one input in a folder of its own, run it, and check it. `keep` is a folder to make it in and to leave."""
     path = Path(keep).absolute() if keep else Path(tempfile.mkdtemp(prefix="specsim-attack-"))
     try:
         folder = made(path / "input")

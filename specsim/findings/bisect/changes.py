@@ -1,6 +1,6 @@
 """Which lines of the lifted functions changed between two revisions, read from the user's own copies at run time.
 
-A function is the innermost one around the FILE:LINE that a judgement gives, on each side by its own names: a function
+A function is the innermost one around the FILE:LINE that a verdict gives, on each side by its own names: a function
 that moved or was renamed is compared with what it was.
 """
 
@@ -11,7 +11,7 @@ import difflib
 from dataclasses import dataclass
 
 from specsim.errors import UsageError
-from specsim.findings.bisect.verdicts import Judgement
+from specsim.findings.bisect.verdicts import RevisionVerdict
 from specsim.lifting.source import SourceTree
 from specsim.tiers.tier import Code
 
@@ -19,7 +19,7 @@ from specsim.tiers.tier import Code
 @dataclass(frozen=True, slots=True)
 class Place:
     """Lines `first` to `last` (from 1, inclusive) of the file `path`, which hold the function `function`; `line` is the
-    one that was judged, and `source_hash` that of what was lifted.
+    one that was checked, and `source_hash` that of what was lifted.
     """
 
     path: str
@@ -44,12 +44,12 @@ class ChangedFunction:
 
     def difference(self, lines_max: int) -> list[str]:
         """The lines that went, "-LINE text", and those that came, "+LINE text", each with its number in its file. Of
-        more than `lines_max`, those nearest to the line that was judged; "..." stands for lines left out.
+        more than `lines_max`, those nearest to the line that was checked; "..." stands for lines left out.
         """
         if self.before is None or self.after is None:
             return []
         old, new = self.before, self.after
-        lines: list[tuple[int, str]] = []  # distance from the line that was judged
+        lines: list[tuple[int, str]] = []  # distance from the line that was checked
         for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old.text, new.text, autojunk=False).get_opcodes():
             if tag != "equal":
                 numbered = [("-", old, i) for i in range(i1, i2)] + [("+", new, j) for j in range(j1, j2)]
@@ -68,10 +68,10 @@ class ChangedFunction:
 
 
 def changed_functions(
-    before: Judgement, after: Judgement, old: SourceTree, new: SourceTree, blamed: str
+    before: RevisionVerdict, after: RevisionVerdict, old: SourceTree, new: SourceTree, blamed: str
 ) -> list[ChangedFunction]:
-    """What differs of the code that was lifted for the two judgements, what is blamed first."""
-    was, now = ({code.name: code for code in judgement.code} for judgement in (before, after))
+    """What differs of the code that was lifted for the two verdicts, what is blamed first."""
+    was, now = ({code.name: code for code in verdict.code} for verdict in (before, after))
     changed = []
     for name in dict.fromkeys([blamed, *was, *now]):
         one, two = was.get(name), now.get(name)

@@ -19,7 +19,7 @@ from specsim.lifting.cache import Cache
 from specsim.lifting.git import Repository
 from specsim.tiers.process import HASH_SEEDS, fork_server
 
-NOT_JUDGED = 125  # what `git bisect run` takes for "skip this one"
+NOT_CHECKED = 125  # what `git bisect run` takes for "skip this one"
 GIVE_ONE = "give a replay file, --rule ID or --only ops:NAME, and one of them alone"
 
 
@@ -52,7 +52,7 @@ def run(
     say: Callable[[str], None],
     budget_seconds: float | None = None,
 ) -> int:
-    """Search, and say what was found; the exit code: 0, or 125 when revisions that cannot be judged hide the change."""
+    """Search, and say what was found; the exit code: 0, or 125 when revisions that are not checked hide the change."""
     if history.note:
         say(history.note)
     say(f"{len(history.revisions)} revisions; {question.text}")
@@ -71,13 +71,13 @@ def run(
         replay = question.replay(found.bad.revision.target, one.ask)
     sources = [step.revision.open(cache) for step in (found.before, found.after)]
     changed = changed_functions(
-        found.before.judgement, found.after.judgement, sources[0], sources[1], report.blamed_of(found)
+        found.before.verdict, found.after.verdict, sources[0], sources[1], report.blamed_of(found)
     )
     for line in report.lines_of(found, changed, _files(found, repository), replay, question.text):
         say(line)
     if json_file is not None:
         save_json(json_file, report.to_json(found, changed, replay, question.text))
-    return NOT_JUDGED if found.skipped else 0
+    return NOT_CHECKED if found.skipped else 0
 
 
 def _files(found: Found, repository: Path | None) -> list[str]:
@@ -87,4 +87,4 @@ def _files(found: Found, repository: Path | None) -> list[str]:
     return repo.files_changed(repo.commit(found.after.revision.target.rpartition("#")[2]))
 
 
-__all__ = ["NOT_JUDGED", "EndError", "history_of", "question_of", "run"]
+__all__ = ["NOT_CHECKED", "EndError", "history_of", "question_of", "run"]

@@ -18,10 +18,10 @@ SKIPPED_MAX = 10
 
 def step_line(step: Step) -> str:
     """One verdict, as it comes."""
-    state, revision = step.judgement.state, step.revision
+    state, revision = step.verdict.state, step.revision
     title = "" if revision.title.endswith(revision.name.removeprefix("sglang==")) else f"  {revision.title}"
-    why = f"  ({_short(step.judgement.why, 100)})" if state is State.SKIPPED else ""
-    return f"{revision.name:22}  {state:10}  {step.seconds:5.1f} s{title}{why}"
+    why = f"  ({_short(step.verdict.why, 100)})" if state is State.SKIPPED else ""
+    return f"{revision.name:22}  {state.text:11}  {step.seconds:5.1f} s{title}{why}"
 
 
 def commands(found: Found, replay: Path) -> tuple[str, str]:
@@ -39,16 +39,14 @@ def lines_of(found: Found, changed: list[ChangedFunction], files: list[str], rep
     if revision.merged:
         lines.append("   a merge    no commit of what it merged shows the change by itself")
     if found.skipped:
-        lines.append(f"   or one of  {len(found.skipped)} before it that could not be judged:")
-        lines += [
-            f"              {s.revision.name}: {_short(s.judgement.why, 200)}" for s in found.skipped[:SKIPPED_MAX]
-        ]
+        lines.append(f"   or one of  {len(found.skipped)} before it that could not be checked:")
+        lines += [f"              {s.revision.name}: {_short(s.verdict.why, 200)}" for s in found.skipped[:SKIPPED_MAX]]
         if len(found.skipped) > SKIPPED_MAX:
             lines.append(f"              and {len(found.skipped) - SKIPPED_MAX} more")
     lines += [
         f"   question   {question}",
-        f"   before     {found.before.revision.name} is {found.before.judgement.state}: {found.before.judgement.why}",
-        f"   after      {revision.name} is {found.after.judgement.state}: {found.after.judgement.why}",
+        f"   before     {found.before.revision.name} is {found.before.verdict.state.text}: {found.before.verdict.why}",
+        f"   after      {revision.name} is {found.after.verdict.state.text}: {found.after.verdict.why}",
         *_changed(found, changed, files),
     ]
     good, bad = commands(found, replay)
@@ -80,7 +78,7 @@ def _changed(found: Found, changed: list[ChangedFunction], files: list[str]) -> 
 
 def blamed_of(found: Found) -> str:
     """The code that the finding on the bad side is of."""
-    return found.bad.judgement.blamed
+    return found.bad.verdict.blamed
 
 
 def to_json(found: Found, changed: list[ChangedFunction], replay: Path, question: str) -> dict[str, Any]:
@@ -101,8 +99,8 @@ def to_json(found: Found, changed: list[ChangedFunction], replay: Path, question
 
 
 def _step_json(step: Step) -> dict[str, Any]:
-    revision, judgement = step.revision, step.judgement
-    return {"target": revision.target, "title": revision.title, "verdict": str(judgement.state), "why": judgement.why}
+    revision, verdict = step.revision, step.verdict
+    return {"target": revision.target, "title": revision.title, "verdict": str(verdict.state), "why": verdict.why}
 
 
 def _place_json(place: Place | None) -> dict[str, Any] | None:

@@ -75,7 +75,7 @@ def commits_between(repository: Path, good: str, bad: str) -> History:
     good_is_older = repo.is_ancestor(one, other)
     low, high = (one, other) if good_is_older else (other, one)
     commits = repo.between(low, high)
-    note = f"the commits of {path} are judged; changes that are not committed are neither judged nor touched"
+    note = f"the commits of {path} are checked; changes that are not committed are neither checked nor touched"
     return _history(repo, commits, good_is_older, note)
 
 

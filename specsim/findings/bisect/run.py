@@ -14,27 +14,27 @@ from dataclasses import dataclass, replace
 from specsim.errors import NondeterministicError, UsageError
 from specsim.findings.bisect.revisions import History, Revision
 from specsim.findings.bisect.search import find_change
-from specsim.findings.bisect.verdicts import Judgement, Question, State
+from specsim.findings.bisect.verdicts import Question, RevisionVerdict, State
 from specsim.lifting.cache import Cache
 from specsim.tiers.process import HASH_SEEDS, Ask
 
 
 class EndError(UsageError):
-    """An end of the search that cannot be judged: exit code 125, where a wrong label is 2."""
+    """An end of the search that cannot be checked: exit code 125, where a wrong label is 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One revision that was judged, and in how many seconds."""
+    """One revision that was checked, and in how many seconds."""
 
     revision: Revision
-    judgement: Judgement
+    verdict: RevisionVerdict
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The change. `before` and `after` are neighbours but for `skipped`, which could not be judged; `steps` counts the
+    """The change. `before` and `after` are neighbours but for `skipped`, which could not be checked; `steps` counts the
     verdicts.
     """
 
@@ -46,11 +46,11 @@ class Found:
     @property
     def what(self) -> str:
         """What `after` is."""
-        return "first bad" if self.after.judgement.state is State.BAD else "first fixed"
+        return "first bad" if self.after.verdict.state is State.BAD else "first fixed"
 
     @property
     def good(self) -> Step:
-        return self.before if self.before.judgement.state is State.GOOD else self.after
+        return self.before if self.before.verdict.state is State.GOOD else self.after
 
     @property
     def bad(self) -> Step:
@@ -93,7 +93,7 @@ class Bisection:
         self._count = 0
 
     def run(self) -> Found:
-        """Raises UsageError for labels that the verdicts contradict, EndError for an end that cannot be judged, and
+        """Raises UsageError for labels that the verdicts contradict, EndError for an end that cannot be checked, and
         NondeterministicError for a verdict that was not the same twice.
         """
         self._prove_ends()
@@ -112,11 +112,11 @@ class Bisection:
         for place in ends:
             revision = self._revisions[place]
             revision.open(self._cache)
-            judgement = self._judge_twice(place)
-            if judgement.state is State.SKIPPED:
+            verdict = self._check_twice(place)
+            if verdict.state is State.SKIPPED:
                 label = "--bad" if place == ends[0] else "--good"
-                raise EndError(f"{label} {revision.name} cannot be judged: {judgement.why}", "give another end")
-        seen = [self._steps[place].judgement for place in ends]
+                raise EndError(f"{label} {revision.name} cannot be checked: {verdict.why}", "give another end")
+        seen = [self._steps[place].verdict for place in ends]
         bad, good = (self._revisions[place].name for place in ends)
         if seen[0].state is State.GOOD and seen[1].state is State.BAD:
             raise UsageError(
@@ -135,17 +135,17 @@ class Bisection:
         started = time.monotonic()
         try:
             revision.open(self._cache)
-            judgement = self._question.judge(revision.target, self._children[0], HASH_SEEDS[0])
+            verdict = self._question.check(revision.target, self._children[0], HASH_SEEDS[0])
         except UsageError as error:
-            judgement = Judgement(State.SKIPPED, error.problem)
-        self._take(place, judgement, started, 1)
-        return None if judgement.state is State.SKIPPED else judgement.state is self._states[1]
+            verdict = RevisionVerdict(State.SKIPPED, error.problem)
+        self._take(place, verdict, started, 1)
+        return None if verdict.state is State.SKIPPED else verdict.state is self._states[1]
 
-    def _judge_twice(self, place: int) -> Judgement:
+    def _check_twice(self, place: int) -> RevisionVerdict:
         started = time.monotonic()
         target = self._revisions[place].target
         with ThreadPoolExecutor(2) as pool:
-            one, two = pool.map(lambda n: self._question.judge(target, self._children[n], HASH_SEEDS[n]), (0, 1))
+            one, two = pool.map(lambda n: self._question.check(target, self._children[n], HASH_SEEDS[n]), (0, 1))
         self._hold_equal(place, one, two)
         self._twice.add(place)
         self._take(place, one, started, 2)
@@ -155,18 +155,18 @@ class Bisection:
         if place in self._twice:
             return
         target = self._revisions[place].target
-        again = self._question.judge(target, self._children[1], HASH_SEEDS[1])
+        again = self._question.check(target, self._children[1], HASH_SEEDS[1])
         self._count += 1
         self._twice.add(place)
-        self._hold_equal(place, self._steps[place].judgement, again)
+        self._hold_equal(place, self._steps[place].verdict, again)
 
-    def _hold_equal(self, place: int, one: Judgement, two: Judgement) -> None:
+    def _hold_equal(self, place: int, one: RevisionVerdict, two: RevisionVerdict) -> None:
         if one.state is not two.state:
             name = self._revisions[place].name
-            raise NondeterministicError(f"{name} was {one.state} ({one.why}), then {two.state} ({two.why})")
+            raise NondeterministicError(f"{name} was {one.state.text} ({one.why}), then {two.state.text} ({two.why})")
 
-    def _take(self, place: int, judgement: Judgement, started: float, count: int) -> None:
-        step = Step(self._revisions[place], judgement, time.monotonic() - started)
+    def _take(self, place: int, verdict: RevisionVerdict, started: float, count: int) -> None:
+        step = Step(self._revisions[place], verdict, time.monotonic() - started)
         self._steps[place] = step
         self._count += count
         self._on_step(step)

@@ -1,9 +1,9 @@
-"""The search: the two neighbours between which a verdict changes, when some places cannot be judged.
+"""The search: the two neighbours between which a verdict changes, when some places cannot be checked.
 
-Pure: places are numbers, and judging one is a function. The first and the last place are known to differ. Which of
+Pure: places are numbers, and checking one is a function. The first and the last place are known to differ. Which of
 the two is good is not said, so the same search finds the first bad place and the first fixed one. When a place cannot
-be judged, the next one tried lies a quarter of the way, then three quarters, an eighth, and so on: a run of places
-that cannot be judged costs few steps, unless the change lies in it.
+be checked, the next one tried lies a quarter of the way, then three quarters, an eighth, and so on: a run of places
+that cannot be checked costs few steps, unless the change lies in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Change:
     """Where the verdict changes: place `before` has the verdict of the first place and `after` that of the last one.
-    Every place between them was judged, and could not be.
+    Every place between them was checked, and could not be.
     """
 
     before: int
@@ -29,7 +29,7 @@ class Change:
 
 def find_change(count: int, has_changed: Callable[[int], bool | None]) -> Change:
     """Search `count` places, at least two. `has_changed(place)` says whether a place has the verdict of the last one,
-    None when it cannot be judged; it is asked of no place twice, and never of the first and the last.
+    None when it cannot be checked; it is asked of no place twice, and never of the first and the last.
     """
     if count < 2:
         raise ValueError(f"count={count}, must be at least 2: a first and a last place that differ")

@@ -1,7 +1,7 @@
-"""What is asked of each revision: whether it shows a replay file's finding, breaks a rule, or fails an operation.
+"""The question about each revision: whether it shows a replay file's finding, breaks a rule, or fails an operation.
 
-An answer is good, bad, or that the revision cannot be judged, with the reason. It is "not judged" rather than good when
-something stood in the way of the defect: a function that could not be lifted, a configuration that is refused, a
+An answer is good, bad, or that the revision cannot be checked, with the reason. It is "not checked" rather than good
+when something stood in the way of the defect: a function that could not be lifted, a configuration that is refused, a
 schedule that ended early because a host function raised.
 """
 
@@ -27,11 +27,16 @@ from specsim.tiers.transfer import kept
 class State(enum.StrEnum):
     GOOD = "good"
     BAD = "bad"
-    SKIPPED = "not judged"
+    SKIPPED = "not judged"  # as the format specsim.bisect/1 has it
+
+    @property
+    def text(self) -> str:
+        """For a reader."""
+        return "not checked" if self is State.SKIPPED else str(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class RevisionVerdict:
     """What a revision showed. `why` is one sentence; `blamed` names the code that a finding is of, "" for none."""
 
     state: State
@@ -72,7 +77,7 @@ class Question(Protocol):
 
     text: str
 
-    def judge(self, target: str, ask: Ask, hash_seed: str) -> Judgement:
+    def check(self, target: str, ask: Ask, hash_seed: str) -> RevisionVerdict:
         """Ask it of a TARGET."""
         ...
 
@@ -81,8 +86,8 @@ class Question(Protocol):
         ...
 
 
-def _skipped(why: str) -> Judgement:
-    return Judgement(State.SKIPPED, why)
+def _skipped(why: str) -> RevisionVerdict:
+    return RevisionVerdict(State.SKIPPED, why)
 
 
 class FileQuestion:
@@ -100,7 +105,7 @@ class FileQuestion:
         self._meaning: Any = self._stored.meaning if as_written else None
         self.text = f"{self._stored.signature} of {file}"
 
-    def judge(self, target: str, ask: Ask, hash_seed: str) -> Judgement:
+    def check(self, target: str, ask: Ask, hash_seed: str) -> RevisionVerdict:
         stored = self._stored
         cache, hang_seconds = self._limits.cache, self._limits.hang_seconds
         request = request_of(stored, target, cache, hang_seconds, device="cpu", as_found=False)
@@ -110,7 +115,7 @@ class FileQuestion:
             return _skipped(error.problem.removeprefix(f"{self._file} was made for {stored.target}: "))
         if outcome.state is tier.State.SHOWN:
             self._meaning = self._meaning or outcome.meaning
-            return Judgement(State.BAD, outcome.what, outcome.code, outcome.blamed)
+            return RevisionVerdict(State.BAD, outcome.what, outcome.code, outcome.blamed)
         why = f"{stored.rule} holds"
         if outcome.state is tier.State.NOT_RUN:
             return _skipped(outcome.reason)
@@ -124,7 +129,7 @@ class FileQuestion:
                 why += ", but the tape stands for another configuration or workload now than when it was found"
         elif outcome.meaning != self._meaning:
             return _skipped("the tape stands for another configuration or workload there")
-        return Judgement(State.GOOD, why, outcome.code, outcome.blamed)
+        return RevisionVerdict(State.GOOD, why, outcome.code, outcome.blamed)
 
     def replay(self, target: str, ask: Ask) -> Path:
         return self._file
@@ -139,24 +144,24 @@ class RuleQuestion:
         if rule not in BY_ID:
             raise UsageError(
                 f"--rule {rule!r} is no rule of the simulator",
-                f"give one of {', '.join(BY_ID)}; operations are judged with --only ops:NAME",
+                f"give one of {', '.join(BY_ID)}; operations are checked with --only ops:NAME",
             )
         self._rule = rule
         self._limits = limits
         self.text = f"{BY_ID[rule].label}: {BY_ID[rule].sentence}"
 
-    def judge(self, target: str, ask: Ask, hash_seed: str) -> Judgement:
+    def check(self, target: str, ask: Ask, hash_seed: str) -> RevisionVerdict:
         answer = _searched(self._request(target), ask, hash_seed, "a schedule")
-        if isinstance(answer, Judgement):
+        if isinstance(answer, RevisionVerdict):
             return answer
         code, violation = codes(answer["seam"]), answer["violation"]
         if violation is not None:
             why = f"{violation['signature']} in schedule {violation['schedule']}: {violation['actual']}"
-            return Judgement(State.BAD, why, code, violation["part"])
+            return RevisionVerdict(State.BAD, why, code, violation["part"])
         if answer["failed"] == answer["schedules"]:
             reasons = "; ".join(sorted(answer["refused"])) or "a host function raises in each"
-            return _skipped(f"no schedule could be judged ({reasons})")
-        return Judgement(State.GOOD, f"no schedule of {answer['schedules']} breaks {self._rule}", code)
+            return _skipped(f"no schedule could be checked ({reasons})")
+        return RevisionVerdict(State.GOOD, f"no schedule of {answer['schedules']} breaks {self._rule}", code)
 
     def replay(self, target: str, ask: Ask) -> Path:
         return _written(self._request(target, "found"), ask, self._limits.out)
@@ -170,7 +175,7 @@ class RuleQuestion:
 class OpQuestion:
     """Whether an implementation of an operation differs from the reference on one of the cases of a seed.
 
-    The implementations that fail on the first bad revision are those that the others are judged by: where one of them
+    The implementations that fail on the first bad revision are those that the others are checked by: where one of them
     cannot be lifted, that others are right says nothing.
     """
 
@@ -186,25 +191,25 @@ class OpQuestion:
             raise UsageError(f"--only ops:{self.op}: there is no such operation", f"there are {', '.join(OPS)}")
         self.text = f"the operation {self.op} equals the reference"
 
-    def judge(self, target: str, ask: Ask, hash_seed: str) -> Judgement:
+    def check(self, target: str, ask: Ask, hash_seed: str) -> RevisionVerdict:
         answer = _searched(self._request(target), ask, hash_seed, "a call")
-        if isinstance(answer, Judgement):
+        if isinstance(answer, RevisionVerdict):
             return answer
-        judged = {subject["name"]: subject for subject in answer["subjects"] if subject["cases"]}
+        checked = {subject["name"]: subject for subject in answer["subjects"] if subject["cases"]}
         code = codes(answer["subjects"])
-        failing = [name for name, subject in judged.items() if subject["rule"]]
+        failing = [name for name, subject in checked.items() if subject["rule"]]
         if failing:
             self.followed = self.followed or tuple(failing)
-            return Judgement(State.BAD, judged[failing[0]]["title"], code, failing[0])
-        missing = [name for name in self.followed if name not in judged]
-        if missing or not judged:
+            return RevisionVerdict(State.BAD, checked[failing[0]]["title"], code, failing[0])
+        missing = [name for name in self.followed if name not in checked]
+        if missing or not checked:
             reasons = "; ".join(dict.fromkeys(entry["why"] for entry in answer["not_run"])) or "no case applies"
             return _skipped(f"{', '.join(missing) or self.op} is not run ({reasons})")
-        cases = sum(subject["cases"] for subject in judged.values())
-        return Judgement(State.GOOD, f"right on {cases} cases", code, next(iter(self.followed), ""))
+        cases = sum(subject["cases"] for subject in checked.values())
+        return RevisionVerdict(State.GOOD, f"right on {cases} cases", code, next(iter(self.followed), ""))
 
     def replay(self, target: str, ask: Ask) -> Path:
-        subject = self.judge(target, ask, "").blamed
+        subject = self.check(target, ask, "").blamed
         return _written(self._request(target, subject), ask, self.limits.out)
 
     def _request(self, target: str, write: str = "") -> Request:
@@ -212,7 +217,7 @@ class OpQuestion:
         return self.limits.search("ops", target, self.limits.cases, work)
 
 
-def _searched(request: Request, ask: Ask, hash_seed: str, what: str) -> dict[str, Any] | Judgement:
+def _searched(request: Request, ask: Ask, hash_seed: str, what: str) -> dict[str, Any] | RevisionVerdict:
     """The answer to a search, or why there is none; `what` of the target's the child runs."""
     answer = None
     try:

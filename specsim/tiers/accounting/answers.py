@@ -320,14 +320,14 @@ def search(request: Request, work: Search, messages: Messages) -> None:
     from specsim.tiers.accounting import schedules
 
     refused: dict[str, int] = {}
-    judged = failed = 0
+    checked = failed = 0
     found = schedule = None
     for index in range(request.count):
         messages.send(At(subject=SUBJECT, index=index))
         schedule = schedules.run_schedule(target, schedules.chooser_of(request.seed, index), refused)
         if schedule is None:
             continue
-        judged += 1
+        checked += 1
         found = next((v for v in schedule.run.violations if v.rule.id == work.what), None)
         if found is not None:
             break
@@ -342,7 +342,7 @@ def search(request: Request, work: Search, messages: Messages) -> None:
         return
     shown = found and {"signature": found.signature, "part": found.part, "actual": found.actual, "schedule": index}
     seam = [asdict(part) for part in target.parts]
-    answer = {"schedules": judged, "refused": refused, "failed": failed, "violation": shown, "seam": seam}
+    answer = {"schedules": checked, "refused": refused, "failed": failed, "violation": shown, "seam": seam}
     messages.send(Replayed(answer=answer))
 
 

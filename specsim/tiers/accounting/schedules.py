@@ -2,7 +2,7 @@
 
 Schedule `i` is made from (seed, i) alone, the same for every target: a scenario first, then the choices of the run.
 Every twentieth schedule is run twice, and a digest that differs ends the suite: what is not deterministic is not
-judged.
+checked.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ScheduleFinding:
 
 @dataclass(frozen=True, slots=True)
 class ExtensionFinding:
-    """A user's strategy that failed: schedule `index` of `seed` shows it again. The schedule is not judged."""
+    """A user's strategy that failed: schedule `index` of `seed` shows it again. The schedule is not checked."""
 
     strategy: str
     seed: int

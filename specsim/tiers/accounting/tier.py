@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specsim import replay_file
 from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of
-from specsim.verdict import Judged, NotRun, Rule, Suite
+from specsim.verdict import CheckedSubject, NotRun, Rule, Suite
 
 if TYPE_CHECKING:
     from specsim.engines.target import Target
@@ -61,10 +61,10 @@ class AccountingTier:
     def title_of_end(self, subject: str, text: str) -> str:
         return f"a schedule {text}"
 
-    def finds(self, judged: Judged, signature: str) -> bool:
+    def finds(self, checked: CheckedSubject, signature: str) -> bool:
         return False  # schedules are not of one subject
 
-    def why_not_judged(self, suite: Mapping[str, Any], name: str) -> str:
+    def why_not_checked(self, suite: Mapping[str, Any], name: str) -> str:
         if not suite["schedules"]:
             return str(next((entry["why"] for entry in suite["not_run"]), "no schedule was run"))
         part = name.rpartition(":")[2]

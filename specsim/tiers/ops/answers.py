@@ -16,7 +16,7 @@ from specsim.errors import UsageError
 from specsim.tiers.messages import Alive, At, Check, Done, End, Replay, Replayed, Request, Search, Shrink
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
-from specsim.verdict import Judged, NotRun
+from specsim.verdict import CheckedSubject, NotRun
 
 if TYPE_CHECKING:
     from specsim.contracts.contract import Case
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from specsim.tiers.ops.target_process import TargetProcess
 
 ALIVE_SECONDS = 1.0
-LEAST_SECONDS = 1.0  # of judging, also where loading took the whole budget
+LEAST_SECONDS = 1.0  # of checking, also where loading took the whole budget
 ON_CPU = "host code, which runs on a CPU between stubs: leave out --device cuda"
 
 
@@ -93,12 +93,12 @@ def opened(request: Request, messages: Messages, device: str, op: str = "") -> T
 
 
 def check(request: Request, work: Check, messages: Messages) -> None:
-    """Judge every subject; kernels come before the callers that need them."""
+    """Check every subject; kernels come before the callers that need them."""
     end = time.monotonic() + request.seconds
     device = choose_device(request.device)
     from specsim.contracts.registry import OPS
     from specsim.tiers.ops.finding import Origin, finding_of, signature_of
-    from specsim.tiers.ops.suite import SHRINK_ATTEMPTS_MAX, Limits, judge_all
+    from specsim.tiers.ops.suite import SHRINK_ATTEMPTS_MAX, Limits, check_all
 
     known_signatures = set(request.known)
     cases: dict[str, int] = {}
@@ -113,14 +113,14 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         limits = Limits(
             cases=request.count,
             attempts=SHRINK_ATTEMPTS_MAX if request.attempts is None else request.attempts,
-            # However long it took to load the target, something of it is judged.
+            # However long it took to load the target, something of it is checked.
             deadline=max(end, time.monotonic() + min(LEAST_SECONDS, request.seconds)),
             stopped=interrupts.asked,
             shrinks=lambda subject: request.shrinks and signature_of(subject) not in known_signatures,
         )
         for subject in on_host:
             send_done(messages, subject, 0, ON_CPU)
-        for subject, result in judge_all(
+        for subject, result in check_all(
             OPS,
             [s for s in todo if s not in on_host],
             seed=request.seed,
@@ -166,8 +166,8 @@ def known_cases(folder: str) -> Callable[[Any, Any], list[Any]]:
 
 def send_done(messages: Messages, subject: Any, cases: int, why_not: str = "", **packing: Any) -> None:
     not_run = [NotRun(f"{subject.op}, {subject.name}", why_not)] if why_not else []
-    judged = Judged(subject.op, subject.name, subject.where, cases, **packing)
-    messages.send(Done(subject=subject.name, judged=judged, not_run=not_run))
+    checked = CheckedSubject(subject.op, subject.name, subject.where, cases, **packing)
+    messages.send(Done(subject=subject.name, judged=checked, not_run=not_run))
 
 
 def replay(request: Request, work: Replay, messages: Messages) -> None:
@@ -224,10 +224,10 @@ def _shown(
 
     outcome = run_case(op, subject, case, related=replay.rule == KEEPS_RELATIONS.id, launcher=process)
     expected = op.expected(case)
-    record = record and outcome.judged and subject.far is None
+    record = record and outcome.checked and subject.far is None
     outputs = compared(op, subject, case, launcher=process) if record else {}
     return {
-        "judged": outcome.judged,
+        "judged": outcome.checked,
         "digest": outcome.digest,
         "violations": [
             {
@@ -346,7 +346,7 @@ def search(request: Request, work: Search, messages: Messages) -> None:
     from specsim.contracts.registry import OPS
     from specsim.tiers.ops.finding import Origin, finding_of
     from specsim.tiers.ops.run import EndedError, run_case
-    from specsim.tiers.ops.suite import Limits, chooser_of, judge
+    from specsim.tiers.ops.suite import Limits, check_subject, chooser_of
 
     op = OPS[work.what]
     answers = []
@@ -363,7 +363,7 @@ def search(request: Request, work: Search, messages: Messages) -> None:
                     outcome = run_case(op, subject, case, launcher=process) if subject.accepts(case.sizes) else None
                 except EndedError as ended:
                     raise UsageError(f"a call {ended.text}", "give a larger --hang-seconds") from None
-                if outcome is None or not outcome.judged:
+                if outcome is None or not outcome.checked:
                     continue
                 cases += 1
                 if outcome.violations:
@@ -371,7 +371,7 @@ def search(request: Request, work: Search, messages: Messages) -> None:
                     break
             if broken is not None and subject.name == work.write:
                 limits = Limits(request.count)
-                result = judge(op, subject, seed=request.seed, limits=limits, launcher=process, on_case=on_case)
+                result = check_subject(op, subject, seed=request.seed, limits=limits, launcher=process, on_case=on_case)
                 assert result.counterexample is not None
                 origin = Origin(request.target, request.seed, device)
                 messages.send(shrunk_message(*finding_of(op, subject, result.counterexample, origin)))

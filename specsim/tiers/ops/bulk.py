@@ -1,11 +1,11 @@
-"""Judge one implementation on cases by the thousand: made, run and compared where it runs, one bit back.
+"""Check one implementation on cases by the thousand: made, run and compared where it runs, one bit back.
 
 A case is a request: an operation's cases (`specsim.contracts.contract.Cases`) give request b of a launch from its
 number and the launch's sizes. The requests of a launch are independent, so one launch of 4096 requests is 4096 cases.
 What is compared: every defined element of every output with the reference, and every input with what it was.
 Outputs hold one of two poisons before the call, by turns.
 
-A launch that is wrong is made smaller, in requests, by `narrowed`; what is left is judged alone like any other case
+A launch that is wrong is made smaller, in requests, by `narrowed`; what is left is checked alone like any other case
 (`specsim.tiers.ops.run`), with red zones and both poisons, and shrunk: its tape holds the choices of the sizes, then
 how many requests, then their numbers (`generator`).
 
@@ -42,7 +42,7 @@ DIGITS, DIGIT_BOUND = 3, 2**21
 REQUESTS_LABEL, NUMBER_LABEL = "requests", "digit of a case number"
 
 SHAPES, DRAWS_PER_SHAPE = 24, 20
-"""So many sizes a subject is judged on, by turns: a Triton kernel is compiled for each."""
+"""So many sizes a subject is checked on, by turns: a Triton kernel is compiled for each."""
 
 REQUESTS_MAX = {"cpu": 4096, "interpreter": 16, "cuda": 131_072}
 BYTES_MAX = {"cpu": 16 << 20, "interpreter": 64 << 10, "cuda": 2 << 30}
@@ -217,7 +217,7 @@ def _arguments(op: Op, case: Case, which: int, device: torch.device) -> Tensors:
     }
 
 
-def make_and_judge(op: Op, subject: Subject, launch: Launch, place: Place) -> Tensor:
+def make_and_check(op: Op, subject: Subject, launch: Launch, place: Place) -> Tensor:
     """Make the cases of a launch, run them and compare: `is_wrong` of all of them together."""
     with unchecked():
         case = op.cases.make(launch.numbers(place.device), launch.shape)
@@ -297,7 +297,7 @@ def tape_of(op: Op, launch: Launch, numbers: Sequence[int]) -> Tape:
 
 @dataclass(slots=True)
 class BulkResult:
-    """What judging a subject in bulk gave. `packed` is the most requests that a launch had."""
+    """What checking a subject in bulk gave. `packed` is the most requests that a launch had."""
 
     cases: int = 0
     launches: int = 0
@@ -306,7 +306,7 @@ class BulkResult:
     cut_short: bool = False
 
 
-def judge_in_bulk(
+def check_in_bulk(
     op: Op,
     subject: Subject,
     *,

@@ -26,10 +26,10 @@ DEVICE_START_SECONDS = 60.0  # a fork starts the device and compiles kernels
 
 
 def check(request: Request, work: Check, messages: Messages) -> None:
-    """Judge every subject that the request does not skip, in launches of thousands of cases."""
+    """Check every subject that the request does not skip, in launches of thousands of cases."""
     device = choose_device(request.device)
     from specsim.contracts.registry import OPS
-    from specsim.tiers.ops.bulk import judge_in_bulk
+    from specsim.tiers.ops.bulk import check_in_bulk
     from specsim.tiers.ops.finding import Origin, finding_of
     from specsim.tiers.ops.suite import SHRINK_ATTEMPTS_MAX
 
@@ -46,7 +46,7 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             send_done(messages, subject, 0, reason)
             continue
         with _until_lost(messages):
-            result = judge_in_bulk(
+            result = check_in_bulk(
                 OPS[subject.op],
                 subject,
                 seed=request.seed,
@@ -86,7 +86,7 @@ class _OnLaunch:
 
 
 def _reason(subject: Any, op: Op, failed: set[str], device: str, is_late: bool) -> str:
-    """Why a subject is not judged, "" if it is."""
+    """Why a subject is not checked, "" if it is."""
     if subject.needs in failed:
         return f"it calls {subject.op}, which is itself wrong"
     if subject.on_cpu and device == "cuda":

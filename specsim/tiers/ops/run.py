@@ -1,7 +1,7 @@
 """Run one implementation on one case and say which rules it breaks.
 
 Running and comparing are apart: a `Launcher` runs the implementation and hands over what it left behind (`Launched`);
-everything that decides is made of that here. So the code that is judged may run in a process of its own
+everything that decides is made of that here. So the code that is checked may run in a process of its own
 (`specsim.tiers.ops.target_process`), where nothing that it does to torch reaches the comparison.
 """
 
@@ -38,13 +38,13 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one case showed. `judged` is False when the implementation does not make its call for this case. `digest`
+    """What one case showed. `checked` is False when the implementation does not make its call for this case. `digest`
     is of inputs, the defined part of outputs and violations, and the same on every machine.
     """
 
     violations: tuple[Violation, ...]
     digest: str
-    judged: bool = True
+    checked: bool = True
 
     def of(self, rule: Rule) -> Violation | None:
         return next((v for v in self.violations if v.rule is rule), None)
@@ -195,7 +195,7 @@ def run_case(
     related: bool = False,
     launcher: Launcher | None = None,
 ) -> Outcome:
-    """Judge `subject` on `case`, under both poisons; with `related` also on the cases that must have results according
+    """Check `subject` on `case`, under both poisons; with `related` also on the cases that must have results according
     to it, if it is right on this one. `launcher` runs it; when left out it runs here, on `device`.
 
     In the interpreter masked-off lanes are poisoned and programs run in two orders. What breaks a rule is run again
@@ -203,7 +203,7 @@ def run_case(
     """
     launcher = launcher or LaunchHere(device)
     if subject.far is not None:
-        return _judged_far(op, subject, case, launcher)
+        return _checked_far(op, subject, case, launcher)
     run = _Run(op, subject, case, launcher)
     try:
         if not interpreted():
@@ -219,15 +219,15 @@ def run_case(
                 found += [_needs_luck(in_order[2])] if in_order[0] else []
                 found += [_needs_an_order()] if reverse[0] or not found else []
     except NotCalledError:
-        return Outcome((), "", judged=False)
+        return Outcome((), "", checked=False)
     if related and not found:
         found += _broken_relation(op, subject, case, launcher)
     return Outcome(tuple(found), _digest(op, case, results, found))
 
 
-def _judged_far(op: Op, subject: Subject, case: Case, launcher: Launcher) -> Outcome:
+def _checked_far(op: Op, subject: Subject, case: Case, launcher: Launcher) -> Outcome:
     if not interpreted():
-        return Outcome((), "", judged=False)
+        return Outcome((), "", checked=False)
     overflow = launcher.overflow(subject)
     found = []
     if overflow:

@@ -1,7 +1,7 @@
-"""Judge implementations on many generated cases, and make one counterexample of whatever is wrong with each.
+"""Check implementations on many generated cases, and make one counterexample of whatever is wrong with each.
 
 Cases come from a counter: case `i` of a subject is made from (seed, operation, subject, i) alone. Before them come the
-cases of known findings. All subjects are judged before anything is shrunk, in rounds: no subject gets more than the
+cases of known findings. All subjects are checked before anything is shrunk, in rounds: no subject gets more than the
 first round's cases before every subject has got these. A finding says how rare it is; then the failing case that most
 users reach and that breaks the worst rule is shrunk, holding both.
 """
@@ -25,7 +25,7 @@ from specsim.verdict import Rule
 SHRINK_ATTEMPTS_MAX = 600
 DRAWS_PER_CASE_MAX = 10
 RELATED_EVERY, RELATED_AT = 32, 16
-"""Of so many cases that one is also judged with its related cases, which takes a few runs more."""
+"""Of so many cases that one is also checked with its related cases, which takes a few runs more."""
 FIRST_ROUND = 5
 """Cases that every subject gets before any gets more."""
 SHRINK_SHARE = 0.25
@@ -76,8 +76,8 @@ class Counterexample:
 
 @dataclass(slots=True)
 class SubjectResult:
-    """What judging a subject gave. `cases` counts the generated ones that were judged; `why_not` says why it was not
-    judged on any, or no further, "" if it was judged on all.
+    """What checking a subject gave. `cases` counts the generated ones that were checked; `why_not` says why it was not
+    checked on any, or no further, "" if it was checked on all.
     """
 
     cases: int = 0
@@ -113,8 +113,8 @@ def chooser_of(seed: int, subject: Subject, index: int) -> RecordingChooser:
     return seeded(seed, subject.op, subject.name, index)
 
 
-class Judging:
-    """The judging of one subject, which can be left and gone on with."""
+class SubjectCheck:
+    """The checking of one subject, which can be left and gone on with."""
 
     def __init__(self, op: Op, subject: Subject, seed: int, limits: Limits, launcher: Launcher) -> None:
         self.op = op
@@ -138,12 +138,12 @@ class Judging:
             if self.result.why_not or self._limits.is_over():
                 return
             try:
-                self._judge(each.case, each.tape, related=each.rule == KEEPS_RELATIONS.id, known=each)
+                self._check(each.case, each.tape, related=each.rule == KEEPS_RELATIONS.id, known=each)
             except EndedError as ended:
                 self._ended(ended, each.case, each.tape, known=each)
 
     def advance(self, cases: int, until: float, on_case: Callable[[int], None]) -> None:
-        """Judge it on `cases` cases in all, until `until` (of time.monotonic). Cases that it does not accept are passed
+        """Check it on `cases` cases in all, until `until` (of time.monotonic). Cases that it does not accept are passed
         over. The first case is run however late it is.
         """
         while not self.is_done and self.result.cases < cases:
@@ -155,24 +155,24 @@ class Judging:
             chooser = chooser_of(self._seed, self.subject, index)
             case = self.op.generate(chooser)
             try:
-                self.result.cases += self._judge(case, chooser.tape, related=index % RELATED_EVERY == RELATED_AT)
+                self.result.cases += self._check(case, chooser.tape, related=index % RELATED_EVERY == RELATED_AT)
             except EndedError as ended:
                 self.result.cases += 1
                 self._ended(ended, case, chooser.tape)
         self.result.cut_short = False
 
-    def _judge(self, case: Case, tape: Tape, *, related: bool, known: KnownCase | None = None) -> bool:
-        """Judge it on a case, if it accepts that; whether it did."""
+    def _check(self, case: Case, tape: Tape, *, related: bool, known: KnownCase | None = None) -> bool:
+        """Check it on a case, if it accepts that; whether it did."""
         if not self.subject.accepts(case.sizes):
             return False
         outcome = run_case(self.op, self.subject, case, related=related, launcher=self._launcher)
         if outcome.violations:
             reach = self.subject.reach(case.sizes)
             self.result.failures.append(Failure(self._next - 1, tape, worst(outcome), reach, known))
-        return outcome.judged
+        return outcome.checked
 
     def _ended(self, ended: EndedError, case: Case, tape: Tape, known: KnownCase | None = None) -> None:
-        """Note a case that ended its process: the subject is judged no further."""
+        """Note a case that ended its process: the subject is checked no further."""
         rule = ENDS if ended.hung else SURVIVES
         try:
             reach = self.subject.reach(case.sizes)
@@ -201,7 +201,7 @@ class Judging:
         )
 
 
-def judge_all(
+def check_all(
     ops: Mapping[str, Op],
     subjects: Sequence[Subject],
     *,
@@ -212,58 +212,58 @@ def judge_all(
     known: Callable[[Op, Subject], Sequence[KnownCase]] = lambda _op, _subject: (),
     first: Sequence[str] = (),
 ) -> Iterator[tuple[Subject, SubjectResult]]:
-    """Judge every subject, then shrink what failed in the time that is left; results come in the order of `subjects`.
+    """Check every subject, then shrink what failed in the time that is left; results come in the order of `subjects`.
 
-    A caller whose kernel is wrong is not judged. `on_case(subject, index)` is called before each case, with -1 while
+    A caller whose kernel is wrong is not checked. `on_case(subject, index)` is called before each case, with -1 while
     shrinking. Subjects that `first` names come first in each round: those that an earlier run had no time for.
     """
-    judgings = [Judging(ops[subject.op], subject, seed, limits, launcher) for subject in subjects]
-    in_turn = sorted(judgings, key=lambda judging: judging.subject.name not in first)
+    checks = [SubjectCheck(ops[subject.op], subject, seed, limits, launcher) for subject in subjects]
+    in_turn = sorted(checks, key=lambda check: check.subject.name not in first)
     failed: set[str] = set()
 
-    def going() -> list[Judging]:
+    def going() -> list[SubjectCheck]:
         return [j for j in in_turn if not j.is_done and j.subject.needs not in failed]
 
-    for judging in in_turn:
-        if judging.subject.needs not in failed:
-            judging.run_known(known(judging.op, judging.subject))
-        if judging.result.failures:
-            failed.add(judging.subject.name)
+    for check in in_turn:
+        if check.subject.needs not in failed:
+            check.run_known(known(check.op, check.subject))
+        if check.result.failures:
+            failed.add(check.subject.name)
     started = time.monotonic()
     for goal in _goals(limits):
-        for position, judging in enumerate(turn := going()):
+        for position, check in enumerate(turn := going()):
             now = time.monotonic()
             # What is kept for shrinking is kept as soon as there is something to shrink.
-            kept = (limits.deadline - started) * SHRINK_SHARE if any(map(limits.shrinks, _failing(judgings))) else 0.0
+            kept = (limits.deadline - started) * SHRINK_SHARE if any(map(limits.shrinks, _failing(checks))) else 0.0
             end = limits.deadline - kept if limits.deadline < math.inf else math.inf
-            if judging.subject.needs in failed or limits.stopped() or (now > end and goal > limits.first_round):
-                judging.result.cut_short = not judging.is_done
+            if check.subject.needs in failed or limits.stopped() or (now > end and goal > limits.first_round):
+                check.result.cut_short = not check.is_done
                 continue
             if goal <= limits.first_round:
                 if now > limits.deadline:
-                    judging.result.cut_short = True
+                    check.result.cut_short = True
                     continue
                 until = limits.deadline
             else:
                 until = now + (end - now) / (len(turn) - position)
-            judging.advance(goal, until, partial(on_case, judging.subject))
-            if judging.result.failures:
-                failed.add(judging.subject.name)
-    wrong = [j for j in judgings if j.result.failures and j.subject.needs not in failed]
-    for position, judging in enumerate(wrong):
+            check.advance(goal, until, partial(on_case, check.subject))
+            if check.result.failures:
+                failed.add(check.subject.name)
+    wrong = [j for j in checks if j.result.failures and j.subject.needs not in failed]
+    for position, check in enumerate(wrong):
         wanted = [j for j in wrong[position:] if limits.shrinks(j.subject)]
         now = time.monotonic()
         ends = now + (limits.deadline - now) / max(1, len(wanted))
 
-        def goes_on(subject: Subject = judging.subject, ends: float = ends) -> bool:
+        def goes_on(subject: Subject = check.subject, ends: float = ends) -> bool:
             return limits.shrinks(subject) and not limits.stopped() and time.monotonic() < ends
 
         attempts = limits.attempts if goes_on() else 0
-        judging.shrink(attempts, partial(on_case, judging.subject), goes_on)
-    for judging in judgings:
-        if judging.subject.needs in failed:
-            judging.result = SubjectResult(why_not=f"it calls {judging.subject.op}, which is itself wrong")
-        yield judging.subject, judging.result
+        check.shrink(attempts, partial(on_case, check.subject), goes_on)
+    for check in checks:
+        if check.subject.needs in failed:
+            check.result = SubjectResult(why_not=f"it calls {check.subject.op}, which is itself wrong")
+        yield check.subject, check.result
 
 
 def _goals(limits: Limits) -> Iterator[int]:
@@ -275,11 +275,11 @@ def _goals(limits: Limits) -> Iterator[int]:
     yield limits.cases
 
 
-def _failing(judgings: Sequence[Judging]) -> Iterator[Subject]:
-    return (judging.subject for judging in judgings if judging.result.failures)
+def _failing(checks: Sequence[SubjectCheck]) -> Iterator[Subject]:
+    return (check.subject for check in checks if check.result.failures)
 
 
-def judge(
+def check_subject(
     op: Op,
     subject: Subject,
     *,
@@ -288,8 +288,8 @@ def judge(
     launcher: Launcher | None = None,
     on_case: Callable[[int], None] = lambda _index: None,
 ) -> SubjectResult:
-    """Judge one subject, whatever it needs; it runs in this process, on the CPU, when there is no `launcher`."""
-    ((_subject, result),) = judge_all(
+    """Check one subject, whatever it needs; it runs in this process, on the CPU, when there is no `launcher`."""
+    ((_subject, result),) = check_all(
         {op.name: op},
         [subject],
         seed=seed,

@@ -14,7 +14,7 @@ from specsim.isolation.conversation import START_SECONDS_MAX
 from specsim.tiers.messages import Check, Failure
 from specsim.tiers.ops.rules import ENDS, SURVIVES
 from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of, why_of
-from specsim.verdict import Judged, Rule, Suite
+from specsim.verdict import CheckedSubject, Rule, Suite
 
 if TYPE_CHECKING:
     from specsim.engines.target import Target
@@ -65,12 +65,12 @@ class OpsTier:
     def title_of_end(self, subject: str, text: str) -> str:
         return f"{subject}: a case {text}"
 
-    def finds(self, judged: Judged, signature: str) -> bool:
-        return signature == f"ops:{judged.op}:{judged.subject}"
+    def finds(self, checked: CheckedSubject, signature: str) -> bool:
+        return signature == f"ops:{checked.op}:{checked.subject}"
 
-    def why_not_judged(self, suite: Mapping[str, Any], name: str) -> str:
+    def why_not_checked(self, suite: Mapping[str, Any], name: str) -> str:
         op, _, subject = name.partition(":")
-        if any(judged["op"] == op and judged["subject"] == subject for judged in suite["judged"]):
+        if any(checked["op"] == op and checked["subject"] == subject for checked in suite["judged"]):
             return ""
         reasons = {entry["what"]: entry["why"] for entry in suite["not_run"]}
         names = (f"{op} in {subject.partition(':')[2]}", f"{op}, {subject}", op)

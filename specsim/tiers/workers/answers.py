@@ -18,7 +18,7 @@ from specsim.tiers.messages import At, Check, Done, End, Failure, Replay, Replay
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
-from specsim.verdict import Finding, Judged, NotRun
+from specsim.verdict import CheckedSubject, Finding, NotRun
 
 if TYPE_CHECKING:
     from specsim.isolation.messages import Messages
@@ -115,8 +115,8 @@ def _shrinks(request: Request, unshrunk: Sequence[str], probe: str, ends: float)
 
 def _send_done(messages: Messages, probe: Any, cases: int, why_not: str = "") -> None:
     not_run = [NotRun(probe.name, why_not)] if why_not else []
-    judged = Judged(probe.name, probe.function, probe.where, cases)
-    messages.send(Done(subject=probe.name, judged=judged, not_run=not_run))
+    checked = CheckedSubject(probe.name, probe.function, probe.where, cases)
+    messages.send(Done(subject=probe.name, judged=checked, not_run=not_run))
 
 
 def _finding_of(probe: Any, found: Any, request: Request) -> tuple[Finding, WorkerReplay]:

@@ -146,7 +146,7 @@ def shrink_cases(
         result.findings.append(ProbeFinding(rule, tape, shown, broken, len(hits), known.name if known else ""))
 
 
-def judge_probe(probe: Probe, *, seed: int, cases: int) -> ProbeResult:
+def check_probe(probe: Probe, *, seed: int, cases: int) -> ProbeResult:
     """Run so many cases, and shrink what was found."""
     result = run_cases(probe, seed=seed, cases=cases)
     shrink_cases(probe, result)

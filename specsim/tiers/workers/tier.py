@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from specsim import replay_file
 from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
 from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of
-from specsim.verdict import Judged, Rule, Suite
+from specsim.verdict import CheckedSubject, Rule, Suite
 
 if TYPE_CHECKING:
     from specsim.engines.target import Target
@@ -58,12 +58,12 @@ class WorkersTier:
     def title_of_end(self, subject: str, text: str) -> str:
         return f"{subject}: a case {text}"
 
-    def finds(self, judged: Judged, signature: str) -> bool:
-        return signature.startswith(f"workers:{judged.op}:")  # a probe may break many rules
+    def finds(self, checked: CheckedSubject, signature: str) -> bool:
+        return signature.startswith(f"workers:{checked.op}:")  # a probe may break many rules
 
-    def why_not_judged(self, suite: Mapping[str, Any], name: str) -> str:
+    def why_not_checked(self, suite: Mapping[str, Any], name: str) -> str:
         probe = name.rpartition(":")[0]
-        if any(judged["op"] == probe for judged in suite["judged"]):
+        if any(checked["op"] == probe for checked in suite["judged"]):
             return ""
         return str({e["what"]: e["why"] for e in suite["not_run"]}.get(probe, f"it has no {probe}"))
 
