@@ -103,6 +103,6 @@ def chain_frequencies(
     return _law(ends[:, :, None] * torch.where(total > 0, rest / total.clamp(min=1e-300), 0.0), target_probs.dtype)
 
 
-def _law(law: Tensor, dtype: torch.dtype) -> Frequencies:
-    fits = torch.ones(law.shape[0], dtype=torch.bool, device=law.device)
-    return Frequencies(law.to(dtype), law > 0, fits)
+def _law(dist: Tensor, dtype: torch.dtype) -> Frequencies:
+    fits = torch.ones(dist.shape[0], dtype=torch.bool, device=dist.device)
+    return Frequencies(dist.to(dtype), dist > 0, fits)

@@ -93,7 +93,7 @@ def verify_tree_target_only(
 
     node = torch.zeros_like(request)  # [bs]: where each walk stands
     walking = torch.ones_like(request, dtype=torch.bool)  # [bs]
-    law = target_probs[:, 0].clone()  # [bs, V]: what is left of the distribution at `node`
+    dist = target_probs[:, 0].clone()  # [bs, V]: what is left of the distribution at `node`
     for step in range(num_steps + 1):
         number = retrieve_index[request, node]  # [bs]
         accept_index[:, step] = torch.where(walking, number, -1).to(torch.int32)
@@ -110,15 +110,15 @@ def verify_tree_target_only(
             rejected = (child >= 0) & ~accepts
             if not bool(rejected.any()):
                 break
-            law[request[rejected], token[rejected]] = 0
+            dist[request[rejected], token[rejected]] = 0
             # A walk that has accepted stays at its child, and accepts it again: its mass only grows.
             child = torch.where(rejected, retrieve_next_sibling[request, child], child)
         walking = child >= 0
         predicts[number[walking]] = candidates[request, child][walking].to(torch.int32)
         accept_token_num += walking
-        law = torch.where(walking[:, None], target_probs[request, child], law)
+        dist = torch.where(walking[:, None], target_probs[request, child], dist)
         node = torch.where(walking, child, node)
-    predicts[retrieve_index[request, node]] = _invert_cdf(law, uniform_final)
+    predicts[retrieve_index[request, node]] = _invert_cdf(dist, uniform_final)
     return Verified(predicts, accept_index, accept_token_num)
 
 
@@ -162,8 +162,8 @@ def verify_chain_rejection(
     accepts = (uniform_samples * q < p) & (q > 0)  # [bs, S]
     accepted = accepts.long().cumprod(dim=1).sum(dim=1)  # [bs]
     residual = (target_probs[:, :num_steps] - draft_probs).clamp(min=0)  # [bs, S, V]
-    laws = torch.cat([residual, target_probs[:, num_steps:]], dim=1)  # [bs, S + 1, V]
-    return _verified_chain(candidates, accepted, laws, uniform_final)
+    dists = torch.cat([residual, target_probs[:, num_steps:]], dim=1)  # [bs, S + 1, V]
+    return _verified_chain(candidates, accepted, dists, uniform_final)
 
 
 @contract(
@@ -217,8 +217,8 @@ def verify_chain_block(
     length = torch.arange(1, num_steps + 1, device=candidates.device)  # [S]
     passed = (uniform_samples < height) * length  # [bs, S]: i where u_i < h_i, else 0
     accepted = torch.cat([torch.zeros_like(candidates[:, :1]), passed], dim=1).amax(dim=1)  # [bs]
-    laws = torch.cat([residual, target_probs[:, num_steps:]], dim=1)  # [bs, S + 1, V]
-    return _verified_chain(candidates, accepted, laws, uniform_final)
+    dists = torch.cat([residual, target_probs[:, num_steps:]], dim=1)  # [bs, S + 1, V]
+    return _verified_chain(candidates, accepted, dists, uniform_final)
 
 
 @contract(
@@ -275,7 +275,7 @@ def verify_tree_rejection(
 
     node = torch.zeros_like(request)  # [bs]: where each walk stands
     walking = torch.ones_like(request, dtype=torch.bool)  # [bs]
-    law = target_probs[:, 0]  # [bs, V]: p, as far as it is left at `node`
+    dist = target_probs[:, 0]  # [bs, V]: p, as far as it is left at `node`
     for step in range(num_steps + 1):
         number = retrieve_index[request, node]  # [bs]
         accept_index[:, step] = torch.where(walking, number, -1).to(torch.int32)
@@ -285,21 +285,21 @@ def verify_tree_rejection(
         child = torch.where(walking, retrieve_next_token[request, node], -1)  # [bs]
         for _ in range(ndt):  # a node has fewer than ndt children
             token = candidates[request, child]  # [bs]; of no use where there is no child
-            p, q = law[request, token], proposal[request, token]  # [bs]
+            p, q = dist[request, token], proposal[request, token]  # [bs]
             rejected = (child >= 0) & ~((uniform_samples[request, child] * q < p) & (q > 0))
             if not bool(rejected.any()):
                 break
             drawn = (rejected & (q > 0))[:, None]  # [bs, 1]
-            residual = _normalised((law - proposal).clamp(min=0))  # [bs, V]
+            residual = _normalised((dist - proposal).clamp(min=0))  # [bs, V]
             without = _normalised(proposal.scatter(1, token[:, None], 0))  # [bs, V]
-            law, proposal = torch.where(drawn, residual, law), torch.where(drawn, without, proposal)
+            dist, proposal = torch.where(drawn, residual, dist), torch.where(drawn, without, proposal)
             child = torch.where(rejected, retrieve_next_sibling[request, child], child)
         walking = child >= 0
         predicts[number[walking]] = candidates[request, child][walking].to(torch.int32)
         accept_token_num += walking
-        law = torch.where(walking[:, None], target_probs[request, child], law)
+        dist = torch.where(walking[:, None], target_probs[request, child], dist)
         node = torch.where(walking, child, node)
-    predicts[retrieve_index[request, node]] = _invert_cdf(law, uniform_final)
+    predicts[retrieve_index[request, node]] = _invert_cdf(dist, uniform_final)
     return Verified(predicts, accept_index, accept_token_num)
 
 
@@ -323,15 +323,15 @@ def _normalised(weights: Tensor) -> Tensor:
     return weights / torch.where(total > 0, total, 1)
 
 
-def _verified_chain(candidates: Tensor, accepted: Tensor, laws: Tensor, uniform_final: Tensor) -> Verified:
-    """The result for chains: the first `accepted` [bs] drafts, then a token of that row of `laws` [bs, S + 1, V]."""
+def _verified_chain(candidates: Tensor, accepted: Tensor, dists: Tensor, uniform_final: Tensor) -> Verified:
+    """The result for chains: the first `accepted` [bs] drafts, then a token of that row of `dists` [bs, S + 1, V]."""
     bs, ndt = candidates.shape
     request = torch.arange(bs, device=candidates.device)  # [bs]
     node = torch.arange(ndt, device=candidates.device)  # [ndt]
     number = request[:, None] * ndt + node  # [bs, ndt]
     on_path = node <= accepted[:, None]  # [bs, ndt]
     following = torch.cat([candidates[:, 1:], torch.zeros_like(candidates[:, :1])], dim=1).to(torch.int32)
-    following[request, accepted] = _invert_cdf(laws[request, accepted], uniform_final)
+    following[request, accepted] = _invert_cdf(dists[request, accepted], uniform_final)
     return Verified(
         predicts=torch.where(on_path, following, 0).flatten(),
         accept_index=torch.where(on_path, number, -1).to(torch.int32),

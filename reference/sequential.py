@@ -227,12 +227,12 @@ def next_token_law(
     return _law(_processed(logits, output_tokens, prompt_tokens, params, grammar_mask), params)
 
 
-def draw(law: Tensor, coin: float) -> int:
-    """The token that `coin` draws from the weights `law` [V]: the smallest of those with a positive weight whose
+def draw(dist: Tensor, coin: float) -> int:
+    """The token that `coin` draws from the weights `dist` [V]: the smallest of those with a positive weight whose
     cumulative weight exceeds `coin` times the total; where there is none, the last with a positive weight.
     """
-    cumulative = law.cumsum(dim=0)  # [V]
-    positive = (law > 0).nonzero()[:, 0]
+    cumulative = dist.cumsum(dim=0)  # [V]
+    positive = (dist > 0).nonzero()[:, 0]
     above = positive[cumulative[positive] > coin * cumulative[-1]]
     return int(above[0] if len(above) else positive[-1])
 
@@ -266,33 +266,33 @@ def _law(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.temperature < GREEDY_TEMPERATURE:
         largest = (logits == logits.max()).nonzero()[0, 0]
         return torch.zeros_like(logits).index_fill_(0, largest, 1)
-    law = _tempered(logits, params).softmax(dim=0)  # [V]
-    if 1 <= params.top_k < len(law):
-        law = _kept(law, law.sort(descending=True).values[params.top_k - 1])
+    dist = _tempered(logits, params).softmax(dim=0)  # [V]
+    if 1 <= params.top_k < len(dist):
+        dist = _kept(dist, dist.sort(descending=True).values[params.top_k - 1])
     if params.top_p < 1:
-        ordered = law.sort(descending=True).values  # [V]
+        ordered = dist.sort(descending=True).values  # [V]
         short = int((ordered.cumsum(dim=0) < params.top_p).sum())  # how many of them are not enough
-        law = _kept(law, ordered[min(short, len(law) - 1)])
+        dist = _kept(dist, ordered[min(short, len(dist) - 1)])
     if params.min_p > 0:
-        law = _kept(law, params.min_p * law.max())
-    return law
+        dist = _kept(dist, params.min_p * dist.max())
+    return dist
 
 
 def _tempered(logits: Tensor, params: SamplingParams) -> Tensor:
     return logits if params.temperature < GREEDY_TEMPERATURE else logits / params.temperature
 
 
-def _kept(law: Tensor, pivot: Tensor) -> Tensor:
-    law = torch.where(law >= pivot, law, 0)
-    return law / law.sum()
+def _kept(dist: Tensor, pivot: Tensor) -> Tensor:
+    dist = torch.where(dist >= pivot, dist, 0)
+    return dist / dist.sum()
 
 
 def _coin(coins: Callable[[int], float] | Sequence[float] | None, index: int) -> float:
     if coins is None or (not callable(coins) and index >= len(coins)):
-        raise ValueError(f"the coin of output {index} is missing; allowed without coins: temperature 0")
+        raise ValueError(f"the uniform draw of output {index} is missing; allowed without uniform draws: temperature 0")
     coin = coins(index) if callable(coins) else coins[index]
     if validation.enabled() and not 0 <= coin <= 1:
-        raise ValueError(f"the coin of output {index} is {coin}; allowed: 0 to 1")
+        raise ValueError(f"the uniform draw of output {index} is {coin}; allowed: 0 to 1")
     return coin
 
 

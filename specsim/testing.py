@@ -168,13 +168,14 @@ def _told(finding: Finding, hit_by: str, more: Collection[str], command: str) ->
 def assert_lossless(
     rule: Callable[..., Any], operation: str = "", *, quick: bool = False, device: str = "cpu", dtype: Any = None
 ) -> None:
-    """`rule`, a sampling rule of verification, emits the target model's law exactly: no statistics, no tolerance.
+    """`rule`, a sampling rule of verification, emits the target model's distribution exactly: no statistics, no
+    tolerance.
 
     `operation` is verify_tree_target_only, verify_chain_rejection, verify_chain_block or verify_tree_rejection, whose
     arguments the rule takes; left out, it is the rule's own name. `quick` keeps to a few small models and trees;
-    `dtype` is that of laws and coins, torch.float32 when left out. Raises AssertionError with the model and tree where
-    it is furthest off, and how much more probable some outcome is than it should be, as a fraction; UsageError for
-    another operation.
+    `dtype` is that of distributions and uniform draws, torch.float32 when left out. Raises AssertionError with the
+    model and tree where it is furthest off, and how much more probable some outcome is than it should be, as a
+    fraction; UsageError for another operation.
     """
     __tracebackhide__ = True
     import torch
@@ -189,7 +190,7 @@ def assert_lossless(
     if most:
         off = sum(1 for value in found.values() if value)
         lines = [
-            f"{name}: what is emitted is {most} = {float(most):.6f} off the target's law, in total variation",
+            f"{name}: what is emitted is {most} = {float(most):.6f} off the target's distribution, in total variation",
             f"   {'model':<10} {where}",
             f"   {'hit by':<10} {off} of {len(found)} models and trees",
             f"   {'replay':<10} {_again(None)}",

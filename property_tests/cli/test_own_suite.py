@@ -97,7 +97,7 @@ def test_a_rule_that_is_off_is_reported_with_the_exact_distance() -> None:
         return verify_chain_rejection(**{**given, "uniform_final": given["uniform_final"] / 2})
 
     text = message_of(assert_lossless, halved, "verify_chain_rejection", quick=True)
-    assert re.match(r"verify_chain_rejection: what is emitted is \d+/\d+ = 0\.\d+ off the target's law", text)
+    assert re.match(r"verify_chain_rejection: what is emitted is \d+/\d+ = 0\.\d+ off the target's distribution", text)
     assert re.search(r"replay +pytest \S+::test_a_rule_that_is_off", text.splitlines()[-1])
     with pytest.raises(UsageError, match="'halved' is no sampling rule; name the operation"):
         assert_lossless(halved)

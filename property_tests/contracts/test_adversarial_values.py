@@ -30,7 +30,7 @@ def _has(name: str, test: Callable[[torch.Tensor], torch.Tensor]) -> Mark:
 
 
 def _root_coin_beside_a_threshold(ulps: int) -> Mark:
-    """The root's coin is the first child's probability, or the float32 before or after it."""
+    """The root's uniform draw is the first child's probability, or the float32 before or after it."""
 
     def drawn(case: Case) -> bool:
         tensors = case.tensors
@@ -83,13 +83,19 @@ MARKS: dict[str, tuple[str, Mark]] = {
     "NaN": ("row_argmax", _has("logits", torch.isnan)),
     "infinity": ("row_argmax", _has("logits", torch.isposinf)),
     "minus infinity": ("row_argmax", _has("logits", torch.isneginf)),
-    "a coin at a threshold": ("verify_tree_target_only", _root_coin_beside_a_threshold(0)),
-    "a coin an ulp after it": ("verify_tree_target_only", _root_coin_beside_a_threshold(1)),
-    "a coin an ulp before it": ("verify_tree_target_only", _root_coin_beside_a_threshold(-1)),
-    "coin 0": ("verify_tree_target_only", _has("uniform_samples", lambda coins: coins == 0.0)),
-    "coin 1 - 2^-24": ("verify_tree_target_only", _has("uniform_samples", lambda coins: coins == 1.0 - 2.0**-24)),
-    "final coin 0": ("verify_tree_target_only", _has("uniform_final", lambda coins: coins == 0.0)),
-    "final coin 1 - 2^-24": ("verify_tree_target_only", _has("uniform_final", lambda coins: coins == 1.0 - 2.0**-24)),
+    "a uniform draw at a threshold": ("verify_tree_target_only", _root_coin_beside_a_threshold(0)),
+    "a uniform draw an ulp after it": ("verify_tree_target_only", _root_coin_beside_a_threshold(1)),
+    "a uniform draw an ulp before it": ("verify_tree_target_only", _root_coin_beside_a_threshold(-1)),
+    "uniform draw 0": ("verify_tree_target_only", _has("uniform_samples", lambda coins: coins == 0.0)),
+    "uniform draw 1 - 2^-24": (
+        "verify_tree_target_only",
+        _has("uniform_samples", lambda coins: coins == 1.0 - 2.0**-24),
+    ),
+    "final uniform draw 0": ("verify_tree_target_only", _has("uniform_final", lambda coins: coins == 0.0)),
+    "final uniform draw 1 - 2^-24": (
+        "verify_tree_target_only",
+        _has("uniform_final", lambda coins: coins == 1.0 - 2.0**-24),
+    ),
     "a vocabulary of a power of two": ("row_argmax", _vocab(0)),
     "one less": ("row_argmax", _vocab(-1)),
     "one more": ("row_argmax", _vocab(1)),

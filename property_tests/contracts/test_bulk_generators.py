@@ -218,9 +218,9 @@ def test_deep_walks_are_frequent_in_trees_of_any_size(topk: int, num_steps: int,
 @pytest.mark.parametrize("name", SAMPLING_OPS)
 def test_distributions_are_dyadic_and_drafts_can_have_been_drawn(name: str) -> None:
     case = verification(name)
-    laws = [tensor * 64 for arg, tensor in case.tensors.items() if arg.endswith("_probs")]
-    assert all(torch.equal(law, law.round()) for law in laws)
-    assert all(bool((law == 0).any()) and bool((law == 64).any()) for law in laws)
+    dists = [tensor * 64 for arg, tensor in case.tensors.items() if arg.endswith("_probs")]
+    assert all(torch.equal(dist, dist.round()) for dist in dists)
+    assert all(bool((dist == 0).any()) and bool((dist == 64).any()) for dist in dists)
     draft, tokens = case.tensors.get("draft_probs"), case.tensors["candidates"]
     if draft is not None and name.startswith("verify_chain"):
         assert bool((draft.gather(2, tokens[:, 1:, None]) > 0).all())
@@ -237,7 +237,7 @@ def test_distributions_are_dyadic_and_drafts_can_have_been_drawn(name: str) -> N
                 child = torch.where(child >= 0, sibling.gather(1, child.clamp(min=0)[:, None])[:, 0], -1)
 
 
-def test_a_quarter_of_the_target_only_coins_lies_at_and_beside_cumulative_probabilities() -> None:
+def test_a_quarter_of_the_target_only_uniform_draws_lies_at_and_beside_cumulative_probabilities() -> None:
     coins = verification("verify_tree_target_only").tensors["uniform_samples"]
     at = coins * 64 == (coins * 64).round()
     nearest = (coins * 64).round() / 64
@@ -246,7 +246,7 @@ def test_a_quarter_of_the_target_only_coins_lies_at_and_beside_cumulative_probab
         assert 0.1 < beside.float().mean() < 0.6
 
 
-def test_coins_of_the_token_rule_lie_at_and_beside_the_ratio() -> None:
+def test_uniform_draws_of_the_token_rule_lie_at_and_beside_the_ratio() -> None:
     case = verification("verify_chain_rejection").tensors
     drafts = case["candidates"][:, 1:, None]
     q = case["draft_probs"].gather(2, drafts)[:, :, 0]
@@ -258,7 +258,7 @@ def test_coins_of_the_token_rule_lie_at_and_beside_the_ratio() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLING_OPS)
-def test_coins_are_below_1_and_final_coins_lie_beside_edges_too(name: str) -> None:
+def test_uniform_draws_are_below_1_and_final_uniform_draws_lie_beside_edges_too(name: str) -> None:
     case = verification(name).tensors
     for coins in (case["uniform_samples"], case["uniform_final"]):
         assert bool(((coins >= 0) & (coins < 1)).all())
@@ -266,8 +266,8 @@ def test_coins_are_below_1_and_final_coins_lie_beside_edges_too(name: str) -> No
     assert int((case["uniform_final"] == 0).sum()) >= 20
 
 
-def test_coins_off_the_path_accept_and_reject() -> None:
-    """So that a coin, a law or a link of a wrong node shows."""
+def test_uniform_draws_off_the_path_accept_and_reject() -> None:
+    """So that a uniform draw, a distribution or a link of a wrong node shows."""
     case = verification("verify_tree_target_only")
     ndt, first = case.sizes["num_draft_tokens"], case.tensors["retrieve_next_token"]
     path = OPS["verify_tree_target_only"].expected(case)["accept_index"].long()

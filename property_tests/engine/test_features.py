@@ -161,7 +161,9 @@ def test_a_batch_larger_than_every_graph_runs_without_one() -> None:
 
 
 @given(fingerprint=st.integers(0, 2**64 - 1), temperature=st.sampled_from([1, 4]), repeated=st.integers(0, 3))
-def test_coins_draw_each_token_as_often_as_its_weight_says(fingerprint: int, temperature: int, repeated: int) -> None:
+def test_uniform_draws_draw_each_token_as_often_as_its_weight_says(
+    fingerprint: int, temperature: int, repeated: int
+) -> None:
     params = SamplingParams(temperature=temperature, frequency_penalty=2)
     counts = {A: repeated}
     drawn = Counter(draw_token(fingerprint, coin << 54, params, counts, None) for coin in range(1 << 10))

@@ -1,4 +1,6 @@
-"""Two pools, for the whole past and for a window of it: each has its own law, and nothing in the window is given up."""
+"""Two pools, for the whole past and for a window of it: each keeps its own rules, and nothing in the window is given
+up.
+"""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def test_bytes_are_those_that_a_case_reads_and_writes() -> None:
     assert bytes_to_move(KERNELS["move_kv"], moved) == indices + 2 * 4 * changed
     walk = outcome_of("verify_tree_target_only")
     rows = int((walk.expected["accept_token_num"] + 1).sum())
-    laws = rows * walk.case.sizes["vocab_size"] * 4
-    assert laws <= bytes_to_move(KERNELS["verify_tree_target_only"], walk) < laws + 2048
+    dists = rows * walk.case.sizes["vocab_size"] * 4
+    assert dists <= bytes_to_move(KERNELS["verify_tree_target_only"], walk) < dists + 2048
 
 
 @interpreted

@@ -31,7 +31,7 @@ LARGE = ("build_tree", "reconstruct_tree", "organize_draft_results", "verify_tre
 WITH_KERNELS = [name for name in OPS if name not in WITHOUT_A_KERNEL]
 OPERATIONS = (*WITH_KERNELS, "move_kv_of_buffers", *(f"{op}@64" for op in LARGE)) if EVERYTHING else HOT
 
-# What a launch reads and writes most of, where that is rows of logits, laws, KV or hidden states.
+# What a launch reads and writes most of, where that is rows of logits, distributions, KV or hidden states.
 READS_ROWS = {
     *("verify_tree_target_only", "verify_chain_rejection", "verify_chain_block", "verify_tree_rejection"),
     *("top_k_renorm_probs", "top_p_renorm_probs", "min_p_renorm_probs", "temperature_softmax", "row_argmax"),

@@ -1,7 +1,8 @@
-"""What the sampling kernels emit has exactly the target model's law, coin by coin, and ties are told from neighbours.
+"""What the sampling kernels emit has exactly the target model's distribution, one uniform draw after the other, and
+ties are told from neighbours.
 
-The law of two rules is counted out in the normal suite; that of the other two, which take the interpreter longer, in
-`make nightly` and on a GPU.
+The distribution of two rules is counted out in the normal suite; that of the other two, which take the interpreter
+longer, in `make nightly` and on a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def test_a_kernel_emits_the_targets_distribution(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.slow(runs_one_in=5)
-def test_coins_next_to_a_threshold_fall_on_the_references_side(name: str) -> None:
+def test_uniform_draws_next_to_a_threshold_fall_on_the_references_side(name: str) -> None:
     op = OPS[name]
     made = (op.generate(seeded(7, name, index)) for index in range(2000))
     small = itertools.islice((case for case in made if case.sizes["num_nodes"] <= 8), 60)

@@ -356,13 +356,13 @@ BROKEN_LINKS = [
 def test_a_walk_over_broken_links_ends(name: str, links: dict[str, list[int]], target: int) -> None:
     op = OPS[name]
     tree = {"retrieve_next_token": [1, 3, -1, -1], "retrieve_next_sibling": [-1, 2, -1, -1]} | links
-    law = torch.nn.functional.one_hot(torch.tensor(target), 100).to(torch.float32)
+    dist = torch.nn.functional.one_hot(torch.tensor(target), 100).to(torch.float32)
     available = {
         "candidates": torch.tensor([[10, 11, 12, 13]]),
         "retrieve_index": torch.arange(4)[None],
         **{name: torch.tensor([link]) for name, link in tree.items()},
         "target_predict": torch.full((1, 4), target),
-        "target_probs": law.expand(1, 4, 100).contiguous(),
+        "target_probs": dist.expand(1, 4, 100).contiguous(),
         "draft_probs": torch.full((1, 4, 100), 0.01),
         "uniform_samples": torch.full((1, 4), 0.5),
         "uniform_final": torch.full((1,), 0.5),

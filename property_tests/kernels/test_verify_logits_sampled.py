@@ -127,8 +127,10 @@ def test_half_precision_is_read_as_it_is(dtype: torch.dtype) -> None:
     assert_right(case, run(case, dtype=dtype))
 
 
-def test_coins_on_thresholds_of_dyadic_distributions_fall_on_the_references_side() -> None:
-    """A law that is the same for 2, 4 or 8 tokens: every sum is exact, and every coin is on an edge or beside one."""
+def test_uniform_draws_on_thresholds_of_dyadic_distributions_fall_on_the_references_side() -> None:
+    """A distribution that is the same for 2, 4 or 8 tokens: every sum is exact, and every uniform draw is on an edge or
+    beside one.
+    """
     edges = torch.arange(1, 9, 2) / 8
     coins = torch.cat([edges, torch.nextafter(edges, torch.zeros(())), torch.nextafter(edges, torch.ones(()))])
     coins = coins.clamp(0, 1)
@@ -201,7 +203,7 @@ def test_what_is_emitted_has_exactly_the_targets_distribution() -> None:
 
 
 def by_logits(target_probs: torch.Tensor, num_steps: int, **tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """`verify_tree_target_only` as `verify_logits_sampled` of the laws' logarithms."""
+    """`verify_tree_target_only` as `verify_logits_sampled` of the distributions' logarithms."""
     bs, ndt, vocab_size = target_probs.shape
     device = target_probs.device
     sizes = {"bs": bs, "num_draft_tokens": ndt, "accept_width": num_steps + 1, "num_nodes": bs * ndt}

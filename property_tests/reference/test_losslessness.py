@@ -1,4 +1,6 @@
-"""Speculative sampling, counted out: the exact law of every rule, and by how much it is off where it should be."""
+"""Speculative sampling, counted out: the exact distribution of every rule, and by how much it is off where it should
+be.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,10 @@ every_name = pytest.mark.parametrize("name", NAMES)
 every_model = pytest.mark.parametrize(("target", "drafter"), MODELS.values(), ids=list(MODELS))
 
 
-def law_of(name: str, proposals: Any, **options: Any) -> Any:
-    """The law of a rule by two witnesses: counted out of the reference in double precision, and derived exactly."""
+def distribution_of(name: str, proposals: Any, **options: Any) -> Any:
+    """The distribution of a rule by two witnesses: counted out of the reference in double precision, and derived
+    exactly.
+    """
     counted = output_distribution(rule_of(name, BY_NAME[name].reference, dtype=torch.float64, **options), proposals)
     assert counted == exact_distribution(name, proposals, **options)
     return counted
@@ -64,9 +68,9 @@ def chains(name: str, target: Any, drafter: Any, num_steps: int) -> list[Proposa
     return chain_proposals(target, drafter, num_steps, block=name == "verify_chain_block")
 
 
-def toy_off(law: Any) -> Fraction:
-    """How far the first token of `law` is off the toy target."""
-    return off(law, TOY[0], 1)
+def toy_off(dist: Any) -> Fraction:
+    """How far the first token of `dist` is off the toy target."""
+    return off(dist, TOY[0], 1)
 
 
 # ---- what is promised of the rules
@@ -77,36 +81,38 @@ def toy_off(law: Any) -> Fraction:
 def test_target_only_sampling_has_the_targets_distribution_whatever_the_tree(
     target: Any, drafter: Any, tokens: Any, parents: Any
 ) -> None:
-    assert off(law_of("verify_tree_target_only", [target_only_proposal(tokens, parents, target)]), target, 3) == 0
+    assert (
+        off(distribution_of("verify_tree_target_only", [target_only_proposal(tokens, parents, target)]), target, 3) == 0
+    )
 
 
 @every_model
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
 def test_both_chain_rules_have_the_targets_distribution(target: Any, drafter: Any, name: str, num_steps: int) -> None:
-    assert off(law_of(name, chains(name, target, drafter, num_steps)), target, num_steps + 1) == 0
+    assert off(distribution_of(name, chains(name, target, drafter, num_steps)), target, num_steps + 1) == 0
 
 
 @every_model
 @pytest.mark.parametrize("families", FAMILIES.values(), ids=list(FAMILIES))
 def test_tree_rejection_has_the_targets_distribution(target: Any, drafter: Any, families: Any) -> None:
-    assert off(law_of("verify_tree_rejection", rejection_proposals(target, drafter, families)), target, 3) == 0
+    assert off(distribution_of("verify_tree_rejection", rejection_proposals(target, drafter, families)), target, 3) == 0
 
 
 def test_a_tree_deeper_than_the_steps_is_cut_without_changing_the_distribution() -> None:
     target, drafter = MODELS["four tokens"]
     tree = [target_only_proposal((0, 1, 0, 2), (-1, 0, 1, 1), target)]
-    assert off(law_of("verify_tree_target_only", tree, num_steps=1), target, 3) == 0
-    assert off(law_of("verify_tree_target_only", tree, num_steps=0), target, 3) == 0
+    assert off(distribution_of("verify_tree_target_only", tree, num_steps=1), target, 3) == 0
+    assert off(distribution_of("verify_tree_target_only", tree, num_steps=0), target, 3) == 0
     families = rejection_proposals(target, drafter, (1, 2))
-    assert off(law_of("verify_tree_rejection", families, num_steps=1), target, 3) == 0
+    assert off(distribution_of("verify_tree_rejection", families, num_steps=1), target, 3) == 0
 
 
 def test_a_certain_draft_that_the_target_never_says_is_lost_to_nobody() -> None:
     never, certain = (Fraction(0), HALF, HALF), (ONE, Fraction(0), Fraction(0))
     for name in CHAINS:
-        law = law_of(name, chains(name, lambda _prefix: never, lambda _prefix: certain, 2))
-        assert law == {(1,): HALF, (2,): HALF}
+        dist = distribution_of(name, chains(name, lambda _prefix: never, lambda _prefix: certain, 2))
+        assert dist == {(1,): HALF, (2,): HALF}
 
 
 @pytest.mark.parametrize(
@@ -123,15 +129,15 @@ def test_target_only_sampling_is_off_by_its_closed_forms(
     siblings: Any, single: Any, acc: Any, expected: Fraction
 ) -> None:
     proposal = target_only_proposal((0, *siblings), (-1, *(0 for _ in siblings)), TOY[0], acc)
-    law = law_of("verify_tree_target_only", [proposal], threshold_single=single, threshold_acc=acc)
-    assert toy_off(law) == expected
+    dist = distribution_of("verify_tree_target_only", [proposal], threshold_single=single, threshold_acc=acc)
+    assert toy_off(dist) == expected
 
 
-def test_threshold_acc_shares_out_the_coin_by_the_closed_form() -> None:
+def test_threshold_acc_shares_out_the_uniform_draw_by_the_closed_form() -> None:
     acc, siblings = Fraction(3, 4), (1, 0, 2, 3)
     tree = [target_only_proposal((0, *siblings), (-1, 0, 0, 0, 0), TOY[0], acc)]
     accepted: dict[int, Fraction] = {}
-    for tokens, probability in law_of("verify_tree_target_only", tree, threshold_acc=acc, num_steps=1).items():
+    for tokens, probability in distribution_of("verify_tree_target_only", tree, threshold_acc=acc, num_steps=1).items():
         if len(tokens) == 2:
             accepted[tokens[0]] = accepted.get(tokens[0], Fraction(0)) + probability
     masses = itertools.accumulate((SKEWED[token] for token in siblings), initial=Fraction(0))
@@ -142,13 +148,13 @@ def test_threshold_acc_shares_out_the_coin_by_the_closed_form() -> None:
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_an_argmax_passed_off_as_a_draw_is_off_by_five_sixteenths(name: str) -> None:
-    top = chains(name, *TOY, 1)[0]  # token 0, always, with the softmax law beside it
-    assert toy_off(law_of(name, [Proposal(ONE, top.drafted, top.thresholds)])) == Fraction(5, 16)
+    top = chains(name, *TOY, 1)[0]  # token 0, always, with the softmax distribution beside it
+    assert toy_off(distribution_of(name, [Proposal(ONE, top.drafted, top.thresholds)])) == Fraction(5, 16)
 
 
 @cache
 def lengths(model: str, num_steps: int) -> list[Fraction]:
-    return [expected_length(law_of(name, chains(name, *MODELS[model], num_steps))) for name in CHAINS]
+    return [expected_length(distribution_of(name, chains(name, *MODELS[model], num_steps))) for name in CHAINS]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -163,8 +169,8 @@ def test_block_verification_emits_more_where_ratios_make_up_for_each_other() -> 
 
 
 def test_the_token_rule_accepts_the_overlap_of_both_distributions() -> None:
-    law = law_of("verify_chain_rejection", chains("verify_chain_rejection", *TOY, 1))
-    assert expected_length(law) == 1 + sum(map(min, SKEWED, EAGER))
+    dist = distribution_of("verify_chain_rejection", chains("verify_chain_rejection", *TOY, 1))
+    assert expected_length(dist) == 1 + sum(map(min, SKEWED, EAGER))
 
 
 # ---- what is promised to those who hold their own implementation against it
@@ -181,7 +187,7 @@ def test_reference_and_naive_implementation_are_at_distance_zero(name: str, dtyp
 @every_name
 def test_both_witnesses_agree_on_every_trial(name: str) -> None:
     for where, trial in trials(name):
-        assert law_of(name, trial.proposals), where
+        assert distribution_of(name, trial.proposals), where
         assert off(exact_distribution(name, trial.proposals), trial.target, trial.length) == 0, where
 
 
@@ -217,7 +223,9 @@ def test_an_implementation_that_writes_in_place_gets_prefilled_outputs() -> None
 
 
 def test_a_lossless_rule_of_another_shape_is_at_distance_zero() -> None:
-    """The token rule is no block verification, and flips elsewhere; the law is the same, and that is what counts."""
+    """The token rule is no block verification, and flips elsewhere; the distribution is the same, and that is what
+    counts.
+    """
     assert distance("verify_chain_block", verify_chain_rejection, quick=True) == 0
     assert distance("verify_chain_rejection", verify_chain_block, quick=True) == 0
 
@@ -228,7 +236,7 @@ def test_distances_say_where_an_implementation_is_off() -> None:
 
     found = distances("verify_chain_rejection", never_accepts)
     assert found["certain drafts, 1 draft"] == Fraction(9, 16)  # the draft, which the residual cannot say
-    assert found["equal, 1 draft"] > 0  # nothing is left of the law: the last token of the vocabulary
+    assert found["equal, 1 draft"] > 0  # nothing is left of the distribution: the last token of the vocabulary
     assert distance("verify_chain_rejection", never_accepts) == max(found.values())
 
 
@@ -263,7 +271,7 @@ def test_an_unknown_name_is_refused_with_the_four_that_there_are(call: Callable[
 
 
 def blind_to_coin(which: int) -> Proposal[Drafted]:
-    """The toy with two children of the root, and no thresholds for one coin."""
+    """The toy with two children of the root, and no thresholds for one uniform draw."""
     proposal = target_only_proposal((0, 0, 1), (-1, 0, 0), TOY[0])
     thresholds = tuple(() if i == which else cuts for i, cuts in enumerate(proposal.thresholds))
     return Proposal(ONE, proposal.drafted, thresholds)
@@ -283,11 +291,11 @@ def test_a_threshold_is_found_as_the_fraction_that_it_is(threshold: Fraction) ->
     def rule(_drafted: Any, coins: torch.Tensor) -> Any:
         return [(int(coin < float(threshold)),) for coin in coins[:, 0].tolist()]
 
-    law = output_distribution(rule, [Proposal(ONE, None, ((),))], find_thresholds=True)
-    assert law == {(1,): threshold, (0,): 1 - threshold}
+    dist = output_distribution(rule, [Proposal(ONE, None, ((),))], find_thresholds=True)
+    assert dist == {(1,): threshold, (0,): 1 - threshold}
 
 
-def test_a_decision_that_no_box_of_coins_bounds_is_refused() -> None:
+def test_a_decision_that_no_box_of_uniform_draws_bounds_is_refused() -> None:
     def diagonal(_drafted: Any, coins: torch.Tensor) -> Any:
         return [(int(a + b < 1),) for a, b in coins.tolist()]
 
@@ -299,7 +307,7 @@ def test_weights_that_are_no_distribution_and_results_that_are_too_few_are_refus
     half = Proposal(HALF, 0, ((HALF,),))
     with pytest.raises(ValueError, match=r"the weights of the proposals add up to 1/2; allowed: 1"):
         output_distribution(lambda _drafted, coins: [(0,)] * len(coins), [half])
-    with pytest.raises(ValueError, match=r"the rule returned 1 results for 6 rows of coins"):
+    with pytest.raises(ValueError, match=r"the rule returned 1 results for 6 rows of uniform draws"):
         output_distribution(lambda _drafted, _coins: [(0,)], [half, half])
     many = tuple(Fraction(n, 1001) for n in range(1001))
     with pytest.raises(ValueError, match=r"a proposal has 1001 x 1001 = 1002001 cells; allowed: at most 1000000"):
@@ -307,13 +315,13 @@ def test_weights_that_are_no_distribution_and_results_that_are_too_few_are_refus
 
 
 def test_a_rule_of_ones_own_is_checked_with_its_own_thresholds() -> None:
-    def biased(law: Any, coins: torch.Tensor) -> Any:
-        return [(0,) if coin < float(law[0]) + 0.125 else (1,) for coin in coins[:, 0].tolist()]
+    def biased(dist: Any, coins: torch.Tensor) -> Any:
+        return [(0,) if coin < float(dist[0]) + 0.125 else (1,) for coin in coins[:, 0].tolist()]
 
-    law = (Fraction(3, 8), Fraction(5, 8))
-    own = output_distribution(biased, [Proposal(ONE, law, ((HALF,),))])
+    dist = (Fraction(3, 8), Fraction(5, 8))
+    own = output_distribution(biased, [Proposal(ONE, dist, ((HALF,),))])
     assert own == {(0,): HALF, (1,): HALF}
-    assert total_variation(own, target_distribution(lambda _prefix: law, 1)) == Fraction(1, 8)
+    assert total_variation(own, target_distribution(lambda _prefix: dist, 1)) == Fraction(1, 8)
 
 
 def test_target_distributions_are_distributions_and_completing_keeps_what_was_emitted() -> None:

@@ -403,7 +403,7 @@ def test_nan_wins_or_counts_as_minus_infinity(row: list[float], highest: int, lo
     assert row_argmax(logits, NAN_LOWEST).tolist() == [lowest]
 
 
-# Laws and filters
+# Distributions and filters
 
 
 @given(case=cases(SOFTMAX))

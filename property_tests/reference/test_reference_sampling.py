@@ -152,7 +152,7 @@ def test_paths_start_at_the_root_and_end_in_padding(op: Op) -> None:
 
 
 @pytest.mark.parametrize("op", TREE_OPS, ids=lambda op: op.name)
-def test_predicts_goes_by_the_nodes_number_and_distributions_and_coins_by_the_node(op: Op) -> None:
+def test_predicts_goes_by_the_nodes_number_and_distributions_and_uniform_draws_by_the_node(op: Op) -> None:
     for case in seeded_cases(op.name)[:60]:
         renumbered = case.clone()
         renumbered.tensors["retrieve_index"] = case.tensors["retrieve_index"].flip(1)
@@ -175,7 +175,7 @@ def test_fewer_steps_cut_the_path_and_draw_from_the_whole_distribution(op: Op) -
 
 
 @every_op
-def test_cases_reach_every_accept_length_and_coins_at_the_ends(op: Op) -> None:
+def test_cases_reach_every_accept_length_and_uniform_draws_at_the_ends(op: Op) -> None:
     lengths: dict[int, Counter[int]] = {steps: Counter() for steps in range(1, 7)}
     coins: Counter[float] = Counter()
     for case in seeded_cases(op.name):
@@ -194,11 +194,11 @@ def test_cases_reach_every_accept_length_and_coins_at_the_ends(op: Op) -> None:
 def test_distributions_are_sixty_fourths_with_zeros_and_certainties_among_them(op: Op) -> None:
     zeros = certain = 0
     for case in seeded_cases(op.name):
-        laws = case.tensors["target_probs"]
-        assert torch.equal(laws * 64, (laws * 64).round())
-        assert bool((laws.sum(dim=2) <= 1).all())
-        zeros += bool((laws == 0).any())
-        certain += bool((laws == 1).any())
+        dists = case.tensors["target_probs"]
+        assert torch.equal(dists * 64, (dists * 64).round())
+        assert bool((dists.sum(dim=2) <= 1).all())
+        zeros += bool((dists == 0).any())
+        certain += bool((dists == 1).any())
         assert case.sizes["vocab_size"] in (*range(3, 13), *WIDE_VOCAB_SIZES)
     assert min(zeros, certain) >= 50
 
@@ -241,7 +241,7 @@ def target_only_case(**change: Any) -> Any:
     ("coin", "path"),
     [(0.0, [0, 1, 3]), (BELOW_QUARTER, [0, 1, 3]), (0.25, [0, 2, -1]), (0.5 - 2**-25, [0, 2, -1]), (0.5, [0, -1, -1])],
 )
-def test_a_coin_on_a_threshold_belongs_to_the_next_sibling(
+def test_a_uniform_draw_on_a_threshold_belongs_to_the_next_sibling(
     verify: Callable[..., Any], coin: float, path: list[int]
 ) -> None:
     coins = torch.tensor([[coin, 0.0, 0.0, 0.0]])
@@ -249,7 +249,7 @@ def test_a_coin_on_a_threshold_belongs_to_the_next_sibling(
 
 
 @target_only
-def test_the_coin_of_the_accepted_node_decides_next(verify: Callable[..., Any]) -> None:
+def test_the_uniform_draw_of_the_accepted_node_decides_next(verify: Callable[..., Any]) -> None:
     for own, length in ((0.5, 2), (0.75, 1)):
         coins = torch.tensor([[0.0, own, 0.9, 0.9]])
         assert verify(**target_only_case(uniform_samples=coins)).accept_token_num.tolist() == [length]
@@ -259,10 +259,10 @@ def test_the_coin_of_the_accepted_node_decides_next(verify: Callable[..., Any]) 
 @pytest.mark.parametrize("single", [1.0, 0.0])
 @pytest.mark.parametrize("acc", [1.0, 0.0])
 def test_a_child_of_probability_zero_is_never_accepted(verify: Callable[..., Any], single: float, acc: float) -> None:
-    laws = torch.tensor([[[0.0, 0.0, 1.0]] * 4])
+    dists = torch.tensor([[[0.0, 0.0, 1.0]] * 4])
     for coin in (0.0, TOP):
         case = target_only_case(
-            target_probs=laws,
+            target_probs=dists,
             uniform_samples=torch.full((1, 4), coin),
             threshold_single=torch.tensor([single]),
             threshold_acc=torch.tensor([acc]),
@@ -282,8 +282,8 @@ def test_rejected_siblings_are_taken_out_of_the_distribution(verify: Callable[..
 @target_only
 @pytest.mark.parametrize(("final", "token"), [(0.0, 0), (BELOW_QUARTER, 0), (0.25, 1), (0.5, 2), (TOP, 2)])
 def test_a_full_path_draws_from_the_whole_distribution(verify: Callable[..., Any], final: float, token: int) -> None:
-    laws = torch.tensor([[[0.25, 0.25, 0.5]] * 4])
-    case = target_only_case(target_probs=laws, num_steps=1, uniform_final=torch.tensor([final]))
+    dists = torch.tensor([[[0.25, 0.25, 0.5]] * 4])
+    case = target_only_case(target_probs=dists, num_steps=1, uniform_final=torch.tensor([final]))
     assert tokens_of(verify(**case)) == [[0, token]]
 
 
@@ -304,11 +304,11 @@ def test_thresholds_prefer_drafts(verify: Callable[..., Any]) -> None:
 
 @target_only
 def test_threshold_acc_has_a_floor(verify: Callable[..., Any]) -> None:
-    tiny = 2.0**-31  # about half the floor, so that it accepts coins below a half and not all
-    laws = torch.tensor([[[tiny, 0.0, 1.0]] * 4], dtype=torch.float64)
+    tiny = 2.0**-31  # about half the floor, so that it accepts uniform draws below a half and not all
+    dists = torch.tensor([[[tiny, 0.0, 1.0]] * 4], dtype=torch.float64)
     for coin, accepted in ((0.46, 1), (0.47, 0)):
         case = target_only_case(
-            target_probs=laws,
+            target_probs=dists,
             uniform_samples=torch.tensor([[coin, TOP, TOP, TOP]], dtype=torch.float64),
             uniform_final=torch.zeros(1, dtype=torch.float64),
             threshold_acc=0.0,
@@ -326,9 +326,9 @@ def test_an_empty_residual_gives_the_last_token_of_the_vocabulary(verify: Callab
 
 
 @target_only
-def test_a_final_coin_of_one_gives_the_last_token_with_a_positive_weight(verify: Callable[..., Any]) -> None:
-    laws = torch.tensor([[[0.5, 0.5, 0.0]] * 4])
-    case = target_only_case(target_probs=laws, num_steps=0, uniform_final=torch.tensor([1.0]))
+def test_a_final_uniform_draw_of_one_gives_the_last_token_with_a_positive_weight(verify: Callable[..., Any]) -> None:
+    dists = torch.tensor([[[0.5, 0.5, 0.0]] * 4])
+    case = target_only_case(target_probs=dists, num_steps=0, uniform_final=torch.tensor([1.0]))
     assert tokens_of(verify(**case)) == [[1]]
 
 
@@ -382,17 +382,17 @@ def test_a_draft_is_accepted_below_the_ratio_and_not_at_it(
 
 @both_chains
 def test_a_draft_of_probability_zero_is_rejected_whichever_model_gives_it(verify: Callable[..., Any]) -> None:
-    laws = chain_case()
-    no_target = laws["target_probs"].clone()
+    dists = chain_case()
+    no_target = dists["target_probs"].clone()
     no_target[0, 0] = torch.tensor([0.0, 0.5, 0.5])
-    no_draft = laws["draft_probs"].clone()
+    no_draft = dists["draft_probs"].clone()
     no_draft[0, 0] = torch.tensor([0.0, 0.5, 0.5])
     for change in ({"target_probs": no_target}, {"draft_probs": no_draft}):
-        assert verify(**laws | change).accept_token_num.tolist() == [0]
+        assert verify(**dists | change).accept_token_num.tolist() == [0]
 
 
 @both_chains
-def test_equal_distributions_accept_every_draft_at_any_coin_below_one(verify: Callable[..., Any]) -> None:
+def test_equal_distributions_accept_every_draft_at_any_uniform_draw_below_one(verify: Callable[..., Any]) -> None:
     rows = torch.tensor([[[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]])
     case = chain_case(draft_probs=rows[:, :2], target_probs=rows, uniform_samples=torch.full((1, 2), TOP))
     assert tokens_of(verify(**case)) == [[0, 1, 2]]
@@ -421,7 +421,7 @@ def test_a_chain_without_drafts_draws_from_the_first_distribution(verify: Callab
 
 
 @block
-def test_a_block_is_accepted_past_a_draft_that_fails_its_own_coin(verify: Callable[..., Any]) -> None:
+def test_a_block_is_accepted_past_a_draft_that_fails_its_own_uniform_draw(verify: Callable[..., Any]) -> None:
     # r_1 = 1/4, R_1 = (3/4 / 4 - 1/4)+ + ... = 0, so h_1 = 0; r_2 = 1/4 * (1/4) / (1/2) = 1/8 = h_2
     for second, tokens in ((0.125 - 2**-27, [0, 1, 0]), (0.125, [2])):
         case = chain_case(uniform_samples=torch.tensor([[0.0, second]]))
@@ -433,10 +433,10 @@ def test_a_block_is_accepted_past_a_draft_that_fails_its_own_coin(verify: Callab
 @block
 def test_a_blocks_residual_is_that_of_the_scaled_distribution(verify: Callable[..., Any]) -> None:
     # r_1 = 1/2; r_1 p_2 - q_2 is positive at token 2 alone: 3/8 - 1/4 = 1/8, so h_1 = (1/8) / (1/8 + 1/2) = 1/5
-    laws = chain_case()["target_probs"].clone()
-    laws[0, 0] = torch.tensor([0.25, 0.25, 0.5])
+    dists = chain_case()["target_probs"].clone()
+    dists[0, 0] = torch.tensor([0.25, 0.25, 0.5])
     for first, tokens in ((0.19, [0, 2]), (0.21, [2])):
-        case = chain_case(target_probs=laws, uniform_samples=torch.tensor([[first, TOP]]))
+        case = chain_case(target_probs=dists, uniform_samples=torch.tensor([[first, TOP]]))
         assert tokens_of(verify(**case)) == [tokens]
 
 
@@ -461,7 +461,7 @@ def rejection_case(**change: Any) -> Any:
 
 
 @tree_rejection
-def test_every_child_has_its_own_coin_and_the_roots_is_not_read(verify: Callable[..., Any]) -> None:
+def test_every_child_has_its_own_uniform_draw_and_the_roots_is_not_read(verify: Callable[..., Any]) -> None:
     for coins, path in (
         ([TOP, BELOW_QUARTER, 0.0, 0.5 - 2**-25], [0, 1, 3]),
         ([TOP, BELOW_QUARTER, 0.0, 0.5], [0, 1, -1]),
@@ -497,8 +497,8 @@ def test_where_nothing_is_left_no_sibling_is_accepted(verify: Callable[..., Any]
 
 @tree_rejection
 def test_a_child_that_the_target_excludes_is_never_accepted(verify: Callable[..., Any]) -> None:
-    laws = torch.tensor([[[0.0, 0.0, 1.0]] * 4])
-    case = rejection_case(target_probs=laws, uniform_samples=torch.zeros(1, 4))
+    dists = torch.tensor([[[0.0, 0.0, 1.0]] * 4])
+    case = rejection_case(target_probs=dists, uniform_samples=torch.zeros(1, 4))
     assert tokens_of(verify(**case)) == [[2]]
 
 

@@ -42,7 +42,7 @@ def weight(seed: int, prefix: Sequence[int], token: int) -> int:
 
 
 def toy(seed: int) -> Callable[[Sequence[int]], Tensor]:
-    """A model whose laws are small integers, normalised."""
+    """A model whose distributions are small integers, normalised."""
     return lambda prefix: torch.tensor([weight(seed, prefix, t) for t in range(V)], dtype=torch.float64).log()
 
 
@@ -205,14 +205,14 @@ def test_an_eos_that_ends_the_grammar_ends_the_request_though_eos_is_ignored() -
     assert generate(scripted(2, EOS), [], request, grammar=grammar)[:3] == ((2, EOS), "stop", None)
 
 
-# The law of the next token
+# The distribution of the next token
 
 
 def exact_distribution(
     seed: int, outputs: tuple[int, ...], request: SamplingParams, grammar: Automaton | None
 ) -> Weights:
-    """The law of the next output in fractions. Penalties and biases are whole multiples of log 2 and the temperature
-    is 1 or 1/2, so that weights stay fractions.
+    """The distribution of the next output in fractions. Penalties and biases are whole multiples of log 2 and the
+    temperature is 1 or 1/2, so that weights stay fractions.
     """
     weights = []
     for token in range(V):
@@ -229,17 +229,17 @@ def exact_distribution(
         for token in outputs:
             reader.accept(token)
         weights = [w if ok else Fraction(0) for w, ok in zip(weights, reader.allowed().tolist(), strict=True)]
-    law = normalised(weights)
+    dist = normalised(weights)
     if request.top_k != -1:
-        pivot = sorted(law, reverse=True)[request.top_k - 1]
-        law = normalised([p if p >= pivot else Fraction(0) for p in law])
+        pivot = sorted(dist, reverse=True)[request.top_k - 1]
+        dist = normalised([p if p >= pivot else Fraction(0) for p in dist])
     if request.top_p < 1:
         total, pivot = Fraction(0), Fraction(0)
-        for p in sorted(law, reverse=True):
+        for p in sorted(dist, reverse=True):
             if total < Fraction(request.top_p):
                 total, pivot = total + p, p
-        law = normalised([p if p >= pivot else Fraction(0) for p in law])
-    return normalised([p if p >= Fraction(request.min_p) * max(law) else Fraction(0) for p in law])
+        dist = normalised([p if p >= pivot else Fraction(0) for p in dist])
+    return normalised([p if p >= Fraction(request.min_p) * max(dist) else Fraction(0) for p in dist])
 
 
 LOG2 = math.log(2)
@@ -267,13 +267,13 @@ def test_the_outputs_have_exactly_the_distribution_of_the_parameters(name: str, 
     length = 2
     request = replace(LAWS[name], max_new_tokens=length)
     grammar = Automaton({0: {EOS: 0, 2: 1, 3: 0, 4: 1}, 1: {STOP: 0, 2: 1, 5: 0}}, {0, 1}, V) if constrained else None
-    law: Distribution = {}
+    dist: Distribution = {}
     thresholds: list[set[Fraction]] = [set() for _ in range(length)]
 
     def expect(outputs: tuple[int, ...], probability: Fraction) -> None:
         ended = bool(outputs) and outputs[-1] in (*request.eos_token_ids, *request.stop_token_ids)
         if ended or len(outputs) == length:
-            law[outputs] = probability
+            dist[outputs] = probability
             return
         following = exact_distribution(seed, outputs, request, grammar)
         thresholds[len(outputs)] |= {*cdf(following)}
@@ -287,7 +287,7 @@ def test_the_outputs_have_exactly_the_distribution_of_the_parameters(name: str, 
     def emitted(_: None, coins: Tensor) -> list[tuple[int, ...]]:
         return [generate(toy(seed), [7, 8], request, coins=row, grammar=grammar).tokens for row in coins.tolist()]
 
-    assert total_variation(output_distribution(emitted, [proposal]), law) == 0
+    assert total_variation(output_distribution(emitted, [proposal]), dist) == 0
 
 
 @given(seed=seeds, request=params(), coins=coin_rows)
@@ -299,17 +299,17 @@ def test_every_output_has_a_probability_and_that_is_its_logprob(
     for n, (token, logprob) in enumerate(zip(output.tokens, output.logprobs, strict=True)):
         logits, prefix = toy(seed)([7, 8, *output.tokens[:n]]), output.tokens[:n]
         assert next_token_law(logits, prefix, [7, 8], request)[token] > 0
-        law = next_token_law(logits, prefix, [7, 8], everything)
-        assert math.isclose(logprob, float(law[token].log()), rel_tol=1e-9, abs_tol=1e-12)
+        dist = next_token_law(logits, prefix, [7, 8], everything)
+        assert math.isclose(logprob, float(dist[token].log()), rel_tol=1e-9, abs_tol=1e-12)
 
 
 @given(logits=st.lists(st.sampled_from([-1.5, 0.0, 0.5, 2.0]), min_size=V, max_size=V))
 def test_at_temperature_0_the_largest_logit_wins_and_of_equals_the_lowest_token(logits: list[float]) -> None:
     best = min(range(V), key=lambda token: (-logits[token], token))
     for dtype in (torch.float32, torch.float64):
-        law = next_token_law(torch.tensor(logits, dtype=dtype), [], [], SamplingParams(temperature=0))
-        assert law.dtype == dtype
-        assert law.tolist() == [float(token == best) for token in range(V)]
+        dist = next_token_law(torch.tensor(logits, dtype=dtype), [], [], SamplingParams(temperature=0))
+        assert dist.dtype == dtype
+        assert dist.tolist() == [float(token == best) for token in range(V)]
 
 
 @given(logits=st.lists(st.floats(-3, 3), min_size=V, max_size=V), outputs=st.lists(st.integers(0, V - 1)))
@@ -322,8 +322,8 @@ def test_penalties_count_every_output_and_repetition_scales_what_they_leave(
         less = logit - 0.5 * outputs.count(token) - 0.25
         penalised = less * 1.5 if less < 0 else less / 1.5
         expected.append(math.exp(penalised if token in outputs else logit))
-    law = next_token_law(torch.tensor(logits, dtype=torch.float64), outputs, [0, 1, 2], request)
-    torch.testing.assert_close(law, torch.tensor(expected, dtype=torch.float64) / sum(expected))
+    dist = next_token_law(torch.tensor(logits, dtype=torch.float64), outputs, [0, 1, 2], request)
+    torch.testing.assert_close(dist, torch.tensor(expected, dtype=torch.float64) / sum(expected))
 
 
 def test_all_tokens_that_tie_with_the_last_kept_one_are_kept() -> None:
@@ -354,8 +354,8 @@ def test_the_custom_processor_comes_last_and_can_bring_back_a_forbidden_token() 
     logits = torch.arange(float(V))
     assert generate(lambda _: logits, [9], request, grammar=grammar).tokens == (2, 1)
     assert seen == [([9], [], [2]), ([9], [2], [1, 3])]
-    law = next_token_law(logits, [2], [9], request, torch.arange(V) == 3)
-    assert law.tolist() == [float(token == 1) for token in range(V)]
+    dist = next_token_law(logits, [2], [9], request, torch.arange(V) == 3)
+    assert dist.tolist() == [float(token == 1) for token in range(V)]
 
 
 @given(
@@ -363,7 +363,9 @@ def test_the_custom_processor_comes_last_and_can_bring_back_a_forbidden_token() 
     coin=st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]) | st.floats(0, 1),
 )
 @example(weights=[1, 1, 0], coin=1.0)
-def test_a_coin_draws_the_smallest_token_whose_cumulative_weight_exceeds_it(weights: list[int], coin: float) -> None:
+def test_a_uniform_draw_draws_the_smallest_token_whose_cumulative_weight_exceeds_it(
+    weights: list[int], coin: float
+) -> None:
     token = draw(torch.tensor(weights, dtype=torch.float64), coin)
     assert weights[token] > 0
     assert sum(weights[:token]) <= coin * sum(weights)
@@ -440,12 +442,14 @@ def test_parameters_that_make_no_sense_are_refused(change: dict[str, Any], messa
         generate(toy(0), [7, 8], request, coins=[0.5] * 4, detokenize=text_of)
 
 
-def test_missing_coins_texts_and_finite_logits_are_refused() -> None:
-    with pytest.raises(ValueError, match="the coin of output 1 is missing; allowed without coins: temperature 0"):
+def test_missing_uniform_draws_texts_and_finite_logits_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match="the uniform draw of output 1 is missing; allowed without uniform draws: temperature 0"
+    ):
         generate(toy(0), [], SamplingParams(), coins=[0.5])
-    with pytest.raises(ValueError, match="the coin of output 0 is missing"):
+    with pytest.raises(ValueError, match="the uniform draw of output 0 is missing"):
         generate(toy(0), [], SamplingParams())
-    with pytest.raises(ValueError, match="the coin of output 0 is -1; allowed: 0 to 1"):
+    with pytest.raises(ValueError, match="the uniform draw of output 0 is -1; allowed: 0 to 1"):
         generate(toy(0), [], SamplingParams(), coins=lambda _: -1)
     with pytest.raises(ValueError, match="detokenize is None; allowed with stop strings: a function"):
         generate(toy(0), [], SamplingParams(stop=("a",)), coins=[0.5])

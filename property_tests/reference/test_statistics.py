@@ -31,7 +31,7 @@ DRAWS = 20_000
 
 
 def inverted(weights: torch.Tensor, coins: torch.Tensor, total: float | None = None) -> torch.Tensor:
-    """The token [n] that each coin [n] draws; `total` None takes that of the weights [V]."""
+    """The token [n] that each uniform draw [n] draws; `total` None takes that of the weights [V]."""
     cdf = weights.cumsum(0)
     scaled = coins * (cdf[-1] if total is None else total)
     return torch.searchsorted(cdf, scaled, right=True).clamp(max=len(weights) - 1)  # [n]
@@ -42,9 +42,9 @@ def token_rule(seed: int, draws: int = DRAWS, wrong: str = "") -> Counter[tuple[
     uniform = torch.rand(draws, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     drafts = inverted(Q, uniform[:, :2].contiguous())  # [n, 2]
     coins = uniform[:, 2:4]
-    if wrong == "coins of row 0":
+    if wrong == "uniform draws of row 0":
         coins = coins[:1].expand_as(coins)
-    if wrong == "the first coin twice":
+    if wrong == "the first uniform draw twice":
         coins = coins[:, :1].expand_as(coins)
     accepts = coins * Q[drafts] < P[drafts]
     lost = inverted((P - Q).clamp(min=0), uniform[:, 4].contiguous(), 1.0 if wrong == "not normalised" else None)
@@ -126,15 +126,15 @@ def test_an_outcome_that_cannot_occur_has_p_value_zero() -> None:
     assert chi_square({0: 99, 7: 0}, {0: Fraction(1)}) == 1.0
 
 
-# ---- laws of what is emitted
+# ---- distributions of what is emitted
 
 
 def test_marginals_and_joints_are_distributions_of_the_emitted_tokens() -> None:
-    law = {(0,): Fraction(1, 4), (1, 0): Fraction(1, 4), (1, 1): Fraction(1, 2)}
-    assert marginals(law, 0) == {0: Fraction(1, 4), 1: Fraction(3, 4)}
-    assert marginals(law, 1) == {None: Fraction(1, 4), 0: Fraction(1, 4), 1: Fraction(1, 2)}
-    assert joint_of_token_and_length(law, 0) == {(0, 0): Fraction(1, 4), (1, 1): Fraction(3, 4)}
-    assert lengths(law) == {0: Fraction(1, 4), 1: Fraction(3, 4)}
+    dist = {(0,): Fraction(1, 4), (1, 0): Fraction(1, 4), (1, 1): Fraction(1, 2)}
+    assert marginals(dist, 0) == {0: Fraction(1, 4), 1: Fraction(3, 4)}
+    assert marginals(dist, 1) == {None: Fraction(1, 4), 0: Fraction(1, 4), 1: Fraction(1, 2)}
+    assert joint_of_token_and_length(dist, 0) == {(0, 0): Fraction(1, 4), (1, 1): Fraction(3, 4)}
+    assert lengths(dist) == {0: Fraction(1, 4), 1: Fraction(3, 4)}
     assert marginals(LAW, 0) == TOKEN
     accept = sum(map(min, SKEWED, EAGER))
     assert lengths(LAW) == {0: 1 - accept, 1: accept * (1 - accept), 2: accept**2}
@@ -149,7 +149,7 @@ def test_a_correct_sampler_passes_whatever_the_seed() -> None:
         assert fits(tokens_of(P, DRAWS), TOKEN, seeds=(seed, seed + 1)).ok
 
 
-@pytest.mark.parametrize("wrong", ["coins of row 0", "the first coin twice", "not normalised"])
+@pytest.mark.parametrize("wrong", ["uniform draws of row 0", "the first uniform draw twice", "not normalised"])
 @pytest.mark.parametrize("seed", [0, 10, 20])
 def test_a_wrong_sampler_fails_and_the_result_says_where(wrong: str, seed: int) -> None:
     result = emissions_fit(lambda seed: token_rule(seed, wrong=wrong), LAW, seeds=(seed, seed + 1))
@@ -158,12 +158,12 @@ def test_a_wrong_sampler_fails_and_the_result_says_where(wrong: str, seed: int) 
 
 
 def test_the_length_tells_where_the_first_token_does_not() -> None:
-    counts = token_rule(0, wrong="the first coin twice")
+    counts = token_rule(0, wrong="the first uniform draw twice")
     first: Counter[int | None] = Counter()
     for tokens, count in counts.items():
         first[tokens[0]] += count
     assert chi_square(first, marginals(LAW, 0)) > 1e-3
-    result = emissions_fit(lambda seed: token_rule(seed, wrong="the first coin twice"), LAW)
+    result = emissions_fit(lambda seed: token_rule(seed, wrong="the first uniform draw twice"), LAW)
     assert result.p_values["token 0"] > 1e-3
     assert result.p_values["token 0 and length"] < 1e-12
     assert result.p_values["length"] < 1e-12
@@ -216,8 +216,11 @@ def test_draws_that_are_needed_grow_with_cells_and_shrink_with_the_effect() -> N
 def test_wrong_arguments_are_refused() -> None:
     half = {0: Fraction(1, 2)}
     for call, message in (
-        (lambda: chi_square({0: 1}, half), r"the probabilities of the law add up to 1/2; allowed: 1"),
-        (lambda: chi_square({0: 1}, torch.tensor([0.5])), r"the probabilities of the law add up to 0.5; allowed: 1"),
+        (lambda: chi_square({0: 1}, half), r"the probabilities of the distribution add up to 1/2; allowed: 1"),
+        (
+            lambda: chi_square({0: 1}, torch.tensor([0.5])),
+            r"the probabilities of the distribution add up to 0.5; allowed: 1",
+        ),
         (lambda: chi_square({0: -1}, TOKEN), r"outcome 0 has count -1; allowed: 0 or more"),
         (lambda: chi_square({}, TOKEN), r"there are no draws; allowed: 1 or more"),
         (lambda: survival(-1.0, 1), r"statistic is -1.0; allowed: 0 or more"),

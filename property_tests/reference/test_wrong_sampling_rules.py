@@ -5,8 +5,8 @@ p = (5, 4, 3, 2, 2)/16 and drafter q = (8, 4, 2, 1, 1)/16 after every prefix, ea
 can be rejected: the token rule accepts it with 5/8, and what a rejection leaves of p is a third for each of the tokens
 2, 3 and 4.
 
-Not every wrong rule emits wrongly: some change nothing but a coin's meaning, or how much is accepted. They are held
-here too, with what kills them instead.
+Not every wrong rule emits wrongly: some change nothing but a uniform draw's meaning, or how much is accepted. They are
+held here too, with what kills them instead.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def patched(function: str, line: str, becomes: str, rule: str = "") -> Any:
     return vars(module)[rule or function]
 
 
-def law_of(verify: Callable[..., Any], proposals: Any) -> Any:
-    """The law of a changed rule; where it flips, and the right one does not, is searched."""
+def distribution_of(verify: Callable[..., Any], proposals: Any) -> Any:
+    """The distribution of a changed rule; where it flips, and the right one does not, is searched."""
     name = verify.__name__.removesuffix("_naive")
     return output_distribution(rule_of(name, verify, dtype=torch.float64), proposals, find_thresholds=True)
 
 
 def toy_off(verify: Callable[..., Any], proposals: Any, length: int) -> Fraction:
-    return off(law_of(verify, proposals), TOY[0], length)
+    return off(distribution_of(verify, proposals), TOY[0], length)
 
 
 def toy_tree(tree: Any) -> list[Proposal[Drafted]]:
@@ -123,67 +123,67 @@ WRONG: dict[str, tuple[Any, Any, int, Fraction | int]] = {
         2,
         P[0] * P[0],  # after one token 0 the next is accepted with 2 P[0] instead of P[0]
     ),
-    "the parent's coin again": (
+    "the parent's uniform draw again": (
         (TARGET_ONLY, "coin = uniform_samples[request, node]", "coin = uniform_samples[request, 0]"),
         lambda: toy_tree(TWICE),
         2,
-        P[0] * (1 - P[0]),  # a coin that accepted token 0 accepts the next one for certain
+        P[0] * (1 - P[0]),  # a uniform draw that accepted token 0 accepts the next one for certain
     ),
-    "one coin for all siblings": (
+    "one uniform draw for all siblings": (
         (TREE, "uniform_samples[request, child] * q < p", "uniform_samples[request, node] * q < p"),
         lambda: rejection_proposals(*TOY, (3,)),
         1,
         # Tokens 0, 1, 2 are drawn with 1/2 * 1/2 * 1/2 and the first two rejected with 1 - 5/8: token 2 is due with
-        # (1/6) / (1/2) = 1/3, and a coin above 5/8 never accepts it.
+        # (1/6) / (1/2) = 1/3, and a uniform draw above 5/8 never accepts it.
         F(1, 8) * (1 - ACCEPT) * F(1, 3),
     ),
-    "the first coin for every draft": (
+    "the first uniform draw for every draft": (
         (CHAIN, "(uniform_samples * q < p)", "(uniform_samples[:, :1] * q < p)"),
         lambda: toy_chains(2),
         2,
         Q[0] * Q[0] * ACCEPT * (1 - ACCEPT),  # the second of two tokens 0 is never rejected once the first is accepted
     ),
-    "the coin of the draft again for the token after it": (
-        (CHAIN, "laws, uniform_final)", "laws, uniform_samples[:, 0])"),
+    "the uniform draw of the draft again for the token after it": (
+        (CHAIN, "dists, uniform_final)", "dists, uniform_samples[:, 0])"),
         lambda: toy_chains(1),
         1,
-        Q[0] * (F(1, 3) - F(1, 8)),  # a coin above 5/8 draws token 4 from thirds with 1/3 instead of 3/8 * 1/3
+        Q[0] * (F(1, 3) - F(1, 8)),  # a uniform draw above 5/8 draws token 4 from thirds with 1/3 instead of 3/8 * 1/3
     ),
-    "siblings are not taken out of the law": (
-        (TARGET_ONLY, "law[request[rejected], token[rejected]] = 0", "pass"),
+    "siblings are not taken out of the distribution": (
+        (TARGET_ONLY, "dist[request[rejected], token[rejected]] = 0", "pass"),
         lambda: toy_tree(SIBLINGS),
         1,
         (P[0] + P[1]) * (1 - P[0] - P[1]),  # both get their share of what their rejection leaves, once more
     ),
-    "the draft law is not subtracted, chain": (
+    "the draft distribution is not subtracted, chain": (
         (CHAIN, "(target_probs[:, :num_steps] - draft_probs).clamp(min=0)", "target_probs[:, :num_steps]"),
         lambda: toy_chains(1),
         1,
         LOST * (P[0] + P[1]),  # a rejection draws tokens 0 and 1, of which nothing is left
     ),
-    "the draft law is not subtracted, block": (
+    "the draft distribution is not subtracted, block": (
         (BLOCK, "(scaled - draft_probs).clamp(min=0)", "scaled"),
         lambda: toy_chains(1),
         1,
         LOST * (P[0] + P[1]),  # as in a chain
     ),
-    "the draft law is not subtracted, tree": (
-        (TREE, "_normalised((law - proposal).clamp(min=0))", "law"),
+    "the draft distribution is not subtracted, tree": (
+        (TREE, "_normalised((dist - proposal).clamp(min=0))", "dist"),
         lambda: rejection_proposals(*TOY, (1,)),
         1,
         LOST * (P[0] + P[1]),  # as in a chain
     ),
-    "siblings are held against the same two laws": (
+    "siblings are held against the same two distributions": (
         (
             TREE,
-            "p, q = law[request, token], proposal[request, token]",
+            "p, q = dist[request, token], proposal[request, token]",
             "p, q = target_probs[request, node, token], draft_probs[request, node, token]",
         ),
         lambda: rejection_proposals(*TOY, (2,)),
         1,
         Q[0] * (1 - ACCEPT) * F(1, 2),  # 3/32: token 1 after a rejected 0, of which nothing is left, is accepted
     ),
-    "a rejected sibling stays in the draft law": (
+    "a rejected sibling stays in the draft distribution": (
         (TREE, "_normalised(proposal.scatter(1, token[:, None], 0))", "proposal"),
         lambda: rejection_proposals(*TOY, (2,)),
         1,
@@ -206,7 +206,7 @@ WRONG: dict[str, tuple[Any, Any, int, Fraction | int]] = {
         1,
         LOST * P[1] / (1 - P[0]),  # a rejected 0 is followed by token 1, of which nothing is left
     ),
-    "the residual of a block is that of the unscaled law": (
+    "the residual of a block is that of the unscaled distribution": (
         (BLOCK, "scaled = reach[:, :num_steps, None] * target_probs[:, :num_steps]", "scaled = target_probs[:, :-1]"),
         lambda: chain_proposals(*TOY, 2, block=True),
         2,
@@ -214,25 +214,25 @@ WRONG: dict[str, tuple[Any, Any, int, Fraction | int]] = {
         # is 1/32 and becomes 3/16. What is off is the prefix' (1/3 - 1/13) too much.
         Q[0] * F(13, 32) * (F(1, 3) - F(1, 13)),
     ),
-    "the coin is 0, chain": (
+    "the uniform draw is 0, chain": (
         (CHAIN, "(uniform_samples * q < p)", "(0 * q < p)"),
         lambda: toy_chains(1),
         1,
         LOST,  # every draft is accepted: the total variation between p and q
     ),
-    "the coin is 0, tree": (
+    "the uniform draw is 0, tree": (
         (TARGET_ONLY, "coin = uniform_samples[request, node]", "coin = torch.zeros_like(uniform_final)"),
         lambda: toy_tree(SIBLINGS),
         1,
         1 - P[0],  # the first child is accepted for certain
     ),
-    "the final coin is 0": (
-        (CHAIN, "laws, uniform_final)", "laws, 0 * uniform_final)"),
+    "the final uniform draw is 0": (
+        (CHAIN, "dists, uniform_final)", "dists, 0 * uniform_final)"),
         lambda: toy_chains(1),
         1,
         LOST * F(2, 3),  # a rejection draws token 2, which is due a third
     ),
-    "siblings in reversed order, held against draft laws": (
+    "siblings in reversed order, held against draft distributions": (
         (
             "verify_tree_rejection_naive",
             LINKS,
@@ -253,21 +253,21 @@ def test_a_wrong_rule_is_off_by_its_closed_form(patch: Any, propose: Any, length
     assert toy_off(right(patch[0]), propose(), length) == 0
 
 
-@pytest.mark.parametrize("name", [name for name in WRONG if name != "one coin for all siblings"])
+@pytest.mark.parametrize("name", [name for name in WRONG if name != "one uniform draw for all siblings"])
 def test_distance_kills_a_wrong_rule_in_its_quick_scope(name: str) -> None:
     patch, *_ = WRONG[name]
     assert distance(patch[0].removesuffix("_naive"), patched(*patch), quick=True) > 0
 
 
-def test_one_coin_for_all_siblings_takes_three_siblings_of_four_tokens_to_kill() -> None:
-    wrong = patched(*WRONG["one coin for all siblings"][0])
+def test_one_uniform_draw_for_all_siblings_takes_three_siblings_of_four_tokens_to_kill() -> None:
+    wrong = patched(*WRONG["one uniform draw for all siblings"][0])
     assert distance(TREE, wrong, quick=True) == 0
     trial = dict(trials(TREE))["four tokens, three children"]
-    assert off(law_of(wrong, trial.proposals), trial.target, trial.length) == F(1, 96)
+    assert off(distribution_of(wrong, trial.proposals), trial.target, trial.length) == F(1, 96)
 
 
 def test_siblings_without_residual_update_are_off_by_seven_sixteenths_when_they_are_the_top_two() -> None:
-    patch, propose, _, _ = WRONG["siblings are held against the same two laws"]
+    patch, propose, _, _ = WRONG["siblings are held against the same two distributions"]
     top = next(proposal for proposal in propose() if proposal.drafted.tokens == (0, 0, 1))
     always = [Proposal(F(1), top.drafted, top.thresholds)]
     assert toy_off(patched(*patch), always, 1) == (ACCEPT - P[0]) + (1 - ACCEPT - P[1]) == F(7, 16)
@@ -277,12 +277,12 @@ def test_siblings_without_residual_update_are_off_by_seven_sixteenths_when_they_
 
 
 def emits(verify: Callable[..., Any], proposal: Proposal[Drafted], *coins: float) -> Any:
-    """What one request emits, given its coins, the final one last."""
+    """What one request emits, given its uniform draws, the final one last."""
     rule = rule_of(verify.__name__.removesuffix("_naive"), verify)
     return rule(proposal.drafted, torch.tensor([coins]))[0]
 
 
-EQUAL_COINS = {  # patch, what is proposed on the toy, and coins of which one lies on a threshold
+EQUAL_COINS = {  # patch, what is proposed on the toy, and uniform draws of which one lies on a threshold
     TARGET_ONLY: (
         (TARGET_ONLY, "coin < mass / acc", "coin <= mass / acc"),
         target_only_proposal(*SIBLINGS, TOY[0]),
@@ -305,7 +305,7 @@ EQUAL_COINS = {  # patch, what is proposed on the toy, and coins of which one li
 
 @pytest.mark.parametrize(("patch", "proposal", "coins"), EQUAL_COINS.values(), ids=list(EQUAL_COINS))
 def test_less_or_equal_differs_on_a_threshold_alone(patch: Any, proposal: Any, coins: Any) -> None:
-    """A threshold has no width, so the law is the same: only a coin exactly there tells."""
+    """A threshold has no width, so the distribution is the same: only a uniform draw exactly there tells."""
     name = patch[3] if len(patch) == 4 else patch[0]
     wrong = patched(*patch)
     assert distance(name, wrong, quick=True) == 0
@@ -333,7 +333,7 @@ ZERO_COINS = {
 
 
 @pytest.mark.parametrize(("patch", "proposal", "num_coins"), ZERO_COINS.values(), ids=list(ZERO_COINS))
-def test_less_or_equal_accepts_at_coin_zero_what_the_target_never_says(
+def test_less_or_equal_accepts_at_uniform_draw_zero_what_the_target_never_says(
     patch: Any, proposal: Any, num_coins: int
 ) -> None:
     assert distance(patch[0], patched(*patch), quick=True) == 0
@@ -342,8 +342,10 @@ def test_less_or_equal_accepts_at_coin_zero_what_the_target_never_says(
     assert emits(right(patch[0]), proposal, *coins)[0] != 0
 
 
-def test_reversed_siblings_share_out_the_coin_in_another_order_and_by_the_same_distribution() -> None:
-    """A child gets p(c) of its parent's coin wherever its share lies; coins tell, the law cannot."""
+def test_reversed_siblings_share_out_the_uniform_draw_in_another_order_and_by_the_same_distribution() -> None:
+    """A child gets p(c) of its parent's uniform draw wherever its share lies; uniform draws tell, the distribution
+    cannot.
+    """
     wrong = patched(NAIVE, LINKS, REVERSED)
     assert distance(TARGET_ONLY, wrong) == 0
     (siblings,) = toy_tree(SIBLINGS)
@@ -357,12 +359,12 @@ def test_draws_that_pass_for_certain_throughout_lose_acceptance_and_nothing_else
     certain = "draft_probs = torch.zeros_like(draft_probs).scatter(2, drafted, 1); " + line
     wrong = patched(CHAIN, line, certain)
     assert distance(CHAIN, wrong, quick=True) == 0
-    assert expected_length(law_of(wrong, toy_chains(1))) == 1 + sum(q * p for q, p in zip(Q, P, strict=True))
+    assert expected_length(distribution_of(wrong, toy_chains(1))) == 1 + sum(q * p for q, p in zip(Q, P, strict=True))
     assert expected_length(exact_distribution(CHAIN, toy_chains(1))) == 1 + sum(map(min, Q, P))
 
 
-def test_coins_in_the_wrong_column_tell_by_what_they_accept() -> None:
-    """Coins that change places are independent and uniform as before: the law cannot tell."""
+def test_uniform_draws_in_the_wrong_column_tell_by_what_they_accept() -> None:
+    """Uniform draws that change places are independent and uniform as before: the distribution cannot tell."""
     wrong = patched(CHAIN, "uniform_samples * q < p", "uniform_samples.roll(1, dims=1) * q < p")
     assert distance(CHAIN, wrong) == 0
     twice = toy_chains(2)[0]
@@ -371,7 +373,7 @@ def test_coins_in_the_wrong_column_tell_by_what_they_accept() -> None:
 
 
 def in_pairs(verify: Callable[..., Any]) -> Any:
-    """Two requests in a batch, with coins of their own, as one rule that emits the first token of both."""
+    """Two requests in a batch, with uniform draws of their own, as one rule that emits the first token of both."""
 
     def rule(drafts: tuple[int, int], coins: torch.Tensor) -> Any:
         bs = 2 * len(coins)
@@ -388,8 +390,8 @@ def in_pairs(verify: Callable[..., Any]) -> Any:
     return rule
 
 
-def test_the_coins_of_another_row_tell_by_both_requests_together() -> None:
-    """Each request by itself has its law. Two that drafted token 0 accept it together: 5/8 instead of 25/64."""
+def test_the_uniform_draws_of_another_row_tell_by_both_requests_together() -> None:
+    """Each request alone has its distribution. Two that drafted token 0 accept it together: 5/8 instead of 25/64."""
     chains = toy_chains(1)
     residual_only = (F(1, 3), F(2, 3))
     pairs = [
@@ -404,15 +406,15 @@ def test_the_coins_of_another_row_tell_by_both_requests_together() -> None:
     product: dict[tuple[int, ...], Fraction] = {(s, t): P[s] * P[t] for s in range(5) for t in range(5)}
     assert output_distribution(in_pairs(right(CHAIN)), pairs) == product
     rows = "uniform_samples[torch.arange(len(p)) // 2 * 2]"  # the odd rows read the even ones'
-    law = output_distribution(
+    dist = output_distribution(
         in_pairs(patched(CHAIN, "uniform_samples * q < p", f"{rows} * q < p")), pairs, find_thresholds=True
     )
     for which in (0, 1):
         alone: dict[int, Fraction] = {}
-        for tokens, probability in law.items():
+        for tokens, probability in dist.items():
             alone[tokens[which]] = alone.get(tokens[which], F(0)) + probability
         assert alone == dict(enumerate(P))
-    assert total_variation(law, product) == 2 * Q[0] ** 2 * ACCEPT * (1 - ACCEPT) == F(15, 128)
+    assert total_variation(dist, product) == 2 * Q[0] ** 2 * ACCEPT * (1 - ACCEPT) == F(15, 128)
 
 
 def test_a_patch_that_does_not_fit_once_is_refused() -> None:

@@ -119,7 +119,7 @@ def cases(name: str, count: int = 12) -> list[Case]:
     return [OPS[name].generate(seeded(0, name, index)) for index in range(count)]
 
 
-def test_what_a_vllm_has_is_lifted_and_checked_with_the_coins_of_the_case(tmp_path: Path) -> None:
+def test_what_a_vllm_has_is_lifted_and_checked_with_the_uniform_draws_of_the_case(tmp_path: Path) -> None:
     subjects, _missing = provider(tmp_path).subjects()
     assert {subject.op for subject in subjects} == LIFTED
     for subject in subjects:
@@ -154,7 +154,7 @@ def test_every_implementation_calls_with_the_contracts_arguments() -> None:
         assert parameters in (inputs, inputs + outputs)
 
 
-def test_noise_goes_where_it_is_asked_for_and_coins_come_in_the_wanted_type() -> None:
+def test_noise_goes_where_it_is_asked_for_and_uniform_draws_come_in_the_wanted_type() -> None:
     coins = CoinTorch()
     coins.race, coins.uniform = torch.tensor([[1.0, 2.0]]), torch.tensor([0.25], dtype=torch.float64)
     made = coins.empty((1, 2))
@@ -334,31 +334,31 @@ def test_a_finding_of_a_package_is_known_or_new() -> None:
 # Counting
 
 
-def drawn(law: torch.Tensor, draws: int, seed: int) -> torch.Tensor:
-    rows = torch.multinomial(law.double(), draws, replacement=True, generator=torch.Generator().manual_seed(seed))
-    return torch.stack([row.bincount(minlength=law.shape[1]) for row in rows])
+def drawn(dist: torch.Tensor, draws: int, seed: int) -> torch.Tensor:
+    rows = torch.multinomial(dist.double(), draws, replacement=True, generator=torch.Generator().manual_seed(seed))
+    return torch.stack([row.bincount(minlength=dist.shape[1]) for row in rows])
 
 
 def test_counts_of_the_distribution_fit_and_those_of_another_do_not() -> None:
-    law = torch.tensor([[0.5, 0.25, 0.25, 0.0]])
-    assert evidence(drawn(law, 2**16, 1), law, 2**16).fits.all()
+    dist = torch.tensor([[0.5, 0.25, 0.25, 0.0]])
+    assert evidence(drawn(dist, 2**16, 1), dist, 2**16).fits.all()
     other = torch.tensor([[0.51, 0.24, 0.25, 0.0]])
-    assert not evidence(drawn(other, 2**18, 1), law, 2**18).fits.any()
-    impossible = drawn(law, 2**16 - 1, 1) + torch.tensor([[0, 0, 0, 1]])
-    found = evidence(impossible, law, 2**16)
+    assert not evidence(drawn(other, 2**18, 1), dist, 2**18).fits.any()
+    impossible = drawn(dist, 2**16 - 1, 1) + torch.tensor([[0, 0, 0, 1]])
+    found = evidence(impossible, dist, 2**16)
     assert not found.fits.any()
     assert bool(found.occurs[0, 3])
-    assert not evidence(drawn(law, 100, 1), law, 101).fits.any()
+    assert not evidence(drawn(dist, 100, 1), dist, 101).fits.any()
 
 
 def test_a_sampler_that_forgets_its_filter_is_found() -> None:
     def sampler(probs: Any, top_k: Any, top_p: Any, min_p: Any, which_filter: int, seed: int, draws: int) -> Any:
         every = (torch.full_like(top_k, 99), torch.ones_like(top_p))
-        law = OPS["token_frequencies"].reference(
+        dist = OPS["token_frequencies"].reference(
             probs, *(every if which_filter == MIN_P else (top_k, top_p)), 0 * min_p
         )
         right = OPS["token_frequencies"].reference(probs, top_k, top_p, min_p)
-        return evidence(drawn(law.frequencies, draws, seed), right.frequencies, draws)
+        return evidence(drawn(dist.frequencies, draws, seed), right.frequencies, draws)
 
     op = OPS["token_frequencies"]
     wrong = []
@@ -407,8 +407,8 @@ def call_in_torch(function: Any, *arguments: Any) -> None:
     if function == "sample":
         _filter, probs, top_k, top_p, min_p, tokens, _valid, rows, vocab_size, _seed = arguments
         assert probs.shape == (rows.value, vocab_size.value)
-        law = OPS["token_frequencies"].reference(probs, top_k, top_p, min_p).frequencies
-        tokens.copy_(torch.multinomial(law.double(), 1, generator=generator)[:, 0])
+        dist = OPS["token_frequencies"].reference(probs, top_k, top_p, min_p).frequencies
+        tokens.copy_(torch.multinomial(dist.double(), 1, generator=generator)[:, 0])
     else:
         draft_probs, ids, target_probs, tokens, accepted, emitted, rows, num_steps, vocab_size, _seed = arguments
         assert draft_probs.shape == (rows.value, num_steps.value, vocab_size.value)

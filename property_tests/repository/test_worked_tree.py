@@ -164,7 +164,7 @@ def test_the_paths_and_words_are_those_of_the_reference(page: dict[str, Any], pi
         assert words == emitted
 
 
-def test_a_coin_lies_before_the_end_of_the_accepted_share_and_behind_the_rejected(picture: ET.Element) -> None:
+def test_a_uniform_draw_lies_before_the_end_of_the_accepted_share_and_behind_the_rejected(picture: ET.Element) -> None:
     for visit in (g for g in picture.iter(f"{SVG}g") if g.get("data-kind") == "visit"):
         coin = Fraction(visit.attrib["data-coin"])
         for share in visit.iter(f"{SVG}g"):

@@ -32,7 +32,7 @@ PROVIDERS: dict[str, tuple[int, Callable[[], list[Subject]]]] = {
 # Operations of which every argument is ragged, or whose slots are places in what moves.
 WITHOUT = {"alloc_extend", "alloc_decode", "assign_hidden_states_pool", "assign_new_state"}
 WITHOUT |= {"stash_append_boundary_state", "apply_token_bitmask", "move_kv"}
-# Drafts in one flat row, whose tokens are places in laws.
+# Drafts in one flat row, whose tokens are places in distributions.
 WITHOUT |= {"verify_ragged_rejection", "sample_recovered_tokens", "verify_ragged_sampled", "prepare_inputs_padded"}
 WITHOUT |= {"expand_to_drafts", "expand_draft_inputs"}
 

@@ -186,8 +186,8 @@ def _shape(op: Op, bs: int, nodes: int, page_size: int, variant: dict[str, int],
 
 
 def make_case(name: str, shape: Mapping[str, int], device: str) -> Case:
-    """A case of that shape. Coins lie at no threshold and logits are numbers, so that implementations of older and
-    newer rules agree on them.
+    """A case of that shape. Uniform draws lie at no threshold and logits are numbers, so that implementations of older
+    and newer rules agree on them.
     """
     rest = {size: value for size, value in shape.items() if size != "bs"}
     ids = torch.arange(shape["bs"], device=device)
@@ -219,7 +219,7 @@ def _count(*names: str) -> Elements:
 
 
 def _visited(rows_beside: int) -> Elements:
-    """Rows of a law: one for each accepted draft, and of the target model's the one that the walk ends at."""
+    """Rows of a distribution: one for each accepted draft, and of the target model's the one that the walk ends at."""
 
     def elements(outcome: Outcome) -> int:
         lens = outcome.expected.get("accept_token_num")

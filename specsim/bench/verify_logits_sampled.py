@@ -2,7 +2,7 @@
 
 The pipeline adds the penalties, one row for each node, divides by the temperature and takes the softmax; where requests
 ask for filters (`filtered`) it renormalises by top-k and top-p; then it zeroes a tensor for the draft's law, draws
-coins, and walks and samples by the CUDA operation. The logits are cast to float32 first, as engines do.
+uniform draws, and walks and samples by the CUDA operation. The logits are cast to float32 first, as engines do.
 
 `accepted` drafts are accepted; -1: as many as a geometric law with p = 0.7 says, request by request. The target's token
 has nine tenths of the probability, the rest is that of normal logits. Entries in MB are the peak of allocated memory
@@ -63,7 +63,7 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 
 
 def make_case(shape: Shape, device: str) -> Case:
-    """The greedy benchmark's trees and logits, with a likely token in place of a certain one; coins are a half."""
+    """The greedy benchmark's trees and logits, with a likely token for a certain one; uniform draws are a half."""
     bs, ndt = shape["bs"], shape["num_draft_tokens"]
     greedy = verify_logits_greedy.make_case(shape, device)
     logits = greedy.tensors["logits"]
@@ -171,7 +171,7 @@ def _prepare_pipeline(case: Case, tensors: Tensors) -> Callable[[], Tensors] | N
             del kept
         probs = probs.view(bs, ndt, -1)
         draft_probs = torch.zeros_like(probs)
-        torch.rand((bs, ndt), device=device)  # the coins, of which the case has its own
+        torch.rand((bs, ndt), device=device)  # the uniform draws, of which the case has its own
         torch.rand(bs, device=device)
         predicts = torch.zeros(bs * ndt, dtype=torch.int32, device=device)
         accept_index = torch.full((bs, width), -1, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""The laws of small vocabularies that cases of the sampling family are made of: multiples of 1/64, by kind.
+"""The distributions of small vocabularies that cases of the sampling family are made of: multiples of 1/64, by kind.
 
 Sums of them are exact in float32 in any order. Some have zeros, or all their weight on one token.
 """
@@ -30,8 +30,8 @@ Weights = tuple[int, ...]
 Row = tuple[Fraction, ...]
 
 
-def law(weights: Sequence[int], turn: int, vocab_size: int) -> Row:
-    """The law with `weights`, every token moved up by `turn`."""
+def dist(weights: Sequence[int], turn: int, vocab_size: int) -> Row:
+    """The distribution with `weights`, every token moved up by `turn`."""
     if weights:
         row = [*weights, *[0] * vocab_size][:vocab_size]
         if sum(weights) == 64:

@@ -80,17 +80,17 @@ def output_distribution(
     that do not add up to 1, for more than a million cells of a proposal, for a rule that returns another number of
     results than rows, and for a missing threshold that is not to be found, or cannot be.
     """
-    law: Distribution = {}
+    dist: Distribution = {}
     total = Fraction(0)
     for proposal in proposals:
         total += proposal.weight
         if proposal.weight == 0:
             continue
         for tokens, probability in _cell_law(verify, proposal, probe_corners, find_thresholds):
-            law[tokens] = law.get(tokens, Fraction(0)) + proposal.weight * probability
+            dist[tokens] = dist.get(tokens, Fraction(0)) + proposal.weight * probability
     if total != 1:
         raise ValueError(f"the weights of the proposals add up to {total}; allowed: 1")
-    return law
+    return dist
 
 
 def _cell_law(
@@ -145,7 +145,7 @@ def _call(
     coins = torch.tensor([[float(coin) for coin in point] for point in points], dtype=torch.float64)
     emitted = [tuple(tokens) for tokens in verify(proposal.drafted, coins.view(len(points), -1))]
     if len(emitted) != len(points):
-        raise ValueError(f"the rule returned {len(emitted)} results for {len(points)} rows of coins")
+        raise ValueError(f"the rule returned {len(emitted)} results for {len(points)} rows of uniform draws")
     return emitted
 
 
@@ -190,13 +190,13 @@ def target_distribution(target: Target, length: int) -> Distribution:
     return completed({(): Fraction(1)}, length, target)
 
 
-def completed(law: Distribution, length: int, target: Target) -> Distribution:
-    """`law`, with shorter tuples continued by the target's distribution and longer ones cut, to `length` tokens.
+def completed(dist: Distribution, length: int, target: Target) -> Distribution:
+    """`dist`, with shorter tuples continued by the target's distribution and longer ones cut, to `length` tokens.
 
     That is what later steps of a lossless engine do; it makes distributions of different accepted lengths comparable.
     """
     result: Distribution = {}
-    for tokens, probability in law.items():
+    for tokens, probability in dist.items():
         if len(tokens) >= length:
             continued = {tokens[:length]: probability}
         else:
@@ -209,9 +209,9 @@ def completed(law: Distribution, length: int, target: Target) -> Distribution:
     return result
 
 
-def expected_length(law: Distribution) -> Fraction:
+def expected_length(dist: Distribution) -> Fraction:
     """The expected number of emitted tokens, the bonus token included."""
-    return sum((len(tokens) * probability for tokens, probability in law.items()), Fraction(0))
+    return sum((len(tokens) * probability for tokens, probability in dist.items()), Fraction(0))
 
 
 def cdf(weights: Weights) -> tuple[Fraction, ...]:
@@ -240,10 +240,10 @@ def without(weights: Weights, tokens: Iterable[int]) -> list[Fraction]:
 
 
 def target_only_thresholds(
-    law: Weights, children: Sequence[int], threshold_acc: Fraction = Fraction(1)
+    dist: Weights, children: Sequence[int], threshold_acc: Fraction = Fraction(1)
 ) -> tuple[Fraction, ...]:
     """Where a node's uniform draw flips in target-only sampling, given the tokens of its children in link order."""
-    return tuple(mass / threshold_acc for mass in itertools.accumulate(law[token] for token in children))
+    return tuple(mass / threshold_acc for mass in itertools.accumulate(dist[token] for token in children))
 
 
 def chain_acceptance(p: Weights, q: Weights, token: int) -> Fraction:

@@ -1,14 +1,14 @@
-"""The frequencies family: samplers with random numbers of their own, held against exact laws by counting.
+"""The frequencies family: samplers with random numbers of their own, held against exact distributions by counting.
 
 An implementation draws each request's outcome `draws` times and gives what `evidence` makes of the counts:
 
-    counts = torch.zeros(law.shape, dtype=torch.int64)   # of each outcome
+    counts = torch.zeros(distribution.shape, dtype=torch.int64)   # of each outcome
     return evidence(counts, token_frequencies(probs, top_k, top_p, min_p).frequencies, draws)
 
 Three things are compared. The frequency of each outcome, to what Hoeffding's inequality leaves to chance; that nothing
-is drawn whose probability is 0, exactly; and whether the counts as a whole fit the law, by the chi-square test of
-`specsim.contracts.statistics`, whose p-value may be as small as 1e-12. The last sees a hundredth of the draws go
-elsewhere. Laws are of small vocabularies, in multiples of 1/64; no filter's threshold is one of their sums.
+is drawn whose probability is 0, exactly; and whether the counts as a whole fit the distribution, by the chi-square test
+of `specsim.contracts.statistics`, whose p-value may be as small as 1e-12. The last sees a hundredth of the draws go
+elsewhere. Distributions are of small vocabularies, in multiples of 1/64; no filter's threshold is one of their sums.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ NONE, TOP_K, TOP_P, MIN_P, TOP_K_TOP_P = FILTERS = range(5)
 NUM_STEPS_MAX = 4
 
 
-def evidence(counts: Tensor, law: Tensor, draws: int) -> Frequencies:
-    """What `draws` draws of each request say: counts and law [bs, ...], of each outcome.
+def evidence(counts: Tensor, dist: Tensor, draws: int) -> Frequencies:
+    """What `draws` draws of each request say: counts and distribution [bs, ...], of each outcome.
 
     Counts that do not add up to `draws` fit nothing: something was drawn that is no outcome at all.
     """
-    flat, laws = counts.flatten(1).cpu(), law.flatten(1).double().cpu()
+    flat, dists = counts.flatten(1).cpu(), dist.flatten(1).double().cpu()
     fits = [
         int(row.sum()) == draws and chi_square(row, p / p.sum()) >= P_VALUE_MIN
-        for row, p in zip(flat, laws, strict=True)
+        for row, p in zip(flat, dists, strict=True)
     ]
     shares = (counts.double() / draws).to(torch.float32)
     return Frequencies(shares, counts > 0, torch.tensor(fits, device=counts.device))

@@ -67,12 +67,12 @@ def of_prefix(rows: Sequence[Sequence[int]]) -> Target:
     """A model of sixteenths: its distribution after a prefix is one of `rows`, turned by the tokens before."""
     exact = [tuple(Fraction(weight, 16) for weight in row) for row in rows]
 
-    def law(prefix: Tokens) -> Row:
+    def dist(prefix: Tokens) -> Row:
         row = exact[(len(prefix) + sum(prefix)) % len(exact)]
         turn = sum((i + 2) * token for i, token in enumerate(prefix)) % len(row)
         return row[turn:] + row[:turn]
 
-    return law
+    return dist
 
 
 SKEWED: Row = tuple(Fraction(n, 16) for n in (5, 4, 3, 2, 2))  # the toy target, the same after every prefix
@@ -153,10 +153,10 @@ def target_only_proposal(
     drafted = Drafted(tokens, parents, tuple(tuple(target(prefix)) for prefix in _prefixes(tokens, parents)))
     coins: list[Row] = []
     final: list[Fraction] = []
-    for node, law in enumerate(drafted.target):
+    for node, dist in enumerate(drafted.target):
         family = [tokens[child] for child in drafted.children(node)]
-        coins.append(target_only_thresholds(law, family, threshold_acc))
-        final += [*cdf(law), *cdf(without(law, family))]
+        coins.append(target_only_thresholds(dist, family, threshold_acc))
+        final += [*cdf(dist), *cdf(without(dist, family))]
     return Proposal(ONE, drafted, (*coins, tuple(final)))
 
 
@@ -170,20 +170,20 @@ def chain_proposals(target: Target, drafter: Target, num_steps: int, *, block: b
             heights, rest = block_acceptance(p, q, drafts)
         else:
             heights = [chain_acceptance(p[i], q[i], token) for i, token in enumerate(drafts)]
-            rest = [*(residual(*laws) for laws in zip(p, q, strict=False)), list(p[-1])]
-        thresholds = (*((height,) for height in heights), tuple(cut for law in rest for cut in cdf(law)))
+            rest = [*(residual(*dists) for dists in zip(p, q, strict=False)), list(p[-1])]
+        thresholds = (*((height,) for height in heights), tuple(cut for dist in rest for cut in cdf(dist)))
         proposals.append(Proposal(weight, Drafted((0, *drafts), (-1, *range(num_steps)), p, q), thresholds))
     return proposals
 
 
-def _drawn_without_replacement(law: Weights, count: int) -> Iterator[tuple[Tokens, Fraction]]:
+def _drawn_without_replacement(dist: Weights, count: int) -> Iterator[tuple[Tokens, Fraction]]:
     """Ordered tuples of tokens with their probabilities; fewer than `count` where the distribution has fewer."""
-    if count == 0 or not any(law):
+    if count == 0 or not any(dist):
         yield (), ONE
         return
-    for token, weight in enumerate(normalised(law)):
+    for token, weight in enumerate(normalised(dist)):
         if weight > 0:
-            for rest, probability in _drawn_without_replacement(without(law, [token]), count - 1):
+            for rest, probability in _drawn_without_replacement(without(dist, [token]), count - 1):
                 yield (token, *rest), weight * probability
 
 
@@ -196,8 +196,8 @@ def rejection_proposals(target: Target, drafter: Target, families: Tokens) -> li
             if node >= len(tokens):  # the distribution has fewer tokens than wanted
                 grown.append((tokens, parents, weight))
                 continue
-            law = drafter(_prefixes(tokens, parents)[node])
-            for drawn, probability in _drawn_without_replacement(law, count):
+            dist = drafter(_prefixes(tokens, parents)[node])
+            for drawn, probability in _drawn_without_replacement(dist, count):
                 grown.append(((*tokens, *drawn), (*parents, *(node for _ in drawn)), weight * probability))
         trees = grown
     return [_rejection_proposal(target, drafter, *tree) for tree in trees]
@@ -355,9 +355,9 @@ def _require_known(name: str) -> None:
         raise ValueError(f"there is no sampling operation {name!r}; allowed: {', '.join(NAMES)}")
 
 
-def off(law: Distribution, target: Target, length: int) -> Fraction:
+def off(dist: Distribution, target: Target, length: int) -> Fraction:
     """The total variation between an emitted distribution and the target's, of the first `length` tokens."""
-    return total_variation(completed(law, length, target), target_distribution(target, length))
+    return total_variation(completed(dist, length, target), target_distribution(target, length))
 
 
 def distances(
@@ -419,7 +419,7 @@ def exact_distribution(
     taken as it is and must be positive. Raises ValueError for an unknown name.
     """
     _require_known(name)
-    law: Distribution = {}
+    dist: Distribution = {}
     for proposal in proposals:
         if name == "verify_tree_target_only":
             outcomes = _walk_target_only(proposal.drafted, num_steps, threshold_single, threshold_acc)
@@ -431,8 +431,8 @@ def exact_distribution(
             outcomes = _block(proposal.drafted)
         for tokens, probability in outcomes:
             if proposal.weight * probability:
-                law[tokens] = law.get(tokens, Fraction(0)) + proposal.weight * probability
-    return law
+                dist[tokens] = dist.get(tokens, Fraction(0)) + proposal.weight * probability
+    return dist
 
 
 def _drawn(path: Tokens, weights: Weights, probability: Fraction) -> Iterator[tuple[Tokens, Fraction]]:

@@ -1,10 +1,10 @@
 """The ragged family: verification of drafts that lie in one flat row, as vLLM keeps them, and the inputs after it.
 
 Requests have no drafts, some or all; in a batch of
-thousands each has as many. Laws are of small vocabularies, in multiples of
-1/64. A coin lies at the centre of the interval that accepts or rejects, a millionth beside the threshold, or, in cases
-with `zero_coins`, at 0, which accepts a token of any probability but 0. The noise of the races makes no two scores
-equal, or nearly so.
+thousands each has as many. Distributions are of small vocabularies, in multiples of
+1/64. A uniform draw lies at the centre of the interval that accepts or rejects, a millionth beside the threshold, or,
+in cases with `zero_coins`, at 0, which accepts a token of any probability but 0. The noise of the races makes no two
+scores equal, or nearly so.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def _make_greedy(draws: Draws, shape: Sizes) -> Case:
 
 
 def _drafted(draws: Draws, shape: Sizes) -> tuple[Tensor, Tensor, Tensor]:
-    """Target laws and draft laws [n, S, V] float64, and drafts [n, S] that have a probability under the latter."""
+    """Target distributions and draft distributions [n, S, V] float64, and drafts [n, S] that have a probability under
+    the latter.
+    """
     num_steps, vocab_size = shape["num_steps"], shape["vocab_size"]
     target = draw_rows(draws, "target", TARGET_KINDS, num_steps, vocab_size)
     draft = draw_rows(draws, "draft", DRAFT_ROWS, num_steps, vocab_size)
@@ -116,7 +118,7 @@ def _coins(draws: Draws, shape: Sizes, target: Tensor, draft: Tensor, drafts: Te
     num_steps = shape["num_steps"]
     p = target.gather(2, drafts[:, :, None])[:, :, 0]
     q = draft.gather(2, drafts[:, :, None])[:, :, 0] if shape["has_draft_probs"] else torch.ones_like(p)
-    height = (p / q).clamp(max=1)  # [n, S]: coins below it accept
+    height = (p / q).clamp(max=1)  # [n, S]: uniform draws below it accept
     accepts = (draws.below("accepts", 3, num_steps) > 0) & (height > 0) | (height >= 1)
     kind = draws.below("place of the coin", 6, num_steps)
     centre = torch.where(accepts, height / 2, (height + 1) / 2)
@@ -297,7 +299,7 @@ def _defined_inputs(case: Case, expected: Tensors) -> Tensors:
 
 
 def _defined_recovered(case: Case, expected: Tensors) -> Tensors:
-    """Where nothing is left of a law, the draft is never rejected and what stands in for it is of no account."""
+    """Where nothing is left of a distribution, the draft is never rejected, and its replacement is of no account."""
     target, draft = case.tensors["target_probs"], case.tensors["draft_probs"]
     if case.sizes["has_draft_probs"]:
         left = (target - draft).clamp(min=0)

@@ -1,13 +1,14 @@
-"""The sampling family: verification at a temperature, over trees and chains, with the coins as inputs.
+"""The sampling family: verification at a temperature, over trees and chains, with the uniform draws as inputs.
 
 Probabilities are multiples of 1/64, so that sums of them are exact in float32 in any order, and rows have zeros or
-all their weight on one token. Every coin that a walk reads is put in a cell between two thresholds of its decision,
-at the centre or next to an edge: on the threshold itself, the float32 after it, or the one before the next. Edges are
-used where thresholds have no rounding; elsewhere a coin keeps clear of them, and implementations that round otherwise
-still agree. Coins that no walk reads differ from node to node, so that a coin from a wrong node shows.
+all their weight on one token. Every uniform draw that a walk reads is put in a cell between two thresholds of its
+decision, at the centre or next to an edge: on the threshold itself, the float32 after it, or the one before the next.
+Edges are used where thresholds have no rounding; elsewhere a uniform draw keeps clear of them, and implementations that
+round otherwise still agree. Uniform draws that no walk reads differ from node to node, so that a uniform draw from a
+wrong node shows.
 
-Drafts of the rules that know the draft model's law have a positive probability under it, and siblings differ there:
-others cannot have been drawn.
+Drafts of the rules that know the draft model's distribution have a positive probability under it, and siblings differ
+there: others cannot have been drawn.
 """
 
 from __future__ import annotations

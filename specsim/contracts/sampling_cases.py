@@ -1,8 +1,8 @@
-"""How the cases of the sampling family are made: distributions, drafts and coins, batched over requests.
+"""How the cases of the sampling family are made: distributions, drafts and uniform draws, batched over requests.
 
-The cases are of the kind that `specsim.contracts.sampling` describes. Thresholds are computed in float64; a coin lies
-on an edge of its cell, or beside it, only where the threshold has few binary digits and so is the same in every
-floating-point format, and at the centre elsewhere. No walk is led into a cell that rounding could close.
+The cases are of the kind that `specsim.contracts.sampling` describes. Thresholds are computed in float64; a uniform
+draw lies on an edge of its cell, or beside it, only where the threshold has few binary digits and so is the same in
+every floating-point format, and at the centre elsewhere. No walk is led into a cell that rounding could close.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specsim.contracts.distributions import (
     TARGET_ROWS,
     Weights,
     by_weight,
-    law,
+    dist,
 )
 from specsim.contracts.draws import Draws
 from specsim.reference.sampling import THRESHOLD_ACC_MIN
@@ -35,7 +35,7 @@ FEW_DIGITS = 2.0**16  # a multiple of its reciprocal has few binary digits
 
 
 class _Laws(NamedTuple):
-    """Laws [n, rows] by their kind, and by how far their tokens are moved up.
+    """Distributions [n, rows] by their kind, and by how far their tokens are moved up.
 
     weights  [kinds, V] float64: of each kind, not moved
     order    [kinds, V] int64: their tokens, the most probable first
@@ -54,7 +54,7 @@ class _Laws(NamedTuple):
 @lru_cache(maxsize=64)
 def _table(vocab_size: int) -> tuple[Tensor, Tensor]:
     """Weights [kinds, V] float64 and tokens by weight [kinds, V] int64 of every kind, on the CPU; not to be changed."""
-    table = [law(kind, 0, vocab_size) for kind in KINDS]
+    table = [dist(kind, 0, vocab_size) for kind in KINDS]
     weights = torch.tensor([[float(p) for p in row] for row in table], dtype=torch.float64)
     return weights, torch.tensor([by_weight(row) for row in table])
 
@@ -71,35 +71,37 @@ def _draw_laws(draws: Draws, what: str, kinds: tuple[Weights, ...], rows: int, v
     )
 
 
-def _probs(laws: _Laws) -> Tensor:
-    """The laws as probabilities [n, rows, V] float64."""
-    vocab_size = laws.weights.shape[1]
-    token = torch.arange(vocab_size, device=laws.kind.device)
-    return laws.weights[laws.kind[:, :, None], (token - laws.turn[:, :, None]) % vocab_size]
+def _probs(dists: _Laws) -> Tensor:
+    """The distributions as probabilities [n, rows, V] float64."""
+    vocab_size = dists.weights.shape[1]
+    token = torch.arange(vocab_size, device=dists.kind.device)
+    return dists.weights[dists.kind[:, :, None], (token - dists.turn[:, :, None]) % vocab_size]
 
 
 def draw_rows(draws: Draws, what: str, kinds: tuple[Weights, ...], rows: int, vocab_size: int) -> Tensor:
-    """Laws [n, rows, V] float64 of the given kinds."""
+    """Distributions [n, rows, V] float64 of the given kinds."""
     return _probs(_draw_laws(draws, what, kinds, rows, vocab_size))
 
 
-def _prob(laws: _Laws, row: Tensor, token: Tensor) -> Tensor:
-    """The probability [n, k] of each `token` [n, k] under the law of its `row` [n, k]."""
-    vocab_size = laws.weights.shape[1]
-    return laws.weights[laws.kind.gather(1, row), (token - laws.turn.gather(1, row)) % vocab_size]
+def _prob(dists: _Laws, row: Tensor, token: Tensor) -> Tensor:
+    """The probability [n, k] of each `token` [n, k] under the distribution of its `row` [n, k]."""
+    vocab_size = dists.weights.shape[1]
+    return dists.weights[dists.kind.gather(1, row), (token - dists.turn.gather(1, row)) % vocab_size]
 
 
-def _ranked(laws: _Laws, row: Tensor, rank: Tensor) -> Tensor:
-    """The token [n, k] that is `rank`-th most probable in the law of its `row` [n, k]."""
-    vocab_size = laws.weights.shape[1]
-    return (laws.order[laws.kind.gather(1, row), rank] + laws.turn.gather(1, row)) % vocab_size
+def _ranked(dists: _Laws, row: Tensor, rank: Tensor) -> Tensor:
+    """The token [n, k] that is `rank`-th most probable in the distribution of its `row` [n, k]."""
+    vocab_size = dists.weights.shape[1]
+    return (dists.order[dists.kind.gather(1, row), rank] + dists.turn.gather(1, row)) % vocab_size
 
 
-def _turn_to(laws: _Laws, row: Tensor, token: Tensor, needed: Tensor) -> None:
-    """Turn the laws of `row` [n, 1] in place so that `token` [n, 1] is the most probable, where `needed` [n, 1]."""
-    vocab_size = laws.weights.shape[1]
-    turn = (token - laws.order[laws.kind.gather(1, row), 0]) % vocab_size
-    laws.turn.scatter_(1, row, torch.where(needed, turn, laws.turn.gather(1, row)))
+def _turn_to(dists: _Laws, row: Tensor, token: Tensor, needed: Tensor) -> None:
+    """Turn the distributions of `row` [n, 1] in place so that `token` [n, 1] is the most probable, where `needed` [n,
+    1].
+    """
+    vocab_size = dists.weights.shape[1]
+    turn = (token - dists.order[dists.kind.gather(1, row), 0]) % vocab_size
+    dists.turn.scatter_(1, row, torch.where(needed, turn, dists.turn.gather(1, row)))
 
 
 def _total(weights: Tensor) -> Tensor:
@@ -112,7 +114,7 @@ def _has_few_digits(value: Tensor) -> Tensor:
 
 
 def _place_coins(low: Tensor, high: Tensor, position: Tensor, exact: Tensor | bool = True) -> Tensor:
-    """Coins float32 in `[low, high)`; `exact` says where an implementation can know both ends without rounding."""
+    """Float32 uniform draws in `[low, high)`; `exact` says where an implementation can know both ends exactly."""
     edge = torch.where(position == BEFORE_HIGH_EDGE, high, low)
     at_edge = edge.to(torch.float32)
     after, before = torch.nextafter(at_edge, at_edge + 1), torch.nextafter(at_edge, at_edge - 1)
@@ -122,7 +124,9 @@ def _place_coins(low: Tensor, high: Tensor, position: Tensor, exact: Tensor | bo
 
 
 def _final_coins(draws: Draws, left: Tensor, exact: Tensor | bool = True) -> Tensor:
-    """Coins [n] that draw from what is `left` [n, V] of a law any of its tokens, the likely and the unlikely."""
+    """Uniform draws [n] that draw from what is `left` [n, V] of a distribution any of its tokens, the likely and the
+    unlikely.
+    """
     vocab_size = left.shape[1]
     ends = [torch.zeros_like(left[:, 0])]
     for weight in left.unbind(1):
@@ -132,7 +136,7 @@ def _final_coins(draws: Draws, left: Tensor, exact: Tensor | bool = True) -> Ten
     possible = left > total * NARROW  # [n, V]
     which = draws.below("token after the path", possible.sum(dim=1).clamp(min=1))  # [n]
     token = (possible.cumsum(dim=1) > which[:, None]).int().argmax(dim=1, keepdim=True)  # [n, 1]
-    shares = torch.where(total > 0, cuts / total, (cuts >= 0).to(cuts.dtype))  # nothing left: any coin will do
+    shares = torch.where(total > 0, cuts / total, (cuts >= 0).to(cuts.dtype))  # nothing left: any uniform draw will do
     low, high = shares.gather(1, token)[:, 0], shares.gather(1, token + 1)[:, 0]
     low = torch.where(total[:, 0] > 0, low, 0.0)
     return _place_coins(low, high, draws.below("position of the final coin", 4), exact)
@@ -172,27 +176,27 @@ def _plan(draws: Draws, shape: Sizes) -> _Plan:
     return _Plan(trees, rank, num_children, wanted)
 
 
-def _sibling_tokens(draws: Draws, plan: _Plan, laws: _Laws, *, drawn: bool) -> Tensor:
-    """A token for each node [n, ndt]: siblings get those that the parent's law finds most probable, from one of the
-    first three on; `drawn` keeps to tokens of positive probability.
+def _sibling_tokens(draws: Draws, plan: _Plan, dists: _Laws, *, drawn: bool) -> Tensor:
+    """A token for each node [n, ndt]: siblings get those that the parent's distribution finds most probable, from one
+    of the first three on; `drawn` keeps to tokens of positive probability.
     """
-    ndt, vocab_size = plan.rank.shape[1], laws.weights.shape[1]
+    ndt, vocab_size = plan.rank.shape[1], dists.weights.shape[1]
     parent = plan.trees.parents.clamp(min=0)
     first = draws.below("rank of the first sibling's token", 3, ndt).gather(1, parent)  # [n, ndt]
-    count = laws.support[laws.kind].gather(1, parent) if drawn else torch.full_like(parent, vocab_size)
-    tokens = _ranked(laws, parent, (first + plan.rank) % count)
+    count = dists.support[dists.kind].gather(1, parent) if drawn else torch.full_like(parent, vocab_size)
+    tokens = _ranked(dists, parent, (first + plan.rank) % count)
     tokens[:, 0] = draws.below("token of the root", vocab_size)
     return tokens
 
 
-def _lead(plan: _Plan, laws: _Laws, tokens: Tensor) -> None:
-    """Turn laws in place so that every child that is wanted has a positive probability."""
+def _lead(plan: _Plan, dists: _Laws, tokens: Tensor) -> None:
+    """Turn distributions in place so that every child that is wanted has a positive probability."""
     wanted = plan.wanted.clamp(min=0)
     for node in range(tokens.shape[1]):
         row = torch.full_like(wanted[:, :1], node)
         token = tokens.gather(1, wanted[:, node : node + 1])
-        needed = (plan.wanted[:, node : node + 1] >= 0) & (_prob(laws, row, token) == 0)
-        _turn_to(laws, row, token, needed)
+        needed = (plan.wanted[:, node : node + 1] >= 0) & (_prob(dists, row, token) == 0)
+        _turn_to(dists, row, token, needed)
 
 
 def _walk_end(chosen: Tensor, num_steps: int) -> Tensor:
@@ -206,9 +210,10 @@ def _walk_end(chosen: Tensor, num_steps: int) -> Tensor:
 
 
 class _Cells(NamedTuple):
-    """Where the coin of a node accepts each child, with ends `low` and `high` [n, ndt] float64 by the child's number.
+    """Where the uniform draw of a node accepts each child, with ends `low` and `high` [n, ndt] float64 by the child's
+    number.
 
-    taken   [n, ndt] float64: from here on the coin of a node accepts no child
+    taken   [n, ndt] float64: from here on the uniform draw of a node accepts no child
     filler  [n, ndt] int64: the child whose cell ends at 1, -1 if there is none
     """
 
@@ -218,11 +223,11 @@ class _Cells(NamedTuple):
     filler: Tensor
 
 
-def _target_only_cells(plan: _Plan, laws: _Laws, tokens: Tensor, shape: Sizes) -> _Cells:
+def _target_only_cells(plan: _Plan, dists: _Laws, tokens: Tensor, shape: Sizes) -> _Cells:
     single = shape["threshold_single_64ths"] / 64
     acc = max(shape["threshold_acc_64ths"] / 64, THRESHOLD_ACC_MIN)
     parents = plan.trees.parents
-    prob = _prob(laws, parents.clamp(min=0), tokens)  # [n, ndt]
+    prob = _prob(dists, parents.clamp(min=0), tokens)  # [n, ndt]
     request = torch.arange(parents.shape[0], device=parents.device)
     low, high = torch.zeros_like(prob), torch.zeros_like(prob)
     mass, taken = torch.zeros_like(prob), torch.zeros_like(prob)
@@ -242,14 +247,14 @@ def _target_only_cells(plan: _Plan, laws: _Laws, tokens: Tensor, shape: Sizes) -
 def make_verify_tree_target_only(draws: Draws, shape: Sizes) -> Case:
     ndt, vocab_size = shape["num_draft_tokens"], shape["vocab_size"]
     plan = _plan(draws, shape)
-    laws = _draw_laws(draws, "target", (*TARGET_ROWS, SHORT), ndt, vocab_size)
-    tokens = _sibling_tokens(draws, plan, laws, drawn=False)
+    dists = _draw_laws(draws, "target", (*TARGET_ROWS, SHORT), ndt, vocab_size)
+    tokens = _sibling_tokens(draws, plan, dists, drawn=False)
     older = plan.trees.first_child.gather(1, plan.trees.parents.clamp(min=0))  # [n, ndt]
     equal = (draws.below("equal siblings", 4) == 3)[:, None] & (plan.rank == 1)
     tokens = torch.where(equal, tokens.gather(1, older.clamp(min=0)), tokens)
-    _lead(plan, laws, tokens)
+    _lead(plan, dists, tokens)
 
-    cells = _target_only_cells(plan, laws, tokens, shape)
+    cells = _target_only_cells(plan, dists, tokens, shape)
     wanted = plan.wanted.clamp(min=0)
     possible = (plan.wanted >= 0) & (cells.low.gather(1, wanted) < cells.high.gather(1, wanted))
     chosen = torch.where(possible, plan.wanted, torch.where(cells.taken < 1, -1, cells.filler))  # [n, ndt]
@@ -258,7 +263,7 @@ def make_verify_tree_target_only(draws: Draws, shape: Sizes) -> Case:
     high = torch.where(chosen >= 0, cells.high.gather(1, child), 1.0)
     coins = _place_coins(low, high, draws.below("position of the coins", 4, ndt))
 
-    probs = _probs(laws)
+    probs = _probs(dists)
     end = _walk_end(chosen, shape["num_steps"])  # [n]
     rejected = torch.where(plan.trees.parents == end[:, None], tokens, vocab_size)  # [n, ndt]
     gone = torch.zeros((draws.count, vocab_size + 1), dtype=torch.bool, device=draws.device).scatter(1, rejected, True)
@@ -321,12 +326,12 @@ def make_verify_tree_rejection(draws: Draws, shape: Sizes) -> Case:
 
 
 def _accepts(height: Tensor, wanted: Tensor) -> Tensor:
-    """Whether a draft that is accepted by coins below `height` is, such that rounding cannot change it."""
+    """Whether a draft that is accepted by uniform draws below `height` is, such that rounding cannot change it."""
     return (height > 1 - NARROW) | (wanted & (height >= NARROW))
 
 
 def _cell_coins(height: Tensor, accepts: Tensor, position: Tensor, exact: Tensor | bool = True) -> Tensor:
-    """Coins below `height` where a draft is accepted, and from there on where it is not."""
+    """Uniform draws below `height` where a draft is accepted, and from there on where it is not."""
     return _place_coins(torch.where(accepts, 0.0, height), torch.where(accepts, height, 1.0), position, exact)
 
 
@@ -348,7 +353,9 @@ class _Chains(NamedTuple):
 
 
 def _make_chains(draws: Draws, shape: Sizes, draft_kinds: tuple[Weights, ...]) -> _Chains:
-    """In a quarter of the chains the draft model's laws are the target's, as far as those are of `draft_kinds`."""
+    """In a quarter of the chains the draft model's distributions are the target's, as far as those are of
+    `draft_kinds`.
+    """
     num_steps, vocab_size = shape["num_steps"], shape["vocab_size"]
     target_laws = _draw_laws(draws, "target", TARGET_ROWS, num_steps + 1, vocab_size)
     draft_laws = _draw_laws(draws, "draft", draft_kinds, num_steps, vocab_size)
@@ -386,7 +393,7 @@ def _chain_case(draws: Draws, shape: Sizes, chains: _Chains, coins: Tensor, fina
 
 
 def make_verify_chain_rejection(draws: Draws, shape: Sizes) -> Case:
-    """After the draft at which a chain is to end, coins accept and reject at random: nobody may read them."""
+    """After the draft at which a chain is to end, uniform draws accept and reject at random: nobody may read them."""
     num_steps = shape["num_steps"]
     chains = _make_chains(draws, shape, DRAFT_ROWS)
     step = torch.arange(num_steps, device=draws.device)  # [S]
@@ -397,13 +404,13 @@ def make_verify_chain_rejection(draws: Draws, shape: Sizes) -> Case:
     coins = _cell_coins(height, accepts, draws.below("position of the coins", 4, num_steps))
     accepted = accepts.long().cumprod(dim=1).sum(dim=1)  # [n]
     rest = (chains.target[:, :num_steps] - chains.draft).clamp(min=0)
-    laws = torch.cat([rest, chains.target[:, num_steps:]], dim=1)  # [n, S + 1, V]
-    left = laws[torch.arange(draws.count, device=draws.device), accepted]
+    dists = torch.cat([rest, chains.target[:, num_steps:]], dim=1)  # [n, S + 1, V]
+    left = dists[torch.arange(draws.count, device=draws.device), accepted]
     return _chain_case(draws, shape, chains, coins, _final_coins(draws, left))
 
 
 def make_verify_chain_block(draws: Draws, shape: Sizes) -> Case:
-    """Shorter prefixes than the one to be accepted pass or fail at random. Draft laws make all ratios exact."""
+    """Shorter prefixes than the one to be accepted pass or fail at random. All ratios of the draft are exact."""
     n, num_steps = draws.count, shape["num_steps"]
     chains = _make_chains(draws, shape, POWERS_OF_TWO)
     heads = draws.below("shorter prefix passes", 2, num_steps) == 1

@@ -73,22 +73,22 @@ def draws_needed(cells: int, effect: float) -> int:
     return math.ceil(10 * math.sqrt(cells) / effect**2)
 
 
-def chi_square(counts: Mapping[Outcome, int] | torch.Tensor, law: Mapping[Outcome, Fraction] | torch.Tensor) -> float:
-    """The p-value of Pearson's test that `counts` are independent draws from `law`.
+def chi_square(counts: Mapping[Outcome, int] | torch.Tensor, dist: Mapping[Outcome, Fraction] | torch.Tensor) -> float:
+    """The p-value of Pearson's test that `counts` are independent draws from `dist`.
 
     counts  how often each outcome occurred; or [n] integers, of the outcomes 0 to n - 1
-    law     the probability of each outcome, fractions that add up to 1; or [n] float, up to 1e-6 of rounding
+    dist    the probability of each outcome, fractions that add up to 1; or [n] float, up to 1e-6 of rounding
 
     Cells of which fewer than 5 are expected are pooled in one, and that one with the next smallest if it needs it.
     1 when all is one cell: nothing can be said. 0 when an outcome occurred that the distribution does not have.
     Raises ValueError for a distribution that does not add up to 1, negative counts, and no draws at all.
     Source: Pearson (1900); Cochran (1954) for the least expected count.
     """
-    expected, observed = _by_outcome(law), _by_outcome(counts)
+    expected, observed = _by_outcome(dist), _by_outcome(counts)
     total = sum(expected.values())
     exact = isinstance(total, Fraction | int)
     if (exact and total != 1) or abs(total - 1) > 1e-6:
-        raise ValueError(f"the probabilities of the law add up to {total}; allowed: 1")
+        raise ValueError(f"the probabilities of the distribution add up to {total}; allowed: 1")
     for outcome, count in observed.items():
         if count < 0:
             raise ValueError(f"outcome {outcome!r} has count {count}; allowed: 0 or more")
@@ -105,9 +105,9 @@ def _by_outcome(table: Mapping[Any, Any] | torch.Tensor) -> Mapping[Any, Any]:
     return dict(enumerate(table.tolist())) if isinstance(table, torch.Tensor) else table
 
 
-def impossible(counts: Mapping[Outcome, int], law: Mapping[Outcome, Any]) -> Outcome | None:
+def impossible(counts: Mapping[Outcome, int], dist: Mapping[Outcome, Any]) -> Outcome | None:
     """An outcome that occurred and has probability 0, or is not in the distribution; None if there is none."""
-    return next((outcome for outcome, count in counts.items() if count > 0 and not law.get(outcome, 0) > 0), None)
+    return next((outcome for outcome, count in counts.items() if count > 0 and not dist.get(outcome, 0) > 0), None)
 
 
 def _pooled(cells: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
@@ -129,24 +129,24 @@ def _pearson(cells: Sequence[tuple[float, int]]) -> float:
 # ---- what to look at in emitted tokens
 
 
-def marginals(law: Distribution, i: int) -> dict[int | None, Fraction]:
+def marginals(dist: Distribution, i: int) -> dict[int | None, Fraction]:
     """The distribution of the i-th emitted token, from 0; None where fewer are emitted."""
-    return _image(law, _token_at(i))
+    return _image(dist, _token_at(i))
 
 
-def joint_of_token_and_length(law: Distribution, i: int) -> dict[tuple[int | None, int], Fraction]:
+def joint_of_token_and_length(dist: Distribution, i: int) -> dict[tuple[int | None, int], Fraction]:
     """The distribution of the i-th emitted token, from 0, None where fewer are emitted, and the number of accepted
     drafts.
 
     The number of accepted drafts is that of emitted tokens without the bonus. A uniform draw from the wrong place shows
     here: it makes the length depend on the token in another way, while each by itself can stay as it is.
     """
-    return _image(law, _token_at_and_length(i))
+    return _image(dist, _token_at_and_length(i))
 
 
-def lengths(law: Distribution) -> dict[int, Fraction]:
+def lengths(dist: Distribution) -> dict[int, Fraction]:
     """The distribution of the number of accepted drafts."""
-    return _image(law, _length)
+    return _image(dist, _length)
 
 
 def _length(tokens: Tokens) -> int:
@@ -178,50 +178,50 @@ def _image(table: Mapping[Tokens, Number], view: Callable[[Tokens], Outcome]) ->
 
 def fits(
     draw: Callable[[int], Iterable[Outcome] | Mapping[Outcome, int]],
-    law: Mapping[Outcome, Fraction],
+    dist: Mapping[Outcome, Fraction],
     *,
     error_rate: float = 1e-6,
     seeds: tuple[int, int] = SEEDS,
 ) -> Fit:
-    """Whether a sampler draws from `law`.
+    """Whether a sampler draws from `dist`.
 
     draw        called with a seed; returns independent outcomes, or how often each occurred. What it draws with one
                 seed must not depend on what it drew with another
-    law         the probability of each outcome, fractions that add up to 1
+    dist        the probability of each outcome, fractions that add up to 1
     error_rate  the p-value below which the draws are repeated, once, with the second seed; a correct sampler fails with
                 probability error_rate**2
 
     An outcome that has probability 0 fails at once and is named.
     Raises ValueError for an error rate that is not between 0 and 1, equal seeds, and as `chi_square` does.
     """
-    return _fits(draw, {"all": (lambda outcome: outcome, law)}, law, error_rate, seeds)
+    return _fits(draw, {"all": (lambda outcome: outcome, dist)}, dist, error_rate, seeds)
 
 
 def emissions_fit(
     draw: Callable[[int], Iterable[Tokens] | Mapping[Tokens, int]],
-    law: Distribution,
+    dist: Distribution,
     *,
     error_rate: float = 1e-6,
     seeds: tuple[int, int] = SEEDS,
 ) -> Fit:
-    """Whether a rule emits with `law`: by position, by position and accepted length, by length, and as a whole.
+    """Whether a rule emits with `dist`: by position, by position and accepted length, by length, and as a whole.
 
     As `fits`, of emitted tuples with the bonus last. `error_rate` is that of all tests together: each gets its share.
     """
     views: dict[str, tuple[Callable[[Tokens], Any], Mapping[Any, Fraction]]] = {
-        "length": (_length, lengths(law)),
-        "tokens": (lambda tokens: tokens, law),
+        "length": (_length, lengths(dist)),
+        "tokens": (lambda tokens: tokens, dist),
     }
-    for i in range(max(map(len, law), default=0)):
-        views[f"token {i}"] = (_token_at(i), marginals(law, i))
-        views[f"token {i} and length"] = (_token_at_and_length(i), joint_of_token_and_length(law, i))
-    return _fits(draw, views, law, error_rate, seeds)
+    for i in range(max(map(len, dist), default=0)):
+        views[f"token {i}"] = (_token_at(i), marginals(dist, i))
+        views[f"token {i} and length"] = (_token_at_and_length(i), joint_of_token_and_length(dist, i))
+    return _fits(draw, views, dist, error_rate, seeds)
 
 
 def _fits(
     draw: Callable[[int], Iterable[Outcome] | Mapping[Outcome, int]],
     views: Mapping[str, tuple[Callable[[Outcome], Any], Mapping[Any, Fraction]]],
-    law: Mapping[Outcome, Fraction],
+    dist: Mapping[Outcome, Fraction],
     error_rate: float,
     seeds: tuple[int, int],
 ) -> Fit:
@@ -234,7 +234,7 @@ def _fits(
     for seed in seeds:
         drawn = draw(seed)
         counts = drawn if isinstance(drawn, Mapping) else Counter(drawn)
-        alien = impossible(counts, law)
+        alien = impossible(counts, dist)
         if alien is not None:
             return Fit(False, {}, f"{alien!r} occurred with seed {seed}, and its probability is 0")
         p_values = {}

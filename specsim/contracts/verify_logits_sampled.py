@@ -4,9 +4,10 @@ Logits, penalties and trees are those of `apply_penalties`, on a small vocabular
 never forbidden. On top of it come biases and masks of their own rows, temperatures and filters, each on or off by
 request, and tokens of some children are made probable.
 
-Implementations round differently. So every limit and coin of a case lies clear of the thresholds of its decision: the
-reference, in double precision, gives the same result with all of them `CLEARANCE` lower and higher. Limits that do not
-are switched off; coins are drawn again. What happens exactly at a threshold, where laws are dyadic, is for the tests.
+Implementations round differently. So every limit and uniform draw of a case lies clear of the thresholds of its
+decision: the reference, in double precision, gives the same result with all of them `CLEARANCE` lower and higher.
+Limits that do not are switched off; uniform draws are drawn again. What happens exactly at a threshold, where laws are
+dyadic, is for the tests.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ def _filter(tensors: Tensors, laws: Tensor) -> Tensor:
 
 
 def _place_coins(draws: Draws, tensors: Tensors, laws: Tensor, num_steps: int) -> None:
-    """Coins at which nothing changes when all of them, and the thresholds, are a little lower or higher."""
+    """Uniform draws at which nothing changes when all of them, and the thresholds, are a little lower or higher."""
     ndt = laws.shape[1]
     coins, final = draws.below("coins", COINS, ndt), draws.below("final coin", COINS, 1)  # [bs, ndt], [bs, 1]
     clear = torch.zeros_like(final[:, 0], dtype=torch.bool)  # [bs]
@@ -207,7 +208,7 @@ def _place_coins(draws: Draws, tensors: Tensors, laws: Tensor, num_steps: int) -
 
 
 def _outcome(tensors: Tensors, laws: Tensor, placed: tuple[Tensor, Tensor], by: float, num_steps: int) -> Tensor:
-    """What verification gives for each request, with every coin and threshold shifted."""
+    """What verification gives for each request, with every uniform draw and threshold shifted."""
     single, acc = tensors["threshold_single"].double(), tensors["threshold_acc"].double()
     coins, final = placed
     verified = verify_tree_target_only(

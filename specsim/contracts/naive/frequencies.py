@@ -15,7 +15,7 @@ def token_frequencies_naive(
     probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, which_filter: int = 0, seed: int = 0, draws: int = 0
 ) -> Frequencies:
     """`token_frequencies`, one token at a time."""
-    laws: list[list[Fraction]] = []
+    dists: list[list[Fraction]] = []
     for b in range(probs.shape[0]):
         row = [Fraction(p) for p in probs[b].tolist()]
         kept = []
@@ -24,8 +24,8 @@ def token_frequencies_naive(
             stays = len(more) < int(top_k[b]) and sum(more) < Fraction(float(top_p[b]))
             stays = stays and p >= Fraction(float(min_p[b])) * max(row)
             kept.append(p if stays else Fraction(0))
-        laws.append(normalised(kept))
-    return _of(torch.tensor([[float(p) for p in law] for law in laws], dtype=probs.dtype))
+        dists.append(normalised(kept))
+    return _of(torch.tensor([[float(p) for p in dist] for dist in dists], dtype=probs.dtype))
 
 
 def chain_frequencies_naive(
@@ -48,5 +48,5 @@ def chain_frequencies_naive(
     return _of(torch.tensor(batch, dtype=target_probs.dtype))
 
 
-def _of(law: Tensor) -> Frequencies:
-    return Frequencies(law, law > 0, torch.ones(law.shape[0], dtype=torch.bool))
+def _of(dist: Tensor) -> Frequencies:
+    return Frequencies(dist, dist > 0, torch.ones(dist.shape[0], dtype=torch.bool))

@@ -34,7 +34,7 @@ def verify_tree_target_only_naive(
         token, coins, probs = candidates[b].tolist(), uniform_samples[b].tolist(), target_probs[b].tolist()
         first_child, next_sibling = retrieve_next_token[b].tolist(), retrieve_next_sibling[b].tolist()
         path = [0]
-        law = list(probs[0])
+        dist = list(probs[0])
         while len(path) <= num_steps:
             node, mass = path[-1], 0.0
             child = first_child[node]
@@ -43,14 +43,14 @@ def verify_tree_target_only_naive(
                 mass += prob
                 if prob > 0 and (coins[node] < mass / acc or prob >= single):
                     break
-                law[token[child]] = 0.0
+                dist[token[child]] = 0.0
                 child = next_sibling[child]
             if child == -1:
                 break
             path.append(child)
-            law = list(probs[child])
+            dist = list(probs[child])
         paths.append(path)
-        bonus_tokens.append(_invert_cdf_naive(law, uniform_final[b].item()))
+        bonus_tokens.append(_invert_cdf_naive(dist, uniform_final[b].item()))
     return _verified_naive(candidates, retrieve_index.tolist(), paths, bonus_tokens, num_steps)
 
 
@@ -67,16 +67,16 @@ def verify_chain_rejection_naive(
     for b in range(candidates.shape[0]):
         token, coins = candidates[b].tolist(), uniform_samples[b].tolist()
         draft, target = draft_probs[b].tolist(), target_probs[b].tolist()
-        law = target[num_steps]
+        dist = target[num_steps]
         path = [0]
         for i in range(num_steps):
             drafted = token[i + 1]
             if draft[i][drafted] <= 0 or coins[i] * draft[i][drafted] >= target[i][drafted]:
-                law = _positive_part(target[i], draft[i])
+                dist = _positive_part(target[i], draft[i])
                 break
             path.append(i + 1)
         paths.append(path)
-        bonus_tokens.append(_invert_cdf_naive(law, uniform_final[b].item()))
+        bonus_tokens.append(_invert_cdf_naive(dist, uniform_final[b].item()))
     return _verified_naive(candidates, _chain_numbers(candidates), paths, bonus_tokens, num_steps)
 
 
@@ -94,7 +94,7 @@ def verify_chain_block_naive(
         token, coins = candidates[b].tolist(), uniform_samples[b].tolist()
         draft, target = draft_probs[b].tolist(), target_probs[b].tolist()
         reach, accepted = 1.0, 0
-        law = target[0] if num_steps == 0 else _positive_part(target[0], draft[0])
+        dist = target[0] if num_steps == 0 else _positive_part(target[0], draft[0])
         for i in range(1, num_steps + 1):
             p, q = target[i - 1][token[i]], draft[i - 1][token[i]]
             reach = min(reach * p / q, 1.0) if q > 0 else 0.0
@@ -104,9 +104,9 @@ def verify_chain_block_naive(
                 rest = _positive_part([reach * prob for prob in target[i]], draft[i])
                 height = sum(rest) / (sum(rest) + 1 - reach) if 0 < reach < 1 else reach
             if coins[i - 1] < height:
-                accepted, law = i, rest
+                accepted, dist = i, rest
         paths.append(list(range(accepted + 1)))
-        bonus_tokens.append(_invert_cdf_naive(law, uniform_final[b].item()))
+        bonus_tokens.append(_invert_cdf_naive(dist, uniform_final[b].item()))
     return _verified_naive(candidates, _chain_numbers(candidates), paths, bonus_tokens, num_steps)
 
 
@@ -128,16 +128,16 @@ def verify_tree_rejection_naive(
         draft, target = draft_probs[b].tolist(), target_probs[b].tolist()
         first_child, next_sibling = retrieve_next_token[b].tolist(), retrieve_next_sibling[b].tolist()
         path = [0]
-        law = target[0]
+        dist = target[0]
         while len(path) <= num_steps:
             proposal = draft[path[-1]]
             child = first_child[path[-1]]
             while child != -1:
                 drafted = token[child]
                 if proposal[drafted] > 0:
-                    if coins[child] * proposal[drafted] < law[drafted]:
+                    if coins[child] * proposal[drafted] < dist[drafted]:
                         break
-                    law = _normalised_naive(_positive_part(law, proposal))
+                    dist = _normalised_naive(_positive_part(dist, proposal))
                     proposal = _normalised_naive(
                         [0.0 if other == drafted else prob for other, prob in enumerate(proposal)]
                     )
@@ -145,9 +145,9 @@ def verify_tree_rejection_naive(
             if child == -1:
                 break
             path.append(child)
-            law = target[child]
+            dist = target[child]
         paths.append(path)
-        bonus_tokens.append(_invert_cdf_naive(law, uniform_final[b].item()))
+        bonus_tokens.append(_invert_cdf_naive(dist, uniform_final[b].item()))
     return _verified_naive(candidates, retrieve_index.tolist(), paths, bonus_tokens, num_steps)
 
 

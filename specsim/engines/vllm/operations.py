@@ -1,8 +1,8 @@
 """Which functions of vLLM implement which operation, and how they are called.
 
 A table for all releases. A kernel, a host function that launches it, and the whole of `rejection_sample` are each
-looked for by name and taken only with parameters that are known here; anything else is reported as drift. Coins and
-noise are the case's: `torch` is given to what is lifted with its random functions changed.
+looked for by name and taken only with parameters that are known here; anything else is reported as drift. Uniform draws
+and noise are the case's: `torch` is given to what is lifted with its random functions changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UTILS = "v1/spec_decode/utils.py"
 
 
 class CoinTorch:
-    """`torch`, whose `rand` gives the coins of the case, and whose exponential noise is the case's.
+    """`torch`, whose `rand` gives the uniform draws of the case, and whose exponential noise is the case's.
 
     `uniform` [num_drafts] float64 and `race` [bs, V] are set before a call. Noise goes into whatever empty tensor of
     the race's shape is drawn for it.

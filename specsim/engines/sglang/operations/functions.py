@@ -2,8 +2,8 @@
 
 A tensor function is plain PyTorch that runs on the host: it is lifted without its decorators (`torch.compile`
 included) and run as it is. What it calls that has no source, CUDA code of a compiled extension, is the reference's
-operation; what chooses among equals (`torch.topk` leaves their order open) takes the lower index first; coins come
-from the case. Anything else that a release came to call says so when it is used, and the function is then not run.
+operation; what chooses among equals (`torch.topk` leaves their order open) takes the lower index first; uniform draws
+come from the case. Anything else that a release came to call says so when it is used, and the function is then not run.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _chain_links(bs: int, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _coins_of_slots(uniform_samples: Tensor) -> Tensor:
-    """A coin for each slot [bs, num_steps + 1]; the last one decides about no draft."""
+    """A uniform draw for each slot [bs, num_steps + 1]; the last one decides about no draft."""
     return torch.nn.functional.pad(uniform_samples, (0, 1), value=0.5)
 
 

@@ -1,9 +1,9 @@
 """The release's own verification after the target's forward: `eagle_sample`, `EagleVerifyInputV2Mixin.sample` before.
 
 It is run as it is, on logits of a case. In place of what has no source: the reference's greedy walk and tree sampler,
-which refuse buffers that their callers have to fill, the reference's filters, and coins of the case. Without tensor
-parallelism nothing is broadcast. On 0.5.10.post1 and later a grammar is none of it: `apply_token_bitmask` is tested on
-its own.
+which refuse buffers that their callers have to fill, the reference's filters, and uniform draws of the case. Without
+tensor parallelism nothing is broadcast. On 0.5.10.post1 and later a grammar is none of it: `apply_token_bitmask` is
+tested on its own.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Tensor = torch.Tensor
 
 
 class TorchWithCoins:
-    """`torch`, whose `rand` and `rand_like` give the coins of the case; equal values have an order."""
+    """`torch`, whose `rand` and `rand_like` give the uniform draws of the case; equal values have an order."""
 
     def __init__(self) -> None:
         self.samples = self.final = torch.empty(0)
@@ -55,7 +55,7 @@ class TorchWithCoins:
         return getattr(TorchWithoutTies, name, None) or getattr(torch, name)
 
     def rand_like(self, like: Tensor, **_options: Any) -> Tensor:
-        return _of_shape("the coins of the nodes", self.samples, tuple(like.shape))
+        return _of_shape("the uniform draws of the nodes", self.samples, tuple(like.shape))
 
     def rand(self, shape: tuple[int, ...], **_options: Any) -> Tensor:
         return _of_shape("the final coins", self.final, tuple(shape))
@@ -198,7 +198,7 @@ def around_sampling() -> dict[str, Any]:
     }
 
 
-class ExactLaw:
+class ExactDistribution:
     """In place of the last filter before the sampler: softmax rounds, so what it should have given takes its place.
 
     The sampler's uniform draws lie next to edges of the case's distribution, which sums to 1 or, in some rows, to a
@@ -221,7 +221,7 @@ class ExactLaw:
 
 def around_samplers() -> dict[str, Any]:
     """`around_sampling` for distributions that the sampler is to get to the bit."""
-    return {**around_sampling(), "top_p_renorm_prob": ExactLaw()}
+    return {**around_sampling(), "top_p_renorm_prob": ExactDistribution()}
 
 
 def _softmax(logits: Tensor, temperatures: Tensor) -> Tensor:
