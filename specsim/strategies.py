@@ -6,7 +6,7 @@
     @given(draft_trees(topk_max=4), logits(rows=2, vocab_size=33))
     def test_my_kernel(tree, rows): ...
 
-All draw by the generators that `specsim check` uses (`specsim.choices.chooser`) and shrink towards the dullest case:
+All draw by the generators that `specsim check` uses (`specsim.choices.chooser`) and shrink towards the simplest case:
 one request, a chain, no page boundary, nothing wrong. Needs torch; nothing here launches a kernel.
 """
 

@@ -147,7 +147,7 @@ class Suite:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Findings held against a baseline, by signature, each list sorted.
+    """Findings compared with a baseline, by signature, each list sorted.
 
     `name`        the file or target that is the baseline
     `new`         found here, not in the baseline

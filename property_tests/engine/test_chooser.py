@@ -1,4 +1,4 @@
-"""Choices: every tape is valid, zero is the dullest, and a seed or tape chooses the same everywhere."""
+"""Choices: every tape is valid, zero is the simplest, and a seed or tape chooses the same everywhere."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_a_batch_is_the_same_here_in_a_child_and_as_json(worker: Worker) -> None
     assert others == [one, one]
     (found,) = results[0].findings
     assert (found.rule, found.count > 1, found.tier) == ("X5", True, "accounting")
-    # What is known is counted, and not made smaller again.
+    # What is known is counted, and not shrunk again.
     (counted,) = worker.run(replace(made, known=(found.signature,))).findings
     assert (counted.count, counted.index, counted.replay) == (found.count, found.index, "")
 

@@ -194,7 +194,7 @@ def test_cuda_operations_and_releases_have_kernels_of_the_table() -> None:
 def test_a_step_as_a_release_launches_it_gives_what_specsims_does(
     nodes: int, monkeypatch: pytest.MonkeyPatch, release: Callable[[str], SourceTree], wheel_cache: Cache
 ) -> None:
-    """With a stand-in for the walk in CUDA; a chain, and a tree whose accepted KV moves."""
+    """With a stub of the walk in CUDA; a chain, and a tree whose accepted KV moves."""
     version = PEER_RELEASES[0]
     release(version)
 

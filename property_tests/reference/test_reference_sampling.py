@@ -205,10 +205,10 @@ def test_distributions_are_sixty_fourths_with_zeros_and_certainties_among_them(o
 
 @every_op
 def test_no_choices_give_the_simplest_case_and_a_tape_gives_its_case_again(op: Op) -> None:
-    dull = op.generate(replayed(()))
-    assert dull.sizes["bs"] == dull.sizes["topk"] == dull.sizes["num_steps"] == 1
-    assert dull.sizes["vocab_size"] == 3
-    assert op.expected(dull)["accept_token_num"].tolist() in ([0], [1])
+    simplest = op.generate(replayed(()))
+    assert simplest.sizes["bs"] == simplest.sizes["topk"] == simplest.sizes["num_steps"] == 1
+    assert simplest.sizes["vocab_size"] == 3
+    assert op.expected(simplest)["accept_token_num"].tolist() in ([0], [1])
     for index in range(30):
         chooser = seeded(1, op.name, index)
         case = op.generate(chooser)

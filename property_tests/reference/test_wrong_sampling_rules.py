@@ -173,7 +173,7 @@ WRONG: dict[str, tuple[Any, Any, int, Fraction | int]] = {
         1,
         LOST * (P[0] + P[1]),  # as in a chain
     ),
-    "siblings are held against the same two distributions": (
+    "siblings are compared with the same two distributions": (
         (
             TREE,
             "p, q = dist[request, token], proposal[request, token]",
@@ -232,7 +232,7 @@ WRONG: dict[str, tuple[Any, Any, int, Fraction | int]] = {
         1,
         LOST * F(2, 3),  # a rejection draws token 2, which is due a third
     ),
-    "siblings in reversed order, held against draft distributions": (
+    "siblings in reversed order, compared with draft distributions": (
         (
             "verify_tree_rejection_naive",
             LINKS,
@@ -267,7 +267,7 @@ def test_one_uniform_draw_for_all_siblings_takes_three_siblings_of_four_tokens_t
 
 
 def test_siblings_without_residual_update_are_off_by_seven_sixteenths_when_they_are_the_top_two() -> None:
-    patch, propose, _, _ = WRONG["siblings are held against the same two distributions"]
+    patch, propose, _, _ = WRONG["siblings are compared with the same two distributions"]
     top = next(proposal for proposal in propose() if proposal.drafted.tokens == (0, 0, 1))
     always = [Proposal(F(1), top.drafted, top.thresholds)]
     assert toy_off(patched(*patch), always, 1) == (ACCEPT - P[0]) + (1 - ACCEPT - P[1]) == F(7, 16)

@@ -1,4 +1,4 @@
-"""Other packages than SGLang: what of them is lifted, loaded, built and kept, and what they are held against."""
+"""Other packages than SGLang: what of them is lifted, loaded, built and kept, and what they are compared with."""
 
 from __future__ import annotations
 

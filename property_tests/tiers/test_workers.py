@@ -1,4 +1,4 @@
-"""The workers tier: what a release's own worker functions do between recording stand-ins.
+"""The workers tier: what a release's own worker functions do between recording stubs.
 
 Which release has which of it is held by the fixtures. Here: that a defect that is edited away is not found any more,
 that the seed's own patch edited in changes nothing, and that what cannot be run is said and is no finding.

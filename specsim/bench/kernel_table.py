@@ -5,7 +5,7 @@ holds several calls, each on tensors of its own as far as memory allows: if thos
 call finds nothing there ("cold"); small index tensors stay in it, as they do in an engine behind the launch that wrote
 them ("warm"). On a CPU kernels run in Triton's interpreter: results are compared, and times say nothing about speed.
 
-A kernel is held against its bound: a launch, and the larger of the time that its bytes take at copy bandwidth and of
+A kernel is compared with its bound: a launch, and the larger of the time that its bytes take at copy bandwidth and of
 its longest chain of dependent reads. The bound's name is that of its largest part.
 """
 

@@ -1,4 +1,4 @@
-"""`specsim check` of one target: its suites within the budget, held against a baseline when there is one."""
+"""`specsim check` of one target: its suites within the budget, compared with a baseline when there is one."""
 
 from __future__ import annotations
 

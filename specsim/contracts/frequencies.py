@@ -1,4 +1,4 @@
-"""The frequencies family: samplers with random numbers of their own, held against exact distributions by counting.
+"""The frequencies family: samplers with random numbers of their own, compared with exact distributions by counting.
 
 An implementation draws each request's outcome `draws` times and gives what `evidence` makes of the counts:
 

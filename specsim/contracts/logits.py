@@ -206,7 +206,7 @@ def _make_argmax(draws: Draws, sizes: dict[str, int]) -> dict[str, Tensor]:
     kind = draws.below("rows without order", 8, ndt)[:, :, None]  # [bs, ndt, 1]
     for number, value in ((1, 0.0), (2, -INFINITY), (3, NAN)):
         logits = torch.where(kind == number, value, logits)
-    # Values put in two places: ties, and what NaN and infinities are held against.
+    # Values put in two places: ties, and what NaN and infinities are compared with.
     pairs = torch.tensor(
         ((0, -0.0), (9, 9), (NAN, 9), (9, NAN), (NAN, NAN), (INFINITY, INFINITY), (INFINITY, NAN), (-INFINITY, NAN)),
         device=logits.device,

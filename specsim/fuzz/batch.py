@@ -202,7 +202,7 @@ def _found(
     on_run: Callable[[int], None],
     goes_on: Callable[[], bool],
 ) -> Found:
-    """The finding of a signature, made smaller as long as it `goes_on`. Of a known one there is no new replay file."""
+    """The finding of a signature, shrunk as long as it `goes_on`. Of a known one there is no new replay file."""
     if signature in batch.known:
         violation = hit.violation
         return Found(
@@ -234,7 +234,7 @@ def _found(
 
 
 def shown_as_found(target: AccountingTarget, batch: Batch, index: int, schedule: Schedule) -> list[Found]:
-    """What one run shows, each as it is: nothing is made smaller."""
+    """What one run shows, each as it is: nothing is shrunk."""
     found = []
     for violation in {violation.signature: violation for violation in schedule.run.violations}.values():
         as_it_is = ScheduleFinding(violation.signature, violation, schedule, 1, index, None, looked=False)

@@ -144,7 +144,7 @@ def build(
         oracle_asked = hunters.hunt(mutants, efforts.survival, only=CONTENT_ORACLE)
         smallest = {mutant.id: hunters.shrink(mutant, efforts.smallest) for mutant in mutants}
         hunted = asked[DEFAULT]()
-        # A mutant that two rules found stays found when one is off: only those that one rule found are hunted again.
+        # A mutant that two rules found is still found when one is off: only those that one rule found are hunted again.
         again = {
             rule: hunters.hunt(
                 [each.mutant for each in hunted if each.rules == [rule]], efforts.survival, without=(rule,)

@@ -82,7 +82,7 @@ def _without(table: Table) -> list[str]:
         "",
         f"What {seeds} seeds of {schedules} schedules do not find when one rule is switched off; a model that raises is"
         " found. A mutant",
-        "that another rule found too stays found, and rules that are not here found none first: nothing survives"
+        "that another rule found too is still found, and rules that are not here found none first: nothing survives"
         " without them.",
         "",
     ]

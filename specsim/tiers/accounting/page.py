@@ -63,8 +63,8 @@ def _scenario_tables(stored: ScheduleReplay, answer: Mapping[str, Any]) -> dict[
 
 def _turn_text(turn: Mapping[str, Any]) -> str:
     """A turn without what it does not have."""
-    dull = {"session": "", "extra_key": "", "logprob_start": -1}
-    has = {name: value for name, value in turn.items() if name != "rid" and value != dull.get(name) and value}
+    defaults = {"session": "", "extra_key": "", "logprob_start": -1}
+    has = {name: value for name, value in turn.items() if name != "rid" and value != defaults.get(name) and value}
     return ", ".join(f"{name}={value}" for name, value in has.items())
 
 

@@ -5,7 +5,7 @@ number and the launch's sizes. The requests of a launch are independent, so one 
 What is compared: every defined element of every output with the reference, and every input with what it was.
 Outputs hold one of two poisons before the call, by turns.
 
-A launch that is wrong is made smaller, in requests, by `narrowed`; what is left is checked alone like any other case
+A launch that is wrong is shrunk, in requests, by `narrowed`; what is left is checked alone like any other case
 (`specsim.tiers.ops.run`), with red zones and both poisons, and shrunk: its tape holds the choices of the sizes, then
 how many requests, then their numbers (`generator`).
 

@@ -1,8 +1,8 @@
 """What must hold between two runs of one implementation, whatever the right result is (metamorphic relations).
 
-The requests of a batch are independent, so their order is nobody's business and a part of a batch gives that part of
-the results; tokens and slots that are only handed on are names, and other names give the same result with other names.
-No reference is asked for what is right, so the reference can be held against these too.
+The requests of a batch are independent, so results are permutation-equivariant, and a part of a batch gives that part
+of the results; tokens and slots that are only handed on are names, and other names give the same result with other
+names. No reference is needed, so the reference can be compared with these too.
 
 Which relations an operation has follows from its contract: the first dimension of an argument says whether it belongs
 to requests or is shared by them. An operation with ragged arguments has no order of requests here; `LABELS` says what
