@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from specsim.contracts.registry import OPS
 from specsim.errors import UsageError
+from specsim.files import save_json
 from specsim.selfcheck import operator_hunt
 from specsim.selfcheck.mutation import apply_change
 from specsim.selfcheck.operator_mutants import MISTAKES, MUTANTS, NOT_EXPRESSED, OperatorMutant, changed_source, find
@@ -67,6 +69,15 @@ def test_a_mutant_that_comes_too_late_is_refused() -> None:
 def test_a_mutant_is_found(mutant_id: str) -> None:
     hunted = operator_hunt.hunt_in_child(find(mutant_id), seeds=1)
     assert hunted.found == 1, hunted
+
+
+def test_what_was_found_is_written_as_json(tmp_path: Path) -> None:
+    hunted = [operator_hunt.HuntedMutant(mutant, (operator_hunt.Kill(0, 3, "O1"),)) for mutant in MUTANTS]
+    file = tmp_path / "mutants.json"
+    save_json(file, operator_hunt.to_json(hunted))
+    written = json.loads(file.read_text())["mutants"]
+    assert [each["id"] for each in written] == [mutant.id for mutant in MUTANTS]
+    assert all(each["kills"] == [{"seed": 0, "cases": 3, "rule": "O1"}] for each in written)
 
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.by != "cases"], ids=lambda mutant: mutant.id)

@@ -18,6 +18,8 @@ from itertools import count
 from statistics import median
 from typing import Any
 
+from msgspec import structs
+
 from specsim import interrupts
 from specsim.deadline import NEVER, Deadline
 from specsim.isolation import environment, processes
@@ -123,7 +125,7 @@ def to_json(hunted: Sequence[HuntedMutant]) -> dict[str, Any]:
     return {
         "mutants": [
             {
-                **asdict(each.mutant),
+                **structs.asdict(each.mutant),
                 "id": each.mutant.id,
                 "title": MISTAKES[each.mutant.mistake],
                 "kills": [asdict(kill) for kill in each.kills],
