@@ -341,7 +341,7 @@ class _Chains(NamedTuple):
     candidates     [n, S + 1] int64
     target, draft  [n, S + 1, V] and [n, S, V] float64
     p, q           [n, S] float64: the probabilities of the drafts
-    depth          [n] int64: drafts to accept; none, all or any
+    depth          [n] int64: drafts to accept; none, all, or a number between
     """
 
     candidates: Tensor
@@ -370,7 +370,7 @@ def _make_chains(draws: Draws, shape: Sizes, draft_kinds: tuple[Weights, ...]) -
     rank = torch.where(draws.below("drafts of any rank", 2)[:, None] == 1, rank, 0)
     drafts = _ranked(draft_laws, step, rank)  # [n, S]
     kind = draws.below("accepted drafts", 4)
-    any_depth = draws.below("any number of accepted drafts", num_steps + 1)
+    any_depth = 1 + draws.below("number of accepted drafts", max(1, num_steps - 1))
     depth = torch.where(kind == 0, 0, torch.where(kind == 1, num_steps, any_depth))
     for i in range(num_steps):
         row, token = step[:, i : i + 1], drafts[:, i : i + 1]
