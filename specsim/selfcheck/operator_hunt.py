@@ -137,17 +137,16 @@ def to_json(hunted: Sequence[HuntedMutant]) -> dict[str, Any]:
 
 def page(hunted: Sequence[HuntedMutant]) -> str:
     """The committed page, Markdown: `docs/operator-mutants.md`."""
-    seeds = len(hunted[0].kills)
+    seeds = max(len(each.kills) for each in hunted)
     found = sum(each.found == len(each.kills) for each in hunted)
     lines = [
         "# Mutants of operations",
         "",
         "Mistakes that shipped code has made, each put as one line into specsim's own kernels and reference:",
-        f"{found} of {len(hunted)} are found by each of {seeds} seeds. A kernel is compared with the reference, on"
-        " generated cases",
-        "under two poisons (rules O1 to O6: [verdict.md](verdict.md)); the reference, changed, is what the naive",
-        "implementation is checked against; a race, a lane without a value and an overflow of an offset are found"
-        " by the sanitizer.",
+        f"{found} of {len(hunted)} are found by every seed: by {seeds}, or as many as a minute allows. A kernel is",
+        "compared with the reference, on generated cases under two poisons (rules O1 to O6:",
+        "[verdict.md](verdict.md)); the reference, changed, is what the naive implementation is checked",
+        "against; a race, a lane without a value and an overflow of an offset are found by the sanitizer.",
         "",
         "`cases`: how many it takes, in the median/at most. Written by `specsim mutants --only ops --write"
         " docs/operator-mutants.md`.",
