@@ -12,11 +12,16 @@ import pytest
 
 from fixtures import remake as fixtures_of
 from fixtures.remake import remake, state_of
-from specsim import cli
+from property_tests.support.replay_fixtures import FILES, Release
+from specsim import cli, replay_file
 from specsim.choices.chooser import replayed
+from specsim.contracts.registry import OPS
 from specsim.engine.accounting_target import ModelTarget
+from specsim.replay_file import OpReplay
 from specsim.tiers.accounting.model_code import code_of, model_hash, modules
 from specsim.tiers.accounting.schedules import run_schedule
+from specsim.tiers.ops.bulk import with_bulk_cases
+from specsim.tiers.ops.finding import is_case_of
 from specsim.tiers.process import ask
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +128,35 @@ def test_what_a_tape_does_not_show_any_more_is_looked_for_again(
     assert (state.shown, state.stale) == (False, "its finding is not shown any more")
     assert remake(state) == ""
     assert state_of(file, ask).stale == ""
+
+
+def test_an_operation_whose_tape_stands_for_another_case_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: Release
+) -> None:
+    name = "bonus-token-stride"
+    stored = json.loads((FIXTURES / f"{name}.json").read_text())
+    release(stored["target"].removeprefix("sglang=="))
+    monkeypatch.setattr(fixtures_of, "SEARCH_SECONDS", 30.0)
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps({**stored, "tape": []}))
+    state = state_of(file, ask)
+    assert (state.shown, state.stale) == (False, "its tape stands for another case")
+    assert remake(state) == ""
+    assert state_of(file, ask).stale == ""
+    made = json.loads(file.read_text())
+    assert all(made[key] == stored[key] for key in ("expect", "signature", "target"))
+
+
+OF_OPERATIONS = [file for file in FILES if json.loads(file.read_text())["tier"] == "ops"]
+
+
+@pytest.mark.parametrize("file", OF_OPERATIONS, ids=[file.stem for file in OF_OPERATIONS])
+def test_the_tape_of_an_operations_fixture_gives_its_tensors(file: Path) -> None:
+    stored = replay_file.load(file)
+    assert isinstance(stored, OpReplay)
+    op = OPS[stored.op]
+    op = with_bulk_cases(op) if stored.generator == "bulk" else op
+    assert is_case_of(stored, op.generate(replayed(stored.tape)))
 
 
 def test_the_reports_to_engines_name_fixtures() -> None:
