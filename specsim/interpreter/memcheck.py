@@ -5,24 +5,31 @@ fall into one of them. A lane that does not is recorded and neutralised: a load 
 a far access cannot crash the process and the test goes on. A launch that is compiled for a GPU is not seen here; red
 zones still detect its writes.
 
+`memcheck_in_lockstep` is the same in the lockstep interpreter, where programs run all at once, with two detectors more:
+races of programs, and what becomes of lanes and of memory that nothing defines.
+
 On request two things that no implementation may rely on differ, too: the lanes of a load that are masked off and have
 no `other` hold poison instead of the interpreter's 0, and the programs of a launch run in reverse order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
 from specsim.contracts.pointers import pointees
-from specsim.interpreter.launch_memory import LaunchMemory
+from specsim.interpreter.launch_memory import LaunchMemory, span_bytes
 from specsim.interpreter.red_zones import poison_value
 from specsim.interpreter.triton_interpreter import Access, Launch, observed
+
+if TYPE_CHECKING:
+    from specsim.interpreter.lockstep.memory import Checks
+    from specsim.interpreter.lockstep.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,92 @@ def memcheck(poison: int = 0, *, lanes: bool = False, backwards: bool = False) -
     checker = _Checker(MemoryLog(), poison, lanes)
     with observed(checker, (lambda programs: programs[::-1]) if backwards else tuple):
         yield checker.log
+
+
+@dataclass(slots=True)
+class LockstepLog(MemoryLog):
+    """What memcheck saw in lockstep.
+
+    races      whether two programs of a launch race: then another order of programs may show something else
+    undefined  what an undefined lane decided: "a branch (line 12)"
+    watch      what is known of memory; what the function left undefined, afterwards
+    """
+
+    races: bool = False
+    undefined: set[str] = field(default_factory=set)
+    watch: Watch | None = None
+
+
+@contextmanager
+def memcheck_in_lockstep(
+    poison: int = 0,
+    *,
+    lanes: bool = False,
+    backwards: bool = False,
+    apart: bool = False,
+    unwritten: Sequence[torch.Tensor] = (),
+) -> Iterator[LockstepLog]:
+    """Check every Triton launch while active, as `memcheck` does, in lockstep. `unwritten`: tensors that hold nothing
+    yet. `backwards`: where several programs write one element at once, the first one's value stays. `apart`: each lane
+    that is masked off holds a value of its own, another one in each load.
+
+    A launch of what the lockstep interpreter does not have raises UnsupportedError.
+    """
+    from specsim.interpreter.lockstep.launch import lockstep
+    from specsim.interpreter.lockstep.watch import Watch
+
+    watch = Watch(within=False)
+    for tensor in unwritten:
+        watch.nobody_wrote(tensor.data_ptr(), span_bytes(tensor))
+    log = LockstepLog(watch=watch)
+    numbers = np.random.default_rng(poison) if apart else None
+    with lockstep(
+        _lockstep_checks(log, poison, numbers, lanes=lanes), watch, backwards=backwards, fall_back=False
+    ) as launches:
+        try:
+            yield log
+        finally:
+            log.launches = launches.count
+
+
+def _lockstep_checks(log: LockstepLog, poison: int, numbers: Any, *, lanes: bool) -> Checks:
+    from specsim.interpreter.lockstep.memory import Checks, source_line
+
+    class Logged(Checks):
+        kernel = ""
+
+        def launch(self, kernel: str) -> None:
+            self.kernel = kernel
+
+        def stray(self, kind: str, name: str, index: int, size: int, count: int) -> None:
+            if kind != "update":
+                log.add(StrayAccess("read" if kind == "read" else "write", self.kernel, name, index, size))
+
+        def without_other(self) -> None:
+            if lanes:
+                log.without_other.add(int(source_line().rpartition(":")[2]))
+
+        def poison(self, dtype: Any, count: int, *, stray: bool) -> Any:
+            if numbers is not None and not stray:
+                return numbers.integers(0, 2 if dtype.is_bool() else 100, count).astype(_held(dtype))
+            return _poison_of(_held(dtype), poison) if stray or lanes else 0
+
+        def undefined_use(self, what: str) -> None:
+            log.undefined.add(f"{what} (line {source_line().rpartition(':')[2]})")
+
+        def race(self, kind: str, *, between: bool, line: str) -> None:
+            log.races |= between
+
+    return Logged()
+
+
+def _held(dtype: Any) -> Any:
+    """The NumPy type of a kernel's type that Triton's interpreter holds it in."""
+    if dtype.is_bool():
+        return np.dtype(bool)
+    if dtype.is_floating():
+        return np.dtype(f"float{max(32, dtype.primitive_bitwidth)}")
+    return np.dtype(f"int{dtype.primitive_bitwidth}")
 
 
 class _Checker:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import triton.language as tl
 
+from specsim.contracts.pointers import pointees
 from specsim.interpreter.lockstep import control
 from specsim.interpreter.lockstep.compiler import Compiled, compiled
 from specsim.interpreter.lockstep.control import Machine
@@ -63,11 +64,14 @@ def launch(
     arguments = {
         name: value if name in _constexprs(code) else _argument(value, name, spans) for name, value in bound.items()
     }
+    pointed_to = [tensor for value in bound.values() for tensor in pointees(value)]
+    spans += [Span(f"what a pointer leads to ({i})", tensor) for i, tensor in enumerate(pointed_to)]
     spans += [Span(f"extra memory ({i})", tensor) for i, tensor in enumerate(extra)]
     memory = Memory(spans, checks or Checks(), watch, backwards=backwards)
     total = dims[0] * dims[1] * dims[2]
     group = total if code.has_atomics else _group(bound)
     firsts = range(0, total, max(1, group))
+    memory.checks.launch(code.name)
     if watch is not None:
         watch.begin(memory.spans, total, ordered=code.has_atomics)
     with np.errstate(all="ignore"):  # a GPU has no warnings either

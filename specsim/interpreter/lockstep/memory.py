@@ -73,6 +73,9 @@ _RAW = {BFLOAT16: np.dtype(np.uint16), INT1: np.dtype(np.uint8)}
 class Checks:
     """What is told of accesses. Each method may be replaced; these ignore what they are given, and poison is 0."""
 
+    def launch(self, kernel: str) -> None:
+        """A launch begins."""
+
     def stray(self, kind: Literal["read", "write", "update"], name: str, index: int, size: int, count: int) -> None:
         """A lane outside of every tensor: element `index` of the nearest, `name` ("" where a launch has none), which
         has `size`; `count` lanes are.
@@ -81,8 +84,10 @@ class Checks:
     def without_other(self) -> None:
         """A load without `other` has lanes that are masked off."""
 
-    def poison(self, dtype: Any, *, stray: bool) -> Any:
-        """What a load gives in a stray lane, or in one that is masked off where it has no `other`."""
+    def poison(self, dtype: Any, count: int, *, stray: bool) -> Any:
+        """What a load gives where nothing defines it: in `count` stray lanes, or in those that are masked off where it
+        has no `other`. A value, or an array [count].
+        """
         return 0
 
     def undefined_use(self, what: str) -> None:
@@ -136,10 +141,10 @@ class Memory:
                 of_mask = off if of.active is None else off & aligned(of.active, off)[0]
                 if of_mask.any():
                     self.checks.without_other()
-                    loaded.data[of_mask] = self.checks.poison(dtype, stray=False)
+                    loaded.data[of_mask] = self.checks.poison(dtype, int(np.count_nonzero(of_mask)), stray=False)
                     loaded.undefined = either(undefined, of_mask)
         if stray is not None:
-            loaded.data[stray] = self.checks.poison(dtype, stray=True)
+            loaded.data[stray] = self.checks.poison(dtype, int(np.count_nonzero(stray)), stray=True)
         return loaded
 
     def store(self, pointer: Any, value: Any, mask: Any) -> None:

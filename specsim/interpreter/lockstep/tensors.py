@@ -481,8 +481,29 @@ def truediv(a: Any, b: Any) -> Tensor:
     return _divide(a, b)
 
 
-bitwise_and = _operation(np.bitwise_and, integers=True)
-bitwise_or = _operation(np.bitwise_or, integers=True)
+def _decides(compute: Callable[[Any, Any], Tensor], decisive: Callable[[Array], Array]) -> Callable[[Any, Any], Tensor]:
+    """An operation that one operand decides alone where it is defined and holds what `decisive` says."""
+
+    def operation(a: Any, b: Any) -> Tensor:
+        found = compute(a, b)
+        if found.undefined is None:
+            return found
+        undefined = found.undefined
+        for value in (to_tensor(a), to_tensor(b)):
+            decided = decisive(value.data)
+            if value.undefined is not None:
+                decided = np.logical_and(*np.broadcast_arrays(*aligned(decided, ~value.undefined)))
+            undefined = np.logical_and(*np.broadcast_arrays(*aligned(undefined, ~decided)))
+        return found.like(found.data, undefined if undefined.any() else None)
+
+    return operation
+
+
+bitwise_and = _decides(_operation(np.bitwise_and, integers=True), lambda data: data == 0)
+bitwise_or = _decides(
+    _operation(np.bitwise_or, integers=True),
+    lambda data: data if data.dtype == np.bool_ else data == ~data.dtype.type(0),
+)
 bitwise_xor = _operation(np.bitwise_xor, integers=True)
 left_shift = _operation(np.left_shift, integers=True)
 right_shift = _operation(np.right_shift, integers=True)

@@ -158,11 +158,12 @@ class Watch:
     """Follows the accesses of the launches that one function makes.
 
     races      whether races are looked for
+    within     whether races of the lanes of a program are, too
     undefined  whether what is undefined is followed
     """
 
-    def __init__(self, *, races: bool = True, undefined: bool = True) -> None:
-        self.races, self.undefined = races, undefined
+    def __init__(self, *, races: bool = True, within: bool = True, undefined: bool = True) -> None:
+        self.races, self.within, self.undefined = races, within, undefined
         self.regions: list[Region] = []
         self.time = 0
         self._total = 0
@@ -211,6 +212,8 @@ class Watch:
 
     def _within(self) -> list[tuple[Race, bool, str]]:
         assert self.log is not None
+        if not self.within:
+            return []
         return [(race, False, line) for race, line in self.log.races(self.regions, between=False)]
 
     def _carry(self) -> None:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
 
 from specsim.contracts.contract import Case, Op, Role, Tensors, WrongResultError, differing
 from specsim.contracts.provider import NotCalledError, Subject
-from specsim.interpreter.memcheck import MemoryLog, memcheck
+from specsim.interpreter.launch_memory import span_bytes
+from specsim.interpreter.lockstep.errors import UnsupportedError
+from specsim.interpreter.memcheck import LockstepLog, MemoryLog, memcheck, memcheck_in_lockstep
 from specsim.interpreter.offsets import overflow_of
 from specsim.interpreter.red_zones import GuardedTensor, guarded_arguments, views
 from specsim.interpreter.triton_interpreter import interpreted, one_line
@@ -87,12 +89,13 @@ def raise_if_lost(device: torch.device | str, error: BaseException) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Freedoms:
-    """What the interpreter does otherwise than a GPU may: `lanes` poisons what is masked off and has no `other`,
-    `backwards` runs the programs of the second launch last one first.
+    """What the interpreter does otherwise than a GPU may: `lanes` poisons what is masked off without `other`, `apart`
+    gives each such lane a value of its own; `backwards` runs the programs of the second launch last one first.
     """
 
     lanes: bool = False
     backwards: bool = False
+    apart: bool = False
 
 
 PLAIN = Freedoms()
@@ -108,6 +111,8 @@ class Launched:
     `moved`    arguments that no longer are the view of their buffer that was given, as they are now
     `stray`    the first access outside of every tensor that the interpreter saw, "" for none
     `lines`    the lines of loads without `other` of which lanes were masked off
+    `undefined`  what lanes decided that nothing defines: "a branch (line 12)"
+    `marks`    by output, where it has some, which elements hold what nothing defines, bool
     """
 
     results: Tensors | None
@@ -117,6 +122,8 @@ class Launched:
     misfit: bool = False
     stray: str = ""
     lines: frozenset[int] = frozenset()
+    undefined: tuple[str, ...] = ()
+    marks: Tensors = field(default_factory=dict)
 
 
 class Launcher(Protocol):
@@ -140,19 +147,41 @@ class LaunchHere:
     device: torch.device | str = "cpu"
 
     def launch(self, op: Op, subject: Subject, case: Case, which: int, freedoms: Freedoms) -> Launched:
+        """In the interpreter, in lockstep: unless that lacks something, a kernel raises, or programs race. What comes
+        of these is what they do one after the other.
+        """
+        if interpreted():
+            unwritten = [arg.name for arg in op.outputs if arg.role is Role.OUT and arg.prefill is None]
+            guarded = guarded_arguments(op, case, which, self.device, subject.strided)
+            reverse = freedoms.backwards and which == 1
+            outputs = [guarded[name].view for name in unwritten]
+            try:
+                with memcheck_in_lockstep(
+                    which, lanes=freedoms.lanes, backwards=reverse, apart=freedoms.apart, unwritten=outputs
+                ) as log:
+                    launched = self._left(op, subject, case, guarded, log)
+            except UnsupportedError:
+                launched = None
+            if launched is not None and not launched.raised and not log.races:
+                return launched
         guarded = guarded_arguments(op, case, which, self.device, subject.strided)
+        with watched(which, freedoms) as classic:
+            return self._left(op, subject, case, guarded, classic)
+
+    def _left(
+        self, op: Op, subject: Subject, case: Case, guarded: dict[str, GuardedTensor], log: MemoryLog
+    ) -> Launched:
         given = {name: (tensor.view.data_ptr(), tensor.view.shape) for name, tensor in guarded.items()}
         results, raised, misfit = None, "", False
-        with watched(which, freedoms) as log:
-            try:
-                results = subject.run(case.sizes, views(guarded))
-            except NotCalledError:
-                raise
-            except WrongResultError as error:
-                raised, misfit = str(error), True
-            except Exception as error:
-                raise_if_lost(self.device, error)
-                raised = one_line(error)
+        try:
+            results = subject.run(case.sizes, views(guarded))
+        except (NotCalledError, UnsupportedError):
+            raise
+        except WrongResultError as error:
+            raised, misfit = str(error), True
+        except Exception as error:
+            raise_if_lost(self.device, error)
+            raised = one_line(error)
         try:
             now = {name: tensor.view for name, tensor in guarded.items()}
             return Launched(
@@ -163,6 +192,8 @@ class LaunchHere:
                 misfit=misfit,
                 stray=str(log.strays[0]) if log.strays else "",
                 lines=frozenset(log.without_other),
+                undefined=tuple(sorted(log.undefined)) if isinstance(log, LockstepLog) else (),
+                marks=_marks(guarded, results, log) if isinstance(log, LockstepLog) and results is not None else {},
             )
         except RuntimeError as error:
             raise_if_lost(self.device, error)
@@ -171,6 +202,20 @@ class LaunchHere:
     def overflow(self, subject: Subject) -> tuple[str, int] | None:
         assert subject.far is not None
         return overflow_of(subject.far)
+
+
+def _marks(guarded: dict[str, GuardedTensor], results: Tensors, log: LockstepLog) -> Tensors:
+    """By output that lies where it was given, which elements hold what nothing defines; only those that have some."""
+    marks: Tensors = {}
+    assert log.watch is not None
+    for name, result in results.items():
+        view = guarded[name].view
+        if view.numel() and result.data_ptr() == view.data_ptr() and result.stride() == view.stride():
+            count = span_bytes(view) // view.element_size()
+            undefined = torch.from_numpy(log.watch.still_undefined(view.data_ptr(), count, view.element_size()))
+            if bool(undefined.any()):
+                marks[name] = torch.as_strided(undefined, view.shape, view.stride()).clone()
+    return marks
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -220,6 +265,8 @@ def run_case(
                 found += [_needs_an_order()] if reverse[0] or not found else []
     except NotCalledError:
         return Outcome((), "", checked=False)
+    if not found and run.undefined:
+        found += run.depends_on_undefined(results[0])
     if related and not found:
         found += _broken_relation(op, subject, case, launcher)
     return Outcome(tuple(found), _digest(op, case, results, found))
@@ -257,6 +304,7 @@ class _Run:
         self._launcher = launcher
         self.expected = op.expected(case)
         self.defined = op.defined(case, self.expected)
+        self.undefined: set[str] = set()
 
     def twice(self, freedoms: Freedoms) -> tuple[list[Violation], list[Tensors], set[int]]:
         """The violations under both poisons, the defined results of each, and the lines of the loads without `other`
@@ -271,7 +319,7 @@ class _Run:
             lines |= seen
             if results is None:
                 break
-            defined_results.append({name: results[name][self.defined[name]] for name in results})
+            defined_results.append(self._defined_of(results))
         if len(defined_results) == 2:
             violations += _poison_dependence(defined_results)
         return violations, defined_results, lines
@@ -294,6 +342,11 @@ class _Run:
                 None,
                 (launched.lines),
             )
+        self.undefined.update(launched.undefined)
+        for name, marks in launched.marks.items():
+            reached = (marks & self.defined[name]).nonzero()
+            if reached.shape[0]:
+                self.undefined.add(f"{name}{[int(i) for i in reached[0]]}")
         guarded = guarded_arguments(op, case, which, "cpu", self._subject.strided)
         for name, tensor in guarded.items():
             tensor.buffer.copy_(launched.buffers[name])
@@ -307,6 +360,21 @@ class _Run:
                 found.append(difference)
                 break
         return found, results, launched.lines
+
+    def depends_on_undefined(self, results: Tensors) -> list[Violation]:
+        """Lanes or memory that nothing defines reached something. It counts if the result then is another one, or
+        something is broken, with a value of its own in each lane and load: two poisons may cancel each other.
+        """
+        uses = ", ".join(sorted(self.undefined))
+        found, others, _lines = self.once(0, Freedoms(lanes=True, apart=True))
+        changed = found or others is None or _poison_dependence([results, self._defined_of(others)])
+        if not changed:
+            return []
+        title = f"what lanes hold that nothing defines changes the result; it reaches {uses}"
+        return [Violation(rules.IGNORES_UNDEFINED, title, "the same whatever they hold", "another one")]
+
+    def _defined_of(self, results: Tensors) -> Tensors:
+        return {name: results[name][self.defined[name]] for name in results}
 
 
 def _out_of_bounds(stray: str, guarded: dict[str, GuardedTensor]) -> list[Violation]:

@@ -84,6 +84,7 @@ class _Launch(msgspec.Struct, tag=True):
     which: int
     lanes: bool
     backwards: bool
+    apart: bool
 
 
 class _SubjectSays(msgspec.Struct, forbid_unknown_fields=True):
@@ -141,6 +142,8 @@ class _Left(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     misfit: bool
     stray: str
     lines: list[int]
+    undefined: list[str]
+    marks: dict[str, _Tensor]
 
 
 _Question = _Load | _Accepts | _Reach | _Explain | _Overflow | _Launch
@@ -214,16 +217,20 @@ class TargetProcess:
     def launch(self, op: Op, subject: Subject, case: Case, which: int, freedoms: Freedoms) -> Launched:
         tensors = {name: _to_wire(tensor) for name, tensor in case.tensors.items()}
         index = self._index(subject)
-        answer = self._ask(_Launch(index, case.sizes, tensors, which, freedoms.lanes, freedoms.backwards))
+        free = (freedoms.lanes, freedoms.backwards, freedoms.apart)
+        answer = self._ask(_Launch(index, case.sizes, tensors, which, *free))
         if isinstance(answer, _NotCalled):
             raise NotCalledError
         if not isinstance(answer, _Left):
             raise self._no_answer()
         try:
-            buffers, moved = _tensors(answer.buffers), _tensors(answer.moved)
+            buffers, moved, marks = (_tensors(sent) for sent in (answer.buffers, answer.moved, answer.marks))
             results = None if answer.results is None else _tensors(answer.results)
             if buffers.keys() != {arg.name for arg in op.tensor_args}:
                 raise ValueError("buffers that are not the arguments'")
+            outputs = {arg.name: list(arg.resolve_shape(case.sizes)) for arg in op.outputs}
+            if any(mark.dtype != torch.bool or outputs.get(name) != list(mark.shape) for name, mark in marks.items()):
+                raise ValueError("marks that are not of the outputs")
         except (ValueError, RuntimeError) as error:
             raise self._no_answer(str(error)) from None
         return Launched(
@@ -234,6 +241,8 @@ class TargetProcess:
             answer.misfit,
             answer.stray[:_TEXT_MAX],
             frozenset(answer.lines),
+            tuple(use[:_TEXT_MAX] for use in answer.undefined),
+            marks,
         )
 
     def overflow(self, subject: Subject) -> tuple[str, int] | None:
@@ -500,7 +509,7 @@ def _answer(question: Any, subject: Subject, launcher: LaunchHere) -> _Answer:
     from specsim.contracts.registry import OPS
 
     case = Case(question.sizes, _tensors(question.tensors))
-    freedoms = Freedoms(question.lanes, question.backwards)
+    freedoms = Freedoms(question.lanes, question.backwards, question.apart)
     try:
         launched = launcher.launch(OPS[subject.op], subject, case, question.which, freedoms)
     except NotCalledError:
@@ -513,6 +522,8 @@ def _answer(question: Any, subject: Subject, launcher: LaunchHere) -> _Answer:
         misfit=launched.misfit,
         stray=launched.stray,
         lines=sorted(launched.lines),
+        undefined=list(launched.undefined),
+        marks=_wires(launched.marks),
     )
 
 
