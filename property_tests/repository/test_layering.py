@@ -72,7 +72,8 @@ LAYERS = {  # each may use only layers that stand before it in this table
         "torch msgspec",
     ),
     "bench": layer(
-        "deadline errors verdict choices engine rules reference contracts kernels lifting engines compiled tiers",
+        "deadline errors verdict choices engine rules reference contracts kernels interpreter lifting engines compiled "
+        "tiers",
         "torch triton",
     ),
     "findings": layer(

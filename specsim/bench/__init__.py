@@ -1,5 +1,5 @@
 """Benchmarks: implementations of one operation side by side in one run, as medians with ratios; every kernel beside its
-peers in one table; the simulator; and what a campaign costs.
+peers in one table; the simulator; the lockstep interpreter beside Triton's; and what a campaign costs.
 
 A ratio is a peer's median over the reference's: below 1 is faster. Absolute times hold on the machine in
 `environment` alone. Nothing here asserts a time. A peer that cannot run here, or whose result is wrong, says
@@ -11,7 +11,8 @@ why and has no time.
     "peers": [{"name", "timing", "median", "ratio", "not_run"}]}]}
 
 Entries of "kernels" have more: "kernel", "bytes" that must move, "bound" (its name), "bound_us", "percent" of it that
-specsim reaches, "l2", and with each peer "launches".
+specsim reaches, "l2", and with each peer "launches". Those of "interpreter" have "programs" of the grid, "lacks" (why
+Triton runs it) and "compiling_ms".
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from specsim.bench import (
     campaign,
     differential,
+    interpreter,
     kernel_table,
     simulator,
     verify_logits_greedy,
@@ -67,6 +69,7 @@ BENCHMARKS: dict[str, Callable[[str, int | None, bool], list[dict[str, Any]]]] =
     differential.NAME: differential.run,
     kernel_table.NAME: kernel_table.run,
     campaign.NAME: campaign.run,
+    interpreter.NAME: interpreter.run,
 }
 
 
@@ -81,7 +84,8 @@ def run(
 ) -> dict[str, Any]:
     """Run the named benchmarks on `device` ("cpu" or "cuda"), with `rounds` timed calls a peer and shape
     instead of each benchmark's own number; with `full` also what takes many minutes. Of "kernels", `only` names
-    operations and families, `targets` the releases and checkouts to compare with. After `budget_seconds` the one
+    operations and families; `targets` are releases and checkouts: "kernels" compares with their kernels, and
+    "interpreter" times them too. After `budget_seconds` the one
     that runs ends, and no other begins. Raises UsageError for a name that none has.
     """
     unknown = [name for name in names if name not in BENCHMARKS]
@@ -89,7 +93,7 @@ def run(
         raise UsageError(f"there is no benchmark {unknown[0]!r}", f"name one of {', '.join(BENCHMARKS)}")
     deadline = Deadline.after(budget_seconds)
     kernels = partial(kernel_table.run, only=only, targets=targets, deadline=deadline)
-    chosen = BENCHMARKS | {kernel_table.NAME: kernels}
+    chosen = BENCHMARKS | {kernel_table.NAME: kernels, interpreter.NAME: partial(interpreter.run, targets=targets)}
     results: list[dict[str, Any]] = []
     for name in names:
         try:

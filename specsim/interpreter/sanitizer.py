@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -375,6 +376,14 @@ class _Watch:
             if at.size:
                 touched.append((name, at))
         return touched
+
+
+@contextmanager
+def launches_watched() -> Iterator[list[Flaw]]:
+    """Watch every launch in Triton's interpreter while active, once, for strays and races. Gives what is found."""
+    watch = _Watch({}, (), 0, 0)
+    with observed(watch):
+        yield watch.flaws
 
 
 def _poison_of(dtype: Any, which: int) -> Any:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from specsim import replay_file
 from specsim.replay_file import Replay
+from specsim.report.interpreters import print_interpreters
 from specsim.report.kernels import print_kernels
 from specsim.report.page.plain import visible
 from specsim.tiers.registry import TIERS
@@ -348,7 +349,7 @@ def print_bench(results: dict[str, Any]) -> None:
     console = _console()
     for name, value in results["environment"].items():
         console.print(f"   {name:<12} {escape(str(value))}", soft_wrap=True)
-    for benchmark in print_kernels(console, results["benchmarks"]):
+    for benchmark in print_interpreters(console, print_kernels(console, results["benchmarks"])):
         shape = ", ".join(f"{name}={value}" for name, value in benchmark["shape"].items())
         table = _table(
             f"{benchmark['name']}: {shape}",

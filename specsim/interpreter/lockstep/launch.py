@@ -45,8 +45,9 @@ def launch(
     *,
     extra: Sequence[torch.Tensor] = (),
     backwards: bool = False,
-) -> None:
-    """Run `kernel`, the Python function of a Triton kernel, on tensors in the host's memory.
+) -> int:
+    """Run `kernel`, the Python function of a Triton kernel, on tensors in the host's memory. Returns how many programs
+    the grid has.
 
     grid       extents, or a function of the arguments that gives them
     extra      memory that the kernel may reach besides its tensors
@@ -84,6 +85,7 @@ def launch(
     if watch is not None:
         for race, between, line in watch.end():
             memory.checks.race(race, between=between, line=line)
+    return total
 
 
 def _group(bound: dict[str, Any]) -> int:
@@ -162,13 +164,14 @@ def lockstep(
             if warmup:
                 return None
             try:
-                launch(of.fn, grid, args, kwargs, checks, watch, backwards=backwards)
+                programs = launch(of.fn, grid, args, kwargs, checks, watch, backwards=backwards)
             except UnsupportedError as error:
                 if not fall_back:
                     raise
                 seen.fallen_back[of.fn.__name__] = error.names
                 return original(of, *args, grid=grid, warmup=warmup, **kwargs)
             seen.count += 1
+            seen.programs = max(seen.programs, programs)
             return None
 
         return run
@@ -183,10 +186,13 @@ def lockstep(
 
 
 class Launches:
-    """What `lockstep` ran: `count` launches; by kernel that it left to Triton, the names that it does not have."""
+    """What `lockstep` ran: `count` launches, of at most `programs`; by kernel left to Triton, the names that are
+    missing.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self.programs = 0
         self.fallen_back: dict[str, tuple[str, ...]] = {}
 
 

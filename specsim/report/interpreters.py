@@ -1,0 +1,77 @@
+"""The table of `bench interpreter`: a row a kernel and case, then means, and what lockstep leaves to Triton."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console
+
+NAME = "interpreter"
+MANY = 64
+"""Programs of a grid that counts as large."""
+WAYS = ("plain", "checked")
+COLUMNS = (
+    *("kernel", "programs", "plain: Triton's ms", "lockstep", "times faster"),
+    *("checked: Triton's ms", "lockstep", "times faster"),
+)
+
+
+def print_interpreters(console: Console, benchmarks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Print the entries of `interpreter`, if there are any. Returns the entries of other benchmarks."""
+    entries = [entry for entry in benchmarks if entry["name"] == NAME and "programs" in entry]
+    for provider in dict.fromkeys(entry["shape"]["provider"] for entry in entries):
+        _print_provider(console, provider, [entry for entry in entries if entry["shape"]["provider"] == provider])
+    return [entry for entry in benchmarks if entry not in entries]
+
+
+def _print_provider(console: Console, provider: str, entries: list[dict[str, Any]]) -> None:
+    table = Table(title=f"interpreter: {provider}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, overflow="fold", justify="left" if column == "kernel" else "right")
+    rows: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for entry in entries:
+        shape = entry["shape"]
+        rows.setdefault((shape["kernel"], shape["case"]), {})[shape["way"]] = entry
+    for (kernel, _case), by_way in rows.items():
+        cells = [cell for way in WAYS for cell in _cells(by_way[way])]
+        table.add_row(kernel, str(by_way[WAYS[0]]["programs"]), *cells)
+    console.print(table)
+    for line in summary(entries):
+        console.print(f"   {escape(line)}", soft_wrap=True)
+
+
+def _cells(entry: dict[str, Any]) -> list[str]:
+    theirs, ours = entry["peers"]
+    if ours["median"] is None:
+        return ["not run", escape(ours["not_run"]), ""]
+    return [f"{theirs['median']:,.2f}", f"{ours['median']:,.2f}", f"{ours['ratio']:.1f}"]
+
+
+def summary(entries: Iterable[dict[str, Any]]) -> list[str]:
+    """Geometric means and the least, by way; what compiling takes; which kernels Triton runs, and why."""
+    entries = list(entries)
+    lines = []
+    for way in WAYS:
+        timed = [(e["programs"], e["peers"][1]["ratio"]) for e in entries if e["shape"]["way"] == way]
+        ratios = [(programs, ratio) for programs, ratio in timed if ratio is not None]
+        if ratios:
+            every, many = [ratio for _, ratio in ratios], [ratio for programs, ratio in ratios if programs >= MANY]
+            line = f"{way}: geometric mean {_mean(every):.1f} of {len(every)} cases, least {min(every):.2f}"
+            lines.append(line + (f"; {MANY} programs and more: {_mean(many):.1f} of {len(many)}" if many else ""))
+    compiling = {e["shape"]["kernel"]: e["compiling_ms"] for e in entries}
+    lines.append(f"compiled once, a kernel: {sum(compiling.values()) / len(compiling):.1f} ms, on average")
+    lacking = {e["shape"]["kernel"]: e["lacks"] for e in entries if e["lacks"]}
+    lines += [f"left to Triton: {kernel}, for {lacks}" for kernel, lacks in lacking.items()]
+    return lines
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
