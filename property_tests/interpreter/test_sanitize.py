@@ -160,7 +160,7 @@ DEFECTS: list[tuple[Kind, Callable[[], Report], str]] = [
     (
         "masked-lanes",
         lambda: on_a_copy(launch(sums_masked_lanes_kernel)),
-        "out[0] changes with what masked-off lanes of a load without `other` hold",
+        "sums_masked_lanes_kernel: out[0] depends on what masked-off lanes of a load without `other` hold",
     ),
     (
         "undefined-memory",

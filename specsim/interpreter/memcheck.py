@@ -25,7 +25,7 @@ import torch
 from specsim.contracts.pointers import pointees
 from specsim.interpreter.launch_memory import LaunchMemory, span_bytes
 from specsim.interpreter.red_zones import poison_value
-from specsim.interpreter.triton_interpreter import Access, Launch, observed
+from specsim.interpreter.triton_interpreter import Access, Launch, Order, observed
 
 if TYPE_CHECKING:
     from specsim.interpreter.lockstep.memory import Checks
@@ -98,9 +98,11 @@ def memcheck_in_lockstep(
     apart: bool = False,
     unwritten: Sequence[torch.Tensor] = (),
 ) -> Iterator[LockstepLog]:
-    """Check every Triton launch while active, as `memcheck` does, in lockstep. `unwritten`: tensors that hold nothing
-    yet. `backwards`: where several programs write one element at once, the first one's value stays. `apart`: each lane
-    that is masked off holds a value of its own, another one in each load.
+    """Check every Triton launch while active, as `memcheck` does, in lockstep.
+
+    unwritten  tensors that hold nothing yet
+    backwards  programs are in reverse, so that of several that write at once the first one's value stays
+    apart      each lane that is masked off holds a value of its own, another one in each load
 
     A launch of what the lockstep interpreter does not have raises UnsupportedError.
     """
@@ -112,9 +114,9 @@ def memcheck_in_lockstep(
         watch.nobody_wrote(tensor.data_ptr(), span_bytes(tensor))
     log = LockstepLog(watch=watch)
     numbers = np.random.default_rng(poison) if apart else None
-    with lockstep(
-        _lockstep_checks(log, poison, numbers, lanes=lanes), watch, backwards=backwards, fall_back=False
-    ) as launches:
+    order: Order = (lambda programs: programs[::-1]) if backwards else tuple
+    checks = _lockstep_checks(log, poison, numbers, lanes=lanes)
+    with lockstep(checks, watch, order=order, fall_back=False) as launches:
         try:
             yield log
         finally:

@@ -1,14 +1,15 @@
 """A sanitizer for any Triton kernel, on a CPU: `report = sanitize(function, *tensors, outputs=("out",))`.
 
 `function` launches kernels; it may be a release's wrapper, an own one, or a lambda around `kernel[grid](...)`. It is
-run several times in Triton's interpreter on copies of its tensors, each inside a larger buffer. Each access is checked
-lane by lane (`triton_interpreter`, `shadow`), and results of runs are compared that differ in what must not matter:
+run several times in lockstep (`lockstep`) on copies of its tensors, each inside a larger buffer. Each access is checked
+lane by lane, what is undefined is followed, and results of runs are compared that differ in what must not matter:
 
     out-of-bounds      a lane outside the tensors of its launch, wherever it lands; it is given poison and has no effect
-    uninitialised      a load from an output that nobody has written
+    uninitialised      one that depends on an output that nobody has written
     unwritten          an element of an output that is never written
-    masked-lanes       a result, or another flaw, that depends on what masked-off lanes of a load without `other` hold
-    undefined-memory   one that depends on what red zones and unwritten outputs hold, whoever read them
+    masked-lanes       a result, a branch, an address or an atomic operation that depends on what masked-off lanes of a
+                       load without `other` hold, even where arithmetic cancels it
+    undefined-memory   a result that depends on what red zones and unwritten outputs hold, whoever read them
     race-between       two programs of a launch, unordered, one of which writes (`shadow` says when it counts)
     race-within        two lanes of a program without a barrier between, one of which writes
     program-order      a result that depends on the order in which programs run
@@ -16,8 +17,11 @@ lane by lane (`triton_interpreter`, `shadow`), and results of runs are compared 
 
 What it does not see: kernels that are not Triton's (they get the poison and the red zones, and are not watched); how
 lanes share threads; memory that a kernel reaches through addresses stored in tensors, unless it is named in `extra`;
-whether memory that the function allocates for itself is read before it is written. On a GPU, without the interpreter,
-red zones and poison are what is left: `out-of-bounds` for writes, `unwritten` and `undefined-memory`.
+whether memory that the function allocates for itself is read before it is written. On a GPU red zones and poison are
+what is left: `out-of-bounds` for writes, `unwritten` and `undefined-memory`.
+
+A kernel that uses what the lockstep interpreter does not have is run in Triton's own, where that is on
+(TRITON_INTERPRET=1): there a race is what `shadow` sees, and two poisons show what is undefined.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ import torch
 from specsim.contracts.contract import differing
 from specsim.errors import UsageError
 from specsim.interpreter.launch_memory import LaunchMemory, span_bytes
+from specsim.interpreter.lockstep.errors import UnsupportedError
 from specsim.interpreter.red_zones import RED_ZONE, poison_value
 from specsim.interpreter.shadow import Race, Shadow
 from specsim.interpreter.triton_interpreter import Access, Launch, Order, interpreted, observed, one_line
@@ -50,6 +55,9 @@ Kind = Literal[
     "program-order",
     "int32-overflow",
 ]
+
+
+_Way = Literal["lockstep", "triton", "device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +119,15 @@ def sanitize(
         if not isinstance(bound.get(name), torch.Tensor):
             tensors = ", ".join(key for key, value in bound.items() if isinstance(value, torch.Tensor))
             raise UsageError(f"{name!r} is named as an output and is no tensor argument", f"name some of: {tensors}")
-    plan = _Plan(function, positions, bound, tuple(outputs), dict(defined or {}), tuple(extra), programs)
-
-    first = plan.run()
-    flaws = list(first.flaws)
-    if programs is tuple:
-        flaws += plan.unwritten(first)
-    shuffle = random.Random(seed)
-    flaws += plan.variant(first, "undefined-memory", "the content of red zones and unwritten outputs", memory=1)
-    if interpreted():
-        flaws += plan.variant(first, "masked-lanes", "what masked-off lanes of a load without `other` hold", lanes=1)
-        flaws += plan.variant(
-            first, "program-order", "the order of programs", order=lambda some: shuffle.sample(list(some), len(some))
-        )
+    on_cpu = all(value.device.type == "cpu" for value in bound.values() if isinstance(value, torch.Tensor))
+    way: _Way = "lockstep" if on_cpu else "device"
+    plan = _Plan(function, positions, bound, tuple(outputs), dict(defined or {}), tuple(extra), programs, way)
+    try:
+        first, flaws = plan.sanitized(seed)
+    except UnsupportedError:
+        if not interpreted():
+            raise
+        first, flaws = replace(plan, way="triton").sanitized(seed)
     kept = {(flaw.kind, flaw.where or flaw.text): flaw for flaw in reversed(flaws)}
     ordered = tuple(flaw for flaw in flaws if kept[flaw.kind, flaw.where or flaw.text] is flaw)
     return Report(ordered, first.results, first.launches, tuple(sorted(first.without_other)))
@@ -176,8 +180,32 @@ class _Plan:
     defined: dict[str, torch.Tensor]
     extra: tuple[torch.Tensor, ...]
     programs: Order
+    way: _Way
 
-    def run(self, *, memory: int = 0, lanes: int = 0, order: Order = tuple) -> _Run:
+    def sanitized(self, seed: int) -> tuple[_Run, list[Flaw]]:
+        """The first run, and the flaws of all."""
+        first = self.run()
+        flaws = list(first.flaws)
+        if self.way == "lockstep":
+            seen = self.run(marks=True)
+            flaws += [flaw for flaw in seen.flaws if flaw.kind == "uninitialised"]
+        if self.programs is tuple:
+            flaws += self.unwritten(first)
+        shuffle = random.Random(seed)
+        known = any(flaw.kind == "uninitialised" for flaw in flaws)
+        if not known:
+            flaws += self.variant(first, "undefined-memory", "the content of red zones and unwritten outputs", memory=1)
+        if self.way == "triton":
+            flaws += self.variant(
+                first, "masked-lanes", "what masked-off lanes of a load without `other` hold", lanes=1
+            )
+        if self.way != "device":
+            shuffled = lambda some: shuffle.sample(list(some), len(some))  # noqa: E731
+            flaws += self.variant(first, "program-order", "the order of programs", order=shuffled)
+        return first, flaws
+
+    def run(self, *, memory: int = 0, lanes: int = 0, order: Order = tuple, marks: bool = False) -> _Run:
+        """`marks`: follow what nobody wrote, instead of lanes that are masked off."""
         guarded = {
             name: _Guarded.around(value, memory, is_output=name in self.outputs)
             for name, value in self.bound.items()
@@ -185,13 +213,26 @@ class _Plan:
         }
         named = {name: guarded[name].view if name in guarded else value for name, value in self.bound.items()}
         positional = [named.pop(name) for name in self.positions]
-        watch = _Watch({name: guarded[name].view for name in self.outputs}, self.extra, memory, lanes)
-        if interpreted():
-            plain = not (memory or lanes or order is not tuple)
-            with observed(watch, lambda programs: order(self.programs(programs)), overflow=plain):
+        outputs = {name: guarded[name].view for name in self.outputs}
+        watch = _Watch(outputs, self.extra, memory, lanes)
+        plain = not (memory or lanes or marks or order is not tuple)
+        chosen: Order = lambda programs: order(self.programs(programs))  # noqa: E731
+        if self.way == "triton":
+            with observed(watch, chosen, overflow=plain):
                 returned = self.function(*positional, **named)
-        else:
+        elif self.way == "device":
             returned = self.function(*positional, **named)
+        else:
+            from specsim.interpreter.lockstep.launch import lockstep
+            from specsim.interpreter.lockstep.sanitize import LockstepWatch
+
+            seen = LockstepWatch(watch.flag, outputs, memory=marks)
+            chosen = tuple if order is tuple and self.programs is tuple else chosen
+            with lockstep(seen, seen.watch, extra=self.extra, order=chosen, overflow=plain, fall_back=False):
+                returned = self.function(*positional, **named)
+            seen.end(lambda name: self._mask(name, outputs[name]))
+            watch.initialised, watch.launches = seen.written, seen.launches
+            watch.without_other = seen.loads_without_other
         for name, tensor in guarded.items():
             stray = tensor.stray_write()
             if stray is not None:
@@ -263,7 +304,7 @@ def _position_names(function: Callable[..., Any], count: int) -> list[str]:
 
 @dataclass(slots=True)
 class _Watch:
-    """What is seen in one run."""
+    """What is seen in one run; its methods are for a run in Triton's interpreter."""
 
     outputs: dict[str, torch.Tensor]
     extra: tuple[torch.Tensor, ...]

@@ -9,6 +9,8 @@ by which its functions are launched (`run`), while `lockstep` is active.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,10 +24,10 @@ from specsim.interpreter.lockstep import control
 from specsim.interpreter.lockstep.compiler import Compiled, compiled
 from specsim.interpreter.lockstep.control import Machine
 from specsim.interpreter.lockstep.errors import KernelError, UnsupportedError
-from specsim.interpreter.lockstep.memory import Checks, Memory, Span
-from specsim.interpreter.lockstep.tensors import NUMPY, Pointer, Tensor, constant
+from specsim.interpreter.lockstep.memory import Checks, Memory, Span, source_line
+from specsim.interpreter.lockstep.tensors import NUMPY, Overflow, Pointer, Tensor, aligned, constant
 from specsim.interpreter.lockstep.watch import Watch
-from specsim.interpreter.triton_interpreter import kernel_classes
+from specsim.interpreter.triton_interpreter import Order, Program, kernel_classes
 
 ELEMENTS_MAX = 1 << 22
 """Elements of a block, over the programs that run together. Programs of a larger grid run in groups."""
@@ -44,14 +46,15 @@ def launch(
     watch: Watch | None = None,
     *,
     extra: Sequence[torch.Tensor] = (),
-    backwards: bool = False,
+    order: Order = tuple,
 ) -> int:
     """Run `kernel`, the Python function of a Triton kernel, on tensors in the host's memory. Returns how many programs
     the grid has.
 
-    grid       extents, or a function of the arguments that gives them
-    extra      memory that the kernel may reach besides its tensors
-    backwards  where several programs write one element the first one's value stays, not the last one's
+    grid   extents, or a function of the arguments that gives them
+    extra  memory that the kernel may reach besides its tensors
+    order  given the grid's programs, which of them run, in which order: where several write one element at once, the
+           last one's value stays, and atomic operations of one statement follow it
 
     Raises UnsupportedError before anything is run, and KernelError for what the kernel does wrong.
     """
@@ -68,24 +71,35 @@ def launch(
     pointed_to = [tensor for value in bound.values() for tensor in pointees(value)]
     spans += [Span(f"what a pointer leads to ({i})", tensor) for i, tensor in enumerate(pointed_to)]
     spans += [Span(f"extra memory ({i})", tensor) for i, tensor in enumerate(extra)]
-    memory = Memory(spans, checks or Checks(), watch, backwards=backwards)
-    total = dims[0] * dims[1] * dims[2]
+    memory = Memory(spans, checks or Checks(), watch)
+    places, dims = _programs(dims, order)
+    total = int(places[0].size)
     group = total if code.has_atomics else _group(bound)
-    firsts = range(0, total, max(1, group))
     memory.checks.launch(code.name)
     if watch is not None:
         watch.begin(memory.spans, total, ordered=code.has_atomics)
     with np.errstate(all="ignore"):  # a GPU has no warnings either
-        for first in reversed(firsts) if backwards else firsts:
-            numbers = np.arange(first, min(total, first + group))
-            at = np.unravel_index(numbers, dims)
-            places = (at[0].astype(np.int32), at[1].astype(np.int32), at[2].astype(np.int32))
-            control.install(Machine(places, dims, memory, first))
+        for first in range(0, total, max(1, group)):
+            some = slice(first, first + group)
+            together = (places[0][some], places[1][some], places[2][some])
+            control.install(Machine(together, dims, memory, first))
             code(**arguments)
     if watch is not None:
         for race, between, line in watch.end():
             memory.checks.race(race, between=between, line=line)
     return total
+
+
+def _programs(dims: Program, order: Order) -> tuple[tuple[Any, Any, Any], Program]:
+    """The coordinates of the programs that run, [programs] int32 for each axis, and the extents of the grid."""
+    if order is tuple:
+        at = np.unravel_index(np.arange(dims[0] * dims[1] * dims[2]), dims)
+        return (at[0].astype(np.int32), at[1].astype(np.int32), at[2].astype(np.int32)), dims
+    chosen = order(list(itertools.product(range(dims[0]), range(dims[1]), range(dims[2]))))
+    x, y, z = np.array(chosen, np.int32).reshape(-1, 3).T
+    # A program beyond the grid, whose offsets alone are looked at, makes the grid as large.
+    extents = [max([extent, *(axis + 1).tolist()]) for extent, axis in zip(dims, (x, y, z), strict=True)]
+    return (x, y, z), (extents[0], extents[1], extents[2])
 
 
 def _group(bound: dict[str, Any]) -> int:
@@ -150,10 +164,18 @@ def _argument(value: Any, name: str, spans: list[Span]) -> Any:
 
 @contextmanager
 def lockstep(
-    checks: Checks | None = None, watch: Watch | None = None, *, backwards: bool = False, fall_back: bool = True
+    checks: Checks | None = None,
+    watch: Watch | None = None,
+    *,
+    extra: Sequence[torch.Tensor] = (),
+    order: Order = tuple,
+    overflow: bool = False,
+    fall_back: bool = True,
 ) -> Iterator[Launches]:
     """Run every launch of a Triton kernel here while active; what is left of the others is in what this gives.
 
+    extra, order  as `launch` has them
+    overflow   check integer arithmetic, which is reported to `checks`
     fall_back  launch a kernel that uses what is not supported as Triton does; else UnsupportedError is raised
     """
     seen = Launches()
@@ -164,7 +186,7 @@ def lockstep(
             if warmup:
                 return None
             try:
-                programs = launch(of.fn, grid, args, kwargs, checks, watch, backwards=backwards)
+                programs = launch(of.fn, grid, args, kwargs, checks, watch, extra=extra, order=order)
             except UnsupportedError as error:
                 if not fall_back:
                     raise
@@ -176,13 +198,34 @@ def lockstep(
 
         return run
 
+    before = Overflow.report
+    Overflow.report = functools.partial(_overflow, checks) if overflow and checks is not None else None
     try:
         for owner, original in originals:
             owner.run = method(original)
         yield seen
     finally:
+        Overflow.report = before
         for owner, original in originals:
             owner.run = original
+
+
+def _overflow(checks: Checks, message: str, lanes: Any) -> None:
+    active = control.machine().active
+    if active is None or np.logical_and(*np.broadcast_arrays(*aligned(lanes, active))).any():
+        checks.overflow(message)
+
+
+class _Strict(Checks):
+    def __init__(self) -> None:
+        self.kernel = ""
+
+    def launch(self, kernel: str) -> None:
+        self.kernel = kernel
+
+    def stray(self, kind: str, name: str, index: int, size: int, count: int) -> None:
+        place = f"element {index} of {name}, which has {size}" if name else "memory, and was given no tensor"
+        raise KernelError(f"{self.kernel} {kind}s {place} ({source_line()})")
 
 
 class Launches:
@@ -197,8 +240,8 @@ class Launches:
 
 
 def run(launched: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """`run(kernel[grid], *args)`: one launch in lockstep, without checks beyond bounds."""
-    with lockstep(fall_back=False):
+    """`run(kernel[grid], *args)`: one launch in lockstep. Raises KernelError for an access outside of its tensors."""
+    with lockstep(_Strict(), fall_back=False):
         launched(*args, **kwargs)
 
 

@@ -1,8 +1,8 @@
 """Loads, stores and atomic operations of all programs at once, each lane checked.
 
 A lane must fall into a tensor of the launch (or into `extra` memory, where kernels reach it through addresses in other
-tensors). One that does not is reported (`Checks.stray`) and has no effect; a load gives poison there. Programs are in
-the order of their numbers, or in the reverse: where several write one element, the last one's value stays.
+tensors). One that does not is reported (`Checks.stray`) and has no effect; a load gives poison there. Where several
+programs write one element at once, the last one's value stays.
 """
 
 from __future__ import annotations
@@ -90,6 +90,15 @@ class Checks:
         """
         return 0
 
+    def overflow(self, message: str) -> None:
+        """Integer arithmetic did not fit its type."""
+
+    def wrote(self, span: Span, places: Array, itemsize: int) -> None:
+        """A store or an atomic operation to elements `places` of `itemsize` bytes."""
+
+    def undefined_load(self, span: Span) -> None:
+        """A load of what nobody wrote, or of what was stored undefined."""
+
     def undefined_use(self, what: str) -> None:
         """An undefined lane decides a branch, an address, or is part of an atomic operation."""
 
@@ -103,13 +112,10 @@ class Checks:
 class Memory:
     """The memory of one launch."""
 
-    def __init__(
-        self, spans: Sequence[Span], checks: Checks, watch: Watch | None = None, *, backwards: bool = False
-    ) -> None:
+    def __init__(self, spans: Sequence[Span], checks: Checks, watch: Watch | None = None) -> None:
         self.spans = [span for span in spans if span.bytes.size]
         self.checks = checks
         self.watch = watch
-        self.backwards = backwards
 
     def undefined_use(self, what: str) -> None:
         self.checks.undefined_use(what)
@@ -127,6 +133,8 @@ class Memory:
             data, stray, marks = self._gathered(pointer, at, np.ones(at.shape, bool))
         else:
             data, stray, marks = self._gathered(pointer, at, lanes)
+        if undefined is not None and lanes is not None:
+            undefined = np.logical_and(*np.broadcast_arrays(*aligned(undefined, lanes)))
         undefined = either(undefined, marks)
         loaded = self._loaded(data, dtype, undefined)
         if lanes is not None and not lanes.all():
@@ -142,7 +150,8 @@ class Memory:
                 if of_mask.any():
                     self.checks.without_other()
                     loaded.data[of_mask] = self.checks.poison(dtype, int(np.count_nonzero(of_mask)), stray=False)
-                    loaded.undefined = either(undefined, of_mask)
+                    if self.watch is None or self.watch.lanes:
+                        loaded.undefined = either(undefined, of_mask)
         if stray is not None:
             loaded.data[stray] = self.checks.poison(dtype, int(np.count_nonzero(stray)), stray=True)
         return loaded
@@ -162,18 +171,13 @@ class Memory:
             if pointer.span is not None and _inside(at, pointer.span, pointer):
                 at = at + _origin(pointer.span, pointer)
                 view = pointer.span.view(raw)
-                if self.backwards:
-                    view[at[::-1]] = data[::-1]
-                else:
-                    view[at] = data
+                view[at] = data
                 return
             lanes = np.ones(at.shape, bool)
         else:
             lanes = np.broadcast_to(lanes, at.shape) if lanes.shape != at.shape else lanes
         for span, index, inside in self._parts(pointer, at, lanes, "write"):
             places, values = index[inside], data[inside]
-            if self.backwards:
-                places, values = places[::-1], values[::-1]
             span.view(raw)[places] = values
 
     def _watched_store(self, pointer: Pointer, value: Tensor, at: Array, data: Array, lanes: Array | None) -> None:
@@ -189,10 +193,8 @@ class Memory:
             places, values = index[inside], data[inside]
             view = span.view(data.dtype)
             old = view[places]
-            if self.backwards:
-                view[places[::-1]] = values[::-1]
-            else:
-                view[places] = values
+            view[places] = values
+            self.checks.wrote(span, places, pointer.itemsize)
             if self.watch.log is not None:
                 self._log_write(span, places, pointer.itemsize, inside, old, values, view)
             elif self.watch.races:
@@ -246,6 +248,7 @@ class Memory:
         old = np.zeros(at.shape, numpy_of(dtype))
         for span, index, inside in self._parts(pointer, at, lanes, "update"):
             if self.watch is not None:
+                self.checks.wrote(span, index[inside], pointer.itemsize)
                 programs, _ = self._who(at.shape, inside, reads=True)
                 found = self.watch.update(
                     span, index[inside], pointer.itemsize, programs, orders=orders, is_scalar=at.ndim == 1
@@ -256,8 +259,7 @@ class Memory:
             view = span.view(_raw(dtype))
             places, flat = index[inside], [value[inside] for value in values]
             seen = np.zeros(places.shape, old.dtype)
-            order = range(places.size - 1, -1, -1) if self.backwards else range(places.size)
-            for i in order:
+            for i in range(places.size):
                 seen[i] = _from_raw(view[places[i] : places[i] + 1], dtype)[0]
                 new = combine(seen[i], *(value[i] for value in flat))
                 view[places[i]] = _to_raw(np.array([new], old.dtype), dtype)[0]
@@ -348,6 +350,7 @@ class Memory:
                 for more in range(1, pointer.itemsize // region.cell):
                     seen |= region.undefined.take(np.where(inside, cells + more, 0)) & inside
                 if seen.any():
+                    self.checks.undefined_load(span)
                     marks = either(marks, seen)
             if watch.log is not None:
                 keys = self._keys(index.shape, reads=True)

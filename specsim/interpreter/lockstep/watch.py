@@ -159,11 +159,12 @@ class Watch:
 
     races      whether races are looked for
     within     whether races of the lanes of a program are, too
-    undefined  whether what is undefined is followed
+    undefined  whether what is undefined is followed, in memory
+    lanes      whether lanes that are masked off of a load without `other` are undefined
     """
 
-    def __init__(self, *, races: bool = True, within: bool = True, undefined: bool = True) -> None:
-        self.races, self.within, self.undefined = races, within, undefined
+    def __init__(self, *, races: bool = True, within: bool = True, undefined: bool = True, lanes: bool = True) -> None:
+        self.races, self.within, self.undefined, self.lanes = races, within, undefined, lanes
         self.regions: list[Region] = []
         self.time = 0
         self._total = 0
