@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,11 +22,11 @@ import triton.language as tl
 
 from specsim.contracts.pointers import pointees
 from specsim.interpreter.lockstep import control
-from specsim.interpreter.lockstep.compiler import Compiled, compiled
+from specsim.interpreter.lockstep.compiler import MARK, Compiled, compiled
 from specsim.interpreter.lockstep.control import Machine
 from specsim.interpreter.lockstep.errors import KernelError, UnsupportedError
 from specsim.interpreter.lockstep.memory import Checks, Memory, Span, source_line
-from specsim.interpreter.lockstep.tensors import NUMPY, Overflow, Pointer, Tensor, aligned, constant
+from specsim.interpreter.lockstep.tensors import NUMPY, Overflow, Pointer, Tensor, aligned
 from specsim.interpreter.lockstep.watch import Watch
 from specsim.interpreter.triton_interpreter import Order, Program, kernel_classes
 
@@ -83,7 +84,8 @@ def launch(
             some = slice(first, first + group)
             together = (places[0][some], places[1][some], places[2][some])
             control.install(Machine(together, dims, memory, first))
-            code(**arguments)
+            with _located(kernel):
+                code(**arguments)
     if watch is not None:
         for race, between, line in watch.end():
             memory.checks.race(race, between=between, line=line)
@@ -100,6 +102,25 @@ def _programs(dims: Program, order: Order) -> tuple[tuple[Any, Any, Any], Progra
     # A program beyond the grid, whose offsets alone are looked at, makes the grid as large.
     extents = [max([extent, *(axis + 1).tolist()]) for extent, axis in zip(dims, (x, y, z), strict=True)]
     return (x, y, z), (extents[0], extents[1], extents[2])
+@contextmanager
+def _located(kernel: Callable[..., Any]) -> Iterator[None]:
+    """What a kernel does wrong is a KernelError that starts with FILE:LINE of the statement and names the kernel."""
+    try:
+        yield
+    except (UnsupportedError, MemoryError, NotImplementedError):
+        raise
+    except Exception as error:
+        lines = [
+            (frame.f_code.co_filename, line)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if MARK in frame.f_globals
+        ]
+        if not lines:
+            raise
+        file, line = lines[-1]
+        what = str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
+        place = f"{file.rpartition('/')[2]}:{line}"
+        raise KernelError(f"{place}: {what} (in kernel {kernel.__name__})") from error
 
 
 def _group(bound: dict[str, Any]) -> int:
@@ -139,7 +160,7 @@ def _argument(value: Any, name: str, spans: list[Span]) -> Any:
     if isinstance(value, bool):
         return Tensor(np.array([value]), tl.int1)
     if isinstance(value, int):
-        return constant(value)
+        return _integer(value, name)
     if isinstance(value, float):
         return Tensor(np.array([value], np.float32), tl.float32)
     if isinstance(value, tuple):
@@ -160,6 +181,14 @@ def _argument(value: Any, name: str, spans: list[Span]) -> Any:
     if hasattr(value, "data_ptr") or type(value).__name__ == "TensorDescriptor":
         raise UnsupportedError("a kernel", (f"an argument of {type(value).__name__} ({name})",))
     return value
+
+
+def _integer(value: int, name: str) -> Tensor:
+    """Of the type that a launch gives an argument: Triton has no uint32 there, unlike for a constant in a kernel."""
+    dtype = tl.int32 if -(2**31) <= value < 2**31 else tl.uint64 if value >= 2**63 else tl.int64
+    if not dtype.get_int_min_value() <= value <= dtype.get_int_max_value():
+        raise KernelError(f"the argument {name} is {value}; allowed: 64 bits")
+    return Tensor(np.array([value], NUMPY[dtype]), dtype)
 
 
 @contextmanager

@@ -389,6 +389,7 @@ def _operation(
     result: Any = None,
     integers: bool = False,
     divides: bool = False,
+    modulo_2: bool = False,
     checked: str = "",
 ) -> Callable[[Any, Any], Tensor]:
     """An elementwise operation of two operands.
@@ -396,6 +397,7 @@ def _operation(
     result    its type, where it is not that of the operands
     integers  whether operands must be integers
     divides   whether Triton's rules for `/` and `%` choose the type
+    modulo_2  whether NumPy's boolean operation is another than that of one bit, which is a GPU's
     checked   under `Overflow`, the name of the operation in the report
     """
 
@@ -409,7 +411,10 @@ def _operation(
         if integers and not dtype.is_int():
             raise KernelError(f"an operation of integers on {dtype}")
         try:
-            data = compute(x, y)
+            if modulo_2 and dtype is INT1:
+                data = (compute(x.view(np.uint8), y.view(np.uint8)) & 1).astype(bool)
+            else:
+                data = compute(x, y)
         except ValueError:
             raise KernelError(f"shapes {list(x.shape[1:])} and {list(y.shape[1:])} do not fit together") from None
         undefined = either(getattr(a, "undefined", None), getattr(b, "undefined", None))
@@ -426,9 +431,9 @@ def _operation(
     return operation
 
 
-_add = _operation(np.add, checked="add")
-_sub = _operation(np.subtract, checked="sub")
-mul = _operation(np.multiply, checked="mul")
+_add = _operation(np.add, modulo_2=True, checked="add")
+_sub = _operation(np.subtract, modulo_2=True, checked="sub")
+mul = _operation(np.multiply, modulo_2=True, checked="mul")
 
 
 def add(a: Any, b: Any) -> Tensor:
@@ -464,8 +469,8 @@ def _trunc(x: Array, y: Array) -> Array:
     return (x - np.fmod(x, y)) // y
 
 
-_floordiv = _operation(_trunc, integers=True, divides=True)
-mod = _operation(np.fmod, divides=True)
+_floordiv = _operation(_trunc, integers=True, divides=True, modulo_2=True)
+mod = _operation(np.fmod, divides=True, modulo_2=True)
 _divide = _operation(np.divide, divides=True)
 
 
@@ -475,10 +480,11 @@ def floordiv(a: Any, b: Any) -> Tensor:
 
 def truediv(a: Any, b: Any) -> Tensor:
     """Integers are divided as float32, and one beside a float as that float."""
-    kinds = [_rules.to_tensor_type(v) if not isinstance(v, Tensor) else v.dtype for v in (a, b)]
-    if kinds[0].is_int() and kinds[1].is_int():
-        return _divide(cast(to_tensor(a), FLOAT32), cast(to_tensor(b), FLOAT32))
-    return _divide(a, b)
+    x, y, dtype = _common_type(a, b, divides=True)
+    if not dtype.is_int():
+        return _divide(a, b)
+    first, second = (Tensor(v, dtype, getattr(of, "undefined", None)) for v, of in ((x, a), (y, b)))
+    return _divide(cast(first, FLOAT32), cast(second, FLOAT32))
 
 
 def _decides(compute: Callable[[Any, Any], Tensor], decisive: Callable[[Array], Array]) -> Callable[[Any, Any], Tensor]:
@@ -505,8 +511,8 @@ bitwise_or = _decides(
     lambda data: data if data.dtype == np.bool_ else data == ~data.dtype.type(0),
 )
 bitwise_xor = _operation(np.bitwise_xor, integers=True)
-left_shift = _operation(np.left_shift, integers=True)
-right_shift = _operation(np.right_shift, integers=True)
+left_shift = _operation(np.left_shift, integers=True, modulo_2=True)
+right_shift = _operation(np.right_shift, integers=True, modulo_2=True)
 
 
 def _comparison(compute: Callable[[Array, Array], Array]) -> Callable[[Any, Any], Tensor]:
