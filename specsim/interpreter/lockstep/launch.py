@@ -25,7 +25,7 @@ from specsim.interpreter.lockstep import control
 from specsim.interpreter.lockstep.compiler import MARK, Compiled, compiled
 from specsim.interpreter.lockstep.control import Machine
 from specsim.interpreter.lockstep.errors import KernelError, UnsupportedError
-from specsim.interpreter.lockstep.memory import Checks, Memory, Span, source_line
+from specsim.interpreter.lockstep.memory import Checks, Memory, Span
 from specsim.interpreter.lockstep.tensors import NUMPY, Overflow, Pointer, Tensor, aligned
 from specsim.interpreter.lockstep.watch import Watch
 from specsim.interpreter.triton_interpreter import Order, Program, kernel_classes
@@ -102,6 +102,8 @@ def _programs(dims: Program, order: Order) -> tuple[tuple[Any, Any, Any], Progra
     # A program beyond the grid, whose offsets alone are looked at, makes the grid as large.
     extents = [max([extent, *(axis + 1).tolist()]) for extent, axis in zip(dims, (x, y, z), strict=True)]
     return (x, y, z), (extents[0], extents[1], extents[2])
+
+
 @contextmanager
 def _located(kernel: Callable[..., Any]) -> Iterator[None]:
     """What a kernel does wrong is a KernelError that starts with FILE:LINE of the statement and names the kernel."""
@@ -246,15 +248,9 @@ def _overflow(checks: Checks, message: str, lanes: Any) -> None:
 
 
 class _Strict(Checks):
-    def __init__(self) -> None:
-        self.kernel = ""
-
-    def launch(self, kernel: str) -> None:
-        self.kernel = kernel
-
     def stray(self, kind: str, name: str, index: int, size: int, count: int) -> None:
         place = f"element {index} of {name}, which has {size}" if name else "memory, and was given no tensor"
-        raise KernelError(f"{self.kernel} {kind}s {place} ({source_line()})")
+        raise KernelError(f"{kind}s {place}")
 
 
 class Launches:
