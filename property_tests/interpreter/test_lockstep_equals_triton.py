@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,14 +29,17 @@ def results(op: Op, case: Case) -> Tensors:
 @pytest.mark.slow(runs_one_in=4)
 def test_every_kernel_gives_the_same_bits_in_both_interpreters(op: Op) -> None:
     mend_ranges()
+    launched = 0  # none by some cases: a mask without a row
     for index in range(4):
         case = op.generate(seeded(0, "lockstep", op.name, index))
         with lockstep(fall_back=False) as launches:
             actual = results(op, case)
-        expected = results(op, case)
-        assert launches.count
+        with np.errstate(all="ignore"):
+            expected = results(op, case)
+        launched += launches.count
         for name, mask in op.defined(case, op.expected(case)).items():
             assert torch.equal(_bits(actual[name][mask]), _bits(expected[name][mask])), name
+    assert launched
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

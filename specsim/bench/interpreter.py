@@ -52,13 +52,13 @@ def run(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        providers = [kernels(), *map(_provider, targets or ())]
+        providers = {"specsim": kernels()} | {text: _provider(text) for text in targets or ()}
         return [
             entry
-            for provider in providers
+            for name, provider in providers.items()
             for subject in provider.subjects()[0]
             if subject.role == "kernel" and subject.far is None
-            for entry in entries_of(provider.name, subject, rounds or ROUNDS)
+            for entry in entries_of(name, subject, rounds or ROUNDS)
         ]
     finally:
         torch.set_num_threads(threads)
@@ -80,16 +80,14 @@ def entries_of(provider: str, subject: Subject, rounds: int) -> list[dict[str, A
     for number, (kind, case) in enumerate(cases_of(op, subject)):
         call = _Call(op, subject, case)
         try:
-            if compiling is None:
-                first, _ = call.seconds(_in_lockstep)
-                again, _ = call.seconds(_in_lockstep)
-                compiling = max(0.0, first - again)
-            _, launches = call.seconds(_in_lockstep)
+            first, launches = call.seconds(_in_lockstep)
+            again, _ = call.seconds(_in_lockstep)
         except NotCalledError:
             continue
         assert launches is not None
         if not launches.count and not launches.fallen_back:
-            return []
+            continue
+        compiling = max(0.0, first - again) if compiling is None else compiling
         lacks = "; ".join(f"{kernel}: {', '.join(names)}" for kernel, names in sorted(launches.fallen_back.items()))
         for way, alone, together in ((PLAIN, _mended, _in_lockstep), (CHECKED, _watched, _checked_in_lockstep)):
             shape = {"provider": provider, "kernel": subject.op, "case": f"{kind} {number}", "way": way}
