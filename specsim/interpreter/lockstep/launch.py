@@ -10,11 +10,12 @@ by which its functions are launched (`run`), while `lockstep` is active.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,9 +67,8 @@ def launch(
     x, y, z = (*extents, 1, 1)[:3]
     dims = (x, y, z)
     spans: list[Span] = []
-    arguments = {
-        name: value if name in _constexprs(code) else _argument(value, name, spans) for name, value in bound.items()
-    }
+    constexprs = _parameters(code).constexprs
+    arguments = {name: value if name in constexprs else _argument(value, name, spans) for name, value in bound.items()}
     pointed_to = [tensor for value in bound.values() for tensor in pointees(value)]
     spans += [Span(f"what a pointer leads to ({i})", tensor) for i, tensor in enumerate(pointed_to)]
     spans += [Span(f"extra memory ({i})", tensor) for i, tensor in enumerate(extra)]
@@ -133,25 +133,31 @@ def _group(bound: dict[str, Any]) -> int:
     return max(1, ELEMENTS_MAX // largest)
 
 
-_parameters: dict[Compiled, frozenset[str]] = {}
+class _Parameters(NamedTuple):
+    """Of a kernel: its parameters with their defaults, `Parameter.empty` for none, and which are constexprs."""
+
+    defaults: dict[str, Any]
+    constexprs: frozenset[str]
 
 
-def _constexprs(code: Compiled) -> frozenset[str]:
-    found = _parameters.get(code)
-    if found is None:
-        notes = {name: parameter.annotation for name, parameter in code.signature.parameters.items()}
-        found = _parameters[code] = frozenset(
-            name for name, note in notes.items() if note is tl.constexpr or "constexpr" in str(note)
-        )
-    return found
+@functools.cache
+def _parameters(code: Compiled) -> _Parameters:
+    found = code.signature.parameters
+    notes = {name: parameter.annotation for name, parameter in found.items()}
+    constexprs = frozenset(name for name, note in notes.items() if note is tl.constexpr or "constexpr" in str(note))
+    return _Parameters({name: parameter.default for name, parameter in found.items()}, constexprs)
 
 
 def _bound(code: Compiled, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """By parameter what the caller passed, without what is the compiler's (`num_warps` and others)."""
-    names = code.signature.parameters
-    bound = code.signature.bind(*args, **{name: value for name, value in kwargs.items() if name in names})
-    bound.apply_defaults()
-    return {name: _plain(value) for name, value in bound.arguments.items()}
+    defaults = _parameters(code).defaults
+    given = dict(zip(defaults, args, strict=False))
+    named = {name: value for name, value in kwargs.items() if name in defaults}
+    bound = defaults | given | named
+    is_missing = any(value is inspect.Parameter.empty for value in bound.values())
+    if is_missing or len(args) > len(given) or given.keys() & named.keys():
+        code.signature.bind(*args, **named)  # raises TypeError, which says what is wrong
+    return {name: _plain(value) for name, value in bound.items()}
 
 
 def _plain(value: Any) -> Any:
