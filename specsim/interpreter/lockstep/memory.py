@@ -24,8 +24,10 @@ from specsim.interpreter.lockstep.tensors import (
     Pointer,
     Tensor,
     aligned,
+    alike,
     cast,
     either,
+    is_bfloat16,
     numpy_of,
     rounded,
     to_tensor,
@@ -66,7 +68,7 @@ class Span:
         return found
 
 
-_RAW = {BFLOAT16: np.dtype(np.uint16), INT1: np.dtype(np.uint8)}
+_RAW = {BFLOAT16.name: np.dtype(np.uint16), INT1.name: np.dtype(np.uint8)}
 """How memory holds what a tensor holds in another type."""
 
 
@@ -163,7 +165,7 @@ class Memory:
         value = cast(to_tensor(value), dtype)
         raw = _raw(dtype)
         data = _to_raw(value.data, dtype)
-        at, data = np.broadcast_arrays(*aligned(at, data))
+        at, data = alike(at, data)
         if self.watch is not None:
             self._watched_store(pointer, value, at, data, lanes)
             return
@@ -236,14 +238,12 @@ class Memory:
         tensors = [cast(to_tensor(value), dtype) for value in operands]
         for tensor in (pointer, *tensors):
             if tensor.undefined is not None:
-                shown = np.broadcast_arrays(
-                    *aligned(tensor.undefined, np.ones(at.shape, bool) if lanes is None else lanes)
-                )
+                shown = alike(tensor.undefined, np.ones(at.shape, bool) if lanes is None else lanes)
                 if np.logical_and(*shown).any():
                     self.checks.undefined_use("an atomic operation")
         # Every program carries it out by itself, though all do the same.
         programs = np.zeros((of.num_programs,) + (1,) * (at.ndim - 1), np.int64)
-        at, _, *values = np.broadcast_arrays(*aligned(at, programs, *(tensor.data for tensor in tensors)))
+        at, _, *values = alike(at, programs, *(tensor.data for tensor in tensors))
         lanes = np.ones(at.shape, bool) if lanes is None else np.broadcast_to(lanes, at.shape)
         old = np.zeros(at.shape, numpy_of(dtype))
         for span, index, inside in self._parts(pointer, at, lanes, "update"):
@@ -295,14 +295,10 @@ class Memory:
             if lanes.size == 1 and lanes.all():
                 lanes = None
             else:
-                at, lanes = aligned(at, lanes)
-                if at.shape != lanes.shape:
-                    at, lanes = np.broadcast_arrays(at, lanes)
+                at, lanes = alike(at, lanes)
         if active is not None:
             at, active = aligned(at, active)
-            lanes = active if lanes is None else lanes & active
-            if at.shape != lanes.shape:
-                at, lanes = np.broadcast_arrays(at, lanes)
+            at, lanes = alike(at, active if lanes is None else lanes & active)
         if mixed:
             between = aligned(away % pointer.itemsize != 0, at)[0]
             if (between if lanes is None else between & lanes).any():
@@ -313,7 +309,7 @@ class Memory:
 
     def _use(self, undefined: Array, lanes: Array | None, active: Array | None, what: str) -> None:
         shown = [undefined, *(some for some in (lanes, active) if some is not None)]
-        if np.logical_and.reduce(np.broadcast_arrays(*aligned(*shown))).any():
+        if np.logical_and.reduce(alike(*shown)).any():
             self.checks.undefined_use(what)
 
     def _loaded(self, data: Array, dtype: Any, undefined: Array | None) -> Tensor:
@@ -430,19 +426,19 @@ class Memory:
 
 
 def _raw(dtype: Any) -> Any:
-    return _RAW.get(dtype) or numpy_of(dtype)
+    return _RAW.get(dtype.name) or numpy_of(dtype)
 
 
 def _from_raw(data: Array, dtype: Any) -> Array:
-    if dtype == BFLOAT16:
+    if is_bfloat16(dtype):
         return (data.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return data != 0 if dtype == INT1 else data
+    return data != 0 if dtype is INT1 or dtype.is_int1() else data
 
 
 def _to_raw(data: Array, dtype: Any) -> Array:
-    if dtype == BFLOAT16:
+    if is_bfloat16(dtype):
         return (rounded(data).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    return data.astype(np.uint8) if dtype == INT1 else data
+    return data.astype(np.uint8) if dtype is INT1 or dtype.is_int1() else data
 
 
 def _origin(span: Span, pointer: Pointer) -> int:

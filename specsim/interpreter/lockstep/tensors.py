@@ -38,9 +38,13 @@ NUMPY: Final[dict[Any, Any]] = {
 }
 """What a tensor of each type is held in. Other types, those of 8 and 4 bits, are not supported."""
 
+_HELD: Final = {dtype.name: held for dtype, held in NUMPY.items()}  # Triton's own hash and comparison take long
+
 _rules = type_rules()
 _common: dict[tuple[Any, bool, Any, bool, bool], Any] = {}
 _constants: dict[tuple[type, Any], Tensor] = {}
+_beside: dict[tuple[Any, ...], tuple[Array, Any]] = {}  # by a number and the type of the tensor beside it
+CONSTANTS_MAX = 4096
 
 
 class Overflow:
@@ -241,9 +245,13 @@ def itemsize_of(dtype: Any) -> int:
     return max(1, int(dtype.primitive_bitwidth) // 8)
 
 
+def is_bfloat16(dtype: Any) -> bool:
+    return dtype.name == "bf16"  # type: ignore[no-any-return]
+
+
 def numpy_of(dtype: Any) -> Any:
     try:
-        return NUMPY[dtype]
+        return _HELD[dtype.name]
     except KeyError:
         raise KernelError(f"a tensor of {dtype}; supported: {', '.join(map(str, NUMPY))}") from None
 
@@ -255,8 +263,8 @@ def constant(value: Number) -> Tensor:
     # 0.0 and -0.0 are one key, and no NaN is equal to itself.
     if known is None or type(value) is float:
         dtype = _rules.to_tensor_type(value)
-        known = Tensor(np.array([value], dtype=NUMPY[dtype]), dtype)
-        if len(_constants) < 4096:
+        known = Tensor(np.array([value], dtype=numpy_of(dtype)), dtype)
+        if len(_constants) < CONSTANTS_MAX:
             _constants[key] = known
     return known
 
@@ -286,10 +294,24 @@ def _full(array: Array, ndim: int) -> Array:
     return array.reshape(array.shape[:1] + (1,) * (ndim - array.ndim) + array.shape[1:])
 
 
-def aligned(*arrays: Array) -> list[Array]:
+def aligned(*arrays: Array) -> Sequence[Array]:
     """The arrays with one number of axes."""
-    ndim = max(array.ndim for array in arrays)
-    return [_full(array, ndim) for array in arrays]
+    ndim = arrays[0].ndim
+    for array in arrays:
+        if array.ndim != ndim:
+            ndim = max(array.ndim for array in arrays)
+            return [_full(array, ndim) for array in arrays]
+    return arrays
+
+
+def alike(*arrays: Array) -> Sequence[Array]:
+    """The arrays with one shape."""
+    shape = arrays[0].shape
+    for array in arrays:
+        if array.shape != shape:
+            found: Sequence[Array] = np.broadcast_arrays(*aligned(*arrays))
+            return found
+    return arrays
 
 
 def to_shape(array: Array, shape: Sequence[int]) -> Array:
@@ -308,7 +330,7 @@ def rounded(data: Array) -> Array:
 def cast(value: Tensor, dtype: Any) -> Tensor:
     of = value.dtype
     dtype = dtype.scalar
-    if of is dtype or of == dtype:
+    if of is dtype or (of.name == dtype.name and of == dtype):
         return value
     data = value.data
     if of.is_ptr():
@@ -322,7 +344,7 @@ def cast(value: Tensor, dtype: Any) -> Tensor:
         return Pointer(data.astype(np.int64), dtype, value.undefined, unit=1)
     if dtype.is_bool():
         return Tensor(data != 0, dtype, value.undefined)
-    if dtype == BFLOAT16:
+    if is_bfloat16(dtype):
         return Tensor(rounded(data.astype(np.float32)), dtype, value.undefined)
     return Tensor(data.astype(numpy_of(dtype)), dtype, value.undefined)
 
@@ -345,9 +367,9 @@ def bitcast_to(value: Tensor, dtype: Any) -> Tensor:
     if of.primitive_bitwidth != dtype.primitive_bitwidth:
         raise KernelError(f"{of} is read as {dtype}, of another size")
     data = np.ascontiguousarray(value.data)
-    if of == BFLOAT16:
+    if is_bfloat16(of):
         data = (data.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    if dtype == BFLOAT16:
+    if is_bfloat16(dtype):
         return Tensor(
             (data.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32), dtype, value.undefined
         )
@@ -356,6 +378,24 @@ def bitcast_to(value: Tensor, dtype: Any) -> Tensor:
 
 def _common_type(a: Any, b: Any, *, divides: bool) -> tuple[Array, Array, Any]:
     """Both operands' data, in the type in which Triton computes, and that type."""
+    a_number, b_number = not isinstance(a, Tensor), not isinstance(b, Tensor)
+    if a_number is b_number:
+        dtype = _computed_in(a, b, divides=divides)
+        return _operand(a, dtype), _operand(b, dtype), dtype
+    number, tensor = (a, b) if a_number else (b, a)
+    key = (type(number), number, tensor.dtype.name, a_number, divides)
+    known = _beside.get(key)
+    if known is None or type(number) is float:  # see `constant`
+        dtype = _computed_in(a, b, divides=divides)
+        known = _operand(number, dtype), dtype
+        if len(_beside) < CONSTANTS_MAX:
+            _beside[key] = known
+    data, dtype = known
+    other = _operand(tensor, dtype)
+    return (data, other, dtype) if a_number else (other, data, dtype)
+
+
+def _computed_in(a: Any, b: Any, *, divides: bool) -> Any:
     a_number, b_number = not isinstance(a, Tensor), not isinstance(b, Tensor)
     of_a = _rules.to_tensor_type(a) if a_number else a.dtype
     of_b = _rules.to_tensor_type(b) if b_number else b.dtype
@@ -369,18 +409,18 @@ def _common_type(a: Any, b: Any, *, divides: bool) -> tuple[Array, Array, Any]:
         except TypeError as error:
             raise KernelError(str(error)) from None
         _common[key] = dtype
-    return _operand(a, dtype, is_number=a_number), _operand(b, dtype, is_number=b_number), dtype
+    return dtype
 
 
-def _operand(value: Any, dtype: Any, *, is_number: bool) -> Array:
-    if not is_number:
+def _operand(value: Any, dtype: Any) -> Array:
+    if isinstance(value, Tensor):
         return value.data if value.dtype is dtype else cast(value, dtype).data
     if dtype.is_int() and not dtype.is_bool():
         low, high = dtype.get_int_min_value(), dtype.get_int_max_value()
         if not low <= value <= high:
             raise KernelError(f"{value} does not fit {dtype}, the type of the tensor that it meets: {low} to {high}")
     data = np.array([value], dtype=numpy_of(dtype))
-    return rounded(data) if dtype == BFLOAT16 else data
+    return rounded(data) if is_bfloat16(dtype) else data
 
 
 def _operation(
@@ -549,7 +589,7 @@ _minimum, _fmin = _operation(np.minimum), _operation(np.fmin)
 
 def _wide(value: Any) -> Tensor:
     value = to_tensor(value)
-    return cast(value, FLOAT32) if value.dtype == BFLOAT16 else value
+    return cast(value, FLOAT32) if is_bfloat16(value.dtype) else value
 
 
 def where(condition: Any, a: Any, b: Any) -> Tensor:
@@ -593,4 +633,4 @@ def unary(compute: Callable[[Array], Array], value: Any, *, floats: bool = True)
     if floats and not given.dtype.is_floating():
         raise KernelError(f"a function of floating-point numbers is given {given.dtype}")
     data = compute(given.data)
-    return given.like(rounded(data) if given.dtype == BFLOAT16 else data, given.undefined)
+    return given.like(rounded(data) if is_bfloat16(given.dtype) else data, given.undefined)
