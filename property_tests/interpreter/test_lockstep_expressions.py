@@ -375,3 +375,10 @@ def test_sum_of_int32_wraps_around() -> None:
     actual, expected = computed("tl.sum(a, axis=0) + o", a, a, torch.int64)
     assert actual == [-(2**31), -(2**31) + 1]
     assert is_limit_of_numpy(expected)
+
+
+def test_a_number_that_is_compared_keeps_its_own_type() -> None:
+    a = torch.tensor([5, -5], dtype=torch.int8)
+    assert computed("(a < 1000).to(tl.int32)", a, a, torch.int32) == ([1, 1], [1, 1])
+    b = torch.tensor([0.1, 0.0], dtype=torch.float16)  # 0.1 as float16 is less than 0.1 as float32
+    assert computed("(a < 0.1).to(tl.int32)", b, b, torch.int32) == ([1, 1], [1, 1])

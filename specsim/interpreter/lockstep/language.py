@@ -241,11 +241,11 @@ def absolute(value: Any) -> Tensor:
 
 
 def fdiv(a: Any, b: Any, ieee_rounding: bool = False) -> Tensor:
-    return tensors.truediv(to_tensor(a), b)
+    return tensors.truediv(to_tensor(a), to_tensor(b))
 
 
 def div_rn(a: Any, b: Any) -> Tensor:
-    return tensors.truediv(to_tensor(a), b)
+    return tensors.truediv(to_tensor(a), to_tensor(b))
 
 
 def fma(a: Any, b: Any, c: Any) -> Tensor:
