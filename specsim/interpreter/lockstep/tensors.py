@@ -561,7 +561,7 @@ def _comparison(compute: Callable[[Array, Array], Array]) -> Callable[[Any, Any]
     def comparison(a: Any, b: Any) -> Tensor:
         if isinstance(a, Pointer) or isinstance(b, Pointer):
             a, b = (cast(v, INT64) if isinstance(v, Pointer) else v for v in (a, b))
-        # Unlike beside `+`, a number keeps its own type: int8 and 1000 are compared as int32, float16 and 0.1 as float32.
+        # Unlike beside `+`, a number keeps its own type: int8 and 1000 are compared as int32.
         return compare(to_tensor(a), to_tensor(b))
 
     return comparison
