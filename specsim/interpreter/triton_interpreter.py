@@ -320,7 +320,7 @@ def kernel_classes() -> tuple[Any, ...]:
 
 
 def type_rules() -> Any:
-    """Triton's rules of types: `to_tensor_type` of a Python number, `computation_type_impl` of two operands."""
+    """Triton's rules of types: `computation_type_impl` of two operands."""
     from triton.language.semantic import TritonSemantic
 
     return TritonSemantic(None)

@@ -262,11 +262,30 @@ def constant(value: Number) -> Tensor:
     known = _constants.get(key)
     # 0.0 and -0.0 are one key, and no NaN is equal to itself.
     if known is None or type(value) is float:
-        dtype = _rules.to_tensor_type(value)
+        dtype = _type_of_number(value)
         known = Tensor(np.array([value], dtype=numpy_of(dtype)), dtype)
         if len(_constants) < CONSTANTS_MAX:
             _constants[key] = known
     return known
+
+
+FLOAT32_MIN, FLOAT32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
+
+def _type_of_number(value: Number) -> Any:
+    """That of Triton (`TritonSemantic.to_tensor`): the narrowest of at least 32 bits that can hold it."""
+    if isinstance(value, bool):
+        return INT1
+    if isinstance(value, int):
+        for dtype in (INT32, tl.uint32, INT64, tl.uint64):
+            if dtype.get_int_min_value() <= value <= dtype.get_int_max_value():
+                return dtype
+        raise KernelError(f"{value} fits no integer type; allowed: 64 bits")
+    if isinstance(value, float):
+        size = abs(value)
+        narrow = size in (0.0, float("inf")) or value != value or FLOAT32_MIN <= size <= FLOAT32_MAX
+        return FLOAT32 if narrow else FLOAT64
+    raise KernelError(f"{value!r} of {type(value).__name__} stands where a tensor or a number is needed")
 
 
 def to_tensor(value: Any) -> Tensor:
@@ -397,8 +416,8 @@ def _common_type(a: Any, b: Any, *, divides: bool) -> tuple[Array, Array, Any]:
 
 def _computed_in(a: Any, b: Any, *, divides: bool) -> Any:
     a_number, b_number = not isinstance(a, Tensor), not isinstance(b, Tensor)
-    of_a = _rules.to_tensor_type(a) if a_number else a.dtype
-    of_b = _rules.to_tensor_type(b) if b_number else b.dtype
+    of_a = _type_of_number(a) if a_number else a.dtype
+    of_b = _type_of_number(b) if b_number else b.dtype
     key = (of_a, a_number, of_b, b_number, divides)
     dtype = _common.get(key)
     if dtype is None:
