@@ -127,6 +127,8 @@ def test_an_expression_gives_a_gpus_bits(kernels: Any, dtype: str, expression: s
     same = (out == expected) | ((out != out) & (expected != expected))
     if "tl.sum" in expression and dtype in FLOATS:
         same |= (out - expected).abs() <= 1e-2 * expected.abs()  # a GPU adds in another order
+    if " / " in expression and dtype != "float64":
+        same |= (out - expected).abs() <= 2**-22 * expected.abs()  # Triton's `/` of float32 is div.full.f32: 2 ulp
     assert bool(same.all()), [
         (x[i].item(), y[i].item(), out[i].item(), expected[i].item()) for i in (~same).nonzero()[:4, 0].tolist()
     ]
