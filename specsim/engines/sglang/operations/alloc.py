@@ -18,6 +18,7 @@ from specsim.engines.sglang.operations.names import (
     host_call,
     named,
     on_grid,
+    paged,
     power_of_two,
     words,
 )
@@ -71,7 +72,7 @@ KERNELS: tuple[KernelNames, ...] = (
         _ALLOCATOR,
         (_EXTEND,),
         _launch_extend,
-        reach=always,
+        reach=paged,
     ),
     KernelNames(
         "alloc_decode",
@@ -79,7 +80,7 @@ KERNELS: tuple[KernelNames, ...] = (
         _ALLOCATOR,
         (_EXTEND[1:],),
         _launch_decode,
-        reach=always,
+        reach=paged,
     ),
     KernelNames(
         "write_req_to_token_pool",
@@ -156,7 +157,7 @@ CALLERS: tuple[CallerNames, ...] = (
         ("alloc_extend_kernel",),
         _in_allocator,
         ("out_indices",),
-        reach=always,
+        reach=paged,
     ),
     CallerNames(
         "alloc_decode",
@@ -165,7 +166,7 @@ CALLERS: tuple[CallerNames, ...] = (
         ("alloc_decode_kernel",),
         _in_allocator,
         ("out_indices",),
-        reach=always,
+        reach=paged,
     ),
     CallerNames(
         "write_req_to_token_pool",

@@ -28,6 +28,13 @@ def always(_guards: Guards, _sizes: Sizes) -> Reach:
     return "default"
 
 
+def paged(_guards: Guards, sizes: Sizes) -> Reach:
+    """Who reaches the allocator of pages: pages of 64 tokens are the default on Blackwell, and those of one token have
+    an allocator of their own unless an option asks for another (`PagedTokenToKVPoolAllocator(` in a release).
+    """
+    return "default" if sizes["page_size"] > 1 else "option"
+
+
 def by_option(guards: Guards, sizes: Sizes) -> Reach:
     """What no server does by default, like workers without overlap or several draft layers."""
     reach = guards.reach_of_overlap_worker(sizes)
