@@ -122,6 +122,15 @@ def last_one_sums_relaxed_kernel(p_in, p_partial, p_counter, p_out, num_programs
         tl.store(p_out, total)
 
 
+@triton.jit
+def reads_a_half_of_what_another_program_writes_kernel(p_in, p_out, BLOCK: tl.constexpr):
+    halves = p_out.to(tl.pointer_type(tl.int32))
+    if tl.program_id(0) == 0:
+        tl.store(p_out + tl.arange(0, BLOCK), tl.load(p_in + tl.arange(0, BLOCK)) << 32)
+    elif tl.load(halves + 2 * BLOCK - 1) == 7:
+        tl.store(p_in, 7)
+
+
 def launch(kernel: Any, grid: int = 1, **constants: Any) -> Callable[..., None]:
     def launched(source: torch.Tensor, out: torch.Tensor) -> None:
         kernel[(grid,)](source, out, BLOCK=N, **constants)
@@ -195,6 +204,13 @@ def test_a_defect_is_flagged_by_its_detector_alone(kind: Kind, run: Callable[[],
     report = run()
     assert report.kinds == {kind}, [str(flaw) for flaw in report.flaws]
     assert text in report.flaws[0].text
+
+
+def test_accesses_of_two_sizes_race_where_they_overlap() -> None:
+    run = launch(reads_a_half_of_what_another_program_writes_kernel, grid=2)
+    report = sanitize(run, torch.arange(1, N + 1), torch.zeros(N, dtype=torch.int64))
+    (flaw, *_) = (flaw for flaw in report.flaws if flaw.kind == "race-between")
+    assert "read-write race of two programs" in flaw.text
 
 
 def test_a_flaw_names_the_line_of_the_kernel() -> None:

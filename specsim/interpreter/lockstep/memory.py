@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from types import CodeType
 from typing import Any, Literal
 
 import numpy as np
@@ -32,39 +33,45 @@ from specsim.interpreter.lockstep.tensors import (
     rounded,
     to_tensor,
 )
-from specsim.interpreter.lockstep.watch import Race, Watch, bits, lane_numbers, memory_at
+from specsim.interpreter.lockstep.watch import Access, Race, Watch, bits, lane_numbers, line_of, memory_at
 
 MARK = "_specsim_lockstep"
 
 
-def source_line() -> str:
-    """FILE:LINE of the kernel's statement that runs."""
+def source_place() -> tuple[CodeType, int]:
+    """The code and the number of the line of the kernel's statement that runs."""
     frame = sys._getframe(1)
     while frame.f_back is not None and MARK not in frame.f_globals:
         frame = frame.f_back
-    return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+    return frame.f_code, frame.f_lineno
+
+
+def source_line() -> str:
+    """FILE:LINE of the kernel's statement that runs."""
+    return line_of(source_place())
 
 
 class Span:
-    """The bytes from a tensor's first element to the end of its last, by the name of the launch's argument."""
+    """The bytes from a tensor's first element to the end of its last, by the name of the launch's argument.
 
-    __slots__ = ("bytes", "end", "itemsize", "name", "start", "views")
+    region  what a watch knows of them
+    """
+
+    __slots__ = ("end", "itemsize", "name", "region", "start", "views")
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
-        size = span_bytes(tensor)
         self.name = name
         self.itemsize = tensor.element_size()
         self.start = tensor.data_ptr()
-        self.end = self.start + size
-        self.bytes = memory_at(self.start, size)
+        self.end = self.start + span_bytes(tensor)
         self.views: dict[Any, Array] = {}
+        self.region: Any = None
 
     def view(self, dtype: Any) -> Array:
         """The memory as elements of a NumPy type."""
         found = self.views.get(dtype)
         if found is None:
-            whole = self.bytes.size // dtype.itemsize * dtype.itemsize
-            found = self.views[dtype] = self.bytes[:whole].view(dtype)
+            found = self.views[dtype] = memory_at(self.start, self.end - self.start, dtype)
         return found
 
 
@@ -115,7 +122,7 @@ class Memory:
     """The memory of one launch."""
 
     def __init__(self, spans: Sequence[Span], checks: Checks, watch: Watch | None = None) -> None:
-        self.spans = [span for span in spans if span.bytes.size]
+        self.spans = [span for span in spans if span.end > span.start]
         self.checks = checks
         self.watch = watch
 
@@ -126,107 +133,127 @@ class Memory:
         of = control.machine()
         pointer, at, lanes = self._lanes(pointer, mask, of)
         dtype = pointer.dtype.element_ty
-        default = None if other is None else to_tensor(other)
-        undefined = pointer.undefined
-        span = pointer.span
-        if lanes is None:
-            if self.watch is None and span is not None and _inside(at, span, pointer):
-                return self._loaded(span.view(_raw(dtype)).take(at + _origin(span, pointer)), dtype, undefined)
-            data, stray, marks = self._gathered(pointer, at, np.ones(at.shape, bool))
+        raw = _raw(dtype)
+        stray = marks = None
+        index = _index(pointer, at, lanes)
+        if index is None:
+            data, stray, marks = self._gathered(pointer, at, lanes, raw)
         else:
-            data, stray, marks = self._gathered(pointer, at, lanes)
+            data = pointer.span.view(raw).take(index)
+            if self.watch is not None:
+                marks = self._read(pointer.span, index, lanes, pointer.itemsize)
+        data = _from_raw(data, dtype)
+        undefined = pointer.undefined
         if undefined is not None and lanes is not None:
-            undefined = np.logical_and(*np.broadcast_arrays(*aligned(undefined, lanes)))
+            undefined = np.logical_and(*aligned(undefined, lanes))
         undefined = either(undefined, marks)
-        loaded = self._loaded(data, dtype, undefined)
-        if lanes is not None and not lanes.all():
-            off = ~lanes
-            if default is not None:
-                value = cast(default, dtype)
-                o, x, filled = aligned(off, loaded.data, value.data)
-                loaded = Tensor(np.where(o, filled, x), dtype, undefined)
-                if value.undefined is not None:
-                    loaded.undefined = either(undefined, np.logical_and(*aligned(off, value.undefined)))
-            elif mask is not None:
-                of_mask = off if of.active is None else off & aligned(of.active, off)[0]
-                if of_mask.any():
-                    self.checks.without_other()
-                    loaded.data[of_mask] = self.checks.poison(dtype, int(np.count_nonzero(of_mask)), stray=False)
-                    if self.watch is None or self.watch.lanes:
-                        loaded.undefined = either(undefined, of_mask)
+        if lanes is not None:
+            if other is not None:
+                data, undefined = _filled(data, lanes, undefined, cast(to_tensor(other), dtype))
+            else:
+                data = np.where(lanes, data, data.dtype.type(0))
+                undefined = self._unfilled(data, dtype, lanes if mask is not None else None, of.active, undefined)
         if stray is not None:
-            loaded.data[stray] = self.checks.poison(dtype, int(np.count_nonzero(stray)), stray=True)
-        return loaded
+            data[stray] = self.checks.poison(dtype, int(np.count_nonzero(stray)), stray=True)
+        return Tensor(data, dtype, undefined)
+
+    def _unfilled(
+        self, data: Array, dtype: Any, lanes: Array | None, active: Array | None, undefined: Array | None
+    ) -> Array | None:
+        """Enter poison in the lanes that a mask without `other` leaves out; which lanes are undefined."""
+        if lanes is None:
+            return undefined
+        off = ~lanes
+        if active is not None:
+            off = off & aligned(active, off)[0]
+        if not np.count_nonzero(off):
+            return undefined
+        off = _spread(off, data.shape)
+        self.checks.without_other()
+        data[off] = self.checks.poison(dtype, int(np.count_nonzero(off)), stray=False)
+        return either(undefined, off) if self.watch is None or self.watch.lanes else undefined
 
     def store(self, pointer: Any, value: Any, mask: Any) -> None:
         of = control.machine()
         pointer, at, lanes = self._lanes(pointer, mask, of)
         dtype = pointer.dtype.element_ty
         value = cast(to_tensor(value), dtype)
-        raw = _raw(dtype)
         data = _to_raw(value.data, dtype)
-        at, data = alike(at, data)
-        if self.watch is not None:
-            self._watched_store(pointer, value, at, data, lanes)
-            return
-        if lanes is None:
-            if pointer.span is not None and _inside(at, pointer.span, pointer):
-                at = at + _origin(pointer.span, pointer)
-                view = pointer.span.view(raw)
-                view[at] = data
-                return
-            lanes = np.ones(at.shape, bool)
+        if at.shape != data.shape:
+            at, data = alike(at, data)
+        watch = self.watch
+        if (watch is not None or lanes is not None) and at.shape[0] != of.num_programs:
+            shape = (of.num_programs, *at.shape[1:])
+            at, data = _spread(at, shape), _spread(data, shape)
+        if lanes is not None and lanes.shape != at.shape:
+            lanes = _spread(lanes, at.shape)
+        index = _index(pointer, at, lanes)
+        if index is None:
+            lanes = np.ones(at.shape, bool) if lanes is None else lanes
+            for span, index, inside in list(self._parts(pointer, at, lanes, "write")):
+                self._stored(span, index[inside], data[inside], value, inside, pointer.itemsize)
+        elif lanes is not None:
+            self._stored(pointer.span, index[lanes], data[lanes], value, lanes, pointer.itemsize)
+        elif watch is not None:
+            self._stored(pointer.span, index.reshape(-1), data.reshape(-1), value, None, pointer.itemsize)
         else:
-            lanes = np.broadcast_to(lanes, at.shape) if lanes.shape != at.shape else lanes
-        for span, index, inside in self._parts(pointer, at, lanes, "write"):
-            places, values = index[inside], data[inside]
-            span.view(raw)[places] = values
+            pointer.span.view(data.dtype)[index] = data
 
-    def _watched_store(self, pointer: Pointer, value: Tensor, at: Array, data: Array, lanes: Array | None) -> None:
-        assert self.watch is not None
-        of = control.machine()
-        shape = at.shape if at.shape[0] > 1 else (of.num_programs, *at.shape[1:])
-        at, data = np.broadcast_to(at, shape), np.broadcast_to(data, shape)
-        lanes = np.ones(shape, bool) if lanes is None else np.broadcast_to(lanes, shape)
-        marks = None
-        if value.undefined is not None:
-            marks = np.broadcast_to(aligned(value.undefined, at)[0], shape)
-        for span, index, inside in list(self._parts(pointer, at, lanes, "write")):
-            places, values = index[inside], data[inside]
-            view = span.view(data.dtype)
-            old = view[places]
+    def _stored(
+        self, span: Span, places: Array, values: Array, value: Tensor, lanes: Array | None, itemsize: int
+    ) -> None:
+        """Write `values` [n] to elements `places` [n], those of `value` in the lanes that are active."""
+        view, watch = span.view(values.dtype), self.watch
+        if watch is None or not places.size:
             view[places] = values
-            self.checks.wrote(span, places, pointer.itemsize)
-            if self.watch.log is not None:
-                self._log_write(span, places, pointer.itemsize, inside, old, values, view)
-            elif self.watch.races:
-                programs, numbers = self._who(shape, inside, reads=False)
-                now = lambda view=view, places=places: view[places]  # noqa: E731
-                found = self.watch.write(span, places, pointer.itemsize, programs, numbers, old, values, now)
-                self._tell(*found)
-            if self.watch.undefined:
-                seen = None if marks is None else marks[inside]
-                if seen is not None and seen.any():
+            return
+        old = view[places]
+        view[places] = values
+        self.checks.wrote(span, places, itemsize)
+        shape = (control.machine().num_programs, *value.data.shape[1:]) if lanes is None else lanes.shape
+        if watch.log is not None:
+            self._log_write(span, places, itemsize, shape, lanes, old, values, view)
+        elif watch.races:
+            programs, numbers = self._who(shape, np.ones(shape, bool) if lanes is None else lanes, reads=False)
+            now = lambda: view[places]  # noqa: E731
+            self._tell(*watch.write(span, places, itemsize, programs, numbers, old, values, now))
+        if watch.undefined:
+            seen = None
+            if value.undefined is not None:
+                marks = _spread(aligned(value.undefined, np.empty(shape, bool))[0], shape)
+                seen = marks.reshape(-1) if lanes is None else marks[lanes]
+                if np.count_nonzero(seen):
                     self.checks.undefined_store(span, places, seen)
-                self.watch.define(span, places, pointer.itemsize, seen)
+            watch.define(span, places, itemsize, seen)
 
     def _log_write(
-        self, span: Span, places: Array, itemsize: int, inside: Array, old: Array, values: Array, view: Array
+        self,
+        span: Span,
+        places: Array,
+        itemsize: int,
+        shape: tuple[int, ...],
+        lanes: Array | None,
+        old: Array,
+        values: Array,
+        view: Array,
     ) -> None:
         """Lanes that change nothing do not race; nor do those that write the same at once."""
         watch = self.watch
         assert watch is not None
         assert watch.log is not None
-        keys = np.broadcast_to(self._keys(inside.shape, reads=False), inside.shape)[inside]
-        lost = bits(view[places]) != bits(values)
-        if lost.any():
-            self._tell(*watch.conflict(places, keys, lost))
-        changes = bits(old) != bits(values)
-        if not changes.all():
+        keys = _spread(self._keys(shape, reads=False), shape)
+        keys = keys.reshape(-1) if lanes is None else keys[lanes]
+        written = bits(values)
+        if places.size > 1:
+            lost = bits(view[places]) != written
+            if np.count_nonzero(lost):
+                self._tell(*watch.conflict(places, keys, lost))
+        changes = bits(old) != written
+        count = np.count_nonzero(changes)
+        if count < places.size:
             places, keys = places[changes], keys[changes]
-        if places.size:
-            region, cells = watch.cells(span, places, itemsize)
-            watch.log.writes.append((region, cells, keys, source_line()))
+        if count:
+            watch.log.writes.append(Access(span, places, itemsize, keys, None, source_place()))
 
     def update(self, pointer: Any, mask: Any, operands: Sequence[Any], combine: Any, *, orders: bool = True) -> Tensor:
         """An atomic operation: `combine(old, *operands)` is the new value of an element, lane after lane. Gives the old
@@ -244,7 +271,7 @@ class Memory:
         # Every program carries it out by itself, though all do the same.
         programs = np.zeros((of.num_programs,) + (1,) * (at.ndim - 1), np.int64)
         at, _, *values = alike(at, programs, *(tensor.data for tensor in tensors))
-        lanes = np.ones(at.shape, bool) if lanes is None else np.broadcast_to(lanes, at.shape)
+        lanes = np.ones(at.shape, bool) if lanes is None else _spread(aligned(lanes, at)[0], at.shape)
         old = np.zeros(at.shape, numpy_of(dtype))
         for span, index, inside in self._parts(pointer, at, lanes, "update"):
             if self.watch is not None:
@@ -294,11 +321,11 @@ class Memory:
             lanes = seen.data if seen.data.dtype == np.bool_ else seen.data != 0
             if lanes.size == 1 and lanes.all():
                 lanes = None
-            else:
-                at, lanes = alike(at, lanes)
+            elif lanes.ndim != at.ndim:
+                at, lanes = aligned(at, lanes)
         if active is not None:
             at, active = aligned(at, active)
-            at, lanes = alike(at, active if lanes is None else lanes & active)
+            lanes = active if lanes is None else lanes & active
         if mixed:
             between = aligned(away % pointer.itemsize != 0, at)[0]
             if (between if lanes is None else between & lanes).any():
@@ -312,57 +339,46 @@ class Memory:
         if np.logical_and.reduce(alike(*shown)).any():
             self.checks.undefined_use(what)
 
-    def _loaded(self, data: Array, dtype: Any, undefined: Array | None) -> Tensor:
-        return Tensor(_from_raw(data, dtype), dtype, undefined)
-
-    def _gathered(self, pointer: Pointer, at: Array, lanes: Array) -> tuple[Array, Array | None, Array | None]:
+    def _gathered(
+        self, pointer: Pointer, at: Array, lanes: Array | None, raw: Any
+    ) -> tuple[Array, Array | None, Array | None]:
         """What memory holds in the lanes, 0 in others; which lanes are stray and which undefined, None for none."""
-        raw = _raw(pointer.dtype.element_ty)
-        parts = list(self._parts(pointer, at, lanes, "read"))
-        marks = self._read(pointer, parts) if self.watch is not None else None
-        if len(parts) == 1:
-            span, index, inside = parts[0]
-            data = np.where(inside, span.view(raw).take(np.where(inside, index, 0)), raw.type(0))
-            done = inside
-        else:
-            data, done = np.zeros(at.shape, raw), np.zeros(at.shape, bool)
-            for span, index, inside in parts:
-                data[inside] = span.view(raw)[index[inside]]
-                done = done | inside
-        if done is lanes:
-            return data, None, marks
-        stray = lanes & ~done
-        return data, stray if stray.any() else None, marks
+        at, lanes = alike(at, np.ones(at.shape, bool) if lanes is None else lanes)
+        marks: Array | None = None
+        data, left = np.zeros(at.shape, raw), lanes
+        for span, index, inside in self._parts(pointer, at, lanes, "read"):
+            data[inside] = span.view(raw)[index[inside]]
+            left = left & ~inside
+            if self.watch is not None:
+                marks = either(marks, self._read(span, np.where(inside, index, 0), inside, pointer.itemsize))
+        return data, left if left.any() else None, marks
 
-    def _read(self, pointer: Pointer, parts: list[tuple[Span, Array, Array]]) -> Array | None:
-        """Enter a load in the watch; which lanes are undefined."""
+    def _read(self, span: Span, index: Array, lanes: Array | None, itemsize: int) -> Array | None:
+        """Enter a load of elements `index`, 0 where lanes are not active, in the watch; which lanes are undefined."""
         watch = self.watch
         assert watch is not None
-        marks: Array | None = None
-        for span, index, inside in parts:
-            region, cells = watch.cells(span, index, pointer.itemsize)
-            if region.undefined is not None:
-                seen = region.undefined.take(np.where(inside, cells, 0)) & inside
-                for more in range(1, pointer.itemsize // region.cell):
-                    seen |= region.undefined.take(np.where(inside, cells + more, 0)) & inside
-                if seen.any():
-                    self.checks.undefined_load(span)
-                    marks = either(marks, seen)
-            if watch.log is not None:
-                keys = self._keys(index.shape, reads=True)
-                if inside.all():
-                    watch.log.reads.append((region, cells, keys, source_line()))
-                else:
-                    lanes = np.broadcast_to(inside, np.broadcast_shapes(inside.shape, keys.shape))
-                    cells, keys = (np.broadcast_to(values, lanes.shape)[lanes] for values in (cells, keys))
-                    watch.log.reads.append((region, cells, keys, source_line()))
-            elif watch.races:
-                shape = inside.shape if inside.shape[0] > 1 else (control.machine().num_programs, *inside.shape[1:])
-                active = np.broadcast_to(inside, shape)
-                programs, numbers = self._who(shape, active, reads=True)
-                places = np.broadcast_to(index, shape)[active]
-                self._tell(*watch.read(span, places, pointer.itemsize, programs, numbers))
-        return marks
+        seen: Array | None = None
+        if span.region.undefined is not None:
+            region, cells = watch.cells(span, index, itemsize)
+            marks: Array = region.undefined
+            seen = marks.take(cells)
+            for more in range(1, itemsize // region.cell):
+                seen |= marks.take(cells + more)
+            if lanes is not None:
+                seen &= lanes
+            if seen.any():
+                self.checks.undefined_load(span)
+            else:
+                seen = None
+        if watch.log is not None:
+            keys = self._keys(index.shape, reads=True)
+            watch.log.reads.append(Access(span, index, itemsize, keys, lanes, source_place()))
+        elif watch.races:
+            shape = (control.machine().num_programs, *index.shape[1:])
+            active = np.ones(shape, bool) if lanes is None else _spread(lanes, shape)
+            programs, numbers = self._who(shape, active, reads=True)
+            self._tell(*watch.read(span, _spread(index, shape)[active], itemsize, programs, numbers))
+        return seen
 
     def _keys(self, shape: tuple[int, ...], *, reads: bool) -> Array:
         of = control.machine()
@@ -393,14 +409,9 @@ class Memory:
         """By span: the elements' numbers there, and the lanes that fall into it. Reports those that fall into none."""
         if not lanes.any():
             return
-        span = pointer.span
-        if span is not None and span.bytes.size:
-            index = at + _origin(span, pointer)
-            size = span.bytes.size // pointer.itemsize
-            inside = (index >= 0) & (index < size)
-            if not (lanes & ~inside).any():
-                yield span, index, lanes
-                return
+        if _index(pointer, at, lanes) is not None:
+            yield pointer.span, at + _origin(pointer.span, pointer), lanes
+            return
         itemsize = pointer.itemsize
         addresses = at * itemsize + pointer.base
         left = lanes
@@ -446,8 +457,33 @@ def _origin(span: Span, pointer: Pointer) -> int:
     return (pointer.base - span.start) // pointer.itemsize
 
 
-def _inside(at: Array, span: Span, pointer: Pointer) -> bool:
-    first = _origin(span, pointer)
-    return (
-        bool(at.size) and int(at.min()) + first >= 0 and (int(at.max()) + first) < span.bytes.size // pointer.itemsize
-    )
+def _index(pointer: Pointer, at: Array, lanes: Array | None) -> Array | None:
+    """The numbers of the elements in the pointer's span, 0 in lanes that are not active; None where one lies outside,
+    or there is no span.
+    """
+    span = pointer.span
+    if span is None:
+        return None
+    index = at if pointer.base == span.start else at + _origin(span, pointer)
+    if lanes is not None:
+        index = np.where(lanes, index, 0)
+    size = (span.end - span.start) // pointer.itemsize
+    # A number below 0 is a large one without its sign.
+    return None if np.count_nonzero(index.view(np.uint64) >= size) else index
+
+
+def _filled(data: Array, lanes: Array, undefined: Array | None, other: Tensor) -> tuple[Array, Array | None]:
+    """`data` in the lanes and `other` elsewhere, and which of both are undefined."""
+    lanes, data, fill = aligned(lanes, data, other.data)
+    if other.undefined is not None:
+        undefined = either(undefined, np.logical_and(*aligned(~lanes, other.undefined)))
+    return np.where(lanes, data, fill), undefined
+
+
+def _spread(array: Array, shape: tuple[int, ...]) -> Array:
+    """`array` broadcast to a shape."""
+    if array.shape == shape:
+        return array
+    found = np.empty(shape, array.dtype)  # a view (np.broadcast_to) takes longer unless it is large
+    found[...] = array
+    return found

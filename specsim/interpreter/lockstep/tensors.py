@@ -273,7 +273,7 @@ FLOAT32_MIN, FLOAT32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 def _type_of_number(value: Number) -> Any:
-    """That of Triton (`TritonSemantic.to_tensor`): the narrowest of at least 32 bits that can hold it."""
+    """That of Triton (`to_tensor` of its semantics): the narrowest of at least 32 bits that can hold it."""
     if isinstance(value, bool):
         return INT1
     if isinstance(value, int):

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, Literal
+from types import CodeType
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -105,9 +106,42 @@ class _Carried:
             region.undefined[cells] = True
 
 
-def memory_at(start: int, size: int) -> Array:
-    """[size] uint8: the memory at an address."""
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start))
+def memory_at(start: int, size: int, dtype: Any = np.uint8) -> Array:
+    """The memory of `size` bytes at an address, as whole elements."""
+    whole = size // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize
+    return np.frombuffer(_view(start, whole, _WRITABLE), dtype) if whole else np.empty(0, dtype)
+
+
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_WRITABLE = 0x200
+
+
+class Access(NamedTuple):
+    """A load or a store: elements `index` of a span, in the lanes (all of them where None), each with its key, which is
+    a program and a lane. Keys broadcast to `index`, or the other way round.
+    """
+
+    span: Any
+    index: Array
+    itemsize: int
+    keys: Array
+    lanes: Array | None
+    place: tuple[CodeType, int]
+
+    def cells(self, region: Region) -> Array:
+        """[..., k]: the cells of each element."""
+        per = self.itemsize // region.cell
+        first = (self.span.start - region.start) // region.cell
+        if per == 1:
+            return (self.index + first if first else self.index)[..., None]
+        return (self.index * per + first)[..., None] + np.arange(per)
+
+
+def line_of(place: tuple[CodeType, int]) -> str:
+    """FILE:LINE."""
+    code, line = place
+    return f"{code.co_filename.rpartition('/')[2]}:{line}"
 
 
 class _Log:
@@ -118,40 +152,49 @@ class _Log:
     __slots__ = ("reads", "writes")
 
     def __init__(self) -> None:
-        self.reads: list[_Entry] = []
-        self.writes: list[_Entry] = []
+        self.reads: list[Access] = []
+        self.writes: list[Access] = []
 
-    def races(self, regions: Sequence[Region], *, between: bool) -> list[tuple[Race, str]]:
-        """Races of programs (`between`), or of the lanes of a program; the kind and the line of each access."""
-        found: list[tuple[Race, str]] = []
-        for region in regions:
-            writes = [entry for entry in self.writes if entry[0] is region]
-            if not writes:
-                continue
+    def races(self, *, between: bool, within: bool) -> list[tuple[Race, bool, str]]:
+        """Races of programs (`between`), and of the lanes of a program (`within`): the kind, whether it is between
+        programs, the line.
+        """
+        found: list[tuple[Race, bool, str]] = []
+        for region in {id(access.span.region): access.span.region for access in self.writes}.values():
+            writes, reads = (
+                [access for access in some if access.span.region is region] for some in (self.writes, self.reads)
+            )
+            smallest = min(access.itemsize for access in (*writes, *reads))
+            if smallest < region.cell:
+                region.refine(smallest)
             owner = np.zeros(region.size, np.int64)
-            for _, cells, keys, line in writes:
-                before = owner[cells]
-                if _conflict(before, keys, between=between):
-                    found.append(("write-write", line))
+            if len(writes) + len(reads) == 1:
+                continue
+            for access in writes:
+                cells, keys = access.cells(region), access.keys[..., None]
+                kinds = _conflicts(owner[cells], keys, None)
+                found += [("write-write", kind, line_of(access.place)) for kind in kinds]
                 owner[cells] = keys
-            for of, cells, keys, line in self.reads:
-                if of is region and _conflict(owner[cells], keys, between=between):
-                    found.append(("read-write", line))
-        return found
+            for access in reads:
+                kinds = _conflicts(owner[access.cells(region)], access.keys[..., None], access.lanes)
+                found += [("read-write", kind, line_of(access.place)) for kind in kinds]
+        return [race for race in found if (between if race[1] else within)]
 
 
-_Entry = tuple[Region, Array, Array, str]
 LANE_BITS = 36
 
 
-def _conflict(before: Array, keys: Array, *, between: bool) -> bool:
+def _conflicts(before: Array, keys: Array, lanes: Array | None) -> list[bool]:
+    """Whether there are conflicts of lanes of a program (False), and of programs (True)."""
     differs = before != keys
     differs &= before != 0
-    if not differs.any():
-        return False
-    before, keys = before[differs], np.broadcast_to(keys, differs.shape)[differs]
+    if lanes is not None:
+        differs &= lanes[..., None]
+    if not np.count_nonzero(differs):
+        return []
+    before, keys = np.broadcast_to(before, differs.shape)[differs], np.broadcast_to(keys, differs.shape)[differs]
     same = (before >> LANE_BITS) == (keys >> LANE_BITS)
-    return bool((~same if between else same).any())
+    return [kind for kind, some in ((False, same), (True, ~same)) if some.any()]
 
 
 class Watch:
@@ -192,6 +235,7 @@ class Watch:
                 last.cell = min(last.cell, span.itemsize)
             else:
                 self.regions.append(Region(span.start, span.end, span.itemsize))
+            span.region = self.regions[-1]
         for region in self.regions if self.undefined else ():
             for carried in self._carried:
                 carried.enter(region)
@@ -202,20 +246,16 @@ class Watch:
         """
         found: list[tuple[Race, bool, str]] = []
         if self.log is not None:
-            found += self._within()
-            whole = _Log()
-            for log in (*self._before, self.log):
-                whole.reads += log.reads
-                whole.writes += log.writes
-            found += [(race, True, line) for race, line in whole.races(self.regions, between=True)]
+            if self._before:
+                found += self.log.races(between=False, within=self.within)
+                for log in self._before:
+                    self.log.reads += log.reads
+                    self.log.writes += log.writes
+                found += self.log.races(between=True, within=False)
+            else:
+                found += self.log.races(between=True, within=self.within)
         self._carry()
         return found
-
-    def _within(self) -> list[tuple[Race, bool, str]]:
-        assert self.log is not None
-        if not self.within:
-            return []
-        return [(race, False, line) for race, line in self.log.races(self.regions, between=False)]
 
     def _carry(self) -> None:
         if not self.undefined:
@@ -237,15 +277,9 @@ class Watch:
             carried.enter(region)
         return np.zeros(count, bool) if region.undefined is None else region.undefined
 
-    def _region(self, address: int) -> Region:
-        for region in self.regions:
-            if region.start <= address < region.end:
-                return region
-        raise AssertionError("an access that is inside a span is inside a region")
-
     def cells(self, span: Any, index: Array, itemsize: int) -> tuple[Region, Array]:
         """The first cell of each element."""
-        region = self._region(span.start)
+        region = span.region
         if itemsize < region.cell:
             region.refine(itemsize)
         per = itemsize // region.cell
@@ -261,7 +295,7 @@ class Watch:
     def part(self) -> list[tuple[Race, bool, str]]:
         """A barrier: races of lanes so far. What comes after it does not race with what was before, in a program."""
         assert self.log is not None
-        found = self._within()
+        found = self.log.races(between=False, within=self.within)
         self._before.append(self.log)
         self.log = _Log()
         return found
