@@ -60,6 +60,14 @@ def whole(value):
 
 
 @triton.jit
+def shifted_right(value, by):
+    if value.dtype.is_int_signed() and by.dtype.is_int_unsigned():
+        return value >> by.to(value.dtype)
+    else:
+        return value >> by
+
+
+@triton.jit
 def kernel(x0, x1, x2, out_int, out_float, out_type, s0, s1, s2, B: tl.constexpr):
     p = tl.program_id(0)
     o = tl.arange(0, B)
@@ -77,6 +85,10 @@ AT = {
     "row": "p * B * B + o",
     "square": "p * B * B + o[:, None] * B + o[None, :]",
 }
+
+
+def is_number(text: str) -> bool:
+    return text == "True" or text.lstrip("-")[0].isdigit()
 
 
 class Expressions:
@@ -143,7 +155,7 @@ class Expressions:
     def pair(self, shape: str, depth: int, form: str = "{}") -> tuple[str, str]:
         """Two operands, of which one has the shape; `form` is what stands around each that is a tensor."""
         first, second = form.format(self.of(shape, depth)), self.other(shape, depth)
-        if not second.replace(".", "").replace("-", "").isalnum() or second in "uvspabcom":
+        if not is_number(second):
             second = form.format(second)
         return (first, second) if self.one_of(True, False) else (second, first)
 
@@ -170,8 +182,14 @@ class Expressions:
         return f"({a} {self.one_of('//', '%')} tl.where({b} > 0, {b}, 3))"
 
     def shifted(self, shape: str, depth: int) -> str:
-        """By less than 8 bits, which every type has."""
+        """By less than 8 bits, which every type has. Not a signed integer by an unsigned one to the right: Triton's
+        interpreter takes the result, which is unsigned, for signed.
+        """
         a, b = self.integers(shape, depth)
+        if self.one_of(True, False) and not (is_number(a) or is_number(b)):
+            return f"shifted_right({a}, {b} & 7)"
+        if not (is_number(a) or is_number(b)):
+            return f"({a} << ({b} & 7))"
         return f"({a} {self.one_of('<<', '>>')} ({b} & 7))"
 
     def selected(self, shape: str, depth: int) -> str:
@@ -361,6 +379,13 @@ def test_booleans_are_added_and_multiplied_as_one_bit(operator: str, result: lis
     a, b = torch.tensor([True, False]), torch.tensor([True, True])
     actual, _ = computed(f"(a {operator} b).to(tl.int32)", a, b, torch.int32)
     assert actual == result
+
+
+def test_shift_to_the_right_keeps_the_sign_of_what_is_shifted() -> None:
+    a, b = torch.tensor([-4, 4], dtype=torch.int32), torch.tensor([1, 1], dtype=torch.uint32)
+    actual, expected = computed("a >> b", a, b, torch.int64)
+    assert actual == [2**32 - 2, 2]  # the bits of -2 as uint32, which is the type of the result
+    assert expected == [-2, 2]
 
 
 def test_complement_of_unsigned_integers_has_the_other_bits() -> None:

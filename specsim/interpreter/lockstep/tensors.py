@@ -571,7 +571,18 @@ bitwise_or = _decides(
 )
 bitwise_xor = _operation(np.bitwise_xor, integers=True)
 left_shift = _operation(np.left_shift, integers=True, modulo_2=True)
-right_shift = _operation(np.right_shift, integers=True, modulo_2=True)
+_right_shift = _operation(np.right_shift, integers=True, modulo_2=True)
+
+
+def right_shift(a: Any, b: Any) -> Tensor:
+    """The first operand's type says whether its sign is kept, though an unsigned second one makes the result so."""
+    if isinstance(a, Tensor) and a.dtype.is_int_signed() and isinstance(b, Tensor) and b.dtype.is_int_unsigned():
+        x, y, dtype = _common_type(a, b, divides=False)
+        if dtype.is_int_unsigned():
+            signed = getattr(tl, f"int{dtype.int_bitwidth}")
+            value, count = Tensor(x, dtype, a.undefined), Tensor(y, dtype, b.undefined)
+            return cast(_right_shift(cast(value, signed), cast(count, signed)), dtype)
+    return _right_shift(a, b)
 
 
 def _comparison(compute: Callable[[Array, Array], Array]) -> Callable[[Any, Any], Tensor]:
