@@ -64,6 +64,7 @@ class Compiled:
         self._needs: list[Compiled] = []
         self._missing: tuple[str, ...] = ()
         self.has_atomics = False
+        self._is_ready = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._code is None:
@@ -73,10 +74,13 @@ class Compiled:
 
     def prepare(self) -> None:
         """Compile it and what it calls. Raises UnsupportedError, for this kernel, if something is missing."""
+        if self._is_ready:
+            return
         found, missing = self._all(set())
         if missing:
             raise UnsupportedError(self.name, tuple(sorted(set(missing))))
         self.has_atomics = any(one.has_atomics for one in found)
+        self._is_ready = True
 
     def _all(self, seen: set[int]) -> tuple[list[Compiled], list[str]]:
         if id(self) in seen:

@@ -37,6 +37,8 @@ ELEMENTS_MAX = 1 << 22
 _TYPES = {torch.bool: tl.int1} | {
     getattr(torch, str(held)): getattr(tl, str(held)) for held in (*NUMPY.values(), "bfloat16") if str(held) != "bool"
 }
+_POINTERS = {dtype: tl.pointer_type(element) for dtype, element in _TYPES.items()}
+_START = np.zeros(1, np.int64)
 
 
 def launch(
@@ -84,8 +86,13 @@ def launch(
             some = slice(first, first + group)
             together = (places[0][some], places[1][some], places[2][some])
             control.install(Machine(together, dims, memory, first))
-            with _located(kernel):
+            try:
                 code(**arguments)
+            except (UnsupportedError, MemoryError, NotImplementedError):
+                raise
+            except Exception as error:
+                _raise_located(error, kernel)
+                raise
     if watch is not None:
         for race, between, line in watch.end():
             memory.checks.race(race, between=between, line=line)
@@ -95,8 +102,7 @@ def launch(
 def _programs(dims: Program, order: Order) -> tuple[tuple[Any, Any, Any], Program]:
     """The coordinates of the programs that run, [programs] int32 for each axis, and the extents of the grid."""
     if order is tuple:
-        at = np.unravel_index(np.arange(dims[0] * dims[1] * dims[2]), dims)
-        return (at[0].astype(np.int32), at[1].astype(np.int32), at[2].astype(np.int32)), dims
+        return _places(dims), dims
     chosen = order(list(itertools.product(range(dims[0]), range(dims[1]), range(dims[2]))))
     x, y, z = np.array(chosen, np.int32).reshape(-1, 3).T
     # A program beyond the grid, whose offsets alone are looked at, makes the grid as large.
@@ -104,25 +110,26 @@ def _programs(dims: Program, order: Order) -> tuple[tuple[Any, Any, Any], Progra
     return (x, y, z), (extents[0], extents[1], extents[2])
 
 
-@contextmanager
-def _located(kernel: Callable[..., Any]) -> Iterator[None]:
-    """What a kernel does wrong is a KernelError that starts with FILE:LINE of the statement and names the kernel."""
-    try:
-        yield
-    except (UnsupportedError, MemoryError, NotImplementedError):
-        raise
-    except Exception as error:
-        lines = [
-            (frame.f_code.co_filename, line)
-            for frame, line in traceback.walk_tb(error.__traceback__)
-            if MARK in frame.f_globals
-        ]
-        if not lines:
-            raise
-        file, line = lines[-1]
-        what = str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
-        place = f"{file.rpartition('/')[2]}:{line}"
-        raise KernelError(f"{place}: {what} (in kernel {kernel.__name__})") from error
+@functools.lru_cache(maxsize=4)
+def _places(dims: Program) -> tuple[Any, Any, Any]:
+    at = np.unravel_index(np.arange(dims[0] * dims[1] * dims[2]), dims)
+    return (at[0].astype(np.int32), at[1].astype(np.int32), at[2].astype(np.int32))
+
+
+def _raise_located(error: Exception, kernel: Callable[..., Any]) -> None:
+    """Raise what a kernel does wrong as a KernelError that starts with FILE:LINE of the statement and names the kernel;
+    nothing for an error outside of one.
+    """
+    lines = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if MARK in frame.f_globals
+    ]
+    if not lines:
+        return
+    file, line = lines[-1]
+    what = str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
+    raise KernelError(f"{file.rpartition('/')[2]}:{line}: {what} (in kernel {kernel.__name__})") from error
 
 
 def _group(bound: dict[str, Any]) -> int:
@@ -171,26 +178,32 @@ def _argument(value: Any, name: str, spans: list[Span]) -> Any:
         return _integer(value, name)
     if isinstance(value, float):
         return Tensor(np.array([value], np.float32), tl.float32)
+    if isinstance(value, torch.Tensor):
+        dtype = _POINTERS.get(value.dtype)
+        return _pointer(value, value.dtype if dtype is None else dtype, name, spans)
+    if type(value).__name__ == "TensorWrapper":
+        return _pointer(value.base, tl.pointer_type(value.dtype), name, spans)
     if isinstance(value, tuple):
         fields = getattr(value, "_fields", None)
         names = [f"{name}.{field}" for field in fields] if fields else [f"{name}[{i}]" for i in range(len(value))]
         items = [_argument(_plain(item), at, spans) for item, at in zip(value, names, strict=True)]
         return type(value)(*items) if fields else tuple(items)
-    tensor = getattr(value, "base", value) if type(value).__name__ == "TensorWrapper" else value
-    if isinstance(tensor, torch.Tensor):
-        dtype = value.dtype if isinstance(value.dtype, tl.dtype) else _TYPES.get(value.dtype)
-        if dtype is None:
-            raise UnsupportedError("a kernel", (f"a tensor of {value.dtype} ({name})",))
-        if tensor.device.type != "cpu":
-            raise KernelError(f"{name} lies on {tensor.device}; the lockstep interpreter reads the host's memory")
-        span = Span(name, tensor)
-        spans.append(span)
-        return Pointer(np.zeros(1, np.int64), tl.pointer_type(dtype), None, span.start, span)
     if hasattr(value, "data_ptr") or type(value).__name__ == "TensorDescriptor":
         raise UnsupportedError("a kernel", (f"an argument of {type(value).__name__} ({name})",))
     return value
 
 
+def _pointer(tensor: torch.Tensor, dtype: Any, name: str, spans: list[Span]) -> Pointer:
+    if isinstance(dtype, torch.dtype):
+        raise UnsupportedError("a kernel", (f"a tensor of {dtype} ({name})",))
+    if not tensor.is_cpu:
+        raise KernelError(f"{name} lies on {tensor.device}; the lockstep interpreter reads the host's memory")
+    span = Span(name, tensor)
+    spans.append(span)
+    return Pointer(_START, dtype, None, span.start, span)
+
+
+@functools.lru_cache(maxsize=4096)
 def _integer(value: int, name: str) -> Tensor:
     """Of the type that a launch gives an argument: Triton has no uint32 there, unlike for a constant in a kernel."""
     dtype = tl.int32 if -(2**31) <= value < 2**31 else tl.uint64 if value >= 2**63 else tl.int64

@@ -21,6 +21,7 @@ from specsim.interpreter.lockstep.errors import KernelError
 from specsim.interpreter.lockstep.tensors import (
     BFLOAT16,
     INT1,
+    NUMPY,
     Array,
     Pointer,
     Tensor,
@@ -28,7 +29,6 @@ from specsim.interpreter.lockstep.tensors import (
     alike,
     cast,
     either,
-    is_bfloat16,
     numpy_of,
     rounded,
     to_tensor,
@@ -75,8 +75,9 @@ class Span:
         return found
 
 
-_RAW = {BFLOAT16.name: np.dtype(np.uint16), INT1.name: np.dtype(np.uint8)}
-"""How memory holds what a tensor holds in another type."""
+_RAW = {dtype.name: held for dtype, held in NUMPY.items()}
+_RAW |= {BFLOAT16.name: np.dtype(np.uint16), INT1.name: np.dtype(np.uint8)}
+"""How memory holds a type."""
 
 
 class Checks:
@@ -437,19 +438,20 @@ class Memory:
 
 
 def _raw(dtype: Any) -> Any:
-    return _RAW.get(dtype.name) or numpy_of(dtype)
+    known = _RAW.get(dtype.name)
+    return numpy_of(dtype) if known is None else known
 
 
 def _from_raw(data: Array, dtype: Any) -> Array:
-    if is_bfloat16(dtype):
+    if dtype.name == BFLOAT16.name:
         return (data.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return data != 0 if dtype is INT1 or dtype.is_int1() else data
+    return data != 0 if dtype.name == INT1.name else data
 
 
 def _to_raw(data: Array, dtype: Any) -> Array:
-    if is_bfloat16(dtype):
+    if dtype.name == BFLOAT16.name:
         return (rounded(data).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    return data.astype(np.uint8) if dtype is INT1 or dtype.is_int1() else data
+    return data.astype(np.uint8) if dtype.name == INT1.name else data
 
 
 def _origin(span: Span, pointer: Pointer) -> int:

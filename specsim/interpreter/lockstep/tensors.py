@@ -39,6 +39,8 @@ NUMPY: Final[dict[Any, Any]] = {
 """What a tensor of each type is held in. Other types, those of 8 and 4 bits, are not supported."""
 
 _HELD: Final = {dtype.name: held for dtype, held in NUMPY.items()}  # Triton's own hash and comparison take long
+_SIZES: Final = {dtype.name: max(1, int(dtype.primitive_bitwidth) // 8) for dtype in NUMPY}
+_INTEGERS: Final = frozenset(dtype.name for dtype in NUMPY if dtype.is_int())
 
 _rules = type_rules()
 _common: dict[tuple[Any, bool, Any, bool, bool], Any] = {}
@@ -205,26 +207,26 @@ class Pointer(Tensor):
     address in bytes. `span` is the memory that the pointer was made from, or None where it was made of an integer.
     """
 
-    __slots__ = ("base", "span", "unit")
+    __slots__ = ("base", "itemsize", "span", "unit")
 
     base: int
     span: Any
     unit: int
+    itemsize: int
 
     def __init__(
         self, data: Array, dtype: Any, undefined: Array | None, base: int = 0, span: Any = None, unit: int = 0
     ) -> None:
-        super().__init__(data, dtype, undefined)
+        self.data = data
+        self.dtype = dtype
+        self.undefined = undefined
         self.base = base
         self.span = span
-        self.unit = unit or itemsize_of(dtype.element_ty)
+        self.itemsize = itemsize_of(dtype.element_ty)
+        self.unit = unit or self.itemsize
 
     def like(self, data: Array, undefined: Array | None) -> Pointer:
         return Pointer(data, self.dtype, undefined, self.base, self.span, self.unit)
-
-    @property
-    def itemsize(self) -> int:
-        return itemsize_of(self.dtype.element_ty)
 
     def addresses(self) -> Array:
         """int64, in bytes."""
@@ -242,7 +244,8 @@ class Pointer(Tensor):
 
 
 def itemsize_of(dtype: Any) -> int:
-    return max(1, int(dtype.primitive_bitwidth) // 8)
+    known = _SIZES.get(dtype.name)
+    return max(1, int(dtype.primitive_bitwidth) // 8) if known is None else known
 
 
 def is_bfloat16(dtype: Any) -> bool:
@@ -260,13 +263,17 @@ def constant(value: Number) -> Tensor:
     """A Python number as a tensor of the type that Triton gives it."""
     key = (type(value), value)
     known = _constants.get(key)
-    # 0.0 and -0.0 are one key, and no NaN is equal to itself.
-    if known is None or type(value) is float:
+    if known is None or _is_zero(value):
         dtype = _type_of_number(value)
         known = Tensor(np.array([value], dtype=numpy_of(dtype)), dtype)
         if len(_constants) < CONSTANTS_MAX:
             _constants[key] = known
     return known
+
+
+def _is_zero(value: Number) -> bool:
+    """Whether it is 0.0 or -0.0, which are one key of a table."""
+    return not value and type(value) is float
 
 
 FLOAT32_MIN, FLOAT32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
@@ -310,7 +317,16 @@ def _full(array: Array, ndim: int) -> Array:
     """`array` with axes of extent 1 between the programs' and its own, as Triton aligns shapes from the right."""
     if array.ndim == ndim:
         return array
+    if array.ndim == 1 and ndim == 2:
+        return array[:, None]
     return array.reshape(array.shape[:1] + (1,) * (ndim - array.ndim) + array.shape[1:])
+
+
+def paired(a: Array, b: Array) -> tuple[Array, Array]:
+    """Two arrays with one number of axes."""
+    if a.ndim < b.ndim:
+        return _full(a, b.ndim), b
+    return a, _full(b, a.ndim)
 
 
 def aligned(*arrays: Array) -> Sequence[Array]:
@@ -348,6 +364,8 @@ def rounded(data: Array) -> Array:
 
 def cast(value: Tensor, dtype: Any) -> Tensor:
     of = value.dtype
+    if of is dtype:
+        return value
     dtype = dtype.scalar
     if of is dtype or (of.name == dtype.name and of == dtype):
         return value
@@ -404,7 +422,7 @@ def _common_type(a: Any, b: Any, *, divides: bool) -> tuple[Array, Array, Any]:
     number, tensor = (a, b) if a_number else (b, a)
     key = (type(number), number, tensor.dtype.name, a_number, divides)
     known = _beside.get(key)
-    if known is None or type(number) is float:  # see `constant`
+    if known is None or _is_zero(number):
         dtype = _computed_in(a, b, divides=divides)
         known = _operand(number, dtype), dtype
         if len(_beside) < CONSTANTS_MAX:
@@ -466,7 +484,7 @@ def _operation(
         else:
             x, y, dtype = _common_type(a, b, divides=divides)
         if x.ndim != y.ndim:
-            x, y = aligned(x, y)
+            x, y = paired(x, y)
         if integers and not dtype.is_int():
             raise KernelError(f"an operation of integers on {dtype}")
         try:
@@ -510,12 +528,16 @@ def sub(a: Any, b: Any) -> Tensor:
 def _moved(pointer: Pointer, offset: Any, sign: int) -> Pointer:
     """Triton reads an unsigned offset of 64 bits as signed, and a smaller one as what it says."""
     offset = to_tensor(offset)
-    if not offset.dtype.is_int():
+    kind = offset.dtype.name
+    if kind not in _INTEGERS:
         raise KernelError(f"{offset.dtype} is added to a pointer")
-    x, y = aligned(pointer.data, offset.data)
-    y = y.astype(np.int64, copy=False)
+    x, y = pointer.data, offset.data
+    if x.ndim != y.ndim:
+        x, y = paired(x, y)
+    if kind == "uint64":
+        y = y.astype(np.int64)
     if pointer.unit != pointer.itemsize:
-        y = y * (pointer.itemsize // pointer.unit)
+        y = y.astype(np.int64, copy=False) * (pointer.itemsize // pointer.unit)
     try:
         data = x + y if sign > 0 else x - y
     except ValueError:
