@@ -55,6 +55,7 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "contracts": layer("errors verdict choices reference", "torch"),
     "kernels": layer("errors reference contracts", "torch triton"),
     "interpreter": layer("errors contracts", "torch triton numpy"),
+    "vdevice": layer("errors choices interpreter", "torch triton numpy"),
     "lifting": layer("errors isolation files", "torch triton"),
     "engines": layer(
         "errors isolation files verdict choices engine rules contracts interpreter lifting", "torch triton"

@@ -1,0 +1,170 @@
+"""Who accessed a memory, and which two accesses nothing orders.
+
+The happens-before relation has one component for the host (0) and one for each stream. Operation `n` of stream `s`
+happens before `x` when both are on one stream, or `x.clock[s] >= n`. Every operation is judged when it runs, against
+the latest read and write of each other stream. What runs first depends on the policy; that a pair of streams with
+unordered accesses to a memory is reported does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from specsim.vdevice.findings import Site, place_of
+
+Clock = tuple[int, ...]
+Array = Any  # np.ndarray
+
+
+def joined(a: Clock, b: Clock) -> Clock:
+    """The later of two clocks in each component. A component that a clock lacks is 0."""
+    if len(a) < len(b):
+        a, b = b, a
+    return (*map(max, a, b), *a[len(b) :])
+
+
+class Queue(Protocol):
+    """What runs operations in order: a stream, or the host (index 0)."""
+
+    index: int
+    name: str
+
+
+class Operation:
+    """What a stream runs in its turn, and what the history of a memory remembers of it.
+
+    sequence  its place in the program's own order
+    waits     (stream, number): runs when that stream has finished that operation
+    """
+
+    __slots__ = ("clock", "n", "reads", "run", "sequence", "site", "stream", "waits", "what", "writes")
+
+    def __init__(
+        self,
+        stream: Any,
+        n: int,
+        clock: Clock,
+        sequence: int,
+        what: str,
+        site: Site,
+        run: Callable[[Operation], Any] | None = None,
+        reads: Any = (),
+        writes: Any = (),
+        waits: tuple[Any, int] | None = None,
+    ) -> None:
+        self.stream, self.n, self.clock, self.sequence = stream, n, clock, sequence
+        self.what, self.site, self.run, self.reads, self.writes, self.waits = what, site, run, reads, writes, waits
+
+
+Report = Callable[["Memory", Operation, Operation, str], None]
+
+
+class Memory:
+    """A storage, and the latest accesses of each stream to it.
+
+    is_host   pinned memory, or the result of a copy to the host that does not block
+    lent_to   the streams of `record_stream`
+    """
+
+    __slots__ = ("elements", "given_name", "is_host", "lent_to", "owner", "reads", "site", "what", "writes")
+
+    def __init__(self, owner: int, what: str, site: Site, *, is_host: bool = False) -> None:
+        self.owner, self.what, self.site, self.is_host = owner, what, site, is_host
+        self.given_name = ""
+        self.elements: Elements | None = None
+        self.lent_to: set[int] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        self.reads: dict[int, Operation] = {}
+        self.writes: dict[int, Operation] = {}
+        if self.elements is not None:
+            self.elements.forget()
+
+    @property
+    def name(self) -> str:
+        return self.given_name or f"{self.what} of {place_of(self.site).function}"
+
+    def read(self, by: Operation, report: Report, elements: Array | None = None) -> None:
+        if self.elements is not None:
+            self.elements.access(self, by, elements, report, is_write=False)
+            return
+        index, clock = by.stream.index, by.clock
+        for stream, write in self.writes.items():
+            if stream != index and (stream >= len(clock) or clock[stream] < write.n):
+                report(self, write, by, "")
+        self.reads[index] = by
+
+    def write(self, by: Operation, report: Report, elements: Array | None = None) -> None:
+        if self.elements is not None:
+            self.elements.access(self, by, elements, report, is_write=True)
+            return
+        index, clock = by.stream.index, by.clock
+        for accesses in (self.writes, self.reads):
+            for stream, access in accesses.items():
+                if stream != index and (stream >= len(clock) or clock[stream] < access.n):
+                    report(self, access, by, "")
+        self.writes[index] = by
+
+
+Use = tuple[Memory, torch.Tensor]
+"""A memory, and the part of it (in the host's memory) that an operation uses."""
+Uses = Sequence[Use]
+
+
+class Elements:
+    """The latest accesses of each stream to each element of a storage: [streams, elements] numbers of operations."""
+
+    def __init__(self, bytes_: torch.Tensor, *, changes_only: bool) -> None:
+        whole = bytes_.untyped_storage().nbytes() // bytes_.element_size()
+        self.flat = torch.as_strided(bytes_, (whole,), (1,), 0)
+        self.numbers = torch.arange(whole)
+        self.changes_only = changes_only
+        self.forget()
+
+    def forget(self) -> None:
+        self.accesses: tuple[dict[int, Array], dict[int, Array]] = ({}, {})
+        self.by: dict[tuple[int, int], Operation] = {}
+
+    def of(self, view: torch.Tensor) -> Array:
+        """The numbers of a view's elements, flat."""
+        if view.dtype != self.flat.dtype:
+            return self.numbers.numpy()
+        at = self.numbers.as_strided(view.size(), view.stride(), view.storage_offset())
+        return at.reshape(-1).numpy()
+
+    def snapshot(self, view: torch.Tensor) -> torch.Tensor | None:
+        """What a view holds before a write, where only changes count."""
+        return view.clone() if self.changes_only else None
+
+    def written(self, view: torch.Tensor, before: torch.Tensor | None) -> Array:
+        """The numbers of the elements that a write to a view changed since `before`."""
+        at = self.of(view)
+        if before is None or view.dtype != self.flat.dtype:
+            return at
+        same = (view == before) | ((view != view) & (before != before))
+        return at[~same.reshape(-1).numpy()]
+
+    def access(self, memory: Memory, by: Operation, elements: Array | None, report: Report, *, is_write: bool) -> None:
+        at = self.numbers.numpy() if elements is None else elements
+        if not at.size:
+            return
+        index, clock = by.stream.index, by.clock
+        for kind in (1, 0) if is_write else (1,):
+            for stream, numbers in self.accesses[kind].items():
+                if stream == index:
+                    continue
+                unordered = numbers[at] > (clock[stream] if stream < len(clock) else 0)
+                if unordered.any():
+                    first = int(np.argmax(unordered))
+                    before = self.by[stream, int(numbers[at[first]])]
+                    report(memory, before, by, f"element {int(at[first])} and {int(unordered.sum()) - 1} more")
+        mine = self.accesses[int(is_write)].get(index)
+        if mine is None:
+            mine = self.accesses[int(is_write)][index] = np.zeros(len(self.numbers), np.int64)
+        mine[at] = by.n
+        self.by[index, by.n] = by

@@ -1,0 +1,490 @@
+"""What the operators of PyTorch do on the virtual device.
+
+A view is immediate. An operator that gives the host a value, or a tensor whose shape depends on values, blocks: it runs
+the current stream up to itself. Every other one is put on the current stream and runs in its turn, on the host's copies
+of its arguments' bytes; until then its results hold poison. Shapes come from meta tensors, once for each operator,
+shapes and types.
+
+Copies follow CUDA: from pinned memory, and to memory that `non_blocking` made, they run in their turn; from other
+memory of the host they take what it holds at the call; one that is not `non_blocking` blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specsim.vdevice.device import Device
+from specsim.vdevice.findings import Site
+from specsim.vdevice.history import Memory, Operation, Uses
+from specsim.vdevice.tensors import HostTensor, Traced, VirtualTensor, poison, trapped, virtual
+
+aten = torch.ops.aten
+_CPU = torch.device("cpu")
+_META = torch.device("meta")
+
+Way = Literal["view", "in-place", "factory", "function", "blocking", "copy", "to", "lift", "mask", "resize"]
+
+_BY_NAME: dict[str, Way] = {
+    "aten::_to_copy": "to",
+    "aten::copy_": "copy",
+    "aten::lift_fresh": "lift",
+    "aten::lift": "lift",
+    "aten::index": "mask",
+    "aten::index_put_": "mask",
+    "aten::_index_put_impl_": "mask",
+    "aten::equal": "blocking",
+    "aten::set_": "resize",
+    "aten::resize_": "resize",
+    "aten::split": "view",
+    "aten::split_with_sizes": "view",
+    "aten::unbind": "view",
+    "aten::chunk": "view",
+    "aten::_unsafe_view": "view",
+    "aten::_reshape_alias": "view",
+}
+_EMPTY = frozenset(
+    {"aten::empty", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_like"}
+)
+_LIKE = frozenset(
+    f"aten::{name}" for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_full", "new_ones")
+)
+_READS_ELEMENTS = {aten.index.Tensor, aten.index_select.default, aten.gather.default, aten.take.default}
+_DYNAMIC = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What is known of an operator, from its schema.
+
+    written   which of its positional arguments, and which keyword arguments, it writes
+    is_empty  whether it is a factory that writes nothing
+    is_random whether it draws numbers
+    """
+
+    way: Way
+    name: str
+    written: tuple[int, ...]
+    written_names: tuple[str, ...]
+    is_empty: bool
+    is_random: bool
+
+
+def _classified(func: Any) -> Operator:
+    schema = func._schema
+    name = schema.name
+    written = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    names = tuple(schema.arguments[i].name for i in written)
+    tags = func.tags
+    is_random = torch.Tag.nondeterministic_seeded in tags
+    way: Way
+    takes_tensor = any("Tensor" in str(a.type) for a in schema.arguments)
+    if name in _BY_NAME:
+        way = _BY_NAME[name]
+    elif any(tag in tags for tag in _DYNAMIC):
+        way = "blocking"
+    elif written:
+        way = "in-place"
+    elif name in _EMPTY or name in _LIKE or (not takes_tensor and any(a.name == "device" for a in schema.arguments)):
+        way = "factory"
+    elif schema.returns and schema.returns[0].alias_info is not None:
+        way = "view"
+    else:
+        way = "function"
+    return Operator(way, name.removeprefix("aten::"), tuple(written), names, name in _EMPTY, is_random)
+
+
+class Call(NamedTuple):
+    """A call of an operator: as the program made it, and with the host's copies of its tensors' bytes."""
+
+    func: Any
+    operator: Operator
+    traced: list[Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    host_args: tuple[Any, ...]
+    host_kwargs: dict[str, Any]
+
+    def on_host(self) -> Any:
+        return self.func(*self.host_args, **self.host_kwargs)
+
+
+class Operations(TorchDispatchMode):
+    """Sends operators that involve the device to it."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.operators: dict[Any, Operator] = {}
+        self.shapes: dict[Any, Any] = {}
+        self.ways: dict[Way, Callable[[Call], Any]] = {
+            "view": self._view,
+            "in-place": self._in_place,
+            "factory": self._factory,
+            "function": self._function,
+            "blocking": self._blocking,
+            "copy": self._copy,
+            "to": self._to,
+            "lift": self._lift,
+            "mask": self._mask,
+            "resize": self._resize,
+        }
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if kwargs:
+            device = kwargs.get("device")
+            if (device is not None and device.type == "cuda") or kwargs.get("pin_memory"):
+                return self.dispatch(func, args, kwargs)
+        for of in types:
+            if of is VirtualTensor or of is HostTensor:
+                return self.dispatch(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        operator = self.operators.get(func)
+        if operator is None:
+            operator = self.operators[func] = _classified(func)
+        traced: list[Any] = []
+        host_args = _on_host(args, traced)
+        host_kwargs = {name: _on_host(value, traced) for name, value in kwargs.items()} if kwargs else kwargs
+        call = Call(func, operator, traced, args, kwargs, host_args, host_kwargs)
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":
+            host_kwargs["device"] = _CPU
+            return self.ways[operator.way](call)
+        for tensor in traced:
+            if type(tensor) is VirtualTensor:
+                return self.ways[operator.way](call)
+        return self._of_host(call)
+
+    # Operators on the host, some of whose arguments the device reaches.
+
+    def _of_host(self, call: Call) -> Any:
+        operator, traced = call.operator, call.traced
+        if call.kwargs.get("pin_memory"):
+            made = call.func(*call.host_args, **{**call.host_kwargs, "pin_memory": False})
+            return self.pinned(poison(made) if operator.is_empty else made, operator.name)
+        if operator.way == "view":
+            return _each(call.on_host(), lambda view: trapped(view, traced[0].memory))
+        written = _written(call)
+        for tensor in traced:
+            if not any(tensor is out for out in written):
+                self.device.host_access(tensor.memory, operator.name, is_write=False)
+        result = call.on_host()
+        for tensor in written:
+            if type(tensor) is HostTensor:
+                self.device.host_access(tensor.memory, operator.name, is_write=True)
+        return _written_result(written) if written else result
+
+    def pinned(self, values: torch.Tensor, what: str) -> HostTensor:
+        """Pinned memory that holds these values."""
+        return trapped(values, Memory(0, f"pinned {what}", self.device.sites.here(), is_host=True))
+
+    # Operators on the device.
+
+    def _view(self, call: Call) -> Any:
+        memory = call.traced[0].memory
+        return _each(call.on_host(), lambda view: virtual(view, memory))
+
+    def _factory(self, call: Call) -> Any:
+        call.host_kwargs["device"] = _CPU
+        call.host_kwargs.pop("pin_memory", None)
+        made = call.on_host()
+        if call.operator.is_empty:
+            return self.new(poison(made), call.operator.name, self.device.sites.here())
+        return self.upload(made, call.operator.name, self.device.sites.here())
+
+    def upload(self, values: torch.Tensor, what: str, site: Site, reads: Uses = ()) -> VirtualTensor:
+        """A new tensor that a copy of `values` fills in its turn."""
+        into = torch.empty_like(values)
+        out = self.new(into if self.device.is_immediate() else poison(into), what, site)
+        self.enqueue(what, site, lambda _: into.copy_(values), reads, ((out.memory, into),))
+        return out
+
+    def new(self, values: torch.Tensor, what: str, site: Site) -> VirtualTensor:
+        """A tensor of the device in memory of its own."""
+        return virtual(values, Memory(self.device.current.index, what, site))
+
+    def enqueue(self, what: str, site: Site, run: Callable[[Operation], Any], reads: Uses, writes: Uses) -> Operation:
+        operation = self.device.new_operation(what, site, reads, writes)
+        operation.run = run
+        self.device.enqueue(operation)
+        return operation
+
+    def _in_place(self, call: Call) -> Any:
+        written = _written(call)
+        self._check_devices(call)
+        self._check_shapes(call)
+        reads = _uses(call.traced)
+        self.enqueue(call.operator.name, self.device.sites.here(), self._runner(call), reads, _uses(written))
+        return _written_result(written)
+
+    def _function(self, call: Call) -> Any:
+        self._check_devices(call)
+        what, site = call.operator.name, self.device.sites.here()
+        made, run = self._computed(call, what, site) if self.device.is_immediate() else (None, _nothing)
+        if made is None:
+            shape = self._shape(call)
+            if shape is None:
+                return self._blocking(call)
+            made = _each(shape, lambda meta: self.new(_poisoned(meta), what, site))
+            run = self._runner(call, made)
+        reads, run = self._elements_read(call, run)
+        self.enqueue(what, site, run, reads, _uses(made if isinstance(made, (list, tuple)) else (made,)))
+        return made
+
+    def _computed(self, call: Call, what: str, site: Site) -> tuple[Any, Callable[[Operation], Any]]:
+        """The results at once; None where the operator fails, to be told from an error of the call."""
+        try:
+            return _each(call.on_host(), lambda values: self.new(values, what, site)), _nothing
+        except (RuntimeError, IndexError, ValueError):
+            return None, _nothing
+
+    def _elements_read(self, call: Call, run: Callable[[Operation], Any]) -> tuple[Uses, Callable[[Operation], Any]]:
+        """What an operator reads. Of a memory whose elements are tracked, indexing reads those that it takes, which are
+        known when it runs.
+        """
+        reads = _uses(call.traced)
+        elements = reads[0][0].elements if reads else None
+        if elements is None or call.func not in _READS_ELEMENTS or reads[0][1] is not call.host_args[0]:
+            return reads, run
+        memory, part = reads[0]
+
+        def run_and_note(operation: Operation) -> None:
+            at = elements.numbers.as_strided(part.size(), part.stride(), part.storage_offset())
+            taken = call.func(at, *call.host_args[1:], **call.host_kwargs)
+            memory.read(operation, self.device.report, taken.reshape(-1).numpy())
+            run(operation)
+
+        return reads[1:], run_and_note
+
+    def _runner(self, call: Call, made: Any = None) -> Callable[[Operation], None]:
+        """Carries a call out in its turn, and puts its results into `made`. Where it fails, they stay poison."""
+        device, func, args, kwargs = self.device, call.func, call.host_args, call.host_kwargs
+        into = (
+            [] if made is None else [out.host_bytes for out in (made if isinstance(made, (list, tuple)) else (made,))]
+        )
+
+        def run(operation: Operation) -> None:
+            try:
+                result = func(*args, **kwargs)
+                if len(into) == 1 and isinstance(result, torch.Tensor):
+                    into[0].copy_(result)
+                else:
+                    for out, values in zip(into, result if into else (), strict=True):
+                        out.copy_(values)
+            except (RuntimeError, IndexError, ValueError) as error:
+                device.failed(operation, error)
+
+        return run
+
+    def _blocking(self, call: Call) -> Any:
+        """The host waits for the result."""
+        device, what, site = self.device, call.operator.name, self.device.sites.here()
+        results: list[Any] = []
+        operation = self.enqueue(
+            what, site, lambda _: results.append(call.on_host()), _uses(call.traced), _uses(_written(call))
+        )
+        device.wait_for(operation.stream, operation.n, operation.stream.now())
+        return _each(results[0], lambda values: self.new(values, what, site))
+
+    def read_back(self, memory: Memory, part: torch.Tensor, what: str) -> torch.Tensor:
+        """What a copy to the host that blocks gives."""
+        device, site = self.device, self.device.sites.here()
+        values: list[torch.Tensor] = []
+        operation = self.enqueue(what, site, lambda _: values.append(part.clone()), ((memory, part),), ())
+        device.wait_for(operation.stream, operation.n, operation.stream.now())
+        return values[0]
+
+    def block(self) -> None:
+        """The host waits for the current stream, as a copy that is not `non_blocking` makes it."""
+        stream = self.device.current
+        self.device.wait_for(stream, stream.n, stream.now())
+
+    def _lift(self, call: Call) -> Any:
+        return call.args[0]
+
+    def _mask(self, call: Call) -> Any:
+        """Indexing. With a mask the shape depends on values, so the host waits; one value is filled in without."""
+        is_write = call.operator.name != "index"
+        masks = [index for index in call.args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
+        if not is_write:
+            return self._blocking(call) if masks else self._function(call)
+        if masks and call.args[2].numel() != 1:
+            self.block()
+        return self._in_place(call)
+
+    def _resize(self, call: Call) -> Any:
+        raise NotImplementedError(f"{call.operator.name} on the virtual device; allowed: a new tensor")
+
+    # Copies.
+
+    def _to(self, call: Call) -> Any:
+        source, kwargs = call.args[0], call.kwargs
+        target = kwargs.get("device")
+        is_virtual = type(source) is VirtualTensor
+        to_device = is_virtual if target is None else target.type == "cuda"
+        blocks = not kwargs.get("non_blocking", False)
+        options = {name: value for name, value in call.host_kwargs.items() if name not in _COPY_OPTIONS}
+        if is_virtual and to_device:
+            return self._function(call._replace(kwargs=options, host_kwargs=options))
+        if is_virtual:
+            if options.get("dtype", source.dtype) != source.dtype:
+                source = self._function(call._replace(kwargs=options, host_kwargs=options))
+            return self._to_host(source, blocks=blocks)
+        if to_device:
+            return self._to_device(source, options, blocks=blocks)
+        return self._of_host(call)
+
+    def _to_host(self, source: VirtualTensor, *, blocks: bool) -> torch.Tensor:
+        part = source.host_bytes
+        if blocks:
+            return self.read_back(source.memory, part, "copy to the host")
+        site = self.device.sites.here()
+        into = poison(torch.empty_like(part))
+        out = trapped(into, Memory(0, "copy to the host", site, is_host=True))
+        self.enqueue(
+            "copy to the host", site, lambda _: into.copy_(part), ((source.memory, part),), ((out.memory, into),)
+        )
+        return out
+
+    def _to_device(self, source: Any, options: dict[str, Any], *, blocks: bool) -> VirtualTensor:
+        site = self.device.sites.here()
+        is_pinned = type(source) is HostTensor
+        values = source.host_bytes if is_pinned else source.detach()
+        dtype = options.get("dtype", values.dtype)
+        if not is_pinned or dtype != values.dtype:
+            if is_pinned:  # converted on the host first
+                self.device.host_access(source.memory, "to", is_write=False)
+            reads: Uses = ()
+            values = aten._to_copy.default(values, **options)
+        else:
+            reads = ((source.memory, values),)
+        out = self.upload(values, "copy to the device", site, reads)
+        if blocks:
+            self.block()
+        return out
+
+    def _copy(self, call: Call) -> Any:
+        into, source = call.args[0], call.args[1]
+        blocks = not (call.args[2] if len(call.args) > 2 else call.kwargs.get("non_blocking", False))
+        if type(into) is VirtualTensor and type(source) is VirtualTensor:
+            return self._in_place(call)
+        self._check_shapes(call)
+        site = self.device.sites.here()
+        reads: Uses = ((source.memory, source.host_bytes),) if isinstance(source, Traced) else ()
+        writes: Uses = ((into.memory, into.host_bytes),) if isinstance(into, Traced) else ()
+        target, values = call.host_args[0], call.host_args[1]
+        if type(into) is VirtualTensor and not reads:
+            values = values.clone()
+        self.enqueue("copy_", site, lambda _: target.copy_(values), reads, writes)
+        if blocks or not writes:  # a copy to memory that is not pinned blocks
+            self.block()
+        return into
+
+    # Shapes.
+
+    def _check_devices(self, call: Call) -> None:
+        """Tensors of the host among tensors of the device must be single numbers, which are taken at the call."""
+        for value in call.args:
+            if isinstance(value, torch.Tensor) and type(value) is not VirtualTensor and value.dim():
+                raise RuntimeError(
+                    f"Expected all tensors to be on the same device, but {call.operator.name} got cuda:0 and cpu"
+                )
+
+    def _check_shapes(self, call: Call) -> None:
+        """Raises at the call what the operator says of shapes and types."""
+        self._shape(call)
+
+    def _shape(self, call: Call) -> Any:
+        """The results as meta tensors; None where no meta kernel knows them."""
+        key: Any = (call.func, _described(call.host_args), _described(tuple(call.host_kwargs.items())))
+        try:
+            return self.shapes[key]
+        except KeyError:
+            pass
+        except TypeError:
+            key = None
+        try:
+            shape = call.func(
+                *_meta(call.host_args), **{name: _meta(value) for name, value in call.host_kwargs.items()}
+            )
+        except NotImplementedError:
+            shape = None
+        if key is not None:
+            self.shapes[key] = shape
+        return shape
+
+
+_COPY_OPTIONS = frozenset({"device", "non_blocking", "pin_memory", "layout"})
+
+
+def _nothing(_operation: Operation) -> None: ...
+
+
+def _uses(tensors: Any) -> Uses:
+    return [(tensor.memory, tensor.host_bytes) for tensor in tensors]
+
+
+def _on_host(value: Any, traced: list[Any]) -> Any:
+    """`value` with the host's copies of its tensors, which are added to `traced`."""
+    of = type(value)
+    if of is VirtualTensor or of is HostTensor:
+        traced.append(value)
+        return value.host_bytes
+    if of is tuple:
+        return tuple([_on_host(item, traced) for item in value])
+    if isinstance(value, list):
+        return [_on_host(item, traced) for item in value]
+    return value
+
+
+def _each(result: Any, wrapped: Callable[[torch.Tensor], Any]) -> Any:
+    """The result of an operator with each tensor in it wrapped."""
+    if isinstance(result, torch.Tensor):
+        return wrapped(result)
+    if isinstance(result, (list, tuple)):
+        return type(result)(_each(item, wrapped) for item in result)
+    return result
+
+
+def _written(call: Call) -> list[Any]:
+    """The tensors that a call writes."""
+    operator, args = call.operator, call.args
+    found: list[Any] = []
+    for i, name in zip(operator.written, operator.written_names, strict=True):
+        value = args[i] if i < len(args) else call.kwargs.get(name)
+        if isinstance(value, (list, tuple)):
+            found.extend(value)
+        elif value is not None:
+            found.append(value)
+    return found
+
+
+def _written_result(written: list[Any]) -> Any:
+    return written[0] if len(written) == 1 else tuple(written)
+
+
+def _poisoned(meta: torch.Tensor) -> torch.Tensor:
+    return poison(torch.empty_strided(meta.size(), meta.stride(), dtype=meta.dtype))
+
+
+def _described(value: Any) -> Any:
+    of = type(value)
+    if isinstance(value, torch.Tensor):
+        return (value.size(), value.stride(), value.dtype)
+    if of is list or of is tuple:
+        return tuple([_described(item) for item in value])
+    return of, value
+
+
+def _meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_meta(item) for item in value)
+    return _META if isinstance(value, torch.device) else value

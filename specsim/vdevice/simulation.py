@@ -1,0 +1,217 @@
+"""`simulate`: a virtual CUDA device for whatever PyTorch code runs inside."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from specsim.choices.chooser import Chooser
+from specsim.vdevice.device import CUDA, Active, Device, Event, Stream, StreamContext
+from specsim.vdevice.findings import Finding, is_user_code
+from specsim.vdevice.operations import Operations
+from specsim.vdevice.tensors import HostTensor, Traced, VirtualTensor
+
+MEMORY_BYTES = 80 << 30
+_PROPERTIES = types.SimpleNamespace(
+    name="virtual", major=9, minor=0, total_memory=MEMORY_BYTES, multi_processor_count=132, warp_size=32,
+    is_integrated=0, integrated=0, is_multi_gpu_board=0, max_threads_per_multi_processor=2048,
+    shared_memory_per_block_optin=232448, regs_per_multiprocessor=65536, L2_cache_size=50 << 20, gcnArchName="",
+)  # fmt: skip
+
+
+@contextmanager
+def simulate(
+    chooser: Chooser,
+    *,
+    sites: Callable[[str], bool] | None = None,
+    ignored: Sequence[Callable[[Finding], bool]] = (),
+) -> Iterator[Device]:
+    """A virtual CUDA device in place of `torch.cuda` while active, for a PyTorch with or without CUDA.
+
+    chooser  how fast each stream is: choice 0 runs everything at once
+    sites    whether a file is the user's code, in which findings have their places; by default every file that is
+             neither PyTorch's, specsim's nor the standard library's
+    ignored  findings for which one of these holds go to `Device.ignored`: pairs known to be harmless
+
+    Gradients are off: autograd asks the CUDA of a PyTorch without one, and ends the process.
+
+    What is pending at the end is run, so that it is judged; not after an exception. Raises RuntimeError where one is
+    active already.
+    """
+    if Active.device is not None:
+        raise RuntimeError("specsim.vdevice.simulate is active already; one virtual device at a time")
+    device = Device(chooser, is_site=sites or is_user_code, ignored=ignored)
+    operations = Operations(device)
+    Active.device = device
+    replaced = _Replaced()
+    lifts_all = not torch._C._only_lift_cpu_tensors()
+    try:
+        Traced.operations = operations
+        _replace_cuda(device, replaced)
+        _replace_functions(device, operations, replaced)
+        torch._C._set_only_lift_cpu_tensors(True)
+        with torch.no_grad(), operations:
+            yield device
+        device.drain()
+    finally:
+        torch._C._set_only_lift_cpu_tensors(not lifts_all)
+        replaced.restore()
+        Active.device = None
+
+
+class _Replaced:
+    """Attributes that stand for others until `restore`."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        self._before.append((owner, name, vars(owner).get(name, self)))
+        setattr(owner, name, value)
+
+    def restore(self) -> None:
+        for owner, name, value in reversed(self._before):
+            if value is self:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+        self._before.clear()
+
+
+def _replace_cuda(device: Device, replaced: _Replaced) -> None:
+    """`torch.cuda`: what makes, selects and waits for streams, and what describes the device."""
+
+    def set_stream(stream: Stream) -> None:
+        if stream is not None:
+            device.current = stream
+
+    constant: dict[str, Any] = {
+        "_lazy_init": None,
+        "init": None,
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "set_device": None,
+        "get_device_name": _PROPERTIES.name,
+        "get_device_capability": (_PROPERTIES.major, _PROPERTIES.minor),
+        "get_device_properties": _PROPERTIES,
+        "mem_get_info": (MEMORY_BYTES * 7 // 8, MEMORY_BYTES),
+        "empty_cache": None,
+        "ipc_collect": None,
+        "memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_allocated": 0,
+        "max_memory_reserved": 0,
+        "reset_peak_memory_stats": None,
+        "is_bf16_supported": True,
+        "is_current_stream_capturing": False,
+    }
+    for name, value in constant.items():
+        replaced.put(torch.cuda, name, _giving(value))
+    functions: dict[str, Any] = {
+        "Stream": Stream,
+        "Event": Event,
+        "StreamContext": StreamContext,
+        "stream": StreamContext,
+        "set_stream": set_stream,
+        "current_stream": lambda _device=None: device.current,
+        "default_stream": lambda _device=None: device.default,
+        "synchronize": device.synchronize,
+    }
+    for name, value in functions.items():
+        replaced.put(torch.cuda, name, value)
+
+
+def _giving(value: Any) -> Callable[..., Any]:
+    return lambda *_args, **_kwargs: value
+
+
+def _replace_functions(device: Device, operations: Operations, replaced: _Replaced) -> None:
+    """What of PyTorch asks for a CUDA of its own before it dispatches."""
+    tensor, as_tensor, to = torch.tensor, torch.as_tensor, torch.Tensor.to
+
+    def tensor_(
+        data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
+    ) -> Any:
+        if isinstance(data, (list, tuple)) and any(isinstance(item, Traced) for item in data):
+            data = [item.item() if isinstance(item, torch.Tensor) else item for item in data]
+        if isinstance(data, Traced):
+            device = data.device if device is None else device
+            made = data.now("tensor").clone() if dtype is None else data.now("tensor").to(dtype)
+        else:
+            made = tensor(data, dtype=dtype)
+        if pin_memory:
+            return operations.pinned(made, "tensor")
+        made = to_(made, device) if _is_cuda(device) else made
+        return made.requires_grad_() if requires_grad else made
+
+    def as_tensor_(data: Any, dtype: Any = None, device: Any = None) -> Any:
+        if isinstance(data, torch.Tensor):
+            return data.to(device=data.device if device is None else device, dtype=dtype or data.dtype)
+        made = as_tensor(data, dtype=dtype)
+        return to_(made, device) if _is_cuda(device) else made
+
+    def to_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        target, dtype, options = _target(args, kwargs)
+        if not isinstance(self, Traced) and not _is_cuda(target):
+            return to(self, *args, **kwargs)
+        target = self.device if target is None else torch.device(target)
+        options["device"] = CUDA if target.type == "cuda" else target
+        is_there = target.type == self.device.type and dtype in (None, self.dtype)
+        if is_there and not options.pop("copy", False):
+            return self
+        options.pop("copy", None)
+        if dtype is not None:
+            options["dtype"] = dtype
+        return torch.ops.aten._to_copy.default(self, **options)
+
+    def cuda_(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
+        return to_(self, CUDA, non_blocking=non_blocking)
+
+    def pin_(self: Any, device: Any = None) -> Any:
+        if isinstance(self, VirtualTensor):
+            raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+        return self if isinstance(self, HostTensor) else operations.pinned(self.clone(), "pin_memory")
+
+    def new_tensor_(self: Any, data: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
+        return tensor_(data, dtype=dtype or self.dtype, device=self.device if device is None else device, **options)
+
+    def record_stream_(self: Any, stream: Any) -> None: ...
+
+    replaced.put(torch, "tensor", tensor_)
+    replaced.put(torch, "as_tensor", as_tensor_)
+    for name, method in {
+        "to": to_,
+        "cuda": cuda_,
+        "pin_memory": pin_,
+        "new_tensor": new_tensor_,
+        "record_stream": record_stream_,
+    }.items():
+        replaced.put(torch.Tensor, name, method)
+
+
+def _is_cuda(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """The device, the type and the other options of a call of `Tensor.to`."""
+    options = dict(kwargs)
+    device, dtype = options.pop("device", None), options.pop("dtype", None)
+    other = options.pop("other", None)
+    rest = list(args)
+    if rest and isinstance(rest[0], torch.Tensor):
+        other = rest.pop(0)
+    if other is not None:
+        device, dtype = other.device, other.dtype
+    if rest and (rest[0] is None or isinstance(rest[0], (str, int, torch.device))) and not isinstance(rest[0], bool):
+        device = rest.pop(0)
+    if rest and isinstance(rest[0], torch.dtype):
+        dtype = rest.pop(0)
+    options |= dict(zip(("non_blocking", "copy"), rest, strict=False))
+    return device, dtype, options
