@@ -1,0 +1,148 @@
+"""The worker of the hash model: what it computes, and what it finds in KV that is not what it should be.
+
+Tensors are the CPU's, and each launch runs at once.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specsim.engines.sglang.scheduler.fakes import Answers, DriftError, Fake
+from specsim.engines.sglang.scheduler.hash_model import decoded
+from specsim.engines.sglang.scheduler.worker import UNWRITTEN, BadValue, Content, Memory, Parts, Worker
+
+PROMPT = [11, 12, 13, 14, 15]
+DRAFTS = 4
+
+
+class Launches:
+    """A device whose launches run at once."""
+
+    def launch(self, function: Any, reads: Any = (), writes: Any = (), name: str = "") -> None:
+        function(self)
+
+    def host(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def read(self, tensor: torch.Tensor, elements: torch.Tensor) -> None:
+        assert not elements.numel() or int(elements.max()) < tensor.numel()
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """One request in row 0 of one, whose position p is in slot p + 1."""
+    on_cpu = {name: _on_cpu(getattr(torch, name)) for name in ("empty", "ones", "zeros")}
+    for name, function in on_cpu.items():
+        monkeypatch.setattr(torch, name, function)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None))
+    rows = torch.arange(1, 41, dtype=torch.int32).reshape(1, 40).clone()
+    fields = frozenset(["bonus", "new_seq_lens", "verify_done", "next_token_ids", "next_draft_input", "accept_lens"])
+    parts = Parts(SimpleNamespace, fields, SimpleNamespace, fields, "bonus", lambda: None)
+    return Worker(Answers({}), Launches(), parts, Memory(64, rows), DRAFTS)
+
+
+def _on_cpu(function: Any) -> Any:
+    return lambda *arguments, **named: function(*arguments, **{**named, "device": "cpu"})
+
+
+def request(rid: str = "r", *, finished: bool = False) -> Any:
+    return SimpleNamespace(rid=rid, origin_input_ids=PROMPT, is_retracted=False, finished=lambda: finished)
+
+
+def batch(of: Any, length: int, start: int | None = None, bonus: int = 0) -> Any:
+    """A batch of one: extend from `start`, or decode without it."""
+    tokens = [*PROMPT, *decoded(PROMPT, 40)]
+    return SimpleNamespace(
+        reqs=[of],
+        forward_mode=SimpleNamespace(is_extend=lambda: start is not None),
+        extend_prefix_lens=[start or 0],
+        input_ids=torch.tensor(tokens[start or 0 : length]),
+        req_pool_indices=torch.tensor([0]),
+        seq_lens=torch.tensor([length]),
+        spec_info=SimpleNamespace(bonus=torch.tensor([bonus])),
+    )
+
+
+def contents(worker: Worker) -> list[tuple[str, str, int, int, int]]:
+    records = [record for record in worker.records if isinstance(record, Content)]
+    return [(record.phase, record.pool, record.position, record.slot, record.actual) for record in records]
+
+
+def decode(worker: Worker, passes: int, accepted: int) -> list[int]:
+    """The tokens that a prompt and so many passes give."""
+    worker.restart(lambda _rid, _bound: accepted)
+    result = worker.forward_batch_generation(batch(request(), len(PROMPT), 0))
+    tokens: list[int] = result.next_token_ids.tolist()
+    length = len(PROMPT)
+    for _ in range(passes):
+        result = worker.forward_batch_generation(batch(request(), length, bonus=tokens[-1]))
+        tokens += result.next_token_ids.tolist()[: int(result.accept_lens[0])]
+        length = int(result.next_draft_input.new_seq_lens[0])
+    return tokens
+
+
+@pytest.mark.parametrize("accepted", range(1, DRAFTS + 1))
+def test_speculative_decoding_gives_what_sequential_decoding_gives(worker: Worker, accepted: int) -> None:
+    assert decode(worker, 5, accepted) == decoded(PROMPT, 1 + 5 * accepted)
+    assert worker.records == []
+
+
+@pytest.mark.parametrize("position", range(5))
+def test_kv_of_any_position_that_is_another_is_recorded_and_changes_the_tokens(worker: Worker, position: int) -> None:
+    decode(worker, 0, 1)
+    worker.memory.full[position + 1] = 7
+    result = worker.forward_batch_generation(batch(request(), 5, bonus=decoded(PROMPT, 1)[0]))
+    (record,) = worker.records
+    assert isinstance(record, Content)
+    assert (record.phase, record.pool, record.rid, record.position, record.slot) == (
+        "verify",
+        "full",
+        "r",
+        position,
+        position + 1,
+    )
+    assert record.actual == 7
+    assert result.next_token_ids.tolist()[0] != decoded(PROMPT, 2)[1]
+
+
+def test_a_prompt_token_that_is_another_is_recorded(worker: Worker) -> None:
+    wrong = batch(request(), 5, 0)
+    wrong.input_ids[2] += 1
+    worker.forward_batch_generation(wrong)
+    assert [content[:3] for content in contents(worker)] == [("extend", "input", 4)]
+
+
+def test_a_draft_in_the_slot_of_nobody_is_recorded(worker: Worker) -> None:
+    decode(worker, 0, 1)
+    worker.memory.rows[0, 6] = 0
+    worker.forward_batch_generation(batch(request(), 5, bonus=decoded(PROMPT, 1)[0]))
+    assert contents(worker) == [("draft", "full", 6, 0, UNWRITTEN)]
+
+
+@pytest.mark.parametrize("name", ["req_pool_indices", "seq_lens"])
+def test_a_value_that_nobody_wrote_is_recorded(worker: Worker, name: str) -> None:
+    decode(worker, 0, 1)
+    wrong = batch(request(), 5, bonus=20)
+    getattr(wrong, name)[0] = -24_237
+    worker.forward_batch_generation(wrong)
+    assert BadValue("draft", "r", name, -24_237) in worker.records
+
+
+def test_rows_of_finished_requests_are_not_looked_at(worker: Worker) -> None:
+    decode(worker, 0, 1)
+    worker.memory.full[:] = 7
+    worker.forward_batch_generation(batch(request(finished=True), 5, bonus=20))
+    assert worker.records == []
+
+
+def test_an_attribute_that_nobody_thought_of_is_drift() -> None:
+    answers = Answers({"worker.known": 3})
+    fake = Fake("worker", answers, given=4)
+    with answers.required():
+        assert (fake.known, fake.given) == (3, 4)
+    with pytest.raises(DriftError, match=r"worker\.other, worker\.unknown"), answers.required():
+        fake.unknown, fake.other  # noqa: B018

@@ -1,0 +1,244 @@
+"""A release's own scheduler, built by its own `__init__` and run by its own loop, in this process.
+
+What is replaced is what it has outside itself: sockets, the workers with their models, the groups of ranks, the
+watchdog's thread, the clock and draws, and the device (`specsim.vdevice`, which must be installed around `boot` and
+every `run`). One process boots one scheduler, once; schedules run in forks of it, or after `reset`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from specsim.engines.sglang.scheduler import imports
+from specsim.engines.sglang.scheduler.clock import Surroundings
+from specsim.engines.sglang.scheduler.families import Family, family_of
+from specsim.engines.sglang.scheduler.options import Options
+from specsim.engines.sglang.scheduler.outputs import Output, Pool, outputs_of
+from specsim.engines.sglang.scheduler.worker import Memory, Worker
+
+PACKAGE = "sglang"
+ENVIRONMENT = {
+    "SGLANG_ENABLE_SPEC_V2": "1",
+    "SGLANG_ENABLE_WAR_BARRIER": "1",
+    "TRITON_INTERPRET": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+Script = Callable[["Booted", int], Sequence[Any] | None]
+
+
+class _LeaveError(BaseException):
+    """Ends the scheduler's loop, which has no end of its own."""
+
+
+def boot(root: Path, options: Options, device: Any, *, edit: imports.Edit | None = None) -> Booted:
+    """Build the scheduler of the release that lies unpacked in `root`. `device` is a `specsim.vdevice.Device`.
+
+    Whatever the release raises while it is imported or built is let through. DriftError when it reads of a fake what
+    the adapter does not know. `edit` changes the source of its modules on the way in.
+    """
+    os.environ.update(ENVIRONMENT)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+    surroundings = Surroundings()
+    imports.install(root, PACKAGE, surroundings.modules, edit)
+    module = importlib.import_module(f"{PACKAGE}.srt.managers.scheduler")
+    family = family_of(module)
+    with family.answers.required():
+        return Booted(family, root, options, device, surroundings)
+
+
+class Booted:
+    """A scheduler, ready to run schedules."""
+
+    def __init__(self, family: Family, root: Path, options: Options, device: Any, surroundings: Surroundings) -> None:
+        self.family, self.options, self.device, self.surroundings = family, options, device, surroundings
+        self.sent: list[Any] = []  # what the scheduler sent to the tokenizer, in order
+        self.iteration = 0  # of the loop, counted from the last reset
+        self.retractions = 0
+        self.requests: dict[str, Any] = {}  # the scheduler's Req by id, as last seen
+        self._script: Script | None = None
+        self.server_args = family.server_arguments(options, str(root))
+        family.publish(self.server_args)
+        family.set_groups()
+        self.scheduler = self._built()
+        self.scheduler.result_queue = deque()
+        family.receive_by(self.scheduler, self._receive)
+        family.switch_to_device()
+
+    def _built(self) -> Any:
+        import torch
+
+        booted, family, options = self, self.family, self.options
+        module = family.scheduler
+        stream = torch.cuda.Stream()
+
+        class Scheduler(module.Scheduler):  # type: ignore[name-defined, misc]
+            def init_ipc_channels(self, *_arguments: Any) -> None:
+                family.channels(self, booted._send)
+
+            def init_tp_model_worker(self) -> None:
+                pools = family.pools(options, self.model_config.context_len)
+                self.tp_worker = family.target_worker(options, self, pools, stream)
+                booted._remember(pools)
+
+            def maybe_init_draft_worker(self) -> None:
+                self.draft_worker = booted.worker
+                self.external_corpus_manager = None
+
+            def recv_requests(self, *_arguments: Any, **_named: Any) -> Any:
+                return booted._receive()
+
+            def _add_request_to_queue(self, request: Any, is_retracted: bool = False) -> Any:
+                booted.retractions += bool(is_retracted)
+                return super()._add_request_to_queue(request, is_retracted)
+
+        vars(module)["create_scheduler_watchdog"] = lambda *_arguments, **_named: family.fake("watchdog")
+        ports = family.fake("port_args", nccl_port=29500)
+        return Scheduler(**family.scheduler_arguments(self.server_args, ports))
+
+    def _remember(self, pools: tuple[Any, Any, Any]) -> None:
+        rows, self.allocator, _kv = pools
+        self.row_pool, self.req_to_token, options = rows, rows.req_to_token, self.options
+        self.device.track_elements(self.req_to_token, "req_to_token")
+        mapping = None
+        if options.sliding_window:
+            mapping = self.allocator.full_to_swa_index_mapping
+            self.device.track_elements(mapping, "full_to_swa_index_mapping")
+        slots = options.max_total_tokens + options.page_size + 1
+        memory = Memory(
+            slots, self.req_to_token, options.window_slots + options.page_size + 1, mapping, options.sliding_window
+        )
+        self.worker = Worker(
+            self.family.answers,
+            self.device,
+            self.family.parts(),
+            memory,
+            options.num_draft_tokens,
+            **self.family.draft_attributes(),
+        )
+
+    # ---- running
+
+    @property
+    def tree_cache(self) -> Any:
+        return self.scheduler.tree_cache
+
+    def run(self, script: Script) -> None:
+        """Enter the scheduler's loop. At each of its iterations `script(self, iteration)` gives the requests that
+        arrive; the loop is left when it returns None. DriftError as `boot`; what the scheduler raises is let through.
+        """
+        self._script = script
+        with self.family.answers.required(), contextlib.suppress(_LeaveError):
+            self.scheduler.run_event_loop()
+
+    def reset(self, accept: Callable[[str, int], int], seed: int = 0) -> None:
+        """Forget the last schedule, by the scheduler's own flush; it must be idle. See `Worker.restart`."""
+        self.surroundings.restart(seed)
+        self.family.reset(self.scheduler)
+        self.worker.restart(accept)
+        self.sent.clear()
+        self.requests.clear()
+        self.iteration = self.retractions = 0
+
+    def idle(self) -> bool:
+        """Nothing waits, nothing runs, and no result is outstanding."""
+        scheduler = self.scheduler
+        return not (
+            scheduler.waiting_queue
+            or not scheduler.running_batch.is_empty()
+            or scheduler.last_batch is not None
+            or scheduler.result_queue
+            or getattr(scheduler, "cur_batch", None) is not None
+        )
+
+    def outputs(self) -> dict[str, Output]:
+        """What has been sent of each request, by its id."""
+        return outputs_of(self.sent)
+
+    def pools(self) -> list[Pool]:
+        """Slots and rows as the allocator and the cache count them."""
+        options, allocator, cache = self.options, self.allocator, self.tree_cache
+        rows = Pool("rows", options.max_running_requests, len(self.row_pool.free_slots))
+        if not options.sliding_window:
+            return [Pool("full", options.max_total_tokens, allocator.available_size(), cache.evictable_size()), rows]
+        full = allocator.full_available_size(), cache.full_evictable_size()
+        window = allocator.swa_available_size(), cache.swa_evictable_size()
+        return [Pool("full", options.max_total_tokens, *full), Pool("window", options.window_slots, *window), rows]
+
+    def _receive(self, *_arguments: Any, **_named: Any) -> Sequence[Any]:
+        scheduler = self.scheduler
+        for batch in (
+            scheduler.waiting_queue,
+            _requests_of(scheduler.running_batch),
+            _requests_of(scheduler.last_batch),
+        ):
+            self.requests.update((request.rid, request) for request in batch)
+        assert self._script is not None
+        arriving = self._script(self, self.iteration)
+        if arriving is None:
+            raise _LeaveError
+        self.iteration += 1
+        self.surroundings.next_iteration()
+        return arriving
+
+    def _send(self, message: Any, *_arguments: Any) -> None:
+        self.sent.append(message)
+
+    # ---- what arrives
+
+    def generate(
+        self, rid: str, input_ids: Sequence[int], max_new_tokens: int, *, session: str = "", **sampling: Any
+    ) -> Any:
+        """A request to generate. `sampling` are fields of SamplingParams."""
+        given = {"temperature": 0.0, "ignore_eos": True, **sampling}
+        fields = {
+            "rid": rid,
+            "input_text": "",
+            "input_ids": list(input_ids),
+            "mm_inputs": None,
+            "sampling_params": self.family.sampling(max_new_tokens=max_new_tokens, **given),
+            "return_logprob": False,
+            "logprob_start_len": -1,
+            "top_logprobs_num": 0,
+            "token_ids_logprob": None,
+            "stream": False,
+        }
+        messages = self.family.messages()
+        if session:
+            fields["session_params"] = messages.SessionParams(id=session)
+        return self.family.request(**fields)
+
+    def abort(self, rid: str | None = None) -> Any:
+        """Abort the requests whose id begins with `rid`, as the scheduler matches them; all of them for None."""
+        return self.family.messages().AbortReq(rid=rid or "", abort_all=rid is None)
+
+    def open_session(self, session: str, capacity: int = 0) -> Any:
+        return self.family.messages().OpenSessionReqInput(
+            capacity_of_str_len=capacity, session_id=session, streaming=self.options.streaming_sessions
+        )
+
+    def close_session(self, session: str) -> Any:
+        return self.family.messages().CloseSessionReqInput(session_id=session)
+
+    def flush(self) -> Any:
+        return self.family.messages().FlushCacheReqInput()
+
+    def pause(self, mode: str = "in_place") -> Any:
+        """Stop inference: "in_place" keeps the KV of requests, "retract" frees it, "abort" ends them."""
+        return self.family.messages().PauseGenerationReqInput(mode=mode)
+
+    def resume(self) -> Any:
+        return self.family.messages().ContinueGenerationReqInput()
+
+
+def _requests_of(batch: Any) -> Sequence[Any]:
+    return batch.reqs if batch is not None else ()

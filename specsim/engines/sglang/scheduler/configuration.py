@@ -1,0 +1,60 @@
+"""The configuration of a model that is none: a Llama of one layer and 128 tokens, as its config.json would have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+VOCABULARY = 128  # tokens
+CONTEXT_LENGTH = 512  # tokens
+
+TOY_LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "head_dim": 8,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": CONTEXT_LENGTH,
+    "dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+class Configuration:
+    """What `AutoConfig.from_pretrained` returns: fields, and the methods that a release calls on it."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.__dict__.update(fields)
+        self.name_or_path = self._name_or_path = ""
+        self.torch_dtype = fields["dtype"]
+        self.tie_word_embeddings = False
+
+    def update(self, fields: dict[str, Any]) -> None:
+        self.__dict__.update(fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def get_text_config(self, *_arguments: Any, **_named: Any) -> Configuration:
+        return self
+
+
+class AutoConfig:
+    """Whatever path is given, the configuration is the toy's: no file is read and nothing is fetched."""
+
+    @staticmethod
+    def from_pretrained(*_arguments: Any, **_named: Any) -> Configuration:
+        return Configuration(dict(TOY_LLAMA))
+
+    @staticmethod
+    def register(*_arguments: Any, **_named: Any) -> None: ...
+
+
+class GenerationConfig:
+    @staticmethod
+    def from_pretrained(*_arguments: Any, **_named: Any) -> None:
+        """There is none, as for a model without generation_config.json."""

@@ -1,0 +1,291 @@
+"""What differs between releases, by what a release has and not by its number: `family_of` looks for it.
+
+`Family` is the oldest shape; each class after it says what changed. `defaults` is what the fakes of a family answer
+when they are asked for what they were not given (`fakes.Answers`); anything else that a release reads of them is drift.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from specsim.engines.sglang.scheduler.fakes import Answers, Fake, nothing
+from specsim.engines.sglang.scheduler.options import Options
+from specsim.engines.sglang.scheduler.worker import Parts
+
+GROUPS = ("get_tp_group", "get_attention_tp_group", "get_attention_cp_group", "get_pp_group", "get_world_group")
+
+
+class Family:
+    """To 0.5.12: the scheduler is one object with mixins, and groups of ranks are module globals."""
+
+    defaults: Mapping[str, Any] = {}
+
+    def __init__(self, scheduler: ModuleType) -> None:
+        self.scheduler = scheduler  # the module
+        self.answers = Answers(self.defaults)
+
+    def fake(self, name: str, **given: Any) -> Fake:
+        return Fake(name, self.answers, **given)
+
+    # ---- before the scheduler is built
+
+    def server_arguments(self, options: Options, model_path: str) -> Any:
+        """ServerArgs of the options, as the release itself validates and completes them."""
+        arguments = {
+            "model_path": model_path,
+            "device": "cpu",
+            "speculative_algorithm": "EAGLE",
+            "speculative_num_steps": options.num_draft_tokens - 1,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": options.num_draft_tokens,
+            "speculative_draft_model_path": model_path,
+            "skip_tokenizer_init": True,
+            "page_size": options.page_size,
+            "max_total_tokens": options.max_total_tokens,
+            "max_running_requests": options.max_running_requests,
+            "attention_backend": "torch_native",
+            "load_format": "dummy",
+            "chunked_prefill_size": options.chunked_prefill_size,
+            "mem_fraction_static": 0.5,
+            "random_seed": 0,
+            "disable_radix_cache": not options.radix_cache,
+            "enable_mixed_chunk": options.mixed_chunk,
+            "enable_priority_scheduling": options.priority_scheduling,
+            "disable_overlap_schedule": not options.overlap,
+        }
+        if options.streaming_sessions:
+            arguments["enable_streaming_session"] = True
+        return _module("server_args").ServerArgs(**arguments)
+
+    def publish(self, server_arguments: Any) -> None:
+        """Make the arguments known where the release looks for them."""
+        _module("server_args").set_global_server_args_for_scheduler(server_arguments)
+
+    def set_groups(self) -> None:
+        """One rank: every group of ranks is that rank alone."""
+        group = self.fake(
+            "group",
+            cpu_group=None,
+            device_group=None,
+            rank=0,
+            world_size=1,
+            rank_in_group=0,
+            ranks=[0],
+            is_first_rank=True,
+            is_last_rank=True,
+            device="cpu",
+            first_rank=0,
+            local_rank=0,
+        )
+        for name in GROUPS:
+            if hasattr(self.scheduler, name):
+                setattr(self.scheduler, name, lambda: group)
+        state = _module("distributed.parallel_state")
+        for name in ("_TP", "_PP", "_WORLD", "_MOE_EP", "_MOE_TP", "_ATTN_TP", "_ATTN_CP"):
+            if hasattr(state, name):
+                setattr(state, name, group)
+
+    def switch_to_device(self) -> None:
+        """Have the release take the paths that it takes on a GPU."""
+        for module in _modules():
+            if "is_pin_memory_available" in vars(module):
+                vars(module)["is_pin_memory_available"] = lambda *_arguments, **_named: True
+
+    def channels(self, scheduler: Any, send: Callable[..., None]) -> None:
+        """Attributes in place of sockets; what is sent is given to `send`."""
+        scheduler.idle_sleeper = None
+        scheduler.recv_from_tokenizer = scheduler.recv_from_rpc = None
+        scheduler.send_to_tokenizer = self.fake("send_to_tokenizer", send_output=send)
+        scheduler.send_to_detokenizer = self.fake("send_to_detokenizer", send_output=send)
+
+    # ---- the parts of a worker
+
+    def parts(self) -> Parts:
+        draft_input = _module("speculative.eagle_info").EagleDraftInput
+        result = _module("managers.utils").GenerationBatchResult
+        logits = _module("layers.logits_processor").LogitsProcessorOutput
+        fields = frozenset(draft_input.__dataclass_fields__)
+        return Parts(
+            result=result,
+            result_fields=frozenset(result.__dataclass_fields__),
+            draft_input=draft_input,
+            draft_fields=fields,
+            bonus=next(name for name in ("verified_id", "bonus_tokens") if name in fields),
+            logits=lambda: logits(next_token_logits=None),
+        )
+
+    def pools(self, options: Options, context_length: int) -> tuple[Any, Any, Any]:
+        """(the table of rows, the allocator, the KV pool) on the device, with the release's own classes."""
+        rows = _module("mem_cache.memory_pool").ReqToTokenPool(
+            size=options.max_running_requests,
+            max_context_len=context_length + 4,
+            device="cuda",
+            enable_memory_saver=False,
+        )
+        if options.sliding_window:
+            allocator, kv = self._window_pools(options)
+        else:
+            kv = self.fake("kvcache", size=options.max_total_tokens, page_size=options.page_size, layer_num=1)
+            allocator = self._allocator(options, kv)
+        for one in (
+            allocator,
+            *(getattr(allocator, name, None) for name in ("full_attn_allocator", "swa_attn_allocator")),
+        ):
+            if hasattr(one, "use_triton_kernels"):
+                one.use_triton_kernels = True
+        return rows, allocator, kv
+
+    def _allocator(self, options: Options, kv: Any) -> Any:
+        module = _module("mem_cache.allocator")
+        common = {"dtype": torch.float32, "device": "cuda", "kvcache": kv, "need_sort": False}
+        if options.page_size == 1:
+            return module.TokenToKVPoolAllocator(options.max_total_tokens, **common)
+        return module.PagedTokenToKVPoolAllocator(options.max_total_tokens, page_size=options.page_size, **common)
+
+    def _window_pools(self, options: Options) -> tuple[Any, Any]:
+        module = _module("mem_cache.swa_memory_pool")
+        common = {"page_size": options.page_size, "dtype": torch.float32, "device": "cuda"}
+        kv = module.SWAKVPool(
+            **_accepted(
+                module.SWAKVPool,
+                size=options.max_total_tokens,
+                size_swa=options.window_slots,
+                head_num=1,
+                head_dim=1,
+                swa_attention_layer_ids=[0],
+                full_attention_layer_ids=[1],
+                enable_kvcache_transpose=False,
+                enable_memory_saver=False,
+                **common,
+            )
+        )
+        make = (
+            getattr(module, "SWATokenToKVPoolAllocator", None)
+            or _module("mem_cache.allocator.swa").SWATokenToKVPoolAllocator
+        )
+        allocator = make(options.max_total_tokens, options.window_slots, kvcache=kv, need_sort=False, **common)
+        return allocator, kv
+
+    def target_worker(self, options: Options, scheduler: Any, pools: tuple[Any, Any, Any], stream: Any) -> Fake:
+        rows, allocator, kv = pools
+        config, total = scheduler.model_config, options.max_total_tokens
+        longest = min(config.context_len - 1, total - 1)
+        information = (
+            total,
+            scheduler.server_args.max_prefill_tokens,
+            options.max_running_requests,
+            None,  # queued requests, at most
+            longest,
+            longest - 5,
+            0,  # seed
+            "cuda",
+            stream,
+            rows.size,
+            rows.max_context_len,
+            total,
+        )
+        runner = self.fake(
+            "model_runner",
+            model_config=config,
+            device="cuda",
+            token_to_kv_pool=kv,
+            is_hybrid_swa=bool(options.sliding_window),
+            req_to_token_pool=rows,
+            token_to_kv_pool_allocator=allocator,
+        )
+        return self.fake(
+            "tp_worker",
+            model_runner=runner,
+            is_hybrid_swa=bool(options.sliding_window),
+            sliding_window_size=options.sliding_window or None,
+            model_config=config,
+            device="cuda",
+            get_tokens_per_layer_info=lambda: (total, options.window_slots),
+            get_worker_info=lambda: information,
+            get_memory_pool=lambda: (rows, allocator),
+        )
+
+    def draft_attributes(self) -> dict[str, Any]:
+        """What the draft worker is given beside what `worker.Worker` has."""
+        algorithm = self.fake(
+            "spec_algorithm", is_standalone=lambda: False, is_eagle=lambda: True, is_none=lambda: False
+        )
+        runner = self.fake("draft_runner", spec_algorithm=algorithm)
+        return {"draft_worker": self.fake("draft", draft_runner=runner)}
+
+    # ---- the scheduler
+
+    def scheduler_arguments(self, server_arguments: Any, port_arguments: Any) -> dict[str, Any]:
+        ranks = dict.fromkeys(("gpu_id", "tp_rank", "moe_ep_rank", "pp_rank", "attn_cp_rank", "moe_dp_rank"), 0)
+        every = {"server_args": server_arguments, "port_args": port_arguments, **ranks, "dp_rank": None}
+        return _accepted(self.scheduler.Scheduler, **every)
+
+    def receive_by(self, scheduler: Any, receive: Callable[..., Any]) -> None:
+        """Where requests are received by another object than the scheduler: have that call `receive`."""
+
+    def request(self, **fields: Any) -> Any:
+        """A TokenizedGenerateReqInput; what it has no default for and was not given is None."""
+        return _module("managers.io_struct").TokenizedGenerateReqInput(**fields)
+
+    def sampling(self, **fields: Any) -> Any:
+        parameters = _module("sampling.sampling_params").SamplingParams(**fields)
+        parameters.normalize(None)
+        return parameters
+
+    def reset(self, scheduler: Any) -> None:
+        """Put the scheduler back to where it was after it was built."""
+        if scheduler.flush_cache() is False:
+            raise RuntimeError("the scheduler is not idle, and refuses to flush its cache")
+        scheduler.forward_ct = 0
+        scheduler.last_batch = None
+        if hasattr(scheduler, "init_new_token_ratio"):
+            scheduler.new_token_ratio = scheduler.init_new_token_ratio
+        if hasattr(scheduler.future_map, "future_ct"):
+            scheduler.future_map.future_ct = 0
+
+    def messages(self) -> ModuleType:
+        return _module("managers.io_struct")
+
+    def lengths(self, request: Any) -> Any:
+        """Where `kv_committed_len` and `kv_allocated_len` of a request are."""
+        return request
+
+
+class Mixins(Family):
+    defaults: Mapping[str, Any] = {
+        "watchdog.feed": nothing,
+        "draft_worker.on_verify_complete_cpu": nothing,
+        "draft_worker.clear_cache_pool": nothing,
+        "tp_worker.get_pad_input_ids_func": nothing,
+        "draft_runner.model_config": None,
+        "draft_runner.token_to_kv_pool": None,  # of the draft model; the hash model needs none
+        "model_runner.hybrid_gdn_config": None,
+        "model_runner.linear_attn_model_spec": None,
+        "model_runner.mamba2_config": None,
+    }
+
+
+def family_of(scheduler: ModuleType) -> Family:
+    return Mixins(scheduler)
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"sglang.srt.{name}")
+
+
+def _modules() -> list[ModuleType]:
+    return [module for name, module in list(sys.modules.items()) if name.startswith("sglang.") and module is not None]
+
+
+def _accepted(function: Callable[..., Any], **named: Any) -> dict[str, Any]:
+    """Those of the arguments that the function takes by name, or all if it takes any."""
+    parameters = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return named if takes_any else {name: value for name, value in named.items() if name in parameters}

@@ -1,0 +1,229 @@
+"""The imports of a release's scheduler, in an environment that has little more than torch, triton and numpy.
+
+A release imports some thirty packages on the way to its scheduler, gigabytes of them, and on this way uses almost
+nothing of what they hold: base classes, decorators, names in annotations. Those of FABRICATED are made up here; those
+of REAL are the environment's; any other is not there for the release, be it installed or not. So the same code runs
+everywhere.
+
+A value of a fabricated module that does get used is none that a release could work with: what it returns is fabricated
+as well. For that reason the smoke tests of `property_tests/scheduler` compare outputs token by token.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib.abc
+import importlib.machinery
+import pkgutil
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specsim.engines.sglang.scheduler.clock import overridden
+from specsim.engines.sglang.scheduler.configuration import AutoConfig, GenerationConfig
+
+_FABRICATED = """
+    IPython PIL aiohttp compressed_tensors dill einops fastapi gguf huggingface_hub openai orjson partial_json_parser
+    psutil pybase64 pydantic pydantic_core regex requests safetensors sentencepiece setproctitle sgl_kernel starlette
+    torchvision tqdm transformers tvm_ffi uvicorn yaml zmq
+"""
+FABRICATED = frozenset(_FABRICATED.split())
+REAL = frozenset(["filelock", "msgspec", "numpy", "packaging", "torch", "triton", "typing_extensions"])
+# Looked for by importlib.util.find_spec, too, which does not come by the import of a module of the release.
+ABSENT = frozenset(["deep_gemm", "flashinfer", "mooncake", "torchao", "xgrammar"])
+CONTENTS: Mapping[str, Mapping[str, Any]] = {  # what a fabricated module must hold in earnest
+    "dill": {"dumps": lambda value: value.__qualname__.encode()},  # into JSON, at import
+    "regex": vars(re),  # a superset of it; patterns are compiled at import
+    "transformers": {"AutoConfig": AutoConfig, "GenerationConfig": GenerationConfig},
+}
+VERSION = "99.0.0"  # of every fabricated package: releases refuse old ones
+
+_MODELS = frozenset(["llama"])  # of the modules that a release looks for in a folder of its own, all that it finds
+
+Edit = Callable[[str, str], str]  # (name of a module of the release, its source) -> the source that is run
+
+
+def install(root: Path, package: str, modules: Mapping[str, types.ModuleType], edit: Edit | None = None) -> None:
+    """From now on `import package` in this process finds the release that lies unpacked in `root`, and its imports are
+    answered as said above. Its modules get `modules` in place of the real ones of those names.
+    """
+    modules = {**modules, "pkgutil": overridden(pkgutil, iter_modules=_few_modules)}
+    sys.path.insert(0, str(root))  # for its version, which it looks up by importlib.metadata
+    sys.meta_path[:0] = [_Fabrication(), _Release(root, package, modules, edit)]
+    for name in sorted(ABSENT):
+        sys.modules[name] = None  # type: ignore[assignment]  # find_spec says None, and import that there is none
+
+
+def _few_modules(*arguments: Any, **named: Any) -> list[pkgutil.ModuleInfo]:
+    """A release imports each of its models, and of its processors of images, to learn of their classes: a minute."""
+    return [found for found in pkgutil.iter_modules(*arguments, **named) if found.name.split(".")[-1] in _MODELS]
+
+
+@functools.cache
+def _known(package: str) -> frozenset[str]:
+    return frozenset([package, *FABRICATED, *REAL, *sys.stdlib_module_names])
+
+
+class _Release(importlib.abc.MetaPathFinder):
+    """Finds the modules of the release, and no others."""
+
+    def __init__(self, root: Path, package: str, modules: Mapping[str, types.ModuleType], edit: Edit | None) -> None:
+        self._root, self._package, self._modules, self._edit = str(root), package, modules, edit
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname.split(".")[0] != self._package:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path or [self._root], target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Loader(fullname, spec.loader.path, self._modules, self._edit)
+        return spec
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Runs a module of the release with an `import` of its own, by which it gets the modules that replace real ones."""
+
+    def __init__(self, name: str, path: str, modules: Mapping[str, types.ModuleType], edit: Edit | None) -> None:
+        super().__init__(name, path)
+        self._edit = edit
+        package = name.split(".")[0]
+
+        def import_(
+            asked: str, globals: Any = None, locals: Any = None, names: Sequence[str] = (), level: int = 0
+        ) -> Any:
+            if asked in modules and not level:
+                return modules[asked]
+            top = asked.split(".")[0]
+            if not level and top not in _known(package):
+                raise ModuleNotFoundError(f"No module named {top!r}", name=top)
+            return builtins.__import__(asked, globals, locals, names, level)
+
+        self._builtins = {**vars(builtins), "__import__": import_}
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        vars(module)["__builtins__"] = self._builtins
+        super().exec_module(module)
+
+    def get_code(self, fullname: str) -> types.CodeType | None:
+        if self._edit is None:
+            return super().get_code(fullname)
+        source = self.get_source(fullname)
+        assert source is not None
+        edited = self._edit(fullname, source)
+        return super().get_code(fullname) if edited == source else compile(edited, self.path, "exec", dont_inherit=True)
+
+
+class Fabricated(type):
+    """A class that can stand for a class, a function, a decorator or a table: whatever is looked up in it is another.
+
+    Each rule answers one use that a release makes of an imported name while its modules are executed.
+    """
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], **_keywords: Any) -> Fabricated:
+        return super().__new__(mcs, name, bases, body)  # class Config(PretrainedConfig, key=value)
+
+    def __init__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], **_keywords: Any) -> None:
+        super().__init__(name, bases, body)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name == "__func__":
+            return lambda *_arguments, **_named: None  # Tokenizer.from_pretrained.__func__, to be wrapped
+        if name == "__class_validators__":
+            return []  # a list of a configuration class, to be extended
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = _fabricated(name, cls.__module__)
+        setattr(cls, name, made)
+        return made
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        if _is_decoration(arguments, named):
+            return arguments[0]  # @decorator
+        return super().__call__(*arguments, **named)
+
+    def __or__(cls, other: Any) -> Any:
+        return object  # Fabricated | None, in an annotation
+
+    __ror__ = __or__
+
+    def __getitem__(cls, key: Any) -> Any:
+        return cls  # Generic[T], TABLE[key]
+
+    def __setitem__(cls, key: Any, value: Any) -> None: ...  # TABLE[key] = value
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(cls) -> int:
+        return 0
+
+    def __contains__(cls, key: object) -> bool:
+        return False
+
+    def __bool__(cls) -> bool:
+        return True  # in spite of __len__
+
+
+class _Base(metaclass=Fabricated):
+    """What every fabricated class derives from, and with it each class of a release that derives from one."""
+
+    def __init__(self, *_arguments: Any, **_named: Any) -> None: ...
+
+    def __init_subclass__(cls, **_keywords: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _fabricated(name, type(self).__module__)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return arguments[0] if _is_decoration(arguments, named) else self  # @decorator(option=value)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_raised: object) -> None: ...
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def _is_decoration(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    return len(arguments) == 1 and not named and callable(arguments[0]) and not isinstance(arguments[0], Fabricated)
+
+
+def _fabricated(name: str, module: str) -> Fabricated:
+    return Fabricated(name, (_Base,), {"__module__": module})
+
+
+class _FabricatedModule(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name == "__version__":
+            return VERSION
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = _fabricated(name, self.__name__)
+        setattr(self, name, made)
+        return made
+
+
+class _Fabrication(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the fabricated packages and whatever is imported from below them; says nothing of any other."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname.split(".")[0] in FABRICATED:
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        module = _FabricatedModule(spec.name)
+        module.__path__ = []
+        module.__file__ = "<fabricated>"
+        held = CONTENTS.get(spec.name, {})
+        vars(module).update({name: value for name, value in held.items() if not name.startswith("__")})
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None: ...

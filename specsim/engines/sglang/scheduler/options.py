@@ -1,0 +1,30 @@
+"""How a scheduler is configured, in the words of its own command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specsim.engines.sglang.scheduler.configuration import CONTEXT_LENGTH
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One configuration; drawn or written down before the scheduler is built, and never changed after that."""
+
+    page_size: int = 1  # tokens
+    max_total_tokens: int = 512  # slots of the pool; a multiple of page_size
+    max_running_requests: int = 8
+    chunked_prefill_size: int = 64  # tokens; -1 for no chunks
+    num_draft_tokens: int = 4  # num_steps + 1, as with topk 1
+    sliding_window: int = 0  # tokens; 0 for a model without one
+    radix_cache: bool = True
+    streaming_sessions: bool = False
+    mixed_chunk: bool = False
+    priority_scheduling: bool = False
+    overlap: bool = True
+    context_length: int = CONTEXT_LENGTH  # tokens
+
+    @property
+    def window_slots(self) -> int:
+        """Slots of the sliding window's pool: half of the other one, in whole pages; 0 without a window."""
+        return self.max_total_tokens // 2 // self.page_size * self.page_size if self.sliding_window else 0

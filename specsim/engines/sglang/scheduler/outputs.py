@@ -1,0 +1,64 @@
+"""What a scheduler sent and holds, in one form for all releases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What has been sent of one request so far."""
+
+    rid: str
+    finish_reason: Mapping[str, Any] | None = None  # with "type": "length", "stop" or "abort"; None while it runs
+    token_ids: tuple[int, ...] = ()
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    verify_count: int = 0  # passes that verified drafts
+    finishes: int = 0  # messages with a finish reason; more than one is a defect
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Slots of KV, or rows of `req_to_token`. Of an idle scheduler without sessions each is free or in the cache."""
+
+    name: str  # "full", "window" or "rows"
+    size: int
+    free: int
+    cached: int = 0  # held by the cache, and by no request
+
+    @property
+    def is_whole(self) -> bool:
+        return self.free + self.cached == self.size
+
+
+def outputs_of(sent: Sequence[Any]) -> dict[str, Output]:
+    """By request id, from the messages in the order in which they were sent."""
+    outputs: dict[str, Output] = {}
+    for message in sent:
+        kind = type(message).__name__
+        if kind == "BatchTokenIDOutput":
+            for i, rid in enumerate(message.rids):
+                outputs[rid] = _continued(outputs.get(rid, Output(rid)), message, i)
+        elif kind == "AbortReq":
+            seen = outputs.get(message.rid, Output(message.rid))
+            reason = message.finished_reason or {"type": "abort"}
+            outputs[message.rid] = replace(seen, finish_reason=reason, finishes=seen.finishes + 1)
+    return outputs
+
+
+def _continued(seen: Output, message: Any, i: int) -> Output:
+    reason = message.finished_reasons[i]
+    return Output(
+        seen.rid,
+        seen.finish_reason if reason is None else reason,
+        (*seen.token_ids, *message.output_ids[i]),
+        message.prompt_tokens[i],
+        message.completion_tokens[i],
+        message.cached_tokens[i],
+        message.spec_verify_ct[i],
+        seen.finishes + (reason is not None),
+    )

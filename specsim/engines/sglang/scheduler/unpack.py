@@ -1,0 +1,46 @@
+"""A release's Python files in a folder, where they can be imported."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+from specsim.errors import UsageError
+from specsim.lifting.archive import ArchiveError, copy_member, open_archive
+from specsim.lifting.cache import Cache
+
+FOLDER = "unpacked"
+SUFFIXES = (".py", ".so", "METADATA")  # the rest is CUDA sources, tables of kernels' sizes, and templates
+
+
+def unpacked(wheel: Path, cache: Cache) -> Path:
+    """The folder in the cache with what a wheel holds of Python; made when it is not there. UsageError."""
+    folder = cache.path(f"{FOLDER}/{wheel.stem}")
+    if folder.is_dir():
+        return folder
+    with cache.scratch() as scratch:
+        made = scratch / "made"
+        try:
+            with open_archive(wheel) as archive:
+                for name in archive.namelist():
+                    if name.endswith(SUFFIXES) and _is_plain(name):
+                        target = made / name
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        copy_member(archive, name, target)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(made, folder)
+        except ArchiveError as error:
+            raise UsageError(f"{wheel.name} cannot be unpacked: {error}", "fetch it again") from error
+        except OSError as error:
+            if folder.is_dir():  # another process was faster
+                return folder
+            raise UsageError(
+                f"{wheel.name} cannot be unpacked in {folder.parent}: {error.strerror or error}",
+                "free some space or name another folder with --cache-dir or SPECSIM_CACHE_DIR",
+            ) from error
+    return folder
+
+
+def _is_plain(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.as_posix() == name and not path.is_absolute() and ".." not in path.parts

@@ -1,0 +1,349 @@
+"""The worker that drafts and verifies, over a virtual device: each phase of a forward pass is one launch.
+
+Its model is `hash_model`. It reads KV as attention would, through `req_to_token` at *every* position of the prefix
+(and through the mapping of the sliding window's pool), and what it reads must be what the position should hold. What
+is not is a record and no exception: the schedule goes on, with tokens that are wrong as a model's would be. Not looked
+at are rows of requests that have finished or were retracted: nobody reads what they compute.
+
+How many drafts a request accepts is drawn when the pass is launched, never when it runs: what is drawn must not depend
+on the order in which the device does its work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from specsim.engines.sglang.scheduler.fakes import Answers, Fake
+from specsim.engines.sglang.scheduler.hash_model import EMPTY, Prefixes, extended, next_token
+
+UNWRITTEN = -1  # KV of a slot that nobody has written
+REJECTED = -2  # KV of a draft that was rejected
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """KV that a forward pass read, or was about to write, and that is not what the position should hold."""
+
+    phase: str  # "extend", "draft" or "verify"
+    pool: str  # "full", "window", or "input" where the token is wrong and not the KV
+    rid: str
+    position: int  # in the sequence
+    slot: int  # of the pool; 0 is no request's
+    expected: int  # hash
+    actual: int  # hash, UNWRITTEN or REJECTED
+
+
+@dataclass(frozen=True, slots=True)
+class BadValue:
+    """A number that the device read and that no valid schedule gives: memory that nobody had written yet."""
+
+    phase: str
+    rid: str
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the worker is given of a release: classes and the names of fields, which differ between families."""
+
+    result: Callable[..., Any]  # GenerationBatchResult
+    result_fields: frozenset[str]
+    draft_input: Callable[..., Any]  # EagleDraftInput
+    draft_fields: frozenset[str]
+    bonus: str  # the field of the draft input with the last token of each request
+    logits: Callable[[], Any]  # LogitsProcessorOutput
+
+
+class Memory:
+    """The KV that the device has: an int64 hash for each slot of the pool, and of the sliding window's pool."""
+
+    def __init__(self, slots: int, rows: Any, window_slots: int = 0, mapping: Any = None, window: int = 0) -> None:
+        self.full = np.full(slots, UNWRITTEN, np.int64)
+        self.window = np.full(window_slots, UNWRITTEN, np.int64)
+        self.rows = rows  # req_to_token, int32 [requests, positions], on the device
+        self.mapping = mapping  # full_to_swa_index_mapping, int64 [slots], on the device; None without a window
+        self.window_size = window  # positions that a query attends to, itself included
+
+    def clear(self) -> None:
+        self.full.fill(UNWRITTEN)
+        self.window.fill(UNWRITTEN)
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One request of a batch, as the launch found it."""
+
+    request: Any
+    stale: bool  # finished or retracted when the pass was launched
+    prefixes: Prefixes
+    accepted: int = 1  # tokens that verify keeps, the bonus token included
+
+    @property
+    def is_read(self) -> bool:
+        return not (self.stale or self.request.finished() or self.request.is_retracted)
+
+
+class Worker(Fake):
+    """`forward_batch_generation` of an EAGLE worker with topk 1, and whatever else the scheduler reads of one."""
+
+    def __init__(self, answers: Answers, device: Any, parts: Parts, memory: Memory, draft_tokens: int, **given: Any):
+        super().__init__("draft_worker", answers, **given)
+        self.device, self.parts, self.memory = device, parts, memory
+        self.speculative_num_draft_tokens = draft_tokens
+        self.speculative_num_steps = draft_tokens - 1
+        self.topk = 1
+        self.records: list[Content | BadValue] = []
+        self.restart(lambda _rid, bound: bound)
+
+    def restart(self, accept: Callable[[str, int], int]) -> None:
+        """Forget all KV and records. `accept(rid, bound)` says how many tokens a verify keeps, in [1, bound]."""
+        self.accept = accept
+        self.records.clear()
+        self.launches = {"extend": 0, "decode": 0}
+        self.memory.clear()
+        self._prefixes: dict[str, Prefixes] = {}
+        self._reported: set[tuple[str, str]] = set()
+
+    def forward_batch_generation(self, batch: Any, *_arguments: Any, on_publish: Any = None, **_named: Any) -> Any:
+        """Launch the phases of one pass on the current stream; their outputs are tensors that nobody has written."""
+        seats = [_Seat(r, bool(r.finished() or r.is_retracted), self._prefixes_of(r)) for r in batch.reqs]
+        if batch.forward_mode.is_extend():
+            self.launches["extend"] += 1
+            return self._extend(batch, seats, on_publish)
+        self.launches["decode"] += 1
+        return self._decode(batch, seats, on_publish)
+
+    # ---- extend: compute the KV of the prompt, or of a part of it, and one token
+
+    def _extend(self, batch: Any, seats: list[_Seat], on_publish: Any) -> Any:
+        starts = [int(n) for n in _first_of(batch, "extend_prefix_lens", "prefix_lens")]
+        tokens = _unwritten(len(seats), torch.int64)
+        bonus = _unwritten(len(seats), torch.int64)
+        inputs, pool, lengths = batch.input_ids, batch.req_pool_indices, batch.seq_lens
+
+        def extend(access: Any) -> None:
+            given = access.host(inputs).tolist()
+            out, last = access.host(tokens), access.host(bonus)
+            first = 0
+            for i, (seat, row, length) in enumerate(self._rows(access, "extend", seats, pool, lengths)):
+                token = (
+                    FALLBACK if row is None else self._extend_row(access, seat, row, starts[i], length, given, first)
+                )
+                first += max(0, length - starts[i])
+                out[i] = last[i] = token
+
+        self.device.launch(extend, reads=[inputs, pool, lengths], writes=[tokens, bonus], name="extend")
+        return self._result(lengths, tokens, bonus, lengths, on_publish, None)
+
+    def _extend_row(
+        self, access: Any, seat: _Seat, row: int, start: int, length: int, given: Sequence[int], first: int
+    ) -> int:
+        slots = self._slots(access, "extend", seat, row, 0, length)
+        prefix = self._read_prefix(access, "extend", seat, slots, start)
+        for position in range(start, length):
+            token = int(given[first + position - start])
+            if token < 0:
+                self._bad("extend", seat, "input_ids", token)
+                return FALLBACK
+            prefix = extended(prefix, token)
+            self._write(access, int(slots[position]), prefix)
+        expected = seat.prefixes.of(length)
+        if prefix != expected:
+            self._content("extend", "input", seat, length - 1, int(slots[length - 1]), expected, prefix)
+        return next_token(prefix)
+
+    # ---- decode: draft, verify, and extend the draft model by what was accepted
+
+    def _decode(self, batch: Any, seats: list[_Seat], on_publish: Any) -> Any:
+        count, size = self.speculative_num_draft_tokens, len(seats)
+        for seat in seats:
+            seat.accepted = self.accept(seat.request.rid, count)
+        pool, lengths, bonus = batch.req_pool_indices, batch.seq_lens, getattr(batch.spec_info, self.parts.bonus)
+        slots = _unwritten(size * count, torch.int64)
+        tokens, last = _unwritten(size * count, torch.int64), _unwritten(size, torch.int64)
+        accepted, new_lengths = _unwritten(size, torch.int32), _unwritten(size, lengths.dtype)
+
+        def draft(access: Any) -> None:
+            out = access.host(slots)
+            for i, (seat, row, length) in enumerate(self._rows(access, "draft", seats, pool, lengths, count)):
+                if row is None:
+                    out[i * count : (i + 1) * count] = 0
+                    continue
+                drafted = self._slots(access, "draft", seat, row, length, length + count)
+                out[i * count : (i + 1) * count] = torch.from_numpy(drafted)
+                if seat.is_read and not drafted.all():
+                    position = length + int(np.argmin(drafted))
+                    self._content("draft", "full", seat, position, 0, seat.prefixes.of(position + 1), UNWRITTEN)
+
+        def verify(access: Any) -> None:
+            where, given = access.host(slots).tolist(), access.host(bonus).tolist()
+            out, out_last = access.host(tokens), access.host(last)
+            out_accepted, out_lengths = access.host(accepted), access.host(new_lengths)
+            for i, (seat, row, length) in enumerate(self._rows(access, "verify", seats, pool, lengths, count)):
+                kept = [FALLBACK] * seat.accepted
+                if row is not None:
+                    kept = self._verify_row(access, seat, row, length, given[i], where[i * count : (i + 1) * count])
+                out[i * count : (i + 1) * count] = torch.tensor([*kept, *[0] * (count - len(kept))])
+                out_last[i], out_accepted[i], out_lengths[i] = kept[-1], len(kept), length + len(kept)
+
+        def draft_extend(access: Any) -> None:
+            for seat, row, length in self._rows(access, "draft", seats, pool, lengths, count):
+                if row is not None:
+                    self._slots(access, "draft", seat, row, 0, length + count)
+
+        launch = self.device.launch
+        launch(draft, reads=[pool, lengths], writes=[slots], name="draft")
+        written = [tokens, accepted, last, new_lengths]
+        launch(verify, reads=[pool, lengths, bonus, slots], writes=written, name="verify")
+        verified = torch.cuda.Event()
+        verified.record()
+        result = self._result(new_lengths, tokens, last, new_lengths, on_publish, verified, accept_lens=accepted)
+        launch(draft_extend, reads=[pool, lengths, tokens], name="draft_extend")
+        return result
+
+    def _verify_row(
+        self, access: Any, seat: _Seat, row: int, length: int, bonus: int, slots: Sequence[int]
+    ) -> list[int]:
+        prefix = self._read_prefix(access, "verify", seat, self._slots(access, "verify", seat, row, 0, length), length)
+        if bonus < 0:
+            self._bad("verify", seat, "bonus token", bonus)
+            return [FALLBACK] * seat.accepted
+        kept, token = [], bonus
+        for j, slot in enumerate(slots):
+            if j >= seat.accepted:
+                self._write(access, slot, REJECTED)
+                continue
+            prefix = extended(prefix, token)
+            self._write(access, slot, prefix)
+            token = next_token(prefix)
+            kept.append(token)
+        return kept
+
+    # ---- what all phases share
+
+    def _result(
+        self, lengths: Any, tokens: Any, bonus: Any, new_lengths: Any, on_publish: Any, verified: Any, **more: Any
+    ) -> Any:
+        parts, size = self.parts, len(lengths)
+        fields = {parts.bonus: bonus, "new_seq_lens": new_lengths, "verify_done": verified}
+        draft_input = parts.draft_input(**_only(parts.draft_fields, fields))
+        if on_publish is not None:
+            on_publish(new_lengths)
+        draft_input.topk_p = torch.ones((size, 1), device="cuda")
+        draft_input.topk_index = torch.zeros((size, 1), dtype=torch.int64, device="cuda")
+        draft_input.hidden_states = torch.zeros((size, 1), device="cuda")
+        fields = {
+            "logits_output": parts.logits(),
+            "next_token_ids": tokens,
+            "next_draft_input": draft_input,
+            "can_run_cuda_graph": False,
+            "new_seq_lens": new_lengths,
+            "speculative_num_draft_tokens": self.speculative_num_draft_tokens,
+            **more,
+        }
+        return parts.result(**_only(parts.result_fields, fields))
+
+    def _rows(
+        self, access: Any, phase: str, seats: list[_Seat], pool: Any, lengths: Any, ahead: int = 0
+    ) -> list[tuple[_Seat, int | None, int]]:
+        """(seat, its row of `req_to_token`, its sequence length); None and 0 where either is no possible value."""
+        rows, width = self.memory.rows.shape
+        found: list[tuple[_Seat, int | None, int]] = []
+        for seat, row, length in zip(seats, access.host(pool).tolist(), access.host(lengths).tolist(), strict=True):
+            if not 0 <= row < rows:
+                self._bad(phase, seat, "req_pool_indices", row)
+                found.append((seat, None, 0))
+            elif not 0 < length <= width - ahead:
+                self._bad(phase, seat, "seq_lens", length)
+                found.append((seat, None, 0))
+            else:
+                found.append((seat, row, length))
+        return found
+
+    def _slots(self, access: Any, phase: str, seat: _Seat, row: int, low: int, high: int) -> Ints:
+        """int64 [high - low]: the slots of these positions of a row, now; 0 for what is none of the pool's."""
+        rows = self.memory.rows
+        access.read(rows, torch.arange(row * rows.shape[1] + low, row * rows.shape[1] + high))
+        slots: Ints = access.host(rows)[row, low:high].numpy().astype(np.int64)
+        outside = (slots < 0) | (slots >= len(self.memory.full))
+        if outside.any():
+            self._bad(phase, seat, "req_to_token", int(slots[outside][0]))
+            slots[outside] = 0
+        return slots
+
+    def _read_prefix(self, access: Any, phase: str, seat: _Seat, slots: Ints, count: int) -> int:
+        """The hash of the first `count` tokens as the KV in their slots says; compared at every position."""
+        if count == 0:
+            return EMPTY
+        memory, expected = self.memory, seat.prefixes.first(count)
+        read = memory.full[slots[:count]]
+        prefix = self._compared(phase, "full", seat, slots[:count], expected, read, 0)
+        if memory.mapping is not None:
+            low = max(0, count + 1 - memory.window_size)
+            access.read(memory.mapping, torch.from_numpy(slots[low:count]))
+            within = access.host(memory.mapping).numpy()[slots[low:count]]
+            read = memory.window[within]
+            if len(within):
+                prefix = self._compared(phase, "window", seat, within, expected[low:], read, low, prefix)
+        return prefix
+
+    def _compared(
+        self, phase: str, pool: str, seat: _Seat, slots: Ints, expected: Ints, read: Ints, low: int, prefix: int = -1
+    ) -> int:
+        if np.array_equal(read, expected):
+            return int(read[-1]) if prefix < 0 else prefix
+        bad = int(np.argmax(read != expected))
+        self._content(phase, pool, seat, low + bad, int(slots[bad]), int(expected[bad]), int(read[bad]))
+        return extended(int(read[bad]) & (2**62 - 1), bad)  # attention has mixed it into all that follows
+
+    def _write(self, access: Any, slot: int, kv: int) -> None:
+        memory = self.memory
+        memory.full[slot] = kv
+        if memory.mapping is not None:
+            access.read(memory.mapping, torch.tensor([slot]))
+            memory.window[int(access.host(memory.mapping)[slot])] = kv
+
+    def _content(
+        self, phase: str, pool: str, seat: _Seat, position: int, slot: int, expected: int, actual: int
+    ) -> None:
+        rid = str(seat.request.rid)
+        if seat.is_read and (rid, "content") not in self._reported:  # what follows from the first says no more
+            self._reported.add((rid, "content"))
+            self.records.append(Content(phase, pool, rid, position, slot, expected, actual))
+
+    def _bad(self, phase: str, seat: _Seat, name: str, value: int) -> None:
+        rid = str(seat.request.rid)
+        if seat.is_read and (rid, name) not in self._reported:
+            self._reported.add((rid, name))
+            self.records.append(BadValue(phase, rid, name, value))
+
+    def _prefixes_of(self, request: Any) -> Prefixes:
+        """Made anew when the prompt of that id has changed, as that of a session's next turn does."""
+        prompt = list(request.origin_input_ids)
+        prefixes = self._prefixes.get(request.rid)
+        if prefixes is None or prefixes.prompt != prompt:
+            prefixes = self._prefixes[request.rid] = Prefixes(prompt)
+        return prefixes
+
+
+FALLBACK = 3  # a token that the model never produces: what a row computes whose inputs nobody has written
+
+
+def _unwritten(count: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(count, dtype=dtype, device="cuda")
+
+
+def _first_of(batch: Any, *names: str) -> Any:
+    return next(value for name in names if (value := getattr(batch, name, None)) is not None)
+
+
+def _only(names: frozenset[str], values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in names}
