@@ -192,18 +192,25 @@ class Memory:
         if index is None:
             lanes = np.ones(at.shape, bool) if lanes is None else lanes
             for span, index, inside in list(self._parts(pointer, at, lanes, "write")):
-                self._stored(span, index[inside], data[inside], value, inside, pointer.itemsize)
+                self._stored(span, index[inside], data[inside], value, inside, at.shape, pointer.itemsize)
         elif lanes is not None:
-            self._stored(pointer.span, index[lanes], data[lanes], value, lanes, pointer.itemsize)
+            self._stored(pointer.span, index[lanes], data[lanes], value, lanes, at.shape, pointer.itemsize)
         elif watch is not None:
-            self._stored(pointer.span, index.reshape(-1), data.reshape(-1), value, None, pointer.itemsize)
+            self._stored(pointer.span, index.reshape(-1), data.reshape(-1), value, None, at.shape, pointer.itemsize)
         else:
             pointer.span.view(data.dtype)[index] = data
 
     def _stored(
-        self, span: Span, places: Array, values: Array, value: Tensor, lanes: Array | None, itemsize: int
+        self,
+        span: Span,
+        places: Array,
+        values: Array,
+        value: Tensor,
+        lanes: Array | None,
+        shape: tuple[int, ...],
+        itemsize: int,
     ) -> None:
-        """Write `values` [n] to elements `places` [n], those of `value` in the lanes that are active."""
+        """Write `values` [n] to elements `places` [n], those of `value` in the active lanes of `shape`."""
         view, watch = span.view(values.dtype), self.watch
         if watch is None or not places.size:
             view[places] = values
@@ -211,7 +218,6 @@ class Memory:
         old = view[places]
         view[places] = values
         self.checks.wrote(span, places, itemsize)
-        shape = (control.machine().num_programs, *value.data.shape[1:]) if lanes is None else lanes.shape
         if watch.log is not None:
             self._log_write(span, places, itemsize, shape, lanes, old, values, view)
         elif watch.races:
