@@ -128,7 +128,7 @@ def merged(mask: Array, new: Any, old: Any) -> Any:
 
 
 def _fit(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    return all(x == y or x == 1 or y == 1 for x, y in zip(a, b, strict=True))
+    return a == b or all(x == y or x == 1 or y == 1 for x, y in zip(a, b, strict=True))
 
 
 def merge(mask: Array, new: tuple[Any, ...], old: tuple[Any, ...]) -> tuple[Any, ...]:

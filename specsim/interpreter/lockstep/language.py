@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -31,12 +32,13 @@ from specsim.interpreter.lockstep.tensors import (
     unary,
 )
 
+CACHED_MAX: Final = 1 << 14
 BYTES_MAX: Final = 1 << 30
 """What one tensor may take, over all programs that run together."""
 
 
 def _room(shape: Sequence[int], dtype: Any, programs: int) -> None:
-    size = programs * int(np.prod(shape, dtype=np.int64)) * tensors.itemsize_of(dtype)
+    size = programs * math.prod(shape) * tensors.itemsize_of(dtype)
     if size > BYTES_MAX:
         raise KernelError(
             f"a block {list(shape)} of {dtype} takes {size / 2**30:.1f} GB for {programs} programs; "
@@ -64,6 +66,11 @@ def arange(start: int, end: int) -> Tensor:
     if extent <= 0 or extent & (extent - 1):
         raise KernelError(f"arange from {start} to {end}; allowed: constants, a power of two apart")
     _room((extent,), INT32, machine().num_programs)
+    return _arange(start, end) if extent <= CACHED_MAX else Tensor(np.arange(start, end, dtype=np.int32)[None], INT32)
+
+
+@functools.lru_cache(maxsize=256)
+def _arange(start: int, end: int) -> Tensor:
     return Tensor(np.arange(start, end, dtype=np.int32)[None], INT32)
 
 
@@ -71,7 +78,11 @@ def full(shape: Any, value: Any, dtype: Any) -> Tensor:
     shape = _shape(shape)
     _room(shape, dtype, 1)
     filled = cast(to_tensor(value), dtype)
-    return filled.like(to_shape(filled.data, shape), filled.undefined)
+    if filled.data.size > 1:
+        return filled.like(to_shape(filled.data, shape), filled.undefined)
+    data = np.empty((1, *shape), filled.data.dtype)
+    data[...] = filled.data.reshape(())
+    return filled.like(data, filled.undefined)
 
 
 def zeros(shape: Any, dtype: Any) -> Tensor:
@@ -307,7 +318,7 @@ def _summed_type(of: Any, dtype: Any) -> Any:
 def sum_(input: Any, axis: int | None = None, keep_dims: bool = False, dtype: Any = None) -> Tensor:
     value = to_tensor(input)
     value = cast(value, _summed_type(value.dtype, dtype))
-    return _reduced(value, axis, keep_dims, lambda data, at: np.sum(data, axis=at))
+    return _reduced(value, axis, keep_dims, lambda data, at: np.add.reduce(data, axis=at))
 
 
 def _compared(given: Any) -> Tensor:

@@ -40,12 +40,14 @@ NUMPY: Final[dict[Any, Any]] = {
 
 _HELD: Final = {dtype.name: held for dtype, held in NUMPY.items()}  # Triton's own hash and comparison take long
 _SIZES: Final = {dtype.name: max(1, int(dtype.primitive_bitwidth) // 8) for dtype in NUMPY}
+_AS_THEY_ARE: Final = _HELD.keys() - {BFLOAT16.name, INT1.name}  # types that are held in NumPy's own
 _INTEGERS: Final = frozenset(dtype.name for dtype in NUMPY if dtype.is_int())
 
 _rules = type_rules()
-_common: dict[tuple[Any, bool, Any, bool, bool], Any] = {}
+_common: dict[tuple[str, bool, str, bool, bool], Any] = {}
 _constants: dict[tuple[type, Any], Tensor] = {}
 _beside: dict[tuple[Any, ...], tuple[Array, Any]] = {}  # by a number and the type of the tensor beside it
+_compared: dict[tuple[Any, ...], Tensor] = {}  # by a number and the type of the tensor that it is compared with
 CONSTANTS_MAX = 4096
 
 
@@ -370,6 +372,8 @@ def cast(value: Tensor, dtype: Any) -> Tensor:
     if of is dtype or (of.name == dtype.name and of == dtype):
         return value
     data = value.data
+    if of.name in _HELD and dtype.name in _AS_THEY_ARE:
+        return Tensor(data.astype(_HELD[dtype.name]), dtype, value.undefined)
     if of.is_ptr():
         assert isinstance(value, Pointer)
         if dtype.is_ptr():
@@ -436,13 +440,13 @@ def _computed_in(a: Any, b: Any, *, divides: bool) -> Any:
     a_number, b_number = not isinstance(a, Tensor), not isinstance(b, Tensor)
     of_a = _type_of_number(a) if a_number else a.dtype
     of_b = _type_of_number(b) if b_number else b.dtype
-    key = (of_a, a_number, of_b, b_number, divides)
+    key = (of_a.name, a_number, of_b.name, b_number, divides)
     dtype = _common.get(key)
     if dtype is None:
         if of_a.is_ptr() or of_b.is_ptr():
             raise KernelError(f"{of_a} and {of_b} in one operation")
         try:
-            dtype = _rules.computation_type_impl(*key)
+            dtype = _rules.computation_type_impl(of_a, a_number, of_b, b_number, divides)
         except TypeError as error:
             raise KernelError(str(error)) from None
         _common[key] = dtype
@@ -607,14 +611,27 @@ def right_shift(a: Any, b: Any) -> Tensor:
     return _right_shift(a, b)
 
 
+def _as_compared(value: Any, other: Any) -> Tensor:
+    """Unlike beside `+`, a number keeps its own type: int8 and 1000 are compared as int32."""
+    if isinstance(value, Tensor) or not isinstance(other, Tensor):
+        return to_tensor(value)
+    key = (type(value), value, other.dtype.name)
+    known = _compared.get(key)
+    if known is None or _is_zero(value):
+        number = constant(value)
+        known = cast(number, _computed_in(number, other, divides=False))
+        if len(_compared) < CONSTANTS_MAX:
+            _compared[key] = known
+    return known
+
+
 def _comparison(compute: Callable[[Array, Array], Array]) -> Callable[[Any, Any], Tensor]:
     compare = _operation(compute, result=INT1)
 
     def comparison(a: Any, b: Any) -> Tensor:
         if isinstance(a, Pointer) or isinstance(b, Pointer):
             a, b = (cast(v, INT64) if isinstance(v, Pointer) else v for v in (a, b))
-        # Unlike beside `+`, a number keeps its own type: int8 and 1000 are compared as int32.
-        return compare(to_tensor(a), to_tensor(b))
+        return compare(_as_compared(a, b), _as_compared(b, a))
 
     return comparison
 
@@ -651,7 +668,9 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
     if isinstance(a, Pointer) or isinstance(b, Pointer):
         return _chosen_pointer(chosen, a, b)
     x, y, dtype = _common_type(a, b, divides=False)
-    c, x, y = aligned(chosen.data, x, y)
+    c = chosen.data
+    if not c.ndim == x.ndim == y.ndim:
+        c, x, y = aligned(c, x, y)
     try:
         data = np.where(c, x, y)
     except ValueError:

@@ -21,6 +21,8 @@ load gives it on, and `Checks.undefined_use` is told where it matters.
 from __future__ import annotations
 
 import ctypes
+import functools
+import math
 from collections.abc import Sequence
 from types import CodeType
 from typing import Any, Literal, NamedTuple
@@ -145,8 +147,8 @@ def line_of(place: tuple[CodeType, int]) -> str:
 
 
 class _Log:
-    """Accesses of a launch without atomic operations, whose races are found when it is done: nothing orders programs,
-    so it does not matter who came first. A key is a program and a lane; 0 is nobody.
+    """Accesses of a launch without atomic operations, or of one program, whose races are found when it is done: nothing
+    orders programs, so it does not matter who came first. A key is a program and a lane; 0 is nobody.
     """
 
     __slots__ = ("reads", "writes")
@@ -223,7 +225,7 @@ class Watch:
 
     def begin(self, spans: Sequence[Any], total: int, *, ordered: bool) -> None:
         """A launch of `total` programs on this memory; `ordered`: with atomic operations."""
-        self.log = None if ordered or not self.races else _Log()
+        self.log = None if (ordered and total > 1) or not self.races else _Log()
         self._shapes: dict[tuple[int, ...], int] = {}
         self._before: list[_Log] = []
         self.regions, self.time, self._total = [], 0, total
@@ -295,6 +297,8 @@ class Watch:
     def part(self) -> list[tuple[Race, bool, str]]:
         """A barrier: races of lanes so far. What comes after it does not race with what was before, in a program."""
         assert self.log is not None
+        if not self.log.reads and not self.log.writes:
+            return []
         found = self.log.races(between=False, within=self.within)
         self._before.append(self.log)
         self.log = _Log()
@@ -388,7 +392,7 @@ class Watch:
         undefined = region.undefined is not None and bool(region.undefined[cells].any())
         if region.undefined is not None:
             region.undefined[cells] = False
-        if not self.races:
+        if not self.races or self.log is not None:
             return None, undefined
         self.time += 1
         own = programs[:, None]
@@ -410,11 +414,8 @@ class Watch:
         lanes. A scalar is read by every thread, which is a lane of its own, and written by one.
         """
         number = self._shapes.setdefault(shape, len(self._shapes) + 1)
-        lanes = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(1, *shape)
-        if not shape and reads:
-            lanes = lanes + 1
-        programs = np.arange(first + 1, first + 1 + count, dtype=np.int64).reshape(count, *(1,) * len(shape))
-        return (programs << LANE_BITS) + (number << 28) + lanes
+        make = _keys if count * math.prod(shape) <= KEYS_MAX else _keys.__wrapped__
+        return make(first, count, shape, number, reads)
 
     def barrier(self, programs: Array) -> None:
         """Programs (numbered from 1) pass a barrier of their threads."""
@@ -485,6 +486,19 @@ class Watch:
             if mixed.any():
                 held[cells[mixed]] = SEVERAL
         region.field(f"{kind}_time")[cells] = self.time
+
+
+KEYS_MAX = 1 << 14
+"""Keys that are worth keeping, for the next launch."""
+
+
+@functools.lru_cache(maxsize=64)
+def _keys(first: int, count: int, shape: tuple[int, ...], number: int, reads: bool) -> Array:
+    lanes = np.arange(math.prod(shape), dtype=np.int64).reshape(1, *shape)
+    if not shape and reads:
+        lanes = lanes + 1
+    programs = np.arange(first + 1, first + 1 + count, dtype=np.int64).reshape(count, *(1,) * len(shape))
+    return (programs << LANE_BITS) + (number << 28) + lanes
 
 
 def bits(values: Array) -> Array:
