@@ -8,7 +8,7 @@ programs write one element at once, the last one's value stays.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any, Literal
 
@@ -81,7 +81,14 @@ _RAW |= {BFLOAT16.name: np.dtype(np.uint16), INT1.name: np.dtype(np.uint8)}
 
 
 class Checks:
-    """What is told of accesses. Each method may be replaced; these ignore what they are given, and poison is 0."""
+    """What is told of accesses. Each method may be replaced; these ignore what they are given, and poison is 0.
+
+    touched  is given every access that is carried out, unless it is None: the span, the numbers there of its elements
+             (of those in lanes that are not active, too, which are 0), the lanes that are active (None for all), the
+             bytes of an element and whether it writes. An atomic operation is a read and a write.
+    """
+
+    touched: Callable[[Span, Array, Array | None, int, bool], None] | None = None
 
     def launch(self, kernel: str) -> None:
         """A launch begins."""
@@ -126,6 +133,7 @@ class Memory:
         self.spans = [span for span in spans if span.end > span.start]
         self.checks = checks
         self.watch = watch
+        self.touched = checks.touched
 
     def undefined_use(self, what: str) -> None:
         self.checks.undefined_use(what)
@@ -141,6 +149,8 @@ class Memory:
             data, stray, marks = self._gathered(pointer, at, lanes, raw)
         else:
             data = pointer.span.view(raw).take(index)
+            if self.touched is not None:
+                self.touched(pointer.span, index, lanes, pointer.itemsize, False)
             if self.watch is not None:
                 marks = self._read(pointer.span, index, lanes, pointer.itemsize)
         data = _from_raw(data, dtype)
@@ -199,6 +209,8 @@ class Memory:
             self._stored(pointer.span, index.reshape(-1), data.reshape(-1), value, None, at.shape, pointer.itemsize)
         else:
             pointer.span.view(data.dtype)[index] = data
+            if self.touched is not None:
+                self.touched(pointer.span, index, None, pointer.itemsize, True)
 
     def _stored(
         self,
@@ -212,6 +224,8 @@ class Memory:
     ) -> None:
         """Write `values` [n] to elements `places` [n], those of `value` in the active lanes of `shape`."""
         view, watch = span.view(values.dtype), self.watch
+        if self.touched is not None:
+            self.touched(span, places, None, itemsize, True)
         if watch is None or not places.size:
             view[places] = values
             return
@@ -290,6 +304,9 @@ class Memory:
                 self._tell(found[0], None)
                 if found[1]:
                     self.checks.undefined_use("an atomic operation")
+            if self.touched is not None:
+                self.touched(span, index, inside, pointer.itemsize, False)
+                self.touched(span, index, inside, pointer.itemsize, True)
             view = span.view(_raw(dtype))
             places, flat = index[inside], [value[inside] for value in values]
             seen = np.zeros(places.shape, old.dtype)
@@ -357,6 +374,8 @@ class Memory:
         data, left = np.zeros(at.shape, raw), lanes
         for span, index, inside in self._parts(pointer, at, lanes, "read"):
             data[inside] = span.view(raw)[index[inside]]
+            if self.touched is not None:
+                self.touched(span, index, inside, pointer.itemsize, False)
             left = left & ~inside
             if self.watch is not None:
                 marks = either(marks, self._read(span, np.where(inside, index, 0), inside, pointer.itemsize))
