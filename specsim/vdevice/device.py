@@ -20,7 +20,7 @@ import torch
 from specsim.choices.chooser import Chooser
 from specsim.vdevice import policies
 from specsim.vdevice.findings import Access, Finding, Identity, Kind, Place, Site, Sites, place_of
-from specsim.vdevice.history import Array, Clock, Elements, Memory, Operation, Uses, joined
+from specsim.vdevice.history import Array, Clock, Elements, Memory, Operation, Use, Uses, joined
 
 CUDA = torch.device("cuda", 0)
 Skip = Callable[[str, Place, Any, Any], bool]
@@ -261,6 +261,7 @@ class Device:
         self.ignored: list[Finding] = []
         self.counts: Counter[Identity] = Counter()
         self.skips: list[Skip] = []
+        self.addressed: dict[int, Use] = {}  # by address, what kernels may reach through a pointer in another tensor
         self._is_ignored = ignored
         self.host = Host()
         self.host_clock: Clock = (0,)
@@ -451,6 +452,11 @@ class Device:
                 if by.stream is self.host:
                     kind = "host-read" if by.what.startswith("read") else "pinned-reuse"
         self.add(Finding(kind, memory.name, self._access(first), self._access(second), detail))
+
+    def strayed(self, operation: Operation, detail: str) -> None:
+        """A kernel accessed memory outside of its tensors."""
+        access = self._access(operation)
+        self.add(Finding("out-of-bounds", operation.what, access, access, detail))
 
     def failed(self, operation: Operation, error: Exception) -> None:
         """An operation raised when its turn came: a real device stops there. Its results stay poison here."""

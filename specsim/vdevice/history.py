@@ -141,13 +141,14 @@ class Elements:
         """What a view holds before a write, where only changes count."""
         return view.clone() if self.changes_only else None
 
-    def written(self, view: torch.Tensor, before: torch.Tensor | None) -> Array:
-        """The numbers of the elements that a write to a view changed since `before`."""
+    def written(self, view: torch.Tensor, before: torch.Tensor | None, among: Array | None = None) -> Array:
+        """The numbers of the elements that a write to a view changed since `before`, among those given."""
         at = self.of(view)
         if before is None or view.dtype != self.flat.dtype:
             return at
         same = (view == before) | ((view != view) & (before != before))
-        return at[~same.reshape(-1).numpy()]
+        changed = ~same.reshape(-1).numpy()
+        return at[changed] if among is None else among[changed[among]]
 
     def access(self, memory: Memory, by: Operation, elements: Array | None, report: Report, *, is_write: bool) -> None:
         at = self.numbers.numpy() if elements is None else elements

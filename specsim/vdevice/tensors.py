@@ -54,6 +54,12 @@ class Traced(torch.Tensor):
         """The elements as the host reads them now."""
         raise NotImplementedError
 
+    def data_ptr(self) -> int:
+        """The address of `host_bytes`, which kernels may reach from now on."""
+        address = self.host_bytes.data_ptr()
+        Traced.operations.device.addressed[address] = (self.memory, self.host_bytes)
+        return address
+
     def tolist(self) -> Any:
         return self.now("tolist").tolist()
 
@@ -150,9 +156,6 @@ class HostTensor(Traced):
 
     def pin_memory(self, device: Any = None) -> Any:
         return self
-
-    def data_ptr(self) -> int:
-        return self.host_bytes.data_ptr()
 
 
 def _on_device(tensors: list[Any]) -> list[Any]:

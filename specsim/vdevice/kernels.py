@@ -1,0 +1,211 @@
+"""Launches of Triton kernels on tensors of the virtual device.
+
+A launch takes its turn on the current stream. It runs in lockstep, or by Triton's own interpreter where a kernel uses
+what lockstep does not have and TRITON_INTERPRET=1 was set when Triton was imported. Both say which elements are loaded
+and stored, so a kernel reads and writes exactly those. Its tensors' whole storages may be accessed, and the storages of
+tensors whose `data_ptr()` the program took; anything else is a finding and has no effect.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from specsim.interpreter.triton_interpreter import Access as InterpreterAccess
+from specsim.interpreter.triton_interpreter import Launch, is_interpreted, kernel_classes, observed
+from specsim.vdevice.device import Device
+from specsim.vdevice.history import Array, Operation, Use
+from specsim.vdevice.tensors import Traced
+
+
+def is_available() -> bool:
+    """Whether there is a Triton whose launches can be taken."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def replacements(device: Device) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """What to put in place of Triton's own launches: owner, name of the method, method."""
+    for owner in kernel_classes():
+        yield owner, "run", _run(device, owner.run)
+
+
+def _run(device: Device, original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(of: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        traced: list[Any] = []
+        host_args = [_on_host(value, traced) for value in args]
+        host_kwargs = {name: _on_host(value, traced) for name, value in kwargs.items()}
+        if not traced:
+            return original(of, *args, grid=grid, warmup=warmup, **kwargs)
+        if warmup:
+            return None
+        name = of.fn.__name__
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor) and not isinstance(value, Traced):
+                raise ValueError(f"Pointer argument of {name} cannot be accessed from Triton (cpu tensor?)")
+        memories = _Memories(device, name, traced)
+        operation = device.new_operation(name, device.sites.here())
+        operation.run = lambda by: _execute(memories, by, of, original, host_args, host_kwargs, grid)
+        device.enqueue(operation)
+        return None
+
+    return run
+
+
+def _on_host(value: Any, traced: list[Any]) -> Any:
+    if isinstance(value, Traced):
+        traced.append(value)
+        return value.host_bytes
+    if isinstance(value, tuple):
+        items = [_on_host(item, traced) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if type(value).__name__ == "TensorWrapper":
+        return type(value)(_on_host(value.base, traced), value.dtype)
+    return value
+
+
+def _execute(
+    memories: _Memories,
+    by: Operation,
+    of: Any,
+    original: Callable[..., Any],
+    args: list[Any],
+    kwargs: dict[str, Any],
+    grid: Any,
+) -> None:
+    from specsim.interpreter.lockstep.errors import KernelError, UnsupportedError
+    from specsim.interpreter.lockstep.launch import launch
+
+    memories.begin()
+    try:
+        launch(of.fn, grid, args, kwargs, memories.in_lockstep(), extra=memories.storages)
+    except UnsupportedError:
+        if not is_interpreted(of):
+            raise
+        with observed(_Observer(memories)):
+            original(of, *args, grid=grid, warmup=False, **kwargs)
+    except KernelError as error:
+        memories.device.failed(by, error)
+    memories.note(by)
+
+
+class _Memories:
+    """The memories that a launch may access, and which of their elements it did."""
+
+    def __init__(self, device: Device, kernel: str, traced: list[Any]) -> None:
+        self.device, self.kernel = device, kernel
+        self.uses: list[Use] = []
+        self.spans: list[tuple[int, int]] = []
+        for memory, part in [*((tensor.memory, tensor.host_bytes) for tensor in traced), *device.addressed.values()]:
+            if any(memory is known for known, _ in self.uses):
+                continue
+            storage = part.untyped_storage()
+            self.uses.append((memory, part))
+            self.spans.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+        self.storages = [_whole(part) for _, part in self.uses]
+        self.before: dict[int, torch.Tensor] = {}
+        self.touched: dict[tuple[int, bool], list[Array]] = {}
+        self.strays: list[str] = []
+
+    def begin(self) -> None:
+        """The launch's turn has come."""
+        for i, (memory, _) in enumerate(self.uses):
+            if memory.elements is not None and memory.elements.changes_only:
+                self.before[i] = self.storages[i].clone()
+
+    def note_addresses(self, addresses: Array, *, is_write: bool) -> None:
+        """[n] addresses of elements, each in one of the storages."""
+        if not addresses.size:
+            return
+        first = int(addresses.flat[0])
+        for i, (start, end) in enumerate(self.spans):
+            if start <= first < end:
+                inside = (addresses >= start) & (addresses < end)
+                known = self.touched.setdefault((i, is_write), [])
+                if self.uses[i][0].elements is not None or not known:
+                    known.append(addresses[inside] - start)
+                if not inside.all():
+                    self.note_addresses(addresses[~inside], is_write=is_write)
+                return
+
+    def note(self, by: Operation) -> None:
+        """The launch is done: enter what it touched, reads first."""
+        for (i, is_write), offsets in sorted(self.touched.items(), key=lambda item: (item[0][1], item[0][0])):
+            memory, part = self.uses[i]
+            elements = None
+            if memory.elements is not None:
+                elements = np.unique(np.concatenate(offsets) // part.element_size())
+                if is_write and i in self.before:
+                    elements = memory.elements.written(self.storages[i], self.before[i], elements)
+            (memory.write if is_write else memory.read)(by, self.device.report, elements)
+        for stray in self.strays:
+            self.device.strayed(by, stray)
+
+    def in_lockstep(self) -> Any:
+        from specsim.interpreter.lockstep.memory import Checks
+
+        memories = self
+
+        class Following(Checks):
+            def __init__(self) -> None:
+                self.touched = self.note
+
+            def note(self, span: Any, places: Array, lanes: Array | None, itemsize: int, is_write: bool) -> None:
+                if lanes is not None:
+                    shape = np.broadcast_shapes(places.shape, lanes.shape)
+                    places = np.broadcast_to(places, shape)[np.broadcast_to(lanes, shape)]
+                memories.note_addresses(places.reshape(-1).astype(np.int64) * itemsize + span.start, is_write=is_write)
+
+            def stray(
+                self, kind: Literal["read", "write", "update"], name: str, index: int, size: int, count: int
+            ) -> None:
+                memories.strays.append(f"{kind} of element {index} of {name or 'no tensor'}, which has {size}")
+
+        return Following()
+
+
+def _whole(part: torch.Tensor) -> torch.Tensor:
+    """All bytes of a tensor's storage."""
+    size = part.untyped_storage().nbytes() // part.element_size()
+    return torch.as_strided(part, (size,), (1,), 0)
+
+
+class _Observer:
+    """Follows a launch in Triton's own interpreter."""
+
+    def __init__(self, memories: _Memories) -> None:
+        self.memories = memories
+
+    def _access(self, access: InterpreterAccess, kind: str, *, is_write: bool) -> Any:
+        addresses = access.addresses.astype(np.int64)
+        inside = np.zeros(addresses.shape, bool)
+        for start, end in self.memories.spans:
+            inside |= (addresses >= start) & (addresses <= end - access.itemsize)
+        lanes = access.active & inside
+        if (access.active & ~inside).any():
+            self.memories.strays.append(f"{kind} outside of its tensors at {access.where}")
+        self.memories.note_addresses(addresses[lanes], is_write=is_write)
+        return access.active if lanes.sum() == access.active.sum() else lanes
+
+    def launch(self, launch: Launch) -> None: ...
+
+    def program(self, number: int) -> None: ...
+
+    def load(self, access: InterpreterAccess) -> Any:
+        return self._access(access, "read", is_write=False)
+
+    def store(self, access: InterpreterAccess, values: Any) -> Any:
+        return self._access(access, "write", is_write=True)
+
+    def atomic(self, access: InterpreterAccess, *, orders: bool) -> Any:
+        self._access(access, "update", is_write=False)
+        return self._access(access, "update", is_write=True)
+
+    def barrier(self) -> None: ...
+
+    def overflow(self, message: str, where: str) -> None: ...
+
+    def undefined(self, access: InterpreterAccess, values: Any, lanes: Any, *, stray: bool) -> None: ...
