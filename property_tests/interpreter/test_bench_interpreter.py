@@ -72,22 +72,36 @@ def test_a_kernel_that_is_left_to_triton_counts_as_equally_fast_and_is_named(
 
     found = entries(leaves)
     assert {entry["peers"][1]["ratio"] for entry in found} == {1.0}
-    assert any(line.startswith(f"left to Triton: {OP.name}, for printing_kernel: ") for line in summary(found))
+    told = summary(found)
+    assert "left to Triton: 1 of 1 kernels" in told
+    assert any(line.startswith(f"left to Triton: {OP.name}, for printing_kernel: ") for line in told)
     assert capsys.readouterr().out  # Triton printed the rows
 
 
 def test_the_summary_has_means_of_all_cases_and_of_large_grids() -> None:
     def entry(way: str, programs: int, ratio: float) -> dict[str, Any]:
-        shape = {"provider": "mine", "kernel": "k", "case": f"drawn {programs}", "way": way}
+        kind = "drawn" if programs == 1 else "large"
+        shape = {"provider": "mine", "kernel": "k", "case": f"{kind} {programs}", "way": way}
         peers = [{"ratio": 1.0, "median": ratio}, {"ratio": ratio, "median": 1.0}]
         return {"shape": shape, "programs": programs, "lacks": "", "compiling_ms": 3.0, "peers": peers}
 
     told = summary([entry("plain", 1, 2.0), entry("plain", 64, 32.0), entry("checked", 1, 0.5)])
     assert told == [
-        "plain: geometric mean 8.0 of 2 cases, least 2.00; 64 programs and more: 32.0 of 1",
-        "checked: geometric mean 0.5 of 1 cases, least 0.50",
+        "plain, geometric means: all cases 8.0 (2), as `check` draws them 2.0 (1), 64 programs and more 32.0 (1)",
+        "plain, least: 2.00 (k, 1 programs)",
+        "checked, geometric means: all cases 0.5 (1), as `check` draws them 0.5 (1)",
+        "checked, least: 0.50 (k, 1 programs)",
         "compiled once, a kernel: 3.0 ms, on average",
+        "left to Triton: none of 1 kernels",
     ]
+
+
+def test_a_wide_row_is_a_case_of_the_full_benchmark() -> None:
+    op = OPS["top_p_renorm_probs"]
+    own = Subject(op.name, "kernel", f"kernel:{op.name}", partial(op.call, REFERENCE[op.name]))
+    assert all(kind != "wide" for kind, _ in interpreter.cases_of(op, own))
+    *_, (kind, case) = interpreter.cases_of(op, own, full=True)
+    assert (kind, case.tensors["probs"].shape) == ("wide", (1, 32_000))
 
 
 def test_target_is_an_option_of_this_benchmark_alone() -> None:

@@ -3,8 +3,9 @@
 What is timed is a call of the function that launches, on one core: once as it is, and once with every access checked
 for bounds, races and undefined lanes. Neither side runs anything twice, nor looks for int32 overflows. A kernel is
 called on the cases that `specsim check` draws first, and on one of REQUESTS requests, or as many as its contract
-allows. What is done once for a kernel, compiling its syntax tree, has a time of its own. A kernel that lockstep
-leaves to Triton counts as equally fast.
+allows; with `full`, those of WIDE on a row of so many tokens, too, which takes Triton's interpreter minutes. What is
+done once for a kernel, compiling its syntax tree, has a time of its own. A kernel that lockstep leaves to Triton counts
+as equally fast.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +36,8 @@ PLAIN, CHECKED = "plain", "checked"
 DRAWN = 2
 """Cases of a kernel as `specsim check` draws them."""
 REQUESTS = 64
+WIDE = {"top_p_renorm_probs": 32_000}
+"""Tokens of a row, all of which are possible."""
 ROUNDS = 5
 SECONDS_MAX = 1.0
 """A kernel gets fewer rounds when those of one case would take longer, but for the first."""
@@ -42,7 +46,7 @@ ELEMENTS_MAX = 1 << 22
 
 
 def run(
-    _device: str, rounds: int | None, _full: bool = False, targets: Sequence[str] | None = None
+    _device: str, rounds: int | None, full: bool = False, targets: Sequence[str] | None = None
 ) -> list[dict[str, Any]]:
     """Time specsim's kernels, and the Triton kernels of `targets`. Returns the `benchmarks` entries of the result
     format: one for each kernel, number of programs and way; the ratio is how many times faster lockstep is.
@@ -58,7 +62,7 @@ def run(
             for name, provider in providers.items()
             for subject in provider.subjects()[0]
             if subject.role == "kernel" and subject.far is None
-            for entry in entries_of(name, subject, rounds or ROUNDS)
+            for entry in entries_of(name, subject, rounds or ROUNDS, full=full)
         ]
     finally:
         torch.set_num_threads(threads)
@@ -72,12 +76,12 @@ def _provider(text: str) -> Any:
     return load_provider(parse_target(text), open_cache())
 
 
-def entries_of(provider: str, subject: Subject, rounds: int) -> list[dict[str, Any]]:
+def entries_of(provider: str, subject: Subject, rounds: int, *, full: bool = False) -> list[dict[str, Any]]:
     """Both ways of a subject on each of its cases; none of a subject that launches no Triton kernel."""
     op = OPS[subject.op]
     entries: list[dict[str, Any]] = []
     compiling = None
-    for number, (kind, case) in enumerate(cases_of(op, subject)):
+    for number, (kind, case) in enumerate(cases_of(op, subject, full=full)):
         call = _Call(op, subject, case)
         try:
             first, launches = call.seconds(_in_lockstep)
@@ -117,8 +121,8 @@ def _peer(name: str, median: float | None, ratio: float | None, not_run: str | N
     return {"name": name, "timing": "cpu", "median": median, "ratio": ratio, "not_run": not_run}
 
 
-def cases_of(op: Op, subject: Subject) -> Iterator[tuple[str, Case]]:
-    """DRAWN cases as they are drawn, and a large one of sizes of one of these."""
+def cases_of(op: Op, subject: Subject, *, full: bool = False) -> Iterator[tuple[str, Case]]:
+    """DRAWN cases as they are drawn, and a large one of sizes of one of these; with `full` a wide one, too."""
     found, large = 0, None
     for index in range(20 * DRAWN):
         case = op.generate(seeded(0, "bench", NAME, op.name, index))
@@ -131,6 +135,14 @@ def cases_of(op: Op, subject: Subject) -> Iterator[tuple[str, Case]]:
             break
     if large is not None:
         yield "large", large
+    if full and op.name in WIDE:
+        width = WIDE[op.name]
+        shape = {"topk": 1, "num_steps": 1, "num_draft_tokens": 1, "vocab_size": width}
+        case = op.cases.make(torch.arange(1), shape)
+        if subject.accepts(case.sizes):
+            # Rows as they are drawn have a few tokens of any probability.
+            probs = torch.softmax(torch.arange(width)[None] * 7919 % width * (8 / width), dim=1)
+            yield "wide", replace(case, tensors={"probs": probs, "top_p": torch.tensor([0.9])})
 
 
 def _large(op: Op, subject: Subject, index: int) -> Case | None:

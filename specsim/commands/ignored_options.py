@@ -85,7 +85,7 @@ IGNORED: Mapping[str, tuple[Ignored, ...]] = {
     ),
     "bench": (
         Ignored(_benchmark("sim", "campaign"), ("device",), "the simulator runs on the CPU"),
-        Ignored(_benchmark("interpreter"), ("device", "full"), "both interpreters run on the CPU, on the same cases"),
+        Ignored(_benchmark("interpreter"), ("device",), "both interpreters run on the CPU"),
         Ignored(
             _benchmark("verify_tree_greedy", "verify_logits_greedy", "verify_logits_sampled"),
             ("full",),

@@ -27,8 +27,12 @@ COLUMNS = (
 def print_interpreters(console: Console, benchmarks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Print the entries of `interpreter`, if there are any. Returns the entries of other benchmarks."""
     entries = [entry for entry in benchmarks if entry["name"] == NAME and "programs" in entry]
-    for provider in dict.fromkeys(entry["shape"]["provider"] for entry in entries):
+    providers = list(dict.fromkeys(entry["shape"]["provider"] for entry in entries))
+    for provider in providers:
         _print_provider(console, provider, [entry for entry in entries if entry["shape"]["provider"] == provider])
+    if len(providers) > 1:
+        console.print(f"interpreter: {' and '.join(map(escape, providers))}")
+        _print_summary(console, entries)
     return [entry for entry in benchmarks if entry not in entries]
 
 
@@ -44,6 +48,10 @@ def _print_provider(console: Console, provider: str, entries: list[dict[str, Any
         cells = [cell for way in WAYS for cell in _cells(by_way[way])]
         table.add_row(kernel, str(by_way[WAYS[0]]["programs"]), *cells)
     console.print(table)
+    _print_summary(console, entries)
+
+
+def _print_summary(console: Console, entries: Sequence[dict[str, Any]]) -> None:
     for line in summary(entries):
         console.print(f"   {escape(line)}", soft_wrap=True)
 
@@ -58,20 +66,39 @@ def _cells(entry: dict[str, Any]) -> list[str]:
 def summary(entries: Iterable[dict[str, Any]]) -> list[str]:
     """Geometric means and the least, by way; what compiling takes; which kernels Triton runs, and why."""
     entries = list(entries)
-    lines = []
-    for way in WAYS:
-        timed = [(e["programs"], e["peers"][1]["ratio"]) for e in entries if e["shape"]["way"] == way]
-        ratios = [(programs, ratio) for programs, ratio in timed if ratio is not None]
-        if ratios:
-            every, many = [ratio for _, ratio in ratios], [ratio for programs, ratio in ratios if programs >= MANY]
-            line = f"{way}: geometric mean {_mean(every):.1f} of {len(every)} cases, least {min(every):.2f}"
-            lines.append(line + (f"; {MANY} programs and more: {_mean(many):.1f} of {len(many)}" if many else ""))
-    compiling = {e["shape"]["kernel"]: e["compiling_ms"] for e in entries}
+    lines = [line for way in WAYS for line in _means(way, [e for e in entries if e["shape"]["way"] == way])]
+    compiling = {_kernel(e): e["compiling_ms"] for e in entries}
     lines.append(f"compiled once, a kernel: {sum(compiling.values()) / len(compiling):.1f} ms, on average")
-    lacking = {e["shape"]["kernel"]: e["lacks"] for e in entries if e["lacks"]}
-    lines += [f"left to Triton: {kernel}, for {lacks}" for kernel, lacks in lacking.items()]
+    lacking = {_kernel(e): e["lacks"] for e in entries if e["lacks"]}
+    lines.append(f"left to Triton: {len(lacking) or 'none'} of {len(compiling)} kernels")
+    lines += [f"left to Triton: {kernel}, for {lacks}" for (_, kernel), lacks in lacking.items()]
     return lines
 
 
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+def _kernel(entry: dict[str, Any]) -> tuple[str, str]:
+    return entry["shape"]["provider"], entry["shape"]["kernel"]
+
+
+def _means(way: str, entries: Sequence[dict[str, Any]]) -> list[str]:
+    timed = [entry for entry in entries if _ratio(entry) is not None]
+    if not timed:
+        return []
+    least = min(timed, key=_ratio)
+    groups = {
+        "all cases": timed,
+        "as `check` draws them": [entry for entry in timed if entry["shape"]["case"].startswith("drawn")],
+        f"{MANY} programs and more": [entry for entry in timed if entry["programs"] >= MANY],
+    }
+    told = [f"{name} {_mean(some):.1f} ({len(some)})" for name, some in groups.items() if some]
+    return [
+        f"{way}, geometric means: {', '.join(told)}",
+        f"{way}, least: {_ratio(least):.2f} ({least['shape']['kernel']}, {least['programs']} programs)",
+    ]
+
+
+def _ratio(entry: dict[str, Any]) -> Any:
+    return entry["peers"][1]["ratio"]
+
+
+def _mean(entries: Sequence[dict[str, Any]]) -> float:
+    return math.exp(sum(math.log(_ratio(entry)) for entry in entries) / len(entries))
