@@ -58,8 +58,8 @@ LAYERS = {  # each may use only layers that stand before it in this table
     "vdevice": layer("errors choices interpreter", "torch triton numpy"),
     "lifting": layer("errors isolation files", "torch triton"),
     "engines": layer(
-        "errors isolation files verdict choices engine rules contracts interpreter lifting",
-        "torch triton numpy",
+        "errors isolation files verdict choices engine rules contracts interpreter lifting vdevice",
+        "torch triton numpy msgspec",
     ),
     "compiled": layer("errors isolation files lifting"),
     "mutation": layer("errors compiled", "msgspec"),

@@ -4,9 +4,10 @@ OPTIONS as JSON. Prints one JSON object: what each request got, what it should h
 
 from __future__ import annotations
 
-import importlib
 import json
+import resource
 import sys
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +19,7 @@ from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.unpack import unpacked
 from specsim.engines.target import ReleaseTarget
 from specsim.lifting.cache import open_cache
+from specsim.vdevice import simulate
 
 LENGTHS = (5, 25, 45, 65)  # tokens of the prompts; one is longer than a chunk
 NEW_TOKENS = 12
@@ -30,12 +32,16 @@ def main() -> None:
     wheel = fetch_release(ReleaseTarget(version), cache)
     assert wheel is not None
     chooser = seeded(0, "smoke")
-    simulate = importlib.import_module("specsim.vdevice").simulate
-    with simulate(chooser) as device:
-        booted = boot(unpacked(wheel, cache), options, device)
+    root = unpacked(wheel, cache)
+    with simulate(chooser, sites=lambda file: file.startswith(str(root))) as device:
+        started = time.process_time()
+        booted = boot(root, options, device)
+        boot_seconds = time.process_time() - started
         booted.worker.restart(lambda _rid, bound: between(chooser, 1, bound, "accepted"))
         answer = decode_four(booted)
         device.drain()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answer |= {"boot CPU seconds": round(boot_seconds, 1), "MiB": memory >> 10}
     print(json.dumps({**answer, "findings": [str(finding) for finding in device.findings]}))
 
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from specsim.engines.sglang.scheduler import imports
 from specsim.engines.sglang.scheduler.clock import Surroundings
 from specsim.engines.sglang.scheduler.families import Family, family_of
@@ -73,10 +75,9 @@ class Booted:
         self.scheduler.result_queue = deque()
         family.receive_by(self.scheduler, self._receive)
         family.switch_to_device()
+        torch.cuda.synchronize()  # as long before the first request as a server's start is
 
     def _built(self) -> Any:
-        import torch
-
         booted, family, options = self, self.family, self.options
         module = family.scheduler
         stream = torch.cuda.Stream()
@@ -123,6 +124,7 @@ class Booted:
             self.family.parts(),
             memory,
             options.num_draft_tokens,
+            publishes_reads=options.read_event,
             **self.family.draft_attributes(),
         )
 
@@ -144,6 +146,7 @@ class Booted:
         """Forget the last schedule, by the scheduler's own flush; it must be idle. See `Worker.restart`."""
         self.surroundings.restart(seed)
         self.family.reset(self.scheduler)
+        torch.cuda.synchronize()
         self.worker.restart(accept)
         self.sent.clear()
         self.requests.clear()

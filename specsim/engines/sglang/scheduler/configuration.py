@@ -43,6 +43,15 @@ class Configuration:
         return self
 
 
+def config_dict(*_arguments: Any, **_named: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """In place of `PretrainedConfig.get_config_dict`."""
+    return dict(TOY_LLAMA), {}
+
+
+def cached_file(*_arguments: Any, **_named: Any) -> None:
+    """Beside its configuration, a toy has no files."""
+
+
 class AutoConfig:
     """Whatever path is given, the configuration is the toy's: no file is read and nothing is fetched."""
 

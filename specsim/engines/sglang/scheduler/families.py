@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from array import array
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import torch
 
 from specsim.engines.sglang.scheduler.fakes import Answers, Fake, nothing
@@ -20,6 +22,10 @@ from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.worker import Parts
 
 GROUPS = ("get_tp_group", "get_attention_tp_group", "get_attention_cp_group", "get_pp_group", "get_world_group")
+
+
+SET = "set"  # anything that is not None
+ATTENTION = SimpleNamespace(needs_cpu_seq_lens=True)  # a backend that has the lengths of sequences sent to the host
 
 
 class Family:
@@ -68,9 +74,9 @@ class Family:
         """Make the arguments known where the release looks for them."""
         _module("server_args").set_global_server_args_for_scheduler(server_arguments)
 
-    def set_groups(self) -> None:
-        """One rank: every group of ranks is that rank alone."""
-        group = self.fake(
+    def group(self) -> Fake:
+        """A group of ranks that is one rank alone."""
+        return self.fake(
             "group",
             cpu_group=None,
             device_group=None,
@@ -84,6 +90,10 @@ class Family:
             first_rank=0,
             local_rank=0,
         )
+
+    def set_groups(self) -> None:
+        """Put that group where the release looks for each of its groups."""
+        group = self.group()
         for name in GROUPS:
             if hasattr(self.scheduler, name):
                 setattr(self.scheduler, name, lambda: group)
@@ -93,10 +103,11 @@ class Family:
                 setattr(state, name, group)
 
     def switch_to_device(self) -> None:
-        """Have the release take the paths that it takes on a GPU."""
+        """Have the release take the paths that it takes on a GPU; its arguments say that there is none."""
+        _replace(_module("managers.overlap_utils"), "_is_cuda", True)
+        _replace(self.scheduler, "is_cuda", lambda: True)
         for module in _modules():
-            if "is_pin_memory_available" in vars(module):
-                vars(module)["is_pin_memory_available"] = lambda *_arguments, **_named: True
+            _replace(module, "is_pin_memory_available", lambda *_arguments, **_named: True)
 
     def channels(self, scheduler: Any, send: Callable[..., None]) -> None:
         """Attributes in place of sockets; what is sent is given to `send`."""
@@ -104,6 +115,15 @@ class Family:
         scheduler.recv_from_tokenizer = scheduler.recv_from_rpc = None
         scheduler.send_to_tokenizer = self.fake("send_to_tokenizer", send_output=send)
         scheduler.send_to_detokenizer = self.fake("send_to_detokenizer", send_output=send)
+        scheduler.load_snapshot_writer = None
+        scheduler.ipc_channels = self.fake(
+            "ipc_channels",
+            recv_from_tokenizer=None,
+            recv_from_rpc=None,
+            send_to_tokenizer=scheduler.send_to_tokenizer,
+            send_to_detokenizer=scheduler.send_to_detokenizer,
+            send_metrics_from_scheduler=None,
+        )
 
     # ---- the parts of a worker
 
@@ -195,6 +215,7 @@ class Family:
             "model_runner",
             model_config=config,
             device="cuda",
+            forward_stream=stream,
             token_to_kv_pool=kv,
             is_hybrid_swa=bool(options.sliding_window),
             req_to_token_pool=rows,
@@ -229,10 +250,18 @@ class Family:
 
     def receive_by(self, scheduler: Any, receive: Callable[..., Any]) -> None:
         """Where requests are received by another object than the scheduler: have that call `receive`."""
+        if hasattr(scheduler, "request_receiver"):
+            scheduler.request_receiver = self.fake("request_receiver", recv_requests=receive)
 
     def request(self, **fields: Any) -> Any:
         """A TokenizedGenerateReqInput; what it has no default for and was not given is None."""
-        return _module("managers.io_struct").TokenizedGenerateReqInput(**fields)
+        made = _module("managers.io_struct").TokenizedGenerateReqInput
+        if hasattr(made, "__struct_fields__"):
+            required = [field.name for field in msgspec.structs.fields(made) if field.required]
+            fields = {**dict.fromkeys(required), **fields}
+        if "array" in str(made.__annotations__.get("input_ids")):
+            fields["input_ids"] = array("q", fields["input_ids"])
+        return made(**fields)
 
     def sampling(self, **fields: Any) -> Any:
         parameters = _module("sampling.sampling_params").SamplingParams(**fields)
@@ -272,8 +301,62 @@ class Mixins(Family):
     }
 
 
+class Contexts(Family):
+    """From 0.5.22: configuration is published to a context of the process, and requests are structs."""
+
+    defaults: Mapping[str, Any] = {
+        "watchdog.feed": nothing,
+        "draft_worker.alloc_memory_pool": nothing,
+        "draft_worker.clear_cache_pool": nothing,
+        "draft_worker.init_attention_backends": nothing,
+        "draft_worker.init_cuda_graphs": nothing,
+        "draft_worker.init_hicache_draft_plan": nothing,
+        "draft_worker.prepare_for_kv_cache_release": nothing,
+        "draft_worker.on_verify_complete_cpu": nothing,
+        "draft_worker.prewarm_sampling": nothing,
+        "draft_worker.draft_swa_window": 0,
+        "draft_worker.graph_time_usage": {},
+        "draft_worker.weight_load_time": 0.0,
+        "tp_worker.graph_time_usage": {},
+        "tp_worker.weight_load_time": 0.0,
+        "draft_worker.primary_draft_kv_pool": None,
+        "draft_worker.spec_v2_attn_backends": (ATTENTION,),
+        "draft_worker.hicache_draft_plan": None,
+        "tp_worker.get_pad_input_ids_func": nothing,
+        "tp_worker.init_attention_backends": nothing,
+        "tp_worker.init_cuda_graphs": nothing,
+        "model_runner.memory_pool_config": SET,
+        "model_runner.attn_backend": ATTENTION,
+        "model_runner.canary_manager": None,
+        "model_runner.prefill_aware_swa": False,
+        "model_runner.ngram_embedding_manager": SimpleNamespace(prepare_for_forward=lambda batch, **_: batch),
+        "model_runner.mtp_draft_device_pools": (),
+        "model_runner.mtp_draft_mamba_pools": (),
+        "kvcache.post_capture_active": False,
+    }
+
+    def publish(self, server_arguments: Any) -> None:
+        ranks = self.scheduler.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
+        hook = _module("arg_groups.speculative_hook")
+        _replace(hook, "_disable_overlap_schedule_for_cpu", nothing)
+        self.scheduler.publish(server_arguments, role="scheduler", ranks=ranks)
+
+    def set_groups(self) -> None:
+        super().set_groups()
+        group = self.group()
+        groups = dict.fromkeys(("world_group", "tp_group", "pp_group", "attn_tp_group", "attn_cp_group"), group)
+        self.scheduler.get_parallel().override_permanently(attn_dp_size=1, attn_dp_rank=0, **groups)
+        self.scheduler.bootstrap.init_parallel_runtime = nothing  # it starts gloo, with threads and a port
+
+
 def family_of(scheduler: ModuleType) -> Family:
-    return Mixins(scheduler)
+    """By what the module of the scheduler has."""
+    return Contexts(scheduler) if hasattr(scheduler, "SpawnRanks") else Mixins(scheduler)
+
+
+def _replace(module: ModuleType, name: str, value: Any) -> None:
+    if name in vars(module):
+        vars(module)[name] = value
 
 
 def _module(name: str) -> ModuleType:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.engines.sglang.scheduler.clock import overridden
-from specsim.engines.sglang.scheduler.configuration import AutoConfig, GenerationConfig
+from specsim.engines.sglang.scheduler.configuration import AutoConfig, GenerationConfig, cached_file, config_dict
 
 _FABRICATED = """
     IPython PIL aiohttp compressed_tensors dill einops fastapi gguf huggingface_hub openai orjson partial_json_parser
@@ -35,11 +35,6 @@ FABRICATED = frozenset(_FABRICATED.split())
 REAL = frozenset(["filelock", "msgspec", "numpy", "packaging", "torch", "triton", "typing_extensions"])
 # Looked for by importlib.util.find_spec, too, which does not come by the import of a module of the release.
 ABSENT = frozenset(["deep_gemm", "flashinfer", "mooncake", "torchao", "xgrammar"])
-CONTENTS: Mapping[str, Mapping[str, Any]] = {  # what a fabricated module must hold in earnest
-    "dill": {"dumps": lambda value: value.__qualname__.encode()},  # into JSON, at import
-    "regex": vars(re),  # a superset of it; patterns are compiled at import
-    "transformers": {"AutoConfig": AutoConfig, "GenerationConfig": GenerationConfig},
-}
 VERSION = "99.0.0"  # of every fabricated package: releases refuse old ones
 
 _MODELS = frozenset(["llama"])  # of the modules that a release looks for in a folder of its own, all that it finds
@@ -144,11 +139,6 @@ class Fabricated(type):
             return arguments[0]  # @decorator
         return super().__call__(*arguments, **named)
 
-    def __or__(cls, other: Any) -> Any:
-        return object  # Fabricated | None, in an annotation
-
-    __ror__ = __or__
-
     def __getitem__(cls, key: Any) -> Any:
         return cls  # Generic[T], TABLE[key]
 
@@ -197,6 +187,20 @@ def _is_decoration(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> bool
 
 def _fabricated(name: str, module: str) -> Fabricated:
     return Fabricated(name, (_Base,), {"__module__": module})
+
+
+_HOST_MEMORY = types.SimpleNamespace(total=64 << 30, available=48 << 30, used=16 << 30, percent=25.0)
+_PRETRAINED = _fabricated("PretrainedConfig", "transformers")
+type.__setattr__(_PRETRAINED, "get_config_dict", config_dict)
+CONTENTS: Mapping[str, Mapping[str, Any]] = {  # what a fabricated module must hold in earnest
+    "dill": {"dumps": lambda value: value.__qualname__.encode()},  # into JSON, at import
+    "psutil": {"virtual_memory": lambda: _HOST_MEMORY},
+    "regex": vars(re),  # a superset of it; patterns are compiled at import
+    "transformers": {"AutoConfig": AutoConfig, "GenerationConfig": GenerationConfig, "PretrainedConfig": _PRETRAINED},
+    "transformers.configuration_utils": {"PretrainedConfig": _PRETRAINED},
+    "transformers.utils": {"cached_file": cached_file},
+    "transformers.utils.hub": {"cached_file": cached_file},
+}
 
 
 class _FabricatedModule(types.ModuleType):

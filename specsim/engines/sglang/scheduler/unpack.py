@@ -1,4 +1,6 @@
-"""A release's Python files in a folder, where they can be imported."""
+"""A release's files in a folder, where they can be imported: its extension modules cannot be from a zip, and it looks
+for folders of its own beside its modules.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,11 @@ from specsim.errors import UsageError
 from specsim.lifting.archive import ArchiveError, copy_member, open_archive
 from specsim.lifting.cache import Cache
 
-FOLDER = "unpacked"
-SUFFIXES = (".py", ".so", "METADATA")  # the rest is CUDA sources, tables of kernels' sizes, and templates
+FOLDER = "imported"
 
 
 def unpacked(wheel: Path, cache: Cache) -> Path:
-    """The folder in the cache with what a wheel holds of Python; made when it is not there. UsageError."""
+    """The folder in the cache with all that a wheel holds; made when it is not there. UsageError."""
     folder = cache.path(f"{FOLDER}/{wheel.stem}")
     if folder.is_dir():
         return folder
@@ -23,7 +24,7 @@ def unpacked(wheel: Path, cache: Cache) -> Path:
         try:
             with open_archive(wheel) as archive:
                 for name in archive.namelist():
-                    if name.endswith(SUFFIXES) and _is_plain(name):
+                    if _is_plain(name):
                         target = made / name
                         target.parent.mkdir(parents=True, exist_ok=True)
                         copy_member(archive, name, target)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -94,12 +95,17 @@ class _Seat:
 class Worker(Fake):
     """`forward_batch_generation` of an EAGLE worker with topk 1, and whatever else the scheduler reads of one."""
 
+    publishes_reads = False
+
     def __init__(self, answers: Answers, device: Any, parts: Parts, memory: Memory, draft_tokens: int, **given: Any):
         super().__init__("draft_worker", answers, **given)
         self.device, self.parts, self.memory = device, parts, memory
         self.speculative_num_draft_tokens = draft_tokens
         self.speculative_num_steps = draft_tokens - 1
         self.topk = 1
+        # The event after which the next batch may rewrite the tables that a pass reads; None for the coarse barrier.
+        self.last_shared_read_runner = SimpleNamespace(shared_read_done_event=None, war_fastpath_read_done_event=None)
+        self.war_fastpath_runner = self.last_shared_read_runner
         self.records: list[Content | BadValue] = []
         self.restart(lambda _rid, bound: bound)
 
@@ -207,6 +213,10 @@ class Worker(Fake):
         verified.record()
         result = self._result(new_lengths, tokens, last, new_lengths, on_publish, verified, accept_lens=accepted)
         launch(draft_extend, reads=[pool, lengths, tokens], name="draft_extend")
+        if self.publishes_reads:
+            runner, read = self.last_shared_read_runner, torch.cuda.Event()
+            read.record()
+            runner.shared_read_done_event = runner.war_fastpath_read_done_event = read
         return result
 
     def _verify_row(
