@@ -83,7 +83,7 @@ def test_a_defect_edited_into_a_release_is_found(
     provider = SglangProvider(edited(release(NEWEST), path, pattern, becomes), wheel_cache)
     (names,) = [f for f in FUNCTIONS if f.name.endswith(name)]
     assert any(
-        outcome.violations for _case, outcome in outcomes(provider.function(names), 24 if name == "organizing" else 8)
+        outcome.violations for _case, outcome in outcomes(provider.function(names), 40 if name == "organizing" else 8)
     )
 
 
