@@ -79,12 +79,14 @@ def memcheck(poison: int = 0, *, lanes: bool = False, backwards: bool = False) -
 class LockstepLog(MemoryLog):
     """What memcheck saw in lockstep.
 
-    races      whether two programs of a launch race: then another order of programs may show something else
+    kernel     the last one that was launched
+    races      the kernels of which two programs race: then another order of programs may show something else
     undefined  what an undefined lane decided: "a branch (line 12)"
     watch      what is known of memory; what the function left undefined, afterwards
     """
 
-    races: bool = False
+    kernel: str = ""
+    races: set[str] = field(default_factory=set)
     undefined: set[str] = field(default_factory=set)
     watch: Watch | None = None
 
@@ -127,14 +129,12 @@ def _lockstep_checks(log: LockstepLog, poison: int, numbers: Any, *, lanes: bool
     from specsim.interpreter.lockstep.memory import Checks, source_line
 
     class Logged(Checks):
-        kernel = ""
-
         def launch(self, kernel: str) -> None:
-            self.kernel = kernel
+            log.kernel = kernel
 
         def stray(self, kind: str, name: str, index: int, size: int, count: int) -> None:
             if kind != "update":
-                log.add(StrayAccess("read" if kind == "read" else "write", self.kernel, name, index, size))
+                log.add(StrayAccess("read" if kind == "read" else "write", log.kernel, name, index, size))
 
         def without_other(self) -> None:
             if lanes:
@@ -149,7 +149,8 @@ def _lockstep_checks(log: LockstepLog, poison: int, numbers: Any, *, lanes: bool
             log.undefined.add(f"{what} (line {source_line().rpartition(':')[2]})")
 
         def race(self, kind: str, *, between: bool, line: str) -> None:
-            log.races |= between
+            if between:
+                log.races.add(log.kernel)
 
     return Logged()
 

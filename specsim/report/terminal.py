@@ -107,6 +107,7 @@ def print_verdict(verdict: Verdict) -> None:
     _show(console, table)
     for suite in verdict.suites:
         _print_not_run(console, suite)
+        _print_fallbacks(console, suite)
     if verdict.baseline is not None:
         _print_compared(console, verdict.baseline)
     style = {"pass": "bold green", "fail": "bold red", "error": "bold yellow"}[verdict.verdict]
@@ -238,6 +239,25 @@ def _print_not_run(console: Console, suite: Suite) -> None:
     for why, whats in by_reason.items():
         for text in whats if len(whats) < MANY_NOT_RUN else [f"{len(whats)} operations, {whats[0]} ... {whats[-1]}"]:
             console.print(f"   not run    {escape(text)}: {escape(why)}", style="yellow", soft_wrap=True)
+
+
+_FALLBACKS = {
+    "unsupported": "not in lockstep, which lacks",
+    "race": "whose programs race",
+    "error": "as it raises in lockstep alone",
+}
+
+
+def _print_fallbacks(console: Console, suite: Suite) -> None:
+    """What ran in Triton's interpreter: a line for each reason."""
+    for why, reason in _FALLBACKS.items():
+        found = [fallback for fallback in suite.fallbacks if fallback.why == why]
+        kernels = sorted({fallback.kernel for fallback in found})
+        if kernels:
+            names = ", ".join(sorted({name for fallback in found for name in fallback.names}))
+            count = f"{len(kernels)} kernel{'s' if len(kernels) > 1 else ''} in Triton's interpreter"
+            text = f"{count}, {reason}{f' {names}' if names else ''}: {', '.join(kernels)}"
+            console.print(f"   fallback   {escape(text)}", style="yellow", soft_wrap=True)
 
 
 def print_replay(stored: Replay, target: str, answer: dict[str, Any], verified: bool = False) -> int:

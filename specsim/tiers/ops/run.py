@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -25,7 +25,7 @@ from specsim.interpreter.red_zones import GuardedTensor, guarded_arguments, view
 from specsim.interpreter.triton_interpreter import interpreted, one_line
 from specsim.tiers.ops import rules
 from specsim.tiers.ops.relations import Difference, broken_relation
-from specsim.verdict import Rule
+from specsim.verdict import Fallback, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,7 @@ class Launched:
     `lines`    the lines of loads without `other` of which lanes were masked off
     `undefined`  what lanes decided that nothing defines: "a branch (line 12)"
     `marks`    by output, where it has some, which elements hold what nothing defines, bool
+    `fallback` why all this is of Triton's interpreter, None where it is of the lockstep interpreter or of a GPU
     """
 
     results: Tensors | None
@@ -124,6 +125,7 @@ class Launched:
     lines: frozenset[int] = frozenset()
     undefined: tuple[str, ...] = ()
     marks: Tensors = field(default_factory=dict)
+    fallback: Fallback | None = None
 
 
 class Launcher(Protocol):
@@ -150,6 +152,7 @@ class LaunchHere:
         """In the interpreter, in lockstep: unless that lacks something, a kernel raises, or programs race. What comes
         of these is what they do one after the other.
         """
+        fallback = None
         if interpreted():
             unwritten = [arg.name for arg in op.outputs if arg.role is Role.OUT and arg.prefill is None]
             guarded = guarded_arguments(op, case, which, self.device, subject.strided)
@@ -160,13 +163,20 @@ class LaunchHere:
                     which, lanes=freedoms.lanes, backwards=reverse, apart=freedoms.apart, unwritten=outputs
                 ) as log:
                     launched = self._left(op, subject, case, guarded, log)
-            except UnsupportedError:
-                launched = None
-            if launched is not None and not launched.raised and not log.races:
-                return launched
+            except UnsupportedError as error:
+                fallback = Fallback(op.name, subject.name, error.kernel, "unsupported", error.names)
+            else:
+                if log.races:
+                    fallback = Fallback(op.name, subject.name, min(log.races), "race")
+                elif launched.raised:
+                    fallback = Fallback(op.name, subject.name, log.kernel, "error")
+                else:
+                    return launched
         guarded = guarded_arguments(op, case, which, self.device, subject.strided)
         with watched(which, freedoms) as classic:
-            return self._left(op, subject, case, guarded, classic)
+            launched = self._left(op, subject, case, guarded, classic)
+        is_no_other = fallback is not None and fallback.why == "error" and launched.raised
+        return launched if is_no_other else replace(launched, fallback=fallback)
 
     def _left(
         self, op: Op, subject: Subject, case: Case, guarded: dict[str, GuardedTensor], log: MemoryLog

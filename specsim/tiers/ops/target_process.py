@@ -19,10 +19,12 @@ import socket
 import struct
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -34,7 +36,7 @@ from specsim.interpreter.triton_interpreter import one_line
 from specsim.isolation.fork_runner import LOST
 from specsim.isolation.processes import Patience, end_fork, fork
 from specsim.tiers.ops.run import EndedError, Freedoms, Launched, LaunchHere
-from specsim.verdict import NotRun
+from specsim.verdict import Fallback, NotRun
 
 FRAME_BYTES_MAX = 1 << 32
 _TEXT_MAX = 2 * TEXT_MAX  # of what the process itself should have cut
@@ -144,6 +146,7 @@ class _Left(msgspec.Struct, tag=True, forbid_unknown_fields=True):
     lines: list[int]
     undefined: list[str]
     marks: dict[str, _Tensor]
+    fallback: tuple[str, Literal["unsupported", "race", "error"], list[str]] | None
 
 
 _Question = _Load | _Accepts | _Reach | _Explain | _Overflow | _Launch
@@ -204,6 +207,7 @@ class TargetProcess:
         self._socket: socket.socket | None = None
         self.subjects: list[Subject] = []
         self.not_run: list[NotRun] = []
+        self._fallbacks: Counter[Fallback] = Counter()
 
     def __enter__(self) -> TargetProcess:
         loaded = self._start()
@@ -233,6 +237,12 @@ class TargetProcess:
                 raise ValueError("marks that are not of the outputs")
         except (ValueError, RuntimeError) as error:
             raise self._no_answer(str(error)) from None
+        fallback = None
+        if answer.fallback is not None:
+            kernel, why, names = answer.fallback
+            cut = tuple(name[:_TEXT_MAX] for name in names)
+            fallback = Fallback(op.name, subject.name, kernel[:_TEXT_MAX], why, cut)
+            self._fallbacks[fallback] += 1
         return Launched(
             results,
             buffers,
@@ -243,7 +253,13 @@ class TargetProcess:
             frozenset(answer.lines),
             tuple(use[:_TEXT_MAX] for use in answer.undefined),
             marks,
+            fallback,
         )
+
+    def fallbacks_of(self, subject: Subject) -> list[Fallback]:
+        """What of a subject ran in Triton's interpreter so far."""
+        found = self._fallbacks.items()
+        return [replace(of, calls=calls) for of, calls in found if (of.op, of.subject) == (subject.op, subject.name)]
 
     def overflow(self, subject: Subject) -> tuple[str, int] | None:
         answer = self._ask(_Overflow(self._index(subject)))
@@ -524,6 +540,7 @@ def _answer(question: Any, subject: Subject, launcher: LaunchHere) -> _Answer:
         lines=sorted(launched.lines),
         undefined=list(launched.undefined),
         marks=_wires(launched.marks),
+        fallback=(of.kernel, of.why, list(of.names)) if (of := launched.fallback) else None,
     )
 
 
