@@ -186,7 +186,18 @@ def test_everything_is_restored_after_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), simulate(seeded(0)):
         torch.zeros(1 // 0, device="cuda")
     assert state() == before
-    assert torch.is_grad_enabled()
+    weight = torch.ones(2, requires_grad=True)
+    (weight * 2).sum().backward()
+    assert weight.grad is not None
+
+
+def test_a_module_runs_without_autograd() -> None:
+    with simulate(replayed([1])), torch.enable_grad():
+        layer = torch.nn.Linear(4, 3).to("cuda")
+        out = layer(torch.ones(2, 4, device="cuda"))
+        assert out.shape == (2, 3)
+        assert not out.requires_grad
+        assert torch.isfinite(out).all()
 
 
 def test_an_index_out_of_range_is_a_finding_of_its_turn() -> None:

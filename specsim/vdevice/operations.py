@@ -171,7 +171,7 @@ class Operations(TorchDispatchMode):
         if operator.way == "view":
             return _each(call.on_host(), lambda view: trapped(view, traced[0].memory))
         written = _written(call)
-        for tensor in traced:
+        for tensor in () if operator.way == "factory" else traced:
             if not any(tensor is out for out in written):
                 self.device.host_access(tensor.memory, operator.name, is_write=False)
         result = call.on_host()
@@ -191,6 +191,9 @@ class Operations(TorchDispatchMode):
         return _each(call.on_host(), lambda view: virtual(view, memory))
 
     def _factory(self, call: Call) -> Any:
+        target = call.kwargs.get("device")
+        if target is not None and target.type != "cuda":
+            return self._of_host(call)
         call.host_kwargs["device"] = _CPU
         call.host_kwargs.pop("pin_memory", None)
         made = call.on_host()
@@ -216,17 +219,18 @@ class Operations(TorchDispatchMode):
         return operation
 
     def _in_place(self, call: Call) -> Any:
+        call = self._on_one_device(call)
         written = _written(call)
-        self._check_devices(call)
         self._check_shapes(call)
         reads = _uses(call.traced)
         self.enqueue(call.operator.name, self.device.sites.here(), self._runner(call), reads, _uses(written))
         return _written_result(written)
 
     def _function(self, call: Call) -> Any:
-        self._check_devices(call)
+        call = self._on_one_device(call)
         what, site = call.operator.name, self.device.sites.here()
-        made, run = self._computed(call, what, site) if self.device.is_immediate() else (None, _nothing)
+        is_immediate = self.device.is_immediate() and not call.operator.is_random
+        made, run = self._computed(call, what, site) if is_immediate else (None, _nothing)
         if made is None:
             shape = self._shape(call)
             if shape is None:
@@ -265,6 +269,8 @@ class Operations(TorchDispatchMode):
     def _runner(self, call: Call, made: Any = None) -> Callable[[Operation], None]:
         """Carries a call out in its turn, and puts its results into `made`. Where it fails, they stay poison."""
         device, func, args, kwargs = self.device, call.func, call.host_args, call.host_kwargs
+        if call.operator.is_random:
+            func = _seeded(func)
         into = (
             [] if made is None else [out.host_bytes for out in (made if isinstance(made, (list, tuple)) else (made,))]
         )
@@ -388,13 +394,26 @@ class Operations(TorchDispatchMode):
 
     # Shapes.
 
-    def _check_devices(self, call: Call) -> None:
-        """Tensors of the host among tensors of the device must be single numbers, which are taken at the call."""
-        for value in call.args:
-            if isinstance(value, torch.Tensor) and type(value) is not VirtualTensor and value.dim():
-                raise RuntimeError(
-                    f"Expected all tensors to be on the same device, but {call.operator.name} got cuda:0 and cpu"
-                )
+    def _on_one_device(self, call: Call) -> Call:
+        """The call with what the host's single numbers hold now. Raises RuntimeError for other tensors of the host."""
+        numbers = []
+        for i, value in enumerate(call.args):
+            of = type(value)
+            if of is list or of is tuple:
+                for item in value if call.operator.way != "mask" else ():
+                    if isinstance(item, torch.Tensor) and type(item) is not VirtualTensor and item.dim():
+                        raise RuntimeError(_TWO_DEVICES.format(call.operator.name))
+            elif isinstance(value, torch.Tensor) and of is not VirtualTensor:
+                if value.dim():
+                    raise RuntimeError(_TWO_DEVICES.format(call.operator.name))
+                numbers.append(i)
+        if not numbers:
+            return call
+        host_args = list(call.host_args)
+        for i in numbers:
+            host_args[i] = (call.args[i].now("value") if type(call.args[i]) is HostTensor else call.args[i]).clone()
+        traced = [tensor for tensor in call.traced if type(tensor) is VirtualTensor]
+        return call._replace(traced=traced, host_args=tuple(host_args))
 
     def _check_shapes(self, call: Call) -> None:
         """Raises at the call what the operator says of shapes and types."""
@@ -420,7 +439,24 @@ class Operations(TorchDispatchMode):
         return shape
 
 
+_TWO_DEVICES = "Expected all tensors to be on the same device, but {} got cuda:0 and cpu"
 _COPY_OPTIONS = frozenset({"device", "non_blocking", "pin_memory", "layout"})
+
+
+def _seeded(func: Any) -> Callable[..., Any]:
+    """An operator that draws numbers: which ones is decided at its launch, whenever it runs."""
+    seed = int(torch.randint(1 << 62, ()))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        generator = torch.default_generator
+        before = generator.get_state()
+        generator.manual_seed(seed)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            generator.set_state(before)
+
+    return run
 
 
 def _nothing(_operation: Operation) -> None: ...

@@ -38,7 +38,7 @@ def simulate(
              neither PyTorch's, specsim's nor the standard library's
     ignored  findings for which one of these holds go to `Device.ignored`: pairs known to be harmless
 
-    Gradients are off: autograd asks the CUDA of a PyTorch without one, and ends the process.
+    Gradients stay off: autograd of a PyTorch without CUDA ends the process when it sees a tensor of the device.
 
     What is pending at the end is run, so that it is judged; not after an exception. Raises RuntimeError where one is
     active already.
@@ -49,6 +49,7 @@ def simulate(
     operations = Operations(device)
     Active.device = device
     replaced = _Replaced()
+    has_gradients = torch.is_grad_enabled()
     lifts_all = not torch._C._only_lift_cpu_tensors()
     try:
         Traced.operations = operations
@@ -57,12 +58,17 @@ def simulate(
         for owner, name, method in kernels.replacements(device) if kernels.is_available() else ():
             replaced.put(owner, name, method)
         torch._C._set_only_lift_cpu_tensors(True)
-        with torch.no_grad(), operations:
+        # Module.to makes new parameters: those that it has cannot take a tensor of the device in.
+        replaced.put(torch.__future__, "_overwrite_module_params_on_conversion", True)
+        torch._C._set_grad_enabled(False)
+        replaced.put(torch._C, "_set_grad_enabled", _giving(None))
+        with operations:
             yield device
         device.drain()
     finally:
         torch._C._set_only_lift_cpu_tensors(not lifts_all)
         replaced.restore()
+        torch._C._set_grad_enabled(has_gradients)
         Active.device = None
 
 
@@ -104,6 +110,10 @@ def _replace_cuda(device: Device, replaced: _Replaced) -> None:
         "get_device_capability": (_PROPERTIES.major, _PROPERTIES.minor),
         "get_device_properties": _PROPERTIES,
         "mem_get_info": (MEMORY_BYTES * 7 // 8, MEMORY_BYTES),
+        "_exchange_device": 0,
+        "_maybe_exchange_device": 0,
+        "manual_seed": None,
+        "manual_seed_all": None,
         "empty_cache": None,
         "ipc_collect": None,
         "memory_allocated": 0,

@@ -60,6 +60,13 @@ class Traced(torch.Tensor):
         Traced.operations.device.addressed[address] = (self.memory, self.host_bytes)
         return address
 
+    def copy_(self, src: Any, non_blocking: bool = False) -> Any:
+        return Traced.operations.dispatch(aten.copy_.default, (self, src, non_blocking), {})
+
+    def untyped_storage(self) -> Any:
+        """That of `host_bytes`: two tensors share one as on a real device."""
+        return self.host_bytes.untyped_storage()
+
     def tolist(self) -> Any:
         return self.now("tolist").tolist()
 
@@ -128,7 +135,7 @@ class VirtualTensor(Traced):
             if value.dim() == 0 and not isinstance(value, VirtualTensor):
                 aten.fill_.Scalar(view, value.item())
             else:
-                aten.copy_.default(view, value)
+                view.copy_(value)
             return
         if not isinstance(value, VirtualTensor):
             value = value.to(device=CUDA, dtype=self.dtype, non_blocking=value.dim() == 0)
