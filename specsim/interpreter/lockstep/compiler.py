@@ -11,7 +11,7 @@ what a statement does when programs differ, and what names mean:
                             if t.mixed: (x, y) = t.join(then, (x, y))
 
     while c: A              l = frame.loop()
-                            while l.prepare() and l.test(c):
+                            while l.again(x) and l.test(c):
                                 if l.partial: saved = (x,)
                                 A
                                 if l.partial: (x,) = merge(l.mask, (x,), saved)
@@ -32,7 +32,7 @@ import builtins
 import inspect
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from specsim.interpreter.lockstep import control, language
@@ -63,7 +63,9 @@ class Compiled:
         self._code: Callable[..., Any] | None = None
         self._needs: list[Compiled] = []
         self._missing: tuple[str, ...] = ()
-        self.has_atomics = False
+        self.has_atomics = self.has_while = False
+        self.waits = False  # whether programs may wait for one another, and so run together
+        self.extents: frozenset[int] = frozenset()  # whole numbers that calls are passed, as extents of blocks are
         self._is_ready = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,6 +82,8 @@ class Compiled:
         if missing:
             raise UnsupportedError(self.name, tuple(sorted(set(missing))))
         self.has_atomics = any(one.has_atomics for one in found)
+        self.waits = self.has_atomics and any(one.has_while for one in found)
+        self.extents = frozenset(extent for one in found for extent in one.extents)
         self._is_ready = True
 
     def _all(self, seen: set[int]) -> tuple[list[Compiled], list[str]]:
@@ -101,6 +105,8 @@ class Compiled:
         names = _Names(self.function, translated)
         self._needs, self._missing = names.needs, tuple(names.missing)
         self.has_atomics = names.has_atomics
+        self.has_while = any(isinstance(node, ast.While) for node in ast.walk(tree))
+        self.extents = frozenset(_arguments(tree))
         namespace = {**names.found, **HELPERS, MARK: True, "__name__": self.function.__module__}
         module = ast.Module(body=[translated.function], type_ignores=[])
         ast.fix_missing_locations(module)
@@ -128,6 +134,15 @@ def _tree_of(function: Callable[..., Any]) -> tuple[ast.FunctionDef, str]:
     assert isinstance(tree, ast.FunctionDef)
     ast.increment_lineno(tree, first - 1)
     return tree, inspect.getsourcefile(function) or "<kernel>"
+
+
+def _arguments(tree: ast.AST) -> Iterator[int]:
+    """Whole numbers that are passed to a call, in a list too."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call):
+            for node in (inner for argument in call.args for inner in (argument, *ast.iter_child_nodes(argument))):
+                if isinstance(node, ast.Constant) and type(node.value) is int:
+                    yield node.value
 
 
 class _Names:
@@ -444,7 +459,10 @@ class _Translator:
             self.fresh("saved"),
             self.kept_names(node.body, [node.test], loops=True),
         )
-        test = ast.BoolOp(ast.And(), [_call(f"{loop}.prepare"), _call(f"{loop}.test", self.expression(node.test))])
+        values = [_load(name) for name in names]
+        test = ast.BoolOp(
+            ast.And(), [_call(f"{loop}.again", *values), _call(f"{loop}.test", self.expression(node.test))]
+        )
         body = self.kept(loop, saved, names, self.iteration(loop, node.body), "mask")
         return [
             _set(loop, _call("_frame.loop")),

@@ -29,8 +29,8 @@ from specsim.interpreter.lockstep.tensors import (
     where,
 )
 
-ITERATIONS_MAX = 1 << 22
-"""Iterations of one loop before it is said never to end. (A row of 2^22 tokens, one a time, has as many.)"""
+REPEATS_FROM = 1 << 10
+"""From this iteration on, at each power of two, a `while` is looked at for one that changes nothing."""
 
 
 class Unbound:
@@ -49,10 +49,14 @@ class Machine:
     places  [programs] int32 for each of the grid's three axes
     dims    extents of the grid
     first   number of the first of these programs in the launch
+    iterations  how many their loops may run, together
     """
 
-    def __init__(self, places: tuple[Array, Array, Array], dims: tuple[int, int, int], memory: Any, first: int) -> None:
+    def __init__(
+        self, places: tuple[Array, Array, Array], dims: tuple[int, int, int], memory: Any, first: int, iterations: int
+    ) -> None:
         self.places, self.dims, self.memory, self.first = places, dims, memory, first
+        self.iterations_max = self.iterations = iterations
         self.num_programs = int(places[0].size)
         self.active: Array | None = None
         self.keys: dict[Any, Array] = {}
@@ -242,7 +246,7 @@ class Branch:
 class Loop:
     """A `while`. `mask` are the programs of the iteration, `partial` says that others have left before."""
 
-    __slots__ = ("count", "entry", "frame", "left", "mask", "partial", "skipped")
+    __slots__ = ("before", "count", "entry", "frame", "left", "mask", "partial", "skipped")
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
@@ -252,18 +256,45 @@ class Loop:
         self.left: Array | None = None
         self.skipped: Array | None = None
         self.count = 0
+        self.before: tuple[Any, ...] | None = None
         frame.loops.append(self)
         self.prepare()
 
     def prepare(self) -> bool:
         """Make the programs active that are still in the loop; whether there are any."""
-        self.count += 1
-        if self.count > ITERATIONS_MAX:
-            raise KernelError(f"a loop has run {ITERATIONS_MAX:,} times: it does not seem to end")
+        of = self.frame.machine
+        of.iterations -= 1
+        if of.iterations < 0:
+            raise KernelError(
+                f"loops have run {of.iterations_max:,} times; allowed: {of.iterations_max:,} (Limits.iterations): "
+                "does this one end?"
+            )
         self.skipped = None
         self.mask = self.frame.remaining(self.mask)
-        self.frame.machine.active = self.mask
+        of.active = self.mask
         return self.mask is None or bool(self.mask.any())
+
+    def again(self, *values: Any) -> bool:
+        """`prepare` of a `while`, given all that an iteration may change besides memory."""
+        self.count += 1
+        if self.before is not None:
+            before, self.before = self.before, None
+            if all(map(_same, before, (self.frame.machine.memory.changes, self.mask, *values))):
+                raise KernelError(self._endless())
+        if self.count >= REPEATS_FROM and self.count & (self.count - 1) == 0:
+            self.before = (self.frame.machine.memory.changes, self.mask, *values)
+        return self.prepare()
+
+    def _endless(self) -> str:
+        of = self.frame.machine
+        waiting = np.ones(of.num_programs, bool) if self.mask is None else self.mask
+        numbers = (np.flatnonzero(waiting)[:3] + of.first).tolist()
+        count = int(np.count_nonzero(waiting))
+        more = f" and {count - 3:,} more" if count > 3 else ""
+        who = f"program{'s' if count > 1 else ''} {', '.join(map(str, numbers))}{more}"
+        text = f"a loop never ends: for {who}, iteration {self.count:,} changes no variable and no memory"
+        others = of.num_programs - count
+        return text + (f"; {others:,} others go on only after it" if others else "")
 
     def test(self, condition: Any) -> bool:
         """Whether programs are left that run the body, which are made active."""
@@ -291,6 +322,19 @@ class Loop:
     def end(self) -> None:
         self.frame.loops.pop()
         self.frame.machine.active = self.frame.remaining(self.entry)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values of a variable are the same, bit by bit."""
+    if a is b:
+        return True
+    if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        return all(map(_same, a, b))
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and _same(a.data, b.data)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.shape == b.shape and a.tobytes() == b.tobytes()
+    return type(a) is type(b) and not isinstance(a, (Tensor, np.ndarray)) and bool(a == b)
 
 
 class ForLoop(Loop):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from specsim.interpreter.lockstep import control, tensors
+from specsim.interpreter.lockstep import control, limits, tensors
 from specsim.interpreter.lockstep.control import Range, machine
 from specsim.interpreter.lockstep.errors import KernelError
 from specsim.interpreter.lockstep.tensors import (
@@ -33,17 +32,10 @@ from specsim.interpreter.lockstep.tensors import (
 )
 
 CACHED_MAX: Final = 1 << 14
-BYTES_MAX: Final = 1 << 30
-"""What one tensor may take, over all programs that run together."""
 
 
 def _room(shape: Sequence[int], dtype: Any, programs: int) -> None:
-    size = programs * math.prod(shape) * tensors.itemsize_of(dtype)
-    if size > BYTES_MAX:
-        raise KernelError(
-            f"a block {list(shape)} of {dtype} takes {size / 2**30:.1f} GB for {programs} programs; "
-            f"allowed: {BYTES_MAX / 2**30:.0f} GB"
-        )
+    limits.fit((programs, *shape), tensors.itemsize_of(dtype))
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
@@ -96,6 +88,7 @@ def zeros_like(value: Tensor) -> Tensor:
 def broadcast_to(value: Any, *shape: Any) -> Tensor:
     value = to_tensor(value)
     shape = _shape(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
+    _room(shape, value.dtype, value.data.shape[0])
     if value.data.ndim == 1:
         return _shaped(value, lambda data: to_shape(data, shape))
     return _shaped(value, lambda data: np.broadcast_to(data, (data.shape[0], *shape)))
@@ -479,6 +472,7 @@ def histogram(value: Tensor, num_bins: int, mask: Any = None) -> Tensor:
     programs = builtins.max(value.data.shape[0], 1 if mask is None else to_tensor(mask).data.shape[0])
     data = np.broadcast_to(value.data, (programs, *value.data.shape[1:]))
     lanes = np.ones(data.shape, bool) if mask is None else np.broadcast_to(to_tensor(mask).data, data.shape)
+    _room((num_bins,), INT32, programs)
     counts = [np.bincount(row[on], minlength=num_bins)[:num_bins] for row, on in zip(data, lanes, strict=True)]
     undefined = None
     if value.undefined is not None:
@@ -498,6 +492,7 @@ def sort(x: Tensor, dim: int | None = None, descending: bool = False) -> Tensor:
 def dot(a: Tensor, b: Tensor, acc: Any = None, *_how: Any, out_dtype: Any = FLOAT32, **_more: Any) -> Tensor:
     programs = builtins.max(a.data.shape[0], b.data.shape[0])
     held = numpy_of(INT32 if a.dtype.is_int() else out_dtype)
+    _room((*a.shape[:-1], b.shape[-1]), out_dtype, programs)
     x, y = (np.broadcast_to(v.data, (programs, *v.data.shape[1:])) for v in (a, b))
     data = np.stack([np.matmul(x[p], y[p], dtype=held) for p in builtins.range(programs)])
     found = Tensor(data, INT32 if a.dtype.is_int() else out_dtype, None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from specsim.interpreter.lockstep import control
 from specsim.interpreter.lockstep.compiler import MARK, Compiled, compiled
 from specsim.interpreter.lockstep.control import Machine
 from specsim.interpreter.lockstep.errors import KernelError, UnsupportedError
+from specsim.interpreter.lockstep.limits import Limits, Room, RoomError
 from specsim.interpreter.lockstep.memory import Checks, Memory, Span
 from specsim.interpreter.lockstep.tensors import NUMPY, Overflow, Pointer, Tensor, aligned
 from specsim.interpreter.lockstep.watch import Watch
@@ -51,6 +53,7 @@ def launch(
     *,
     extra: Sequence[torch.Tensor] = (),
     order: Order = tuple,
+    limits: Limits = Limits(),  # noqa: B008
 ) -> int:
     """Run `kernel`, the Python function of a Triton kernel, on tensors in the host's memory. Returns how many programs
     the grid has.
@@ -60,14 +63,13 @@ def launch(
     order  given the grid's programs, which of them run, in which order: where several write one element at once, the
            last one's value stays, and atomic operations of one statement follow it
 
-    Raises UnsupportedError before anything is run, and KernelError for what the kernel does wrong.
+    Raises UnsupportedError before anything is run, KernelError for what the kernel does wrong, and RoomError, which is
+    one, for what is beyond the limits.
     """
     code = compiled(kernel)
     code.prepare()
     bound = _bound(code, args, kwargs)
-    extents = tuple(int(extent) for extent in (grid(bound) if callable(grid) else grid))
-    x, y, z = (*extents, 1, 1)[:3]
-    dims = (x, y, z)
+    dims = _extents(grid(bound) if callable(grid) else grid, limits)
     spans: list[Span] = []
     constexprs = _parameters(code).constexprs
     arguments = {name: value if name in constexprs else _argument(value, name, spans) for name, value in bound.items()}
@@ -75,19 +77,25 @@ def launch(
     spans += [Span(f"what a pointer leads to ({i})", tensor) for i, tensor in enumerate(pointed_to)]
     spans += [Span(f"extra memory ({i})", tensor) for i, tensor in enumerate(extra)]
     memory = Memory(spans, checks or Checks(), watch)
-    places, dims = _programs(dims, order)
-    total = int(places[0].size)
-    group = total if code.has_atomics else _group(bound)
+    places, total, dims = _programs(dims, order)
+    group = total if code.waits else _group(code, bound)
     memory.checks.launch(code.name)
     if watch is not None:
         watch.begin(memory.spans, total, ordered=code.has_atomics)
+    Room.begin(limits)
+    first = 0
     with np.errstate(all="ignore"):  # a GPU has no warnings either
-        for first in range(0, total, max(1, group)):
-            some = slice(first, first + group)
-            together = (places[0][some], places[1][some], places[2][some])
-            control.install(Machine(together, dims, memory, first))
+        while first < total:
+            together = places(first, min(first + group, total))
+            control.install(Machine(together, dims, memory, first, limits.iterations))
             try:
                 code(**arguments)
+                first += group
+            except RoomError as error:
+                if group == 1 or code.waits or memory.changes:
+                    _raise_located(error, kernel)
+                    raise
+                group = max(1, min(group, total) // 16)  # nothing was stored yet: start again with fewer programs
             except (UnsupportedError, MemoryError, NotImplementedError):
                 raise
             except Exception as error:
@@ -99,20 +107,42 @@ def launch(
     return total
 
 
-def _programs(dims: Program, order: Order) -> tuple[tuple[Any, Any, Any], Program]:
-    """The coordinates of the programs that run, [programs] int32 for each axis, and the extents of the grid."""
+def _extents(grid: Sequence[Any], limits: Limits) -> Program:
+    extents = tuple(int(extent) for extent in grid)
+    if not 1 <= len(extents) <= 3 or min(extents) < 0:
+        raise KernelError(f"the grid is {extents}; allowed: one to three extents, none below 0")
+    count = math.prod(extents)
+    if count > limits.programs:
+        raise RoomError(
+            f"the grid {extents} has {count:,} programs; allowed: {limits.programs:,} (Limits.programs): launch fewer"
+        )
+    x, y, z = (*extents, 1, 1)[:3]
+    return x, y, z
+
+
+_Places = Callable[[int, int], tuple[Any, Any, Any]]
+
+
+def _programs(dims: Program, order: Order) -> tuple[_Places, int, Program]:
+    """What gives the coordinates of the programs that run from one number to another, [programs] int32 for each axis;
+    how many they are; the extents of the grid.
+    """
     if order is tuple:
-        return _places(dims), dims
+        return functools.partial(_places, dims), math.prod(dims), dims
     chosen = order(list(itertools.product(range(dims[0]), range(dims[1]), range(dims[2]))))
     x, y, z = np.array(chosen, np.int32).reshape(-1, 3).T
     # A program beyond the grid, whose offsets alone are looked at, makes the grid as large.
     extents = [max([extent, *(axis + 1).tolist()]) for extent, axis in zip(dims, (x, y, z), strict=True)]
-    return (x, y, z), (extents[0], extents[1], extents[2])
+    return (
+        lambda first, end: (x[first:end], y[first:end], z[first:end]),
+        len(chosen),
+        (extents[0], extents[1], extents[2]),
+    )
 
 
 @functools.lru_cache(maxsize=4)
-def _places(dims: Program) -> tuple[Any, Any, Any]:
-    at = np.unravel_index(np.arange(dims[0] * dims[1] * dims[2]), dims)
+def _places(dims: Program, first: int, end: int) -> tuple[Any, Any, Any]:
+    at = np.unravel_index(np.arange(first, end), dims)
     return (at[0].astype(np.int32), at[1].astype(np.int32), at[2].astype(np.int32))
 
 
@@ -129,15 +159,14 @@ def _raise_located(error: Exception, kernel: Callable[..., Any]) -> None:
         return
     file, line = lines[-1]
     what = str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
-    raise KernelError(f"{file.rpartition('/')[2]}:{line}: {what} (in kernel {kernel.__name__})") from error
+    kind = RoomError if isinstance(error, RoomError) else KernelError
+    raise kind(f"{file.rpartition('/')[2]}:{line}: {what} (in kernel {kernel.__name__})") from error
 
 
-def _group(bound: dict[str, Any]) -> int:
+def _group(code: Compiled, bound: dict[str, Any]) -> int:
     """How many programs run together: fewer, the larger the kernel's largest block can be."""
-    largest = max(
-        (v for v in bound.values() if isinstance(v, int) and 0 < v <= 1 << 20 and v & (v - 1) == 0), default=1
-    )
-    return max(1, ELEMENTS_MAX // largest)
+    sizes = (v for v in (*bound.values(), *code.extents) if isinstance(v, int) and v > 0 and v & (v - 1) == 0)
+    return max(1, ELEMENTS_MAX // max(sizes, default=1))
 
 
 class _Parameters(NamedTuple):
@@ -219,12 +248,13 @@ def lockstep(
     *,
     extra: Sequence[torch.Tensor] = (),
     order: Order = tuple,
+    limits: Limits = Limits(),  # noqa: B008
     overflow: bool = False,
     fall_back: bool = True,
 ) -> Iterator[Launches]:
     """Run every launch of a Triton kernel here while active; what is left of the others is in what this gives.
 
-    extra, order  as `launch` has them
+    extra, order, limits  as `launch` has them
     overflow   check integer arithmetic, which is reported to `checks`
     fall_back  launch a kernel that uses what is not supported as Triton does; else UnsupportedError is raised
     """
@@ -236,7 +266,7 @@ def lockstep(
             if warmup:
                 return None
             try:
-                programs = launch(of.fn, grid, args, kwargs, checks, watch, extra=extra, order=order)
+                programs = launch(of.fn, grid, args, kwargs, checks, watch, extra=extra, order=order, limits=limits)
             except UnsupportedError as error:
                 if not fall_back:
                     raise UnsupportedError(of.fn.__name__, error.names) from error
@@ -289,4 +319,4 @@ def run(launched: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         launched(*args, **kwargs)
 
 
-__all__ = ["launch", "lockstep", "run"]
+__all__ = ["Limits", "RoomError", "launch", "lockstep", "run"]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from specsim.interpreter.launch_memory import span_bytes
-from specsim.interpreter.lockstep import control
+from specsim.interpreter.lockstep import control, limits
 from specsim.interpreter.lockstep.errors import KernelError
 from specsim.interpreter.lockstep.tensors import (
     BFLOAT16,
@@ -134,6 +134,7 @@ class Memory:
         self.checks = checks
         self.watch = watch
         self.touched = checks.touched
+        self.changes = 0  # stores, and atomic operations that changed something
 
     def undefined_use(self, what: str) -> None:
         self.checks.undefined_use(what)
@@ -185,6 +186,7 @@ class Memory:
         return either(undefined, off) if self.watch is None or self.watch.lanes else undefined
 
     def store(self, pointer: Any, value: Any, mask: Any) -> None:
+        self.changes += 1
         of = control.machine()
         pointer, at, lanes = self._lanes(pointer, mask, of)
         dtype = pointer.dtype.element_ty
@@ -274,6 +276,7 @@ class Memory:
         if count < places.size:
             places, keys = places[changes], keys[changes]
         if count:
+            limits.note(places.nbytes + keys.nbytes)
             watch.log.writes.append(Access(span, places, itemsize, keys, None, source_place()))
 
     def update(self, pointer: Any, mask: Any, operands: Sequence[Any], combine: Any, *, orders: bool = True) -> Tensor:
@@ -313,6 +316,8 @@ class Memory:
             for i in range(places.size):
                 seen[i] = _from_raw(view[places[i] : places[i] + 1], dtype)[0]
                 new = combine(seen[i], *(value[i] for value in flat))
+                if new != seen[i]:
+                    self.changes += 1
                 view[places[i]] = _to_raw(np.array([new], old.dtype), dtype)[0]
             old[inside] = seen
         if orders and at.ndim == 1 and self.watch is not None and self.watch.log is not None:
@@ -400,6 +405,7 @@ class Memory:
                 seen = None
         if watch.log is not None:
             keys = self._keys(index.shape, reads=True)
+            limits.note(index.nbytes if lanes is None else index.nbytes + lanes.nbytes)
             watch.log.reads.append(Access(span, index, itemsize, keys, lanes, source_place()))
         elif watch.races:
             shape = (control.machine().num_programs, *index.shape[1:])
@@ -495,6 +501,8 @@ def _index(pointer: Pointer, at: Array, lanes: Array | None) -> Array | None:
         return None
     index = at if pointer.base == span.start else at + _origin(span, pointer)
     if lanes is not None:
+        if index.size * lanes.size > limits.PAIRS_MAX:
+            limits.broadcast(index.shape, lanes.shape)
         index = np.where(lanes, index, 0)
     size = (span.end - span.start) // pointer.itemsize
     # A number below 0 is a large one without its sign.
@@ -513,6 +521,7 @@ def _spread(array: Array, shape: tuple[int, ...]) -> Array:
     """`array` broadcast to a shape."""
     if array.shape == shape:
         return array
+    limits.fit(shape, array.itemsize)
     found = np.empty(shape, array.dtype)  # a view (np.broadcast_to) takes longer unless it is large
     found[...] = array
     return found

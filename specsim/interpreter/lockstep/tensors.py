@@ -20,7 +20,9 @@ from typing import Any, Final
 import numpy as np
 import triton.language as tl
 
+from specsim.interpreter.lockstep import limits
 from specsim.interpreter.lockstep.errors import KernelError
+from specsim.interpreter.lockstep.limits import LARGE, PAIRS_MAX
 from specsim.interpreter.triton_interpreter import type_rules
 
 Array = Any
@@ -70,6 +72,8 @@ class Tensor:
         self.data = data
         self.dtype = dtype
         self.undefined = undefined
+        if data.size > LARGE:
+            limits.hold(data)
 
     def like(self, data: Array, undefined: Array | None) -> Tensor:
         """Other data of the same type."""
@@ -347,6 +351,8 @@ def alike(*arrays: Array) -> Sequence[Array]:
     for array in arrays:
         if array.shape != shape:
             found: Sequence[Array] = np.broadcast_arrays(*aligned(*arrays))
+            if found[0].size > PAIRS_MAX:
+                limits.fit(found[0].shape, 8)
             return found
     return arrays
 
@@ -491,6 +497,8 @@ def _operation(
             x, y = paired(x, y)
         if integers and not dtype.is_int():
             raise KernelError(f"an operation of integers on {dtype}")
+        if x.size * y.size > PAIRS_MAX:
+            limits.broadcast(x.shape, y.shape)
         try:
             if modulo_2 and dtype is INT1:
                 data = (compute(x.view(np.uint8), y.view(np.uint8)) & 1).astype(bool)
@@ -542,6 +550,8 @@ def _moved(pointer: Pointer, offset: Any, sign: int) -> Pointer:
         y = y.astype(np.int64)
     if pointer.unit != pointer.itemsize:
         y = y.astype(np.int64, copy=False) * (pointer.itemsize // pointer.unit)
+    if x.size * y.size > PAIRS_MAX:
+        limits.broadcast(x.shape, y.shape)
     try:
         data = x + y if sign > 0 else x - y
     except ValueError:
@@ -671,6 +681,8 @@ def where(condition: Any, a: Any, b: Any) -> Tensor:
     c = chosen.data
     if not c.ndim == x.ndim == y.ndim:
         c, x, y = aligned(c, x, y)
+    if c.size * (x.size + y.size) + x.size * y.size > PAIRS_MAX:
+        limits.broadcast(c.shape, x.shape, y.shape)
     try:
         data = np.where(c, x, y)
     except ValueError:
