@@ -3,6 +3,8 @@
     pytest --specsim-target=sglang@.          adds a test for each tier of the target; may be repeated
     pytest --specsim-replays=FOLDER           adds a test for each replay file: its finding is gone
     pytest --specsim-budget-seconds=60        of each target
+    pytest --specsim-interpreter              runs Triton kernels on the CPU, in lockstep, and fails a test for what
+                                              they do wrong; --specsim-interpreter-plain without checks
     pytest --hypothesis-profile=specsim-ci    one of the profiles of `specsim.strategies.register_profiles`
 
 `-k specsim` keeps to the tests that are added. A failure ends in the command that replays it. The fixtures are
@@ -13,13 +15,15 @@ Nothing but pytest is imported until one of these is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from specsim.interpreter.session import Session
 
 Hold = Callable[..., None]
 
@@ -32,6 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--specsim-target", action="append", default=[], metavar="TARGET", help=target)
     files = "a replay file, or a folder of them; their findings must be gone"
     group.addoption("--specsim-replays", action="append", default=[], metavar="PATH", help=files)
+    for name, way, checks in (
+        ("--specsim-interpreter", "checked", "checked for bounds, races and undefined lanes"),
+        ("--specsim-interpreter-plain", "plain", "checked for bounds alone"),
+    ):
+        what = f"run every launch of a Triton kernel on the CPU, {checks}"
+        group.addoption(name, action="store_const", const=way, dest="specsim_interpreter", help=what)
     group.addoption(
         "--specsim-budget-seconds",
         type=float,
@@ -43,11 +53,63 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Before Hypothesis' own plugin loads the profile that was asked for."""
+    """Before Hypothesis' own plugin loads the profile that was asked for, and before modules of tests are imported."""
+    way = config.getoption("specsim_interpreter", None)
+    if way is not None:
+        from specsim.interpreter.session import Session
+
+        config.pluginmanager.register(_Interpreter(Session(way)), "specsim-interpreter")
     if str(config.getoption("hypothesis_profile", None) or "").startswith("specsim-"):
         from specsim.strategies import register_profiles
 
         register_profiles("specsim-")
+
+
+class _Interpreter:
+    """Hooks of a session whose launches run in lockstep. A test fails for what its launches do wrong."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.told: list[str] = []  # by processes of pytest-xdist
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        return (yield from self._failing(item, "setup"))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        return (yield from self._failing(item, "call"))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        return (yield from self._failing(item, "teardown"))
+
+    def _failing(self, item: pytest.Item, when: str) -> Generator[None, object, object]:
+        """Fail for flaws; beside another failure they are told."""
+        try:
+            result = yield
+        except BaseException:
+            if flaws := self.session.flaws():
+                item.add_report_section(when, "specsim", "\n".join(flaws))
+            raise
+        if flaws := self.session.flaws():
+            pytest.fail("\n".join(["what Triton kernels do wrong here:", *flaws]), pytrace=False)
+        return result
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["specsim-interpreter"] = self.session.told()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.told += getattr(node, "workeroutput", {}).get("specsim-interpreter", [])
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for line in self.told or self.session.told():
+            terminalreporter.write_line(f"specsim: {line}")
+
+    def pytest_unconfigure(self) -> None:
+        self.session.close()
 
 
 @pytest.hookimpl(tryfirst=True)

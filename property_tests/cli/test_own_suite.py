@@ -19,6 +19,7 @@ import torch
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
+from property_tests.support.suites import run_pytest
 from specsim import strategies
 from specsim.contracts.registry import OPS, REFERENCE
 from specsim.contracts.tree import DraftTree
@@ -167,19 +168,6 @@ SUITE = """
     def test_of_a_target(specsim_target):
         assert specsim_target == "test_mine:extension"
 """
-
-
-def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-p", "specsim.pytest_plugin", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def test_a_target_and_replay_files_of_the_command_line_are_tests(tmp_path: Path) -> None:

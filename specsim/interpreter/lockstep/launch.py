@@ -296,7 +296,9 @@ def _overflow(checks: Checks, message: str, lanes: Any) -> None:
         checks.overflow(message)
 
 
-class _Strict(Checks):
+class Strict(Checks):
+    """Raises KernelError for an access outside of its tensors."""
+
     def stray(self, kind: str, name: str, index: int, size: int, count: int) -> None:
         place = f"element {index} of {name}, which has {size}" if name else "memory, and was given no tensor"
         raise KernelError(f"{kind}s {place}")
@@ -315,7 +317,7 @@ class Launches:
 
 def run(launched: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """`run(kernel[grid], *args)`: one launch in lockstep. Raises KernelError for an access outside of its tensors."""
-    with lockstep(_Strict(), fall_back=False):
+    with lockstep(Strict(), fall_back=False):
         launched(*args, **kwargs)
 
 

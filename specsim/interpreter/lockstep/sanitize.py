@@ -101,3 +101,14 @@ class LockstepWatch(Checks):
         else:
             text = f"{what} depends on what masked-off lanes of a load without `other` hold"
             self.flag("masked-lanes", f"{self.kernel}: {text}", line)
+
+
+class LaunchesWatch(LockstepWatch):
+    """Flags what launches do wrong, each by itself: memory may have been freed, and another's, since the last one."""
+
+    def __init__(self, flag: Flag) -> None:
+        super().__init__(flag, {}, memory=False)
+
+    def launch(self, kernel: str) -> None:
+        super().launch(kernel)
+        self.watch.forget()

@@ -223,6 +223,10 @@ class Watch:
         if size:
             self._carried.append(_Carried(start, 1, np.arange(size), memory_at(start, size).copy()))
 
+    def forget(self) -> None:
+        """What launches have left undefined is taken for defined."""
+        self._carried.clear()
+
     def begin(self, spans: Sequence[Any], total: int, *, ordered: bool) -> None:
         """A launch of `total` programs on this memory; `ordered`: with atomic operations."""
         self.log = None if (ordered and total > 1) or not self.races else _Log()

@@ -1,0 +1,23 @@
+"""Suites of others, in a process and a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_pytest(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "specsim.pytest_plugin", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)]), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
