@@ -223,9 +223,14 @@ class Accesses:
         """The CPU tensor with the bytes of a tensor of the device."""
         return tensor.host_bytes  # type: ignore[no-any-return]
 
-    def read(self, tensor: Any, elements: Any = None) -> None:
-        """Reads these elements: flat indices into the storage, [n] int64. None for all of the tensor."""
-        tensor.memory.read(self._by, self._report, _flat(tensor, elements))
+    def read(self, tensor: Any, elements: Any = None, is_used: Callable[[], bool] | None = None) -> None:
+        """Reads these elements: flat indices into the storage, [n] int64. None for all of the tensor. A race on them is
+        reported only while `is_used()`: what a kernel computes may be for nobody, as is known later.
+        """
+        at = _flat(tensor, elements)
+        if is_used is not None and at is not None:
+            self._by.matters.append((at, is_used))
+        tensor.memory.read(self._by, self._report, at)
 
     def write(self, tensor: Any, elements: Any = None) -> None:
         """Writes these elements, as `read`."""

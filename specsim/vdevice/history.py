@@ -39,9 +39,10 @@ class Operation:
 
     sequence  its place in the program's own order
     waits     (stream, number): runs when that stream has finished that operation
+    matters   elements that it reads, and whether what it makes of them is used by anybody
     """
 
-    __slots__ = ("clock", "n", "reads", "run", "sequence", "site", "stream", "waits", "what", "writes")
+    __slots__ = ("clock", "matters", "n", "reads", "run", "sequence", "site", "stream", "waits", "what", "writes")
 
     def __init__(
         self,
@@ -58,6 +59,11 @@ class Operation:
     ) -> None:
         self.stream, self.n, self.clock, self.sequence = stream, n, clock, sequence
         self.what, self.site, self.run, self.reads, self.writes, self.waits = what, site, run, reads, writes, waits
+        self.matters: list[tuple[Array, Callable[[], bool]]] = []
+
+    def is_used(self, element: int) -> bool:
+        """Whether its access to an element matters, as far as is known now."""
+        return all(holds() for elements, holds in self.matters if element in elements)
 
 
 Report = Callable[["Memory", Operation, Operation, str], None]
@@ -161,11 +167,17 @@ class Elements:
                     continue
                 unordered = numbers[at] > (clock[stream] if stream < len(clock) else 0)
                 if unordered.any():
-                    first = int(np.argmax(unordered))
-                    before = self.by[stream, int(numbers[at[first]])]
-                    report(memory, before, by, f"element {int(at[first])} and {int(unordered.sum()) - 1} more")
+                    self._report(memory, by, at[unordered], stream, numbers, report)
         mine = self.accesses[int(is_write)].get(index)
         if mine is None:
             mine = self.accesses[int(is_write)][index] = np.zeros(len(self.numbers), np.int64)
         mine[at] = by.n
         self.by[index, by.n] = by
+
+    def _report(self, memory: Memory, by: Operation, at: Array, stream: int, numbers: Array, report: Report) -> None:
+        """Report the first of these elements whose accesses both matter, by `by` and by another stream's operations."""
+        for place, element in enumerate(at.tolist()):
+            before = self.by[stream, int(numbers[element])]
+            if by.is_used(element) and before.is_used(element):
+                report(memory, before, by, f"element {element} and {at.size - place - 1} more")
+                return
