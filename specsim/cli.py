@@ -132,7 +132,9 @@ def check(
     ] = "",
     only: Annotated[
         str | None,
-        typer.Option(metavar="TIER", help="Run one tier only: ops, accounting or workers; ops:NAME for one operation."),
+        typer.Option(
+            metavar="TIER", help="Run one tier only: ops, workers, accounting or scheduler; ops:NAME for one operation."
+        ),
     ] = None,
     budget_seconds: Annotated[
         float | None,
@@ -276,7 +278,7 @@ def check(
         _require_model("--canary", parsed.text)
         raise typer.Exit(_sing())
     if mutant:
-        _require_mutant(mutant, parsed.text)
+        _require_mutant(mutant, parsed.text, tier)
     if kernels and parsed.text != "model":
         raise UsageError(f"--kernels {kernels} with {parsed.text}", "the model uses them: check model --kernels")
     asked = Asked(
@@ -325,7 +327,12 @@ def _tier(only: str | None) -> tuple[str | None, str]:
     return only, ""
 
 
-def _require_mutant(mutant: str, target: str) -> None:
+def _require_mutant(mutant: str, target: str, tier: str | None) -> None:
+    if tier == "scheduler":
+        from specsim.engines.sglang.scheduler.planted import find as find_planted
+
+        find_planted(mutant)
+        return
     from specsim.selfcheck.mutation import find
 
     find(mutant)

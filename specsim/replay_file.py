@@ -180,14 +180,63 @@ class WorkerReplay:
         return ""
 
 
-Replay = OpReplay | ScheduleReplay | WorkerReplay
+@dataclass(frozen=True, slots=True)
+class SchedulerReplay:
+    """A finding of the scheduler tier.
+
+    `part`      what is blamed, without line numbers; `where` and `source_hash` are of the release's scheduler
+    `tape`      every choice: the setup's, the workload's, those of the model and of the device
+    `workload`  what users do in the schedule, to read
+    `digest`    of all that happened
+    `events`    a line for each launch
+    """
+
+    target: str
+    tier: str
+    part: str
+    where: str
+    source_hash: str
+    tape: list[int]
+    workload: dict[str, Any]
+    seed: int
+    rule: str
+    signature: str
+    title: str
+    digest: str
+    events: list[str] = field(default_factory=list)
+    mutant: str = ""
+    device: ClassVar[str] = ""
+    kernels: ClassVar[str] = ""
+    model_hash: ClassVar[str] = ""
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        return self.workload
+
+    @property
+    def size(self) -> tuple[int, str]:
+        return len(self.events), "launches"
+
+    def is_shown(self, violation: Mapping[str, Any]) -> bool:
+        return bool(violation["signature"] == self.signature)
+
+    def problem(self) -> str:
+        return "" if all(isinstance(text, str) for text in self.events) else "events must hold lines of text"
+
+
+Replay = OpReplay | ScheduleReplay | WorkerReplay | SchedulerReplay
 """What every tier's file has: `target`, `tier`, `where`, `source_hash`, `tape`, `seed`, `rule`, `signature`, `title`
 and `digest`; `device`, `mutant`, `kernels`, `model_hash` and `events`, empty where a tier has none; `meaning`, what the
 tape stands for where a change of the simulator changes that, else None; `size`, how large the case is and in what;
 `is_shown(violation)`, whether a violation of a replay is the file's; and `problem()`, what is wrong with its values, ""
 for nothing.
 """
-_KINDS: dict[str, type[Replay]] = {"ops": OpReplay, "accounting": ScheduleReplay, "workers": WorkerReplay}
+_KINDS: dict[str, type[Replay]] = {
+    "ops": OpReplay,
+    "accounting": ScheduleReplay,
+    "workers": WorkerReplay,
+    "scheduler": SchedulerReplay,
+}
 
 
 def save(path: Path, replay: Replay) -> None:

@@ -25,6 +25,8 @@ FOLDERS = {
     "releases": "released engines are lifted as they are, and their known defects are found",
     "fuzz": "a campaign loses nothing and counts once",
     "selfcheck": "bugs that are put in are found",
+    "scheduler": "a release's own scheduler runs on a CPU, and its fakes are what it takes them for",
+    "vdevice": "the virtual device orders what CUDA orders, and reports what CUDA does not",
     "cli": "every command ends with one verdict, one exit code and files that are whole",
     "gpu": "the kernels on a GPU are those of the interpreter",
     "repository": "the documentation is true, and the modules keep their layers",

@@ -41,6 +41,7 @@ def test_a_fixture_gives_the_verdict_expected_of_the_target(
     elif isinstance(replay, WorkerReplay):
         _hold_probe(replay, target, expect, release, wheel_cache)
     else:
+        assert isinstance(replay, ScheduleReplay)
         _hold_schedule(replay, target, expect, release, wheel_cache)
 
 

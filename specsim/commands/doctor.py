@@ -112,8 +112,6 @@ def probe() -> tuple[dict[str, Any], str]:
 
 def tiers(imported: dict[str, Any], problem: str) -> list[Working]:
     """Which tier works on which device."""
-    from specsim.engines.listing import LATER_TIERS
-
     gpus = imported.get("gpus", [])
     no_gpu = "torch sees no GPU" if imported else problem
     return [
@@ -123,7 +121,7 @@ def tiers(imported: dict[str, Any], problem: str) -> list[Working]:
             "accounting", "cpu", True, "of the model; of releases and checkouts too" if imported else "of the model"
         ),
         Working("workers", "cpu", bool(imported), problem or "of releases and checkouts"),
-        *(Working(tier, "cpu", False, why) for tier, why in LATER_TIERS.items()),
+        Working("scheduler", "cpu", bool(imported), problem or "of releases and checkouts, with --only scheduler"),
     ]
 
 

@@ -75,7 +75,8 @@ class Asked:
         """The tiers to run. A mutant is of what schedules run: operations and worker functions are not touched."""
         from specsim.tiers.registry import TIERS
 
-        wanted = [self.only] if self.only else [name for name, tier in TIERS.items() if tier.is_of(self.target)]
+        default = [name for name, tier in TIERS.items() if tier.by_default and tier.is_of(self.target)]
+        wanted = [self.only] if self.only else default
         return tuple(name for name in wanted if not self.mutant or TIERS[name].unit == "schedules")
 
 

@@ -14,14 +14,13 @@ from specsim.engines.target import PACKAGES
 from specsim.lifting.cache import Cache
 
 FORMAT = "specsim.targets/1"
-LATER_TIERS = {"scheduler": "the tiers are ops, accounting and workers"}
 
 
 def list_targets(cache: Cache) -> dict[str, Any]:
     """The targets, JSON-ready: {"format", "cache", "devices", "targets": [{"target", "tiers", "note"}], "not_run":
     [{"what", "why"}]}.
     """
-    not_run = [{"what": f"tier {tier}", "why": why} for tier, why in LATER_TIERS.items()]
+    not_run: list[dict[str, str]] = []
     found = gpus()
     if not found:
         not_run.append({"what": "device cuda", "why": "nvidia-smi finds no GPU; kernels run in Triton's interpreter"})

@@ -22,6 +22,7 @@ from specsim.verdict import NotRun
 if TYPE_CHECKING:
     from specsim.contracts.provider import Provider
     from specsim.engines.probe import Probe
+    from specsim.engines.real_scheduler import SchedulerTarget
 
 # The provider of the built-in model: module and the function that makes it. By name, because kernels imports triton.
 MODEL_PROVIDER = ("specsim.kernels", "provider")
@@ -93,6 +94,15 @@ def load_probes(target: Target, cache: Cache) -> tuple[list[Probe], list[NotRun]
         return [], [NotRun("workers", "only releases and checkouts of an engine have worker functions")]
     probes: tuple[list[Probe], list[NotRun]] = _function(maker)(target, cache)
     return probes
+
+
+def load_scheduler(target: Target, cache: Cache, mutant: str = "") -> SchedulerTarget | NotRun:
+    """The scheduler of a target, imported with a planted defect in it, or why it is not run."""
+    maker = None if isinstance(target, ModelTarget | PythonTarget) else _engine(target).subjects.get("scheduler")
+    if maker is None:
+        return NotRun("scheduler", "only releases and checkouts of an engine have a scheduler")
+    found: SchedulerTarget | NotRun = _function(maker)(target, cache, mutant)
+    return found
 
 
 _OURS = ("torch", "triton", "numpy")  # what specsim imports itself, and takes long

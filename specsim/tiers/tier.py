@@ -119,6 +119,7 @@ class Tier(Protocol):
     """One tier. Of its name, and of what a command asks about it:
 
     `unit`            what is counted: "cases" or "schedules"
+    `by_default`      whether a check without --only runs it
     `budget_share`    of a target's time, where each tier has its part
     `batch_count`, `batch_weight`, `has_single_runs`  of campaigns: cases or schedules of a batch, how often a batch is
                       drawn, and whether each run of a batch can be made again alone
@@ -131,6 +132,7 @@ class Tier(Protocol):
 
     name: str
     unit: Literal["cases", "schedules"]
+    by_default: bool
     budget_share: float
     batch_count: int
     batch_weight: int

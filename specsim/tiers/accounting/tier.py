@@ -27,6 +27,7 @@ class AccountingTier:
 
     name = "accounting"
     unit: Literal["cases", "schedules"] = "schedules"
+    by_default = True
     budget_share = 0.3
     batch_count = 5000
     batch_weight = 20

@@ -29,6 +29,7 @@ class OpsTier:
 
     name = "ops"
     unit: Literal["cases", "schedules"] = "cases"
+    by_default = True
     budget_share = 0.5
     batch_count = 100
     batch_weight = 1

@@ -23,6 +23,7 @@ class WorkersTier:
 
     name = "workers"
     unit: Literal["cases", "schedules"] = "cases"
+    by_default = True
     budget_share = 0.2
     batch_count = 100
     batch_weight = 1

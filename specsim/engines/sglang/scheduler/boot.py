@@ -45,17 +45,21 @@ def boot(root: Path, options: Options, device: Any, *, edit: imports.Edit | None
     """Build the scheduler of the release that lies unpacked in `root`. `device` is a `specsim.vdevice.Device`.
 
     Whatever the release raises while it is imported or built is let through. DriftError when it reads of a fake what
-    the adapter does not know. `edit` changes the source of its modules on the way in.
+    the adapter does not know.
     """
+    family, surroundings = load(root, edit)
+    with family.answers.required():
+        return Booted(family, root, options, device, surroundings)
+
+
+def load(root: Path, edit: imports.Edit | None = None) -> tuple[Family, Surroundings]:
+    """Import the release that lies unpacked in `root`; `edit` changes the source of its modules on the way in."""
     os.environ.update(ENVIRONMENT)
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
     surroundings = Surroundings()
     imports.install(root, PACKAGE, surroundings.modules, edit)
-    module = importlib.import_module(f"{PACKAGE}.srt.managers.scheduler")
-    family = family_of(module)
-    with family.answers.required():
-        return Booted(family, root, options, device, surroundings)
+    return family_of(importlib.import_module(f"{PACKAGE}.srt.managers.scheduler")), surroundings
 
 
 class Booted:

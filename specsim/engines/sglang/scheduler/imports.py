@@ -11,6 +11,7 @@ as well. For that reason the smoke tests of `property_tests/scheduler` compare o
 
 from __future__ import annotations
 
+import ast
 import builtins
 import functools
 import importlib.abc
@@ -39,7 +40,7 @@ VERSION = "99.0.0"  # of every fabricated package: releases refuse old ones
 
 _MODELS = frozenset(["llama"])  # of the modules that a release looks for in a folder of its own, all that it finds
 
-Edit = Callable[[str, str], str]  # (name of a module of the release, its source) -> the source that is run
+Edit = Callable[[str, str], str | ast.Module]  # (name of a module of the release, its source) -> what is run
 
 
 def install(root: Path, package: str, modules: Mapping[str, types.ModuleType], edit: Edit | None = None) -> None:

@@ -87,6 +87,10 @@ class _Seat:
     prefixes: Prefixes
     accepted: int = 1  # tokens that verify keeps, the bonus token included
 
+    def matters(self) -> bool:
+        """Whether what is computed for it is used: a request that ended or was retracted meanwhile takes no result."""
+        return self.is_read
+
     @property
     def is_read(self) -> bool:
         return not (self.stale or self.request.finished() or self.request.is_retracted)
@@ -160,7 +164,7 @@ class Worker(Fake):
                 self._bad("extend", seat, "input_ids", token)
                 return FALLBACK
             prefix = extended(prefix, token)
-            self._write(access, int(slots[position]), prefix)
+            self._write(access, seat, int(slots[position]), prefix)
         expected = seat.prefixes.of(length)
         if prefix != expected:
             self._content("extend", "input", seat, length - 1, int(slots[length - 1]), expected, prefix)
@@ -229,10 +233,10 @@ class Worker(Fake):
         kept, token = [], bonus
         for j, slot in enumerate(slots):
             if j >= seat.accepted:
-                self._write(access, slot, REJECTED)
+                self._write(access, seat, slot, REJECTED)
                 continue
             prefix = extended(prefix, token)
-            self._write(access, slot, prefix)
+            self._write(access, seat, slot, prefix)
             token = next_token(prefix)
             kept.append(token)
         return kept
@@ -281,7 +285,7 @@ class Worker(Fake):
     def _slots(self, access: Any, phase: str, seat: _Seat, row: int, low: int, high: int) -> Ints:
         """int64 [high - low]: the slots of these positions of a row, now; 0 for what is none of the pool's."""
         rows = self.memory.rows
-        access.read(rows, torch.arange(row * rows.shape[1] + low, row * rows.shape[1] + high))
+        access.read(rows, torch.arange(row * rows.shape[1] + low, row * rows.shape[1] + high), seat.matters)
         slots: Ints = access.host(rows)[row, low:high].numpy().astype(np.int64)
         outside = (slots < 0) | (slots >= len(self.memory.full))
         if outside.any():
@@ -298,7 +302,7 @@ class Worker(Fake):
         prefix = self._compared(phase, "full", seat, slots[:count], expected, read, 0)
         if memory.mapping is not None:
             low = max(0, count + 1 - memory.window_size)
-            access.read(memory.mapping, torch.from_numpy(slots[low:count]))
+            access.read(memory.mapping, torch.from_numpy(slots[low:count]), seat.matters)
             within = access.host(memory.mapping).numpy()[slots[low:count]]
             read = memory.window[within]
             if len(within):
@@ -314,11 +318,11 @@ class Worker(Fake):
         self._content(phase, pool, seat, low + bad, int(slots[bad]), int(expected[bad]), int(read[bad]))
         return extended(int(read[bad]) & (2**62 - 1), bad)  # attention has mixed it into all that follows
 
-    def _write(self, access: Any, slot: int, kv: int) -> None:
+    def _write(self, access: Any, seat: _Seat, slot: int, kv: int) -> None:
         memory = self.memory
         memory.full[slot] = kv
         if memory.mapping is not None:
-            access.read(memory.mapping, torch.tensor([slot]))
+            access.read(memory.mapping, torch.tensor([slot]), seat.matters)
             memory.window[int(access.host(memory.mapping)[slot])] = kv
 
     def _content(

@@ -1,0 +1,177 @@
+"""A scheduler of one request a step, with defects that can be switched on: for tests of the scheduler tier."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specsim.choices.chooser import Chooser
+from specsim.engines.probe import Broken
+from specsim.engines.real_scheduler import (
+    Answer,
+    Pools,
+    RequestState,
+    Seen,
+    Setup,
+    TreeNode,
+    WrongContent,
+)
+
+DEFECTS = (
+    "wrong token",
+    "one token more",
+    "lost slot",
+    "slot twice",
+    "lost row",
+    "never ends",
+    "raises",
+    "ends its process",
+    "hangs",
+    "claims too much",
+    "aborts others",
+    "free and cached",
+    "cached content",
+    "content",
+    "race",
+)
+
+
+def decode(prompt: Sequence[int], count: int) -> list[int]:
+    """Of a model whose next token is a sum."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(10 + (sum(tokens) * 7 + len(tokens)) % 80)
+    return tokens[len(prompt) :]
+
+
+@dataclass(slots=True)
+class _Request:
+    rid: str
+    prompt: tuple[int, ...]
+    answer: int
+    stop: int
+    session: str
+    outputs: list[int] = field(default_factory=list)
+    reason: str = ""
+
+
+class ToyScheduler:
+    """See `specsim.engines.real_scheduler.StartedScheduler`."""
+
+    def __init__(self, setup: Setup, defect: str) -> None:
+        assert defect in ("", *DEFECTS)
+        self.setup, self.defect = setup, defect
+        self.seen = Seen()
+        self._requests: dict[str, _Request] = {}
+        self._sessions: dict[str, tuple[int, ...]] = {}
+
+    def decode(self, prompt: Sequence[int], count: int) -> list[int]:
+        return decode(prompt, count)
+
+    def content_of(self, tokens: Sequence[int]) -> int:
+        return hash(tuple(tokens))
+
+    def slot_content(self, slot: int) -> int:
+        return self.content_of((1, 2)[: slot + 1]) if self.defect != "cached content" else 0
+
+    def generate(self, rid: str, prompt: Sequence[int], answer: int, stop: int, session: str, priority: int) -> Any:
+        return lambda: self._add(_Request(rid, tuple(prompt), answer, stop, session))
+
+    def _add(self, request: _Request) -> None:
+        if request.session:
+            request.prompt = (*self._sessions.get(request.session, ()), *request.prompt)
+        self._requests[request.rid] = request
+
+    def abort(self, rid: str) -> Any:
+        return lambda: self._abort([rid] if self.defect != "aborts others" else list(self._requests))
+
+    def abort_all(self) -> Any:
+        return lambda: self._abort(list(self._requests))
+
+    def _abort(self, rids: list[str]) -> None:
+        for rid in rids:
+            if rid in self._requests and not self._requests[rid].reason:
+                self._requests[rid].reason = "abort"
+
+    def flush(self) -> Any:
+        return lambda: None
+
+    def open_session(self, name: str) -> Any:
+        return lambda: None
+
+    def close_session(self, name: str) -> Any:
+        return lambda: None
+
+    def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
+        iteration = 0
+        while (messages := script(iteration)) is not None:
+            for message in messages:
+                message()
+            for request in self._requests.values():
+                if not request.reason:
+                    self._step(request, 1 + chooser.choose(self.setup.draft_tokens, "accept"))
+                    self.seen.batches.append(f"{iteration:4} decode {request.rid}")
+            iteration += 1
+
+    def _step(self, request: _Request, accepted: int) -> None:
+        if self.defect == "raises":
+            raise IndexError("out of range")
+        if self.defect == "ends its process":
+            os._exit(3)
+        while self.defect == "hangs":
+            pass
+        if self.defect == "never ends":
+            return
+        if self.defect == "content":
+            self.seen.contents.append(WrongContent(request.rid, "verify", "full", 1, 3, 7, "another request"))
+        if self.defect == "race":
+            self.seen.device.append(Broken("S2", "row:write:read", "an order", "none"))
+        for token in decode((*request.prompt, *request.outputs), accepted):
+            if not request.reason:
+                request.outputs.append(token + (self.defect == "wrong token"))
+                ended = "stop" if token == request.stop else "length" if len(request.outputs) >= request.answer else ""
+                request.reason = ended
+                if ended and self.defect == "one token more":
+                    request.outputs.append(token)
+        if request.session:
+            self._sessions[request.session] = (*request.prompt, *request.outputs)
+
+    @property
+    def is_idle(self) -> bool:
+        return all(request.reason for request in self._requests.values())
+
+    def place_of(self, error: BaseException) -> tuple[str, str]:
+        return "_step", "toy.py:1"
+
+    def requests(self) -> Iterator[RequestState]:
+        for r in self._requests.values():
+            claimed = len(r.prompt) + len(r.outputs) - 1 + (self.defect == "claims too much")
+            yield RequestState(r.rid, r.prompt, tuple(r.outputs), r.reason, claimed, claimed, -1)
+
+    def answers(self) -> Iterator[Answer]:
+        for r in self._requests.values():
+            yield Answer(r.rid, tuple(r.outputs), r.reason)
+
+    def pools(self) -> Pools:
+        slots, rows = self.setup.slots, self.setup.rows
+        free = slots - 2 - (self.defect == "lost slot") + (self.defect == "slot twice")
+        free_slots = [0] if self.defect == "free and cached" else []
+        return Pools(slots, free, 2, rows, rows - (self.defect == "lost row"), -1, -1, -1, free_slots, [self._node()])
+
+    def _node(self) -> TreeNode:
+        return TreeNode((1, 2), (0, 1))
+
+
+@dataclass(slots=True)
+class ToyTarget:
+    """See `specsim.engines.real_scheduler.SchedulerTarget`."""
+
+    defect: str = ""
+    where: str = "toy.py:1"
+    source_hash: str = "0" * 16
+    lacks: tuple[tuple[str, str], ...] = ()
+
+    def start(self, setup: Setup) -> ToyScheduler:
+        return ToyScheduler(setup, self.defect)

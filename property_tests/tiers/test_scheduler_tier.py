@@ -1,0 +1,104 @@
+"""The scheduler tier finds what is wrong in a scheduler, and nothing in one that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from property_tests.support.toy_scheduler import DEFECTS, ToyTarget, decode
+from specsim.choices.chooser import replayed, seeded
+from specsim.engines.real_scheduler import Setup
+from specsim.tiers.scheduler.answers import violations_of
+from specsim.tiers.scheduler.forks import Ended, Outcome, Ran, Starters, Wanted, wanted
+from specsim.tiers.scheduler.rules import BY_ID
+from specsim.tiers.scheduler.setups import SETUPS
+from specsim.tiers.scheduler.workload import CONTEXT, draw_workload
+
+EXPECTED = {
+    "wrong token": "I40",
+    "one token more": "I40",
+    "lost slot": "I24",
+    "slot twice": "I24",
+    "lost row": "I18",
+    "never ends": "S1",
+    "raises": "X1",
+    "ends its process": "X3",
+    "hangs": "X2",
+    "claims too much": "I31",
+    "aborts others": "I39",
+    "free and cached": "I16",
+    "cached content": "I27",
+    "content": "I05",
+    "race": "S2",
+}
+
+
+def outcomes(defect: str, count: int, seconds: float = 20.0) -> Iterator[Outcome]:
+    starters = Starters(ToyTarget(defect))
+    try:
+        for index in range(count):
+            yield starters.run(wanted(0, index, seconds))
+    finally:
+        starters.close()
+
+
+def test_a_scheduler_that_is_right_breaks_no_rule() -> None:
+    found = list(outcomes("", 60))
+    assert all(isinstance(outcome, Ran) for outcome in found)
+    assert [violation for outcome in found for violation in violations_of(outcome)] == []
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_breaks_its_rule(defect: str) -> None:
+    count = 60 if defect == "aborts others" else 6
+    broken = [v for outcome in outcomes(defect, count, 1.0) for v in violations_of(outcome)]
+    assert {violation.rule for violation in broken} == {EXPECTED[defect]}
+    assert all(violation.rule in BY_ID for violation in broken)
+
+
+def test_a_schedule_is_the_same_in_two_processes() -> None:
+    first, again = ([o.record for o in outcomes("", 12) if isinstance(o, Ran)] for _ in range(2))
+    assert first == again
+
+
+def test_a_tape_gives_its_schedule_again() -> None:
+    starters = Starters(ToyTarget("wrong token"))
+    try:
+        first = starters.run(wanted(3, 14, 20.0))
+        assert isinstance(first, Ran)
+        again = starters.run(Wanted(first.record.tape))
+    finally:
+        starters.close()
+    assert again == first
+
+
+def test_a_race_without_a_wrong_token_is_harmless_and_one_with_is_not() -> None:
+    (race,) = {v.harmless for outcome in outcomes("race", 2) for v in violations_of(outcome)}
+    assert race
+
+
+def test_a_schedule_that_ends_its_process_ends_no_other() -> None:
+    first, second = outcomes("ends its process", 2)
+    assert isinstance(first, Ended)
+    assert isinstance(second, Ended)
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids=lambda setup: setup.name)
+def test_no_request_is_drawn_that_a_server_would_refuse(setup: Setup) -> None:
+    for index in range(200):
+        workload = draw_workload(seeded(1, "workload", index), setup, decode)
+        assert len({turn.rid for turn in workload.turns}) == len(workload.turns)
+        for turn in workload.turns:
+            assert len(turn.prompt) >= 1
+            length = sum(len(t.prompt) + t.answer for t in workload.turns if t.session == turn.session and t.session)
+            length = length or len(turn.prompt) + turn.answer
+            assert length + 2 * setup.draft_tokens <= min(CONTEXT, setup.slots)
+
+
+def test_choice_zero_is_one_request_of_one_token() -> None:
+    workload = draw_workload(replayed(()), SETUPS[0], decode)
+    (turn,) = workload.turns
+    assert (len(turn.prompt), turn.answer, turn.at, turn.abort) == (1, 1, 0, -1)
+    assert not workload.flushes
+    assert not workload.abort_all

@@ -1,0 +1,219 @@
+"""A release's own scheduler, started and driven: what the scheduler tier needs of it.
+
+The tier draws what users do and says what must be true; an engine's adapter starts the scheduler on a virtual device,
+hands it requests, and shows its state. Nothing here knows of an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specsim.engines.probe import Broken
+
+if TYPE_CHECKING:
+    from specsim.choices.chooser import Chooser
+
+NEVER_WRITTEN, OF_A_DRAFT = -1, -2
+"""Contents of a slot that no token's KV was written to, and of one that holds the KV of a rejected draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One way to start a scheduler. Sizes are in tokens.
+
+    `page_size`     tokens of a page of the KV pool
+    `slots`         of the KV pool; small enough that requests wait, are retracted, and push one another out of the tree
+    `rows`          of `req_to_token`: requests that run at once
+    `chunk`         most tokens of a prefill
+    `steps`         depth of the draft, and `draft_tokens` what a verification verifies
+    `window`        the sliding window of half of the layers, 0 for none
+    `radix`         whether finished requests stay in the prefix cache
+    `priorities`    whether requests have a priority
+    `sessions`      whether requests may be turns of a streaming session
+    """
+
+    page_size: int = 1
+    slots: int = 160
+    rows: int = 6
+    chunk: int = 32
+    steps: int = 3
+    draft_tokens: int = 4
+    window: int = 0
+    radix: bool = True
+    priorities: bool = False
+    sessions: bool = False
+
+    @property
+    def name(self) -> str:
+        """What differs from the first setup, for a reader."""
+        first = Setup()
+        differs = [(n, getattr(self, n)) for n in self.__slots__ if getattr(self, n) != getattr(first, n)]
+        return ", ".join(n if value is True else f"{n}={value}" for n, value in differs) or "default"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestState:
+    """A request as the scheduler has it, after the run.
+
+    `reason`      "" while it runs, else "stop", "length" or "abort"
+    `committed`   the length that it claims, `allocated` the one that it has slots for
+    `row`         of `req_to_token`, -1 for none
+    """
+
+    rid: str
+    prompt: tuple[int, ...]
+    outputs: tuple[int, ...]
+    reason: str
+    committed: int
+    allocated: int
+    row: int
+    retractions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a user was sent of a request: all tokens, why it ended ("" for not yet) and the counts beside it, -1 where a
+    release sends none.
+    """
+
+    rid: str
+    tokens: tuple[int, ...]
+    reason: str
+    prompt_tokens: int = -1
+    completion_tokens: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class WrongContent:
+    """A position that the model read, and that did not hold the KV of the tokens up to it.
+
+    `phase`   "extend" or "verify"
+    `pool`    "full", or "window" for the layers of a sliding window
+    `holds`   what is there: "nothing", "a rejected draft", "another position", or "another request"
+    """
+
+    rid: str
+    phase: str
+    pool: str
+    position: int
+    length: int
+    slot: int
+    holds: str
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A node of the prefix cache: its tokens from the root on, and the slots of its own ones."""
+
+    tokens: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Pools:
+    """Of the pools at rest. Counts are -1 and lists None where a release does not show them.
+
+    `total`, `free`, `cached`   slots of the KV pool; free; in the prefix cache and in nobody's use
+    `window_*`                  of the pool of the sliding window's layers
+    `free_slots`                the free slots themselves
+    `rows`, `free_rows`         rows of `req_to_token`
+    """
+
+    total: int
+    free: int
+    cached: int
+    rows: int
+    free_rows: int
+    window_total: int = -1
+    window_free: int = -1
+    window_cached: int = -1
+    free_slots: list[int] | None = None
+    nodes: list[TreeNode] | None = None
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a run left besides the scheduler's state.
+
+    `contents`  wrong contents that the model read, in the order in which it did
+    `device`    what the virtual device found: violations of S2, X6 and their kin
+    `batches`   a line for each launch: iteration, kind, requests, accepted
+    `retracted` how many retractions there were, `evicted` how many slots left the tree, `rejected` requests
+    """
+
+    contents: list[WrongContent] = field(default_factory=list)
+    device: list[Broken] = field(default_factory=list)
+    batches: list[str] = field(default_factory=list)
+    retracted: int = 0
+    evicted: int = 0
+
+
+class StartedScheduler(Protocol):
+    """A scheduler that was started once. A schedule runs in a fork of the process that started it."""
+
+    def decode(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The tokens that the fake model says after a prompt, one after the other."""
+        ...
+
+    def content_of(self, tokens: Sequence[int]) -> int:
+        """The KV of the last of these tokens."""
+        ...
+
+    def slot_content(self, slot: int) -> int:
+        """The KV that a slot of the full pool holds."""
+        ...
+
+    def generate(self, rid: str, prompt: Sequence[int], answer: int, stop: int, session: str, priority: int) -> Any:
+        """A request's message to the scheduler; `stop` is -1 for none, `session` "" for none."""
+        ...
+
+    def abort(self, rid: str) -> Any: ...
+
+    def abort_all(self) -> Any: ...
+
+    def flush(self) -> Any: ...
+
+    def open_session(self, name: str) -> Any: ...
+
+    def close_session(self, name: str) -> Any: ...
+
+    def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
+        """Run the scheduler's loop on a device that the chooser moves; `script` gives the messages that arrive at an
+        iteration, None to end the loop. What the scheduler raises comes out.
+        """
+        ...
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    def requests(self) -> Iterator[RequestState]: ...
+
+    def answers(self) -> Iterator[Answer]: ...
+
+    def pools(self) -> Pools: ...
+
+    @property
+    def seen(self) -> Seen: ...
+
+    def place_of(self, error: BaseException) -> tuple[str, str]:
+        """The innermost function of the target that an error came through, and its FILE:LINE; "unknown" and ""."""
+        ...
+
+
+class SchedulerTarget(Protocol):
+    """A target whose scheduler can be started: `where` is FILE:LINE of its loop, and `source_hash` that of its files.
+    `lacks` names what is not run, and why.
+    """
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def source_hash(self) -> str: ...
+
+    @property
+    def lacks(self) -> Sequence[tuple[str, str]]: ...
+
+    def start(self, setup: Setup) -> StartedScheduler: ...

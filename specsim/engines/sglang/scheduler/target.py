@@ -1,0 +1,357 @@
+"""SGLang's scheduler as the scheduler tier drives it: imported once, started for each setup, run in forks of that."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specsim.choices.chooser import replayed
+from specsim.engines.probe import Broken
+from specsim.engines.real_scheduler import Answer, Pools, RequestState, Seen, Setup, TreeNode, WrongContent
+from specsim.engines.sglang.scheduler import imports
+from specsim.engines.sglang.scheduler.boot import PACKAGE, Booted, load
+from specsim.engines.sglang.scheduler.hash_model import EMPTY, decoded, extended
+from specsim.engines.sglang.scheduler.importable import folder_of
+from specsim.engines.sglang.scheduler.options import Options
+from specsim.engines.sglang.scheduler.planted import edit_of, find
+from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content, Worker
+from specsim.errors import UsageError, described
+from specsim.isolation.phases import running
+from specsim.verdict import NotRun
+
+if TYPE_CHECKING:
+    from specsim.choices.chooser import Chooser
+    from specsim.engines.target import CheckoutTarget, ReleaseTarget
+    from specsim.lifting.cache import Cache
+    from specsim.vdevice.findings import Access, Finding
+
+LACKS = (
+    ("schedules with grammars, logprobs, penalties or hidden states", "the fake model computes no logits"),
+    ("schedules with topk above 1, multi-layer drafts or adaptive steps", "the fake worker drafts a chain"),
+    ("schedules with mixed chunks", "the release turns them off beside EAGLE"),
+    ("schedules with several ranks, disaggregation or a hierarchical cache", "one process runs, without sockets"),
+)
+_LOOP = ("event_loop_overlap", "run_event_loop")
+_PARTS = ("managers", "mem_cache", "session", "speculative")
+MARKER = f"/{PACKAGE}/"
+
+
+def sglang_scheduler(
+    target: ReleaseTarget | CheckoutTarget, cache: Cache, mutant: str = ""
+) -> SglangScheduler | NotRun:
+    """The scheduler of a target, imported into this process, with a planted defect in it; NotRun where it cannot be."""
+    edit = edit_of(find(mutant)) if mutant else None
+    root = folder_of(target, cache)
+    try:
+        return SglangScheduler(root, edit)
+    except UsageError:
+        raise
+    except Exception as error:
+        return NotRun("scheduler", f"it is not imported: {described(error)}")
+
+
+class SglangScheduler:
+    """See `specsim.engines.real_scheduler.SchedulerTarget`. The virtual device stays installed in this process."""
+
+    lacks = LACKS
+
+    def __init__(self, root: Path, edit: imports.Edit | None = None) -> None:
+        from specsim.vdevice import simulate
+
+        self._root = root
+        self.where, self.source_hash = _identity(root)
+        self._open = ExitStack()
+        device = simulate(replayed(()), sites=_is_of_release)
+        with running():
+            self._device = self._open.enter_context(device)
+            self._family, self._surroundings = load(root, edit)
+
+    def start(self, setup: Setup) -> Started:
+        with running(), self._family.answers.required():
+            booted = Booted(self._family, self._root, _options(setup), self._device, self._surroundings)
+        started = Started(booted, setup, self._device)
+        with running():
+            started.warm_up()
+        return started
+
+
+def _is_of_release(filename: str) -> bool:
+    return MARKER in filename
+
+
+def _options(setup: Setup) -> Options:
+    return Options(
+        page_size=setup.page_size,
+        max_total_tokens=setup.slots,
+        max_running_requests=setup.rows,
+        chunked_prefill_size=setup.chunk,
+        num_draft_tokens=setup.draft_tokens,
+        sliding_window=setup.window,
+        radix_cache=setup.radix,
+        streaming_sessions=setup.sessions,
+        priority_scheduling=setup.priorities,
+    )
+
+
+def _identity(root: Path) -> tuple[str, str]:
+    """FILE:LINE of the loop, and a hash of the modules around it."""
+    package = root / PACKAGE / "srt"
+    digest = hashlib.sha256()
+    for part in _PARTS:
+        for file in sorted((package / part).rglob("*.py")):
+            digest.update(file.read_bytes())
+    path = package / "managers" / "scheduler.py"
+    lines = {
+        node.name: node.lineno
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    }
+    line = next((lines[name] for name in _LOOP if name in lines), 1)
+    return f"srt/managers/scheduler.py:{line}", digest.hexdigest()[:16]
+
+
+class Started:
+    """See `specsim.engines.real_scheduler.StartedScheduler`."""
+
+    def __init__(self, booted: Booted, setup: Setup, device: Any) -> None:
+        self._booted, self._setup, self._device = booted, setup, device
+        self._seen = Seen()
+
+    def decode(self, prompt: Sequence[int], count: int) -> list[int]:
+        return decoded(prompt, count)
+
+    def content_of(self, tokens: Sequence[int]) -> int:
+        prefix = EMPTY
+        for token in tokens:
+            prefix = extended(prefix, token)
+        return prefix
+
+    def slot_content(self, slot: int) -> int:
+        return int(self._booted.worker.memory.full[slot])
+
+    # ---- messages
+
+    def generate(self, rid: str, prompt: Sequence[int], answer: int, stop: int, session: str, priority: int) -> Any:
+        sampling = {"stop_token_ids": [stop], "ignore_eos": False} if stop >= 0 else {}
+        message = self._booted.generate(rid, prompt, answer, session=session, **sampling)
+        if self._setup.priorities:
+            message.priority = priority
+        return message
+
+    def abort(self, rid: str) -> Any:
+        return self._booted.abort(rid)
+
+    def abort_all(self) -> Any:
+        return self._booted.abort()
+
+    def flush(self) -> Any:
+        return self._booted.flush()
+
+    def open_session(self, name: str) -> Any:
+        return self._booted.open_session(name)
+
+    def close_session(self, name: str) -> Any:
+        return self._booted.close_session(name)
+
+    # ---- the run
+
+    def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
+        booted = self._booted
+        booted.surroundings.restart()
+        booted.worker.restart(lambda _rid, bound: bound - chooser.choose(bound, "accept"))
+        self._device.restart(chooser)
+        self._log_launches()
+        try:
+            booted.run(lambda _booted, iteration: script(iteration))
+            torch.cuda.synchronize()
+        finally:
+            self._note()
+
+    def warm_up(self) -> None:
+        """Run two requests and forget them, so that what is imported and compiled once is not so in every fork."""
+        booted = self._booted
+        requests = [
+            booted.generate(rid, [20] * length, 3) for rid, length in (("one", 5), ("two", 2 + self._setup.chunk))
+        ]
+        booted.worker.restart(lambda _rid, bound: bound)
+        arrivals = {0: requests, 4: [booted.abort("two")]}
+
+        def script(_booted: Booted, iteration: int) -> Sequence[Any] | None:
+            return None if iteration > 4 and booted.idle() else arrivals.get(iteration, ())
+
+        booted.run(script)
+        booted.reset(lambda _rid, bound: bound)
+        self._device.restart(replayed(()))
+
+    def _log_launches(self) -> None:
+        """Note each launch: a line to read."""
+        worker, lines = self._booted.worker, self._seen.batches
+        forward = worker.forward_batch_generation
+
+        def noted(batch: Any, *arguments: Any, **named: Any) -> Any:
+            kind = "extend" if batch.forward_mode.is_extend() else "decode"
+            rids = " ".join(str(request.rid) for request in batch.reqs)
+            lines.append(f"{self._booted.iteration:4}  {kind:6}  {rids}")
+            return forward(batch, *arguments, **named)
+
+        worker.forward_batch_generation = noted  # type: ignore[method-assign]
+
+    def _note(self) -> None:
+        """What the model and the device saw."""
+        for record in self._booted.worker.records:
+            if isinstance(record, Content):
+                self._seen.contents.append(_content(record))
+            else:
+                what = f"{record.phase}:{record.name}"
+                self._seen.device.append(
+                    Broken("X6", what, "a value that was written", f"{record.value} of {record.rid}")
+                )
+        self._seen.device += [_broken(finding) for finding in self._device.findings]
+        self._seen.retracted = self._booted.retractions
+
+    @property
+    def is_idle(self) -> bool:
+        return self._booted.idle()
+
+    @property
+    def seen(self) -> Seen:
+        return self._seen
+
+    def place_of(self, error: BaseException) -> tuple[str, str]:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if MARKER in f.filename]
+        return (frames[-1].name, _below(frames[-1].filename, frames[-1].lineno or 0)) if frames else ("unknown", "")
+
+    # ---- the state at rest
+
+    def requests(self) -> Iterator[RequestState]:
+        for rid, request in self._booted.requests.items():
+            lengths = self._booted.family.lengths(request)
+            yield RequestState(
+                rid=str(rid),
+                prompt=tuple(request.origin_input_ids),
+                outputs=tuple(request.output_ids),
+                reason=_reason(request.finished_reason),
+                committed=int(lengths.kv_committed_len),
+                allocated=int(lengths.kv_allocated_len),
+                row=-1 if request.req_pool_idx is None else int(request.req_pool_idx),
+            )
+
+    def answers(self) -> Iterator[Answer]:
+        for output in self._booted.outputs().values():
+            yield Answer(
+                output.rid,
+                output.token_ids,
+                str((output.finish_reason or {}).get("type", "")),
+                output.prompt_tokens,
+                output.completion_tokens,
+            )
+
+    def pools(self) -> Pools:
+        booted, setup = self._booted, self._setup
+        sizes = {pool.name: pool for pool in booted.pools()}
+        full, rows, window = sizes["full"], sizes["rows"], sizes.get("window")
+        pools = Pools(full.size, full.free, full.cached, rows.size, rows.free)
+        if window is not None:
+            pools.window_total, pools.window_free, pools.window_cached = window.size, window.free, window.cached
+        elif setup.page_size == 1:
+            pools.free_slots = booted.allocator.free_pages.tolist()
+        if setup.radix:
+            pools.nodes = _nodes(booted.tree_cache)
+        return pools
+
+
+def _reason(reason: Any) -> str:
+    """Why a request ended: "stop", "length", "abort", or "" while it runs."""
+    if reason is None:
+        return ""
+    kind = reason.get("type") if isinstance(reason, dict) else reason.to_json().get("type")
+    return str(kind)
+
+
+def _content(record: Content) -> WrongContent:
+    holds = {UNWRITTEN: "nothing", REJECTED: "a rejected draft"}.get(record.actual, "other tokens")
+    return WrongContent(
+        rid=record.rid,
+        phase=record.phase,
+        pool=record.pool,
+        position=record.position,
+        length=record.position + 1,
+        slot=record.slot,
+        holds=holds,
+    )
+
+
+_RULES = {"out-of-bounds": "X6", "device-assert": "X6"}
+
+
+def _broken(finding: Finding) -> Broken:
+    accesses = finding.first, finding.second
+    blamed = next((access for access in reversed(accesses) if not _is_of_model(access)), accesses[1])
+    who = sorted({_party(access) for access in accesses})
+    what = ":".join((finding.kind, finding.memory, *who))
+    return Broken(
+        rule=_RULES.get(finding.kind, "S2"),
+        what=what.replace(" ", "-"),
+        expected="an order",
+        actual=f"none between {' and '.join(map(_access_text, accesses))} ({finding.detail})",
+        details=tuple(
+            f"{_access_text(access)} from {', '.join(map(_shortened, access.callers))}" for access in accesses
+        ),
+        where=_below(blamed.file, blamed.line),
+    )
+
+
+def _is_of_model(access: Access) -> bool:
+    """Whether it is one of the fake model, in whichever phase."""
+    return access.function.startswith(f"{Worker.__name__}.")
+
+
+def _party(access: Access) -> str:
+    """Who makes an access, without lines: the model, or a function of the release and the one that calls it."""
+    if _is_of_model(access):
+        return "the-model"
+    caller = access.callers[0].partition(" at ")[0] if access.callers else ""
+    return f"{access.function}<{caller}" if caller else access.function
+
+
+def _access_text(access: Access) -> str:
+    if _is_of_model(access):
+        return f"the model's {access.what} on {access.stream}"
+    return f"{access.what} on {access.stream} in {access.function} ({_below(access.file, access.line)})"
+
+
+def _shortened(caller: str) -> str:
+    """FUNCTION at FILE:LINE, the file below the package."""
+    function, _, place = caller.partition(" at ")
+    return f"{function} ({_below(*place.rsplit(':', 1))})"
+
+
+def _below(file: str, line: int | str) -> str:
+    return f"{file.rpartition(MARKER)[2]}:{line}"
+
+
+def _nodes(tree: Any) -> list[TreeNode] | None:
+    """The nodes of a radix tree; None where the release hides them."""
+    while hasattr(tree, "inner"):
+        tree = tree.inner
+    root = getattr(tree, "root_node", None)
+    if root is None:
+        return None
+    found: list[TreeNode] = []
+    stack: list[tuple[Any, tuple[int, ...]]] = [(child, ()) for child in root.children.values()]
+    while stack:
+        node, before = stack.pop()
+        slots = () if node.value is None else tuple(int(slot) for slot in node.value.tolist())
+        # Keys of EAGLE are pairs of tokens, or hold the token after the last slot too: a slot is of the first of each.
+        own = tuple(token[0] if isinstance(token, tuple) else int(token) for token in node.key.token_ids)
+        tokens = (*before, *own[: len(slots)])
+        found.append(TreeNode(tokens, slots))
+        stack += [(child, tokens) for child in node.children.values()]
+    return found

@@ -1,0 +1,325 @@
+"""The scheduler tier in the child: what it answers to a request."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from specsim import interrupts, replay_file
+from specsim.choices.shrinker import Shrinker
+from specsim.errors import UsageError
+from specsim.replay_file import SchedulerReplay
+from specsim.rules.failures import SCHEDULE_CRASH, SCHEDULE_TIMEOUT
+from specsim.tiers.messages import At, Check, End, Failure, Replay, Replayed, Request, Search, Shrink
+from specsim.tiers.scheduler import rules
+from specsim.tiers.scheduler.forks import Ended, NotStarted, Outcome, Ran, Starters, Wanted, tape_of, wanted
+from specsim.tiers.scheduler.rules import Violation
+from specsim.tiers.scheduler.schedule import Record
+from specsim.tiers.scheduler.setups import SETUPS
+from specsim.tiers.transfer import broken
+from specsim.tiers.transfer import found as found_message
+from specsim.tiers.transfer import shrunk as shrunk_message
+from specsim.verdict import Finding, NotRun, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from specsim.choices.chooser import Tape
+    from specsim.engines.real_scheduler import SchedulerTarget
+    from specsim.isolation.messages import Messages
+
+SUBJECT = "schedules"
+ATTEMPTS = 120  # at a smaller schedule of each finding; `specsim shrink` takes more
+SHRINK_SHARE = 0.3  # of the time that is left when a finding is made
+
+
+@dataclass(slots=True)
+class _Hit:
+    """A signature that schedules showed: its smallest one, and how many there were."""
+
+    violation: Violation
+    wanted: Wanted
+    record: Record | None
+    count: int = 1
+
+
+@dataclass(slots=True)
+class _Counts:
+    schedules: int = 0
+    iterations: int = 0
+    marks: dict[str, int] = field(default_factory=dict)
+    hits: dict[str, _Hit] = field(default_factory=dict)
+    not_started: dict[str, str] = field(default_factory=dict)
+
+    def take(self, schedule: Wanted, outcome: Outcome) -> list[str]:
+        """Note what a schedule showed; the signatures that are new."""
+        if isinstance(outcome, NotStarted):
+            self.not_started[SETUPS[schedule.tape[0]].name] = outcome.why
+            return []
+        self.schedules += 1
+        record = outcome.record if isinstance(outcome, Ran) else None
+        if record is not None:
+            self.iterations += record.iterations
+            for mark in record.marks:
+                self.marks[mark] = self.marks.get(mark, 0) + 1
+        new = []
+        for violation in violations_of(outcome):
+            hit = self.hits.get(violation.signature)
+            if hit is None:
+                self.hits[violation.signature] = _Hit(violation, schedule, record)
+                new.append(violation.signature)
+                continue
+            hit.count += 1
+            if record is not None and hit.record is not None and record.iterations < hit.record.iterations:
+                hit.violation, hit.wanted, hit.record = violation, schedule, record
+        return new
+
+    def to_show(self) -> dict[str, int]:
+        """What a live line shows."""
+        return {
+            "schedules": self.schedules,
+            "events": self.iterations,
+            "findings": len(self.hits),
+            "marks": 0,
+            "marks_of": 0,
+        }
+
+
+def violations_of(outcome: Outcome) -> tuple[Violation, ...]:
+    """The rules that a schedule broke, that of its process among them."""
+    if isinstance(outcome, Ran):
+        return outcome.record.violations
+    if isinstance(outcome, Ended):
+        rule = SCHEDULE_TIMEOUT if outcome.hung else SCHEDULE_CRASH
+        return (Violation(rule=rule.id, part="process", who="", expected=rule.sentence, actual=outcome.text),)
+    return ()
+
+
+def load_target(request: Request) -> SchedulerTarget | NotRun:
+    """The scheduler of a target, or why it is not run. Imports the release."""
+    from specsim.engines.load import load_scheduler
+    from specsim.engines.target import parse_target
+    from specsim.lifting.cache import Cache
+
+    return load_scheduler(parse_target(request.target), Cache(Path(request.cache)), request.mutant)
+
+
+def check(request: Request, work: Check, messages: Messages) -> None:
+    """Run schedules of every setup by turns."""
+    end = time.monotonic() + request.seconds
+    target = load_target(request)
+    if isinstance(target, NotRun):
+        messages.send(End(not_run=[target]))
+        return
+    messages.send(At(subject=SUBJECT))
+    counts, starters = _Counts(), Starters(target)
+    try:
+        index, cut_short = 0, ""
+        while index < request.count and time.monotonic() < end:
+            if interrupts.asked():
+                cut_short = interrupts.why_not_run()
+                break
+            schedule = wanted(request.seed, index, request.hang_seconds)
+            if SETUPS[schedule.tape[0]].name not in counts.not_started:
+                messages.send(At(subject=SUBJECT, index=index, count=counts.schedules, counts=counts.to_show()))
+                for signature in counts.take(schedule, starters.run(schedule)):
+                    goes_on = interrupts.until(max(0.0, end - time.monotonic()) * SHRINK_SHARE)
+                    _send_finding(request, target, starters, counts.hits[signature], messages, goes_on)
+            elif len(counts.not_started) == len(SETUPS):
+                break
+            index += 1
+        for hit in counts.hits.values():
+            if hit.count > 1:  # how many there were is known at the end
+                messages.send(found_message(*finding_of(request, target, hit)))
+        unstable = _differs(starters, counts, request.hang_seconds)
+    finally:
+        starters.close()
+    not_run = [NotRun(f"setup {name}", why) for name, why in sorted(counts.not_started.items())]
+    not_run += [NotRun(what, why) for what, why in target.lacks]
+    if cut_short:
+        not_run.append(NotRun("the other schedules", cut_short))
+    seam = [
+        {"name": "scheduler", "kind": "lifted", "where": target.where, "source_hash": target.source_hash, "why": ""}
+    ]
+    messages.send(
+        End(
+            schedules=counts.schedules,
+            events=counts.iterations,
+            seam=seam,
+            not_run=not_run,
+            nondeterministic=unstable,
+        )
+    )
+
+
+def _send_finding(
+    request: Request,
+    target: SchedulerTarget,
+    starters: Starters,
+    hit: _Hit,
+    messages: Messages,
+    goes_on: Callable[[], bool],
+) -> None:
+    """Send a finding, and again when it was shrunk."""
+    messages.send(found_message(*finding_of(request, target, hit)))
+    if not request.shrinks or hit.violation.signature in request.known or hit.record is None:
+        return
+    attempts = ATTEMPTS if request.attempts is None else request.attempts
+    _shrink(request, starters, hit, messages, attempts, goes_on)
+    messages.send(found_message(*finding_of(request, target, hit)))
+
+
+def _shrink(
+    request: Request, starters: Starters, hit: _Hit, messages: Messages, attempts: int, goes_on: Callable[[], bool]
+) -> None:
+    """Leave the smallest schedule in `hit` that still shows its signature."""
+    signature = hit.violation.signature
+    shown: dict[Tape, tuple[Record, Violation]] = {}
+
+    def attempt(tape: Tape) -> Tape | None:
+        if not goes_on():
+            return None
+        messages.send(At(subject=SUBJECT, index=-1))
+        outcome = starters.run(Wanted(tape, seconds=request.hang_seconds))
+        for violation in violations_of(outcome):
+            if violation.signature == signature and isinstance(outcome, Ran):
+                shown[outcome.record.tape] = (outcome.record, violation)
+                return outcome.record.tape
+        return None
+
+    assert hit.record is not None
+    best = Shrinker(hit.record.tape, attempt, attempts).run()
+    if best in shown:
+        hit.record, hit.violation = shown[best]
+        hit.wanted = Wanted(best)
+
+
+def _differs(starters: Starters, counts: _Counts, seconds: float) -> str:
+    """How two runs of the schedule of a finding differ, "" where none do."""
+    for signature, hit in counts.hits.items():
+        if hit.record is None:
+            continue
+        again = starters.run(Wanted(hit.record.tape, seconds=seconds))
+        if not isinstance(again, Ran) or again.record.digest != hit.record.digest:
+            now = again.record.digest if isinstance(again, Ran) else "no record"
+            return f"the schedule of {signature} had digest {hit.record.digest}, then {now}"
+    return ""
+
+
+def finding_of(request: Request, target: SchedulerTarget, hit: _Hit) -> tuple[Finding, SchedulerReplay]:
+    """The finding of a hit, and what its replay file holds."""
+    violation, record = hit.violation, hit.record
+    rule = rules.BY_ID[violation.rule]
+    who = f" of {violation.who}" if violation.who else ""
+    title = f"{violation.part}{who}: expected {violation.expected}, got {violation.actual}"
+    details = list(violation.details)
+    if record is not None:
+        details.append(f"{record.requests} requests, {record.iterations} iterations, setup {record.setup}")
+    finding = broken(
+        rule,
+        title=title,
+        signature=violation.signature,
+        tier="scheduler",
+        reach="unknown",
+        where=violation.where,
+        expected=violation.expected,
+        actual=violation.actual,
+        count=hit.count,
+        details=tuple(details),
+    )
+    if violation.harmless:  # a race in which no token was wrong
+        finding = replace(finding, severity=Severity.METRIC)
+    return finding, SchedulerReplay(
+        target=request.target,
+        tier=finding.tier,
+        part=violation.part,
+        where=finding.where or target.where,
+        source_hash=target.source_hash,
+        tape=list(record.tape if record is not None else tape_of(hit.wanted, Ended(False, ""))),
+        workload=record.workload if record is not None else {},
+        seed=request.seed,
+        rule=finding.rule,
+        signature=finding.signature,
+        title=finding.title,
+        digest=record.digest if record is not None else "",
+        mutant=request.mutant,
+        events=list(record.events) if record is not None else [],
+    )
+
+
+def failure(request: Request, work: Failure, messages: Messages) -> None:
+    """A child that ended while no schedule ran, in the release's import or start."""
+    raise UsageError(f"{request.target} ends its process before a schedule runs", "report it with `specsim doctor`")
+
+
+def replay(request: Request, work: Replay, messages: Messages) -> None:
+    """Run the schedule of a replay file once more."""
+    stored = _stored(work.file)
+    target, starters = _started(request, messages)
+    try:
+        outcome = starters.run(Wanted(tuple(stored.tape), seconds=request.hang_seconds))
+    finally:
+        starters.close()
+    if isinstance(outcome, NotStarted):
+        messages.send(Replayed(answer={"judged": False, "why": outcome.why}))
+        return
+    record = outcome.record if isinstance(outcome, Ran) else None
+    answer = {
+        "judged": True,
+        "same_source": target.source_hash == stored.source_hash,
+        "same_case": record is None or record.workload == stored.workload,
+        "digest": record.digest if record else "",
+        "workload": record.workload if record else {},
+        "setup": record.setup if record else "",
+        "events": list(record.events) if record else [],
+        "where": target.where,
+        "code": [{"name": "scheduler", "where": target.where, "source_hash": target.source_hash}],
+        "violations": [
+            {**msgspec.to_builtins(violation), "signature": violation.signature} for violation in violations_of(outcome)
+        ],
+    }
+    messages.send(Replayed(answer=answer))
+
+
+def _started(request: Request, messages: Messages) -> tuple[Any, Starters]:
+    target = load_target(request)
+    if isinstance(target, NotRun):
+        raise UsageError(f"{request.target} is not run: {target.why}", "replay it where it is")
+    messages.send(At(subject=SUBJECT))
+    return target, Starters(target)
+
+
+def shrink(request: Request, work: Shrink, messages: Messages) -> None:
+    """Shrink the schedule of a replay file, with more attempts than `check` takes."""
+    stored = _stored(work.file)
+    target, starters = _started(request, messages)
+    try:
+        schedule = Wanted(tuple(stored.tape), seconds=request.hang_seconds)
+        outcome = starters.run(schedule)
+        shown = [v for v in violations_of(outcome) if v.signature == stored.signature]
+        if not shown or not isinstance(outcome, Ran):
+            raise UsageError(
+                f"{work.file} does not show {stored.signature} on {request.target}", "replay it to see what it shows"
+            )
+        hit = _Hit(shown[0], schedule, outcome.record)
+        _shrink(request, starters, hit, messages, work.attempts, interrupts.until(work.seconds))
+    finally:
+        starters.close()
+    assert hit.record is not None
+    before, after = ((len(record.tape), record.iterations) for record in (outcome.record, hit.record))
+    messages.send(shrunk_message(*finding_of(request, target, hit), before=before, after=after))
+
+
+def search(request: Request, work: Search, messages: Messages) -> None:
+    """A bisection replays files."""
+    raise UsageError(f"there is no search of the {request.tier} tier", "bisect a replay file")
+
+
+def _stored(file: str) -> SchedulerReplay:
+    stored = replay_file.load(Path(file))
+    assert isinstance(stored, SchedulerReplay)
+    return stored

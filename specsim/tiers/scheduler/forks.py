@@ -1,0 +1,184 @@
+"""Schedulers that are started once for each setup, and a fork of one for each schedule.
+
+    this process   has imported the release
+      starter      a fork for each setup in use: has started the scheduler
+        schedule   a fork of the starter: runs one schedule, leaves its record in memory that both share, and ends
+
+So no schedule sees what another left behind, and one that ends its process ends nothing else.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from specsim.choices.chooser import continued, replayed, seeded
+from specsim.errors import described
+from specsim.isolation.fork_runner import run_apart
+from specsim.isolation.processes import end_fork, fork
+from specsim.tiers.scheduler.schedule import Record, run_schedule
+from specsim.tiers.scheduler.setups import SETUPS
+
+if TYPE_CHECKING:
+    from specsim.choices.chooser import RecordingChooser, Tape
+    from specsim.engines.real_scheduler import SchedulerTarget, StartedScheduler
+
+RECORD_BYTES_MAX = 8 << 20
+_SIZE = struct.Struct(">I")
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A schedule: choices that are made already, and where the others come from: `index` of a seed, or zeros (-1)."""
+
+    tape: tuple[int, ...]
+    seed: int = 0
+    index: int = -1
+    seconds: float = 60.0
+
+    def chooser(self) -> RecordingChooser:
+        if self.index < 0:
+            return replayed(self.tape)
+        return continued(self.tape, seeded(self.seed, "scheduler", self.index))
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A schedule that ended its process, or had to be ended (`hung`)."""
+
+    hung: bool
+    text: str
+
+
+class NotStarted(msgspec.Struct, frozen=True, tag=True):
+    """A setup with which the scheduler does not start, and why."""
+
+    why: str
+
+
+class Ran(msgspec.Struct, frozen=True, tag=True):
+    record: Record
+
+
+Outcome = Ran | Ended | NotStarted
+_outcome: msgspec.json.Decoder[Outcome] = msgspec.json.Decoder(Outcome)
+_wanted = msgspec.json.Decoder(Wanted)
+
+
+def wanted(seed: int, index: int, seconds: float) -> Wanted:
+    """Schedule `index` of a seed: its setup is the next of the table, all else is drawn."""
+    return Wanted((index % len(SETUPS),), seed, index, seconds)
+
+
+class Starters:
+    """The starters of a target, each started when a schedule needs it. Close it."""
+
+    def __init__(self, target: SchedulerTarget) -> None:
+        self._target = target
+        self._starters: dict[int, _Starter] = {}
+
+    def run(self, schedule: Wanted) -> Outcome:
+        """Run a schedule. Its first choice is the setup's number."""
+        number = min(schedule.tape[0] if schedule.tape else 0, len(SETUPS) - 1)
+        starter = self._starters.get(number)
+        if starter is None:
+            starter = self._starters[number] = _Starter(self._target, number)
+        return starter.run(schedule)
+
+    def close(self) -> None:
+        for starter in self._starters.values():
+            starter.close()
+
+
+class _Starter:
+    def __init__(self, target: SchedulerTarget, number: int) -> None:
+        questions, self._questions = os.pipe()
+        self._answers, answers = os.pipe()
+        self._pid = fork(own_group=True)
+        if self._pid == 0:
+            os.close(self._questions)
+            os.close(self._answers)
+            _serve(target, number, questions, answers)
+        os.close(questions)
+        os.close(answers)
+        self._ended = ""
+
+    def run(self, schedule: Wanted) -> Outcome:
+        try:
+            _send(self._questions, msgspec.json.encode(schedule))
+            content = _received(self._answers)
+        except BrokenPipeError:
+            content = b""
+        return _outcome.decode(content) if content else NotStarted("the process that starts it ended")
+
+    def close(self) -> None:
+        os.close(self._questions)
+        os.close(self._answers)
+        end_fork(self._pid)
+
+
+def _serve(target: SchedulerTarget, number: int, questions: int, answers: int) -> None:
+    """In a starter: start the scheduler, then run what is wanted until the pipe closes. Does not return."""
+    started: StartedScheduler | None = None
+    why = ""
+    try:
+        started = target.start(SETUPS[number])
+    except Exception as error:
+        why = described(error)
+    shared = mmap.mmap(-1, RECORD_BYTES_MAX)
+    while content := _received(questions):
+        outcome: Outcome = NotStarted(why)
+        if started is not None:
+            outcome = _run_in_fork(started, number, _wanted.decode(content), shared)
+        _send(answers, msgspec.json.encode(outcome))
+    os._exit(0)
+
+
+def _run_in_fork(started: StartedScheduler, number: int, schedule: Wanted, shared: mmap.mmap) -> Outcome:
+    shared[: _SIZE.size] = _SIZE.pack(0)
+
+    def run() -> None:
+        chooser = schedule.chooser()
+        chooser.choose(len(SETUPS), "setup")
+        content = msgspec.json.encode(Ran(run_schedule(started, SETUPS[number], chooser)))
+        if len(content) > RECORD_BYTES_MAX - _SIZE.size:
+            raise ValueError(f"a record of {len(content)} bytes; {RECORD_BYTES_MAX} are allowed")
+        shared[_SIZE.size : _SIZE.size + len(content)] = content
+        shared[: _SIZE.size] = _SIZE.pack(len(content))
+
+    ended = run_apart(run, schedule.seconds)
+    if ended is not None:
+        return Ended(ended.hung, ended.text)
+    (size,) = _SIZE.unpack(shared[: _SIZE.size])
+    if not size:
+        return Ended(False, "leaves no record")
+    return _outcome.decode(shared[_SIZE.size : _SIZE.size + size])
+
+
+def _send(pipe: int, content: bytes) -> None:
+    data = memoryview(_SIZE.pack(len(content)) + content)
+    while data:
+        data = data[os.write(pipe, data) :]
+
+
+def _received(pipe: int) -> bytes:
+    """The next message, b"" when the other end is closed."""
+    head = _read(pipe, _SIZE.size)
+    return _read(pipe, _SIZE.unpack(head)[0]) if head else b""
+
+
+def _read(pipe: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = os.read(pipe, size - len(data))
+        if not part:
+            return b""
+        data += part
+    return data
+
+
+def tape_of(schedule: Wanted, outcome: Outcome) -> Tape:
+    """The choices of a schedule, as far as they are known."""
+    return outcome.record.tape if isinstance(outcome, Ran) else schedule.tape

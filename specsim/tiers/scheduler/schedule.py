@@ -1,0 +1,127 @@
+"""One schedule: what users do, run on a started scheduler, and what was not as it must be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from specsim.errors import described
+from specsim.rules.failures import HOST_EXCEPTION
+from specsim.tiers.scheduler import rules
+from specsim.tiers.scheduler.rules import Violation
+from specsim.tiers.scheduler.state import broken_state
+from specsim.tiers.scheduler.users import NeverEndsError, Users
+from specsim.tiers.scheduler.workload import draw_workload
+
+if TYPE_CHECKING:
+    from specsim.choices.chooser import RecordingChooser
+    from specsim.engines.real_scheduler import Setup, StartedScheduler
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What a schedule showed. `tape` are all its choices, the setup's first; `marks` say what happened in it, and
+    `events` are lines to read. `digest` is of all but the tape: equal when it is reproduced bit for bit.
+    """
+
+    tape: tuple[int, ...]
+    setup: str
+    workload: dict[str, Any]
+    iterations: int
+    requests: int
+    marks: tuple[str, ...]
+    violations: tuple[Violation, ...]
+    events: tuple[str, ...]
+    digest: str
+
+
+def run_schedule(started: StartedScheduler, setup: Setup, chooser: RecordingChooser) -> Record:
+    """Draw what users do from the chooser, and run it. The setup's choice was made."""
+    workload = draw_workload(chooser, setup, started.decode)
+    users = Users(started, workload)
+    violations: list[Violation] = []
+    try:
+        started.run(chooser, users.at)
+    except NeverEndsError as error:
+        violations.append(
+            Violation(rule=rules.PROGRESS.id, part=error.part, who=error.who, expected="an end", actual=str(error))
+        )
+    except Exception as error:
+        violations.append(_raised(started, error))
+    else:
+        violations += broken_state(started, users)
+    violations += _seen(started, bool(violations))
+    marks = _marks(started, users)
+    plain = workload.plain()
+    events = tuple(started.seen.batches)
+    content = [setup.name, plain, users.iterations, marks, [msgspec.to_builtins(v) for v in violations], events]
+    digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return Record(
+        tape=chooser.tape,
+        setup=setup.name,
+        workload=plain,
+        iterations=users.iterations,
+        requests=len(workload.turns),
+        marks=marks,
+        violations=tuple(violations),
+        events=events,
+        digest=digest,
+    )
+
+
+def _raised(started: StartedScheduler, error: Exception) -> Violation:
+    """What the scheduler raised; blamed is the innermost function of the release."""
+    function, where = started.place_of(error)
+    kind = type(error).__name__
+    return Violation(
+        rule=HOST_EXCEPTION.id,
+        part=f"{function}:{kind}",
+        who="",
+        expected="no exception",
+        actual=described(error),
+        where=where,
+    )
+
+
+def _seen(started: StartedScheduler, is_wrong: bool) -> list[Violation]:
+    """What the model and the device saw, one violation for each part."""
+    found: dict[tuple[str, str], Violation] = {}
+    for content in started.seen.contents:
+        violation = Violation(
+            rule=rules.CONTENT_READ.id,
+            part=f"{content.phase}:{content.pool}:{content.holds}".replace(" ", "-"),
+            who=content.rid,
+            expected=f"the KV of the tokens up to position {content.position} of {content.length}",
+            actual=f"{content.holds}, in slot {content.slot} of the {content.pool} pool",
+        )
+        found.setdefault((violation.rule, violation.part), violation)
+    wrong = is_wrong or bool(found)
+    for race in started.seen.device:
+        violation = Violation(
+            rule=race.rule,
+            part=race.what,
+            who="",
+            expected=race.expected,
+            actual=race.actual,
+            where=race.where,
+            details=race.details,
+            harmless=not wrong,
+        )
+        found.setdefault((violation.rule, violation.part), violation)
+    return list(found.values())
+
+
+def _marks(started: StartedScheduler, users: Users) -> tuple[str, ...]:
+    """What happened that not every schedule has."""
+    seen = started.seen
+    happened = {
+        "abort": bool(users.aborted),
+        "retraction": seen.retracted > 0,
+        "eviction": seen.evicted > 0,
+        "session": any(turn.session for turn in users.workload.turns),
+        "reuse": any("prefix" in line for line in seen.batches),
+        "two launches": any(" decode " in line for line in seen.batches),
+    }
+    return tuple(name for name, did in happened.items() if did)

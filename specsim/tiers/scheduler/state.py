@@ -1,0 +1,112 @@
+"""What must be true of a scheduler's state after a schedule, when nothing runs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from specsim.tiers.scheduler import rules
+from specsim.tiers.scheduler.rules import Violation
+from specsim.tiers.scheduler.workload import expected_answer
+
+if TYPE_CHECKING:
+    from specsim.engines.real_scheduler import Pools, RequestState, StartedScheduler
+    from specsim.tiers.scheduler.users import Users
+    from specsim.verdict import Rule
+
+
+def broken_state(started: StartedScheduler, users: Users) -> Iterator[Violation]:
+    """The rules that hold at rest, and what breaks them."""
+    states = {state.rid: state for state in started.requests()}
+    yield from _answers(started, users)
+    for state in states.values():
+        yield from _lengths(state)
+    yield from _pools(started.pools(), users)
+    yield from _tree(started)
+
+
+def _broken(rule: Rule, part: str, who: str, expected: object, actual: object) -> Violation:
+    return Violation(rule=rule.id, part=part, who=who, expected=str(expected), actual=str(actual))
+
+
+def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
+    """Every user sees the tokens of sequential decoding, and why they end; an answer that was aborted is a prefix."""
+    answers = {answer.rid: answer for answer in started.answers()}
+    spoken: dict[str, tuple[int, ...]] = {}  # by session, the tokens of its turns so far
+    cut_short: set[str] = set()  # sessions of which a turn was aborted: what they keep of it is theirs to choose
+    for turn in users.workload.turns:
+        if turn.rid not in users.sent_at or turn.session in cut_short:
+            continue
+        answer = answers.get(turn.rid)
+        before = spoken.get(turn.session, ()) if turn.session else ()
+        expected = expected_answer(turn, (*before, *turn.prompt), started.decode)
+        if answer is None or not answer.reason:
+            if turn.rid not in users.aborted:
+                yield _broken(rules.PROGRESS, "answer", turn.rid, "an answer that ends", "none")
+            continue
+        kind = "session" if turn.session else "request"
+        if answer.reason == "abort":
+            if turn.rid not in users.aborted and not turn.session:
+                yield _broken(rules.UNWANTED_ABORT, kind, turn.rid, "an answer", "an abort that nobody sent")
+            expected = expected[: len(answer.tokens)]
+            cut_short |= {turn.session} - {""}
+        if turn.session:
+            spoken[turn.session] = (*before, *turn.prompt, *answer.tokens)
+        if list(answer.tokens) != expected:
+            place = next(
+                (i for i, (a, b) in enumerate(zip(answer.tokens, expected, strict=False)) if a != b),
+                min(len(answer.tokens), len(expected)),
+            )
+            what = (
+                f"{len(answer.tokens)} tokens, another one at {place}" if place < len(expected) else "too many tokens"
+            )
+            yield _broken(rules.VISIBLE_OUTPUTS, kind, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
+
+
+def _lengths(state: RequestState) -> Iterator[Violation]:
+    """What a request claims at its end: every token but its last, whose KV was never computed."""
+    if state.reason in ("", "abort"):
+        return
+    honest = len(state.prompt) + len(state.outputs) - 1
+    if state.committed > honest:
+        yield _broken(rules.STALE_RESULT, "committed", state.rid, f"a claim of {honest} positions", state.committed)
+
+
+def _pools(pools: Pools, users: Users) -> Iterator[Violation]:
+    """All slots are free or cached, all rows free."""
+    sizes = [("slots", pools.total, pools.free + pools.cached)]
+    if pools.window_total >= 0:
+        sizes.append(("window-slots", pools.window_total, pools.window_free + pools.window_cached))
+    for name, total, found in sizes:
+        if found != total:
+            side = "lost" if found < total else "twice"
+            yield _broken(rules.LEAK_AT_IDLE, f"{name}:{side}", "", f"{total} free or cached", found)
+    if pools.free_rows != pools.rows:
+        side = "lost" if pools.free_rows < pools.rows else "twice"
+        yield _broken(rules.ROW_OWNER, f"rows:{side}", "", f"{pools.rows} free", pools.free_rows)
+
+
+def _tree(started: StartedScheduler) -> Iterator[Violation]:
+    """A cached slot holds the KV of the tokens that lead to it, once, and is not free."""
+    pools = started.pools()
+    if pools.free_slots is not None and len(set(pools.free_slots)) < len(pools.free_slots):
+        yield _broken(rules.FREE_SLOT, "free-list", "", "every slot once", "a slot twice in the free list")
+    free, owned = set(pools.free_slots or ()), set[int]()
+    for node in pools.nodes or ():
+        start = len(node.tokens) - len(node.slots)
+        for place, slot in enumerate(node.slots, start):
+            if slot in free:
+                yield _broken(
+                    rules.FREE_SLOT, "tree", "", "a slot that is not free", f"slot {slot}, which is cached too"
+                )
+                return
+            if slot in owned:
+                yield _broken(
+                    rules.FREE_SLOT, "tree-twice", "", "a slot once", f"slot {slot} at two places of the tree"
+                )
+                return
+            owned.add(slot)
+            if started.slot_content(slot) != started.content_of(node.tokens[: place + 1]):
+                what = f"other content in slot {slot}"
+                yield _broken(rules.TREE_CONTENT, "tree", "", f"the KV of the token at {place}", what)
+                return

@@ -1,0 +1,169 @@
+"""The scheduler tier: a release's own scheduler, whole, on a virtual device, in schedules that are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from specsim import replay_file
+from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
+from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of
+from specsim.verdict import CheckedSubject, NotRun, Rule, Suite
+
+if TYPE_CHECKING:
+    from specsim.engines.target import Target
+    from specsim.replay_file import SchedulerReplay
+    from specsim.tiers.messages import At, Request
+
+START_SECONDS = 90.0
+"""What the import and the start of a scheduler may take on a busy machine, before a schedule runs."""
+
+
+class SchedulerTier:
+    """See `specsim.tiers.tier.Tier`."""
+
+    name = "scheduler"
+    unit: Literal["cases", "schedules"] = "schedules"
+    by_default = False
+    budget_share = 0.3
+    batch_count = 200
+    batch_weight = 5
+    has_single_runs = False
+    has_device = False
+    resumes_skipped = False
+    end_rules = (SCHEDULE_CRASH.id, SCHEDULE_TIMEOUT.id)
+    preloaded: tuple[str, ...] = ()
+    ignored: tuple[tuple[str, ...], str] = (
+        ("cases", "device", "strategy", "kernels"),
+        "it is not of that tier",
+    )
+
+    def is_of(self, target: Target) -> bool:
+        from specsim.engines.target import CheckoutTarget, ReleaseTarget
+
+        return isinstance(target, ReleaseTarget | CheckoutTarget)
+
+    def has_batches(self, target: Target) -> bool:
+        return False
+
+    @property
+    def rules(self) -> Mapping[str, Rule]:
+        from specsim.tiers.scheduler.rules import BY_ID
+
+        return BY_ID
+
+    def signature_of_end(self, subject: str, rule: Rule) -> str:
+        from specsim.tiers.scheduler.rules import signature_of
+
+        return signature_of(rule.id, "process")
+
+    def title_of_end(self, subject: str, text: str) -> str:
+        return f"a schedule {text}"
+
+    def finds(self, checked: CheckedSubject, signature: str) -> bool:
+        return False  # schedules are not of one subject
+
+    def why_not_checked(self, suite: Mapping[str, Any], name: str) -> str:
+        if suite["schedules"]:
+            return ""
+        return str(next((entry["why"] for entry in suite["not_run"]), "no schedule was run"))
+
+    def expectation(self, rule: str, shown: bool) -> dict[str, Any]:
+        return {"shows": shown}
+
+    def limit_seconds(self, request: Request) -> float:
+        return request.hang_seconds + START_SECONDS
+
+    def blames(self, request: Request) -> bool:
+        return True
+
+    def cut_short(self, suite: Suite, at: At, index: int, text: str) -> bool:
+        suite.not_run.append(NotRun(f"schedules after {index}", f"schedule {index} {text}"))
+        return False
+
+    def answer_of_end(self, hung: bool, text: str) -> dict[str, Any] | None:
+        return None  # schedules run in forks: what ends the child is its import
+
+    def difference(self, one: Answer, two: Answer) -> str:
+        for number, (was, now) in enumerate(zip(one.get("events", ()), two.get("events", ()), strict=False)):
+            if was != now:
+                return f"launch {number} was {was!r}, then {now!r}"
+        if one.get("digest") != two.get("digest"):
+            return f"the digest was {one.get('digest')}, then {two.get('digest')}"
+        return ""
+
+    def outcome(self, stored: SchedulerReplay, target: str, answer: Answer) -> Outcome:
+        if not answer["judged"]:
+            return Outcome(State.NOT_RUN, f"{target} does not run the schedule: {answer['why']}")
+        violations, code = answer["violations"], codes(answer["code"])
+        for shown in filter(stored.is_shown, violations):
+            what = f"expected {shown['expected']}, seen {shown['actual']}"
+            reason = f"{label_of(self.rules, stored.rule)}, {shown['part']} {shown['who']}: {what}"
+            return Outcome(
+                State.SHOWN, reason, what, shown["part"], answer["same_source"], meaning=answer["workload"], code=code
+            )
+        before = next(
+            (f"{v['part']} fails before: {v['actual']}" for v in violations if v["rule"] == HOST_EXCEPTION.id), ""
+        )
+        state, reason = State.GONE, f"{label_of(self.rules, stored.rule)} holds"
+        if unheard := replay_file.unheard(violations):
+            state, reason = State.UNHEARD, unheard
+        elif not answer["same_case"]:
+            state, reason = State.NO_LONGER_APPLIES, "its tape stands for another workload now"
+        return Outcome(
+            state, reason, "", stored.part, answer["same_source"], before, meaning=answer["workload"], code=code
+        )
+
+    def explain(self, stored: SchedulerReplay, target: str, answer: Answer) -> Explanation:
+        if not answer["judged"]:
+            lines = [Line("not run", answer["why"])]
+        else:
+            lines = [Line("setup", answer["setup"])]
+            lines += [Line(turn["rid"], _turn_text(turn)) for turn in answer["workload"].get("turns", ())]
+            lines += [Line(None, ""), *(Line(None, event) for event in answer["events"]), Line(None, "")]
+            for violation in answer["violations"]:
+                label = label_of(self.rules, violation["rule"])
+                lines.append(Line("rule", f"{label}: {violation['part']} {violation['who']}".rstrip(), "rule"))
+                lines.append(Line("", f"expected {violation['expected']}, seen {violation['actual']}"))
+                lines += [Line("", text) for text in violation["details"]]
+            lines.append(Line("digest", answer["digest"]))
+        return Explanation(
+            label_of(self.rules, stored.rule), f" on {target}", tuple(lines), "launches and violations are"
+        )
+
+    def page(self, stored: SchedulerReplay, target: str, answer: Answer) -> Page:
+        violations = [
+            {**v, "sentence": self.rules[v["rule"]].sentence, "title": v["part"], "event": None}
+            for v in answer.get("violations", ())
+        ]
+        blamed = next((v for v in violations if stored.is_shown(v)), {})
+        turns = answer.get("workload", {}).get("turns", ())
+        tables = {
+            "Workload": [[turn["rid"], _turn_text(turn)] for turn in turns],
+            "Launches": [[str(number), line] for number, line in enumerate(answer.get("events", ()))],
+            "Replay": [
+                ["setup", answer.get("setup", "")],
+                ["digest", answer.get("digest", "")],
+                ["digest when found", stored.digest],
+                ["seed", str(stored.seed)],
+                ["choices", str(len(stored.tape))],
+            ],
+        }
+        notes = [line for violation in violations for line in violation["details"]]
+        return Page("probe", blamed, {"notes": notes, "tables": tables, "violations": violations})
+
+    def answers(self, request: Request) -> str:
+        return "specsim.tiers.scheduler.answers"
+
+
+def _turn_text(turn: Mapping[str, Any]) -> str:
+    parts = [f"{len(turn['prompt'])} tokens for {turn['answer']} at iteration {turn['at']}"]
+    if turn["session"]:
+        parts.append(f"of session {turn['session']}")
+    if turn["abort"] >= 0:
+        parts.append(f"aborted {turn['abort']} iterations later")
+    if turn["stop"] >= 0:
+        parts.append(f"until token {turn['stop']}")
+    if turn["priority"]:
+        parts.append(f"priority {turn['priority']}")
+    return ", ".join(parts)

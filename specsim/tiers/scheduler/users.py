@@ -1,0 +1,107 @@
+"""Sends the messages of a workload to a scheduler, each at its iteration, and sees when all is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specsim.engines.real_scheduler import StartedScheduler
+    from specsim.tiers.scheduler.workload import Turn, Workload
+
+ITERATIONS_MAX = 1500
+"""Far more than what a scheduler takes that goes on; a schedule that is not over then never ends."""
+
+
+class NeverEndsError(Exception):
+    """A schedule that goes on without an end: `part` says what waits, `who` a request of it."""
+
+    def __init__(self, part: str, who: str, iterations: int) -> None:
+        super().__init__(f"{who} waits after {iterations} iterations")
+        self.part, self.who = part, who
+
+
+class Users:
+    """Sends the messages of a workload, each at its iteration; a later turn of a session waits for the one before."""
+
+    def __init__(self, started: StartedScheduler, workload: Workload) -> None:
+        self.started = started
+        self.workload = workload
+        self.iterations = 0
+        self.prompts: dict[str, tuple[int, ...]] = {}
+        """Of the turns that were sent, the whole prompt; of a session's what is expected of the turns before."""
+        self.aborted: set[str] = set()
+        self.sent_at: dict[str, int] = {}
+        self._to_send = list(workload.turns)
+        self._open: list[str] = []
+        self._ended_at: dict[str, int] = {}
+        self._idle = 0
+
+    def at(self, iteration: int) -> Sequence[Any] | None:
+        """The messages that arrive at an iteration, None when all is over."""
+        self.iterations = iteration
+        ended = self._ended(iteration)
+        messages: list[Any] = []
+        for turn in [turn for turn in self._to_send if self._is_due(turn, iteration, ended)]:
+            self._to_send.remove(turn)
+            messages += self._sent(turn, iteration)
+        for turn in self.workload.turns:
+            if turn.abort >= 0 and self.sent_at.get(turn.rid, iteration + 1) + turn.abort == iteration:
+                self.aborted.add(turn.rid)
+                messages.append(self.started.abort(turn.rid))
+        if iteration in self.workload.abort_all:
+            self.aborted.update(self.sent_at)
+            messages.append(self.started.abort_all())
+        messages += [self.started.flush() for at in self.workload.flushes if at == iteration]
+        messages += self._closed(ended)
+        is_idle = not messages and not self._to_send and self.started.is_idle
+        self._idle = self._idle + 1 if is_idle else 0
+        if self._idle > 2:
+            return None
+        if iteration > ITERATIONS_MAX:
+            waits = next((rid for rid in self.sent_at if rid not in ended), "a turn that was never sent")
+            raise NeverEndsError("session" if "." in waits and not waits[0].isdigit() else "request", waits, iteration)
+        return messages
+
+    def _ended(self, iteration: int) -> dict[str, int]:
+        for answer in self.started.answers():
+            if answer.reason:
+                self._ended_at.setdefault(answer.rid, iteration)
+        return self._ended_at
+
+    def _is_due(self, turn: Turn, iteration: int, ended: dict[str, int]) -> bool:
+        before = self._before(turn)
+        if before is None:
+            return turn.at <= iteration
+        return before.rid in ended and ended[before.rid] + turn.at <= iteration
+
+    def _before(self, turn: Turn) -> Turn | None:
+        """The turn of its session before this one."""
+        if not turn.session:
+            return None
+        turns = [other for other in self.workload.turns if other.session == turn.session]
+        place = turns.index(turn)
+        return turns[place - 1] if place else None
+
+    def _sent(self, turn: Turn, iteration: int) -> list[Any]:
+        messages = []
+        if turn.session and turn.session not in self._open:
+            self._open.append(turn.session)
+            messages.append(self.started.open_session(turn.session))
+        self.sent_at[turn.rid] = iteration
+        self.prompts[turn.rid] = turn.prompt
+        messages.append(
+            self.started.generate(turn.rid, turn.prompt, turn.answer, turn.stop, turn.session, turn.priority)
+        )
+        return messages
+
+    def _closed(self, ended: dict[str, int]) -> list[Any]:
+        """Messages that close the sessions whose turns are over."""
+        over = [
+            name
+            for name in self._open
+            if all(turn.rid in ended for turn in self.workload.turns if turn.session == name)
+        ]
+        for name in over:
+            self._open.remove(name)
+        return [self.started.close_session(name) for name in over]

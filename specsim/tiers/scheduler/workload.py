@@ -1,0 +1,177 @@
+"""What users do in a schedule: requests, turns of sessions, aborts, flushes, each at an iteration of the scheduler.
+
+Drawn from the schedule's chooser; all-zero choices are one request of one token for one token. Whole kinds are left out
+of a schedule by a swarm (Groce et al., ISSTA 2012). What no server would accept is never drawn: a prompt and its answer
+fit a row and the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from specsim.choices.chooser import between, pick
+
+if TYPE_CHECKING:
+    from specsim.choices.chooser import Chooser
+    from specsim.engines.real_scheduler import Setup
+
+REQUESTS_MAX = 12
+PROMPT_MAX = 40
+ANSWER_MAX = 56
+TURNS_MAX = 4
+ARRIVALS = 60
+"""Iterations within which requests arrive."""
+TOKENS = range(20, 90)
+CONTEXT = 240
+"""Tokens of a row, less than what the toy model's configuration allows."""
+
+Decode = Callable[[Sequence[int], int], list[int]]
+"""The tokens that sequential decoding gives after a prompt, so many of them."""
+
+_FEATURES = {
+    "aborts": 2,
+    "shared prefixes": 2,
+    "continued answers": 2,
+    "stop tokens": 3,
+    "bursts": 4,
+    "flushes": 4,
+    "abort all": 8,
+}
+"""A schedule in so many has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request.
+
+    `rid`       as its user names it
+    `prompt`    token ids; of a turn of a session what it adds to the turn before
+    `answer`    max_new_tokens
+    `at`        iteration of its arrival; of a later turn how many iterations after the end of the turn before
+    `abort`     iterations after its arrival at which it is aborted, -1 for never
+    `stop`      token that ends it, -1 for none
+    `session`   of which it is a turn, "" for none
+    `priority`  0 where there are none
+    """
+
+    rid: str
+    prompt: tuple[int, ...]
+    answer: int
+    at: int
+    abort: int = -1
+    stop: int = -1
+    session: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`flushes` and `abort_all` are iterations; a session lasts from its first turn to the end of its last."""
+
+    turns: tuple[Turn, ...]
+    flushes: tuple[int, ...] = ()
+    abort_all: tuple[int, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        data = asdict(self)
+        data["turns"] = [{**turn, "prompt": list(turn["prompt"])} for turn in data["turns"]]
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
+
+
+def draw_workload(chooser: Chooser, setup: Setup, decode: Decode) -> Workload:
+    """What users do on a scheduler that was started so."""
+    features = {name for name, one_in in _FEATURES.items() if chooser.choose(one_in, "feature") == one_in - 1}
+    count = between(chooser, 1, REQUESTS_MAX, "requests")
+    sessions = between(chooser, 0, 2, "sessions") if setup.sessions else 0
+    spread = pick(chooser, (1, 12, 30, ARRIVALS), "arrivals") if "bursts" not in features else 4
+    turns: list[Turn] = []
+    for number in range(count):
+        turns.append(_request(chooser, setup, decode, features, turns, number, spread))
+    for number in range(sessions):
+        turns += _session(chooser, setup, features, f"s{number}", spread)
+    flushes = (between(chooser, 0, spread, "flush at"),) if "flushes" in features else ()
+    abort_all = (between(chooser, 1, 2 * spread, "abort all at"),) if "abort all" in features else ()
+    return Workload(tuple(turns), flushes, abort_all)
+
+
+def _request(
+    chooser: Chooser, setup: Setup, decode: Decode, features: set[str], before: list[Turn], number: int, spread: int
+) -> Turn:
+    limit = min(CONTEXT, setup.slots - setup.slots // 8) - 2 * setup.draft_tokens - setup.page_size
+    prompt = tuple(_token(number, place) for place in range(between(chooser, 1, PROMPT_MAX, "prompt")))
+    if before and "shared prefixes" in features and chooser.choose(2, "shares"):
+        prompt = _after_another(chooser, decode, features, before, prompt)
+    prompt = prompt[: limit - 2]
+    answer = between(chooser, 1, min(ANSWER_MAX, limit - len(prompt)), "answer")
+    return Turn(
+        rid=_rid(chooser, number),
+        prompt=prompt,
+        answer=answer,
+        at=between(chooser, 0, spread, "at"),
+        abort=between(chooser, 0, 24, "abort after")
+        if "aborts" in features and chooser.choose(3, "aborts") == 1
+        else -1,
+        stop=_stop(chooser, decode, prompt, answer) if "stop tokens" in features else -1,
+        priority=between(chooser, 0, 3, "priority") if setup.priorities else 0,
+    )
+
+
+def _after_another(
+    chooser: Chooser, decode: Decode, features: set[str], before: list[Turn], own: tuple[int, ...]
+) -> tuple[int, ...]:
+    """A prompt that begins as an earlier one does, or as that one and its answer do: a chat that goes on."""
+    other = pick(chooser, before, "shares with")
+    begins = other.prompt
+    if "continued answers" in features and chooser.choose(2, "continues"):
+        begins += tuple(decode(begins, between(chooser, 1, other.answer, "continues after")))
+    else:
+        begins = begins[: between(chooser, 1, len(begins), "shared")]
+    return begins + own[: between(chooser, 1, 8, "own")]
+
+
+def _session(chooser: Chooser, setup: Setup, features: set[str], name: str, spread: int) -> list[Turn]:
+    count = between(chooser, 1, TURNS_MAX, "turns")
+    most = (min(CONTEXT, setup.slots // 2) // TURNS_MAX) // 2
+    first = between(chooser, 0, spread, "session at")
+    return [
+        Turn(
+            rid=f"{name}.{number}",
+            prompt=tuple(_token(100 + number, place) for place in range(between(chooser, 1, most, "append"))),
+            answer=between(chooser, 1, most, "answer"),
+            at=first if not number else between(chooser, 0, 3, "after turn"),
+            abort=between(chooser, 0, 12, "abort after")
+            if "aborts" in features and chooser.choose(4, "aborts") == 1
+            else -1,
+            session=name,
+        )
+        for number in range(count)
+    ]
+
+
+def _token(request: int, place: int) -> int:
+    """Prompts of two requests differ from their first token on, unless they share."""
+    return TOKENS[(request * 31 + place * (7 + request) + place * place) % len(TOKENS)]
+
+
+def _rid(chooser: Chooser, number: int) -> str:
+    """As users name requests. Names of one form are never prefixes of one another, but numbers are."""
+    form = chooser.choose(4, "rid")
+    return (f"r{number:02d}", str(number + 1), f"chat-{number:02d}-retry", f"{number:08x}-0000-4000-8000-000000000000")[
+        form
+    ]
+
+
+def _stop(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: int) -> int:
+    """A token of the answer, or none."""
+    if not chooser.choose(2, "stops"):
+        return -1
+    return decode(prompt, answer)[chooser.choose(answer, "stop at")]
+
+
+def expected_answer(turn: Turn, prompt: Sequence[int], decode: Decode) -> list[int]:
+    """What a user must see of a turn that nobody aborts; `prompt` is the whole one, a session's turns included."""
+    tokens = decode(prompt, turn.answer)
+    return tokens[: tokens.index(turn.stop) + 1] if turn.stop in tokens else tokens
