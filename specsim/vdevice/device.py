@@ -20,9 +20,11 @@ import torch
 from specsim.choices.chooser import Chooser
 from specsim.vdevice import policies
 from specsim.vdevice.findings import Access, Finding, Identity, Kind, Place, Site, Sites, place_of
-from specsim.vdevice.history import Array, Clock, Elements, Memory, Operation, Use, Uses, joined
+from specsim.vdevice.history import Array, Clock, Elements, Memory, Operation, Use, Uses, is_covered, joined, with_own
 
 CUDA = torch.device("cuda", 0)
+SMALL_BYTES_MAX = 1 << 20
+"""Up to which size PyTorch's allocator takes memory out of blocks for small ones."""
 Skip = Callable[[str, Place, Any, Any], bool]
 _TARGET = re.compile(r"\s*(?:\w+\.)*(\w+)\s*(?::[^=]*)?=[^=]")
 
@@ -88,18 +90,23 @@ class Stream:
 
     def now(self) -> Clock:
         """The clock of what was launched so far."""
-        clock = self.clock + (0,) * (self.index + 1 - len(self.clock))
-        return (*clock[: self.index], self.n, *clock[self.index + 1 :])
+        return with_own(self.clock, self.index, self.n)
 
     def wait_stream(self, stream: Stream) -> None:
         owner = self.owner
         if owner.skips and owner.is_skipped("wait_stream", self, stream):
+            return
+        if owner.capture is not None and owner.capture.takes(self, stream):
+            owner.capture.join(self, owner.capture.now(stream))
             return
         self._wait(stream, stream.n, stream.now())
 
     def wait_event(self, event: Event) -> None:
         owner = self.owner
         if event.stream is None or (owner.skips and owner.is_skipped("wait_event", self, event)):
+            return
+        if owner.capture is not None and owner.capture.takes(self, event.stream):
+            owner.capture.join(self, event.clock)
             return
         self._wait(event.stream, event.n, event.clock)
 
@@ -162,6 +169,9 @@ class Event:
         owner = active()
         stream = owner.current if stream is None else stream
         self.stream, self.n = stream, stream.n
+        if owner.capture is not None and stream.index in owner.capture.numbers:
+            self.clock = owner.capture.now(stream)
+            return
         owner.hear_host(stream)
         self.clock = stream.now()
         owner.policy.launched(owner)
@@ -209,6 +219,39 @@ class StreamContext:
     def __exit__(self, *_of_exception: object) -> None:
         owner = active()
         owner.current = owner.entered.pop()
+
+
+class Capture:
+    """What is launched while a CUDA graph is captured: on the stream where it began, and on those that wait for it.
+
+    numbers  of each stream that takes part, by index, how many operations it has
+    clocks   what each of them waited for, inside the capture
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.operations: list[Operation] = []
+        self.numbers = {stream.index: 0}
+        self.clocks: dict[int, Clock] = {stream.index: ()}
+
+    def takes(self, stream: Stream, other: Stream) -> bool:
+        """Whether a wait of `stream` for `other` is part of the capture."""
+        if other.index in self.numbers:
+            return True
+        if stream.index in self.numbers:
+            raise RuntimeError(f"{stream} is captured into a CUDA graph and cannot wait for {other}, which is not")
+        return False
+
+    def join(self, stream: Stream, clock: Clock) -> None:
+        self.numbers.setdefault(stream.index, 0)
+        self.clocks[stream.index] = joined(self.clocks.get(stream.index, ()), clock)
+
+    def now(self, stream: Stream) -> Clock:
+        return with_own(self.clocks[stream.index], stream.index, self.numbers[stream.index])
+
+    def operation(self, stream: Stream, sequence: int, what: str, site: Site, reads: Uses, writes: Uses) -> Operation:
+        index = stream.index
+        self.numbers[index] += 1
+        return Operation(stream, self.numbers[index], self.clocks[index], sequence, what, site, None, reads, writes)
 
 
 class Accesses:
@@ -277,6 +320,9 @@ class Device:
         self.default = self.new_stream("default")
         self.current = self.default
         self.entered: list[Stream] = []
+        self.capture: Capture | None = None
+        self.freed: list[tuple[Memory, int, list[Operation]]] = []
+        self.is_collecting = False
         self.restart(chooser)
 
     def new_stream(self, name: str) -> Stream:
@@ -294,6 +340,8 @@ class Device:
             self.join_host(stream.now())
         self.findings, self.ignored, self.counts = [], [], Counter()
         self.ordinals.clear()
+        self.freed.clear()
+        self.capture = None
         self.current = self.default
         self.entered = []
         self.policy = policies.drawn(chooser, len(self.streams))
@@ -346,6 +394,9 @@ class Device:
     def new_operation(self, what: str, site: Site, reads: Uses = (), writes: Uses = ()) -> Operation:
         """The next operation of the current stream."""
         stream = self.current
+        if self.capture is not None and stream.index in self.capture.numbers:
+            self.launched += 1
+            return self.capture.operation(stream, self.launched, what, site, reads, writes)
         if stream.seen is not self.host_clock:
             self.hear_host(stream)
         stream.n += 1
@@ -354,6 +405,11 @@ class Device:
 
     def enqueue(self, operation: Operation) -> None:
         stream = operation.stream
+        if self.capture is not None and stream.index in self.capture.numbers:
+            self.capture.operations.append(operation)
+            return
+        self.lend(operation, operation.reads)
+        self.lend(operation, operation.writes)
         if self.policy.is_immediate and not stream.queue:
             stream.done = operation.n
             guard = torch._C._DisableTorchDispatch()
@@ -365,7 +421,58 @@ class Device:
 
     def is_immediate(self) -> bool:
         """Whether an operation of the current stream runs at its launch, so that its results need no poison."""
-        return self.policy.is_immediate and not self.current.queue
+        return self.policy.is_immediate and not self.current.queue and self.capture is None
+
+    def lend(self, operation: Operation, uses: Uses) -> None:
+        """Note that an operation uses memory that another stream owns."""
+        index = operation.stream.index
+        for memory, _ in uses:
+            if memory.owner != index:
+                memory.users[index] = operation
+
+    def free(self, memory: Memory, size: int) -> None:
+        """The last tensor of a memory of `size` bytes is gone: the allocator may give it to the next one. What the
+        garbage collector frees is let pass, for when it runs is not the program's choice.
+        """
+        if self.is_collecting or Active.device is not self:
+            return
+        owner = self.streams[memory.owner - 1]
+        clock = joined(owner.clock, self.host_clock)
+        uses = [
+            use for stream, use in memory.users.items() if stream not in memory.lent_to and not is_covered(use, clock)
+        ]
+        if uses:
+            self.freed.append((memory, size, uses))
+
+    def collect(self, phase: str, _info: object) -> None:
+        """The garbage collector starts or stops."""
+        self.is_collecting = phase == "start"
+
+    def take(self, memory: Memory, size: int) -> None:
+        """A new memory of `size` bytes takes the place of a freed one, where uses of that may be in flight.
+
+        As in PyTorch's allocator, memory goes back to the stream that allocated it, and small memories never lie where
+        large ones do. Which of the freed ones is taken is the allocator's choice: here, the one longest free.
+        """
+        owner = self.current.index
+        clock = joined(self.current.clock, self.host_clock)
+        freed, self.freed = self.freed, []
+        for entry in freed:
+            old, freed_size, uses = entry
+            if old.owner == owner and memory.previous is None:
+                if all(is_covered(use, clock) for use in uses):
+                    continue
+                if size <= freed_size and (size <= SMALL_BYTES_MAX) == (freed_size <= SMALL_BYTES_MAX):
+                    memory.previous = (old, uses)
+                    continue
+            self.freed.append(entry)
+
+    def stream_of_captures(self) -> Stream:
+        """The stream on which `torch.cuda.graph` captures where it is given none."""
+        key = ("", "", "capture", 0)
+        if key not in self.known_streams:
+            self.known_streams[key] = self.new_stream("capture")
+        return self.known_streams[key]
 
     def hear_host(self, stream: Stream) -> None:
         """What the host knows at a launch happens before what it launches."""
@@ -430,6 +537,8 @@ class Device:
 
     def wait_for(self, stream: Stream, n: int, clock: Clock) -> None:
         """The host waits for operation `n` of a stream."""
+        if self.capture is not None:
+            raise RuntimeError("the host cannot wait for the device while a CUDA graph is captured")
         if stream.done < n:
             self.run_until(stream, n)
         self.join_host(clock)

@@ -27,6 +27,12 @@ def joined(a: Clock, b: Clock) -> Clock:
     return (*map(max, a, b), *a[len(b) :])
 
 
+def with_own(clock: Clock, index: int, n: int) -> Clock:
+    """A clock with `n` in its own component, `index`."""
+    clock = clock + (0,) * (index + 1 - len(clock))
+    return (*clock[:index], n, *clock[index + 1 :])
+
+
 class Queue(Protocol):
     """What runs operations in order: a stream, or the host (index 0)."""
 
@@ -66,36 +72,66 @@ class Operation:
         return all(holds() for elements, holds in self.matters if element in elements)
 
 
-Report = Callable[["Memory", Operation, Operation, str], None]
+def is_covered(operation: Operation, clock: Clock) -> bool:
+    """Whether an operation happens before what has this clock, which is not of its own stream."""
+    index: int = operation.stream.index
+    return index < len(clock) and clock[index] >= operation.n
+
+
+Report = Callable[..., None]
+"""Takes the memory, the two operations that nothing orders, a detail, and the kind where it is not a race."""
 
 
 class Memory:
     """A storage, and the latest accesses of each stream to it.
 
+    owner     the stream on which it was allocated, whose later allocations may take it once it is freed; 0 for memory
+              of the host
     is_host   pinned memory, or the result of a copy to the host that does not block
     lent_to   the streams of `record_stream`
+    users     the last operation of each other stream that uses it, whether it has run or not
+    previous  the memory that was freed before this one took its place, and uses of it that nothing ordered by then
     """
 
-    __slots__ = ("elements", "given_name", "is_host", "lent_to", "owner", "reads", "site", "what", "writes")
+    __slots__ = (
+        "elements",
+        "given_name",
+        "is_host",
+        "lent_to",
+        "owner",
+        "previous",
+        "reads",
+        "site",
+        "users",
+        "what",
+        "writes",
+    )
 
     def __init__(self, owner: int, what: str, site: Site, *, is_host: bool = False) -> None:
         self.owner, self.what, self.site, self.is_host = owner, what, site, is_host
         self.given_name = ""
         self.elements: Elements | None = None
         self.lent_to: set[int] = set()
-        self.forget()
-
-    def forget(self) -> None:
+        self.users: dict[int, Operation] = {}
+        self.previous: tuple[Memory, list[Operation]] | None = None
         self.reads: dict[int, Operation] = {}
         self.writes: dict[int, Operation] = {}
-        if self.elements is not None:
-            self.elements.forget()
 
     @property
     def name(self) -> str:
         return self.given_name or f"{self.what} of {place_of(self.site).function}"
 
+    def _take_over(self, by: Operation, report: Report) -> None:
+        """The first access, after which what was freed is lost."""
+        assert self.previous is not None
+        (memory, uses), self.previous = self.previous, None
+        for use in uses:
+            if use.stream is not by.stream and not is_covered(use, by.clock):
+                report(memory, use, by, f"freed, and given to {self.name}", "use-after-free")
+
     def read(self, by: Operation, report: Report, elements: Array | None = None) -> None:
+        if self.previous is not None:
+            self._take_over(by, report)
         if self.elements is not None:
             self.elements.access(self, by, elements, report, is_write=False)
             return
@@ -106,6 +142,8 @@ class Memory:
         self.reads[index] = by
 
     def write(self, by: Operation, report: Report, elements: Array | None = None) -> None:
+        if self.previous is not None:
+            self._take_over(by, report)
         if self.elements is not None:
             self.elements.access(self, by, elements, report, is_write=True)
             return
@@ -130,9 +168,6 @@ class Elements:
         self.flat = torch.as_strided(bytes_, (whole,), (1,), 0)
         self.numbers = torch.arange(whole)
         self.changes_only = changes_only
-        self.forget()
-
-    def forget(self) -> None:
         self.accesses: tuple[dict[int, Array], dict[int, Array]] = ({}, {})
         self.by: dict[tuple[int, int], Operation] = {}
 

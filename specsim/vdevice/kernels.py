@@ -48,6 +48,7 @@ def _run(device: Device, original: Callable[..., Any]) -> Callable[..., Any]:
                 raise ValueError(f"Pointer argument of {name} cannot be accessed from Triton (cpu tensor?)")
         memories = _Memories(device, name, traced)
         operation = device.new_operation(name, device.sites.here())
+        device.lend(operation, memories.uses)
         operation.run = lambda by: _execute(memories, by, of, original, host_args, host_kwargs, grid)
         device.enqueue(operation)
         return None
@@ -106,12 +107,13 @@ class _Memories:
             self.uses.append((memory, part))
             self.spans.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
         self.storages = [_whole(part) for _, part in self.uses]
-        self.before: dict[int, torch.Tensor] = {}
-        self.touched: dict[tuple[int, bool], list[Array]] = {}
-        self.strays: list[str] = []
+        self.begin()
 
     def begin(self) -> None:
         """The launch's turn has come."""
+        self.touched: dict[tuple[int, bool], list[Array]] = {}
+        self.strays: list[str] = []
+        self.before: dict[int, torch.Tensor] = {}
         for i, (memory, _) in enumerate(self.uses):
             if memory.elements is not None and memory.elements.changes_only:
                 self.before[i] = self.storages[i].clone()

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specsim.vdevice.device import Device
 from specsim.vdevice.findings import Site
 from specsim.vdevice.history import Memory, Operation, Uses
-from specsim.vdevice.tensors import HostTensor, Traced, VirtualTensor, poison, trapped, virtual
+from specsim.vdevice.tensors import HostTensor, Lease, Traced, VirtualTensor, poison, trapped, virtual
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -53,6 +53,11 @@ _EMPTY = frozenset(
 _LIKE = frozenset(
     f"aten::{name}" for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_full", "new_ones")
 )
+_SCATTERS = frozenset(
+    {"copy_", "fill_", "zero_", "masked_fill_", "masked_scatter_", "index_put_", "_index_put_impl_", "index_fill_"}
+    | {"index_copy_", "index_add_", "scatter_", "scatter_add_", "scatter_reduce_"}
+)
+"""Operators that read no element of what they write but those that they change."""
 _READS_ELEMENTS = {aten.index.Tensor, aten.index_select.default, aten.gather.default, aten.take.default}
 _DYNAMIC = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
@@ -187,8 +192,8 @@ class Operations(TorchDispatchMode):
     # Operators on the device.
 
     def _view(self, call: Call) -> Any:
-        memory = call.traced[0].memory
-        return _each(call.on_host(), lambda view: virtual(view, memory))
+        base = call.traced[0]
+        return _each(call.on_host(), lambda view: virtual(view, base.memory, base.lease))
 
     def _factory(self, call: Call) -> Any:
         target = call.kwargs.get("device")
@@ -210,7 +215,11 @@ class Operations(TorchDispatchMode):
 
     def new(self, values: torch.Tensor, what: str, site: Site) -> VirtualTensor:
         """A tensor of the device in memory of its own."""
-        return virtual(values, Memory(self.device.current.index, what, site))
+        device = self.device
+        memory, size = Memory(device.current.index, what, site), values.untyped_storage().nbytes()
+        if device.freed:
+            device.take(memory, size)
+        return virtual(values, memory, Lease(device, memory, size))
 
     def enqueue(self, what: str, site: Site, run: Callable[[Operation], Any], reads: Uses, writes: Uses) -> Operation:
         operation = self.device.new_operation(what, site, reads, writes)
@@ -222,8 +231,11 @@ class Operations(TorchDispatchMode):
         call = self._on_one_device(call)
         written = _written(call)
         self._check_shapes(call)
-        reads = _uses(call.traced)
-        self.enqueue(call.operator.name, self.device.sites.here(), self._runner(call), reads, _uses(written))
+        read = call.traced
+        if call.operator.name in _SCATTERS:
+            read = [tensor for tensor in read if not any(tensor is out for out in written)]
+        site = self.device.sites.here()
+        self.enqueue(call.operator.name, site, self._runner(call), _uses(read), _uses(written))
         return _written_result(written)
 
     def _function(self, call: Call) -> Any:
@@ -257,10 +269,11 @@ class Operations(TorchDispatchMode):
         if elements is None or call.func not in _READS_ELEMENTS or reads[0][1] is not call.host_args[0]:
             return reads, run
         memory, part = reads[0]
+        func, indices, options = call.func, call.host_args[1:], call.host_kwargs
 
         def run_and_note(operation: Operation) -> None:
             at = elements.numbers.as_strided(part.size(), part.stride(), part.storage_offset())
-            taken = call.func(at, *call.host_args[1:], **call.host_kwargs)
+            taken = func(at, *indices, **options)
             memory.read(operation, self.device.report, taken.reshape(-1).numpy())
             run(operation)
 

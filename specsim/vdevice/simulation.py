@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from specsim.choices.chooser import Chooser
 from specsim.vdevice import kernels
 from specsim.vdevice.device import CUDA, Active, Device, Event, Stream, StreamContext
 from specsim.vdevice.findings import Finding, is_user_code
+from specsim.vdevice.graphs import CUDAGraph, graph
 from specsim.vdevice.operations import Operations
 from specsim.vdevice.tensors import HostTensor, Traced, VirtualTensor
 
@@ -62,12 +64,15 @@ def simulate(
         replaced.put(torch.__future__, "_overwrite_module_params_on_conversion", True)
         torch._C._set_grad_enabled(False)
         replaced.put(torch._C, "_set_grad_enabled", _giving(None))
+        gc.callbacks.append(device.collect)
         with operations:
             yield device
         device.drain()
     finally:
         torch._C._set_only_lift_cpu_tensors(not lifts_all)
         replaced.restore()
+        if device.collect in gc.callbacks:
+            gc.callbacks.remove(device.collect)
         torch._C._set_grad_enabled(has_gradients)
         Active.device = None
 
@@ -122,7 +127,6 @@ def _replace_cuda(device: Device, replaced: _Replaced) -> None:
         "max_memory_reserved": 0,
         "reset_peak_memory_stats": None,
         "is_bf16_supported": True,
-        "is_current_stream_capturing": False,
     }
     for name, value in constant.items():
         replaced.put(torch.cuda, name, _giving(value))
@@ -135,9 +139,15 @@ def _replace_cuda(device: Device, replaced: _Replaced) -> None:
         "current_stream": lambda _device=None: device.current,
         "default_stream": lambda _device=None: device.default,
         "synchronize": device.synchronize,
+        "is_current_stream_capturing": lambda: device.capture is not None,
+        "graph_pool_handle": lambda: (0, 0),
+        "CUDAGraph": CUDAGraph,
+        "graph": graph,
     }
     for name, value in functions.items():
         replaced.put(torch.cuda, name, value)
+        if name in vars(torch.cuda.graphs):
+            replaced.put(torch.cuda.graphs, name, value)
 
 
 def _giving(value: Any) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from specsim.vdevice.device import CUDA
+from specsim.vdevice.device import CUDA, Device
 from specsim.vdevice.history import Memory
 
 aten = torch.ops.aten
@@ -28,6 +28,19 @@ def poison(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         return tensor.fill_(float("nan"))
     return tensor.fill_(_POISON.get(tensor.dtype, POISON))
+
+
+class Lease:
+    """What the tensors of one memory share: when the last of them is gone, the memory is free."""
+
+    __slots__ = ("_device", "_memory", "_size")
+
+    def __init__(self, device: Device, memory: Memory, size: int) -> None:
+        self._device, self._memory, self._size = device, memory, size
+
+    def __del__(self) -> None:
+        if self._memory.users:
+            self._device.free(self._memory, self._size)
 
 
 class Traced(torch.Tensor):
@@ -100,6 +113,8 @@ class Traced(torch.Tensor):
 
 class VirtualTensor(Traced):
     """A tensor of the virtual device: `device` is cuda:0."""
+
+    lease: Lease
 
     def now(self, what: str) -> torch.Tensor:
         """A copy to the host that blocks."""
@@ -225,7 +240,7 @@ def _sliced(view: Any, axis: int, index: slice) -> Any:
     return aten.slice.Tensor(view, axis, start, sys.maxsize if stop is None else stop, 1 if step is None else step)
 
 
-def virtual(bytes_: torch.Tensor, memory: Memory) -> VirtualTensor:
+def virtual(bytes_: torch.Tensor, memory: Memory, lease: Lease) -> VirtualTensor:
     made = torch.Tensor._make_wrapper_subclass(
         VirtualTensor,
         bytes_.size(),
@@ -238,6 +253,7 @@ def virtual(bytes_: torch.Tensor, memory: Memory) -> VirtualTensor:
     )
     made.host_bytes = bytes_
     made.memory = memory
+    made.lease = lease
     return made
 
 
