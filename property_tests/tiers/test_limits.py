@@ -32,6 +32,7 @@ from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.tiers.accounting import schedules as schedules
 from specsim.tiers.accounting.schedules import KnownSchedule, simulate
+from specsim.tiers.ops import suite as suite
 from specsim.tiers.ops.run import LaunchHere
 from specsim.tiers.ops.suite import FIRST_ROUND, KnownCase, Limits, check_all, chooser_of
 from specsim.verdict import NotRun, Suite
@@ -111,6 +112,31 @@ def test_a_finding_has_as_many_attempts_as_were_given() -> None:
 def test_without_time_each_implementation_is_named_and_none_has_passed() -> None:
     results, _calls = checked([right(op) for op in THREE], Limits(cases=9, deadline=0.0))
     assert all(result.cut_short and result.cases == 0 for result in results.values())
+
+
+SECONDS = {"fill_bonus_tokens": 0.02, "gather_rows": 0.002, "select_top_k": 0.004}  # that a case of THREE takes
+
+
+@pytest.mark.parametrize(("seconds", "least"), [(2.7, [100, 100, 100]), (1.5, [40, 80, 80])])
+def test_the_time_that_quick_implementations_leave_goes_to_a_slow_one(
+    seconds: float, least: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of 100 cases take 2.6 seconds; those of the quick ones 0.6."""
+    now = 0.0
+
+    def taking_time(op: str) -> Any:
+        def call(**arguments: Any) -> Any:
+            nonlocal now
+            now += SECONDS[op] / 2  # a case runs under two poisons
+            return REFERENCE[op](**arguments)
+
+        return subject(op, call)
+
+    monkeypatch.setattr(suite, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(suite, "RELATED_EVERY", 10_000)
+    results, _calls = checked([taking_time(op) for op in THREE], Limits(cases=100, deadline=seconds))
+    cases = [result.cases for result in results.values()]
+    assert all(count >= enough for count, enough in zip(cases, least, strict=True)), cases
 
 
 def test_a_caller_of_a_wrong_kernel_is_not_checked_and_says_so() -> None:

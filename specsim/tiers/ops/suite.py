@@ -124,6 +124,7 @@ class SubjectCheck:
         self._limits = limits
         self._launcher = launcher
         self._next = 0
+        self._seconds = 0.0  # that its generated cases took
         self._wanted = limits.cases_of(subject)
 
     @property
@@ -131,6 +132,12 @@ class SubjectCheck:
         """Whether every case that it is to get was run."""
         result = self.result
         return bool(result.why_not) or result.cases >= self._wanted or self._next >= self._wanted * DRAWS_PER_CASE_MAX
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the cases that are left will take, at what a case took so far."""
+        cases = self.result.cases
+        return 0.0 if self.is_done else self._seconds / cases * (self._wanted - cases) if cases else math.inf
 
     def run_known(self, known: Sequence[KnownCase]) -> None:
         """Run the cases of known findings."""
@@ -146,6 +153,13 @@ class SubjectCheck:
         """Check it on `cases` cases in all, until `until` (of time.monotonic). Cases that it does not accept are passed
         over. The first case is run however late it is.
         """
+        started = time.monotonic()
+        try:
+            self._advance(cases, until, on_case)
+        finally:
+            self._seconds += time.monotonic() - started
+
+    def _advance(self, cases: int, until: float, on_case: Callable[[int], None]) -> None:
         while not self.is_done and self.result.cases < cases:
             if self._next and (time.monotonic() > until or self._limits.stopped()):
                 self.result.cut_short = True
@@ -214,6 +228,9 @@ def check_all(
 ) -> Iterator[tuple[Subject, SubjectResult]]:
     """Check every subject, then shrink what failed in the time that is left; results come in the order of `subjects`.
 
+    With a deadline each gets an equal part of the time, and what some do not need goes to the others; after the first
+    round those come first that need the least.
+
     A caller whose kernel is wrong is not checked. `on_case(subject, index)` is called before each case, with -1 while
     shrinking. Subjects that `first` names come first in each round: those that an earlier run had no time for.
     """
@@ -221,8 +238,11 @@ def check_all(
     in_turn = sorted(checks, key=lambda check: check.subject.name not in first)
     failed: set[str] = set()
 
-    def going() -> list[SubjectCheck]:
-        return [j for j in in_turn if not j.is_done and j.subject.needs not in failed]
+    def going(goal: int) -> list[SubjectCheck]:
+        found = [j for j in in_turn if not j.is_done and j.subject.needs not in failed]
+        if limits.deadline < math.inf and goal > limits.first_round:
+            found.sort(key=lambda check: check.seconds_left)
+        return found
 
     for check in in_turn:
         if check.subject.needs not in failed:
@@ -231,7 +251,7 @@ def check_all(
             failed.add(check.subject.name)
     started = time.monotonic()
     for goal in _goals(limits):
-        for position, check in enumerate(turn := going()):
+        for check in (turn := going(goal)):
             now = time.monotonic()
             # What is kept for shrinking is kept as soon as there is something to shrink.
             kept = (limits.deadline - started) * SHRINK_SHARE if any(map(limits.shrinks, _failing(checks))) else 0.0
@@ -245,7 +265,7 @@ def check_all(
                     continue
                 until = limits.deadline
             else:
-                until = now + (end - now) / (len(turn) - position)
+                until = now + _equal_part(end - now, [j.seconds_left for j in turn])
             check.advance(goal, until, partial(on_case, check.subject))
             if check.result.failures:
                 failed.add(check.subject.name)
@@ -264,6 +284,15 @@ def check_all(
         if check.subject.needs in failed:
             check.result = SubjectResult(why_not=f"it calls {check.subject.op}, which is itself wrong")
         yield check.subject, check.result
+
+
+def _equal_part(seconds: float, needs: Sequence[float]) -> float:
+    """What each may take of `seconds`, where none takes more than it needs: infinite where there is enough for all."""
+    for count, need in zip(range(len(needs), 0, -1), sorted(needs), strict=True):
+        if need * count >= seconds:
+            return seconds / count
+        seconds -= need
+    return math.inf
 
 
 def _goals(limits: Limits) -> Iterator[int]:
