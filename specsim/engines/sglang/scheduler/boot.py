@@ -21,6 +21,7 @@ import torch
 
 from specsim.engines.sglang.scheduler import imports
 from specsim.engines.sglang.scheduler.clock import Surroundings
+from specsim.engines.sglang.scheduler.fakes import DriftError
 from specsim.engines.sglang.scheduler.families import Family, family_of
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import Output, Pool, outputs_of
@@ -76,6 +77,8 @@ class Booted:
         family.publish(self.server_args)
         family.set_groups()
         self.scheduler = self._built()
+        if self.scheduler.enable_overlap != options.overlap:
+            raise DriftError(["enable_overlap, which it has switched itself"])
         self.scheduler.result_queue = deque()
         family.receive_by(self.scheduler, self._receive)
         family.switch_to_device()
@@ -93,7 +96,7 @@ class Booted:
             def init_tp_model_worker(self) -> None:
                 pools = family.pools(options, self.model_config.context_len)
                 self.tp_worker = family.target_worker(options, self, pools, stream)
-                booted._remember(pools)
+                booted._remember(self, pools)
 
             def maybe_init_draft_worker(self) -> None:
                 self.draft_worker = booted.worker
@@ -110,7 +113,7 @@ class Booted:
         ports = family.fake("port_args", nccl_port=29500)
         return Scheduler(**family.scheduler_arguments(self.server_args, ports))
 
-    def _remember(self, pools: tuple[Any, Any, Any]) -> None:
+    def _remember(self, scheduler: Any, pools: tuple[Any, Any, Any]) -> None:
         rows, self.allocator, _kv = pools
         self.row_pool, self.req_to_token, options = rows, rows.req_to_token, self.options
         self.device.track_elements(self.req_to_token, "req_to_token")
@@ -129,7 +132,7 @@ class Booted:
             memory,
             options.num_draft_tokens,
             publishes_reads=options.read_event,
-            **self.family.draft_attributes(),
+            **self.family.draft_attributes(scheduler),
         )
 
     # ---- running

@@ -6,7 +6,7 @@ when they are asked for what they were not given (`fakes.Answers`); anything els
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import sys
 from array import array
@@ -26,6 +26,40 @@ GROUPS = ("get_tp_group", "get_attention_tp_group", "get_attention_cp_group", "g
 
 SET = "set"  # anything that is not None
 ATTENTION = SimpleNamespace(needs_cpu_seq_lens=True)  # a backend that has the lengths of sequences sent to the host
+
+EVERY: Mapping[str, Any] = {
+    "watchdog.feed": nothing,
+    "draft_worker.clear_cache_pool": nothing,
+    "draft_worker.on_verify_complete_cpu": nothing,
+    "tp_worker.get_pad_input_ids_func": nothing,
+}
+STEPS: Mapping[str, Any] = {  # of a worker's start, which the scheduler takes one by one
+    "draft_worker.alloc_memory_pool": nothing,
+    "draft_worker.init_attention_backends": nothing,
+    "draft_worker.init_cuda_graphs": nothing,
+    "draft_worker.prepare_for_kv_cache_release": nothing,
+    "draft_worker.spec_v2_attn_backends": (ATTENTION,),
+    "tp_worker.init_attention_backends": nothing,
+    "tp_worker.init_cuda_graphs": nothing,
+    "model_runner.attn_backend": ATTENTION,
+    "model_runner.canary_manager": None,
+    "model_runner.memory_pool_config": SET,  # the pools are there
+}
+
+TIMES: Mapping[str, Any] = {
+    "draft_worker.graph_time_usage": {},
+    "draft_worker.hicache_draft_plan": None,
+    "draft_worker.init_hicache_draft_plan": nothing,
+    "draft_worker.prewarm_sampling": nothing,
+    "draft_worker.primary_draft_kv_pool": None,
+    "draft_worker.weight_load_time": 0.0,
+    "tp_worker.graph_time_usage": {},
+    "tp_worker.weight_load_time": 0.0,
+    "model_runner.mtp_draft_device_pools": (),
+    "model_runner.ngram_embedding_manager": SimpleNamespace(prepare_for_forward=lambda batch, **_: batch),
+    "model_runner.prefill_aware_swa": False,
+    "kvcache.post_capture_active": False,
+}
 
 
 class Family:
@@ -68,6 +102,8 @@ class Family:
         }
         if options.streaming_sessions:
             arguments["enable_streaming_session"] = True
+        if _is_there("arg_groups.speculative_hook"):
+            _replace(_module("arg_groups.speculative_hook"), "_disable_overlap_schedule_for_cpu", nothing)
         return _module("server_args").ServerArgs(**arguments)
 
     def publish(self, server_arguments: Any) -> None:
@@ -233,12 +269,10 @@ class Family:
             get_memory_pool=lambda: (rows, allocator),
         )
 
-    def draft_attributes(self) -> dict[str, Any]:
-        """What the draft worker is given beside what `worker.Worker` has."""
-        algorithm = self.fake(
-            "spec_algorithm", is_standalone=lambda: False, is_eagle=lambda: True, is_none=lambda: False
-        )
-        runner = self.fake("draft_runner", spec_algorithm=algorithm)
+    def draft_attributes(self, scheduler: Any) -> dict[str, Any]:
+        """What the draft worker is given beside what `worker.Worker` has: a draft model like the target's."""
+        config, algorithm = scheduler.model_config, scheduler.spec_algorithm
+        runner = self.fake("draft_runner", model_config=config, spec_algorithm=algorithm)
         return {"draft_worker": self.fake("draft", draft_runner=runner)}
 
     # ---- the scheduler
@@ -288,12 +322,10 @@ class Family:
 
 
 class Mixins(Family):
+    """To 0.5.12: the scheduler is one object of a dozen mixins."""
+
     defaults: Mapping[str, Any] = {
-        "watchdog.feed": nothing,
-        "draft_worker.on_verify_complete_cpu": nothing,
-        "draft_worker.clear_cache_pool": nothing,
-        "tp_worker.get_pad_input_ids_func": nothing,
-        "draft_runner.model_config": None,
+        **EVERY,
         "draft_runner.token_to_kv_pool": None,  # of the draft model; the hash model needs none
         "model_runner.hybrid_gdn_config": None,
         "model_runner.linear_attn_model_spec": None,
@@ -301,44 +333,42 @@ class Mixins(Family):
     }
 
 
-class Contexts(Family):
-    """From 0.5.22: configuration is published to a context of the process, and requests are structs."""
+class Components(Family):
+    """From 0.5.13: parts of the scheduler are objects of their own."""
 
     defaults: Mapping[str, Any] = {
-        "watchdog.feed": nothing,
-        "draft_worker.alloc_memory_pool": nothing,
-        "draft_worker.clear_cache_pool": nothing,
-        "draft_worker.init_attention_backends": nothing,
-        "draft_worker.init_cuda_graphs": nothing,
-        "draft_worker.init_hicache_draft_plan": nothing,
-        "draft_worker.prepare_for_kv_cache_release": nothing,
-        "draft_worker.on_verify_complete_cpu": nothing,
-        "draft_worker.prewarm_sampling": nothing,
-        "draft_worker.draft_swa_window": 0,
-        "draft_worker.graph_time_usage": {},
-        "draft_worker.weight_load_time": 0.0,
-        "tp_worker.graph_time_usage": {},
-        "tp_worker.weight_load_time": 0.0,
-        "draft_worker.primary_draft_kv_pool": None,
-        "draft_worker.spec_v2_attn_backends": (ATTENTION,),
-        "draft_worker.hicache_draft_plan": None,
-        "tp_worker.get_pad_input_ids_func": nothing,
-        "tp_worker.init_attention_backends": nothing,
-        "tp_worker.init_cuda_graphs": nothing,
-        "model_runner.memory_pool_config": SET,
-        "model_runner.attn_backend": ATTENTION,
-        "model_runner.canary_manager": None,
+        **Mixins.defaults,
+        **STEPS,
+        "model_runner.hybrid_lightning_config": None,
+        "model_runner.kimi_linear_config": None,
         "model_runner.prefill_aware_swa": False,
-        "model_runner.ngram_embedding_manager": SimpleNamespace(prepare_for_forward=lambda batch, **_: batch),
-        "model_runner.mtp_draft_device_pools": (),
+    }
+
+
+class Builders(Family):
+    """From 0.5.16: caches are built by functions, and the start of a worker is timed."""
+
+    defaults: Mapping[str, Any] = {
+        **EVERY,
+        **STEPS,
+        **TIMES,
+        "draft_runner.token_to_kv_pool": None,
+    }
+
+
+class Contexts(Family):
+    """From 0.5.21: configuration is published to a context of the process, and requests are structs."""
+
+    defaults: Mapping[str, Any] = {
+        **EVERY,
+        **STEPS,
+        **TIMES,
+        "draft_worker.draft_swa_window": 0,
         "model_runner.mtp_draft_mamba_pools": (),
-        "kvcache.post_capture_active": False,
     }
 
     def publish(self, server_arguments: Any) -> None:
         ranks = self.scheduler.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
-        hook = _module("arg_groups.speculative_hook")
-        _replace(hook, "_disable_overlap_schedule_for_cpu", nothing)
         self.scheduler.publish(server_arguments, role="scheduler", ranks=ranks)
 
     def set_groups(self) -> None:
@@ -351,12 +381,20 @@ class Contexts(Family):
 
 def family_of(scheduler: ModuleType) -> Family:
     """By what the module of the scheduler has."""
-    return Contexts(scheduler) if hasattr(scheduler, "SpawnRanks") else Mixins(scheduler)
+    if hasattr(scheduler, "SpawnRanks"):
+        return Contexts(scheduler)
+    if _is_there("configs.hybrid_arch"):
+        return Builders(scheduler)
+    return (Components if hasattr(scheduler, "SchedulerRequestReceiver") else Mixins)(scheduler)
 
 
 def _replace(module: ModuleType, name: str, value: Any) -> None:
     if name in vars(module):
         vars(module)[name] = value
+
+
+def _is_there(name: str) -> bool:
+    return importlib.util.find_spec(f"sglang.srt.{name}") is not None
 
 
 def _module(name: str) -> ModuleType:

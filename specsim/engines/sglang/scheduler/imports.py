@@ -30,12 +30,12 @@ from specsim.engines.sglang.scheduler.configuration import AutoConfig, Generatio
 _FABRICATED = """
     IPython PIL aiohttp compressed_tensors dill einops fastapi gguf huggingface_hub openai orjson partial_json_parser
     psutil pybase64 pydantic pydantic_core regex requests safetensors sentencepiece setproctitle sgl_kernel starlette
-    torchvision tqdm transformers tvm_ffi uvicorn yaml zmq
+    torchvision tqdm transformers tvm_ffi uvicorn xgrammar yaml zmq
 """
 FABRICATED = frozenset(_FABRICATED.split())
 REAL = frozenset(["filelock", "msgspec", "numpy", "packaging", "torch", "triton", "typing_extensions"])
 # Looked for by importlib.util.find_spec, too, which does not come by the import of a module of the release.
-ABSENT = frozenset(["deep_gemm", "flashinfer", "mooncake", "torchao", "xgrammar"])
+ABSENT = frozenset(["deep_gemm", "flashinfer", "mooncake", "torchao"])
 VERSION = "99.0.0"  # of every fabricated package: releases refuse old ones
 
 _MODELS = frozenset(["llama"])  # of the modules that a release looks for in a folder of its own, all that it finds
