@@ -29,6 +29,7 @@ class Setup:
     `chunk`         most tokens of a prefill
     `steps`         depth of the draft, and `draft_tokens` what a verification verifies
     `window`        the sliding window of half of the layers, 0 for none
+    `reserve`       how much of the answers to come admission reserves, of 1; less leads to retractions
     `radix`         whether finished requests stay in the prefix cache
     `priorities`    whether requests have a priority
     `sessions`      whether requests may be turns of a streaming session
@@ -41,6 +42,7 @@ class Setup:
     steps: int = 3
     draft_tokens: int = 4
     window: int = 0
+    reserve: float = 1.0
     radix: bool = True
     priorities: bool = False
     sessions: bool = False

@@ -319,30 +319,6 @@ def kernel_classes() -> tuple[Any, ...]:
     return (JITFunction, InterpretedFunction)
 
 
-@contextmanager
-def first_configs() -> Iterator[None]:
-    """While active an autotuned kernel takes the first of its configurations that it does not prune. To time them, as
-    Triton does, needs a GPU.
-    """
-    from triton.runtime.autotuner import Autotuner
-
-    original = Autotuner.run
-
-    def run(of: Any, *args: Any, **kwargs: Any) -> Any:
-        configs, of.nargs = of.configs, dict(zip(of.arg_names, args, strict=False))
-        of.configs = of.prune_configs(kwargs)[:1]
-        try:
-            return original(of, *args, **kwargs)
-        finally:
-            of.configs = configs
-
-    Autotuner.run = run
-    try:
-        yield
-    finally:
-        Autotuner.run = original
-
-
 def type_rules() -> Any:
     """Triton's rules of types: `computation_type_impl` of two operands."""
     from triton.language.semantic import TritonSemantic

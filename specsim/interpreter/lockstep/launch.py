@@ -31,7 +31,7 @@ from specsim.interpreter.lockstep.limits import Limits, Room, RoomError
 from specsim.interpreter.lockstep.memory import Checks, Memory, Span
 from specsim.interpreter.lockstep.tensors import NUMPY, Overflow, Pointer, Tensor, aligned
 from specsim.interpreter.lockstep.watch import Watch
-from specsim.interpreter.triton_interpreter import Order, Program, first_configs, kernel_classes
+from specsim.interpreter.triton_interpreter import Order, Program, kernel_classes
 
 ELEMENTS_MAX = 1 << 22
 """Elements of a block, over the programs that run together. Programs of a larger grid run in groups."""
@@ -283,8 +283,7 @@ def lockstep(
     try:
         for owner, original in originals:
             owner.run = method(original)
-        with first_configs():
-            yield seen
+        yield seen
     finally:
         Overflow.report = before
         for owner, original in originals:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import traceback
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -142,7 +143,12 @@ def _run_in_fork(started: StartedScheduler, number: int, schedule: Wanted, share
     def run() -> None:
         chooser = schedule.chooser()
         chooser.choose(len(SETUPS), "setup")
-        content = msgspec.json.encode(Ran(run_schedule(started, SETUPS[number], chooser)))
+        outcome: Outcome
+        try:
+            outcome = Ran(run_schedule(started, SETUPS[number], chooser))
+        except Exception as error:  # what the scheduler raises is a violation: this is of the adapter
+            outcome = NotStarted(f"its adapter fails: {described(error)}, {_place(error)}")
+        content = msgspec.json.encode(outcome)
         if len(content) > RECORD_BYTES_MAX - _SIZE.size:
             raise ValueError(f"a record of {len(content)} bytes; {RECORD_BYTES_MAX} are allowed")
         shared[_SIZE.size : _SIZE.size + len(content)] = content
@@ -155,6 +161,11 @@ def _run_in_fork(started: StartedScheduler, number: int, schedule: Wanted, share
     if not size:
         return Ended(False, "leaves no record")
     return _outcome.decode(shared[_SIZE.size : _SIZE.size + size])
+
+
+def _place(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{os.path.basename(last.filename)}:{last.lineno}"
 
 
 def _send(pipe: int, content: bytes) -> None:

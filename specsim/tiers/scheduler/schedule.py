@@ -91,10 +91,10 @@ def _seen(started: StartedScheduler, is_wrong: bool) -> list[Violation]:
     for content in started.seen.contents:
         violation = Violation(
             rule=rules.CONTENT_READ.id,
-            part=f"{content.phase}:{content.pool}:{content.holds}".replace(" ", "-"),
+            part=f"{content.pool}:{content.holds}".replace(" ", "-"),
             who=content.rid,
             expected=f"the KV of the tokens up to position {content.position} of {content.length}",
-            actual=f"{content.holds}, in slot {content.slot} of the {content.pool} pool",
+            actual=f"{content.holds}, in slot {content.slot} of the {content.pool} pool, in {content.phase}",
         )
         found.setdefault((violation.rule, violation.part), violation)
     wrong = is_wrong or bool(found)

@@ -10,12 +10,12 @@ from specsim.engines.real_scheduler import Setup
 SETUPS: tuple[Setup, ...] = (
     Setup(),
     Setup(page_size=4, slots=400, window=8),
-    Setup(page_size=4),
+    Setup(page_size=4, reserve=0.1),
     Setup(sessions=True, slots=240),
     Setup(page_size=16, slots=256),
-    Setup(radix=False),
+    Setup(radix=False, reserve=0.1),
     Setup(chunk=12),
     Setup(priorities=True, slots=120),
-    Setup(window=8, slots=400),
-    Setup(slots=96, rows=4, steps=1, draft_tokens=2),
+    Setup(window=8, slots=240, reserve=0.1),
+    Setup(slots=128, steps=1, draft_tokens=2, reserve=0.1),
 )

@@ -21,7 +21,7 @@ REQUESTS_MAX = 12
 PROMPT_MAX = 40
 ANSWER_MAX = 56
 TURNS_MAX = 4
-ARRIVALS = 60
+ARRIVALS = 90
 """Iterations within which requests arrive."""
 TOKENS = range(20, 90)
 CONTEXT = 240
@@ -86,7 +86,7 @@ def draw_workload(chooser: Chooser, setup: Setup, decode: Decode) -> Workload:
     features = {name for name, one_in in _FEATURES.items() if chooser.choose(one_in, "feature") == one_in - 1}
     count = between(chooser, 1, REQUESTS_MAX, "requests")
     sessions = between(chooser, 0, 2, "sessions") if setup.sessions else 0
-    spread = pick(chooser, (1, 12, 30, ARRIVALS), "arrivals") if "bursts" not in features else 4
+    spread = pick(chooser, (1, 30, 60, ARRIVALS), "arrivals") if "bursts" not in features else 4
     turns: list[Turn] = []
     for number in range(count):
         turns.append(_request(chooser, setup, decode, features, turns, number, spread))

@@ -99,6 +99,7 @@ class Family:
             "enable_mixed_chunk": options.mixed_chunk,
             "enable_priority_scheduling": options.priority_scheduling,
             "disable_overlap_schedule": not options.overlap,
+            "schedule_conservativeness": options.schedule_conservativeness,
         }
         if options.streaming_sessions:
             arguments["enable_streaming_session"] = True
@@ -317,8 +318,8 @@ class Family:
         return _module("managers.io_struct")
 
     def lengths(self, request: Any) -> Any:
-        """Where `kv_committed_len` and `kv_allocated_len` of a request are."""
-        return request
+        """Where `kv_committed_len` and `kv_allocated_len` of a request are: in itself, or in an object of its own."""
+        return request if hasattr(request, "kv_committed_len") else request.kv
 
 
 class Mixins(Family):

@@ -22,6 +22,7 @@ class Options:
     mixed_chunk: bool = False
     priority_scheduling: bool = False
     overlap: bool = True
+    schedule_conservativeness: float = 1.0  # how much of the answers to come admission reserves
     read_event: bool = False  # the worker says when it has read the tables; else the next batch waits for all of it
     context_length: int = CONTEXT_LENGTH  # tokens
 

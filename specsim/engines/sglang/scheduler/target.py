@@ -94,6 +94,7 @@ def _options(setup: Setup) -> Options:
         chunked_prefill_size=setup.chunk,
         num_draft_tokens=setup.draft_tokens,
         sliding_window=setup.window,
+        schedule_conservativeness=setup.reserve,
         radix_cache=setup.radix,
         streaming_sessions=setup.sessions,
         priority_scheduling=setup.priorities,
@@ -240,7 +241,7 @@ class Started:
                 reason=_reason(request.finished_reason),
                 committed=int(lengths.kv_committed_len),
                 allocated=int(lengths.kv_allocated_len),
-                row=-1 if request.req_pool_idx is None else int(request.req_pool_idx),
+                row=-1 if getattr(request, "req_pool_idx", None) is None else int(request.req_pool_idx),
             )
 
     def answers(self) -> Iterator[Answer]:
@@ -341,8 +342,9 @@ def _nodes(tree: Any) -> list[TreeNode] | None:
     """The nodes of a radix tree; None where the release hides them."""
     while hasattr(tree, "inner"):
         tree = tree.inner
-    root = getattr(tree, "root_node", None)
-    if root is None:
+    try:
+        root = tree.root_node
+    except (AttributeError, NotImplementedError):  # a cache in Rust, or none
         return None
     found: list[TreeNode] = []
     stack: list[tuple[Any, tuple[int, ...]]] = [(child, ()) for child in root.children.values()]
