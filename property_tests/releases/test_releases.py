@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from property_tests.support.known_releases import FEW, FIXTURES
-from property_tests.support.made_up_sources import MadeUpSource
+from property_tests.support.known_releases import FEW, FIXTURES, NEWEST
+from property_tests.support.made_up_sources import MadeUpSource, edited
 from property_tests.support.release_expectations import MADE_BY, check_all, files_of, findings, operations_not_run
 from specsim.contracts.registry import OPS
 from specsim.engines.sglang.provider import SglangProvider
@@ -81,6 +81,18 @@ def test_editing_the_defect_in_or_out_flips_the_verdict(
     signature = f"ops:fill_bonus_tokens:{flip['subject']}"
     assert found.get(signature, {}).get("reach") == flip["reach"]
     assert set(found) == ({signature} if flip["reach"] else set())
+
+
+def test_an_other_in_the_two_loads_that_alloc_extend_subtracts_ends_its_finding(
+    release: Release, wheel_cache: Cache
+) -> None:
+    """Its sums are right while the masked-off lanes of both hold the same, and under each of two poisons they do."""
+    (path,) = [p for p in release(NEWEST).paths("srt/mem_cache") if p.endswith("triton_ops/allocator.py")]
+    mended = edited(release(NEWEST), path, r"(mask=\w+ <= pid)\)", r"\1, other=0)", within="alloc_extend_kernel")
+    only = frozenset({"alloc_extend"})
+    found = findings(check_all(release(NEWEST), wheel_cache, 25, only))
+    assert {name: each["rule"] for name, each in found.items()} == {"ops:alloc_extend:kernel:alloc_extend": "O4"}
+    assert findings(check_all(mended, wheel_cache, 25, only)) == {}
 
 
 def edit_call_argument(source: SourceTree, flip: dict[str, Any]) -> MadeUpSource:

@@ -111,8 +111,8 @@ class Launched:
     `moved`    arguments that no longer are the view of their buffer that was given, as they are now
     `stray`    the first access outside of every tensor that the interpreter saw, "" for none
     `lines`    the lines of loads without `other` of which lanes were masked off
-    `undefined`  what lanes decided that nothing defines: "a branch (line 12)"
-    `marks`    by output, where it has some, which elements hold what nothing defines, bool
+    `undefined`  what undefined values decided: "a branch (line 12)"
+    `marks`    by output, where it has some, which elements hold undefined values, bool
     `fallback` why all this is of Triton's interpreter, None where it is of the lockstep interpreter or of a GPU
     """
 
@@ -215,7 +215,7 @@ class LaunchHere:
 
 
 def _marks(guarded: dict[str, GuardedTensor], results: Tensors, log: LockstepLog) -> Tensors:
-    """By output that lies where it was given, which elements hold what nothing defines; only those that have some."""
+    """By output that lies where it was given, which elements hold undefined values; only those that have some."""
     marks: Tensors = {}
     assert log.watch is not None
     for name, result in results.items():
@@ -372,15 +372,15 @@ class _Run:
         return found, results, launched.lines
 
     def depends_on_undefined(self, results: Tensors) -> list[Violation]:
-        """Lanes or memory that nothing defines reached something. It counts if the result then is another one, or
-        something is broken, with a value of its own in each lane and load: two poisons may cancel each other.
+        """An undefined value reached something. That counts if the result is another one, or breaks a rule, with a
+        value of its own in each undefined lane of each load: two poisons may cancel each other.
         """
         uses = ", ".join(sorted(self.undefined))
         found, others, _lines = self.once(0, Freedoms(lanes=True, apart=True))
         changed = found or others is None or _poison_dependence([results, self._defined_of(others)])
         if not changed:
             return []
-        title = f"what lanes hold that nothing defines changes the result; it reaches {uses}"
+        title = f"what masked-off lanes or unwritten memory hold changes the result: it reaches {uses}"
         return [Violation(rules.IGNORES_UNDEFINED, title, "the same whatever they hold", "another one")]
 
     def _defined_of(self, results: Tensors) -> Tensors:
