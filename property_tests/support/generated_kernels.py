@@ -40,7 +40,7 @@ def outcome(
     copies = [tensor.clone() for tensor in tensors]
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():  # Triton's interpreter leaves NumPy's warnings on
-            warnings.simplefilter("ignore", RuntimeWarning)  # `nanmax` of NaNs alone
+            warnings.simplefilter("ignore")  # `nanmax` of NaNs alone, and deprecated names
             kernel[grid](*copies, *scalars)
     except Exception as error:
         return error

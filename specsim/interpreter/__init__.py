@@ -8,7 +8,16 @@ from typing import Any
 from specsim.interpreter.sanitizer import Flaw, Report, sanitize
 from specsim.interpreter.triton_interpreter import corners
 
-__all__ = ["Flaw", "Report", "corners", "run", "sanitize"]
+__all__ = ["Flaw", "Report", "corners", "missing", "run", "sanitize"]
+
+
+def missing() -> tuple[str, ...]:
+    """The public functions and types of `triton.language` that `run` does not have: `run` raises UnsupportedError for a
+    kernel that uses one, and checks of a release run it in Triton's own interpreter.
+    """
+    from specsim.interpreter.lockstep.compiler import missing  # imports Triton, which reads TRITON_INTERPRET then
+
+    return missing()
 
 
 def run(launched: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

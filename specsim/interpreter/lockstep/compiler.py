@@ -35,8 +35,12 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import triton
+import triton.language as tl
+
 from specsim.interpreter.lockstep import control, language
 from specsim.interpreter.lockstep.errors import KernelError, UnsupportedError
+from specsim.interpreter.lockstep.tensors import NUMPY
 from specsim.interpreter.triton_interpreter import kernel_classes
 
 HELPERS: dict[str, Any] = {
@@ -62,7 +66,7 @@ class Compiled:
         self.signature = inspect.signature(function)
         self._code: Callable[..., Any] | None = None
         self._needs: list[Compiled] = []
-        self._missing: tuple[str, ...] = ()
+        self._missing: dict[str, str] = {}  # FILE:LINE by name
         self.has_atomics = self.has_while = False
         self.waits = False  # whether programs may wait for one another, and so run together
         self.extents: frozenset[int] = frozenset()  # whole numbers that calls are passed, as extents of blocks are
@@ -80,30 +84,35 @@ class Compiled:
             return
         found, missing = self._all(set())
         if missing:
-            raise UnsupportedError(self.name, tuple(sorted(set(missing))))
+            raise UnsupportedError(self.name, tuple(sorted(missing)), missing)
         self.has_atomics = any(one.has_atomics for one in found)
         self.waits = self.has_atomics and any(one.has_while for one in found)
         self.extents = frozenset(extent for one in found for extent in one.extents)
         self._is_ready = True
 
-    def _all(self, seen: set[int]) -> tuple[list[Compiled], list[str]]:
+    def _all(self, seen: set[int]) -> tuple[list[Compiled], dict[str, str]]:
         if id(self) in seen:
-            return [], []
+            return [], {}
         seen.add(id(self))
         if self._code is None:
             self._compile()
-        found, missing = [self], list(self._missing)
+        found, missing = [self], dict(self._missing)
         for need in self._needs:
             more, lacking = need._all(seen)
             found += more
-            missing += lacking
+            missing = lacking | missing
         return found, missing
 
     def _compile(self) -> None:
         tree, filename = _tree_of(self.function)
-        translated = _Translator(tree)
+        file = filename.rpartition("/")[2]
+        try:
+            translated = _Translator(tree)
+        except UnsupportedError as error:
+            self._missing = {name: f"{file}:{line}" for name, line in error.places.items()}
+            return
         names = _Names(self.function, translated)
-        self._needs, self._missing = names.needs, tuple(names.missing)
+        self._needs, self._missing = names.needs, {name: f"{file}:{line}" for name, line in names.missing.items()}
         self.has_atomics = names.has_atomics
         self.has_while = any(isinstance(node, ast.While) for node in ast.walk(tree))
         self.extents = frozenset(_arguments(tree))
@@ -151,25 +160,25 @@ class _Names:
     def __init__(self, function: Callable[..., Any], translated: _Translator) -> None:
         self.found: dict[str, Any] = {}
         self.needs: list[Compiled] = []
-        self.missing: list[str] = []
+        self.missing: dict[str, int] = {}  # the line by name
         self.has_atomics = False
         closure = inspect.getclosurevars(function).nonlocals
-        for name in sorted(translated.free):
+        for name, line in sorted(translated.free.items()):
             for scope in (closure, function.__globals__, vars(builtins)):
                 if name in scope:
-                    self._add(name, scope[name])
+                    self._add(name, scope[name], line)
                     break
-        for chain in translated.chains:
-            self._check(chain)
+        for chain, line in translated.chains:
+            self._check(chain, line)
 
-    def _add(self, name: str, value: Any) -> None:
+    def _add(self, name: str, value: Any, line: int) -> None:
         try:
             self.found[name] = self._seen(meaning(value))
         except UnsupportedError as error:
-            self.missing += error.names
+            self.missing |= dict.fromkeys(error.names, line)
             self.found[name] = None
 
-    def _check(self, chain: tuple[str, ...]) -> None:
+    def _check(self, chain: tuple[str, ...], line: int) -> None:
         """Resolve `tl.math.exp` and its like now, so that what is missing is known before a launch."""
         value: Any = self.found.get(chain[0])
         for name in chain[1:]:
@@ -178,7 +187,7 @@ class _Names:
             try:
                 value = getattr(value, name)
             except UnsupportedError as error:
-                self.missing += error.names
+                self.missing |= dict.fromkeys(error.names, line)
                 return
         self._seen(value)
 
@@ -200,7 +209,8 @@ class Namespace:
         try:
             value = getattr(self._module, name)
         except AttributeError:
-            raise UnsupportedError("a kernel", (f"{self._module.__name__}.{name}",)) from None
+            name = f"{self._module.__name__}.{name} (nor does Triton {triton.__version__})"
+            raise UnsupportedError("a kernel", (name,)) from None
         found = meaning(value)
         self.__dict__[name] = found
         return found
@@ -208,8 +218,6 @@ class Namespace:
 
 def meaning(value: Any) -> Any:
     """What something outside of a kernel is to compiled code. Raises UnsupportedError for what Triton alone has."""
-    import triton.language as tl
-
     if isinstance(value, types.ModuleType):
         return Namespace(value) if value.__name__.partition(".")[0] == "triton" else value
     if isinstance(value, tl.constexpr):
@@ -337,7 +345,8 @@ class _Translator:
         parameters = [arg.arg for arg in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs)]
         local = [name for name in _assigned(tree.body) if name not in parameters]
         self.own = {*parameters, *local}
-        self.free = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id not in self.own}
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id not in self.own]
+        self.free = {node.id: node.lineno for node in reversed(names)}
         self.chains = _chains(tree)
         self.readers = [node for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.AugAssign))]
         head: list[ast.stmt] = [_set("_frame", _call("_Frame")), _set("_result", _load("_UNBOUND"))]
@@ -406,7 +415,7 @@ class _Translator:
     def statement(self, node: ast.stmt) -> list[ast.stmt]:
         method = getattr(self, f"on_{type(node).__name__.lower()}", None)
         if method is None:
-            raise UnsupportedError("a kernel", (f"the statement `{type(node).__name__.lower()}` (line {node.lineno})",))
+            raise _unsupported(f"the statement `{type(node).__name__.lower()}`", node)
         return method(node)  # type: ignore[no-any-return]
 
     def on_pass(self, node: ast.Pass) -> list[ast.stmt]:
@@ -533,8 +542,12 @@ class _Expressions(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
         if len(node.ops) > 1:
-            raise UnsupportedError("a kernel", (f"a chain of comparisons (line {node.lineno})",))
+            raise _unsupported("a chain of comparisons", node)
         return node
+
+
+def _unsupported(name: str, node: ast.stmt | ast.expr) -> UnsupportedError:
+    return UnsupportedError("a kernel", (name,), {name: str(node.lineno)})
 
 
 def _located(node: Any, at: ast.AST) -> Any:
@@ -554,8 +567,8 @@ def _located_children(node: ast.AST, at: ast.AST) -> None:
             _located(child, at)
 
 
-def _chains(tree: ast.AST) -> list[tuple[str, ...]]:
-    """Every `a.b.c` in the tree."""
+def _chains(tree: ast.AST) -> list[tuple[tuple[str, ...], int]]:
+    """Every `a.b.c` in the tree, with its line."""
     found = []
     for node in ast.walk(tree):
         names: list[str] = []
@@ -564,5 +577,26 @@ def _chains(tree: ast.AST) -> list[tuple[str, ...]]:
             names.append(at.attr)
             at = at.value
         if names and isinstance(at, ast.Name):
-            found.append((at.id, *reversed(names)))
+            found.append(((at.id, *reversed(names)), at.lineno))
     return found
+
+
+def missing() -> tuple[str, ...]:
+    """The public functions and types of `triton.language`, as installed, that the lockstep interpreter does not have.
+    Triton's own interpreter runs a kernel that uses one.
+    """
+    return tuple(f"tl.{name}" for name in dir(tl) if not name.startswith("_") and _is_missing(getattr(tl, name)))
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, tl.dtype):
+        return not (value.is_ptr() or value.name == "void" or value in NUMPY)
+    if isinstance(value, (type, types.ModuleType)):
+        return False
+    try:
+        found = meaning(value)
+        if isinstance(found, Compiled):
+            found.prepare()
+    except UnsupportedError:
+        return True
+    return False

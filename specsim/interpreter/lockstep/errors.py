@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from specsim.errors import UsageError
 
 
@@ -10,11 +13,14 @@ class KernelError(Exception):
 
 
 class UnsupportedError(UsageError):
-    """A kernel uses what the lockstep interpreter does not have: Triton's own may run it. `names` says what."""
+    """A kernel uses what the lockstep interpreter does not have: Triton's own may run it. `names` says what, `places`
+    gives the FILE:LINE of those that are known.
+    """
 
-    def __init__(self, kernel: str, names: tuple[str, ...]) -> None:
-        self.kernel, self.names = kernel, names
+    def __init__(self, kernel: str, names: tuple[str, ...], places: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.kernel, self.names, self.places = kernel, names, dict(places)
+        shown = ", ".join(f"{name} ({places[name]})" if name in places else name for name in names)
         super().__init__(
-            f"the lockstep interpreter does not have {', '.join(names)}, which {kernel} uses",
+            f"the lockstep interpreter does not have {shown}, which {kernel} uses",
             "run the kernel in Triton's own interpreter (TRITON_INTERPRET=1), or on a GPU",
         )

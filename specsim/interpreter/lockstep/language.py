@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -11,7 +12,8 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from specsim.interpreter.lockstep import control, limits, tensors
+from specsim.interpreter.lockstep import blocks, control, limits, tensors
+from specsim.interpreter.lockstep.blocks import Block
 from specsim.interpreter.lockstep.control import Range, machine
 from specsim.interpreter.lockstep.errors import KernelError
 from specsim.interpreter.lockstep.tensors import (
@@ -228,8 +230,11 @@ def mul(a: Any, b: Any, sanitize_overflow: bool = True) -> Tensor:
 # Functions.
 
 
-def _exp2(data: Any) -> Any:
-    return np.exp2(data)
+def erf(value: Any) -> Tensor:
+    return unary(lambda data: _erf(data).astype(data.dtype), value)
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])  # NumPy has none
 
 
 def sigmoid(value: Tensor) -> Tensor:
@@ -518,6 +523,9 @@ def load(
     eviction_policy: str = "",
     volatile: bool = False,
 ) -> Tensor:
+    if isinstance(pointer, Block):
+        other = pointer.other(padding_option or "")
+        pointer, mask = pointer.lanes(_shape(boundary_check))
     return machine().memory.load(pointer, mask, other)  # type: ignore[no-any-return]
 
 
@@ -529,6 +537,8 @@ def store(
     cache_modifier: str = "",
     eviction_policy: str = "",
 ) -> None:
+    if isinstance(pointer, Block):
+        pointer, mask = pointer.lanes(_shape(boundary_check))
     machine().memory.store(pointer, value, mask)
 
 
@@ -585,6 +595,7 @@ def device_assert(condition: Any, msg: str = "", mask: Any = None) -> None: ...
 NAMES: Final[dict[str, Any]] = {
     "abs": absolute,
     "add": add,
+    "advance": blocks.advance,
     "arange": arange,
     "argmax": argmax,
     "argmin": argmin,
@@ -613,6 +624,7 @@ NAMES: Final[dict[str, Any]] = {
     "device_print": nothing,
     "div_rn": div_rn,
     "dot": dot,
+    "erf": erf,
     "exp": lambda x: unary(np.exp, x),
     "exp2": lambda x: unary(np.exp2, x),
     "expand_dims": expand_dims,
@@ -628,8 +640,11 @@ NAMES: Final[dict[str, Any]] = {
     "interleave": interleave,
     "join": join,
     "load": load,
+    "load_tensor_descriptor": blocks.load_tensor_descriptor,
     "log": lambda x: unary(np.log, x),
     "log2": lambda x: unary(np.log2, x),
+    "make_block_ptr": blocks.make_block_ptr,
+    "make_tensor_descriptor": blocks.make_tensor_descriptor,
     "max": max_,
     "max_constancy": same,
     "max_contiguous": same,
@@ -656,8 +671,10 @@ NAMES: Final[dict[str, Any]] = {
     "static_assert": static_assert,
     "static_print": nothing,
     "store": store,
+    "store_tensor_descriptor": blocks.store_tensor_descriptor,
     "sub": sub,
     "sum": sum_,
+    "to_tensor": to_tensor,
     "trans": trans,
     "umulhi": umulhi,
     "view": view,
@@ -675,6 +692,7 @@ INSTEAD: Final[dict[Any, Any]] = {
     builtins.print: nothing,
     tl.range: Range,
     tl.static_range: builtins.range,
+    **({tl.condition: lambda value, *_hints, **_more: value} if hasattr(tl, "condition") else {}),
     tl.tensor: Tensor,
     tl.constexpr: lambda value: value,
     triton.cdiv: cdiv,
@@ -683,9 +701,9 @@ INSTEAD: Final[dict[Any, Any]] = {
 
 _MEMBERS: Final = (
     "abs argmax argmin associative_scan atomic_add atomic_and atomic_cas atomic_max atomic_min atomic_or atomic_xchg "
-    "atomic_xor broadcast_to cast cdiv ceil cos cumprod cumsum exp exp2 expand_dims flip floor gather histogram log "
-    "log2 max min permute ravel reduce reduce_or reshape rsqrt sigmoid sin softmax sort split sqrt sqrt_rn store sum "
-    "trans view xor_sum"
+    "atomic_xor broadcast_to cast cdiv ceil cos cumprod cumsum erf exp exp2 expand_dims flip floor gather histogram "
+    "log log2 max min permute ravel reduce reduce_or reshape rsqrt sigmoid sin softmax sort split sqrt sqrt_rn store "
+    "sum trans view xor_sum"
 )
 for _name in _MEMBERS.split():
     setattr(Tensor, _name, NAMES[_name])

@@ -269,7 +269,7 @@ def lockstep(
                 programs = launch(of.fn, grid, args, kwargs, checks, watch, extra=extra, order=order, limits=limits)
             except UnsupportedError as error:
                 if not fall_back:
-                    raise UnsupportedError(of.fn.__name__, error.names) from error
+                    raise UnsupportedError(of.fn.__name__, error.names, error.places) from error
                 seen.fallen_back[of.fn.__name__] = error.names
                 return original(of, *args, grid=grid, warmup=warmup, **kwargs)
             seen.count += 1
