@@ -524,15 +524,16 @@ class Device:
         for memory, part in operation.reads:
             elements = memory.elements
             memory.read(operation, report, None if elements is None else elements.of(part))
-        before = [
-            None if memory.elements is None else memory.elements.snapshot(part) for memory, part in operation.writes
-        ]
+        before: list[torch.Tensor | None] = []
+        for memory, part in operation.writes:
+            if memory.elements is not None:
+                before.append(memory.elements.snapshot(part))
         if operation.run is not None:
             operation.run(operation)
             operation.run = None
-        for (memory, part), was in zip(operation.writes, before, strict=True):
+        for memory, part in operation.writes:
             elements = memory.elements
-            memory.write(operation, report, None if elements is None else elements.written(part, was))
+            memory.write(operation, report, None if elements is None else elements.written(part, before.pop(0)))
         operation.reads = operation.writes = ()
 
     def wait_for(self, stream: Stream, n: int, clock: Clock) -> None:

@@ -107,12 +107,13 @@ def _line(code: CodeType, instruction: int) -> int:
 
 
 _LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+_GENERATED = ("<frozen", "<string>", "<eval")  # but not "<stdin>" or a notebook's cell
 _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
 def is_user_code(filename: str) -> bool:
     """Whether a file is neither PyTorch's, specsim's nor the standard library's."""
-    if filename.startswith("<") or filename.startswith(_LIBRARIES):
+    if filename.startswith(_GENERATED) or filename.startswith(_LIBRARIES):
         return False
     return not filename.startswith(_STANDARD) or "site-packages" in filename
 

@@ -160,6 +160,10 @@ Use = tuple[Memory, torch.Tensor]
 Uses = Sequence[Use]
 
 
+OPERATIONS_MAX = 4096
+"""Operations that the history of a tracked storage keeps before it looks which of them matter."""
+
+
 class Elements:
     """The latest accesses of each stream to each element of a storage: [streams, elements] numbers of operations."""
 
@@ -168,6 +172,7 @@ class Elements:
         self.flat = torch.as_strided(bytes_, (whole,), (1,), 0)
         self.numbers = torch.arange(whole)
         self.changes_only = changes_only
+        self.operations_max = OPERATIONS_MAX
         self.accesses: tuple[dict[int, Array], dict[int, Array]] = ({}, {})
         self.by: dict[tuple[int, int], Operation] = {}
 
@@ -208,6 +213,19 @@ class Elements:
             mine = self.accesses[int(is_write)][index] = np.zeros(len(self.numbers), np.int64)
         mine[at] = by.n
         self.by[index, by.n] = by
+        if len(self.by) > self.operations_max:
+            self._forget_the_overwritten()
+
+    def _forget_the_overwritten(self) -> None:
+        """Drop operations that are the latest of no element any more."""
+        live = {
+            (stream, n)
+            for accesses in self.accesses
+            for stream, numbers in accesses.items()
+            for n in np.unique(numbers).tolist()
+        }
+        self.by = {key: operation for key, operation in self.by.items() if key in live}
+        self.operations_max = max(OPERATIONS_MAX, 2 * len(self.by))
 
     def _report(self, memory: Memory, by: Operation, at: Array, stream: int, numbers: Array, report: Report) -> None:
         """Report the first of these elements whose accesses both matter, by `by` and by another stream's operations."""

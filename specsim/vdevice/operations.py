@@ -139,6 +139,11 @@ class Operations(TorchDispatchMode):
             "resize": self._resize,
         }
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise each operator passes through Dynamo, which is imported for it."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if kwargs:
             device = kwargs.get("device")
@@ -524,8 +529,8 @@ def _poisoned(meta: torch.Tensor) -> torch.Tensor:
 
 def _described(value: Any) -> Any:
     of = type(value)
-    if isinstance(value, torch.Tensor):
-        return (value.size(), value.stride(), value.dtype)
+    if of is torch.Tensor:
+        return value.size(), value.stride(), value.dtype
     if of is list or of is tuple:
         return tuple([_described(item) for item in value])
     return of, value
