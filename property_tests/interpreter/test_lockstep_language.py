@@ -55,6 +55,18 @@ def test_tensor_of_a_type_that_is_missing_is_refused() -> None:
         run(of("pass")[(1,)], torch.zeros(1).to(torch.float8_e5m2), torch.zeros(1), 1, 2)
 
 
+def test_type_that_is_missing_is_refused_with_its_line() -> None:
+    with pytest.raises(UnsupportedError) as raised:
+        run(of("z = o.to(tl.float8e5)")[(1,)], torch.zeros(1), torch.zeros(1), 1, 2)
+    assert raised.value.places["tl.float8e5"].endswith(".py:12")
+
+
+def test_type_that_is_missing_is_an_error_where_the_kernel_has_stored_already() -> None:
+    """Another interpreter would start from what it stored."""
+    with pytest.raises(KernelError, match=r"\.py:13: .* does not have tl\.float8e5"):
+        run(of("tl.store(y, p)\nz = o.to(tl.float8e5)")[(1,)], torch.zeros(1), torch.zeros(1), 1, 2)
+
+
 def test_name_that_triton_does_not_have_is_refused_with_its_line() -> None:
     with pytest.raises(UnsupportedError) as raised:
         run(of("o += 1\nz = tl.loaad(x)")[(1,)], torch.zeros(1), torch.zeros(1), 1, 2)
@@ -137,6 +149,22 @@ tl.store_tensor_descriptor(to_y, [p * 4, 4], tl.load_tensor_descriptor(from_x, [
 """
     found = agree(body, torch.arange(1.0, 73.0), torch.zeros(96), n=9)
     assert found[1].reshape(12, 8)[9].tolist() == [0.0] * 4 + [1.0] * 4
+
+
+@pytest.mark.parametrize("padding", ["zero", "nan"])
+def test_tensor_descriptors_of_a_launch_load_and_store_what_they_cover(padding: str) -> None:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    kernel = of("y.store([p * 4, 0], x.load([p * 4 - 1, 4]))\ntl.static_assert(x.dtype == tl.float32)")
+    results = []
+    for launch in (run, lambda launched, *args: launched(*args)):
+        x, y = torch.arange(1.0, 73.0).reshape(9, 8), torch.zeros(12, 8)
+        of_x, of_y = (TensorDescriptor.from_tensor(tensor, [4, 4]) for tensor in (x, y))
+        of_x.padding = padding
+        launch(kernel[(3,)], of_x, of_y, 9, 8)
+        results.append(y)
+    assert same_bits(*results)
+    assert results[0][1].tolist() == [5.0, 6.0, 7.0, 8.0, 0.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

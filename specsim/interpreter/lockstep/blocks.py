@@ -116,6 +116,13 @@ def make_tensor_descriptor(
     return Block(base, *parent, (constant(0),) * rank, extents, padding_option, True)
 
 
+def described(base: Pointer, descriptor: Any) -> Block:
+    """What a launch passes as a `TensorDescriptor`, of which `base` is the tensor."""
+    return make_tensor_descriptor(
+        base, descriptor.shape, descriptor.strides, tuple(descriptor.block_shape), descriptor.padding
+    )
+
+
 def load_tensor_descriptor(desc: Block, offsets: Any) -> Tensor:
     return desc.load(offsets)
 

@@ -24,6 +24,7 @@ import triton.language as tl
 
 from specsim.contracts.pointers import pointees
 from specsim.interpreter.lockstep import control
+from specsim.interpreter.lockstep.blocks import described
 from specsim.interpreter.lockstep.compiler import MARK, Compiled, compiled
 from specsim.interpreter.lockstep.control import Machine
 from specsim.interpreter.lockstep.errors import KernelError, UnsupportedError
@@ -96,7 +97,12 @@ def launch(
                     _raise_located(error, kernel)
                     raise
                 group = max(1, min(group, total) // 16)  # nothing was stored yet: start again with fewer programs
-            except (UnsupportedError, MemoryError, NotImplementedError):
+            except UnsupportedError as error:  # what `prepare` does not see: a type
+                if not memory.changes:
+                    raise UnsupportedError(code.name, error.names, dict.fromkeys(error.names, _place(error))) from error
+                _raise_located(error, kernel)  # too late to run it in another interpreter
+                raise
+            except (MemoryError, NotImplementedError):
                 raise
             except Exception as error:
                 _raise_located(error, kernel)
@@ -150,17 +156,20 @@ def _raise_located(error: Exception, kernel: Callable[..., Any]) -> None:
     """Raise what a kernel does wrong as a KernelError that starts with FILE:LINE of the statement and names the kernel;
     nothing for an error outside of one.
     """
-    lines = [
-        (frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if MARK in frame.f_globals
-    ]
-    if not lines:
+    place = _place(error)
+    if not place:
         return
-    file, line = lines[-1]
     what = str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
     kind = RoomError if isinstance(error, RoomError) else KernelError
-    raise kind(f"{file.rpartition('/')[2]}:{line}: {what} (in kernel {kernel.__name__})") from error
+    raise kind(f"{place}: {what} (in kernel {kernel.__name__})") from error
+
+
+def _place(error: Exception) -> str:
+    """FILE:LINE of the kernel's statement that raised it, "" for none."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if MARK in frame.f_globals:
+            return f"{frame.f_code.co_filename.rpartition('/')[2]}:{line}"
+    return ""
 
 
 def _group(code: Compiled, bound: dict[str, Any]) -> int:
@@ -211,13 +220,17 @@ def _argument(value: Any, name: str, spans: list[Span]) -> Any:
         dtype = _POINTERS.get(value.dtype)
         return _pointer(value, value.dtype if dtype is None else dtype, name, spans)
     if type(value).__name__ == "TensorWrapper":
+        if value.dtype not in NUMPY:
+            raise UnsupportedError("a kernel", (f"a tensor of {value.dtype} ({name})",))
         return _pointer(value.base, tl.pointer_type(value.dtype), name, spans)
+    if type(value).__name__ == "TensorDescriptor":
+        return described(_argument(value.base, name, spans), value)
     if isinstance(value, tuple):
         fields = getattr(value, "_fields", None)
         names = [f"{name}.{field}" for field in fields] if fields else [f"{name}[{i}]" for i in range(len(value))]
         items = [_argument(_plain(item), at, spans) for item, at in zip(value, names, strict=True)]
         return type(value)(*items) if fields else tuple(items)
-    if hasattr(value, "data_ptr") or type(value).__name__ == "TensorDescriptor":
+    if hasattr(value, "data_ptr"):
         raise UnsupportedError("a kernel", (f"an argument of {type(value).__name__} ({name})",))
     return value
 

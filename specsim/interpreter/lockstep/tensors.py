@@ -21,7 +21,7 @@ import numpy as np
 import triton.language as tl
 
 from specsim.interpreter.lockstep import limits
-from specsim.interpreter.lockstep.errors import KernelError
+from specsim.interpreter.lockstep.errors import KernelError, UnsupportedError
 from specsim.interpreter.lockstep.limits import LARGE, PAIRS_MAX
 from specsim.interpreter.triton_interpreter import type_rules
 
@@ -262,7 +262,7 @@ def numpy_of(dtype: Any) -> Any:
     try:
         return _HELD[dtype.name]
     except KeyError:
-        raise KernelError(f"a tensor of {dtype}; supported: {', '.join(map(str, NUMPY))}") from None
+        raise UnsupportedError("a kernel", (f"tl.{dtype.name.replace('fp', 'float')}",)) from None
 
 
 def constant(value: Number) -> Tensor:
