@@ -14,7 +14,7 @@ import pytest
 from specsim import cli
 from specsim.contracts.provider import MappingProvider
 from specsim.contracts.registry import OPS
-from specsim.tiers.ops.run import PLAIN, LaunchHere
+from specsim.tiers.ops.run import PLAIN, Freedoms, LaunchHere
 from specsim.tiers.ops.suite import chooser_of
 from specsim.verdict import Fallback
 
@@ -32,13 +32,20 @@ PROVIDER = """
         tl.store(p_out, 1)
 
     @triton.jit
-    def with_block_pointers(p_out):
-        block = tl.make_block_ptr(p_out, (1,), (1,), (0,), (1,), (0,))
-        tl.store(block, tl.load(block))
+    def with_assembly(p_out):
+        if tl.program_id(0) > 7:  # never, and Triton's interpreter has none
+            tl.store(p_out, tl.inline_asm_elementwise("", "=r", [], dtype=tl.int64, is_pure=True, pack=1))
 
     @triton.jit
     def racing(p_out):
         tl.store(p_out, tl.load(p_out) + 1)
+
+    @triton.jit
+    def racing_by_undefined_lanes(p_out):
+        lanes = tl.arange(0, 4)
+        x = tl.load(p_out + lanes, mask=lanes < 2)
+        y = tl.load(p_out + lanes, mask=lanes < 2)
+        tl.store(p_out + 2 + tl.where(tl.sum(x - y) == 0, tl.program_id(0), 0), tl.program_id(0))
 
     @triton.jit
     def raising(p_out):
@@ -46,11 +53,12 @@ PROVIDER = """
 
     def launching(kernel):
         def call(predict, accept_index, accept_lens):
-            kernel[(2,)](torch.zeros(1, dtype=torch.int64))
+            kernel[(2,)](torch.zeros(4, dtype=torch.int64))
             return right(predict, accept_index, accept_lens)
         return {"fill_bonus_tokens": call}
 
-    p_lockstep, p_blocks, p_racing, p_raising = map(launching, (in_lockstep, with_block_pointers, racing, raising))
+    p_lockstep, p_assembly, p_racing, p_raising = map(launching, (in_lockstep, with_assembly, racing, raising))
+    p_undefined = launching(racing_by_undefined_lanes)
 """
 
 
@@ -66,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("provider", "fallback"),
     [
         ("p_lockstep", None),
-        ("p_blocks", ("with_block_pointers", "unsupported", ("tl.make_block_ptr",))),
+        ("p_assembly", ("with_assembly", "unsupported", ("tl.inline_asm_elementwise",))),
         ("p_racing", ("racing", "race", ())),
         ("p_raising", None),
     ],
@@ -82,6 +90,19 @@ def test_a_launch_says_why_it_was_left_to_tritons_interpreter(
     assert launched.fallback == (fallback and Fallback(OP.name, subject.name, *fallback))
 
 
+def test_an_undefined_lane_with_a_value_of_its_own_stays_in_lockstep_though_programs_race_then() -> None:
+    """In Triton's interpreter all such lanes hold the same, and what they do would be lost."""
+    import importlib
+
+    mapping = importlib.import_module("fallbacks").p_undefined
+    (subject,) = MappingProvider("fallbacks", mapping).subjects()[0]
+    case = OP.generate(chooser_of(0, subject, 0))
+    for freedoms in (PLAIN, Freedoms(lanes=True), Freedoms(lanes=True, apart=True)):
+        launched = LaunchHere().launch(OP, subject, case, 0, freedoms)
+        assert launched.fallback is None
+        assert launched.undefined
+
+
 def checked(folder: Path, provider: str) -> tuple[list[dict[str, Any]], str]:
     """The fallbacks in the JSON of a check, and what it prints."""
     out = io.StringIO()
@@ -92,16 +113,16 @@ def checked(folder: Path, provider: str) -> tuple[list[dict[str, Any]], str]:
 
 
 def test_a_verdict_names_the_kernels_that_lockstep_lacks_and_what_it_lacks(folder: Path) -> None:
-    ((fallback,), printed) = checked(folder, "p_blocks")
+    ((fallback,), printed) = checked(folder, "p_assembly")
     assert fallback.pop("calls") >= 3  # a case is a few
     assert fallback == {
         "op": "fill_bonus_tokens",
         "subject": "kernel:fill_bonus_tokens",
-        "kernel": "with_block_pointers",
+        "kernel": "with_assembly",
         "why": "unsupported",
-        "names": ["tl.make_block_ptr"],
+        "names": ["tl.inline_asm_elementwise"],
     }
-    line = "1 kernel in Triton's interpreter, not in lockstep, which lacks tl.make_block_ptr: with_block_pointers"
+    line = "1 kernel in Triton's interpreter, not in lockstep, which lacks tl.inline_asm_elementwise: with_assembly"
     assert f"fallback   {line}\n" in printed
 
 

@@ -150,7 +150,8 @@ class LaunchHere:
 
     def launch(self, op: Op, subject: Subject, case: Case, which: int, freedoms: Freedoms) -> Launched:
         """In the interpreter, in lockstep: unless that lacks something, a kernel raises, or programs race. What comes
-        of these is what they do one after the other.
+        of these is what they do one after the other. With a value of its own in each undefined lane it stays in
+        lockstep, as it did without: Triton's interpreter gives all the same, and a race or an error now is of these.
         """
         fallback = None
         if interpreted():
@@ -166,6 +167,8 @@ class LaunchHere:
             except UnsupportedError as error:
                 fallback = Fallback(op.name, subject.name, error.kernel, "unsupported", error.names)
             else:
+                if freedoms.apart:
+                    return launched
                 if log.races:
                     fallback = Fallback(op.name, subject.name, min(log.races), "race")
                 elif launched.raised:
