@@ -87,7 +87,8 @@ class Booted:
     def _built(self) -> Any:
         booted, family, options = self, self.family, self.options
         module = family.scheduler
-        stream = torch.cuda.Stream()
+        stream: Any = torch.cuda.Stream()
+        stream.name = "forward"
 
         class Scheduler(module.Scheduler):  # type: ignore[name-defined, misc]
             def init_ipc_channels(self, *_arguments: Any) -> None:

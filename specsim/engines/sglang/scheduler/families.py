@@ -209,25 +209,23 @@ class Family:
     def _window_pools(self, options: Options) -> tuple[Any, Any]:
         module = _module("mem_cache.swa_memory_pool")
         common = {"page_size": options.page_size, "dtype": torch.float32, "device": "cuda"}
+        kinds = module.SWAKVPool, _module("mem_cache.memory_pool").MHATokenToKVPool
+        transposes = any("enable_kvcache_transpose" in inspect.signature(kind).parameters for kind in kinds)
         kv = module.SWAKVPool(
-            **_accepted(
-                module.SWAKVPool,
-                size=options.max_total_tokens,
-                size_swa=options.window_slots,
-                head_num=1,
-                head_dim=1,
-                swa_attention_layer_ids=[0],
-                full_attention_layer_ids=[1],
-                enable_kvcache_transpose=False,
-                enable_memory_saver=False,
-                **common,
-            )
+            size=options.max_total_tokens,
+            size_swa=options.window_slots,
+            head_num=1,
+            head_dim=1,
+            swa_attention_layer_ids=[0],
+            full_attention_layer_ids=[1],
+            enable_memory_saver=False,
+            **({"enable_kvcache_transpose": False} if transposes else {}),
+            **common,
         )
-        make = (
-            getattr(module, "SWATokenToKVPoolAllocator", None)
-            or _module("mem_cache.allocator.swa").SWATokenToKVPoolAllocator
+        home = module if hasattr(module, "SWATokenToKVPoolAllocator") else _module("mem_cache.allocator.swa")
+        allocator = home.SWATokenToKVPoolAllocator(
+            options.max_total_tokens, options.window_slots, kvcache=kv, need_sort=False, **common
         )
-        allocator = make(options.max_total_tokens, options.window_slots, kvcache=kv, need_sort=False, **common)
         return allocator, kv
 
     def target_worker(self, options: Options, scheduler: Any, pools: tuple[Any, Any, Any], stream: Any) -> Fake:
@@ -395,7 +393,10 @@ def _replace(module: ModuleType, name: str, value: Any) -> None:
 
 
 def _is_there(name: str) -> bool:
-    return importlib.util.find_spec(f"sglang.srt.{name}") is not None
+    try:
+        return importlib.util.find_spec(f"sglang.srt.{name}") is not None
+    except ModuleNotFoundError:  # nor is its package
+        return False
 
 
 def _module(name: str) -> ModuleType:
