@@ -74,6 +74,13 @@ def test_name_that_triton_does_not_have_is_refused_with_its_line() -> None:
     assert raised.value.places[raised.value.names[0]].endswith(".py:13")
 
 
+def test_function_of_libdevice_is_refused() -> None:
+    kernel = "\nfrom triton.language.extra import libdevice\n" + HEAD + "    tl.store(x, libdevice.rint(tl.load(x)))\n"
+    with pytest.raises(UnsupportedError) as raised:
+        run(kernel_of(kernel)[(1,)], torch.zeros(1), torch.zeros(1), 1, 2)
+    assert raised.value.names == ("libdevice.rint",)
+
+
 def test_name_in_a_function_that_a_kernel_calls_is_refused_with_its_line() -> None:
     helper = "\n@triton.jit\ndef helper(x):\n    return tl.dot_scaled(x)\n"
     with pytest.raises(UnsupportedError) as raised:

@@ -11,15 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import triton.language
 from typer.main import get_command
 
 from property_tests.support import promises
 from property_tests.support.command_line import specsim
 from specsim.cli import app
 from specsim.contracts.__main__ import page as operations_page
-from specsim.interpreter.lockstep.compiler import meaning
-from specsim.interpreter.lockstep.errors import UnsupportedError
 from specsim.rules.table import RULES as ACCOUNTING_RULES
 from specsim.tiers.ops.rules import RULES
 from specsim.tiers.workers.rules import WORKER_RULES
@@ -73,18 +70,6 @@ def test_the_page_of_promises_is_of_these_tests() -> None:
 
 def test_the_page_of_operations_is_what_the_contracts_say() -> None:
     assert (ROOT / "docs" / "operations.md").read_text() == operations_page(), "run `make pages`"
-
-
-def test_the_page_of_the_interpreter_names_every_function_of_triton_that_it_lacks() -> None:
-    page = (ROOT / "docs" / "interpreter.md").read_text().partition("## What it does not have")[2]
-    missing = set()
-    for name, value in vars(triton.language).items():
-        try:
-            meaning(value)
-        except UnsupportedError:
-            missing.add(name)
-    assert "inline_asm_elementwise" in missing
-    assert missing - {"to_tensor"} <= set(re.findall(r"`(\w+)`", page))
 
 
 def test_the_ten_lines_of_the_readme_are_caught_as_it_says(tmp_path: Path) -> None:

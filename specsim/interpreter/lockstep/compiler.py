@@ -237,6 +237,8 @@ def meaning(value: Any) -> Any:
         if name not in language.NAMES:
             raise UnsupportedError("a kernel", (f"tl.{name}",))
         return language.NAMES[name]
+    if isinstance(value, types.FunctionType) and value.__module__.startswith("triton.language.extra."):
+        raise UnsupportedError("a kernel", (f"{value.__module__.rpartition('.')[2]}.{value.__name__}",))
     return value
 
 
