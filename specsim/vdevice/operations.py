@@ -27,7 +27,7 @@ aten = torch.ops.aten
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
 
-Way = Literal["view", "in-place", "factory", "function", "blocking", "copy", "to", "lift", "mask", "resize"]
+Way = Literal["view", "in-place", "factory", "function", "blocking", "copy", "to", "lift", "mask", "resize", "never"]
 
 _BY_NAME: dict[str, Way] = {
     "aten::_to_copy": "to",
@@ -40,6 +40,7 @@ _BY_NAME: dict[str, Way] = {
     "aten::equal": "blocking",
     "aten::set_": "resize",
     "aten::resize_": "resize",
+    "aten::_has_compatible_shallow_copy_type": "never",
     "aten::split": "view",
     "aten::split_with_sizes": "view",
     "aten::unbind": "view",
@@ -137,6 +138,7 @@ class Operations(TorchDispatchMode):
             "lift": self._lift,
             "mask": self._mask,
             "resize": self._resize,
+            "never": lambda _: False,
         }
 
     @classmethod
@@ -212,9 +214,13 @@ class Operations(TorchDispatchMode):
         return self.upload(made, call.operator.name, self.device.sites.here())
 
     def upload(self, values: torch.Tensor, what: str, site: Site, reads: Uses = ()) -> VirtualTensor:
-        """A new tensor that a copy of `values` fills in its turn."""
-        into = torch.empty_like(values)
-        out = self.new(into if self.device.is_immediate() else poison(into), what, site)
+        """A new tensor that a copy of `values` fills in its turn. Without `reads`, nobody else has `values`."""
+        if self.device.is_immediate() and not reads:
+            out = self.new(values, what, site)
+            self.enqueue(what, site, _nothing, (), ((out.memory, values),))
+            return out
+        into = poison(torch.empty_like(values))
+        out = self.new(into, what, site)
         self.enqueue(what, site, lambda _: into.copy_(values), reads, ((out.memory, into),))
         return out
 

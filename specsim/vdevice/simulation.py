@@ -156,6 +156,7 @@ def _giving(value: Any) -> Callable[..., Any]:
 
 def _replace_functions(device: Device, operations: Operations, replaced: _Replaced) -> None:
     """What of PyTorch asks for a CUDA of its own before it dispatches."""
+    nonzero: Callable[..., Any] = torch.nonzero
     tensor, as_tensor, to = torch.tensor, torch.as_tensor, torch.Tensor.to
 
     def tensor_(
@@ -204,9 +205,13 @@ def _replace_functions(device: Device, operations: Operations, replaced: _Replac
     def new_tensor_(self: Any, data: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
         return tensor_(data, dtype=dtype or self.dtype, device=self.device if device is None else device, **options)
 
+    def nonzero_(input: Any, **options: Any) -> Any:
+        return input.nonzero(**options) if isinstance(input, VirtualTensor) else nonzero(input, **options)
+
     def record_stream_(self: Any, stream: Any) -> None: ...
 
     replaced.put(torch, "tensor", tensor_)
+    replaced.put(torch, "nonzero", nonzero_)
     replaced.put(torch, "as_tensor", as_tensor_)
     for name, method in {
         "to": to_,

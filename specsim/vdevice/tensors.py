@@ -25,9 +25,13 @@ _POISON |= dict.fromkeys((torch.uint16, torch.uint32, torch.uint64), 0xA153)
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
     """Fill a CPU tensor with what nobody has written."""
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        return tensor.fill_(float("nan"))
-    return tensor.fill_(_POISON.get(tensor.dtype, POISON))
+    of = tensor.dtype
+    value = float("nan") if of.is_floating_point or of.is_complex else _POISON.get(of, POISON)
+    try:
+        return tensor.fill_(value)
+    except NotImplementedError:  # numbers of less than a byte
+        torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(0xAD)
+        return tensor
 
 
 class Lease:
@@ -101,6 +105,9 @@ class Traced(torch.Tensor):
     def __iter__(self) -> Iterator[Any]:
         return iter(aten.unbind.int(self))
 
+    def __format__(self, spec: str) -> str:
+        return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
+
     def __deepcopy__(self, memo: Any) -> Any:
         return self.clone()
 
@@ -132,6 +139,15 @@ class VirtualTensor(Traced):
 
     def record_stream(self, s: Any) -> None:
         self.memory.lent_to.add(s.index)
+
+    def contiguous(self, memory_format: Any = torch.contiguous_format) -> Any:
+        if self.is_contiguous(memory_format=memory_format):
+            return self
+        return aten.clone.default(self, memory_format=memory_format)
+
+    def nonzero(self, *, as_tuple: bool = False) -> Any:
+        found = aten.nonzero.default(self)
+        return aten.unbind.int(found, 1) if as_tuple else found
 
     def __getitem__(self, indices: Any) -> Any:
         view, tensors = _indexed(self, indices)
