@@ -58,7 +58,7 @@ if p > 1:
 """
     assert refused(body, (8,), zeros(), 1, 2) == (
         "14: a loop never ends: for programs 2, 3, 4 and 3 more, iteration 1,025 changes no variable and no memory; "
-        "2 others go on only after it (in kernel kernel)"
+        "2 others, one of which might end it on a GPU, go on only after it (in kernel kernel)"
     )
 
 
@@ -82,9 +82,33 @@ def test_loop_that_counts_is_stopped_at_the_limit() -> None:
     )
 
 
+def test_loop_of_large_blocks_is_stopped_earlier() -> None:
+    body = "x = o\nwhile n > 0:\n    n += 1\n    x = x + p\ntl.store(out, tl.max(x))"
+    found = refused(body, (2,), zeros(), 1, 1 << 20, limits=Limits(iterations=5000))
+    assert found == (
+        "15: loops have run 152 times, with 319,815,680 elements of large blocks; allowed: 5,000 (Limits.iterations): "
+        "does this one end? (in kernel kernel)"
+    )
+
+
 def test_nested_loops_share_one_limit() -> None:
-    body = "for i in range(100):\n    for j in range(100):\n        n += 1"
+    body = "for i in range(100):\n    for j in range(100):\n        if n < 0:\n            return\n        n += 1"
     assert "loops have run 5,000 times" in refused(body, (2,), zeros(), 1, 2, limits=Limits(iterations=5000))
+
+
+@pytest.mark.parametrize("over", ["range(n, 2**31 - 1)", "range(2**40)", "tl.static_range(10**9)"])
+def test_loop_that_would_run_too_long_is_refused_before_it_does(over: str) -> None:
+    found = refused(f"for i in {over}:\n    n += 1", (2,), zeros(), 1, 2)
+    assert found.startswith("12: a loop is to run ")
+    assert "times; allowed: 1,048,576 for all loops together (Limits.iterations)" in found
+
+
+def test_loop_that_is_left_early_may_have_a_high_bound() -> None:
+    out = zeros()
+    launched(
+        "for i in range(n):\n    if i == 10:\n        tl.store(out + p, i)\n        return", (2,), out, 2**31 - 1, 2
+    )
+    assert out.tolist()[:2] == [10, 10]
 
 
 def test_long_loop_that_ends_is_let_run() -> None:

@@ -485,9 +485,10 @@ class _Translator:
         loop, saved, item = self.fresh("loop"), self.fresh("saved"), self.fresh("item")
         targets = [name for name in _assigned_by(node.target) if name in self.kept_names([node], [])]
         names = list(dict.fromkeys([*targets, *self.kept_names(node.body, [], loops=True)]))
+        leaves = any(isinstance(inner, (ast.Break, ast.Return)) for inner in ast.walk(node))
         body = [ast.Assign([node.target], _load(item)), *self.iteration(loop, node.body)]
         return [
-            _set(loop, _call("_frame.each", self.expression(node.iter))),
+            _set(loop, _call("_frame.each", self.expression(node.iter), ast.Constant(leaves))),
             ast.For(ast.Name(item, ast.Store()), _load(loop), self.kept(loop, saved, names, body, "mask"), []),
             ast.Expr(_call(f"{loop}.end")),
         ]

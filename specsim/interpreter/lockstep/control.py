@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from specsim.interpreter.lockstep.errors import KernelError
+from specsim.interpreter.lockstep.limits import Room
 from specsim.interpreter.lockstep.tensors import (
     INT1,
     Array,
@@ -57,6 +58,7 @@ class Machine:
     ) -> None:
         self.places, self.dims, self.memory, self.first = places, dims, memory, first
         self.iterations_max = self.iterations = iterations
+        Room.work = 0
         self.num_programs = int(places[0].size)
         self.active: Array | None = None
         self.keys: dict[Any, Array] = {}
@@ -199,8 +201,8 @@ class Frame:
     def loop(self) -> Loop:
         return Loop(self)
 
-    def each(self, values: Any) -> ForLoop:
-        return ForLoop(self, values)
+    def each(self, values: Any, leaves: bool) -> ForLoop:
+        return ForLoop(self, values, leaves)
 
 
 class Rest:
@@ -258,15 +260,18 @@ class Loop:
         self.count = 0
         self.before: tuple[Any, ...] | None = None
         frame.loops.append(self)
+        frame.machine.iterations += 1  # which `prepare` counts
         self.prepare()
 
     def prepare(self) -> bool:
         """Make the programs active that are still in the loop; whether there are any."""
         of = self.frame.machine
         of.iterations -= 1
-        if of.iterations < 0:
+        if of.iterations < Room.work:
+            ran = of.iterations_max - of.iterations - 1
+            large = f", with {Room.work << 16:,} elements of large blocks" if Room.work else ""
             raise KernelError(
-                f"loops have run {of.iterations_max:,} times; allowed: {of.iterations_max:,} (Limits.iterations): "
+                f"loops have run {ran:,} times{large}; allowed: {of.iterations_max:,} (Limits.iterations): "
                 "does this one end?"
             )
         self.skipped = None
@@ -294,7 +299,9 @@ class Loop:
         who = f"program{'s' if count > 1 else ''} {', '.join(map(str, numbers))}{more}"
         text = f"a loop never ends: for {who}, iteration {self.count:,} changes no variable and no memory"
         others = of.num_programs - count
-        return text + (f"; {others:,} others go on only after it" if others else "")
+        return text + (
+            f"; {others:,} others, one of which might end it on a GPU, go on only after it" if others else ""
+        )
 
     def test(self, condition: Any) -> bool:
         """Whether programs are left that run the body, which are made active."""
@@ -338,28 +345,39 @@ def _same(a: Any, b: Any) -> bool:
 
 
 class ForLoop(Loop):
-    """A `for` over a `Range`, or over what Python iterates."""
+    """A `for` over a `Range`, or over what Python iterates. `leaves`: whether programs may leave it before it ends."""
 
-    __slots__ = ("values",)
+    __slots__ = ("leaves", "values")
 
-    def __init__(self, frame: Frame, values: Any) -> None:
+    def __init__(self, frame: Frame, values: Any, leaves: bool) -> None:
         super().__init__(frame)
-        self.values = values
+        self.values, self.leaves = values, leaves
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self.values, Range):
             yield from self._counted(self.values)
             return
+        if isinstance(self.values, range):
+            self._will_run(len(self.values))
         for value in self.values:
             if not self.prepare():
                 return
             self.partial = self.mask is not None and self.mask is not self.entry
             yield value
 
+    def _will_run(self, times: int) -> None:
+        of = self.frame.machine
+        if times > of.iterations and not self.leaves:
+            raise KernelError(
+                f"a loop is to run {times:,} times; allowed: {of.iterations_max:,} for all loops together "
+                "(Limits.iterations)"
+            )
+
     def _counted(self, over: Range) -> Iterator[Tensor]:
         start, trips = over.start.data, over.trips(self.frame.machine)
         step = over.step.data
         most = int((trips if self.mask is None else np.where(self.mask, trips, 0)).max()) if trips.size else 0
+        self._will_run(most)
         for i in range(most):
             if trips.size > 1:
                 goes_on = trips > i

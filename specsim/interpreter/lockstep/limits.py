@@ -23,14 +23,14 @@ class Limits:
     kernel that has a `while`, all of them).
 
     programs     of the grid
-    iterations   of all loops together. 2^22 take about a minute
+    iterations   of all loops together, as which 2^16 elements of large blocks count, too
     block_bytes  of one block, over the programs that run together
     live_bytes   of all their blocks at once
     log_bytes    of the accesses that are kept to find races, until the launch is done
     """
 
     programs: int = 1 << 24
-    iterations: int = 1 << 22
+    iterations: int = 1 << 20
     block_bytes: int = 1 << 29
     live_bytes: int = 1 << 32
     log_bytes: int = 1 << 31
@@ -52,7 +52,7 @@ class Room:
     """The limits of the launch that runs, and what its blocks hold."""
 
     limits = Limits()
-    live = logged = 0
+    live = logged = work = 0
     held: dict[int, weakref.ref[Any]] = {}  # noqa: RUF012
 
     @classmethod
@@ -63,7 +63,8 @@ class Room:
 
 
 def hold(array: Any) -> None:
-    """Count an array's memory while it lives."""
+    """Count an array's memory while it lives, and the work of making it."""
+    Room.work += array.size >> 16
     while isinstance(array.base, np.ndarray):
         array = array.base
     key, size = id(array), int(array.nbytes)
