@@ -448,16 +448,24 @@ class Memory:
             return
         itemsize = pointer.itemsize
         addresses = at * itemsize + pointer.base
+        active = addresses[lanes]
+        low, high = int(active.min()), int(active.max())
         left = lanes
         for span in self.spans:
-            inside = left & (addresses >= span.start) & (addresses <= span.end - itemsize)
-            if not inside.any():
+            last = span.end - itemsize
+            if high < span.start or low > last:
+                continue
+            is_all = low >= span.start and high <= last
+            inside = left if is_all else left & (addresses >= span.start) & (addresses <= last)
+            if not np.count_nonzero(inside):
                 continue
             offsets = addresses - span.start
             if (offsets[inside] % itemsize).any():
                 raise KernelError(f"an address inside {span.name} is no multiple of {itemsize} bytes")
             yield span, offsets // itemsize, inside
             left = left & ~inside
+            if is_all:
+                return
         if left.any():
             self._report(kind, int(addresses[left].flat[0]), int(np.count_nonzero(left)))
 
