@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from specsim.isolation.messages import Messages
 
 SUBJECT = "schedules"
+IMPORT = "the import of its scheduler"
 ATTEMPTS = 120  # at a smaller schedule of each finding; `specsim shrink` takes more
 SHRINK_SHARE = 0.3  # of the time that is left when a finding is made
 
@@ -111,6 +112,7 @@ def load_target(request: Request) -> SchedulerTarget | NotRun:
 def check(request: Request, work: Check, messages: Messages) -> None:
     """Run schedules of every setup by turns."""
     end = time.monotonic() + request.seconds
+    messages.send(At(subject=IMPORT))
     target = load_target(request)
     if isinstance(target, NotRun):
         messages.send(End(not_run=[target]))

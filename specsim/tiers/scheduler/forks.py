@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from specsim.engines.real_scheduler import SchedulerTarget, StartedScheduler
 
 RECORD_BYTES_MAX = 8 << 20
+START_CPU_SECONDS_MAX = 20.0
+"""Of the start of a scheduler, which takes less than one."""
 _SIZE = struct.Struct(">I")
 
 
@@ -125,9 +130,10 @@ def _serve(target: SchedulerTarget, number: int, questions: int, answers: int) -
     started: StartedScheduler | None = None
     why = ""
     try:
-        started = target.start(SETUPS[number])
+        with _limited(START_CPU_SECONDS_MAX):
+            started = target.start(SETUPS[number])
     except Exception as error:
-        why = described(error)
+        why = ", ".join(filter(None, (described(error), *getattr(error, "__notes__", ()))))
     shared = mmap.mmap(-1, RECORD_BYTES_MAX)
     while content := _received(questions):
         outcome: Outcome = NotStarted(why)
@@ -135,6 +141,22 @@ def _serve(target: SchedulerTarget, number: int, questions: int, answers: int) -
             outcome = _run_in_fork(started, number, _wanted.decode(content), shared)
         _send(answers, msgspec.json.encode(outcome))
     os._exit(0)
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in here after so many CPU seconds, so that its traceback says where."""
+
+    def late(_signal: int, _frame: object) -> None:
+        raise TimeoutError(f"its start does not end within {seconds:g} CPU seconds")
+
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _run_in_fork(started: StartedScheduler, number: int, schedule: Wanted, shared: mmap.mmap) -> Outcome:

@@ -45,7 +45,9 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
                 yield _broken(rules.PROGRESS, "answer", turn.rid, "an answer that ends", "none")
             continue
         kind = "session" if turn.session else "request"
+        part = kind
         if answer.reason == "abort":
+            part = f"{kind}:aborted"
             if turn.rid not in users.aborted and not turn.session:
                 yield _broken(rules.UNWANTED_ABORT, kind, turn.rid, "an answer", "an abort that nobody sent")
             expected = expected[: len(answer.tokens)]
@@ -60,7 +62,7 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             what = (
                 f"{len(answer.tokens)} tokens, another one at {place}" if place < len(expected) else "too many tokens"
             )
-            yield _broken(rules.VISIBLE_OUTPUTS, kind, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
+            yield _broken(rules.VISIBLE_OUTPUTS, part, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
 
 
 def _lengths(state: RequestState) -> Iterator[Violation]:

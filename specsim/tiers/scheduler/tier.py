@@ -53,12 +53,15 @@ class SchedulerTier:
         return BY_ID
 
     def signature_of_end(self, subject: str, rule: Rule) -> str:
+        from specsim.tiers.scheduler.answers import IMPORT
         from specsim.tiers.scheduler.rules import signature_of
 
-        return signature_of(rule.id, "process")
+        return signature_of(rule.id, "import" if subject == IMPORT else "process")
 
     def title_of_end(self, subject: str, text: str) -> str:
-        return f"a schedule {text}"
+        from specsim.tiers.scheduler.answers import IMPORT
+
+        return f"{IMPORT if subject == IMPORT else 'a schedule'} {text}"
 
     def finds(self, checked: CheckedSubject, signature: str) -> bool:
         return False  # schedules are not of one subject
@@ -78,7 +81,10 @@ class SchedulerTier:
         return True
 
     def cut_short(self, suite: Suite, at: At, index: int, text: str) -> bool:
-        suite.not_run.append(NotRun(f"schedules after {index}", f"schedule {index} {text}"))
+        from specsim.tiers.scheduler.answers import IMPORT
+
+        what = ("schedules", IMPORT) if at.subject == IMPORT else (f"schedules after {index}", f"schedule {index}")
+        suite.not_run.append(NotRun(what[0], f"{what[1]} {text}"))
         return False
 
     def answer_of_end(self, hung: bool, text: str) -> dict[str, Any] | None:

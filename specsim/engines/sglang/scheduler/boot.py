@@ -35,6 +35,15 @@ ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
 }
 
+HOOKS = (
+    "_add_request_to_queue",
+    "init_ipc_channels",
+    "init_tp_model_worker",
+    "maybe_init_draft_worker",
+    "run_event_loop",
+)
+"""Methods of the scheduler in whose place others are put, or that are called."""
+
 Script = Callable[["Booted", int], Sequence[Any] | None]
 
 

@@ -8,16 +8,20 @@ that all of them can be named at once, and answered with None until then.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
 class DriftError(Exception):
-    """A release reads attributes of a fake that this adapter does not know: it is not run."""
+    """A release reads attributes of a fake that this adapter does not know, or lacks some that the adapter needs: it is
+    not run.
+    """
 
-    def __init__(self, names: list[str]) -> None:
-        super().__init__(f"drift: the scheduler reads {', '.join(names)}, which the adapter does not know")
-        self.names = names
+    def __init__(self, names: list[str], lacks: Sequence[str] = ()) -> None:
+        parts = [f"reads {', '.join(names)}, which the adapter does not know"] if names else []
+        parts += [f"has no {', '.join(lacks)}"] if lacks else []
+        super().__init__(f"drift: the scheduler {' and '.join(parts)}")
+        self.names = [*names, *lacks]
 
 
 def nothing(*_arguments: Any, **_named: Any) -> None:

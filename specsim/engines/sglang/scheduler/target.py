@@ -53,8 +53,17 @@ def sglang_scheduler(
         return SglangScheduler(root, edit)
     except UsageError:
         raise
-    except Exception as error:
-        return NotRun("scheduler", f"it is not imported: {described(error)}")
+    except (Exception, SystemExit) as error:
+        return NotRun("scheduler", f"it is not imported: {described(error)}{_raised_at(error)}")
+
+
+def _raised_at(error: BaseException) -> str:
+    """The innermost line of the release that an error came through, as text to append."""
+    lines = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        lines.append((error.filename or "", error.lineno or 0))
+    places = [_below(file, line) for file, line in lines if MARKER in file]
+    return f", {places[-1]}" if places else ""
 
 
 class SglangScheduler:
@@ -74,11 +83,15 @@ class SglangScheduler:
             self._family, self._surroundings = load(root, edit)
 
     def start(self, setup: Setup) -> Started:
-        with running(), self._family.answers.required():
-            booted = Booted(self._family, self._root, _options(setup), self._device, self._surroundings)
-        started = Started(booted, setup, self._device)
-        with running():
-            started.warm_up()
+        try:
+            with running(), self._family.answers.required():
+                booted = Booted(self._family, self._root, _options(setup), self._device, self._surroundings)
+            started = Started(booted, setup, self._device)
+            with running():
+                started.warm_up()
+        except Exception as error:
+            error.add_note(_raised_at(error).removeprefix(", "))
+            raise
         return started
 
 
@@ -111,7 +124,7 @@ def _identity(root: Path) -> tuple[str, str]:
     path = package / "managers" / "scheduler.py"
     lines = {
         node.name: node.lineno
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path)))
         if isinstance(node, ast.FunctionDef)
     }
     line = next((lines[name] for name in _LOOP if name in lines), 1)
