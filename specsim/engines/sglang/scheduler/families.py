@@ -315,10 +315,6 @@ class Family:
     def messages(self) -> ModuleType:
         return _module("managers.io_struct")
 
-    def lengths(self, request: Any) -> Any:
-        """Where `kv_committed_len` and `kv_allocated_len` of a request are: in itself, or in an object of its own."""
-        return request if hasattr(request, "kv_committed_len") else request.kv
-
 
 class Mixins(Family):
     """To 0.5.12: the scheduler is one object of a dozen mixins."""

@@ -246,15 +246,14 @@ class Started:
 
     def requests(self) -> Iterator[RequestState]:
         for rid, request in self._booted.requests.items():
-            lengths = self._booted.family.lengths(request)
             yield RequestState(
                 rid=str(rid),
                 prompt=tuple(request.origin_input_ids),
                 outputs=tuple(request.output_ids),
                 reason=_reason(request.finished_reason),
-                committed=int(lengths.kv_committed_len),
-                allocated=int(lengths.kv_allocated_len),
-                row=-1 if getattr(request, "req_pool_idx", None) is None else int(request.req_pool_idx),
+                committed=_number(request, "kv_committed_len"),
+                allocated=_number(request, "kv_allocated_len"),
+                row=_number(request, "req_pool_idx"),
             )
 
     def answers(self) -> Iterator[Answer]:
@@ -279,6 +278,13 @@ class Started:
         if setup.radix:
             pools.nodes = _nodes(booted.tree_cache)
         return pools
+
+
+def _number(request: Any, name: str) -> int:
+    """A number that a request has, or in newer releases the object of its memory; -1 where there is none."""
+    owners = (request, getattr(request, "kv", None))
+    found = next((getattr(owner, name) for owner in owners if getattr(owner, name, None) is not None), -1)
+    return int(found)
 
 
 def _reason(reason: Any) -> str:
@@ -352,7 +358,7 @@ def _below(file: str, line: int | str) -> str:
 
 
 def _nodes(tree: Any) -> list[TreeNode] | None:
-    """The nodes of a radix tree; None where the release hides them."""
+    """The nodes of a radix tree; None where the release has another one."""
     while hasattr(tree, "inner"):
         tree = tree.inner
     try:
@@ -363,6 +369,8 @@ def _nodes(tree: Any) -> list[TreeNode] | None:
     stack: list[tuple[Any, tuple[int, ...]]] = [(child, ()) for child in root.children.values()]
     while stack:
         node, before = stack.pop()
+        if not hasattr(node, "value"):  # of a tree with a value for each pool
+            return None
         slots = () if node.value is None else tuple(int(slot) for slot in node.value.tolist())
         # Keys of EAGLE are pairs of tokens, or hold the token after the last slot too: a slot is of the first of each.
         own = tuple(token[0] if isinstance(token, tuple) else int(token) for token in node.key.token_ids)
