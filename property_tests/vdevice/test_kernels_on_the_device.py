@@ -25,6 +25,12 @@ def add_rows(table: Any, rows: Any, amount: Any, width: tl.constexpr) -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def fill_first(table: Any, n: Any, width: tl.constexpr) -> None:
+    lanes = tl.arange(0, width)
+    tl.store(table + lanes, 7, mask=lanes < n)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def through_addresses(addresses: Any, width: tl.constexpr) -> None:
     at = tl.load(addresses + tl.program_id(0)).to(tl.pointer_type(tl.int64)) + tl.arange(0, width)
     tl.store(at, tl.load(at) + 1)
@@ -108,6 +114,20 @@ def test_what_lockstep_does_not_have_runs_in_tritons_interpreter(
             add_rows[(1,)](table := torch.zeros(4, 4, device="cuda"), torch.tensor([4], device="cuda"), 5, width=4)
             assert table.sum().item() == 0
         assert {found.kind for found in device.findings} == {"out-of-bounds"}
+
+
+@pytest.mark.parametrize("tape", POLICIES)
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_store_whose_lanes_are_masked_off_writes_nothing(n: int, tape: tuple[int, ...]) -> None:
+    def program(_device: Device) -> None:
+        table = torch.zeros(4, dtype=torch.int64, device="cuda")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            fill_first[(1,)](table, n, width=4)
+        table + 1
+
+    assert len(findings_of(program, tape)) == n
 
 
 def test_a_launch_that_only_reads_does_not_write_its_tensors() -> None:

@@ -90,6 +90,7 @@ class Memory:
     is_host   pinned memory, or the result of a copy to the host that does not block
     lent_to   the streams of `record_stream`
     users     the last operation of each other stream that uses it, whether it has run or not
+    whole     its elements, flat, where a kernel needed them
     previous  the memory that was freed before this one took its place, and uses of it that nothing ordered by then
     """
 
@@ -104,6 +105,7 @@ class Memory:
         "site",
         "users",
         "what",
+        "whole",
         "writes",
     )
 
@@ -111,6 +113,7 @@ class Memory:
         self.owner, self.what, self.site, self.is_host = owner, what, site, is_host
         self.given_name = ""
         self.elements: Elements | None = None
+        self.whole: torch.Tensor | None = None
         self.lent_to: set[int] = set()
         self.users: dict[int, Operation] = {}
         self.previous: tuple[Memory, list[Operation]] | None = None

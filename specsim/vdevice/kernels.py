@@ -8,6 +8,7 @@ tensors whose `data_ptr()` the program took; anything else is a finding and has 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -18,7 +19,7 @@ import torch
 from specsim.interpreter.triton_interpreter import Access as InterpreterAccess
 from specsim.interpreter.triton_interpreter import Launch, is_interpreted, kernel_classes, observed
 from specsim.vdevice.device import Device
-from specsim.vdevice.history import Array, Operation, Use
+from specsim.vdevice.history import Array, Memory, Operation, Use
 from specsim.vdevice.tensors import Traced
 
 
@@ -82,7 +83,7 @@ def _execute(
 
     memories.begin()
     try:
-        launch(of.fn, grid, args, kwargs, memories.in_lockstep(), extra=memories.storages)
+        launch(of.fn, grid, args, kwargs, _following()(memories), extra=memories.extra)
     except UnsupportedError:
         if not is_interpreted(of):
             raise
@@ -98,21 +99,27 @@ class _Memories:
 
     def __init__(self, device: Device, kernel: str, traced: list[Any]) -> None:
         self.device, self.kernel = device, kernel
-        self.uses: list[Use] = []
-        self.spans: list[tuple[int, int]] = []
-        for memory, part in [*((tensor.memory, tensor.host_bytes) for tensor in traced), *device.addressed.values()]:
-            if any(memory is known for known, _ in self.uses):
-                continue
-            storage = part.untyped_storage()
-            self.uses.append((memory, part))
-            self.spans.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
-        self.storages = [_whole(part) for _, part in self.uses]
-        self.begin()
+        by_memory: dict[int, Use] = {}
+        covered: set[int] = set()
+        for tensor in traced:
+            memory, part = tensor.memory, tensor.host_bytes
+            by_memory.setdefault(id(memory), (memory, part))
+            if part.is_contiguous() and part.numel() == _whole(memory, part).numel():
+                covered.add(id(memory))
+        for memory, part in device.addressed.values():
+            by_memory.setdefault(id(memory), (memory, part))
+        self.uses = list(by_memory.values())
+        self.storages = [_whole(memory, part) for memory, part in self.uses]
+        self.extra = [
+            whole for (memory, _), whole in zip(self.uses, self.storages, strict=True) if id(memory) not in covered
+        ]
+        self.spans = [(whole.data_ptr(), whole.data_ptr() + whole.nbytes) for whole in self.storages]
 
     def begin(self) -> None:
         """The launch's turn has come."""
         self.touched: dict[tuple[int, bool], list[Array]] = {}
         self.strays: list[str] = []
+        self.places: dict[int, int] = {}  # by span of the interpreter, which of the memories it lies in
         self.before: dict[int, torch.Tensor] = {}
         for i, (memory, _) in enumerate(self.uses):
             if memory.elements is not None and memory.elements.changes_only:
@@ -146,33 +153,46 @@ class _Memories:
         for stray in self.strays:
             self.device.strayed(by, stray)
 
-    def in_lockstep(self) -> Any:
-        from specsim.interpreter.lockstep.memory import Checks
-
-        memories = self
-
-        class Following(Checks):
-            def __init__(self) -> None:
-                self.touched = self.note
-
-            def note(self, span: Any, places: Array, lanes: Array | None, itemsize: int, is_write: bool) -> None:
-                if lanes is not None:
-                    shape = np.broadcast_shapes(places.shape, lanes.shape)
-                    places = np.broadcast_to(places, shape)[np.broadcast_to(lanes, shape)]
-                memories.note_addresses(places.reshape(-1).astype(np.int64) * itemsize + span.start, is_write=is_write)
-
-            def stray(
-                self, kind: Literal["read", "write", "update"], name: str, index: int, size: int, count: int
-            ) -> None:
-                memories.strays.append(f"{kind} of element {index} of {name or 'no tensor'}, which has {size}")
-
-        return Following()
+    def note_span(self, span: Any, places: Array, lanes: Array | None, itemsize: int, is_write: bool) -> None:
+        """Elements `places` of a span of the lockstep interpreter; `lanes` as its checks are given them."""
+        if lanes is not None and not lanes.any():
+            return
+        i = self.places.get(id(span))
+        if i is None:
+            i = next(i for i, (start, end) in enumerate(self.spans) if start <= span.start < end)
+            self.places[id(span)] = i
+        known = self.touched.setdefault((i, is_write), [])
+        if self.uses[i][0].elements is None:
+            return
+        if lanes is not None:
+            shape = np.broadcast_shapes(places.shape, lanes.shape)
+            places = np.broadcast_to(places, shape)[np.broadcast_to(lanes, shape)]
+        known.append(places.reshape(-1).astype(np.int64) * itemsize + (span.start - self.spans[i][0]))
 
 
-def _whole(part: torch.Tensor) -> torch.Tensor:
-    """All bytes of a tensor's storage."""
-    size = part.untyped_storage().nbytes() // part.element_size()
-    return torch.as_strided(part, (size,), (1,), 0)
+@functools.cache
+def _following() -> Any:
+    """Checks of the lockstep interpreter that note what is touched. It is imported with Triton."""
+    from specsim.interpreter.lockstep.memory import Checks
+
+    class Following(Checks):
+        def __init__(self, memories: _Memories) -> None:
+            self.touched = memories.note_span
+            self.strays = memories.strays
+
+        def stray(self, kind: Literal["read", "write", "update"], name: str, index: int, size: int, count: int) -> None:
+            self.strays.append(f"{kind} of element {index} of {name or 'no tensor'}, which has {size}")
+
+    return Following
+
+
+def _whole(memory: Memory, part: torch.Tensor) -> torch.Tensor:
+    """All elements of the storage of a tensor in a memory, flat."""
+    whole = memory.whole
+    if whole is None or whole.dtype != part.dtype:
+        size = part.untyped_storage().nbytes() // part.element_size()
+        whole = memory.whole = torch.as_strided(part, (size,), (1,), 0)
+    return whole
 
 
 class _Observer:

@@ -150,27 +150,32 @@ class VirtualTensor(Traced):
         return aten.unbind.int(found, 1) if as_tuple else found
 
     def __getitem__(self, indices: Any) -> Any:
+        of = type(indices)
+        if of is slice:
+            return _sliced(self, 0, indices)
+        if of is int:
+            return _dispatched(aten.select.int, self, 0, indices)
         view, tensors = _indexed(self, indices)
-        return view if tensors is None else aten.index.Tensor(view, _on_device(tensors))
+        return view if tensors is None else _dispatched(aten.index.Tensor, view, _on_device(tensors))
 
     def __setitem__(self, indices: Any, value: Any) -> None:
         view, tensors = _indexed(self, indices)
         if not isinstance(value, torch.Tensor):
             if tensors is None:
-                aten.fill_.Scalar(view, value)
+                _dispatched(aten.fill_.Scalar, view, value)
                 return
             value = torch.scalar_tensor(value, dtype=self.dtype)
         if tensors is None:
             while value.dim() > view.dim() and value.shape[0] == 1:
                 value = value[0]
             if value.dim() == 0 and not isinstance(value, VirtualTensor):
-                aten.fill_.Scalar(view, value.item())
+                _dispatched(aten.fill_.Scalar, view, value.item())
             else:
                 view.copy_(value)
             return
         if not isinstance(value, VirtualTensor):
             value = value.to(device=CUDA, dtype=self.dtype, non_blocking=value.dim() == 0)
-        aten.index_put_.default(view, _on_device(tensors), value.to(self.dtype))
+        _dispatched(aten.index_put_.default, view, _on_device(tensors), value.to(self.dtype))
 
 
 class HostTensor(Traced):
@@ -194,6 +199,11 @@ class HostTensor(Traced):
 
     def pin_memory(self, device: Any = None) -> Any:
         return self
+
+
+def _dispatched(func: Any, *args: Any) -> Any:
+    """What `func(*args)` gives, without a way through PyTorch's dispatcher and back, which takes as long again."""
+    return Traced.operations.dispatch(func, args, {})
 
 
 def _on_device(tensors: list[Any]) -> list[Any]:
@@ -234,7 +244,7 @@ def _indexed(tensor: Any, indices: Any) -> tuple[Any, list[Any] | None]:
             tensors.append(listed if listed.numel() else listed.to(torch.int64))
             axis += _axes(listed)
         else:  # a tensor without axes, too: PyTorch reads it
-            view = aten.select.int(view, axis, int(index))
+            view = _dispatched(aten.select.int, view, axis, int(index))
     return view, (tensors if any(index is not None for index in tensors) else None)
 
 
@@ -252,8 +262,10 @@ def _is_mask(index: torch.Tensor) -> bool:
 def _sliced(view: Any, axis: int, index: slice) -> Any:
     start, stop, step = (None if bound is None else int(bound) for bound in (index.start, index.stop, index.step))
     if start is stop is step is None:
-        return aten.alias.default(view)
-    return aten.slice.Tensor(view, axis, start, sys.maxsize if stop is None else stop, 1 if step is None else step)
+        return _dispatched(aten.alias.default, view)
+    return _dispatched(
+        aten.slice.Tensor, view, axis, start, sys.maxsize if stop is None else stop, 1 if step is None else step
+    )
 
 
 def virtual(bytes_: torch.Tensor, memory: Memory, lease: Lease) -> VirtualTensor:
