@@ -155,7 +155,7 @@ class _Memories:
 
     def note_span(self, span: Any, places: Array, lanes: Array | None, itemsize: int, is_write: bool) -> None:
         """Elements `places` of a span of the lockstep interpreter; `lanes` as its checks are given them."""
-        if lanes is not None and not lanes.any():
+        if not places.size or (lanes is not None and not lanes.any()):
             return
         i = self.places.get(id(span))
         if i is None:
