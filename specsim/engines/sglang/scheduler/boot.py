@@ -21,7 +21,7 @@ import torch
 
 from specsim.engines.sglang.scheduler import imports
 from specsim.engines.sglang.scheduler.clock import Surroundings
-from specsim.engines.sglang.scheduler.fakes import DriftError
+from specsim.engines.sglang.scheduler.fakes import NotRunError
 from specsim.engines.sglang.scheduler.families import Family, family_of
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import Output, Pool, outputs_of
@@ -54,8 +54,8 @@ class _LeaveError(BaseException):
 def boot(root: Path, options: Options, device: Any, *, edit: imports.Edit | None = None) -> Booted:
     """Build the scheduler of the release that lies unpacked in `root`. `device` is a `specsim.vdevice.Device`.
 
-    Whatever the release raises while it is imported or built is let through. DriftError when it reads of a fake what
-    the adapter does not know.
+    Whatever the release raises while it is imported or built is let through. NotRunError where the adapter
+    cannot run it so; DriftError, which is one, when it reads of a fake what the adapter does not know.
     """
     family, surroundings = load(root, edit)
     with family.answers.required():
@@ -76,6 +76,8 @@ class Booted:
     """A scheduler, ready to run schedules."""
 
     def __init__(self, family: Family, root: Path, options: Options, device: Any, surroundings: Surroundings) -> None:
+        if refusal := family.refusal(options):
+            raise NotRunError(refusal)
         self.family, self.options, self.device, self.surroundings = family, options, device, surroundings
         self.sent: list[Any] = []  # what the scheduler sent to the tokenizer, in order
         self.iteration = 0  # of the loop, counted from the last reset
@@ -87,7 +89,7 @@ class Booted:
         family.set_groups()
         self.scheduler = self._built()
         if self.scheduler.enable_overlap != options.overlap:
-            raise DriftError(["enable_overlap, which it has switched itself"])
+            raise NotRunError(f"the release has set enable_overlap to {self.scheduler.enable_overlap} by itself")
         self.scheduler.result_queue = deque()
         family.receive_by(self.scheduler, self._receive)
         family.switch_to_device()
@@ -253,7 +255,7 @@ class Booted:
         return self.family.messages().FlushCacheReqInput()
 
     def pause(self, mode: str = "in_place") -> Any:
-        """Stop inference: "in_place" keeps the KV of requests, "retract" frees it, "abort" ends them."""
+        """Stop inference: "in_place" keeps the KV of requests, "retract" frees it."""
         return self.family.messages().PauseGenerationReqInput(mode=mode)
 
     def resume(self) -> Any:

@@ -12,7 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
-class DriftError(Exception):
+class NotRunError(Exception):
+    """This release, or this configuration of it, is not run: why, as a sentence."""
+
+
+class DriftError(NotRunError):
     """A release reads attributes of a fake that this adapter does not know, or lacks some that the adapter needs: it is
     not run.
     """

@@ -76,6 +76,10 @@ class Family:
 
     # ---- before the scheduler is built
 
+    def refusal(self, options: Options) -> str:
+        """Why these options cannot be run on this family; "" where they can."""
+        return ""
+
     def server_arguments(self, options: Options, model_path: str) -> Any:
         """ServerArgs of the options, as the release itself validates and completes them."""
         arguments = {
@@ -326,6 +330,9 @@ class Mixins(Family):
         "model_runner.linear_attn_model_spec": None,
         "model_runner.mamba2_config": None,
     }
+
+    def refusal(self, options: Options) -> str:
+        return "" if options.overlap else "without overlap its worker keeps the accounts, not its scheduler"
 
 
 class Components(Family):
