@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
 import torch
 
+import specsim.vdevice.device
 from specsim.choices.chooser import replayed, seeded
+from specsim.interpreter.triton_interpreter import kernel_classes
 from specsim.vdevice import Accesses, Device, Finding, simulate
 
 POLICIES = {
@@ -180,11 +183,18 @@ def test_restart_forgets_what_was_and_keeps_tensors_and_streams(tape: tuple[int,
 def test_everything_is_restored_after_an_exception() -> None:
     def state() -> list[object]:
         cuda = dict(vars(torch.cuda))
-        return [cuda, dict(vars(torch.Tensor)), torch.tensor, torch.as_tensor, torch._C._only_lift_cpu_tensors()]
+        functions = [torch.tensor, torch.as_tensor, torch.nonzero, torch._C._set_grad_enabled]
+        modes = [torch._C._only_lift_cpu_tensors(), torch.__future__.get_overwrite_module_params_on_conversion()]
+        launches = [owner.run for owner in kernel_classes()]
+        owners = [dict(vars(torch.Tensor)), dict(vars(torch.cuda.graphs)), list(gc.callbacks)]
+        return [cuda, *functions, *modes, *launches, *owners]
 
     before = state()
     with pytest.raises(ZeroDivisionError), simulate(seeded(0)):
         torch.zeros(1 // 0, device="cuda")
+    assert state() == before
+    with simulate(seeded(0)):
+        assert state() != before
     assert state() == before
     weight = torch.ones(2, requires_grad=True)
     (weight * 2).sum().backward()
@@ -198,6 +208,62 @@ def test_a_module_runs_without_autograd() -> None:
         assert out.shape == (2, 3)
         assert not out.requires_grad
         assert torch.isfinite(out).all()
+
+
+def test_there_is_one_device_at_a_time() -> None:
+    with simulate(seeded(0)):
+        with pytest.raises(RuntimeError, match="active already"), simulate(seeded(0)):
+            pass
+        assert torch.zeros(1, device="cuda").item() == 0
+    with pytest.raises(RuntimeError, match="outside"):
+        specsim.vdevice.device.Stream()
+
+
+@policies
+def test_an_event_that_was_never_recorded_is_no_wait(tape: tuple[int, ...]) -> None:
+    with simulate(replayed(tape)):
+        event = torch.cuda.Event()
+        assert event.query()
+        event.synchronize()
+        event.wait()
+        torch.zeros(1, device="cuda")
+        event.record()
+        event.synchronize()
+        assert event.query()
+        assert torch.cuda.current_stream().query()
+
+
+def test_a_query_of_work_in_flight_is_false_and_one_that_is_done_orders_the_host() -> None:
+    with simulate(replayed([1])) as device:
+        copied = torch.cuda.Event()
+        result = torch.arange(3, device="cuda").to("cpu", non_blocking=True)
+        copied.record()
+        assert not copied.query()
+        device.drain()
+        assert copied.query()
+        assert result.tolist() == [0, 1, 2]
+    assert device.findings == []
+
+
+def test_what_is_listed_as_harmless_is_kept_apart() -> None:
+    with simulate(replayed([0]), ignored=[lambda found: found.second.what == "mul"]) as device:
+        side = torch.cuda.Stream()
+        x = torch.arange(3, device="cuda")
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                x * 2
+            x + 1
+    assert [found.second.what for found in device.ignored] == ["mul"]
+    assert [found.second.what for found in device.findings] == ["add"]
+    assert device.counts[device.ignored[0].identity] == 3
+
+
+def test_an_out_of_another_shape_is_refused() -> None:
+    for tape in POLICIES.values():
+        with simulate(replayed(tape)):
+            x, out = torch.arange(3, device="cuda"), torch.empty(0, dtype=torch.int64, device="cuda")
+            with pytest.raises(NotImplementedError, match=r"resize .* \[3\]"):
+                torch.add(x, 1, out=out)
 
 
 def test_an_index_out_of_range_is_a_finding_of_its_turn() -> None:

@@ -241,7 +241,7 @@ class Operations(TorchDispatchMode):
     def _in_place(self, call: Call) -> Any:
         call = self._on_one_device(call)
         written = _written(call)
-        self._check_shapes(call)
+        self._check_shapes(call, written)
         read = call.traced
         if call.operator.name in _SCATTERS:
             read = [tensor for tensor in read if not any(tensor is out for out in written)]
@@ -404,7 +404,7 @@ class Operations(TorchDispatchMode):
         blocks = not (call.args[2] if len(call.args) > 2 else call.kwargs.get("non_blocking", False))
         if type(into) is VirtualTensor and type(source) is VirtualTensor:
             return self._in_place(call)
-        self._check_shapes(call)
+        self._check_shapes(call, [into])
         site = self.device.sites.here()
         reads: Uses = ((source.memory, source.host_bytes),) if isinstance(source, Traced) else ()
         writes: Uses = ((into.memory, into.host_bytes),) if isinstance(into, Traced) else ()
@@ -439,9 +439,16 @@ class Operations(TorchDispatchMode):
         traced = [tensor for tensor in call.traced if type(tensor) is VirtualTensor]
         return call._replace(traced=traced, host_args=tuple(host_args))
 
-    def _check_shapes(self, call: Call) -> None:
-        """Raises at the call what the operator says of shapes and types."""
-        self._shape(call)
+    def _check_shapes(self, call: Call, written: list[Any]) -> None:
+        """Raises at the call what the operator says of shapes and types. An `out` is not resized."""
+        shape = self._shape(call)
+        results = (shape,) if isinstance(shape, torch.Tensor) else shape or ()
+        for result, tensor in zip(results, written, strict=False):
+            if isinstance(result, torch.Tensor) and result.size() != tensor.size():
+                raise NotImplementedError(
+                    f"{call.operator.name} would resize a tensor of the device from {[*tensor.size()]}; allowed: "
+                    f"the result's shape, {[*result.size()]}"
+                )
 
     def _shape(self, call: Call) -> Any:
         """The results as meta tensors; None where no meta kernel knows them."""
