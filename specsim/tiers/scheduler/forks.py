@@ -9,6 +9,7 @@ So no schedule sees what another left behind, and one that ends its process ends
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import signal
@@ -134,6 +135,7 @@ def _serve(target: SchedulerTarget, number: int, questions: int, answers: int) -
             started = target.start(SETUPS[number])
     except Exception as error:
         why = ", ".join(filter(None, (described(error), *getattr(error, "__notes__", ()))))
+    _settle()
     shared = mmap.mmap(-1, RECORD_BYTES_MAX)
     while content := _received(questions):
         outcome: Outcome = NotStarted(why)
@@ -157,6 +159,15 @@ def _limited(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+
+
+def _settle() -> None:
+    """Keep the garbage collector from what the forks share: to look at an object copies its page. A schedule is short,
+    and collects nothing.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.disable()
 
 
 def _run_in_fork(started: StartedScheduler, number: int, schedule: Wanted, shared: mmap.mmap) -> Outcome:
