@@ -156,6 +156,14 @@ class Operations(TorchDispatchMode):
                 return self.dispatch(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a call of an operator gives, without a way through PyTorch's dispatcher and back."""
+        guard = torch._C._DisableTorchDispatch()
+        try:
+            return self.dispatch(func, args, kwargs)
+        finally:
+            del guard
+
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         operator = self.operators.get(func)
         if operator is None:

@@ -192,7 +192,7 @@ def _replace_functions(device: Device, operations: Operations, replaced: _Replac
         options.pop("copy", None)
         if dtype is not None:
             options["dtype"] = dtype
-        return torch.ops.aten._to_copy.default(self, **options)
+        return operations.call(torch.ops.aten._to_copy.default, (self,), options)
 
     def cuda_(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
         return to_(self, CUDA, non_blocking=non_blocking)

@@ -78,7 +78,7 @@ class Traced(torch.Tensor):
         return address
 
     def copy_(self, src: Any, non_blocking: bool = False) -> Any:
-        return Traced.operations.dispatch(aten.copy_.default, (self, src, non_blocking), {})
+        return _dispatched(aten.copy_.default, self, src, non_blocking)
 
     def untyped_storage(self) -> Any:
         """That of `host_bytes`: two tensors share one as on a real device."""
@@ -203,7 +203,7 @@ class HostTensor(Traced):
 
 def _dispatched(func: Any, *args: Any) -> Any:
     """What `func(*args)` gives, without a way through PyTorch's dispatcher and back, which takes as long again."""
-    return Traced.operations.dispatch(func, args, {})
+    return Traced.operations.call(func, args, {})
 
 
 def _on_device(tensors: list[Any]) -> list[Any]:
