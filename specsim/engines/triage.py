@@ -19,7 +19,7 @@ FILE = Path(__file__).with_name("triage.toml")
 NEW = f"new: not in the table of known findings; look for a public report, then add it to {FILE.name}"
 
 Kind = Literal["known", "unknown", "by design"]
-REACHES = frozenset({"default", "option", "guarded", "not called"})
+REACHES = frozenset({"default", "option", "guarded", "not called", "unknown"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Triage:
     """What is known of the findings of one signature.
 
     `severity`    that they have, None where the entry does not say; `reaches` the kinds of reach seen on some release
+                  ("unknown" for a tier that reads no configuration)
     `first`, `last`  the oldest and newest release that show it; "" for last: the newest one still does; "" for both
                   where the entry does not say
     `references`  public reports, fixes and reviews, newest first

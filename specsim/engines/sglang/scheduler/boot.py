@@ -21,7 +21,7 @@ import torch
 
 from specsim.engines.sglang.scheduler import imports
 from specsim.engines.sglang.scheduler.clock import Surroundings
-from specsim.engines.sglang.scheduler.fakes import NotRunError
+from specsim.engines.sglang.scheduler.fakes import DriftError, NotRunError
 from specsim.engines.sglang.scheduler.families import Family, family_of
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import Output, Pool, outputs_of
@@ -98,6 +98,8 @@ class Booted:
     def _built(self) -> Any:
         booted, family, options = self, self.family, self.options
         module = family.scheduler
+        if lacks := [f"Scheduler.{name}" for name in HOOKS if not hasattr(module.Scheduler, name)]:
+            raise DriftError([], lacks)
         stream: Any = torch.cuda.Stream()
         stream.name = "forward"
 
