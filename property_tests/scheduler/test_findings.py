@@ -1,0 +1,127 @@
+"""The scheduler tier on releases and checkouts: what it finds, and what it says of those that it cannot run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from property_tests.support.known_releases import FEW
+from specsim.engines.sglang.scheduler.imports import REAL
+from specsim.lifting.source import SourceTree
+from specsim.tiers.scheduler.setups import SETUPS
+
+MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim[scheduler]'")
+
+RACE = "scheduler:S2:race:req_to_token:ReqToTokenPool.write<RadixCache.cache_unfinished_req:the-model"
+STOP = "scheduler:I40:request"
+VERSION = FEW[2]
+PAGE = Path(__file__).parents[2] / "docs" / "scheduler.md"
+
+
+def specsim(*arguments: str | Path, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "specsim", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    ended = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=400)
+    assert "Traceback" not in ended.stdout + ended.stderr
+    return ended
+
+
+def checkout(root: Path, scheduler: str) -> Path:
+    """A checkout whose scheduler's module is this."""
+    managers = root / "sglang" / "srt" / "managers"
+    managers.mkdir(parents=True)
+    for folder in (managers, managers.parent, managers.parent.parent):
+        (folder / "__init__.py").write_text("")
+    (managers / "scheduler.py").write_text(scheduler)
+    return root
+
+
+@pytest.mark.slow(runs_one_in=3)
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("raise RuntimeError('no device')", "RuntimeError: no device"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("scheduler = = 3", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_scheduler_that_cannot_be_imported_is_not_run_with_file_and_line(tmp_path: Path, line: str, why: str) -> None:
+    target = checkout(tmp_path / "tree", f"import os\n{line}\n")
+    out = tmp_path / "verdict.json"
+    ended = specsim("check", f"sglang@{target}", "--only", "scheduler", "--schedules", "1", "--json", out)
+    assert ended.returncode == 125
+    (suite,) = json.loads(out.read_text())["suites"]
+    (not_run,) = suite["not_run"]
+    assert why in not_run["why"]
+    assert not_run["why"].endswith("srt/managers/scheduler.py:2")
+
+
+@pytest.mark.slow(runs_one_in=1)
+def test_a_scheduler_whose_import_ends_its_process_is_a_finding(tmp_path: Path) -> None:
+    target = checkout(tmp_path / "tree", "import os\nos._exit(3)\n")
+    out = tmp_path / "verdict.json"
+    ended = specsim(
+        "check", f"sglang@{target}", "--only", "scheduler", "--schedules", "1", "--json", out, "--out", tmp_path / "out"
+    )
+    assert ended.returncode == 1
+    assert [finding["signature"] for finding in json.loads(out.read_text())["findings"]] == ["scheduler:X3:import"]
+
+
+def test_the_page_names_every_setup() -> None:
+    text = PAGE.read_text()
+    assert [setup.name for setup in SETUPS if f"| {setup.name} |" not in text.replace("`", "")] == []
+
+
+@pytest.fixture(scope="module")
+def checked(
+    release: Callable[[str], SourceTree], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The verdict of twenty default schedules, and the replay files by signature."""
+    release(VERSION)
+    folder = tmp_path_factory.mktemp("scheduler")
+    out = folder / "verdict.json"
+    arguments = ("--only", "scheduler", "--schedules", "20", "--json", out, "--out", folder)
+    ended = specsim("check", f"sglang=={VERSION}", *arguments)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    verdict = json.loads(out.read_text())
+    return verdict, {finding["signature"]: finding["replay"] for finding in verdict["findings"]}
+
+
+@pytest.mark.slow(runs_one_in=1)
+def test_twenty_schedules_find_the_row_write_and_the_tokens_behind_a_stop_token(
+    checked: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    verdict, _replays = checked
+    found = {finding["signature"]: finding for finding in verdict["findings"]}
+    assert {RACE, STOP} <= set(found)
+    assert found[RACE]["triage"].startswith("known, from ")
+    assert found[STOP]["triage"].startswith("known, from ")
+    (suite,) = verdict["suites"]
+    assert suite["schedules"] == 20
+    assert {entry["what"].split(" with ")[0] for entry in suite["not_run"]} == {"schedules"}
+
+
+@pytest.mark.slow(runs_one_in=1)
+def test_a_replay_file_has_one_digest_under_two_hash_seeds(checked: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    file = Path(checked[1][STOP])
+    digest = json.loads(file.read_text())["digest"]
+    for seed in ("0", "7"):
+        ended = specsim("replay", file, hash_seed=seed)
+        assert ended.returncode == 1, ended.stdout + ended.stderr
+        assert digest in ended.stdout
+
+
+@pytest.mark.slow(runs_one_in=1)
+def test_a_finding_is_of_short_requests(checked: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """As drawn, a request has forty-odd tokens."""
+    turns = json.loads(Path(checked[1][STOP]).read_text())["workload"]["turns"]
+    assert sum(len(turn["prompt"]) + turn["answer"] for turn in turns) < 20 * len(turns)
