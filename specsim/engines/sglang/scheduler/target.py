@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.planted import edit_of, find
 from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content, Worker
 from specsim.errors import UsageError, described
+from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
 from specsim.verdict import NotRun
 
@@ -40,6 +42,7 @@ LACKS = (
 )
 _LOOP = ("event_loop_overlap", "run_event_loop")
 _PARTS = ("managers", "mem_cache", "session", "speculative")
+WARM_UP_SECONDS = 20.0
 MARKER = f"/{PACKAGE}/"
 
 
@@ -88,7 +91,8 @@ class SglangScheduler:
                 booted = Booted(self._family, self._root, _options(setup), self._device, self._surroundings)
             started = Started(booted, setup, self._device)
             with running():
-                started.warm_up()
+                if run_apart(started.try_to_warm_up, WARM_UP_SECONDS) is None:
+                    started.warm_up()
         except Exception as error:
             error.add_note(_raised_at(error).removeprefix(", "))
             raise
@@ -188,6 +192,13 @@ class Started:
         finally:
             self._note()
 
+    def try_to_warm_up(self) -> None:
+        """In a fork: end it when two requests cannot be run. What is wrong then shows in schedules, as a finding."""
+        try:
+            self.warm_up()
+        except Exception:
+            os._exit(1)
+
     def warm_up(self) -> None:
         """Run two requests and forget them, so that what is imported and compiled once is not so in every fork."""
         booted = self._booted
@@ -239,7 +250,7 @@ class Started:
         return self._seen
 
     def place_of(self, error: BaseException) -> tuple[str, str]:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if MARKER in f.filename]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f"{MARKER}srt/" in f.filename]
         return (frames[-1].name, _below(frames[-1].filename, frames[-1].lineno or 0)) if frames else ("unknown", "")
 
     # ---- the state at rest
