@@ -251,7 +251,7 @@ def test_bad_input_is_one_clear_sentence_with_exit_code_2(
         ({"tensors": {}}, "cannot be read"),
         ({"sizes": {"bs": -1}}, "sizes['bs'] is -1"),
         ({"tape": None}, "field 'tape'"),
-        ({"tier": "scheduler"}, "tier 'scheduler' is unknown"),
+        ({"tier": "kernels"}, "tier 'kernels' is unknown"),
         ({"tier": "accounting"}, "field 'mutant' is missing"),
         ({"tape": [1, -2]}, "tape must hold integers of at least 0"),
         ({"target": "tensorrt==1.0"}, "tensorrt==1.0"),

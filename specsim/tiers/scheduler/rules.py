@@ -5,22 +5,30 @@ from __future__ import annotations
 import msgspec
 
 from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
-from specsim.rules.table import BY_ID as OF_ACCOUNTING
+from specsim.rules.liveness import DeviceException, Progress
+from specsim.rules.radix import TreeContent
+from specsim.rules.requests import LengthsInOrder
+from specsim.rules.results import StaleResultOfFinished, UnwantedAbort, VisibleOutputs
+from specsim.rules.rows import RowOwner
+from specsim.rules.sessions import SessionClaim
+from specsim.rules.slots import FreeSlot, LeakAtIdle
+from specsim.rules.steps import ContentRead
+from specsim.rules.streams import StreamRace
 from specsim.verdict import Rule
 
-LENGTHS = OF_ACCOUNTING["I01"]
-CONTENT_READ = OF_ACCOUNTING["I05"]
-FREE_SLOT = OF_ACCOUNTING["I16"]
-ROW_OWNER = OF_ACCOUNTING["I18"]
-LEAK_AT_IDLE = OF_ACCOUNTING["I24"]
-TREE_CONTENT = OF_ACCOUNTING["I27"]
-STALE_RESULT = OF_ACCOUNTING["I31"]
-UNWANTED_ABORT = OF_ACCOUNTING["I39"]
-VISIBLE_OUTPUTS = OF_ACCOUNTING["I40"]
-SESSION_CLAIM = OF_ACCOUNTING["I53"]
-PROGRESS = OF_ACCOUNTING["S1"]
-RACE = OF_ACCOUNTING["S2"]
-DEVICE_EXCEPTION = OF_ACCOUNTING["X6"]
+LENGTHS = LengthsInOrder.rule
+CONTENT_READ = ContentRead.rule
+FREE_SLOT = FreeSlot.rule
+ROW_OWNER = RowOwner.rule
+LEAK_AT_IDLE = LeakAtIdle.rule
+TREE_CONTENT = TreeContent.rule
+STALE_RESULT = StaleResultOfFinished.rule
+UNWANTED_ABORT = UnwantedAbort.rule
+VISIBLE_OUTPUTS = VisibleOutputs.rule
+SESSION_CLAIM = SessionClaim.rule
+PROGRESS = Progress.rule
+RACE = StreamRace.rule
+DEVICE_EXCEPTION = DeviceException.rule
 
 RULES: tuple[Rule, ...] = (
     LENGTHS,

@@ -26,6 +26,8 @@ from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
+from specsim.rules.liveness import DeviceException
+from specsim.rules.streams import StreamRace
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
@@ -236,7 +238,7 @@ class Started:
             else:
                 what = f"{record.phase}:{record.name}"
                 self._seen.device.append(
-                    Broken("X6", what, "a value that was written", f"{record.value} of {record.rid}")
+                    Broken(DeviceException.rule.id, what, "a value that was written", f"{record.value} of {record.rid}")
                 )
         self._seen.device += [_broken(finding) for finding in self._device.findings]
         self._seen.retracted = self._booted.retractions
@@ -319,7 +321,7 @@ def _content(record: Content) -> WrongContent:
     )
 
 
-_RULES = {"out-of-bounds": "X6", "device-assert": "X6"}
+_RULES = dict.fromkeys(("out-of-bounds", "device-assert"), DeviceException.rule.id)
 
 
 def _broken(finding: Finding) -> Broken:
@@ -328,7 +330,7 @@ def _broken(finding: Finding) -> Broken:
     who = sorted({_party(access) for access in accesses})
     what = ":".join((finding.kind, finding.memory, *who))
     return Broken(
-        rule=_RULES.get(finding.kind, "S2"),
+        rule=_RULES.get(finding.kind, StreamRace.rule.id),
         what=what.replace(" ", "-"),
         expected="an order",
         actual=f"none between {' and '.join(map(_access_text, accesses))} ({finding.detail})",

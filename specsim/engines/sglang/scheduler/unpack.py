@@ -8,6 +8,7 @@ import os
 from pathlib import Path, PurePosixPath
 
 from specsim.errors import UsageError
+from specsim.files import make_folder
 from specsim.lifting.archive import ArchiveError, copy_member, open_archive
 from specsim.lifting.cache import Cache
 
@@ -26,9 +27,9 @@ def unpacked(wheel: Path, cache: Cache) -> Path:
                 for name in archive.namelist():
                     if _is_plain(name):
                         target = made / name
-                        target.parent.mkdir(parents=True, exist_ok=True)
+                        make_folder(target.parent)
                         copy_member(archive, name, target)
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(folder.parent)
             os.rename(made, folder)
         except ArchiveError as error:
             raise UsageError(f"{wheel.name} cannot be unpacked: {error}", "fetch it again") from error
