@@ -28,6 +28,7 @@ READY := .venv/.ready
 TORCH_PIN := $(shell grep '^torch==' constraints.txt)
 RELEASES := $(shell sed -e 's/#.*//' fixtures/releases.txt)
 ALL_RELEASES := $(shell sed -e 's/#.*//' specsim/engines/sglang/releases.txt)
+VLLM_RELEASES := 0.11.0 0.33.0
 
 # Every file of tests that reads the list of releases, or opens a release by its version.
 RELEASE_TESTS := $(shell grep -rlwE --include='test_*.py' 'Release|RELEASES' property_tests)
@@ -51,7 +52,7 @@ test: $(READY) ## every test; fetches the releases of fixtures/releases.txt once
 	$(BIN)/python -m pytest -n auto
 
 test-releases: $(READY) ## the tests of every known release; fetches them once
-	@$(BIN)/specsim targets $(foreach version,$(ALL_RELEASES),--fetch sglang==$(version)) \
+	@$(BIN)/specsim targets $(foreach target,$(ALL_RELEASES:%=sglang==%) $(VLLM_RELEASES:%=vllm==%),--fetch $(target)) \
 		|| echo 'make test-releases: not every release is there (see above); its tests are skipped' >&2
 	$(BIN)/python -m pytest -n auto --all-releases $(RELEASE_TESTS)
 
