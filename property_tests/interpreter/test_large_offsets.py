@@ -25,9 +25,10 @@ from specsim.contracts.provider import MappingProvider, Subject
 from specsim.contracts.registry import OPS, REFERENCE
 from specsim.errors import UsageError
 from specsim.interpreter.red_zones import RED_ZONE, ROW_GAP, GuardedTensor
-from specsim.tiers.ops.finding import WHOLE_MAX, Origin, finding_of
+from specsim.tiers.ops.finding import Origin, finding_of
 from specsim.tiers.ops.run import run_case
 from specsim.tiers.ops.suite import Limits, check_subject
+from specsim.tiers.ops.written import WHOLE_MAX
 from specsim.verdict import CheckedSubject, Suite, Verdict, finding_from_json
 
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="seen in the interpreter alone")

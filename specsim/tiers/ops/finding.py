@@ -16,11 +16,9 @@ from specsim.contracts.provider import Subject
 from specsim.errors import UsageError
 from specsim.replay_file import OpReplay
 from specsim.tiers.ops.suite import Counterexample
+from specsim.tiers.ops.written import written
 from specsim.tiers.transfer import broken
 from specsim.verdict import Finding, Rule
-
-WHOLE_MAX, FIRST = 64, 16
-"""Tensors of up to so many elements are shown whole, larger ones by their first few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +110,7 @@ def _argument_lines(op: Op, case: Case) -> tuple[str, ...]:
         elif arg.name in case.tensors:
             tensor = case.tensors[arg.name]
             kind = f"{arg.name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            if tensor.numel() <= WHOLE_MAX:
-                lines.append(f"{kind} = {tensor.tolist()}")
-            else:
-                first = ", ".join(map(str, tensor.flatten()[:FIRST].tolist()))
-                lines.append(f"{kind} = {first} ... (whole in the replay file)")
+            lines.append(f"{kind} = {written(tensor.shape, tensor.flatten().tolist())}")
     return tuple(lines)
 
 

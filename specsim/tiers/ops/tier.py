@@ -13,6 +13,7 @@ from specsim import replay_file
 from specsim.isolation.conversation import START_SECONDS_MAX
 from specsim.tiers.messages import Check, Failure
 from specsim.tiers.ops.rules import ENDS, SURVIVES
+from specsim.tiers.ops.written import written
 from specsim.tiers.tier import Answer, Explanation, Line, Outcome, Page, State, codes, label_of, why_of
 from specsim.verdict import CheckedSubject, Rule, Suite
 
@@ -118,7 +119,10 @@ class OpsTier:
     def explain(self, stored: OpReplay, target: str, answer: Answer) -> Explanation:
         lines = [Line("sizes", ", ".join(f"{name}={size}" for name, size in stored.sizes.items()))]
         for kind in ("inputs", "expected"):
-            lines += [Line(kind, f"{name} = {_nested(tensor)}") for name, tensor in answer.get(kind, {}).items()]
+            lines += [
+                Line(kind, f"{name} = {written(tensor['shape'], tensor['data'])}")
+                for name, tensor in answer.get(kind, {}).items()
+            ]
         for violation in answer.get("violations", ()):
             lines.append(Line("rule", f"{label_of(self.rules, violation['rule'])}: {violation['title']}", "rule"))
             lines.append(Line("", f"expected {violation['expected']}, actual {violation['actual']}"))
@@ -154,11 +158,3 @@ class OpsTier:
     def answers(self, request: Request) -> str:
         in_bulk = request.bulk and isinstance(request.work, Check | Failure)
         return "specsim.tiers.ops.bulk_answers" if in_bulk else "specsim.tiers.ops.answers"
-
-
-def _nested(tensor: Mapping[str, Any]) -> str:
-    """A tensor as nested lists."""
-    data = list(tensor["data"])
-    for extent in reversed(tensor["shape"][1:]):
-        data = [data[i : i + extent] for i in range(0, len(data), extent)] if extent else [[]] * len(data)
-    return str(data)
