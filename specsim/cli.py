@@ -534,7 +534,8 @@ def bench(
     full: Annotated[bool, typer.Option("--full", help="Also what takes many minutes.")] = False,
     only: Annotated[list[str] | None, typer.Option("--only", help="Of kernels: an operation or family.")] = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
-    target: Annotated[list[str] | None, typer.Option("--target", help="Of interpreter: a release's kernels.")] = None,
+    target: Annotated[list[str] | None, typer.Option("--target", help="Of interpreter, scheduler: a release.")] = None,
+    schedules: Annotated[int | None, typer.Option("--schedules", min=2, help="Of scheduler: of each target.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
     write: Annotated[str | None, typer.Option("--write", hidden=True, help="Deprecated: writes nothing.")] = None,
     budget_seconds: Annotated[
@@ -544,7 +545,7 @@ def bench(
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
 
-    `kernels` is run when it is named or there is a GPU, `campaign` and `interpreter` when they are named.
+    `kernels` is run when it is named or there is a GPU, `campaign`, `interpreter` and `scheduler` when they are named.
     """
     from specsim.bench import BENCHMARKS, run
     from specsim.report.terminal import print_bench
@@ -557,18 +558,19 @@ def bench(
     one_of("NAME", name, tuple(BENCHMARKS))
     accept_seed(seed)
     for option, value, of in (
-        ("--only", only, "kernels"),
-        ("--peer", peer, "kernels"),
-        ("--target", target, "interpreter"),
+        ("--only", only, ("kernels",)),
+        ("--peer", peer, ("kernels",)),
+        ("--target", target, ("interpreter", "scheduler")),
+        ("--schedules", schedules, ("scheduler",)),
     ):
-        if value and name != of:
-            raise UsageError(f"{option} without {of}", f"it is an option of specsim bench {of} {option} ...")
+        if value and name not in of:
+            raise UsageError(f"{option} without {of[0]}", f"it is an option of specsim bench {of[0]} {option} ...")
     if write is not None:
         deprecated("bench --write", "writes nothing: it was an option of bench guidance")
-    chosen = choose_device("cpu" if name == "interpreter" else device)
-    unasked = {"campaign", "interpreter"} | ({"kernels"} if chosen != "cuda" else set())
+    chosen = choose_device("cpu" if name in ("interpreter", "scheduler") else device)
+    unasked = {"campaign", "interpreter", "scheduler"} | ({"kernels"} if chosen != "cuda" else set())
     names = [name] if name else [each for each in BENCHMARKS if each not in unasked]
-    results = run(names, chosen, rounds, full, only or (), peer or target, budget_seconds)
+    results = run(names, chosen, rounds, full, only or (), peer or target, budget_seconds, schedules)
     if json_file is not None:
         save_json(json_file, results)
     print_bench(results)

@@ -11,11 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from specsim.bench import OPERATIONS, Peer, Timing, campaign, differential, environment, run, simulator, throughput
+from specsim.bench import (
+    OPERATIONS,
+    Peer,
+    Timing,
+    campaign,
+    differential,
+    environment,
+    run,
+    scheduler,
+    simulator,
+    throughput,
+)
 from specsim.bench.measure import run_shape
 from specsim.contracts.provider import MappingProvider
 from specsim.contracts.registry import OPS, REFERENCE
 from specsim.errors import UsageError
+from specsim.report.page.tables import tables_of
 from specsim.tiers.ops.bulk import Place
 
 if TYPE_CHECKING:
@@ -24,6 +36,7 @@ if TYPE_CHECKING:
     from specsim.contracts.contract import Case, Tensors
 
 BENCHMARK = OPERATIONS["verify_tree_greedy"]
+REPOSITORY = Path(__file__).parents[2]
 SMALL = BENCHMARK.shapes["cpu"][0]
 
 
@@ -165,3 +178,26 @@ def test_with_fewer_cores_than_jobs_nothing_is_claimed() -> None:
     one, two = campaign.entry("events/s", {}, "wall", parts, "rate")["peers"]
     assert (one["median"], one["ratio"], two["median"], two["ratio"]) == (250, 1, None, None)
     assert "fewer cores" in two["not_run"]
+
+
+def test_the_cost_of_a_schedule_is_told_apart_from_that_of_its_iterations() -> None:
+    costs = [scheduler.Cost(n, 3, 0.05 + 0.002 * n, 1000) for n in (10, 40, 90)]
+    spent = scheduler.Spent(4.0, [0.5], costs)
+    measured = {unit: measure(spent) for unit, measure in scheduler.MEASURES.items()}
+    assert measured["CPU ms an iteration"] == pytest.approx(2.0)
+    assert measured["CPU ms a schedule beside its iterations"] == pytest.approx(50.0)
+    assert measured["iterations/CPU s"] == pytest.approx(140 / 0.43)
+
+
+def test_schedules_of_no_target_are_refused_with_the_command() -> None:
+    with pytest.raises(UsageError, match="--target"):
+        run(["scheduler"], "cpu")
+
+
+def test_every_result_that_is_kept_has_a_row_in_the_table_of_speed() -> None:
+    (speed,) = [table for table in tables_of(REPOSITORY) if table.title == "Speed"]
+    named = {str(row[0]) for row in speed.rows}
+    for path in (REPOSITORY / "bench" / "results").glob("*.json"):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if str(kept.get("format", "")).startswith("specsim.bench/"):
+            assert named >= {entry["name"] for entry in kept["benchmarks"]}, path.name

@@ -1,5 +1,6 @@
 """Benchmarks: implementations of one operation side by side in one run, as medians with ratios; every kernel beside its
-peers in one table; the simulator; the lockstep interpreter beside Triton's; and what a campaign costs.
+peers in one table; the simulator; the lockstep interpreter beside Triton's; what a campaign costs; and what a schedule
+of a release's scheduler costs.
 
 A ratio is a peer's median over the reference's: below 1 is faster. Absolute times hold on the machine in
 `environment` alone. Nothing here asserts a time. A peer that cannot run here, or whose result is wrong, says
@@ -25,6 +26,7 @@ from specsim.bench import (
     differential,
     interpreter,
     kernel_table,
+    scheduler,
     simulator,
     verify_logits_greedy,
     verify_logits_sampled,
@@ -70,6 +72,7 @@ BENCHMARKS: dict[str, Callable[[str, int | None, bool], list[dict[str, Any]]]] =
     kernel_table.NAME: kernel_table.run,
     campaign.NAME: campaign.run,
     interpreter.NAME: interpreter.run,
+    scheduler.NAME: scheduler.run,
 }
 
 
@@ -81,19 +84,24 @@ def run(
     only: Sequence[str] = (),
     targets: Sequence[str] | None = None,
     budget_seconds: float | None = None,
+    schedules: int | None = None,
 ) -> dict[str, Any]:
     """Run the named benchmarks on `device` ("cpu" or "cuda"), with `rounds` timed calls a peer and shape
     instead of each benchmark's own number; with `full` also what takes many minutes. Of "kernels", `only` names
-    operations and families; `targets` are releases and checkouts: "kernels" compares with their kernels, and
-    "interpreter" times them too. After `budget_seconds` the one
-    that runs ends, and no other begins. Raises UsageError for a name that none has.
+    operations and families; `targets` are releases and checkouts: "kernels" compares with their kernels, "interpreter"
+    times them too, and "scheduler" runs `schedules` of each one's scheduler. After `budget_seconds` the one that runs
+    ends, and no other begins. Raises UsageError for a name that none has.
     """
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise UsageError(f"there is no benchmark {unknown[0]!r}", f"name one of {', '.join(BENCHMARKS)}")
     deadline = Deadline.after(budget_seconds)
     kernels = partial(kernel_table.run, only=only, targets=targets, deadline=deadline)
-    chosen = BENCHMARKS | {kernel_table.NAME: kernels, interpreter.NAME: partial(interpreter.run, targets=targets)}
+    chosen = BENCHMARKS | {
+        kernel_table.NAME: kernels,
+        interpreter.NAME: partial(interpreter.run, targets=targets),
+        scheduler.NAME: partial(scheduler.run, targets=targets, schedules=schedules),
+    }
     results: list[dict[str, Any]] = []
     for name in names:
         try:

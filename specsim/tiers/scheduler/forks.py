@@ -135,7 +135,7 @@ def _serve(target: SchedulerTarget, number: int, questions: int, answers: int) -
             started = target.start(SETUPS[number])
     except Exception as error:
         why = ", ".join(filter(None, (described(error), *getattr(error, "__notes__", ()))))
-    _settle()
+    settle()
     shared = mmap.mmap(-1, RECORD_BYTES_MAX)
     while content := _received(questions):
         outcome: Outcome = NotStarted(why)
@@ -161,7 +161,7 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def _settle() -> None:
+def settle() -> None:
     """Keep the garbage collector from what the forks share: to look at an object copies its page. A schedule is short,
     and collects nothing.
     """

@@ -1,0 +1,179 @@
+"""What a schedule of the scheduler tier costs: the scheduler of each target, imported in a process of its own, started
+for each setup, and a fork of that for each schedule, as the tier does it.
+
+CPU time of a schedule is that of its fork, and what its starter takes to make it. As its iterations vary, the cost that
+each schedule has is told apart from that of an iteration: a line through all of them (least squares).
+
+Run as a module, this is the process of one target: it reads a question from standard input and prints JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from statistics import linear_regression, median
+from typing import Any, NamedTuple
+
+from specsim.errors import UsageError
+
+NAME = "scheduler"
+SCHEDULES = 100
+
+
+class Cost(NamedTuple):
+    """Of one schedule. Page faults are those of its fork: memory that it is the first to write or to map."""
+
+    iterations: int
+    requests: int
+    cpu_seconds: float
+    page_faults: int
+
+
+class Spent(NamedTuple):
+    """Of one target: CPU seconds until its scheduler is imported, those of each setup's start, and its schedules."""
+
+    import_seconds: float
+    start_seconds: list[float]
+    costs: list[Cost]
+
+
+MEASURES: dict[str, Callable[[Spent], float]] = {
+    "schedules/CPU s": lambda spent: len(spent.costs) / sum(cost.cpu_seconds for cost in spent.costs),
+    "iterations/CPU s": lambda spent: (
+        sum(cost.iterations for cost in spent.costs) / sum(cost.cpu_seconds for cost in spent.costs)
+    ),
+    "CPU ms an iteration": lambda spent: 1e3 * _line(spent.costs)[0],
+    "CPU ms a schedule beside its iterations": lambda spent: 1e3 * _line(spent.costs)[1],
+    "iterations, median": lambda spent: median(cost.iterations for cost in spent.costs),
+    "requests, median": lambda spent: median(cost.requests for cost in spent.costs),
+    "page faults, median": lambda spent: median(cost.page_faults for cost in spent.costs),
+    "CPU s of the import": lambda spent: spent.import_seconds,
+    "CPU s of a start": lambda spent: median(spent.start_seconds),
+}
+
+
+def run(
+    _device: str,
+    rounds: int | None,
+    _full: bool = False,
+    targets: Sequence[str] | None = None,
+    schedules: int | None = None,
+) -> list[dict[str, Any]]:
+    """Measure the default schedules of seed 0, each `rounds` times, of which the least CPU time counts. Returns the
+    `benchmarks` entries of the result format: one for each measure; the ratio is to the first target.
+    """
+    if not targets:
+        raise UsageError(f"specsim bench {NAME} measures nothing", f"specsim bench {NAME} --target ENGINE==VERSION")
+    shape = {"schedules": schedules or SCHEDULES, "rounds": rounds or 1}
+    spent = {target: _asked({"target": target, **shape}) for target in targets}
+    return [
+        entry(unit, shape, {target: measure(of) for target, of in spent.items()}) for unit, measure in MEASURES.items()
+    ]
+
+
+def entry(unit: str, shape: dict[str, int], values: dict[str, float]) -> dict[str, Any]:
+    """One entry of the result format."""
+    first = next(iter(values.values()))
+    peers = [
+        {"name": name, "timing": "cpu", "median": value, "ratio": value / first if first else None, "not_run": None}
+        for name, value in values.items()
+    ]
+    return {"name": NAME, "unit": unit, "shape": shape, "peers": peers}
+
+
+def _line(costs: Sequence[Cost]) -> tuple[float, float]:
+    """CPU seconds of an iteration, and of a schedule without any."""
+    fit = linear_regression([cost.iterations for cost in costs], [cost.cpu_seconds for cost in costs])
+    return fit.slope, fit.intercept
+
+
+def _asked(question: dict[str, Any]) -> Spent:
+    ended = subprocess.run(
+        [sys.executable, "-m", "specsim.bench.scheduler"],
+        input=json.dumps(question),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if ended.returncode:
+        raise RuntimeError(f"measuring {question} ended with {ended.returncode}:\n{ended.stderr}")
+    seconds, starts, costs = json.loads(ended.stdout)
+    return Spent(seconds, starts, [Cost(*cost) for cost in costs])
+
+
+def measure(target: str, schedules: int, rounds: int) -> Spent:
+    """Import a target's scheduler into this process, and run schedules of each setup in turns."""
+    from specsim.engines.load import load_scheduler
+    from specsim.engines.target import parse_target
+    from specsim.lifting.cache import open_cache
+    from specsim.tiers.scheduler.setups import SETUPS
+    from specsim.verdict import NotRun
+
+    scheduler = load_scheduler(parse_target(target), open_cache())
+    if isinstance(scheduler, NotRun):
+        raise UsageError(f"the scheduler of {target} is not run: {scheduler.why}", "name another target")
+    spent = Spent(time.process_time(), [], [])
+    for number in range(min(len(SETUPS), schedules)):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            with open(writer, "w", encoding="utf-8") as answers:
+                json.dump(_measured(scheduler, range(number, schedules, len(SETUPS)), rounds), answers)
+            os._exit(0)
+        os.close(writer)
+        with open(reader, encoding="utf-8") as answers:
+            seconds, costs = json.load(answers)
+        os.wait()
+        spent.start_seconds.append(seconds)
+        spent.costs.extend(Cost(*cost) for cost in costs)
+    return spent
+
+
+def _measured(scheduler: Any, indices: Sequence[int], rounds: int) -> tuple[float, list[Cost]]:
+    """In a starter: CPU seconds of the start, and schedules of one setup."""
+    from specsim.tiers.scheduler.forks import settle, wanted
+    from specsim.tiers.scheduler.setups import SETUPS
+
+    began = time.process_time()
+    setup = SETUPS[wanted(0, indices[0], 0.0).tape[0]]
+    started = scheduler.start(setup)
+    settle()
+    seconds = time.process_time() - began
+    return seconds, [
+        min((_cost(started, setup, index) for _ in range(rounds)), key=lambda cost: cost.cpu_seconds)
+        for index in indices
+    ]
+
+
+def _cost(started: Any, setup: Any, index: int) -> Cost:
+    """Run one schedule in a fork."""
+    from specsim.tiers.scheduler.forks import wanted
+    from specsim.tiers.scheduler.schedule import run_schedule
+    from specsim.tiers.scheduler.setups import SETUPS
+
+    began = time.process_time()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        chooser = wanted(0, index, 0.0).chooser()
+        chooser.choose(len(SETUPS), "setup")
+        record = run_schedule(started, setup, chooser)
+        os.write(writer, json.dumps([record.iterations, record.requests]).encode())
+        os._exit(0)
+    _, _, usage = os.wait4(pid, 0)
+    iterations, requests = json.loads(os.read(reader, 1000))
+    os.close(reader)
+    os.close(writer)
+    return Cost(iterations, requests, time.process_time() - began + usage.ru_utime + usage.ru_stime, usage.ru_minflt)
+
+
+def main() -> int:
+    print(json.dumps(measure(**json.load(sys.stdin))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
