@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from specsim.choices.chooser import Chooser
@@ -16,12 +17,14 @@ from specsim.engines.real_scheduler import (
     Seen,
     Setup,
     TreeNode,
+    Turn,
     WrongContent,
 )
 
 DEFECTS = (
     "wrong token",
     "one token more",
+    "late stop string",
     "lost slot",
     "slot twice",
     "lost row",
@@ -53,8 +56,13 @@ class _Request:
     answer: int
     stop: int
     session: str
+    stop_text: tuple[int, ...] = ()
     outputs: list[int] = field(default_factory=list)
     reason: str = ""
+
+
+def _ends_in(outputs: list[int], text: tuple[int, ...]) -> bool:
+    return bool(text) and tuple(outputs[-len(text) :]) == text
 
 
 class ToyScheduler:
@@ -65,6 +73,7 @@ class ToyScheduler:
         self.setup, self.defect = setup, defect
         self.seen = Seen()
         self._requests: dict[str, _Request] = {}
+        self._paused = False
         self._sessions: dict[str, tuple[int, ...]] = {}
 
     def decode(self, prompt: Sequence[int], count: int) -> list[int]:
@@ -76,12 +85,14 @@ class ToyScheduler:
     def slot_content(self, slot: int) -> int:
         return self.content_of((1, 2)[: slot + 1]) if self.defect != "cached content" else 0
 
-    def generate(self, rid: str, prompt: Sequence[int], answer: int, stop: int, session: str, priority: int) -> Any:
-        return lambda: self._add(_Request(rid, tuple(prompt), answer, stop, session))
+    def generate(self, turn: Turn) -> Any:
+        request = _Request(turn.rid, turn.prompt, turn.answer, turn.stop, turn.session, turn.stop_text)
+        return lambda: self._add(request)
 
     def _add(self, request: _Request) -> None:
         if request.session:
             request.prompt = (*self._sessions.get(request.session, ()), *request.prompt)
+        assert not self._paused  # a server holds requests back
         self._requests[request.rid] = request
 
     def abort(self, rid: str) -> Any:
@@ -98,6 +109,12 @@ class ToyScheduler:
     def flush(self) -> Any:
         return lambda: None
 
+    def pause(self, retracts: bool) -> Any:
+        return partial(setattr, self, "_paused", True)
+
+    def resume(self) -> Any:
+        return partial(setattr, self, "_paused", False)
+
     def open_session(self, name: str) -> Any:
         return lambda: None
 
@@ -110,7 +127,7 @@ class ToyScheduler:
             for message in messages:
                 message()
             for request in self._requests.values():
-                if not request.reason:
+                if not request.reason and not self._paused:
                     self._step(request, 1 + chooser.choose(self.setup.draft_tokens, "accept"))
                     self.seen.batches.append(f"{iteration:4} decode {request.rid}")
             iteration += 1
@@ -128,10 +145,13 @@ class ToyScheduler:
             self.seen.contents.append(WrongContent(request.rid, "verify", "full", 1, 3, 7, "another request"))
         if self.defect == "race":
             self.seen.device.append(Broken("S2", "row:write:read", "an order", "none"))
-        for token in decode((*request.prompt, *request.outputs), accepted):
+        tokens = decode((*request.prompt, *request.outputs), accepted)
+        for token in tokens:
             if not request.reason:
                 request.outputs.append(token + (self.defect == "wrong token"))
-                ended = "stop" if token == request.stop else "length" if len(request.outputs) >= request.answer else ""
+                last = self.defect != "late stop string" or token == tokens[-1]
+                stops = token == request.stop or (last and _ends_in(request.outputs, request.stop_text))
+                ended = "stop" if stops else "length" if len(request.outputs) >= request.answer else ""
                 request.reason = ended
                 if ended and self.defect == "one token more":
                     request.outputs.append(token)

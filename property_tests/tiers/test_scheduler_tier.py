@@ -13,11 +13,12 @@ from specsim.tiers.scheduler.answers import violations_of
 from specsim.tiers.scheduler.forks import Ended, Outcome, Ran, Starters, Wanted, wanted
 from specsim.tiers.scheduler.rules import BY_ID
 from specsim.tiers.scheduler.setups import SETUPS
-from specsim.tiers.scheduler.workload import CONTEXT, draw_workload
+from specsim.tiers.scheduler.workload import CONTEXT, Workload, draw_workload
 
 EXPECTED = {
     "wrong token": "I40",
     "one token more": "I40",
+    "late stop string": "I40",
     "lost slot": "I24",
     "slot twice": "I24",
     "lost row": "I18",
@@ -51,10 +52,22 @@ def test_a_scheduler_that_is_right_breaks_no_rule() -> None:
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_breaks_its_rule(defect: str) -> None:
-    count = 60 if defect == "aborts others" else 6
+    count = 60 if defect in ("aborts others", "late stop string") else 6
     broken = [v for outcome in outcomes(defect, count, 1.0) for v in violations_of(outcome)]
     assert {violation.rule for violation in broken} == {EXPECTED[defect]}
     assert all(violation.rule in BY_ID for violation in broken)
+
+
+def test_pauses_are_drawn_and_end() -> None:
+    paused = [workload for index in range(60) for workload in [_drawn(index)] if workload.pauses]
+    assert {pause.retracts for workload in paused for pause in workload.pauses} == {True, False}
+    for workload in paused:
+        ends = [0, *(pause.at + pause.iterations for pause in workload.pauses)]
+        assert all(pause.iterations > 0 and pause.at > end for pause, end in zip(workload.pauses, ends, strict=False))
+
+
+def _drawn(index: int) -> Workload:
+    return draw_workload(seeded(2, "pauses", index), SETUPS[0], decode)
 
 
 def test_a_schedule_is_the_same_in_two_processes() -> None:
@@ -102,3 +115,4 @@ def test_choice_zero_is_one_request_of_one_token() -> None:
     assert (len(turn.prompt), turn.answer, turn.at, turn.abort) == (1, 1, 0, -1)
     assert not workload.flushes
     assert not workload.abort_all
+    assert not workload.pauses

@@ -56,6 +56,32 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A request.
+
+    `rid`       as its user names it
+    `prompt`    token ids; of a turn of a session what it adds to the turn before
+    `answer`    max_new_tokens
+    `at`        iteration of its arrival; of a later turn how many iterations after the end of the turn before
+    `abort`     iterations after its arrival at which it is aborted, -1 for never
+    `stop`      token that ends it, -1 for none
+    `session`   of which it is a turn, "" for none
+    `priority`  0 where there are none
+    `stop_text` tokens whose text, one character each, is its stop string; empty for none
+    """
+
+    rid: str
+    prompt: tuple[int, ...]
+    answer: int
+    at: int
+    abort: int = -1
+    stop: int = -1
+    session: str = ""
+    priority: int = 0
+    stop_text: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RequestState:
     """A request as the scheduler has it, after the run.
 
@@ -167,8 +193,8 @@ class StartedScheduler(Protocol):
         """The KV that a slot of the full pool holds."""
         ...
 
-    def generate(self, rid: str, prompt: Sequence[int], answer: int, stop: int, session: str, priority: int) -> Any:
-        """A request's message to the scheduler; `stop` is -1 for none, `session` "" for none."""
+    def generate(self, turn: Turn) -> Any:
+        """A request's message to the scheduler."""
         ...
 
     def abort(self, rid: str) -> Any: ...
@@ -176,6 +202,12 @@ class StartedScheduler(Protocol):
     def abort_all(self) -> Any: ...
 
     def flush(self) -> Any: ...
+
+    def pause(self, retracts: bool) -> Any:
+        """A message that stops all requests where they are, or gives back what they hold."""
+        ...
+
+    def resume(self) -> Any: ...
 
     def open_session(self, name: str) -> Any: ...
 

@@ -120,6 +120,7 @@ def _marks(started: StartedScheduler, users: Users) -> tuple[str, ...]:
         "abort": bool(users.aborted),
         "retraction": seen.retracted > 0,
         "eviction": seen.evicted > 0,
+        "pause": bool(users.workload.pauses),
         "session": any(turn.session for turn in users.workload.turns),
         "reuse": any("prefix" in line for line in seen.batches),
         "two launches": any(" decode " in line for line in seen.batches),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from specsim.tiers.scheduler import rules
 from specsim.tiers.scheduler.rules import Violation
-from specsim.tiers.scheduler.workload import expected_answer
+from specsim.tiers.scheduler.workload import expected_answer, until_text
 
 if TYPE_CHECKING:
     from specsim.engines.real_scheduler import Pools, RequestState, StartedScheduler
@@ -45,7 +45,7 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
                 yield _broken(rules.PROGRESS, "answer", turn.rid, "an answer that ends", "none")
             continue
         kind = "session" if turn.session else "request"
-        part = kind
+        part = f"{kind}:stop-string" if turn.stop_text else kind
         if answer.reason == "abort":
             part = f"{kind}:aborted"
             if turn.rid not in users.aborted and not turn.session:
@@ -54,14 +54,15 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             cut_short |= {turn.session} - {""}
         if turn.session:
             spoken[turn.session] = (*before, *turn.prompt, *answer.tokens)
-        if list(answer.tokens) != expected:
+        tokens = list(answer.tokens)
+        if answer.reason == "stop":  # whoever makes text of tokens cuts it behind the stop string
+            tokens = until_text(tokens, turn.stop_text)
+        if tokens != expected:
             place = next(
-                (i for i, (a, b) in enumerate(zip(answer.tokens, expected, strict=False)) if a != b),
-                min(len(answer.tokens), len(expected)),
+                (i for i, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b),
+                min(len(tokens), len(expected)),
             )
-            what = (
-                f"{len(answer.tokens)} tokens, another one at {place}" if place < len(expected) else "too many tokens"
-            )
+            what = f"{len(tokens)} tokens, another one at {place}" if place < len(expected) else "too many tokens"
             yield _broken(rules.VISIBLE_OUTPUTS, part, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
 
 

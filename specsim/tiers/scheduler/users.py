@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specsim.engines.real_scheduler import StartedScheduler
-    from specsim.tiers.scheduler.workload import Turn, Workload
+    from specsim.engines.real_scheduler import StartedScheduler, Turn
+    from specsim.tiers.scheduler.workload import Workload
 
 ITERATIONS_MAX = 1500
 """Far more than what a scheduler takes that goes on; a schedule that is not over then never ends."""
@@ -36,13 +36,15 @@ class Users:
         self._open: list[str] = []
         self._ended_at: dict[str, int] = {}
         self._idle = 0
+        self._paused_until = 0
 
     def at(self, iteration: int) -> Sequence[Any] | None:
         """The messages that arrive at an iteration, None when all is over."""
         self.iterations = iteration
         ended = self._ended(iteration)
-        messages: list[Any] = []
-        for turn in [turn for turn in self._to_send if self._is_due(turn, iteration, ended)]:
+        messages = self._pauses(iteration)
+        paused = self._paused_until > iteration
+        for turn in [turn for turn in self._to_send if not paused and self._is_due(turn, iteration, ended)]:
             self._to_send.remove(turn)
             messages += self._sent(turn, iteration)
         for turn in self.workload.turns:
@@ -54,13 +56,24 @@ class Users:
             messages.append(self.started.abort_all())
         messages += [self.started.flush() for at in self.workload.flushes if at == iteration]
         messages += self._closed(ended)
-        is_idle = not messages and not self._to_send and self.started.is_idle
+        is_idle = not messages and not self._to_send and not paused and self.started.is_idle
         self._idle = self._idle + 1 if is_idle else 0
         if self._idle > 2:
             return None
         if iteration > ITERATIONS_MAX:
             waits = next((rid for rid in self.sent_at if rid not in ended), "a turn that was never sent")
             raise NeverEndsError("session" if "." in waits and not waits[0].isdigit() else "request", waits, iteration)
+        return messages
+
+    def _pauses(self, iteration: int) -> list[Any]:
+        """Messages that pause the scheduler, and that let it go on."""
+        messages = []
+        for pause in self.workload.pauses:
+            if pause.at == iteration:
+                self._paused_until = iteration + pause.iterations
+                messages.append(self.started.pause(pause.retracts))
+            elif pause.at + pause.iterations == iteration:
+                messages.append(self.started.resume())
         return messages
 
     def _ended(self, iteration: int) -> dict[str, int]:
@@ -90,9 +103,7 @@ class Users:
             messages.append(self.started.open_session(turn.session))
         self.sent_at[turn.rid] = iteration
         self.prompts[turn.rid] = turn.prompt
-        messages.append(
-            self.started.generate(turn.rid, turn.prompt, turn.answer, turn.stop, turn.session, turn.priority)
-        )
+        messages.append(self.started.generate(turn))
         return messages
 
     def _closed(self, ended: dict[str, int]) -> list[Any]:

@@ -7,11 +7,12 @@ fit a row and the pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from specsim.choices.chooser import between, pick
+from specsim.engines.real_scheduler import Turn
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
@@ -38,46 +39,41 @@ _FEATURES = {
     "bursts": 4,
     "flushes": 4,
     "abort all": 8,
+    "pauses": 6,
+    "stop strings": 4,
 }
 """A schedule in so many has it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A request.
-
-    `rid`       as its user names it
-    `prompt`    token ids; of a turn of a session what it adds to the turn before
-    `answer`    max_new_tokens
-    `at`        iteration of its arrival; of a later turn how many iterations after the end of the turn before
-    `abort`     iterations after its arrival at which it is aborted, -1 for never
-    `stop`      token that ends it, -1 for none
-    `session`   of which it is a turn, "" for none
-    `priority`  0 where there are none
+class Pause:
+    """The scheduler is paused at an iteration, for so many; `retracts` says that running requests give back what they
+    hold.
     """
 
-    rid: str
-    prompt: tuple[int, ...]
-    answer: int
     at: int
-    abort: int = -1
-    stop: int = -1
-    session: str = ""
-    priority: int = 0
+    iterations: int
+    retracts: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`flushes` and `abort_all` are iterations; a session lasts from its first turn to the end of its last."""
+    """`flushes` and `abort_all` are iterations; a session lasts from its first turn to the end of its last. While the
+    scheduler is paused requests wait before it, as in the release's own server.
+    """
 
     turns: tuple[Turn, ...]
     flushes: tuple[int, ...] = ()
     abort_all: tuple[int, ...] = ()
+    pauses: tuple[Pause, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """As JSON takes it."""
         data = asdict(self)
-        data["turns"] = [{**turn, "prompt": list(turn["prompt"])} for turn in data["turns"]]
+        data["turns"] = [
+            {name: list(value) if isinstance(value, tuple) else value for name, value in turn.items()}
+            for turn in data["turns"]
+        ]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
 
 
@@ -94,7 +90,17 @@ def draw_workload(chooser: Chooser, setup: Setup, decode: Decode) -> Workload:
         turns += _session(chooser, setup, features, f"s{number}", spread)
     flushes = (between(chooser, 0, spread, "flush at"),) if "flushes" in features else ()
     abort_all = (between(chooser, 1, 2 * spread, "abort all at"),) if "abort all" in features else ()
-    return Workload(tuple(turns), flushes, abort_all)
+    pauses = tuple(_pauses(chooser, spread)) if "pauses" in features else ()
+    return Workload(tuple(turns), flushes, abort_all, pauses)
+
+
+def _pauses(chooser: Chooser, spread: int) -> Iterator[Pause]:
+    """One or two, the second one after the first."""
+    end = 0
+    for _ in range(between(chooser, 1, 2, "pauses")):
+        start = end + between(chooser, 1, spread, "pause at")
+        end = start + between(chooser, 1, 4, "pauses for")
+        yield Pause(start, end - start, retracts=chooser.choose(2, "keeps") == 0)
 
 
 def _request(
@@ -116,6 +122,7 @@ def _request(
         else -1,
         stop=_stop(chooser, decode, prompt, answer) if "stop tokens" in features else -1,
         priority=between(chooser, 0, 3, "priority") if setup.priorities else 0,
+        stop_text=_stop_text(chooser, decode, prompt, answer) if "stop strings" in features else (),
     )
 
 
@@ -171,7 +178,21 @@ def _stop(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: int) 
     return decode(prompt, answer)[chooser.choose(answer, "stop at")]
 
 
+def _stop_text(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: int) -> tuple[int, ...]:
+    """Up to three tokens of the answer, or none."""
+    if not chooser.choose(2, "stops at a text"):
+        return ()
+    start = chooser.choose(answer, "text at")
+    return tuple(decode(prompt, answer)[start : start + between(chooser, 1, 3, "text")])
+
+
 def expected_answer(turn: Turn, prompt: Sequence[int], decode: Decode) -> list[int]:
     """What a user must see of a turn that nobody aborts; `prompt` is the whole one, a session's turns included."""
-    tokens = decode(prompt, turn.answer)
+    tokens = until_text(decode(prompt, turn.answer), turn.stop_text)
     return tokens[: tokens.index(turn.stop) + 1] if turn.stop in tokens else tokens
+
+
+def until_text(tokens: list[int], text: Sequence[int]) -> list[int]:
+    """The tokens up to the end of the first place at which a stop string stands, all where it does not."""
+    ends = (i + len(text) for i in range(len(tokens)) if tuple(tokens[i : i + len(text)]) == tuple(text))
+    return tokens[: next(ends, len(tokens))] if text else tokens

@@ -91,6 +91,7 @@ class Booted:
         if self.scheduler.enable_overlap != options.overlap:
             raise NotRunError(f"the release has set enable_overlap to {self.scheduler.enable_overlap} by itself")
         self.scheduler.result_queue = deque()
+        self.scheduler.tokenizer = family.tokenizer
         family.receive_by(self.scheduler, self._receive)
         family.switch_to_device()
         torch.cuda.synchronize()  # as long before the first request as a server's start is

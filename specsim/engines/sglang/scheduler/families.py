@@ -19,6 +19,7 @@ import torch
 
 from specsim.engines.sglang.scheduler.fakes import Answers, Fake, nothing
 from specsim.engines.sglang.scheduler.options import Options
+from specsim.engines.sglang.scheduler.tokenizer import Tokenizer
 from specsim.engines.sglang.scheduler.worker import Parts
 
 GROUPS = ("get_tp_group", "get_attention_tp_group", "get_attention_cp_group", "get_pp_group", "get_world_group")
@@ -70,6 +71,7 @@ class Family:
     def __init__(self, scheduler: ModuleType) -> None:
         self.scheduler = scheduler  # the module
         self.answers = Answers(self.defaults)
+        self.tokenizer = Tokenizer(self.answers)
 
     def fake(self, name: str, **given: Any) -> Fake:
         return Fake(name, self.answers, **given)
@@ -302,7 +304,7 @@ class Family:
 
     def sampling(self, **fields: Any) -> Any:
         parameters = _module("sampling.sampling_params").SamplingParams(**fields)
-        parameters.normalize(None)
+        parameters.normalize(self.tokenizer)
         return parameters
 
     def reset(self, scheduler: Any) -> None:

@@ -15,13 +15,14 @@ import torch
 
 from specsim.choices.chooser import replayed
 from specsim.engines.probe import Broken
-from specsim.engines.real_scheduler import Answer, Pools, RequestState, Seen, Setup, TreeNode, WrongContent
+from specsim.engines.real_scheduler import Answer, Pools, RequestState, Seen, Setup, TreeNode, Turn, WrongContent
 from specsim.engines.sglang.scheduler import imports
 from specsim.engines.sglang.scheduler.boot import PACKAGE, Booted, load
 from specsim.engines.sglang.scheduler.hash_model import EMPTY, decoded, extended
 from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.planted import edit_of, find
+from specsim.engines.sglang.scheduler.tokenizer import text_of
 from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content, Worker
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
@@ -158,11 +159,13 @@ class Started:
 
     # ---- messages
 
-    def generate(self, rid: str, prompt: Sequence[int], answer: int, stop: int, session: str, priority: int) -> Any:
-        sampling = {"stop_token_ids": [stop], "ignore_eos": False} if stop >= 0 else {}
-        message = self._booted.generate(rid, prompt, answer, session=session, **sampling)
+    def generate(self, turn: Turn) -> Any:
+        sampling: dict[str, Any] = {"stop_token_ids": [turn.stop], "ignore_eos": False} if turn.stop >= 0 else {}
+        if turn.stop_text:
+            sampling["stop"] = [text_of(turn.stop_text)]
+        message = self._booted.generate(turn.rid, turn.prompt, turn.answer, session=turn.session, **sampling)
         if self._setup.priorities:
-            message.priority = priority
+            message.priority = turn.priority
         return message
 
     def abort(self, rid: str) -> Any:
@@ -173,6 +176,12 @@ class Started:
 
     def flush(self) -> Any:
         return self._booted.flush()
+
+    def pause(self, retracts: bool) -> Any:
+        return self._booted.pause("retract" if retracts else "in_place")
+
+    def resume(self) -> Any:
+        return self._booted.resume()
 
     def open_session(self, name: str) -> Any:
         return self._booted.open_session(name)
