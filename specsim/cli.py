@@ -153,7 +153,12 @@ def check(
         bool, typer.Option("--bulk", help="With --only ops: thousands of cases a launch, compared on the device.")
     ] = False,
     schedules: Annotated[
-        int | None, typer.Option(min=1, help="Schedules of the simulator.", show_default=str(DEFAULT_SCHEDULES))
+        int | None,
+        typer.Option(
+            min=1,
+            help="Schedules of the simulator; the scheduler tier beside others runs one in five.",
+            show_default=str(DEFAULT_SCHEDULES),
+        ),
     ] = None,
     attempts: Annotated[
         int | None, typer.Option(min=0, help="Attempts at a smaller case or schedule of each finding.")

@@ -353,6 +353,14 @@ def test_the_line_says_schedules_speed_findings_marks_and_time_left() -> None:
     assert line_of(Progress("hunting", done=10, of=40), 30.0) == "hunting: 10 of 40, 1 min 30 s left"
 
 
+def test_the_line_adds_up_the_tiers_that_run_at_once() -> None:
+    progress = Progress("checking sglang==0")
+    for tier, schedules in (("accounting", 40), ("scheduler", 2), ("accounting", 50)):
+        of_it = {"events": 10 * schedules, "findings": 1, "marks": 0, "marks_of": 9 * (tier == "accounting")}
+        progress.take({"tier": tier, "schedules": schedules, **of_it}, elapsed=0.0)
+    assert line_of(progress, 10.0) == "checking sglang==0: 52 schedules, 2 findings, 52 events/s, marks 0/9"
+
+
 # Terminals, locales and folders
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from specsim.report.live import Line
 
 KnownOf = Callable[[], "Baseline"]
-WORKERS_SHARE = 0.3  # of the budget, which the workers tier gets at most: the accounting tier comes after it
 REPLAY_SHARE = 0.2  # of the budget, with a baseline that is a target: for replaying on it what it did not show
 FIXTURES = Path(specsim.__file__).parent / "fixtures" / "replays"
 """Replay files of known findings, which come with specsim."""
@@ -79,6 +78,14 @@ class Asked:
         wanted = [self.only] if self.only else default
         return tuple(name for name in wanted if not self.mutant or TIERS[name].unit == "schedules")
 
+    def count(self, tier: str) -> int:
+        """Cases of each operation, or schedules, that a tier runs at most."""
+        from specsim.tiers.registry import TIERS
+
+        if TIERS[tier].unit == "cases":
+            return self.cases
+        return self.schedules if self.only else max(1, self.schedules // TIERS[tier].counts_as)
+
 
 def verdict_of(asked: Asked) -> Verdict:
     """Run every suite under a live line. The first interrupt from the keyboard ends it gently."""
@@ -103,12 +110,10 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     started = time.monotonic()
     if asked.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    counted = any(TIERS[tier].unit == "schedules" for tier in asked.tiers)
-    line.progress.schedules_of = asked.schedules if counted else 0
+    counted = [asked.count(tier) for tier in asked.tiers if TIERS[tier].unit == "schedules" and not TIERS[tier].missing]
+    line.progress.schedules_of = sum(counted)
     deadline = started + asked.budget_seconds
-    # The first takes longest; worker functions take seconds, and then their core is the simulator's.
-    lanes = [asked.tiers[:1], asked.tiers[1:]]
-    running = [beside(partial(_run_in_turn, lane, asked, line, deadline)) for lane in lanes if lane]
+    running = [beside(partial(_run_in_turn, lane, asked, line, deadline)) for lane in _lanes(asked.tiers)]
     ran = [result for results in running for result in results()]
     verdict.suites = [suite for suite, _ in ran]
     verdict.findings = _with_triage(asked.target, [finding for _, findings in ran for finding in findings])
@@ -116,11 +121,27 @@ def run_tiers(asked: Asked, line: Line) -> Verdict:
     return verdict
 
 
+def _lanes(tiers: Sequence[str]) -> list[tuple[str, ...]]:
+    """Tiers that run beside one another, in turn those of a lane. The first tier takes longest; worker functions take
+    seconds, and then their core is the simulator's. A scheduler takes all the time that it gets.
+    """
+    from specsim.tiers.registry import TIERS
+
+    alone = [tier for tier in tiers if tier == tiers[0] or TIERS[tier].counts_as > 1]
+    lanes = [*((tier,) for tier in alone), tuple(tier for tier in tiers if tier not in alone)]
+    return [lane for lane in lanes if lane]
+
+
 def _run_in_turn(tiers: Sequence[str], asked: Asked, line: Line, deadline: float) -> list[tuple[Suite, list[Finding]]]:
+    """Each until those after it need the rest of the budget, by their shares."""
+    from specsim.tiers.registry import TIERS
+
+    shares = [TIERS[tier].budget_share for tier in tiers]
     ran = []
-    for tier in tiers:
-        share = asked.budget_seconds * (1.0 - WORKERS_SHARE) if tier != tiers[-1] else 0.0
-        ran.append(_run(tier, asked, line, deadline - share if share < math.inf else math.inf))
+    for number, tier in enumerate(tiers, 1):
+        rest = sum(shares[number:]) / sum(shares)
+        end = deadline - (asked.budget_seconds * rest if rest else 0.0) if deadline < math.inf else math.inf
+        ran.append(_run(tier, asked, line, end))
     return ran
 
 
@@ -131,15 +152,16 @@ def _run(tier: str, asked: Asked, line: Line, deadline: float) -> tuple[Suite, l
     from specsim.tiers.messages import Request
     from specsim.tiers.registry import TIERS
 
-    if interrupts.asked():
-        return Suite(tier, not_run=[NotRun(f"tier {tier}", interrupts.WHY)]), []
+    why_not = interrupts.WHY if interrupts.asked() else TIERS[tier].missing
+    if why_not:
+        return Suite(tier, not_run=[NotRun(f"tier {tier}", why_not)]), []
     remembers = TIERS[tier].resumes_skipped and deadline < math.inf
     request = Request(
         tier=tier,
         target=asked.target.text,
         cache=str(asked.cache.folder),
         seed=asked.seed,
-        count=asked.schedules if TIERS[tier].unit == "schedules" else asked.cases,
+        count=asked.count(tier),
         seconds=max(1.0, deadline - time.monotonic()),
         hang_seconds=asked.hang_seconds,
         shrinks=asked.shrinks,

@@ -6,6 +6,7 @@ hands it requests, and shows its state. Nothing here knows of an engine.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,8 +16,17 @@ from specsim.engines.probe import Broken
 if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
 
+PACKAGES = ("packaging",)
+"""Of the extra `specsim[scheduler]`: what a release's scheduler imports in earnest, and specsim itself does not."""
+
 NEVER_WRITTEN, OF_A_DRAFT = -1, -2
 """Contents of a slot that no token's KV was written to, and of one that holds the KV of a rejected draft."""
+
+
+def missing_packages() -> str:
+    """What has to be installed before a scheduler can be imported, a sentence; "" for nothing."""
+    names = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    return f"{', '.join(names)} missing: pip install 'specsim[scheduler]'" if names else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,14 +51,19 @@ class Progress:
     marks_of: int = 0
     schedules_of: int = 0
     events_since: float = 0.0  # seconds after the start at which the events began
+    by_tier: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def take(self, message: Mapping[str, Any], elapsed: float) -> None:
-        """Take what a child counted: `events`, `findings`, `marks`, `marks_of` and `schedules`."""
+        """Take what a child of a tier counted: `events`, `findings`, `marks`, `marks_of` and `schedules`. Tiers that
+        run at once are added up.
+        """
         if self.events is None:
             self.events_since = elapsed
-        self.counts["schedules"] = message["schedules"]
-        self.events, self.findings = message["events"], message["findings"]
-        self.marks, self.marks_of = message["marks"], message["marks_of"]
+        self.by_tier[message.get("tier", "")] = message
+        told = self.by_tier.values()
+        self.counts["schedules"] = sum(one["schedules"] for one in told)
+        self.events, self.findings = sum(one["events"] for one in told), sum(one["findings"] for one in told)
+        self.marks, self.marks_of = sum(one["marks"] for one in told), sum(one["marks_of"] for one in told)
 
 
 def line_of(progress: Progress, elapsed: float) -> str:

@@ -120,7 +120,9 @@ class Tier(Protocol):
 
     `unit`            what is counted: "cases" or "schedules"
     `by_default`      whether a check without --only runs it
+    `missing`         what has to be installed before it can run, a sentence; "" for nothing
     `budget_share`    of a target's time, where each tier has its part
+    `counts_as`       schedules that one of its own counts as: a check of several tiers by counts runs one in so many
     `batch_count`, `batch_weight`, `has_single_runs`  of campaigns: cases or schedules of a batch, how often a batch is
                       drawn, and whether each run of a batch can be made again alone
     `has_device`      whether its cases run on a device that a user chooses
@@ -134,6 +136,7 @@ class Tier(Protocol):
     unit: Literal["cases", "schedules"]
     by_default: bool
     budget_share: float
+    counts_as: int
     batch_count: int
     batch_weight: int
     has_single_runs: bool
@@ -152,6 +155,9 @@ class Tier(Protocol):
     def has_batches(self, target: Target) -> bool:
         """Whether a campaign on the target draws batches of this tier."""
         ...
+
+    @property
+    def missing(self) -> str: ...
 
     @property
     def rules(self) -> Mapping[str, Rule]:

@@ -31,7 +31,9 @@ class OpsTier:
     name = "ops"
     unit: Literal["cases", "schedules"] = "cases"
     by_default = True
+    missing = ""
     budget_share = 0.5
+    counts_as = 1
     batch_count = 100
     batch_weight = 1
     has_single_runs = False

@@ -40,12 +40,15 @@ SHRINK_SHARE = 0.3  # of the time that is left when a finding is made
 
 @dataclass(slots=True)
 class _Hit:
-    """A signature that schedules showed: its smallest one, and how many there were."""
+    """A signature that schedules showed: its smallest one, and how many that were drawn did. `known` is the replay file
+    whose schedule it is, "" for none.
+    """
 
     violation: Violation
     wanted: Wanted
     record: Record | None
     count: int = 1
+    known: str = ""
 
 
 @dataclass(slots=True)
@@ -68,7 +71,8 @@ class _Counts:
             for mark in record.marks:
                 self.marks[mark] = self.marks.get(mark, 0) + 1
         new = []
-        for violation in violations_of(outcome):
+        first = {violation.signature: violation for violation in reversed(violations_of(outcome))}
+        for violation in reversed(first.values()):
             hit = self.hits.get(violation.signature)
             if hit is None:
                 self.hits[violation.signature] = _Hit(violation, schedule, record)
@@ -76,8 +80,18 @@ class _Counts:
                 continue
             hit.count += 1
             if record is not None and hit.record is not None and record.iterations < hit.record.iterations:
-                hit.violation, hit.wanted, hit.record = violation, schedule, record
+                hit.violation, hit.wanted, hit.record, hit.known = violation, schedule, record, ""
         return new
+
+    def take_known(self, schedule: Wanted, outcome: Outcome, signature: str, name: str) -> bool:
+        """Note whether the schedule of a replay file shows its finding. It is none of those that were drawn."""
+        shown = [v for v in violations_of(outcome) if v.signature == signature]
+        if not shown or signature in self.hits:
+            return False
+        self.hits[signature] = _Hit(
+            shown[0], schedule, outcome.record if isinstance(outcome, Ran) else None, count=0, known=name
+        )
+        return True
 
     def to_show(self) -> dict[str, int]:
         """What a live line shows."""
@@ -120,11 +134,9 @@ def check(request: Request, work: Check, messages: Messages) -> None:
     messages.send(At(subject=SUBJECT))
     counts, starters = _Counts(), Starters(target)
     try:
-        index, cut_short = 0, ""
-        while index < request.count and time.monotonic() < end:
-            if interrupts.asked():
-                cut_short = interrupts.why_not_run()
-                break
+        _run_known(request, target, starters, counts, messages, end)
+        index = 0
+        while index < request.count and time.monotonic() < end and not interrupts.asked():
             schedule = wanted(request.seed, index, request.hang_seconds)
             if SETUPS[schedule.tape[0]].name not in counts.not_started:
                 messages.send(At(subject=SUBJECT, index=index, count=counts.schedules, counts=counts.to_show()))
@@ -135,15 +147,15 @@ def check(request: Request, work: Check, messages: Messages) -> None:
                 break
             index += 1
         for hit in counts.hits.values():
-            if hit.count > 1:  # how many there were is known at the end
+            if hit.count > bool(not hit.known):  # how many there were is known at the end
                 messages.send(found_message(*finding_of(request, target, hit)))
         unstable = _differs(starters, counts, request.hang_seconds)
     finally:
         starters.close()
     not_run = [NotRun(f"setup {name}", why) for name, why in sorted(counts.not_started.items())]
     not_run += [NotRun(what, why) for what, why in target.lacks]
-    if cut_short:
-        not_run.append(NotRun("the other schedules", cut_short))
+    if index < request.count and len(counts.not_started) < len(SETUPS):
+        not_run.append(NotRun("the other schedules", interrupts.why_not_run()))
     seam = [
         {"name": "scheduler", "kind": "lifted", "where": target.where, "source_hash": target.source_hash, "why": ""}
     ]
@@ -156,6 +168,21 @@ def check(request: Request, work: Check, messages: Messages) -> None:
             nondeterministic=unstable,
         )
     )
+
+
+def _run_known(
+    request: Request, target: SchedulerTarget, starters: Starters, counts: _Counts, messages: Messages, end: float
+) -> None:
+    """Run the schedules of the replay files in the request's folder, those of no mutant. What they show is small."""
+    for path, stored in replay_file.load_all(request.fixtures):
+        if not isinstance(stored, SchedulerReplay) or stored.mutant or stored.signature in counts.hits:
+            continue
+        if time.monotonic() >= end or interrupts.asked():
+            return
+        messages.send(At(subject=SUBJECT, known=path.name, counts=counts.to_show()))
+        schedule = Wanted(tuple(stored.tape), seconds=request.hang_seconds)
+        if counts.take_known(schedule, starters.run(schedule), stored.signature, path.name):
+            messages.send(found_message(*finding_of(request, target, counts.hits[stored.signature])))
 
 
 def _send_finding(
@@ -219,6 +246,8 @@ def finding_of(request: Request, target: SchedulerTarget, hit: _Hit) -> tuple[Fi
     who = f" of {violation.who}" if violation.who else ""
     title = f"{violation.part}{who}: expected {violation.expected}, got {violation.actual}"
     details = list(violation.details)
+    if hit.known:
+        details.append(f"the schedule of the known finding {hit.known}")
     if record is not None:
         details.append(f"{record.requests} requests, {record.iterations} iterations, setup {record.setup}")
     finding = broken(

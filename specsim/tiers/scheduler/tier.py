@@ -24,8 +24,9 @@ class SchedulerTier:
 
     name = "scheduler"
     unit: Literal["cases", "schedules"] = "schedules"
-    by_default = False
+    by_default = True
     budget_share = 0.3
+    counts_as = 5
     batch_count = 200
     batch_weight = 5
     has_single_runs = False
@@ -45,6 +46,12 @@ class SchedulerTier:
 
     def has_batches(self, target: Target) -> bool:
         return False
+
+    @property
+    def missing(self) -> str:
+        from specsim.engines.real_scheduler import missing_packages
+
+        return missing_packages()
 
     @property
     def rules(self) -> Mapping[str, Rule]:

@@ -24,7 +24,9 @@ class WorkersTier:
     name = "workers"
     unit: Literal["cases", "schedules"] = "cases"
     by_default = True
+    missing = ""
     budget_share = 0.2
+    counts_as = 1
     batch_count = 100
     batch_weight = 1
     has_single_runs = False
