@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is No
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim[scheduler]'")
 
 RACE = "scheduler:S2:race:req_to_token:ReqToTokenPool.write<RadixCache.cache_unfinished_req:the-model"
-STOP = "scheduler:I40:request"
+ENDS = "scheduler:I40:request"
 VERSION = FEW[2]
 PAGE = Path(__file__).parents[2] / "docs" / "scheduler.md"
 
@@ -97,22 +97,26 @@ def checked(
 
 
 @pytest.mark.slow(runs_one_in=1)
-def test_twenty_schedules_find_the_row_write_and_the_tokens_behind_a_stop_token(
+def test_twenty_schedules_find_the_row_write_and_tokens_behind_an_end(
     checked: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     verdict, _replays = checked
     found = {finding["signature"]: finding for finding in verdict["findings"]}
-    assert {RACE, STOP} <= set(found)
-    assert found[RACE]["triage"].startswith("known, from ")
-    assert found[STOP]["triage"].startswith("known, from ")
+    for signature in (RACE, _behind_an_end(found)):
+        assert found[signature]["triage"].startswith("known, from ")
     (suite,) = verdict["suites"]
     assert suite["schedules"] == 20
     assert {entry["what"].split(" with ")[0] for entry in suite["not_run"]} == {"schedules"}
 
 
+def _behind_an_end(signatures: Iterable[str]) -> str:
+    """One of those whose request has tokens behind its stop token, its stop string or the end of its grammar."""
+    return next(signature for signature in sorted(signatures) if signature.startswith(ENDS))
+
+
 @pytest.mark.slow(runs_one_in=1)
 def test_a_replay_file_has_one_digest_under_two_hash_seeds(checked: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    file = Path(checked[1][STOP])
+    file = Path(checked[1][_behind_an_end(checked[1])])
     digest = json.loads(file.read_text())["digest"]
     for seed in ("0", "7"):
         ended = specsim("replay", file, hash_seed=seed)
@@ -123,5 +127,5 @@ def test_a_replay_file_has_one_digest_under_two_hash_seeds(checked: tuple[dict[s
 @pytest.mark.slow(runs_one_in=1)
 def test_a_finding_is_of_short_requests(checked: tuple[dict[str, Any], dict[str, Any]]) -> None:
     """As drawn, a request has forty-odd tokens."""
-    turns = json.loads(Path(checked[1][STOP]).read_text())["workload"]["turns"]
+    turns = json.loads(Path(checked[1][_behind_an_end(checked[1])]).read_text())["workload"]["turns"]
     assert sum(len(turn["prompt"]) + turn["answer"] for turn in turns) < 20 * len(turns)

@@ -13,7 +13,7 @@ import torch
 
 from specsim.engines.sglang.scheduler.fakes import Answers, DriftError, Fake
 from specsim.engines.sglang.scheduler.hash_model import decoded
-from specsim.engines.sglang.scheduler.worker import UNWRITTEN, BadValue, Content, Memory, Parts, Worker
+from specsim.engines.sglang.scheduler.worker import UNWRITTEN, BadValue, Content, GrammarRead, Memory, Parts, Worker
 
 PROMPT = [11, 12, 13, 14, 15]
 DRAFTS = 4
@@ -59,6 +59,7 @@ def batch(of: Any, length: int, start: int | None = None, bonus: int = 0) -> Any
     return SimpleNamespace(
         reqs=[of],
         forward_mode=SimpleNamespace(is_extend=lambda: start is not None),
+        has_grammar=False,
         extend_prefix_lens=[start or 0],
         input_ids=torch.tensor(tokens[start or 0 : length]),
         req_pool_indices=torch.tensor([0]),
@@ -146,3 +147,17 @@ def test_an_attribute_that_nobody_thought_of_is_drift() -> None:
         assert (fake.known, fake.given) == (3, 4)
     with pytest.raises(DriftError, match=r"worker\.other, worker\.unknown"), answers.required():
         fake.unknown, fake.other  # noqa: B018
+
+
+@pytest.mark.parametrize("read", [0, 1, 2])
+@pytest.mark.parametrize("fed", [0, 1])
+def test_masks_are_of_a_grammar_that_has_read_all_that_was_said(worker: Worker, read: int, fed: int) -> None:
+    decode(worker, 0, 1)
+    asking = request()
+    asking.grammar = SimpleNamespace(read=read, tokens=decoded(PROMPT, 9))
+    one = batch(asking, len(PROMPT), bonus=decoded(PROMPT, 1)[0])
+    one.has_grammar = True
+    worker.forward_batch_generation(
+        one, grammar_barrier=lambda: setattr(asking.grammar, "read", asking.grammar.read + fed)
+    )
+    assert worker.records == ([] if read + fed == 1 else [GrammarRead("r", 1, read + fed)])

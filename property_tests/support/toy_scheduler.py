@@ -57,6 +57,7 @@ class _Request:
     stop: int
     session: str
     stop_text: tuple[int, ...] = ()
+    grammar: tuple[int, ...] = ()
     outputs: list[int] = field(default_factory=list)
     reason: str = ""
 
@@ -86,7 +87,7 @@ class ToyScheduler:
         return self.content_of((1, 2)[: slot + 1]) if self.defect != "cached content" else 0
 
     def generate(self, turn: Turn) -> Any:
-        request = _Request(turn.rid, turn.prompt, turn.answer, turn.stop, turn.session, turn.stop_text)
+        request = _Request(turn.rid, turn.prompt, turn.answer, turn.stop, turn.session, turn.stop_text, turn.grammar)
         return lambda: self._add(request)
 
     def _add(self, request: _Request) -> None:
@@ -151,6 +152,7 @@ class ToyScheduler:
                 request.outputs.append(token + (self.defect == "wrong token"))
                 last = self.defect != "late stop string" or token == tokens[-1]
                 stops = token == request.stop or (last and _ends_in(request.outputs, request.stop_text))
+                stops = stops or tuple(request.outputs) == request.grammar
                 ended = "stop" if stops else "length" if len(request.outputs) >= request.answer else ""
                 request.reason = ended
                 if ended and self.defect == "one token more":

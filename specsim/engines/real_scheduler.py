@@ -78,6 +78,8 @@ class Turn:
     `session`   of which it is a turn, "" for none
     `priority`  0 where there are none
     `stop_text` tokens whose text, one character each, is its stop string; empty for none
+    `grammar`   the tokens that its grammar allows, after which it ends; empty for none
+    `compiling` iterations until the grammar is compiled
     """
 
     rid: str
@@ -89,6 +91,8 @@ class Turn:
     session: str = ""
     priority: int = 0
     stop_text: tuple[int, ...] = ()
+    grammar: tuple[int, ...] = ()
+    compiling: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from specsim.rules.radix import TreeContent
 from specsim.rules.requests import LengthsInOrder
 from specsim.rules.results import StaleResultOfFinished, UnwantedAbort, VisibleOutputs
 from specsim.rules.rows import RowOwner
+from specsim.rules.sampling import GrammarState
 from specsim.rules.sessions import SessionClaim
 from specsim.rules.slots import FreeSlot, LeakAtIdle
 from specsim.rules.steps import ContentRead
@@ -44,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     PROGRESS,
     RACE,
     DEVICE_EXCEPTION,
+    GrammarState.rule,
     HOST_EXCEPTION,
     SCHEDULE_TIMEOUT,
     SCHEDULE_CRASH,

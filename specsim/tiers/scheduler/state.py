@@ -45,7 +45,7 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
                 yield _broken(rules.PROGRESS, "answer", turn.rid, "an answer that ends", "none")
             continue
         kind = "session" if turn.session else "request"
-        part = f"{kind}:stop-string" if turn.stop_text else kind
+        part = f"{kind}:grammar" if turn.grammar else f"{kind}:stop-string" if turn.stop_text else kind
         if answer.reason == "abort":
             part = f"{kind}:aborted"
             if turn.rid not in users.aborted and not turn.session:

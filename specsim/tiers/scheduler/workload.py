@@ -41,6 +41,7 @@ _FEATURES = {
     "abort all": 8,
     "pauses": 6,
     "stop strings": 4,
+    "grammars": 5,
 }
 """A schedule in so many has it."""
 
@@ -112,6 +113,7 @@ def _request(
         prompt = _after_another(chooser, decode, features, before, prompt)
     prompt = prompt[: limit - 2]
     answer = between(chooser, 1, min(ANSWER_MAX, limit - len(prompt)), "answer")
+    grammar = _grammar(chooser, decode, prompt, answer) if "grammars" in features else ()
     return Turn(
         rid=_rid(chooser, number),
         prompt=prompt,
@@ -123,6 +125,8 @@ def _request(
         stop=_stop(chooser, decode, prompt, answer) if "stop tokens" in features else -1,
         priority=between(chooser, 0, 3, "priority") if setup.priorities else 0,
         stop_text=_stop_text(chooser, decode, prompt, answer) if "stop strings" in features else (),
+        grammar=grammar,
+        compiling=between(chooser, 0, 6, "compiling") if grammar else 0,
     )
 
 
@@ -186,9 +190,16 @@ def _stop_text(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: 
     return tuple(decode(prompt, answer)[start : start + between(chooser, 1, 3, "text")])
 
 
+def _grammar(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: int) -> tuple[int, ...]:
+    """A grammar of one text, with which the answer begins: masked or not, the model says the same."""
+    if not chooser.choose(2, "has a grammar"):
+        return ()
+    return tuple(decode(prompt, between(chooser, 1, answer, "grammar's end")))
+
+
 def expected_answer(turn: Turn, prompt: Sequence[int], decode: Decode) -> list[int]:
     """What a user must see of a turn that nobody aborts; `prompt` is the whole one, a session's turns included."""
-    tokens = until_text(decode(prompt, turn.answer), turn.stop_text)
+    tokens = until_text(decode(prompt, len(turn.grammar) or turn.answer), turn.stop_text)
     return tokens[: tokens.index(turn.stop) + 1] if turn.stop in tokens else tokens
 
 

@@ -92,6 +92,7 @@ class Booted:
             raise NotRunError(f"the release has set enable_overlap to {self.scheduler.enable_overlap} by itself")
         self.scheduler.result_queue = deque()
         self.scheduler.tokenizer = family.tokenizer
+        self.scheduler.grammar_manager.grammar_backend = family.grammars
         family.receive_by(self.scheduler, self._receive)
         family.switch_to_device()
         torch.cuda.synchronize()  # as long before the first request as a server's start is
@@ -179,6 +180,7 @@ class Booted:
         scheduler = self.scheduler
         return not (
             scheduler.waiting_queue
+            or scheduler.grammar_manager.grammar_queue
             or not scheduler.running_batch.is_empty()
             or scheduler.last_batch is not None
             or scheduler.result_queue
@@ -213,6 +215,7 @@ class Booted:
             raise _LeaveError
         self.iteration += 1
         self.surroundings.next_iteration()
+        self.family.grammars.next_iteration()
         return arriving
 
     def _send(self, message: Any, *_arguments: Any) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from specsim.engines.sglang.scheduler.fakes import Answers, Fake, nothing
+from specsim.engines.sglang.scheduler.grammar import Backend
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.tokenizer import Tokenizer
 from specsim.engines.sglang.scheduler.worker import Parts
@@ -72,6 +73,7 @@ class Family:
         self.scheduler = scheduler  # the module
         self.answers = Answers(self.defaults)
         self.tokenizer = Tokenizer(self.answers)
+        self.grammars = Backend(self.answers, self.tokenizer)
 
     def fake(self, name: str, **given: Any) -> Fake:
         return Fake(name, self.answers, **given)

@@ -23,11 +23,12 @@ from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.planted import edit_of, find
 from specsim.engines.sglang.scheduler.tokenizer import text_of
-from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content, Worker
+from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content, GrammarRead, Worker
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
 from specsim.rules.liveness import DeviceException
+from specsim.rules.sampling import GrammarState
 from specsim.rules.streams import StreamRace
 from specsim.verdict import NotRun
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from specsim.vdevice.findings import Access, Finding
 
 LACKS = (
-    ("schedules with grammars, logprobs, penalties or hidden states", "the fake model computes no logits"),
+    ("schedules with logprobs, penalties or hidden states", "the fake model computes no logits"),
     ("schedules with topk above 1, multi-layer drafts or adaptive steps", "the fake worker drafts a chain"),
     ("schedules with mixed chunks", "the release turns them off beside EAGLE"),
     ("schedules with several ranks, disaggregation or a hierarchical cache", "one process runs, without sockets"),
@@ -163,6 +164,9 @@ class Started:
         sampling: dict[str, Any] = {"stop_token_ids": [turn.stop], "ignore_eos": False} if turn.stop >= 0 else {}
         if turn.stop_text:
             sampling["stop"] = [text_of(turn.stop_text)]
+        if turn.grammar:
+            sampling["regex"] = text_of(turn.grammar)
+            self._booted.family.grammars.wait[sampling["regex"]] = turn.compiling
         message = self._booted.generate(turn.rid, turn.prompt, turn.answer, session=turn.session, **sampling)
         if self._setup.priorities:
             message.priority = turn.priority
@@ -194,6 +198,7 @@ class Started:
     def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
         booted = self._booted
         booted.surroundings.restart()
+        booted.family.grammars.restart()
         booted.worker.restart(lambda _rid, bound: bound - chooser.choose(bound, "accept"))
         self._device.restart(chooser)
         self._log_launches()
@@ -244,6 +249,9 @@ class Started:
         for record in self._booted.worker.records:
             if isinstance(record, Content):
                 self._seen.contents.append(_content(record))
+            elif isinstance(record, GrammarRead):
+                expected, actual = f"{record.expected} tokens read, of {record.rid}", str(record.actual)
+                self._seen.device.append(Broken(GrammarState.rule.id, "verify", expected, actual))
             else:
                 what = f"{record.phase}:{record.name}"
                 self._seen.device.append(

@@ -52,6 +52,15 @@ class BadValue:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarRead:
+    """A grammar that had not read what a verification goes on from when the masks of its tokens were made."""
+
+    rid: str
+    expected: int  # tokens
+    actual: int
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """What the worker is given of a release: classes and the names of fields, which differ between families."""
 
@@ -86,6 +95,8 @@ class _Seat:
     stale: bool  # finished or retracted when the pass was launched
     prefixes: Prefixes
     accepted: int = 1  # tokens that verify keeps, the bonus token included
+    grammar: Any = None
+    read: int = 0  # tokens that its grammar had read when masks were made
 
     def matters(self) -> bool:
         """Whether what is computed for it is used: a request that ended or was retracted meanwhile takes no result."""
@@ -110,7 +121,7 @@ class Worker(Fake):
         # The event after which the next batch may rewrite the tables that a pass reads; None for the coarse barrier.
         self.last_shared_read_runner = SimpleNamespace(shared_read_done_event=None, war_fastpath_read_done_event=None)
         self.war_fastpath_runner = self.last_shared_read_runner
-        self.records: list[Content | BadValue] = []
+        self.records: list[Content | BadValue | GrammarRead] = []
         self.restart(lambda _rid, bound: bound)
 
     def restart(self, accept: Callable[[str, int], int]) -> None:
@@ -122,14 +133,16 @@ class Worker(Fake):
         self._prefixes: dict[str, Prefixes] = {}
         self._reported: set[tuple[str, str]] = set()
 
-    def forward_batch_generation(self, batch: Any, *_arguments: Any, on_publish: Any = None, **_named: Any) -> Any:
+    def forward_batch_generation(
+        self, batch: Any, *_arguments: Any, on_publish: Any = None, grammar_barrier: Any = None, **_named: Any
+    ) -> Any:
         """Launch the phases of one pass on the current stream; their outputs are tensors that nobody has written."""
         seats = [_Seat(r, bool(r.finished() or r.is_retracted), self._prefixes_of(r)) for r in batch.reqs]
         if batch.forward_mode.is_extend():
             self.launches["extend"] += 1
             return self._extend(batch, seats, on_publish)
         self.launches["decode"] += 1
-        return self._decode(batch, seats, on_publish)
+        return self._decode(batch, seats, on_publish, grammar_barrier)
 
     # ---- extend: compute the KV of the prompt, or of a part of it, and one token
 
@@ -172,7 +185,7 @@ class Worker(Fake):
 
     # ---- decode: draft, verify, and extend the draft model by what was accepted
 
-    def _decode(self, batch: Any, seats: list[_Seat], on_publish: Any) -> Any:
+    def _decode(self, batch: Any, seats: list[_Seat], on_publish: Any, grammar_barrier: Any) -> Any:
         count, size = self.speculative_num_draft_tokens, len(seats)
         for seat in seats:
             seat.accepted = self.accept(seat.request.rid, count)
@@ -200,6 +213,7 @@ class Worker(Fake):
             for i, (seat, row, length) in enumerate(self._rows(access, "verify", seats, pool, lengths, count)):
                 kept = [FALLBACK] * seat.accepted
                 if row is not None:
+                    self._check_grammar(seat, length)
                     kept = self._verify_row(access, seat, row, length, given[i], where[i * count : (i + 1) * count])
                 out[i * count : (i + 1) * count] = torch.tensor([*kept, *[0] * (count - len(kept))])
                 out_last[i], out_accepted[i], out_lengths[i] = kept[-1], len(kept), length + len(kept)
@@ -211,6 +225,8 @@ class Worker(Fake):
 
         launch = self.device.launch
         launch(draft, reads=[pool, lengths], writes=[slots], name="draft")
+        if batch.has_grammar:
+            self._make_masks(seats, grammar_barrier)
         written = [tokens, accepted, last, new_lengths]
         launch(verify, reads=[pool, lengths, bonus, slots], writes=written, name="verify")
         verified = torch.cuda.Event()
@@ -222,6 +238,25 @@ class Worker(Fake):
             read.record()
             runner.shared_read_done_event = runner.war_fastpath_read_done_event = read
         return result
+
+    def _make_masks(self, seats: list[_Seat], barrier: Any) -> None:
+        """On the host, while the target runs: masks are made from what the grammars have read by now."""
+        if barrier is not None:
+            barrier()  # feeds them the tokens of the batch before
+        for seat in seats:
+            seat.grammar = seat.request.grammar
+            if seat.grammar is not None:
+                seat.read = seat.grammar.read
+
+    def _check_grammar(self, seat: _Seat, length: int) -> None:
+        if seat.grammar is None or not seat.is_read:
+            return
+        rid = str(seat.request.rid)
+        said = length + 1 - len(seat.request.origin_input_ids)  # the bonus token is said, and not yet in KV
+        expected = min(said, len(seat.grammar.tokens))
+        if seat.read != expected and (rid, "grammar") not in self._reported:
+            self._reported.add((rid, "grammar"))
+            self.records.append(GrammarRead(rid, expected, seat.read))
 
     def _verify_row(
         self, access: Any, seat: _Seat, row: int, length: int, bonus: int, slots: Sequence[int]

@@ -1,0 +1,75 @@
+"""A backend of grammars: each allows one text, and is compiled when the schedule says so, in no thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from specsim.engines.sglang.scheduler.fakes import Answers, Fake, nothing
+from specsim.engines.sglang.scheduler.tokenizer import Tokenizer
+
+
+class Grammar(Fake):
+    """The state of a request's grammar, which has `read` so many of the tokens that it allows."""
+
+    def __init__(self, answers: Answers, tokens: Sequence[int]) -> None:
+        super().__init__("grammar", answers, finished=False, grammar_stats=None, maybe_init_reasoning=nothing)
+        self.tokens = tokens
+        self.read = 0
+
+    def accept_token(self, token: int) -> None:
+        """ValueError for a token that is not the next one; after the end all are passed over, as by xgrammar."""
+        if self.is_terminated():
+            return
+        if token != self.tokens[self.read]:
+            raise ValueError(f"token {token} is not {self.tokens[self.read]}, which is next")
+        self.read += 1
+
+    def is_terminated(self) -> bool:
+        return self.read == len(self.tokens)
+
+    def copy(self) -> Grammar:
+        return Grammar(self._answers, self.tokens)
+
+
+class Backend(Fake):
+    """Compiles grammars. `wait` says for how many iterations that of a text is not ready; 0 is the next one."""
+
+    def __init__(self, answers: Answers, tokenizer: Tokenizer) -> None:
+        super().__init__("grammar_backend", answers, enable_strict_thinking=False)
+        self.tokenizer = tokenizer
+        self.restart()
+
+    def restart(self) -> None:
+        self.wait: dict[str, int] = {}
+        self._compiled: dict[tuple[str, str], Grammar] = {}
+        self._compiling: list[tuple[int, Future[Grammar], str]] = []
+
+    def get_request_grammar_key(self, key: tuple[str, str], **_named: Any) -> tuple[str, str]:
+        return key
+
+    def get_cached_or_future_value(
+        self, key: tuple[str, str], *_arguments: Any
+    ) -> tuple[Grammar | Future[Grammar], bool]:
+        if key in self._compiled:
+            return self._compiled[key].copy(), True
+        future: Future[Grammar] = Future()
+        self._compiling.append((self.wait.get(key[1], 0), future, key[1]))
+        return future, False
+
+    def set_cache(self, key: tuple[str, str], value: Grammar) -> None:
+        self._compiled[key] = value
+
+    def reset(self) -> None:
+        self._compiled.clear()
+
+    def next_iteration(self) -> None:
+        """Those whose time has come are compiled; a request that was aborted has cancelled its own."""
+        left = []
+        for wait, future, text in self._compiling:
+            if wait:
+                left.append((wait - 1, future, text))
+            elif not future.done():
+                future.set_result(Grammar(self._answers, self.tokenizer.encode(text)))
+        self._compiling = left
