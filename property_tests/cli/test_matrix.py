@@ -19,7 +19,7 @@ from specsim.errors import UsageError
 from specsim.findings import fixtures
 from specsim.findings.matrix import Column, Matrix, cell_of, rows_of
 from specsim.findings.pin import Pinned
-from specsim.report.matrix import fixtures_in, page
+from specsim.report.matrix import command_of, fixtures_in, page, with_tier
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures" / "replays"
@@ -181,14 +181,36 @@ def test_a_finding_that_no_check_met_is_reported_when_its_fixture_shows_it(
         assert [row.rule for row in matrix.rows] == sorted([*before, "I07"])
 
 
+def test_a_tier_that_was_checked_alone_has_its_part_of_the_page_and_leaves_the_others(tmp_path: Path) -> None:
+    matrix = Matrix("0", [BAD, GOOD], rows_of([BAD, GOOD])).to_json()
+    written = tmp_path / "page.md"
+    whole = page(matrix, "specsim check A..B --write page.md", {}, written)
+    assert command_of(whole) == "specsim check A..B --write page.md"
+    text = whole
+    for command in ("specsim check --only a first", "specsim check --only a second"):
+        text = with_tier(text, "a", matrix, command, {}, written)
+    text = with_tier(text, "b", matrix, "specsim check --only b", {}, written)
+    assert text.startswith(whole)
+    assert re.findall(r"^## .*", text.removeprefix(whole), re.M) == ["## The tier `a`", "## The tier `b`"]
+    assert "first" not in text
+    assert text.count("$ specsim check --only a second\n") == text.count("$ specsim check --only b\n") == 1
+    again = with_tier(text, "a", matrix, "specsim check --only a second", {}, written)
+    assert sorted(again.splitlines()) == sorted(text.splitlines())
+
+
 # The committed page
 
 
 def rows_of_page() -> list[list[str]]:
-    """The cells of the first table of the page; the first row are the columns."""
-    table = PAGE.read_text(encoding="utf-8").split("\n## ")[0]
-    lines = [line for line in table.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    """The cells of the tables of findings and releases on the page; the first row are the columns, of each table."""
+    columns: list[str] = []
+    rows = []
+    for table in re.split(r"\n(?=## )", PAGE.read_text(encoding="utf-8")):
+        lines = [line for line in table.split("\n###")[0].splitlines() if line.startswith("| ")]
+        head, *others = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines or ["| none |"])
+        columns = columns or head
+        rows += others if head == columns else []
+    return [columns, *rows]
 
 
 def test_the_committed_page_has_every_release_and_names_its_command() -> None:

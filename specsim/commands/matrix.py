@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +42,12 @@ def check_many(
     from specsim.files import attempt, save_json, save_text
     from specsim.findings.fixtures import pin_missing, replay_known
     from specsim.findings.matrix import check_all
-    from specsim.report.matrix import fixtures_in, page, print_matrix
+    from specsim.report.matrix import fixtures_in, print_matrix
 
     if write is not None and not texts:
         raise UsageError("--write without targets", "name the releases of the page: sglang==A..B")
     at_once = allowed_jobs(jobs)
+    tier = str(options.get("--only", "")).partition(":")[0]
     with interrupts.gentle():
         matrix = check_all(
             [target.text for target in chosen],
@@ -60,7 +62,8 @@ def check_many(
     if pin_to is not None:
         attempt(lambda: pin_missing(matrix, pin_to, fixtures_in(pin_to), at_once, tell))
     if write is not None:
-        replay_known(matrix, fixtures_in(fixtures), at_once)
+        known = fixtures_in(fixtures)
+        replay_known(matrix, {key: path for key, path in known.items() if tier in ("", key[0].split(":")[0])}, at_once)
     data = matrix.to_json()
     print_matrix(data)
     if json_file is not None:
@@ -68,12 +71,22 @@ def check_many(
     if write is not None:
         pinned = f" --pin {pin_to}" if pin_to is not None else ""
         command = f"specsim check {shlex.join(texts)}{pinned} --write {write}"
-        save_text(write, page(data, command, fixtures_in(fixtures), write))
+        save_text(write, _page(write, tier, data, command, fixtures_in(fixtures)))
     outputs.write([column.verdict or _not_checked(column) for column in matrix.columns])
     left = [c.target for c in matrix.columns if c.why == interrupts.WHY or c.verdict.get("interrupted")]
     if left:
         typer.echo(f"specsim: interrupted; these are left: specsim check {' '.join(left)}", err=True)
     return matrix.exit_code
+
+
+def _page(write: Path, tier: str, data: dict[str, Any], command: str, links: Mapping[tuple[str, str], Path]) -> str:
+    """The page to write. Of one tier alone it is a part of the page of all tiers that is there already."""
+    from specsim.report.matrix import command_of, page, with_tier
+
+    before = write.read_text(encoding="utf-8") if tier and write.is_file() else ""
+    if command_of(before) and f"--only {tier}" not in command_of(before):
+        return with_tier(before, tier, data, command, links, write)
+    return page(data, command, links, write)
 
 
 def _not_checked(column: Column) -> dict[str, Any]:

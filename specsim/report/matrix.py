@@ -85,10 +85,28 @@ def _reasons(matrix: Mapping[str, Any]) -> list[str]:
 
 def page(matrix: Mapping[str, Any], command: str, links: Links, written: Path) -> str:
     """The page "which release has which bug" as Markdown. `written` is where it will lie: links are relative to it."""
+    return "\n".join(["# Which release has which bug", "", *_body(matrix, command, links, written, "##")]) + "\n"
+
+
+def with_tier(text: str, tier: str, matrix: Mapping[str, Any], command: str, links: Links, written: Path) -> str:
+    """A page whose part of one tier is what a matrix of that tier alone says. The other parts stay."""
+    heading = f"{_OF_A_TIER}{tier}`"
+    others = [part for part in text.split(f"\n{_OF_A_TIER}") if not part.startswith(f"{tier}`\n")]
+    lines = [heading, "", *_body(matrix, command, links, written, "###")]
+    return f"\n{_OF_A_TIER}".join(part.rstrip("\n") + "\n" for part in others) + "\n" + "\n".join(lines) + "\n"
+
+
+def command_of(text: str) -> str:
+    """The command that made a page, "" where it says none."""
+    return next((line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ specsim ")), "")
+
+
+_OF_A_TIER = "## The tier `"
+
+
+def _body(matrix: Mapping[str, Any], command: str, links: Links, written: Path, level: str) -> list[str]:
     targets = [entry["target"] for entry in matrix["targets"]]
     lines = [
-        "# Which release has which bug",
-        "",
         "Made by",
         "",
         "```console",
@@ -101,7 +119,7 @@ def page(matrix: Mapping[str, Any], command: str, links: Links, written: Path) -
         "",
         *_table(["finding", *map(_short, targets)], (_cells(row, targets, links, written) for row in matrix["rows"])),
         "",
-        "## The findings",
+        f"{level} The findings",
         "",
         *_table(
             ["finding", "rule", "severity", "reach, newest release", "what is known"],
@@ -117,7 +135,7 @@ def page(matrix: Mapping[str, Any], command: str, links: Links, written: Path) -
             ),
         ),
         "",
-        "## What was run",
+        f"{level} What was run",
         "",
         *_table(
             ["release", "verdict", "cases", "schedules", "functions of the release in the simulation", "not run"],
@@ -126,8 +144,8 @@ def page(matrix: Mapping[str, Any], command: str, links: Links, written: Path) -
     ]
     reasons = _reasons(matrix)
     if reasons:
-        lines += ["", "## Why not", "", *(line for reason in reasons for line in _item(reason))]
-    return "\n".join(lines) + "\n"
+        lines += ["", f"{level} Why not", "", *(line for reason in reasons for line in _item(reason))]
+    return lines
 
 
 def _item(text: str) -> list[str]:
