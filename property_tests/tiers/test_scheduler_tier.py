@@ -8,11 +8,12 @@ import pytest
 
 from property_tests.support.toy_scheduler import DEFECTS, ToyTarget, decode
 from specsim.choices.chooser import replayed, seeded
-from specsim.engines.real_scheduler import Setup
+from specsim.engines.real_scheduler import RequestState, Setup
 from specsim.tiers.scheduler.answers import violations_of
 from specsim.tiers.scheduler.forks import Ended, Outcome, Ran, Starters, Wanted, wanted
 from specsim.tiers.scheduler.rules import BY_ID
 from specsim.tiers.scheduler.setups import SETUPS
+from specsim.tiers.scheduler.state import lengths
 from specsim.tiers.scheduler.workload import CONTEXT, Workload, draw_workload
 
 EXPECTED = {
@@ -68,6 +69,15 @@ def test_pauses_are_drawn_and_end() -> None:
 
 def _drawn(index: int) -> Workload:
     return draw_workload(seeded(2, "pauses", index), SETUPS[0], decode)
+
+
+def test_a_session_may_claim_the_last_token_which_the_launch_in_flight_writes_and_a_request_may_not() -> None:
+    def broken_by(committed: int, is_of_session: bool) -> list[str]:
+        state = RequestState("r", (1, 2), (3, 4), "length", committed, 8, -1)
+        return [violation.rule for violation in lengths(state, is_of_session)]
+
+    assert [broken_by(claim, False) for claim in (3, 4)] == [[], [EXPECTED["claims too much"]]]
+    assert [broken_by(claim, True) for claim in (4, 5)] == [[], [EXPECTED["claims too much"]]]
 
 
 def test_a_schedule_is_the_same_in_two_processes() -> None:

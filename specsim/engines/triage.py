@@ -61,8 +61,10 @@ class Triage:
         return f"{self.kind}, from {self.first} {until}: {self.text}{f' ({where})' if where else ''}"
 
     def contradiction(self, finding: Finding, version: str | None) -> str:
-        """Where the entry and a finding differ, as text to append, "" where they agree."""
-        if self.severity is not None and self.severity != finding.severity:
+        """Where the entry and a finding differ, as text to append, "" where they agree. A race that made no token wrong
+        is a metric, whatever others of its signature are.
+        """
+        if self.severity not in (None, finding.severity) and finding.severity is not Severity.METRIC:
             return f"; the table has severity {self.severity}"
         if self.first and version and not self.covers(version):
             return "; the table does not have it in this release"

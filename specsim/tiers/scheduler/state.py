@@ -19,8 +19,9 @@ def broken_state(started: StartedScheduler, users: Users) -> Iterator[Violation]
     """The rules that hold at rest, and what breaks them."""
     states = {state.rid: state for state in started.requests()}
     yield from _answers(started, users)
+    of_sessions = {turn.rid for turn in users.workload.turns if turn.session}
     for state in states.values():
-        yield from _lengths(state)
+        yield from lengths(state, state.rid in of_sessions)
     yield from _pools(started.pools(), users)
     yield from _tree(started)
 
@@ -66,11 +67,13 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             yield _broken(rules.VISIBLE_OUTPUTS, part, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
 
 
-def _lengths(state: RequestState) -> Iterator[Violation]:
-    """What a request claims at its end: every token but its last, whose KV was never computed."""
+def lengths(state: RequestState, is_of_session: bool) -> Iterator[Violation]:
+    """What a request claims at its end: every token but its last, whose KV was never computed. A turn of a session may
+    claim that, too: the launch in flight at its end writes it, and if there was none, the next turn's read shows it.
+    """
     if state.reason in ("", "abort"):
         return
-    honest = len(state.prompt) + len(state.outputs) - 1
+    honest = len(state.prompt) + len(state.outputs) - (0 if is_of_session else 1)
     if state.committed > honest:
         yield _broken(rules.STALE_RESULT, "committed", state.rid, f"a claim of {honest} positions", state.committed)
 
