@@ -100,6 +100,26 @@ def release(wheel_cache: Cache, pytestconfig: pytest.Config) -> Callable[[str], 
     return open_release
 
 
+MUST_RUN = "SPECSIM_MUST_RUN"
+"""Names a folder of tests, of which one that is skipped for want of something fails the run: `.ci/run` sets it."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that could not do what it had to."""
+    folder = os.environ.get(MUST_RUN)
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not folder or reporter is None or hasattr(session.config, "workerinput"):
+        return
+    reasons = {report.nodeid: str(report.longrepr) for report in reporter.stats.get("skipped", [])}
+    lacking = [name for name, why in reasons.items() if f"/{folder}/" in name and ("missing" in why or "cache" in why)]
+    if lacking:
+        reporter.write_line(
+            f"{len(lacking)} tests of {folder} were skipped, which {MUST_RUN} forbids: {lacking[0]} ..."
+        )
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how much was skipped for want of a release or a GPU."""
     skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]

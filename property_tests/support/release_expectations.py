@@ -16,6 +16,7 @@ from typing import Any
 
 from property_tests.support import release_accounting
 from property_tests.support.known_releases import FEW, FIXTURES
+from property_tests.support.release_schedules import SCHEDULES, shown_by, signatures_of
 from specsim.choices.chooser import replayed
 from specsim.contracts.contract import Case
 from specsim.contracts.provider import Subject
@@ -166,6 +167,14 @@ def _of_accounting(source: SourceTree, cache: Cache) -> dict[str, Any]:
     }
 
 
+# Schedulers
+
+
+def _of_scheduler(source: SourceTree, cache: Cache) -> list[str]:
+    """What its first schedules show."""
+    return signatures_of(shown_by(source.version, SCHEDULES, "0")["schedules"])
+
+
 # Workers
 
 
@@ -182,10 +191,11 @@ def _of_workers(source: SourceTree, cache: Cache) -> dict[str, Any]:
     return of_probes(checked_probes(probes_of(source, cache)[0]))
 
 
-MADE_BY: dict[str, Callable[[SourceTree, Cache], dict[str, Any]]] = {
+MADE_BY: dict[str, Callable[[SourceTree, Cache], Any]] = {
     "releases": _of_operations,
     "accounting": _of_accounting,
     "functions": of_functions,
+    "scheduler": _of_scheduler,
     "workers": _of_workers,
 }
 """What makes an entry of `fixtures/NAME.expected.json`, by NAME."""
@@ -196,7 +206,7 @@ def files_of(version: str) -> list[str]:
     return [name for name in MADE_BY if name != "workers" or version in FEW]
 
 
-def write(file: Path, version: str, entry: dict[str, Any]) -> None:
+def write(file: Path, version: str, entry: Any) -> None:
     """Put the entry of a release into a file, in the order of releases."""
     entries = {**read_json(file, "restore it from git"), version: entry}
     write_json(file, {each: entries[each] for each in sorted(entries, key=version_key)})

@@ -1,0 +1,69 @@
+"""Run as a program: what schedules of a release's scheduler show, as JSON, in a process of its own.
+
+    python -m property_tests.support.release_schedules VERSION COUNT [REPLAY_FILE ...]
+
+The first COUNT schedules of seed 0, and those of the replay files. The hash seed is this process'.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from specsim import replay_file
+from specsim.engines.sglang.scheduler.target import sglang_scheduler
+from specsim.engines.target import ReleaseTarget
+from specsim.isolation.environment import of_target
+from specsim.lifting.cache import open_cache
+from specsim.tiers.scheduler.answers import violations_of
+from specsim.tiers.scheduler.forks import Ran, Starters, Wanted, wanted
+from specsim.verdict import NotRun
+
+SCHEDULES = 20  # of a release that its tests run
+SECONDS = 60.0
+
+
+@functools.cache
+def shown_by(version: str, count: int, hash_seed: str, files: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """{"schedules": [...], "files": {NAME: ...}}, each with its `digest` and the `signatures` that it shows."""
+    command = [sys.executable, "-m", __name__, version, str(count), *map(str, files)]
+    environment = of_target(hash_seed=hash_seed)
+    ended = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=1200)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return answer
+
+
+def signatures_of(schedules: list[dict[str, Any]]) -> list[str]:
+    """What any of these schedules shows."""
+    return sorted({signature for schedule in schedules for signature in schedule["signatures"]})
+
+
+def main(version: str, count: str, *files: str) -> None:
+    target = sglang_scheduler(ReleaseTarget(version), open_cache(None))
+    assert not isinstance(target, NotRun), target
+    starters = Starters(target)
+
+    def run(schedule: Wanted) -> dict[str, Any]:
+        outcome = starters.run(schedule)
+        assert isinstance(outcome, Ran), outcome
+        found = {violation.signature for violation in violations_of(outcome)}
+        return {"digest": outcome.record.digest, "signatures": sorted(found)}
+
+    try:
+        tapes = {Path(file).stem: tuple(replay_file.load(Path(file)).tape) for file in files}
+        answer = {
+            "schedules": [run(wanted(0, index, SECONDS)) for index in range(int(count))],
+            "files": {name: run(Wanted(tape, seconds=SECONDS)) for name, tape in tapes.items()},
+        }
+    finally:
+        starters.close()
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
