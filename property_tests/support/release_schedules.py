@@ -20,7 +20,7 @@ from specsim.engines.target import ReleaseTarget
 from specsim.isolation.environment import of_target
 from specsim.lifting.cache import open_cache
 from specsim.tiers.scheduler.answers import violations_of
-from specsim.tiers.scheduler.forks import Ran, Starters, Wanted, wanted
+from specsim.tiers.scheduler.forks import NotStarted, Ran, Starters, Wanted, wanted
 from specsim.verdict import NotRun
 
 SCHEDULES = 20  # of a release that its tests run
@@ -50,6 +50,8 @@ def main(version: str, count: str, *files: str) -> None:
 
     def run(schedule: Wanted) -> dict[str, Any]:
         outcome = starters.run(schedule)
+        if isinstance(outcome, NotStarted):  # a setup that the release refuses
+            return {"digest": outcome.why, "signatures": []}
         assert isinstance(outcome, Ran), outcome
         found = {violation.signature for violation in violations_of(outcome)}
         return {"digest": outcome.record.digest, "signatures": sorted(found)}

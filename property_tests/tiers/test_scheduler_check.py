@@ -11,9 +11,10 @@ import pytest
 from property_tests.support.toy_scheduler import ToyTarget
 from specsim import replay_file
 from specsim.commands.suites import Asked, _lanes, run_tiers
-from specsim.engines.real_scheduler import PACKAGES
+from specsim.engines.real_scheduler import PACKAGES, Setup
 from specsim.engines.sglang.scheduler.imports import REAL
 from specsim.engines.target import ReleaseTarget
+from specsim.errors import UsageError
 from specsim.lifting.cache import Cache
 from specsim.replay_file import SchedulerReplay
 from specsim.report.live import Line, Progress
@@ -129,3 +130,19 @@ def test_a_scheduler_runs_beside_the_simulator_and_the_operations() -> None:
     assert _lanes(tuple(TIERS)) == [("ops",), ("scheduler",), ("workers", "accounting")]
     assert _lanes(("accounting",)) == [("accounting",)]
     assert _lanes(("ops", "accounting")) == [("ops",), ("accounting",)]
+
+
+def test_a_setup_that_a_release_refuses_is_listed_with_its_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(ToyTarget):
+        def start(self, setup: Setup) -> Any:
+            if setup.sessions:
+                raise UsageError("server.py:9 refuses sessions", "use another setup")
+            return super().start(setup)
+
+    monkeypatch.setattr(answers, "load_target", lambda _request: Refusing(""))
+    messages = _Sent()
+    request = Request(tier="scheduler", target="sglang==0", cache="", seed=0, count=12, seconds=60.0, hang_seconds=20.0)
+    answers.check(request, Check(), messages)  # type: ignore[arg-type]
+    (refused,) = [entry for entry in end_of(messages).not_run if entry.what.startswith("setup ")]
+    assert refused.why == "server.py:9 refuses sessions"
+    assert end_of(messages).schedules == 11

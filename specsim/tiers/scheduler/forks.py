@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from specsim.choices.chooser import continued, replayed, seeded
-from specsim.errors import described
+from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.processes import end_fork, fork
 from specsim.tiers.scheduler.schedule import Record, run_schedule
@@ -133,6 +133,8 @@ def _serve(target: SchedulerTarget, number: int, questions: int, answers: int) -
     try:
         with _limited(START_CPU_SECONDS_MAX):
             started = target.start(SETUPS[number])
+    except UsageError as error:
+        why = error.problem
     except Exception as error:
         why = ", ".join(filter(None, (described(error), *getattr(error, "__notes__", ()))))
     settle()

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specsim.choices.chooser import replayed
+from specsim.engines.packages import open_source
 from specsim.engines.probe import Broken
 from specsim.engines.real_scheduler import Answer, Pools, RequestState, Seen, Setup, TreeNode, Turn, WrongContent
+from specsim.engines.sglang.guards import read_guards
 from specsim.engines.sglang.scheduler import imports
 from specsim.engines.sglang.scheduler.boot import PACKAGE, Booted, load
 from specsim.engines.sglang.scheduler.hash_model import EMPTY, decoded, extended
@@ -57,7 +59,7 @@ def sglang_scheduler(
     edit = edit_of(find(mutant)) if mutant else None
     root = folder_of(target, cache)
     try:
-        return SglangScheduler(root, edit)
+        return SglangScheduler(root, edit, lambda: read_guards(open_source(target, cache)).session_overlap)
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
@@ -78,10 +80,12 @@ class SglangScheduler:
 
     lacks = LACKS
 
-    def __init__(self, root: Path, edit: imports.Edit | None = None) -> None:
+    def __init__(
+        self, root: Path, edit: imports.Edit | None = None, session_guard: Callable[[], str] = lambda: ""
+    ) -> None:
         from specsim.vdevice import simulate
 
-        self._root = root
+        self._root, self._session_guard = root, session_guard
         self.where, self.source_hash = _identity(root)
         self._open = ExitStack()
         device = simulate(replayed(()), sites=_is_of_release)
@@ -90,6 +94,8 @@ class SglangScheduler:
             self._family, self._surroundings = load(root, edit)
 
     def start(self, setup: Setup) -> Started:
+        if setup.sessions and (guard := self._session_guard()):
+            raise UsageError(f"{guard} refuses streaming sessions beside its overlap workers", "use another setup")
         try:
             with running(), self._family.answers.required():
                 booted = Booted(self._family, self._root, _options(setup), self._device, self._surroundings)
