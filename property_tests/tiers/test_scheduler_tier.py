@@ -114,6 +114,7 @@ def test_no_request_is_drawn_that_a_server_would_refuse(setup: Setup) -> None:
         assert len({turn.rid for turn in workload.turns}) == len(workload.turns)
         for turn in workload.turns:
             assert len(turn.prompt) >= 1
+            assert turn.grammar.count(turn.grammar[-1]) == 1 if turn.grammar else True
             length = sum(len(t.prompt) + t.answer for t in workload.turns if t.session == turn.session and t.session)
             length = length or len(turn.prompt) + turn.answer
             assert length + 2 * setup.draft_tokens <= min(CONTEXT, setup.slots)

@@ -191,10 +191,13 @@ def _stop_text(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: 
 
 
 def _grammar(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: int) -> tuple[int, ...]:
-    """A grammar of one text, with which the answer begins: masked or not, the model says the same."""
+    """A grammar of one text, with which the answer begins: masked or not, the model says the same. It ends at the first
+    of its last token, which ends the answer, too.
+    """
     if not chooser.choose(2, "has a grammar"):
         return ()
-    return tuple(decode(prompt, between(chooser, 1, answer, "grammar's end")))
+    tokens = tuple(decode(prompt, between(chooser, 1, answer, "grammar's end")))
+    return tokens[: tokens.index(tokens[-1]) + 1]
 
 
 def expected_answer(turn: Turn, prompt: Sequence[int], decode: Decode) -> list[int]:

@@ -167,7 +167,9 @@ class Started:
     # ---- messages
 
     def generate(self, turn: Turn) -> Any:
-        sampling: dict[str, Any] = {"stop_token_ids": [turn.stop], "ignore_eos": False} if turn.stop >= 0 else {}
+        stops = [turn.stop] if turn.stop >= 0 else []
+        stops += turn.grammar[-1:]  # no backend ends a grammar by another token than one that ends the answer, too
+        sampling: dict[str, Any] = {"stop_token_ids": stops, "ignore_eos": False} if stops else {}
         if turn.stop_text:
             sampling["stop"] = [text_of(turn.stop_text)]
         if turn.grammar:
