@@ -15,12 +15,25 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from specsim.choices.chooser import Chooser
 from specsim.vdevice import policies
 from specsim.vdevice.findings import Access, Finding, Identity, Kind, Place, Site, Sites, place_of
-from specsim.vdevice.history import Array, Clock, Elements, Memory, Operation, Use, Uses, is_covered, joined, with_own
+from specsim.vdevice.history import (
+    Array,
+    Clock,
+    Elements,
+    Memory,
+    Operation,
+    Use,
+    Uses,
+    is_covered,
+    joined,
+    uses_of,
+    with_own,
+)
 
 CUDA = torch.device("cuda", 0)
 SMALL_BYTES_MAX = 1 << 20
@@ -272,7 +285,7 @@ class Accesses:
         """
         at = _flat(tensor, elements)
         if is_used is not None and at is not None:
-            self._by.matters.append((at, is_used))
+            self._by.matters = (*self._by.matters, (at, is_used))
         tensor.memory.read(self._by, self._report, at)
 
     def write(self, tensor: Any, elements: Any = None) -> None:
@@ -286,7 +299,7 @@ def _flat(tensor: Any, elements: Any) -> Array | None:
         return None
     if elements is None:
         return tracked.of(tensor.host_bytes)
-    return torch.as_tensor(elements, dtype=torch.int64).reshape(-1).numpy()
+    return np.asarray(elements, np.int64).reshape(-1)
 
 
 class Device:
@@ -321,7 +334,7 @@ class Device:
         self.current = self.default
         self.entered: list[Stream] = []
         self.capture: Capture | None = None
-        self.freed: list[tuple[Memory, int, list[Operation]]] = []
+        self.freed: dict[int, list[tuple[Memory, int, list[Operation]]]] = {}  # by the stream that owns it
         self.is_collecting = False
         self.restart(chooser)
 
@@ -385,9 +398,8 @@ class Device:
         the CPU tensors that `accesses.host` gives. `reads` and `writes` are tensors that it uses whole; of others it
         says which elements. What it raises is raised by the call of the host that makes it run.
         """
-        operation = self.new_operation(name or str(getattr(function, "__name__", "kernel")), self.sites.here())
-        operation.reads = [(tensor.memory, tensor.host_bytes) for tensor in reads]
-        operation.writes = [(tensor.memory, tensor.host_bytes) for tensor in writes]
+        what = name or str(getattr(function, "__name__", "kernel"))
+        operation = self.new_operation(what, self.sites.here(), uses_of(reads), uses_of(writes))
         operation.run = lambda by: function(Accesses(by, self.report))
         self.enqueue(operation)
 
@@ -408,8 +420,11 @@ class Device:
         if self.capture is not None and stream.index in self.capture.numbers:
             self.capture.operations.append(operation)
             return
-        self.lend(operation, operation.reads)
-        self.lend(operation, operation.writes)
+        index = stream.index
+        for uses in (operation.reads, operation.writes):
+            for memory, _ in uses:
+                if memory.owner != index:
+                    memory.users[index] = operation
         if self.policy.is_immediate and not stream.queue:
             stream.done = operation.n
             guard = torch._C._DisableTorchDispatch()
@@ -442,7 +457,7 @@ class Device:
             use for stream, use in memory.users.items() if stream not in memory.lent_to and not is_covered(use, clock)
         ]
         if uses:
-            self.freed.append((memory, size, uses))
+            self.freed.setdefault(memory.owner, []).append((memory, size, uses))
 
     def collect(self, phase: str, _info: object) -> None:
         """The garbage collector starts or stops."""
@@ -454,18 +469,20 @@ class Device:
         As in PyTorch's allocator, memory goes back to the stream that allocated it, and small memories never lie where
         large ones do. Which of the freed ones is taken is the allocator's choice: here, the one longest free.
         """
-        owner = self.current.index
+        freed = self.freed.get(self.current.index)
+        if not freed:
+            return
         clock = joined(self.current.clock, self.host_clock)
-        freed, self.freed = self.freed, []
-        for entry in freed:
-            old, freed_size, uses = entry
-            if old.owner == owner and memory.previous is None:
-                if all(is_covered(use, clock) for use in uses):
-                    continue
-                if size <= freed_size and (size <= SMALL_BYTES_MAX) == (freed_size <= SMALL_BYTES_MAX):
-                    memory.previous = (old, uses)
-                    continue
-            self.freed.append(entry)
+        left: list[tuple[Memory, int, list[Operation]]] = []
+        for i, (old, freed_size, uses) in enumerate(freed):
+            if all(is_covered(use, clock) for use in uses):
+                continue
+            if size <= freed_size and (size <= SMALL_BYTES_MAX) == (freed_size <= SMALL_BYTES_MAX):
+                memory.previous = (old, uses)
+                left += freed[i + 1 :]
+                break
+            left.append(freed[i])
+        self.freed[self.current.index] = left
 
     def stream_of_captures(self) -> Stream:
         """The stream on which `torch.cuda.graph` captures where it is given none."""
@@ -496,44 +513,41 @@ class Device:
     def advance(self, stream: Stream, steps: int) -> None:
         """Run up to `steps` operations of a stream; fewer where it must wait for another stream."""
         guard = torch._C._DisableTorchDispatch()
-        while steps > 0 and stream.queue and self._step(stream):
+        queue, carry_out = stream.queue, self.carry_out
+        while steps > 0 and queue:
+            operation = queue[0]
+            waits = operation.waits
+            if waits is not None and waits[0].done < waits[1]:
+                break
+            queue.popleft()
+            stream.done = operation.n
+            carry_out(operation)
             steps -= 1
         del guard
 
     def run_until(self, stream: Stream, n: int) -> None:
         """Run a stream up to its operation `n`, and what that waits for."""
         guard = torch._C._DisableTorchDispatch()
-        while stream.done < n and stream.queue:
-            waits = stream.queue[0].waits
+        queue = stream.queue
+        while stream.done < n and queue:
+            waits = queue[0].waits
             if waits is not None and waits[0].done < waits[1]:
                 self.run_until(*waits)
-            self._step(stream)
+            self.advance(stream, 1)
         del guard
 
-    def _step(self, stream: Stream) -> bool:
-        operation = stream.queue[0]
-        if operation.waits is not None and operation.waits[0].done < operation.waits[1]:
-            return False
-        stream.queue.popleft()
-        stream.done = operation.n
-        self.carry_out(operation)
-        return True
-
     def carry_out(self, operation: Operation) -> None:
-        report = self.report
+        report, writes = self.report, operation.writes
         for memory, part in operation.reads:
             elements = memory.elements
             memory.read(operation, report, None if elements is None else elements.of(part))
-        before: list[torch.Tensor | None] = []
-        for memory, part in operation.writes:
-            if memory.elements is not None:
-                before.append(memory.elements.snapshot(part))
+        before = [None if memory.elements is None else memory.elements.snapshot(part) for memory, part in writes]
         if operation.run is not None:
             operation.run(operation)
             operation.run = None
-        for memory, part in operation.writes:
+        for (memory, part), was in zip(writes, before, strict=True):
             elements = memory.elements
-            memory.write(operation, report, None if elements is None else elements.written(part, before.pop(0)))
+            memory.write(operation, report, None if elements is None else elements.written(part, was))
         operation.reads = operation.writes = ()
 
     def wait_for(self, stream: Stream, n: int, clock: Clock) -> None:

@@ -8,7 +8,7 @@ unordered accesses to a memory is reported does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,7 +65,7 @@ class Operation:
     ) -> None:
         self.stream, self.n, self.clock, self.sequence = stream, n, clock, sequence
         self.what, self.site, self.run, self.reads, self.writes, self.waits = what, site, run, reads, writes, waits
-        self.matters: list[tuple[Array, Callable[[], bool]]] = []
+        self.matters: tuple[tuple[Array, Callable[[], bool]], ...] = ()
 
     def is_used(self, element: int) -> bool:
         """Whether its access to an element matters, as far as is known now."""
@@ -114,7 +114,7 @@ class Memory:
         self.given_name = ""
         self.elements: Elements | None = None
         self.whole: torch.Tensor | None = None
-        self.lent_to: set[int] = set()
+        self.lent_to: frozenset[int] = frozenset()
         self.users: dict[int, Operation] = {}
         self.previous: tuple[Memory, list[Operation]] | None = None
         self.reads: dict[int, Operation] = {}
@@ -163,6 +163,11 @@ Use = tuple[Memory, torch.Tensor]
 Uses = Sequence[Use]
 
 
+def uses_of(tensors: Iterable[Any]) -> Uses:
+    """Of tensors whose accesses are followed."""
+    return [(tensor.memory, tensor.host_bytes) for tensor in tensors]
+
+
 OPERATIONS_MAX = 4096
 """Operations that the history of a tracked storage keeps before it looks which of them matter."""
 
@@ -195,9 +200,11 @@ class Elements:
         at = self.of(view)
         if before is None or view.dtype != self.flat.dtype:
             return at
-        same = (view == before) | ((view != view) & (before != before))
-        changed = ~same.reshape(-1).numpy()
-        return at[changed] if among is None else among[changed[among]]
+        changed = view != before
+        if view.dtype.is_floating_point or view.dtype.is_complex:  # a NaN that stays differs from itself
+            changed &= (view == view) | (before == before)
+        flat = changed.reshape(-1).numpy()
+        return at[flat] if among is None else among[flat[among]]
 
     def access(self, memory: Memory, by: Operation, elements: Array | None, report: Report, *, is_write: bool) -> None:
         at = self.numbers.numpy() if elements is None else elements

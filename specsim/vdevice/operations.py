@@ -2,8 +2,8 @@
 
 A view is immediate. An operator that gives the host a value, or a tensor whose shape depends on values, blocks: it runs
 the current stream up to itself. Every other one is put on the current stream and runs in its turn, on the host's copies
-of its arguments' bytes; until then its results hold poison. Shapes come from meta tensors, once for each operator,
-shapes and types.
+of its arguments' bytes; until then its results hold poison. Their shapes come from the operator itself on zeros where
+it is small, else from its meta kernel, once for each operator, shapes and types.
 
 Copies follow CUDA: from pinned memory, and to memory that `non_blocking` made, they run in their turn; from other
 memory of the host they take what it holds at the call; one that is not `non_blocking` blocks.
@@ -11,7 +11,7 @@ memory of the host they take what it holds at the call; one that is not `non_blo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specsim.vdevice.device import Device
 from specsim.vdevice.findings import Site
-from specsim.vdevice.history import Memory, Operation, Uses
+from specsim.vdevice.history import Memory, Operation, Uses, uses_of
 from specsim.vdevice.tensors import HostTensor, Lease, Traced, VirtualTensor, poison, trapped, virtual
 
 aten = torch.ops.aten
@@ -30,30 +30,27 @@ _META = torch.device("meta")
 Way = Literal["view", "in-place", "factory", "function", "blocking", "copy", "to", "lift", "mask", "resize", "never"]
 
 _BY_NAME: dict[str, Way] = {
-    "aten::_to_copy": "to",
-    "aten::copy_": "copy",
-    "aten::lift_fresh": "lift",
-    "aten::lift": "lift",
-    "aten::index": "mask",
-    "aten::index_put_": "mask",
-    "aten::_index_put_impl_": "mask",
-    "aten::equal": "blocking",
-    "aten::set_": "resize",
-    "aten::resize_": "resize",
-    "aten::_has_compatible_shallow_copy_type": "never",
-    "aten::split": "view",
-    "aten::split_with_sizes": "view",
-    "aten::unbind": "view",
-    "aten::chunk": "view",
-    "aten::_unsafe_view": "view",
-    "aten::_reshape_alias": "view",
+    "_to_copy": "to",
+    "copy_": "copy",
+    "lift_fresh": "lift",
+    "lift": "lift",
+    "index": "mask",
+    "index_put_": "mask",
+    "_index_put_impl_": "mask",
+    "equal": "blocking",
+    "set_": "resize",
+    "resize_": "resize",
+    "_has_compatible_shallow_copy_type": "never",
+    "split": "view",
+    "split_with_sizes": "view",
+    "unbind": "view",
+    "chunk": "view",
+    "_unsafe_view": "view",
+    "_reshape_alias": "view",
 }
-_EMPTY = frozenset(
-    {"aten::empty", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_like"}
-)
-_LIKE = frozenset(
-    f"aten::{name}" for name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_full", "new_ones")
-)
+_EMPTY = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like"})
+"""Factories that write nothing."""
+_LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_full", "new_ones"})
 _SCATTERS = frozenset(
     {"copy_", "fill_", "zero_", "masked_fill_", "masked_scatter_", "index_put_", "_index_put_impl_", "index_fill_"}
     | {"index_copy_", "index_add_", "scatter_", "scatter_add_", "scatter_reduce_"}
@@ -67,6 +64,7 @@ _DYNAMIC = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 class Operator:
     """What is known of an operator, from its schema.
 
+    compute   what PyTorch itself carries it out with
     written   which of its positional arguments, and which keyword arguments, it writes
     is_empty  whether it is a factory that writes nothing
     is_random whether it draws numbers
@@ -74,6 +72,7 @@ class Operator:
 
     way: Way
     name: str
+    compute: Callable[..., Any]
     written: tuple[int, ...]
     written_names: tuple[str, ...]
     is_empty: bool
@@ -82,7 +81,7 @@ class Operator:
 
 def _classified(func: Any) -> Operator:
     schema = func._schema
-    name = schema.name
+    name = schema.name.removeprefix("aten::")
     written = [i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
     names = tuple(schema.arguments[i].name for i in written)
     tags = func.tags
@@ -101,7 +100,7 @@ def _classified(func: Any) -> Operator:
         way = "view"
     else:
         way = "function"
-    return Operator(way, name.removeprefix("aten::"), tuple(written), names, name in _EMPTY, is_random)
+    return Operator(way, name, func._op, tuple(written), names, name in _EMPTY, is_random)
 
 
 class Call(NamedTuple):
@@ -116,7 +115,7 @@ class Call(NamedTuple):
     host_kwargs: dict[str, Any]
 
     def on_host(self) -> Any:
-        return self.func(*self.host_args, **self.host_kwargs)
+        return self.operator.compute(*self.host_args, **self.host_kwargs)
 
 
 class Operations(TorchDispatchMode):
@@ -169,8 +168,8 @@ class Operations(TorchDispatchMode):
         if operator is None:
             operator = self.operators[func] = _classified(func)
         traced: list[Any] = []
-        host_args = _on_host(args, traced)
-        host_kwargs = {name: _on_host(value, traced) for name, value in kwargs.items()} if kwargs else kwargs
+        host_args = tuple([value if type(value) in _PLAIN else _on_host(value, traced) for value in args])
+        host_kwargs = {name: _on_host(value, traced) for name, value in kwargs.items()} if kwargs else {}
         call = Call(func, operator, traced, args, kwargs, host_args, host_kwargs)
         device = kwargs.get("device")
         if device is not None and device.type == "cuda":
@@ -216,10 +215,12 @@ class Operations(TorchDispatchMode):
             return self._of_host(call)
         call.host_kwargs["device"] = _CPU
         call.host_kwargs.pop("pin_memory", None)
-        made = call.on_host()
-        if call.operator.is_empty:
-            return self.new(poison(made), call.operator.name, self.device.sites.here())
-        return self.upload(made, call.operator.name, self.device.sites.here())
+        return self.made(call.on_host(), call.operator.name)
+
+    def made(self, values: torch.Tensor, name: str) -> VirtualTensor:
+        """A new tensor with what the factory `name` gives; poison where it writes nothing."""
+        site = self.device.sites.here()
+        return self.new(poison(values), name, site) if name in _EMPTY else self.upload(values, name, site)
 
     def upload(self, values: torch.Tensor, what: str, site: Site, reads: Uses = ()) -> VirtualTensor:
         """A new tensor that a copy of `values` fills in its turn. Without `reads`, nobody else has `values`."""
@@ -230,6 +231,12 @@ class Operations(TorchDispatchMode):
         into = poison(torch.empty_like(values))
         out = self.new(into, what, site)
         self.enqueue(what, site, lambda _: into.copy_(values), reads, ((out.memory, into),))
+        return out
+
+    def uploaded(self, values: torch.Tensor) -> VirtualTensor:
+        """A new tensor with `values` of the host's, which nobody else has; the host waits for the copy."""
+        out = self.upload(values, "copy to the device", self.device.sites.here())
+        self.block()
         return out
 
     def new(self, values: torch.Tensor, what: str, site: Site) -> VirtualTensor:
@@ -254,7 +261,7 @@ class Operations(TorchDispatchMode):
         if call.operator.name in _SCATTERS:
             read = [tensor for tensor in read if not any(tensor is out for out in written)]
         site = self.device.sites.here()
-        self.enqueue(call.operator.name, site, self._runner(call), _uses(read), _uses(written))
+        self.enqueue(call.operator.name, site, self._runner(call), uses_of(read), uses_of(written))
         return _written_result(written)
 
     def _function(self, call: Call) -> Any:
@@ -266,10 +273,10 @@ class Operations(TorchDispatchMode):
             shape = self._shape(call)
             if shape is None:
                 return self._blocking(call)
-            made = _each(shape, lambda meta: self.new(_poisoned(meta), what, site))
+            made = _each(shape, lambda of: self.new(_poisoned(of), what, site))
             run = self._runner(call, made)
         reads, run = self._elements_read(call, run)
-        self.enqueue(what, site, run, reads, _uses(made if isinstance(made, (list, tuple)) else (made,)))
+        self.enqueue(what, site, run, reads, uses_of(made if isinstance(made, (list, tuple)) else (made,)))
         return made
 
     def _computed(self, call: Call, what: str, site: Site) -> tuple[Any, Callable[[Operation], Any]]:
@@ -283,12 +290,12 @@ class Operations(TorchDispatchMode):
         """What an operator reads. Of a memory whose elements are tracked, indexing reads those that it takes, which are
         known when it runs.
         """
-        reads = _uses(call.traced)
+        reads = uses_of(call.traced)
         elements = reads[0][0].elements if reads else None
         if elements is None or call.func not in _READS_ELEMENTS or reads[0][1] is not call.host_args[0]:
             return reads, run
         memory, part = reads[0]
-        func, indices, options = call.func, call.host_args[1:], call.host_kwargs
+        func, indices, options = call.operator.compute, call.host_args[1:], call.host_kwargs
 
         def run_and_note(operation: Operation) -> None:
             at = elements.numbers.as_strided(part.size(), part.stride(), part.storage_offset())
@@ -300,7 +307,7 @@ class Operations(TorchDispatchMode):
 
     def _runner(self, call: Call, made: Any = None) -> Callable[[Operation], None]:
         """Carries a call out in its turn, and puts its results into `made`. Where it fails, they stay poison."""
-        device, func, args, kwargs = self.device, call.func, call.host_args, call.host_kwargs
+        device, func, args, kwargs = self.device, call.operator.compute, call.host_args, call.host_kwargs
         if call.operator.is_random:
             func = _seeded(func)
         into = (
@@ -325,7 +332,7 @@ class Operations(TorchDispatchMode):
         device, what, site = self.device, call.operator.name, self.device.sites.here()
         results: list[Any] = []
         operation = self.enqueue(
-            what, site, lambda _: results.append(call.on_host()), _uses(call.traced), _uses(_written(call))
+            what, site, lambda _: results.append(call.on_host()), uses_of(call.traced), uses_of(_written(call))
         )
         device.wait_for(operation.stream, operation.n, operation.stream.now())
         return _each(results[0], lambda values: self.new(values, what, site))
@@ -412,7 +419,8 @@ class Operations(TorchDispatchMode):
         blocks = not (call.args[2] if len(call.args) > 2 else call.kwargs.get("non_blocking", False))
         if type(into) is VirtualTensor and type(source) is VirtualTensor:
             return self._in_place(call)
-        self._check_shapes(call, [into])
+        if into.size() != source.size():
+            self._check_shapes(call, [into])
         site = self.device.sites.here()
         reads: Uses = ((source.memory, source.host_bytes),) if isinstance(source, Traced) else ()
         writes: Uses = ((into.memory, into.host_bytes),) if isinstance(into, Traced) else ()
@@ -459,20 +467,21 @@ class Operations(TorchDispatchMode):
                 )
 
     def _shape(self, call: Call) -> Any:
-        """The results as meta tensors; None where no meta kernel knows them."""
-        key: Any = (call.func, _described(call.host_args), _described(tuple(call.host_kwargs.items())))
+        """The results as tensors of no use but for their shapes, strides and types; None where nothing knows them."""
+        options = call.host_kwargs
+        key: Any = (call.func, _described(call.host_args), _described(options.items()) if options else ())
         try:
             return self.shapes[key]
         except KeyError:
             pass
         except TypeError:
             key = None
-        try:
-            shape = call.func(
-                *_meta(call.host_args), **{name: _meta(value) for name, value in call.host_kwargs.items()}
-            )
-        except NotImplementedError:
-            shape = None
+        shape = _of_zeros(call)
+        if shape is None:
+            try:
+                shape = call.func(*_meta(call.host_args), **{name: _meta(value) for name, value in options.items()})
+            except NotImplementedError:
+                shape = None
         if key is not None:
             self.shapes[key] = shape
         return shape
@@ -501,8 +510,8 @@ def _seeded(func: Any) -> Callable[..., Any]:
 def _nothing(_operation: Operation) -> None: ...
 
 
-def _uses(tensors: Any) -> Uses:
-    return [(tensor.memory, tensor.host_bytes) for tensor in tensors]
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+"""Types of arguments that are no tensors and hold none."""
 
 
 def _on_host(value: Any, traced: list[Any]) -> Any:
@@ -548,13 +557,48 @@ def _poisoned(meta: torch.Tensor) -> torch.Tensor:
     return poison(torch.empty_strided(meta.size(), meta.stride(), dtype=meta.dtype))
 
 
-def _described(value: Any) -> Any:
-    of = type(value)
-    if of is torch.Tensor:
-        return value.size(), value.stride(), value.dtype
-    if of is list or of is tuple:
-        return tuple([_described(item) for item in value])
-    return of, value
+def _described(values: Iterable[Any]) -> tuple[Any, ...]:
+    """What the results' shapes depend on."""
+    return tuple(
+        [
+            (value.size(), value.stride(), value.dtype)
+            if isinstance(value, torch.Tensor)
+            else _described(value)
+            if isinstance(value, (list, tuple))
+            else (type(value), value)
+            for value in values
+        ]
+    )
+
+
+SMALL_ELEMENTS = 4096
+"""Of a tensor with which an operator is tried for its results' shapes."""
+
+
+def _of_zeros(call: Call) -> Any:
+    """The results of a call on zeros of the same shapes and types; None where they are large, or it fails on them. A
+    meta kernel, most of which are in Python, takes fifty times as long for small ones.
+    """
+    if call.operator.is_random or call.operator.way == "blocking":
+        return None
+    try:
+        return call.operator.compute(
+            *_zeros(call.host_args), **{name: _zeros(value) for name, value in call.host_kwargs.items()}
+        )
+    except (RuntimeError, IndexError, ValueError, NotImplementedError):
+        return None
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        size, stride = value.size(), value.stride()
+        extent = 1 + sum([(n - 1) * step for n, step in zip(size, stride, strict=True)]) if value.numel() else 0
+        if extent > SMALL_ELEMENTS:
+            raise ValueError(f"{extent} elements; allowed: {SMALL_ELEMENTS}")
+        return torch.zeros(extent, dtype=value.dtype).as_strided(size, stride)
+    if isinstance(value, (list, tuple)):
+        return [_zeros(item) for item in value]
+    return value
 
 
 def _meta(value: Any) -> Any:

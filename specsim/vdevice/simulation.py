@@ -157,7 +157,7 @@ def _giving(value: Any) -> Callable[..., Any]:
 def _replace_functions(device: Device, operations: Operations, replaced: _Replaced) -> None:
     """What of PyTorch asks for a CUDA of its own before it dispatches."""
     nonzero: Callable[..., Any] = torch.nonzero
-    tensor, as_tensor, to = torch.tensor, torch.as_tensor, torch.Tensor.to
+    tensor, as_tensor, to = _undispatched(torch.tensor), torch.as_tensor, torch.Tensor.to
 
     def tensor_(
         data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
@@ -171,14 +171,15 @@ def _replace_functions(device: Device, operations: Operations, replaced: _Replac
             made = tensor(data, dtype=dtype)
         if pin_memory:
             return operations.pinned(made, "tensor")
-        made = to_(made, device) if _is_cuda(device) else made
+        made = operations.uploaded(made) if _is_cuda(device) else made
         return made.requires_grad_() if requires_grad else made
 
     def as_tensor_(data: Any, dtype: Any = None, device: Any = None) -> Any:
         if isinstance(data, torch.Tensor):
             return data.to(device=data.device if device is None else device, dtype=dtype or data.dtype)
-        made = as_tensor(data, dtype=dtype)
-        return to_(made, device) if _is_cuda(device) else made
+        if _is_cuda(device):
+            return operations.uploaded(tensor(data, dtype=dtype))
+        return as_tensor(data, dtype=dtype)
 
     def to_(self: Any, *args: Any, **kwargs: Any) -> Any:
         target, dtype, options = _target(args, kwargs)
@@ -213,6 +214,8 @@ def _replace_functions(device: Device, operations: Operations, replaced: _Replac
     replaced.put(torch, "tensor", tensor_)
     replaced.put(torch, "nonzero", nonzero_)
     replaced.put(torch, "as_tensor", as_tensor_)
+    for name in ("empty", "zeros", "ones", "full", "arange"):
+        replaced.put(torch, name, _factory(name, operations))
     for name, method in {
         "to": to_,
         "cuda": cuda_,
@@ -223,12 +226,50 @@ def _replace_functions(device: Device, operations: Operations, replaced: _Replac
         replaced.put(torch.Tensor, name, method)
 
 
+def _undispatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of PyTorch on tensors of the host alone, without a way through Python for each operator in it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        guard = torch._C._DisableTorchDispatch()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            del guard
+
+    return call
+
+
+def _factory(name: str, operations: Operations) -> Callable[..., Any]:
+    """A factory of PyTorch that makes tensors of the device itself: the way through PyTorch's dispatcher and back takes
+    as long again.
+    """
+    original: Callable[..., Any] = getattr(torch, name)
+    on_host = _undispatched(original)
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if not _is_cuda(kwargs.get("device")) or kwargs.get("out") is not None or kwargs.get("requires_grad"):
+            return original(*args, **kwargs)
+        kwargs["device"] = _CPU
+        kwargs.pop("pin_memory", None)
+        return operations.made(on_host(*args, **kwargs), name)
+
+    return make
+
+
+_CPU = torch.device("cpu")
+
+
 def _is_cuda(device: Any) -> bool:
+    of = type(device)
+    if of is torch.device:
+        return device.type == "cuda"  # type: ignore[no-any-return]
     return device is not None and torch.device(device).type == "cuda"
 
 
 def _target(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """The device, the type and the other options of a call of `Tensor.to`."""
+    if len(args) == 1 and not kwargs and type(args[0]) is torch.dtype:
+        return None, args[0], {}
     options = dict(kwargs)
     device, dtype = options.pop("device", None), options.pop("dtype", None)
     other = options.pop("other", None)

@@ -7,6 +7,7 @@ refuses without CUDA.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -19,16 +20,15 @@ from specsim.vdevice.history import Memory
 aten = torch.ops.aten
 POISON = -0x5EAD
 """What integers hold before their turn: odd, negative, and no index. Floats hold NaN."""
-_POISON = {torch.bool: True, torch.uint8: 0xAD, torch.int8: -0x53}
+_POISON: dict[torch.dtype, bool | int | float] = {torch.bool: True, torch.uint8: 0xAD, torch.int8: -0x53}
 _POISON |= dict.fromkeys((torch.uint16, torch.uint32, torch.uint64), 0xA153)
+_POISON |= dict.fromkeys((torch.int16, torch.int32, torch.int64), POISON)
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
     """Fill a CPU tensor with what nobody has written."""
-    of = tensor.dtype
-    value = float("nan") if of.is_floating_point or of.is_complex else _POISON.get(of, POISON)
     try:
-        return tensor.fill_(value)
+        return tensor.fill_(_POISON.get(tensor.dtype, math.nan))
     except NotImplementedError:  # numbers of less than a byte
         torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).fill_(0xAD)
         return tensor
@@ -138,7 +138,7 @@ class VirtualTensor(Traced):
         return False
 
     def record_stream(self, s: Any) -> None:
-        self.memory.lent_to.add(s.index)
+        self.memory.lent_to |= {s.index}
 
     def contiguous(self, memory_format: Any = torch.contiguous_format) -> Any:
         if self.is_contiguous(memory_format=memory_format):

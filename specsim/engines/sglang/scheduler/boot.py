@@ -24,7 +24,7 @@ from specsim.engines.sglang.scheduler.clock import Surroundings
 from specsim.engines.sglang.scheduler.fakes import DriftError, NotRunError
 from specsim.engines.sglang.scheduler.families import Family, family_of
 from specsim.engines.sglang.scheduler.options import Options
-from specsim.engines.sglang.scheduler.outputs import Output, Pool, outputs_of
+from specsim.engines.sglang.scheduler.outputs import Output, Pool, take
 from specsim.engines.sglang.scheduler.worker import Memory, Worker
 
 PACKAGE = "sglang"
@@ -79,7 +79,7 @@ class Booted:
         if refusal := family.refusal(options):
             raise NotRunError(refusal)
         self.family, self.options, self.device, self.surroundings = family, options, device, surroundings
-        self.sent: list[Any] = []  # what the scheduler sent to the tokenizer, in order
+        self._outputs: dict[str, Output] = {}  # what the scheduler sent to the tokenizer so far
         self.iteration = 0  # of the loop, counted from the last reset
         self.retractions = 0
         self.requests: dict[str, Any] = {}  # the scheduler's Req by id, as last seen
@@ -171,7 +171,7 @@ class Booted:
         self.family.reset(self.scheduler)
         torch.cuda.synchronize()
         self.worker.restart(accept)
-        self.sent.clear()
+        self._outputs.clear()
         self.requests.clear()
         self.iteration = self.retractions = 0
 
@@ -189,7 +189,7 @@ class Booted:
 
     def outputs(self) -> dict[str, Output]:
         """What has been sent of each request, by its id."""
-        return outputs_of(self.sent)
+        return self._outputs
 
     def pools(self) -> list[Pool]:
         """Slots and rows as the allocator and the cache count them."""
@@ -219,7 +219,7 @@ class Booted:
         return arriving
 
     def _send(self, message: Any, *_arguments: Any) -> None:
-        self.sent.append(message)
+        take(self._outputs, message)
 
     # ---- what arrives
 

@@ -6,6 +6,7 @@ when they are asked for what they were not given (`fakes.Answers`); anything els
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import sys
@@ -298,8 +299,7 @@ class Family:
         """A TokenizedGenerateReqInput; what it has no default for and was not given is None."""
         made = _module("managers.io_struct").TokenizedGenerateReqInput
         if hasattr(made, "__struct_fields__"):
-            required = [field.name for field in msgspec.structs.fields(made) if field.required]
-            fields = {**dict.fromkeys(required), **fields}
+            fields = {**dict.fromkeys(_required(made)), **fields}
         if "array" in str(made.__annotations__.get("input_ids")):
             fields["input_ids"] = array("q", fields["input_ids"])
         return made(**fields)
@@ -404,6 +404,12 @@ def _is_there(name: str) -> bool:
         return importlib.util.find_spec(f"sglang.srt.{name}") is not None
     except ModuleNotFoundError:  # nor is its package
         return False
+
+
+@functools.cache
+def _required(struct: type) -> tuple[str, ...]:
+    """The fields of a struct that have no default."""
+    return tuple(field.name for field in msgspec.structs.fields(struct) if field.required)
 
 
 def _module(name: str) -> ModuleType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,19 +35,16 @@ class Pool:
         return self.free + self.cached == self.size
 
 
-def outputs_of(sent: Sequence[Any]) -> dict[str, Output]:
-    """By request id, from the messages in the order in which they were sent."""
-    outputs: dict[str, Output] = {}
-    for message in sent:
-        kind = type(message).__name__
-        if kind == "BatchTokenIDOutput":
-            for i, rid in enumerate(message.rids):
-                outputs[rid] = _continued(outputs.get(rid, Output(rid)), message, i)
-        elif kind == "AbortReq":
-            seen = outputs.get(message.rid, Output(message.rid))
-            reason = message.finished_reason or {"type": "abort"}
-            outputs[message.rid] = replace(seen, finish_reason=reason, finishes=seen.finishes + 1)
-    return outputs
+def take(outputs: dict[str, Output], message: Any) -> None:
+    """Enter one more message that the scheduler sent, by request id."""
+    kind = type(message).__name__
+    if kind == "BatchTokenIDOutput":
+        for i, rid in enumerate(message.rids):
+            outputs[rid] = _continued(outputs.get(rid, Output(rid)), message, i)
+    elif kind == "AbortReq":
+        seen = outputs.get(message.rid, Output(message.rid))
+        reason = message.finished_reason or {"type": "abort"}
+        outputs[message.rid] = replace(seen, finish_reason=reason, finishes=seen.finishes + 1)
 
 
 def _continued(seen: Output, message: Any, i: int) -> Output:

@@ -154,7 +154,7 @@ class Worker(Fake):
 
         def extend(access: Any) -> None:
             given = access.host(inputs).tolist()
-            out, last = access.host(tokens), access.host(bonus)
+            out, last = access.host(tokens).numpy(), access.host(bonus).numpy()
             first = 0
             for i, (seat, row, length) in enumerate(self._rows(access, "extend", seats, pool, lengths)):
                 token = (
@@ -171,6 +171,12 @@ class Worker(Fake):
     ) -> int:
         slots = self._slots(access, "extend", seat, row, 0, length)
         prefix = self._read_prefix(access, "extend", seat, slots, start)
+        known = seat.prefixes.prompt[start:length]
+        is_known = start < length and given[first : first + length - start] == known
+        if is_known and self.memory.mapping is None and prefix == seat.prefixes.of(start):
+            # What is computed is what is expected.
+            self.memory.full[slots[start:]] = seat.prefixes.first(length)[start:]
+            return next_token(seat.prefixes.of(length))
         for position in range(start, length):
             token = int(given[first + position - start])
             if token < 0:
@@ -195,27 +201,27 @@ class Worker(Fake):
         accepted, new_lengths = _unwritten(size, torch.int32), _unwritten(size, lengths.dtype)
 
         def draft(access: Any) -> None:
-            out = access.host(slots)
+            out = access.host(slots).numpy()
             for i, (seat, row, length) in enumerate(self._rows(access, "draft", seats, pool, lengths, count)):
                 if row is None:
                     out[i * count : (i + 1) * count] = 0
                     continue
                 drafted = self._slots(access, "draft", seat, row, length, length + count)
-                out[i * count : (i + 1) * count] = torch.from_numpy(drafted)
+                out[i * count : (i + 1) * count] = drafted
                 if seat.is_read and not drafted.all():
                     position = length + int(np.argmin(drafted))
                     self._content("draft", "full", seat, position, 0, seat.prefixes.of(position + 1), UNWRITTEN)
 
         def verify(access: Any) -> None:
             where, given = access.host(slots).tolist(), access.host(bonus).tolist()
-            out, out_last = access.host(tokens), access.host(last)
-            out_accepted, out_lengths = access.host(accepted), access.host(new_lengths)
+            out, out_last = access.host(tokens).numpy(), access.host(last).numpy()
+            out_accepted, out_lengths = access.host(accepted).numpy(), access.host(new_lengths).numpy()
             for i, (seat, row, length) in enumerate(self._rows(access, "verify", seats, pool, lengths, count)):
                 kept = [FALLBACK] * seat.accepted
                 if row is not None:
                     self._check_grammar(seat, length)
                     kept = self._verify_row(access, seat, row, length, given[i], where[i * count : (i + 1) * count])
-                out[i * count : (i + 1) * count] = torch.tensor([*kept, *[0] * (count - len(kept))])
+                out[i * count : (i + 1) * count] = [*kept, *[0] * (count - len(kept))]
                 out_last[i], out_accepted[i], out_lengths[i] = kept[-1], len(kept), length + len(kept)
 
         def draft_extend(access: Any) -> None:
@@ -320,8 +326,9 @@ class Worker(Fake):
     def _slots(self, access: Any, phase: str, seat: _Seat, row: int, low: int, high: int) -> Ints:
         """int64 [high - low]: the slots of these positions of a row, now; 0 for what is none of the pool's."""
         rows = self.memory.rows
-        access.read(rows, torch.arange(row * rows.shape[1] + low, row * rows.shape[1] + high), seat.matters)
-        slots: Ints = access.host(rows)[row, low:high].numpy().astype(np.int64)
+        start = row * rows.shape[1]
+        access.read(rows, np.arange(start + low, start + high), seat.matters)
+        slots: Ints = access.host(rows).numpy()[row, low:high].astype(np.int64)
         outside = (slots < 0) | (slots >= len(self.memory.full))
         if outside.any():
             self._bad(phase, seat, "req_to_token", int(slots[outside][0]))
@@ -337,7 +344,7 @@ class Worker(Fake):
         prefix = self._compared(phase, "full", seat, slots[:count], expected, read, 0)
         if memory.mapping is not None:
             low = max(0, count + 1 - memory.window_size)
-            access.read(memory.mapping, torch.from_numpy(slots[low:count]), seat.matters)
+            access.read(memory.mapping, slots[low:count], seat.matters)
             within = access.host(memory.mapping).numpy()[slots[low:count]]
             read = memory.window[within]
             if len(within):
@@ -347,7 +354,7 @@ class Worker(Fake):
     def _compared(
         self, phase: str, pool: str, seat: _Seat, slots: Ints, expected: Ints, read: Ints, low: int, prefix: int = -1
     ) -> int:
-        if np.array_equal(read, expected):
+        if (read == expected).all():
             return int(read[-1]) if prefix < 0 else prefix
         bad = int(np.argmax(read != expected))
         self._content(phase, pool, seat, low + bad, int(slots[bad]), int(expected[bad]), int(read[bad]))
@@ -357,7 +364,7 @@ class Worker(Fake):
         memory = self.memory
         memory.full[slot] = kv
         if memory.mapping is not None:
-            access.read(memory.mapping, torch.tensor([slot]), seat.matters)
+            access.read(memory.mapping, [slot], seat.matters)
             memory.window[int(access.host(memory.mapping)[slot])] = kv
 
     def _content(
