@@ -104,16 +104,14 @@ class _Memories:
         for tensor in traced:
             memory, part = tensor.memory, tensor.host_bytes
             by_memory.setdefault(id(memory), (memory, part))
-            if part.is_contiguous() and part.numel() == _whole(memory, part).numel():
+            if part.nbytes == part.untyped_storage().nbytes() and part.is_contiguous():
                 covered.add(id(memory))
         for memory, part in device.addressed.values():
             by_memory.setdefault(id(memory), (memory, part))
         self.uses = list(by_memory.values())
-        self.storages = [_whole(memory, part) for memory, part in self.uses]
-        self.extra = [
-            whole for (memory, _), whole in zip(self.uses, self.storages, strict=True) if id(memory) not in covered
-        ]
-        self.spans = [(whole.data_ptr(), whole.data_ptr() + whole.nbytes) for whole in self.storages]
+        self.uncovered = [use for use in self.uses if id(use[0]) not in covered]
+        storages = [part.untyped_storage() for _, part in self.uses]
+        self.spans = [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
 
     def begin(self) -> None:
         """The launch's turn has come."""
@@ -121,9 +119,10 @@ class _Memories:
         self.strays: list[str] = []
         self.places: dict[int, int] = {}  # by span of the interpreter, which of the memories it lies in
         self.before: dict[int, torch.Tensor] = {}
-        for i, (memory, _) in enumerate(self.uses):
+        self.extra = [_whole(memory, part) for memory, part in self.uncovered]
+        for i, (memory, part) in enumerate(self.uses):
             if memory.elements is not None and memory.elements.changes_only:
-                self.before[i] = self.storages[i].clone()
+                self.before[i] = _whole(memory, part).clone()
 
     def note_addresses(self, addresses: Array, *, is_write: bool) -> None:
         """[n] addresses of elements, each in one of the storages."""
@@ -148,7 +147,7 @@ class _Memories:
             if memory.elements is not None:
                 elements = np.unique(np.concatenate(offsets) // part.element_size())
                 if is_write and i in self.before:
-                    elements = memory.elements.written(self.storages[i], self.before[i], elements)
+                    elements = memory.elements.written(_whole(memory, part), self.before[i], elements)
             (memory.write if is_write else memory.read)(by, self.device.report, elements)
         for stray in self.strays:
             self.device.strayed(by, stray)

@@ -436,6 +436,8 @@ class Operations(TorchDispatchMode):
 
     def _on_one_device(self, call: Call) -> Call:
         """The call with what the host's single numbers hold now. Raises RuntimeError for other tensors of the host."""
+        if _OF_DEVICE.issuperset(map(type, call.args)):
+            return call
         numbers = []
         for i, value in enumerate(call.args):
             of = type(value)
@@ -512,6 +514,7 @@ def _nothing(_operation: Operation) -> None: ...
 
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
 """Types of arguments that are no tensors and hold none."""
+_OF_DEVICE = _PLAIN | {VirtualTensor}
 
 
 def _on_host(value: Any, traced: list[Any]) -> Any:

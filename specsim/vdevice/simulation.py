@@ -158,6 +158,7 @@ def _replace_functions(device: Device, operations: Operations, replaced: _Replac
     """What of PyTorch asks for a CUDA of its own before it dispatches."""
     nonzero: Callable[..., Any] = torch.nonzero
     tensor, as_tensor, to = _undispatched(torch.tensor), torch.as_tensor, torch.Tensor.to
+    uploaded = _undispatched(operations.uploaded)
 
     def tensor_(
         data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
@@ -171,14 +172,14 @@ def _replace_functions(device: Device, operations: Operations, replaced: _Replac
             made = tensor(data, dtype=dtype)
         if pin_memory:
             return operations.pinned(made, "tensor")
-        made = operations.uploaded(made) if _is_cuda(device) else made
+        made = uploaded(made) if _is_cuda(device) else made
         return made.requires_grad_() if requires_grad else made
 
     def as_tensor_(data: Any, dtype: Any = None, device: Any = None) -> Any:
         if isinstance(data, torch.Tensor):
             return data.to(device=data.device if device is None else device, dtype=dtype or data.dtype)
         if _is_cuda(device):
-            return operations.uploaded(tensor(data, dtype=dtype))
+            return uploaded(tensor(data, dtype=dtype))
         return as_tensor(data, dtype=dtype)
 
     def to_(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -227,7 +228,7 @@ def _replace_functions(device: Device, operations: Operations, replaced: _Replac
 
 
 def _undispatched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of PyTorch on tensors of the host alone, without a way through Python for each operator in it."""
+    """A function in which PyTorch's operators are those of the host, without a way through Python for each."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         guard = torch._C._DisableTorchDispatch()
@@ -244,14 +245,14 @@ def _factory(name: str, operations: Operations) -> Callable[..., Any]:
     as long again.
     """
     original: Callable[..., Any] = getattr(torch, name)
-    on_host = _undispatched(original)
+    made = _undispatched(lambda args, kwargs: operations.made(original(*args, **kwargs), name))
 
     def make(*args: Any, **kwargs: Any) -> Any:
         if not _is_cuda(kwargs.get("device")) or kwargs.get("out") is not None or kwargs.get("requires_grad"):
             return original(*args, **kwargs)
         kwargs["device"] = _CPU
         kwargs.pop("pin_memory", None)
-        return operations.made(on_host(*args, **kwargs), name)
+        return made(args, kwargs)
 
     return make
 

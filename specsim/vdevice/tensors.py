@@ -150,11 +150,6 @@ class VirtualTensor(Traced):
         return aten.unbind.int(found, 1) if as_tuple else found
 
     def __getitem__(self, indices: Any) -> Any:
-        of = type(indices)
-        if of is slice:
-            return _sliced(self, 0, indices)
-        if of is int:
-            return _dispatched(aten.select.int, self, 0, indices)
         view, tensors = _indexed(self, indices)
         return view if tensors is None else _dispatched(aten.index.Tensor, view, _on_device(tensors))
 
@@ -175,7 +170,9 @@ class VirtualTensor(Traced):
             return
         if not isinstance(value, VirtualTensor):
             value = value.to(device=CUDA, dtype=self.dtype, non_blocking=value.dim() == 0)
-        _dispatched(aten.index_put_.default, view, _on_device(tensors), value.to(self.dtype))
+        if value.dtype != self.dtype:
+            value = value.to(self.dtype)
+        _dispatched(aten.index_put_.default, view, _on_device(tensors), value)
 
 
 class HostTensor(Traced):
@@ -214,8 +211,16 @@ def _indexed(tensor: Any, indices: Any) -> tuple[Any, list[Any] | None]:
     """The view that integers, slices, None and Ellipsis make, and for each of its axes the tensor that indexes it;
     None where there is none.
     """
+    if type(indices) is VirtualTensor and indices.dim():
+        return tensor, [indices]
     if not isinstance(indices, tuple):
         indices = (indices,)
+    if all(map(_is_plain, indices)):
+        guard = torch._C._DisableTorchDispatch()
+        try:
+            return virtual(tensor.host_bytes[indices], tensor.memory, tensor.lease), None
+        finally:
+            del guard
     taken = sum(_axes(index) for index in indices)
     view, axis = tensor, 0
     tensors: list[Any] = []
@@ -246,6 +251,17 @@ def _indexed(tensor: Any, indices: Any) -> tuple[Any, list[Any] | None]:
         else:  # a tensor without axes, too: PyTorch reads it
             view = _dispatched(aten.select.int, view, axis, int(index))
     return view, (tensors if any(index is not None for index in tensors) else None)
+
+
+def _is_plain(index: Any) -> bool:
+    """Whether an index is an integer, a slice of integers, None or Ellipsis."""
+    of = type(index)
+    if of is slice:
+        return type(index.start) in _BOUNDS and type(index.stop) in _BOUNDS and type(index.step) in _BOUNDS
+    return of is int or index is None or index is Ellipsis
+
+
+_BOUNDS = (int, type(None))
 
 
 def _axes(index: Any) -> int:
