@@ -11,11 +11,13 @@ from typing import Any
 from specsim.choices.chooser import Chooser
 from specsim.engines.probe import Broken
 from specsim.engines.real_scheduler import (
+    MODEL,
     Answer,
     Pools,
     RequestState,
     Seen,
     Setup,
+    Step,
     TreeNode,
     Turn,
     WrongContent,
@@ -74,7 +76,7 @@ class ToyScheduler:
         self.setup, self.defect = setup, defect
         self.seen = Seen()
         self._requests: dict[str, _Request] = {}
-        self._paused = False
+        self._paused = self._records = False
         self._sessions: dict[str, tuple[int, ...]] = {}
 
     def decode(self, prompt: Sequence[int], count: int) -> list[int]:
@@ -122,16 +124,40 @@ class ToyScheduler:
     def close_session(self, name: str) -> Any:
         return lambda: None
 
+    def record(self) -> None:
+        self._records = True
+
     def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
         iteration = 0
         while (messages := script(iteration)) is not None:
+            self._note(Step("host", "mark", f"iteration {iteration}"))
             for message in messages:
                 message()
             for request in self._requests.values():
                 if not request.reason and not self._paused:
+                    self._note_pass(request)
                     self._step(request, 1 + chooser.choose(self.setup.draft_tokens, "accept"))
                     self.seen.batches.append(f"{iteration:4} decode {request.rid}")
             iteration += 1
+
+    def _note(self, *steps: Step) -> None:
+        self.seen.steps += steps if self._records else ()
+
+    def _note_pass(self, request: _Request) -> None:
+        """A row is written on one stream, and read by the model on another, which waits for it."""
+        number = 1 + sum(step.kind == "launch" for step in self.seen.steps)
+        n, write = (number + 1) // 2, "Rows.write at toy.py:7"
+        self._note(
+            Step("host", "launch", "copy_", write, number, "schedule"),
+            Step("schedule", "run", "copy_", write, number, "schedule", n),
+            Step("host", "mark", "decode", who=request.rid),
+            Step("forward", "order", "wait for schedule", "run_batch at toy.py:8", 0, "schedule", n),
+            Step("host", "launch", "verify", MODEL, number + 1, "forward"),
+            Step("host", "wait", "wait for forward", "results at toy.py:9", 0, "forward", n, len(self.seen.steps) + 6),
+            Step("forward", "run", "verify", MODEL, number + 1, "forward", n),
+        )
+        if self._records and self.defect == "race":
+            self.seen.device_at.append((number, number + 1))
 
     def _step(self, request: _Request, accepted: int) -> None:
         if self.defect == "raises":

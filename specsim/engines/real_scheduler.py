@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from specsim.engines.probe import Broken
 
@@ -175,6 +175,32 @@ class Pools:
     nodes: list[TreeNode] | None = None
 
 
+MODEL, RESULT = "the model", "what the model returns"
+"""Where the fake model does something."""
+
+
+class Step(NamedTuple):
+    """One thing that the host or a stream did. Time goes from one to the next.
+
+    `lane`    "host", or the name of a stream
+    `kind`    "launch": the host launches operation `number` for `stream`; "run": its stream runs it, as its `n`-th;
+              "order": `lane` has to wait for the `n`-th of `stream`; "wait": the host waits for that, up to step `end`;
+              "access": the host reads or writes memory that copies reach; "mark": `what` begins, of the requests `who`
+    `what`    the operation
+    `where`   FUNCTION at FILE:LINE of the target, MODEL, RESULT, or "" for none of these
+    """
+
+    lane: str
+    kind: str
+    what: str
+    where: str = ""
+    number: int = 0
+    stream: str = ""
+    n: int = 0
+    end: int = 0
+    who: str = ""
+
+
 @dataclass(slots=True)
 class Seen:
     """What a run left besides the scheduler's state.
@@ -183,6 +209,8 @@ class Seen:
     `device`    what the virtual device found: violations of S2, X6 and their kin
     `batches`   a line for each launch: iteration, kind, requests, accepted
     `retracted` how many retractions there were, `evicted` how many slots left the tree, `rejected` requests
+    `steps`     of a run that was to be recorded, all that the host and the streams did; then `content_at` has for each
+                of `contents` the number of the operation that read it, `device_at` those of the accesses of `device`
     """
 
     contents: list[WrongContent] = field(default_factory=list)
@@ -190,6 +218,9 @@ class Seen:
     batches: list[str] = field(default_factory=list)
     retracted: int = 0
     evicted: int = 0
+    steps: list[Step] = field(default_factory=list)
+    content_at: list[int] = field(default_factory=list)
+    device_at: list[tuple[int, ...]] = field(default_factory=list)
 
 
 class StartedScheduler(Protocol):
@@ -231,6 +262,10 @@ class StartedScheduler(Protocol):
         """Run the scheduler's loop on a device that the chooser moves; `script` gives the messages that arrive at an
         iteration, None to end the loop. What the scheduler raises comes out.
         """
+        ...
+
+    def record(self) -> None:
+        """Have the next run recorded, step by step."""
         ...
 
     @property

@@ -5,6 +5,8 @@ process "engine", requests of "requests", where a slice is a state of the reques
 its work and on to where its result is taken, and between the two events whose order matters. Counters: slots by owner,
 free slots, launches in flight. A broken rule is an instant over everything.
 
+Of a release's scheduler, columns of its page are the steps, and streams the threads.
+
 What has no events, a case of an operation or of a probe and a schedule that ended before its first event, is one slice
 with its arguments and results.
 """
@@ -24,7 +26,8 @@ Event = dict[str, Any]
 
 def trace_of(payload: Mapping[str, Any]) -> dict[str, Any]:
     """The trace of a finding's payload (`specsim.report.page`)."""
-    events = list(_of_schedule(payload) if payload.get("events") else _of_call(payload))
+    made = _of_schedule if payload.get("events") else _of_streams if payload["kind"] == "streams" else _of_call
+    events = list(made(payload))
     about = {**payload["finding"], "command": payload["command"], "specsim": payload["specsim"]}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
@@ -36,6 +39,32 @@ def _of_schedule(payload: Mapping[str, Any]) -> Iterator[Event]:
     yield from _arrows(payload)
     yield from _counters(payload["changes"])
     yield from _instants(payload["violations"])
+
+
+def _of_streams(payload: Mapping[str, Any]) -> Iterator[Event]:
+    """A column is a step."""
+    yield from _names(payload["lanes"], [request["rid"] for request in payload["requests"]])
+    for box in payload["boxes"]:
+        yield {
+            "ph": "X",
+            "name": f"{box['mark']}: {box['name']}" if box["mark"] else box["name"],
+            "cat": box["kind"],
+            **_span(box["from"], box["to"] + 1, _ENGINE, 1 + box["lane"]),
+            "args": {"what": box["more"], "where": box["where"]},
+        }
+    for tid, request in enumerate(payload["requests"], 1):
+        about = {"asks": request["text"], "end": request["end"]}
+        at = _span(request["from"], request["to"], _REQUESTS, tid)
+        yield {"ph": "X", "name": request["rid"], "cat": "life", **at, "args": about}
+    pair = {"id": 1, "name": "nothing orders them", "cat": "pair"}
+    marked = {box["mark"]: box for box in payload["boxes"]}
+    for phase, mark in (("s", 1), ("f", 2)) if len(payload["pair"]) == 2 else ():
+        box = marked[mark]
+        yield {"ph": phase, **pair, "ts": box["from"] * STEP_US, "pid": _ENGINE, "tid": 1 + box["lane"]}
+
+
+def _span(start: int, end: int, pid: int, tid: int) -> dict[str, int]:
+    return {"ts": start * STEP_US, "dur": max(end - start, 1) * STEP_US - STEP_US + SLICE_US, "pid": pid, "tid": tid}
 
 
 def _of_call(payload: Mapping[str, Any]) -> Iterator[Event]:

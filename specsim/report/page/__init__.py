@@ -2,7 +2,8 @@
 
 What a page shows lies in it as JSON, `<script type="application/json" id="payload">`, format specsim.page/1:
 
-    format, kind         "specsim.page/1"; "schedule", "case" (of an operation) or "probe" (of a worker's function)
+    format, kind         "specsim.page/1"; "schedule", "case" (of an operation), "probe" (of a worker's function) or
+                         "streams" (of a release's scheduler)
     finding              rule, rule_label, sentence, severity, title, target, found_on, signature, where, part, who,
                          expected, actual, verdict: texts, "" for none; `rule_label` has the rule's name and number
     command              what replays it
@@ -27,6 +28,18 @@ A schedule also has
 and a case has `tensors`, [{name, role, shape, indices, first, values, expected, defined, differs, count, note}, ...]:
 rows, by their leading `indices`, and columns from `first` on, of a window that holds the first difference; `role` is
 "input", "output" or "expected" (of an implementation that raised), `count` how many elements differ in all.
+
+A page of streams has what the host, the streams and the requests do over `columns` of time:
+
+    lanes                names, the host first
+    iterations           [{number, from}, ...]: the column at which each begins
+    boxes                [{lane, from, to, name, more, where, kind, mark}, ...], kind "launch", "wait", "access" or
+                         "run"; `mark` is the number of one of `pair` that it is, or 0
+    links                [{kind, lane, from, to_lane, to}, ...] between columns of lanes: "run" from a launch to where
+                         it runs, "order" of a stream behind another, "wait" of the host for a stream
+    pair                 [{mark, column, text}, ...]: the accesses that the finding is about
+    requests             [{rid, text, from, to, end, abort, passes, wrong}, ...]: columns of its arrival, its end and
+                         the abort that its user sent (-1 for none), why it ended ("" for not), [{at, kind}, ...]
 
 Texts are as a reader may see them: control characters, invisible ones and halves of surrogate pairs are spelled out,
 integers that JavaScript would round and floats that JSON lacks are texts.

@@ -30,6 +30,8 @@
     byId("copy").textContent = "Copied";
     setTimeout(() => (byId("copy").textContent = "Copy"), 1500);
   });
+  const track = byId("track"), aim = byId("access1") || byId("access2") || byId("wrong");
+  if (track && aim) track.scrollLeft = aim.getBBox().x + Math.min(aim.getBBox().width, track.clientWidth) / 2 - track.clientWidth / 2;
   if (P.kind !== "schedule" || !P.events.length) return;
 
   // States: what each event changed, applied to a copy of every 64th state.

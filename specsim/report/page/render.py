@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from specsim.report.page.lanes import lanes_of
 from specsim.report.page.plain import in_html
 from specsim.report.page.tensors import shade
 
@@ -55,10 +56,10 @@ def _hash_of(text: str) -> str:
 
 def body_of(payload: Mapping[str, Any]) -> str:
     kind = payload["kind"]
-    middle = _schedule(payload) if kind == "schedule" else _case(payload) if kind == "case" else ""
+    middle = _MIDDLES[kind](payload) if kind in _MIDDLES else ""
     return "\n".join(
         [
-            f'<a class="skip" href="#{"transport" if kind == "schedule" else "about"}">Skip the summary</a>',
+            f'<a class="skip" href="#{_STARTS.get(kind, "about")}">Skip the summary</a>',
             _header(payload),
             "<main>",
             middle,
@@ -173,6 +174,10 @@ def _has_a_shade(value: Any) -> bool:
 
 def _number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(int(value) if isinstance(value, bool) else value)
+
+
+_STARTS = {"schedule": "transport", "streams": "lanes"}
+_MIDDLES = {"schedule": _schedule, "case": _case, "streams": lanes_of}
 
 
 def _source(source: Mapping[str, Any] | None) -> str:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from specsim import interrupts, replay_file
 from specsim.choices.shrinker import Shrinker
 from specsim.errors import UsageError
@@ -18,7 +16,7 @@ from specsim.tiers.messages import At, Check, End, Failure, Replay, Replayed, Re
 from specsim.tiers.scheduler import rules
 from specsim.tiers.scheduler.forks import Ended, NotStarted, Outcome, Ran, Starters, Wanted, tape_of, wanted
 from specsim.tiers.scheduler.rules import Violation
-from specsim.tiers.scheduler.schedule import Record
+from specsim.tiers.scheduler.schedule import Record, plain_violation
 from specsim.tiers.scheduler.setups import SETUPS
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
@@ -292,13 +290,20 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
     stored = _stored(work.file)
     target, starters = _started(request, messages)
     try:
-        outcome = starters.run(Wanted(tuple(stored.tape), seconds=request.hang_seconds))
+        outcome = starters.run(Wanted(tuple(stored.tape), seconds=request.hang_seconds, records=work.record))
     finally:
         starters.close()
+    messages.send(Replayed(answer=answer_of(target, stored, outcome, records=work.record)))
+
+
+def answer_of(
+    target: SchedulerTarget, stored: SchedulerReplay, outcome: Outcome, *, records: bool = False
+) -> dict[str, Any]:
+    """What a schedule showed, as JSON; with what a page shows of one that was recorded."""
     if isinstance(outcome, NotStarted):
-        messages.send(Replayed(answer={"judged": False, "why": outcome.why}))
-        return
+        return {"judged": False, "why": outcome.why}
     record = outcome.record if isinstance(outcome, Ran) else None
+    violations = violations_of(outcome)
     answer = {
         "judged": True,
         "same_source": target.source_hash == stored.source_hash,
@@ -309,11 +314,12 @@ def replay(request: Request, work: Replay, messages: Messages) -> None:
         "events": list(record.events) if record else [],
         "where": target.where,
         "code": [{"name": "scheduler", "where": target.where, "source_hash": target.source_hash}],
-        "violations": [
-            {**msgspec.to_builtins(violation), "signature": violation.signature} for violation in violations_of(outcome)
-        ],
+        "violations": [{**plain_violation(violation), "signature": violation.signature} for violation in violations],
     }
-    messages.send(Replayed(answer=answer))
+    if records and record is not None:
+        blamed = {violation.signature: violation.at for violation in violations}
+        answer["recording"] = {"steps": record.steps, "lives": record.lives, "blamed": blamed}
+    return answer
 
 
 def _started(request: Request, messages: Messages) -> tuple[Any, Starters]:

@@ -39,12 +39,15 @@ _SIZE = struct.Struct(">I")
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A schedule: choices that are made already, and where the others come from: `index` of a seed, or zeros (-1)."""
+    """A schedule: choices that are made already, and where the others come from: `index` of a seed, or zeros (-1).
+    With `records` each step is noted.
+    """
 
     tape: tuple[int, ...]
     seed: int = 0
     index: int = -1
     seconds: float = 60.0
+    records: bool = False
 
     def chooser(self) -> RecordingChooser:
         if self.index < 0:
@@ -180,7 +183,7 @@ def _run_in_fork(started: StartedScheduler, number: int, schedule: Wanted, share
         chooser.choose(len(SETUPS), "setup")
         outcome: Outcome
         try:
-            outcome = Ran(run_schedule(started, SETUPS[number], chooser))
+            outcome = Ran(run_schedule(started, SETUPS[number], chooser, records=schedule.records))
         except Exception as error:  # what the scheduler raises is a violation: this is of the adapter
             outcome = NotStarted(f"its adapter fails: {described(error)}, {_place(error)}")
         content = msgspec.json.encode(outcome)

@@ -60,7 +60,8 @@ def signature_of(rule: str, part: str) -> str:
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """A rule that a schedule breaks. `part` is what is to blame, without line numbers; `who` the request; `where` is
-    FILE:LINE or ""; `harmless` says that no token was wrong.
+    FILE:LINE or ""; `harmless` says that no token was wrong; `at` are the operations
+    that are to blame, in a schedule that was recorded.
     """
 
     rule: str
@@ -71,6 +72,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     where: str = ""
     details: tuple[str, ...] = ()
     harmless: bool = False
+    at: tuple[int, ...] = ()
 
     @property
     def signature(self) -> str:

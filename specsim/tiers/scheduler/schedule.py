@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from specsim.engines.real_scheduler import Step
 from specsim.errors import described
 from specsim.rules.failures import HOST_EXCEPTION
 from specsim.tiers.scheduler import rules
@@ -24,6 +26,18 @@ if TYPE_CHECKING:
 WRONG = frozenset((rules.VISIBLE_OUTPUTS.id, rules.TREE_CONTENT.id))
 """Beside a content that is read: with one of them a race is not harmless."""
 
+STEPS_MAX = 20_000
+"""That a record holds of a schedule which was recorded: far more than one that was shrunk has."""
+
+
+class Life(NamedTuple):
+    """A request: iterations of its arrival and its end (-1 for none), why it ended, and whether its user aborted it."""
+
+    sent: int
+    ended: int
+    reason: str
+    aborted: bool
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What a schedule showed. `tape` are all its choices, the setup's first; `marks` say what happened in it, and
@@ -39,10 +53,18 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     violations: tuple[Violation, ...]
     events: tuple[str, ...]
     digest: str
+    steps: tuple[Step, ...] = ()
+    lives: dict[str, Life] = {}
 
 
-def run_schedule(started: StartedScheduler, setup: Setup, chooser: RecordingChooser) -> Record:
-    """Draw what users do from the chooser, and run it. The setup's choice was made."""
+def run_schedule(
+    started: StartedScheduler, setup: Setup, chooser: RecordingChooser, *, records: bool = False
+) -> Record:
+    """Draw what users do from the chooser, and run it. The setup's choice was made. With `records` the record has
+    `steps` and `lives`, for a page.
+    """
+    if records:
+        started.record()
     workload = draw_workload(chooser, setup, started.decode)
     users = Users(started, workload)
     violations: list[Violation] = []
@@ -60,7 +82,7 @@ def run_schedule(started: StartedScheduler, setup: Setup, chooser: RecordingChoo
     marks = _marks(started, users)
     plain = workload.plain()
     events = tuple(started.seen.batches)
-    content = [setup.name, plain, users.iterations, marks, [msgspec.to_builtins(v) for v in violations], events]
+    content = [setup.name, plain, users.iterations, marks, [plain_violation(v) for v in violations], events]
     digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
     return Record(
         tape=chooser.tape,
@@ -72,7 +94,22 @@ def run_schedule(started: StartedScheduler, setup: Setup, chooser: RecordingChoo
         violations=tuple(violations),
         events=events,
         digest=digest,
+        steps=tuple(started.seen.steps[:STEPS_MAX]),
+        lives=_lives(users, started) if records else {},
     )
+
+
+def plain_violation(violation: Violation) -> dict[str, Any]:
+    """As JSON takes it, without what only a recorded schedule has."""
+    return {name: value for name, value in msgspec.to_builtins(violation).items() if name != "at"}
+
+
+def _lives(users: Users, started: StartedScheduler) -> dict[str, Life]:
+    reasons = {answer.rid: answer.reason for answer in started.answers()}
+    return {
+        rid: Life(at, users.ended_at.get(rid, -1), reasons.get(rid, ""), rid in users.aborted)
+        for rid, at in users.sent_at.items()
+    }
 
 
 def _raised(started: StartedScheduler, error: Exception) -> Violation:
@@ -92,17 +129,19 @@ def _raised(started: StartedScheduler, error: Exception) -> Violation:
 def _seen(started: StartedScheduler, is_wrong: bool) -> list[Violation]:
     """What the model and the device saw, one violation for each part."""
     found: dict[tuple[str, str], Violation] = {}
-    for content in started.seen.contents:
+    seen = started.seen
+    for content, at in zip(seen.contents, chain(seen.content_at, repeat(0)), strict=False):
         violation = Violation(
             rule=rules.CONTENT_READ.id,
             part=f"{content.pool}:{content.holds}".replace(" ", "-"),
             who=content.rid,
             expected=f"the KV of the tokens up to position {content.position} of {content.length}",
             actual=f"{content.holds}, in slot {content.slot} of the {content.pool} pool, in {content.phase}",
+            at=(at,) if at else (),
         )
         found.setdefault((violation.rule, violation.part), violation)
     wrong = is_wrong or bool(found)
-    for race in started.seen.device:
+    for race, pair in zip(seen.device, chain(seen.device_at, repeat(())), strict=False):
         violation = Violation(
             rule=race.rule,
             part=race.what,
@@ -112,6 +151,7 @@ def _seen(started: StartedScheduler, is_wrong: bool) -> list[Violation]:
             where=race.where,
             details=race.details,
             harmless=not wrong,
+            at=pair,
         )
         found.setdefault((violation.rule, violation.part), violation)
     return list(found.values())

@@ -128,11 +128,13 @@ class SchedulerTier:
         )
 
     def explain(self, stored: SchedulerReplay, target: str, answer: Answer) -> Explanation:
+        from specsim.tiers.scheduler.page import turn_text
+
         if not answer["judged"]:
             lines = [Line("not run", answer["why"])]
         else:
             lines = [Line("setup", answer["setup"])]
-            lines += [Line(turn["rid"], _turn_text(turn)) for turn in answer["workload"].get("turns", ())]
+            lines += [Line(turn["rid"], turn_text(turn)) for turn in answer["workload"].get("turns", ())]
             lines += [Line(None, ""), *(Line(None, event) for event in answer["events"]), Line(None, "")]
             for violation in answer["violations"]:
                 label = label_of(self.rules, violation["rule"])
@@ -145,38 +147,9 @@ class SchedulerTier:
         )
 
     def page(self, stored: SchedulerReplay, target: str, answer: Answer) -> Page:
-        violations = [
-            {**v, "sentence": self.rules[v["rule"]].sentence, "title": v["part"], "event": None}
-            for v in answer.get("violations", ())
-        ]
-        blamed = next((v for v in violations if stored.is_shown(v)), {})
-        turns = answer.get("workload", {}).get("turns", ())
-        tables = {
-            "Workload": [[turn["rid"], _turn_text(turn)] for turn in turns],
-            "Launches": [[str(number), line] for number, line in enumerate(answer.get("events", ()))],
-            "Replay": [
-                ["setup", answer.get("setup", "")],
-                ["digest", answer.get("digest", "")],
-                ["digest when found", stored.digest],
-                ["seed", str(stored.seed)],
-                ["choices", str(len(stored.tape))],
-            ],
-        }
-        notes = [line for violation in violations for line in violation["details"]]
-        return Page("probe", blamed, {"notes": notes, "tables": tables, "violations": violations})
+        from specsim.tiers.scheduler.page import page_of
+
+        return page_of(stored, answer, self.rules)
 
     def answers(self, request: Request) -> str:
         return "specsim.tiers.scheduler.answers"
-
-
-def _turn_text(turn: Mapping[str, Any]) -> str:
-    parts = [f"{len(turn['prompt'])} tokens for {turn['answer']} at iteration {turn['at']}"]
-    if turn["session"]:
-        parts.append(f"of session {turn['session']}")
-    if turn["abort"] >= 0:
-        parts.append(f"aborted {turn['abort']} iterations later")
-    if turn["stop"] >= 0:
-        parts.append(f"until token {turn['stop']}")
-    if turn["priority"]:
-        parts.append(f"priority {turn['priority']}")
-    return ", ".join(parts)

@@ -34,7 +34,7 @@ class Users:
         self.sent_at: dict[str, int] = {}
         self._to_send = list(workload.turns)
         self._open: list[str] = []
-        self._ended_at: dict[str, int] = {}
+        self.ended_at: dict[str, int] = {}
         self._idle = 0
         self._paused_until = 0
 
@@ -79,8 +79,8 @@ class Users:
     def _ended(self, iteration: int) -> dict[str, int]:
         for answer in self.started.answers():
             if answer.reason:
-                self._ended_at.setdefault(answer.rid, iteration)
-        return self._ended_at
+                self.ended_at.setdefault(answer.rid, iteration)
+        return self.ended_at
 
     def _is_due(self, turn: Turn, iteration: int, ended: dict[str, int]) -> bool:
         before = self._before(turn)

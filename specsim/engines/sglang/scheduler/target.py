@@ -7,7 +7,7 @@ import hashlib
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,21 @@ import torch
 from specsim.choices.chooser import replayed
 from specsim.engines.packages import open_source
 from specsim.engines.probe import Broken
-from specsim.engines.real_scheduler import Answer, Pools, RequestState, Seen, Setup, TreeNode, Turn, WrongContent
+from specsim.engines.real_scheduler import (
+    MODEL,
+    RESULT,
+    Answer,
+    Pools,
+    RequestState,
+    Seen,
+    Setup,
+    Step,
+    TreeNode,
+    Turn,
+    WrongContent,
+)
 from specsim.engines.sglang.guards import read_guards
-from specsim.engines.sglang.scheduler import imports
+from specsim.engines.sglang.scheduler import imports, worker
 from specsim.engines.sglang.scheduler.boot import PACKAGE, Booted, load
 from specsim.engines.sglang.scheduler.hash_model import EMPTY, decoded, extended
 from specsim.engines.sglang.scheduler.importable import folder_of
@@ -38,7 +50,8 @@ if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
     from specsim.engines.target import CheckoutTarget, ReleaseTarget
     from specsim.lifting.cache import Cache
-    from specsim.vdevice.findings import Access, Finding
+    from specsim.vdevice.findings import Access, Finding, Place
+    from specsim.vdevice.recording import Recording
 
 LACKS = (
     ("schedules with logprobs, penalties or hidden states", "the fake model computes no logits"),
@@ -63,15 +76,15 @@ def sglang_scheduler(
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        return NotRun("scheduler", f"it is not imported: {described(error)}{_raised_at(error)}")
+        return NotRun("scheduler", f"it is not imported: {described(error)}{_raised_at(error, root)}")
 
 
-def _raised_at(error: BaseException) -> str:
-    """The innermost line of the release that an error came through, as text to append."""
+def _raised_at(error: BaseException, root: Path) -> str:
+    """The innermost line of the release in `root` that an error came through, as text to append."""
     lines = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         lines.append((error.filename or "", error.lineno or 0))
-    places = [_below(file, line) for file, line in lines if MARKER in file]
+    places = [_below(file, line) for file, line in lines if file.startswith(f"{root}{MARKER}")]
     return f", {places[-1]}" if places else ""
 
 
@@ -88,7 +101,8 @@ class SglangScheduler:
         self._root, self._session_guard = root, session_guard
         self.where, self.source_hash = _identity(root)
         self._open = ExitStack()
-        device = simulate(replayed(()), sites=_is_of_release)
+        release = f"{root}{MARKER}"
+        device = simulate(replayed(()), sites=lambda file: file == worker.__file__ or file.startswith(release))
         with running():
             self._device = self._open.enter_context(device)
             self._family, self._surroundings = load(root, edit)
@@ -99,18 +113,14 @@ class SglangScheduler:
         try:
             with running(), self._family.answers.required():
                 booted = Booted(self._family, self._root, _options(setup), self._device, self._surroundings)
-            started = Started(booted, setup, self._device)
+            started = Started(booted, setup, self._device, f"{self._root}{MARKER}")
             with running():
                 if run_apart(started.try_to_warm_up, WARM_UP_SECONDS) is None:
                     started.warm_up()
         except Exception as error:
-            error.add_note(_raised_at(error).removeprefix(", "))
+            error.add_note(_raised_at(error, self._root).removeprefix(", "))
             raise
         return started
-
-
-def _is_of_release(filename: str) -> bool:
-    return MARKER in filename
 
 
 def _options(setup: Setup) -> Options:
@@ -148,9 +158,11 @@ def _identity(root: Path) -> tuple[str, str]:
 class Started:
     """See `specsim.engines.real_scheduler.StartedScheduler`."""
 
-    def __init__(self, booted: Booted, setup: Setup, device: Any) -> None:
-        self._booted, self._setup, self._device = booted, setup, device
+    def __init__(self, booted: Booted, setup: Setup, device: Any, release: str) -> None:
+        self._booted, self._setup, self._device, self._release = booted, setup, device, release
         self._seen = Seen()
+        self._records = False
+        self._recording: Recording | None = None
 
     def decode(self, prompt: Sequence[int], count: int) -> list[int]:
         return decoded(prompt, count)
@@ -203,6 +215,9 @@ class Started:
 
     # ---- the run
 
+    def record(self) -> None:
+        self._records = True
+
     def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
         booted = self._booted
         booted.surroundings.restart()
@@ -211,10 +226,26 @@ class Started:
         self._device.restart(chooser)
         self._log_launches()
         try:
-            booted.run(lambda _booted, iteration: script(iteration))
-            torch.cuda.synchronize()
+            with self._recorded():
+                booted.run(lambda _booted, iteration: self._marked(script, iteration))
+                torch.cuda.synchronize()
         finally:
             self._note()
+
+    def _marked(self, script: Callable[[int], Sequence[Any] | None], iteration: int) -> Sequence[Any] | None:
+        if self._recording is not None:
+            self._recording.mark(f"iteration {iteration}")
+        return script(iteration)
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        if not self._records:
+            yield
+            return
+        from specsim.vdevice.recording import recorded
+
+        with recorded(self._device, lambda: len(self._booted.worker.records)) as self._recording:
+            yield
 
     def try_to_warm_up(self) -> None:
         """In a fork: end it when two requests cannot be run. What is wrong then shows in schedules, as a finding."""
@@ -248,6 +279,8 @@ class Started:
             kind = "extend" if batch.forward_mode.is_extend() else "decode"
             rids = " ".join(str(request.rid) for request in batch.reqs)
             lines.append(f"{self._booted.iteration:4}  {kind:6}  {rids}")
+            if self._recording is not None:
+                self._recording.mark(kind, rids)
             return forward(batch, *arguments, **named)
 
         worker.forward_batch_generation = noted  # type: ignore[method-assign]
@@ -267,6 +300,17 @@ class Started:
                 )
         self._seen.device += [_broken(finding) for finding in self._device.findings]
         self._seen.retracted = self._booted.retractions
+        if self._recording is not None:
+            self._note_steps(self._recording)
+
+    def _note_steps(self, recording: Recording) -> None:
+        """What was recorded, and which operations are to blame."""
+        seen, records = self._seen, self._booted.worker.records
+        seen.steps += [Step(**{**step._asdict(), "where": _where(step.where)}) for step in recording.steps]
+        shown = [*recording.shown, *[0] * len(records)]
+        seen.content_at += [at for at, record in zip(shown, records, strict=False) if isinstance(record, Content)]
+        seen.device_at += [(at,) for at, record in zip(shown, records, strict=False) if not isinstance(record, Content)]
+        seen.device_at += [recording.pairs.get(i, ()) for i in range(len(self._device.findings))]
 
     @property
     def is_idle(self) -> bool:
@@ -277,7 +321,7 @@ class Started:
         return self._seen
 
     def place_of(self, error: BaseException) -> tuple[str, str]:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f"{MARKER}srt/" in f.filename]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(self._release)]
         return (frames[-1].name, _below(frames[-1].filename, frames[-1].lineno or 0)) if frames else ("unknown", "")
 
     # ---- the state at rest
@@ -369,6 +413,13 @@ def _broken(finding: Finding) -> Broken:
 def _is_of_model(access: Access) -> bool:
     """Whether it is one of the fake model, in whichever phase."""
     return access.function.startswith(f"{Worker.__name__}.")
+
+
+def _where(place: Place) -> str:
+    """Where the target does something, for a reader."""
+    if place.file == worker.__file__:
+        return RESULT if place.function == Worker._result.__qualname__ else MODEL
+    return f"{place.function} at {_below(place.file, place.line)}" if place.line else ""
 
 
 def _party(access: Access) -> str:
