@@ -215,9 +215,13 @@ class Lanes:
         """One of the operations to blame, in words."""
         _, launch = self._launched[number]
         iteration = max((n for n, column in self._iterations.items() if column <= launch), default=0)
-        steps = [step for column in self._columns for step in (*column.runs, *column.host) if step.number == number]
-        column = next(n for n, c in enumerate(self._columns) if steps[0] in c.runs or steps[0] in c.host)
-        step = steps[0]
+        column, step = next(
+            (n, step)
+            for kind in ("runs", "host")
+            for n, column in enumerate(self._columns)
+            for step in getattr(column, kind)
+            if step.number == number
+        )
         lane = step.lane if step.kind == "run" else HOST
         return {
             "mark": self._blamed.index(number) + 1,
