@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim.choices.chooser import Chooser, Tape, replayed
+from specsim.choices.chooser import Chooser, Item, RecordingChooser, Tape, between, each, replayed, seeded
 from specsim.choices.shrinker import Shrinker, shortlex
 
 if TYPE_CHECKING:
@@ -137,3 +137,58 @@ def test_shrinking_is_deterministic(start: Tape) -> None:
 def test_shorter_is_smaller_before_lexicographic_is() -> None:
     tapes: list[Tape] = [(9, 9), (1,), (0, 1, 0), (), (0, 9), (2,), (0, 0, 9)]
     assert sorted(tapes, key=shortlex) == [(), (1,), (2,), (0, 9), (9, 9), (0, 0, 9), (0, 1, 0)]
+
+
+# Tapes whose structure is known
+
+
+def boxes(chooser: Chooser) -> list[list[int]]:
+    """Up to 12 boxes of up to 9 numbers each; more is drawn between the count and the boxes, and behind them."""
+    numbers = each(chooser, 1, 12, "boxes")
+    chooser.choose(3, "between")
+    drawn = [[chooser.choose(50, "number") for _ in range(between(chooser, 1, 9, "size"))] for _ in numbers]
+    for _ in range(20):
+        chooser.choose(4, "behind")
+    return drawn
+
+
+def has_two_odd_boxes(chooser: Chooser) -> bool:
+    return sum(any(number % 2 and number > 20 for number in box) for box in boxes(chooser)) >= 2
+
+
+def test_each_thing_is_noted_with_its_choices() -> None:
+    chooser = seeded(0, "boxes")
+    drawn = boxes(chooser)
+    assert len(chooser.items) == len(drawn) > 1
+    assert [item.counted for item in chooser.items] == [0] * len(drawn)
+    assert chooser.items[0].start == 2
+    for item, box in zip(chooser.items, drawn, strict=True):
+        assert list(chooser.tape[item.start + 1 : item.end]) == box
+
+
+def _shrunk(start: RecordingChooser, attempts: int) -> tuple[int, Tape]:
+    known: dict[Tape, list[Item]] = {start.tape: start.items}
+
+    def attempt(tape: Tape) -> Tape | None:
+        chooser = replayed(tape)
+        if not has_two_odd_boxes(chooser):
+            return None
+        known[chooser.tape] = chooser.items
+        return chooser.tape
+
+    best = Shrinker(start.tape, attempt, attempts, items=known.__getitem__).run()
+    return len(boxes(replayed(best))), best
+
+
+def drawn_from(seed: int) -> RecordingChooser:
+    chooser = seeded(seed, "shrink boxes")
+    boxes(chooser)
+    return chooser
+
+
+@pytest.mark.parametrize("seed", [seed for seed in range(12) if has_two_odd_boxes(seeded(seed, "shrink boxes"))])
+def test_with_few_attempts_only_the_things_that_matter_are_left(seed: int) -> None:
+    count, best = _shrunk(drawn_from(seed), 60)
+    assert count == 2
+    assert has_two_odd_boxes(replayed(best))
+    assert _shrunk(drawn_from(seed), 60) == (count, best)

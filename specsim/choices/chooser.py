@@ -13,8 +13,8 @@ This module imports neither torch nor triton.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 Tape = tuple[int, ...]
 T = TypeVar("T")
@@ -28,15 +28,26 @@ class Chooser(Protocol):
     def choose(self, bound: int, label: str) -> int: ...
 
 
-class RecordingChooser:
-    """A chooser that writes its tape. `source(bound, label)` proposes; what fits is recorded and returned."""
+class Item(NamedTuple):
+    """The choices [start, end) of a tape make one of so many things; choice `counted` said how many."""
 
-    __slots__ = ("_source", "_tape", "_unbiased")
+    counted: int
+    start: int
+    end: int
+
+
+class RecordingChooser:
+    """A chooser that writes its tape. `source(bound, label)` proposes; what fits is recorded and returned. `items` are
+    those of `each`.
+    """
+
+    __slots__ = ("_source", "_tape", "_unbiased", "items")
 
     def __init__(self, source: Callable[[int, str], int]) -> None:
         self._source = source
         self._unbiased = source
         self._tape: list[int] = []
+        self.items: list[Item] = []
 
     def choose(self, bound: int, label: str) -> int:
         if bound < 1:
@@ -62,9 +73,14 @@ class RecordingChooser:
         self._source = self._unbiased
 
     @property
+    def place(self) -> int:
+        """How many choices there were."""
+        return len(self._tape)
+
+    @property
     def tape(self) -> Tape:
         """The choices so far, without the zeros at the end (a missing choice is a zero)."""
-        end = len(self._tape)
+        end = self.place
         while end and self._tape[end - 1] == 0:
             end -= 1
         return tuple(self._tape[:end])
@@ -126,3 +142,20 @@ def sample(chooser: Chooser, population: int, count: int, label: str) -> list[in
     """`count` distinct integers of `range(population)`, in the order drawn; all-zero choices give 0, 1, 2, ..."""
     pool = list(range(population))
     return [pool.pop(chooser.choose(len(pool), label)) for _ in range(count)]
+
+
+def each(chooser: Chooser, low: int, high: int, label: str) -> Iterator[int]:
+    """Draw a number in `[low, high]` now, and count up to it later. What is drawn between one number and the next makes
+    one thing: a chooser that records notes it, so that a shrinker can leave the thing out with all its choices.
+    """
+    count = between(chooser, low, high, label)
+    if not isinstance(chooser, RecordingChooser):
+        return iter(range(count))
+    return _noted(chooser, count, chooser.place - 1)
+
+
+def _noted(chooser: RecordingChooser, count: int, counted: int) -> Iterator[int]:
+    for number in range(count):
+        start = chooser.place
+        yield number
+        chooser.items.append(Item(counted, start, chooser.place))

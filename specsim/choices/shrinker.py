@@ -11,10 +11,10 @@ What is smaller by it may have a longer tape, so then choices are also raised.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from specsim.choices.chooser import Tape
+from specsim.choices.chooser import Item, Tape
 
 
 def shortlex(tape: Tape) -> tuple[int, Tape]:
@@ -25,7 +25,8 @@ def shortlex(tape: Tape) -> tuple[int, Tape]:
 class Shrinker:
     """Shrinks `tape`. `attempt(tape)` runs the case and returns the tape that it really consumed (normalised) when the
     case still shows the finding, else None. At most `attempts_max` calls of `attempt` are made. `size` orders tapes
-    that showed the finding; it is called with `tape` and with what `attempt` returned, and with nothing else.
+    that showed the finding; it is called with `tape` and with what `attempt` returned, and with nothing else. So is
+    `items`, which says what a tape makes many of: with it whole things go first, and runs of choices last.
     """
 
     def __init__(
@@ -34,17 +35,22 @@ class Shrinker:
         attempt: Callable[[Tape], Tape | None],
         attempts_max: int = 2000,
         size: Callable[[Tape], Any] = shortlex,
+        items: Callable[[Tape], Sequence[Item]] | None = None,
     ) -> None:
         self.best = tape
         self.attempts = 0
         self._attempt = attempt
         self._attempts_max = attempts_max
         self._size = size
+        self._items = items
         self._seen: set[Tape] = {tape}
 
     def run(self) -> Tape:
         """Run all passes until none of them improves the tape; returns the best tape."""
         passes = [self._zero_blocks, self._delete_blocks, self._lower_values, self._lower_and_delete]
+        if self._items is not None:
+            runs_last = [self._zero_blocks, self._lower_values, self._lower_and_delete, self._delete_blocks]
+            passes = [self._drop_items, *runs_last]
         if self._size is not shortlex:
             passes.append(self._raise_values)
         improved = True
@@ -69,6 +75,36 @@ class Shrinker:
         self._seen.add(consumed)
         self.best = consumed
         return True
+
+    def _drop_items(self) -> bool:
+        """Half of the things of one kind, then quarters, down to single ones, the last ones first."""
+        assert self._items is not None
+        improved = False
+        kinds = len({item.counted for item in self._items(self.best)})
+        for kind in range(kinds):
+            size = len(self._of_kind(kind))
+            while size:
+                end = len(self._of_kind(kind))
+                while end > 0:
+                    items = self._of_kind(kind)
+                    improved |= self._try(self._without(items[max(0, end - size) : end]))
+                    end -= size
+                size //= 2
+        return improved
+
+    def _of_kind(self, kind: int) -> list[Item]:
+        assert self._items is not None
+        items = self._items(self.best)
+        counts = sorted({item.counted for item in items})
+        return [item for item in items if item.counted == counts[kind]] if kind < len(counts) else []
+
+    def _without(self, items: Sequence[Item]) -> Tape:
+        """The best tape without some things of one kind, or without all but the least of them that may be."""
+        tape = [*self.best, *[0] * (max(item.end for item in items) - len(self.best))] if items else [*self.best]
+        for item in sorted(items, reverse=True)[: tape[items[0].counted] if items else 0]:
+            del tape[item.start : item.end]
+            tape[item.counted] -= 1
+        return tuple(tape)
 
     def _zero_blocks(self) -> bool:
         improved = False

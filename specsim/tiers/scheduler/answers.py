@@ -219,7 +219,11 @@ def _shrink(
         return None
 
     assert hit.record is not None
-    best = Shrinker(hit.record.tape, attempt, attempts).run()
+    items = {hit.record.tape: hit.record.items}
+    shrinker = Shrinker(
+        hit.record.tape, attempt, attempts, items=lambda tape: shown[tape][0].items if tape in shown else items[tape]
+    )
+    best = shrinker.run()
     if best in shown:
         hit.record, hit.violation = shown[best]
         hit.wanted = Wanted(best)

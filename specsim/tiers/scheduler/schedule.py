@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from specsim.choices.chooser import Item
 from specsim.engines.real_scheduler import Step
 from specsim.errors import described
 from specsim.rules.failures import HOST_EXCEPTION
@@ -53,6 +54,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     violations: tuple[Violation, ...]
     events: tuple[str, ...]
     digest: str
+    items: tuple[Item, ...] = ()
     steps: tuple[Step, ...] = ()
     lives: dict[str, Life] = {}
 
@@ -94,6 +96,7 @@ def run_schedule(
         violations=tuple(violations),
         events=events,
         digest=digest,
+        items=tuple(chooser.items),
         steps=tuple(started.seen.steps[:STEPS_MAX]),
         lives=_lives(users, started) if records else {},
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from specsim.choices.chooser import between, pick
+from specsim.choices.chooser import between, each, pick
 from specsim.engines.real_scheduler import Turn
 
 if TYPE_CHECKING:
@@ -81,13 +81,13 @@ class Workload:
 def draw_workload(chooser: Chooser, setup: Setup, decode: Decode) -> Workload:
     """What users do on a scheduler that was started so."""
     features = {name for name, one_in in _FEATURES.items() if chooser.choose(one_in, "feature") == one_in - 1}
-    count = between(chooser, 1, REQUESTS_MAX, "requests")
-    sessions = between(chooser, 0, 2, "sessions") if setup.sessions else 0
+    requests = each(chooser, 1, REQUESTS_MAX, "requests")
+    sessions = each(chooser, 0, 2, "sessions") if setup.sessions else ()
     spread = pick(chooser, (1, 30, 60, ARRIVALS), "arrivals") if "bursts" not in features else 4
     turns: list[Turn] = []
-    for number in range(count):
+    for number in requests:
         turns.append(_request(chooser, setup, decode, features, turns, number, spread))
-    for number in range(sessions):
+    for number in sessions:
         turns += _session(chooser, setup, features, f"s{number}", spread)
     flushes = (between(chooser, 0, spread, "flush at"),) if "flushes" in features else ()
     abort_all = (between(chooser, 1, 2 * spread, "abort all at"),) if "abort all" in features else ()
@@ -98,7 +98,7 @@ def draw_workload(chooser: Chooser, setup: Setup, decode: Decode) -> Workload:
 def _pauses(chooser: Chooser, spread: int) -> Iterator[Pause]:
     """One or two, the second one after the first."""
     end = 0
-    for _ in range(between(chooser, 1, 2, "pauses")):
+    for _ in each(chooser, 1, 2, "pauses"):
         start = end + between(chooser, 1, spread, "pause at")
         end = start + between(chooser, 1, 4, "pauses for")
         yield Pause(start, end - start, retracts=chooser.choose(2, "keeps") == 0)
@@ -144,7 +144,7 @@ def _after_another(
 
 
 def _session(chooser: Chooser, setup: Setup, features: set[str], name: str, spread: int) -> list[Turn]:
-    count = between(chooser, 1, TURNS_MAX, "turns")
+    numbers = each(chooser, 1, TURNS_MAX, "turns")
     most = (min(CONTEXT, setup.slots // 2) // TURNS_MAX) // 2
     first = between(chooser, 0, spread, "session at")
     return [
@@ -158,7 +158,7 @@ def _session(chooser: Chooser, setup: Setup, features: set[str], name: str, spre
             else -1,
             session=name,
         )
-        for number in range(count)
+        for number in numbers
     ]
 
 
