@@ -15,6 +15,7 @@ import pytest
 
 from property_tests.support.known_releases import FEW
 from specsim.engines.sglang.scheduler.imports import REAL
+from specsim.engines.sglang.scheduler.planted import planted
 from specsim.lifting.source import SourceTree
 from specsim.tiers.scheduler.setups import SETUPS
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} mis
 
 RACE = "scheduler:S2:race:req_to_token:ReqToTokenPool.write<RadixCache.cache_unfinished_req:the-model"
 ENDS = "scheduler:I40:request"
-VERSION = FEW[2]
+VERSION, NEWEST = FEW[2], FEW[-1]
 PAGE = Path(__file__).parents[2] / "docs" / "scheduler.md"
 
 
@@ -129,3 +130,43 @@ def test_a_finding_is_of_short_requests(checked: tuple[dict[str, Any], dict[str,
     """As drawn, a request has forty-odd tokens."""
     turns = json.loads(Path(checked[1][_behind_an_end(checked[1])]).read_text())["workload"]["turns"]
     assert sum(len(turn["prompt"]) + turn["answer"] for turn in turns) < 20 * len(turns)
+
+
+def test_a_mutant_that_there_is_not_is_refused_with_the_list() -> None:
+    ended = specsim("check", f"sglang=={VERSION}", "--only", "scheduler", "--mutant", "P99")
+    assert ended.returncode == 2
+    assert "there is no planted defect 'P99'" in ended.stderr
+    assert all(defect in ended.stderr for defect in planted())
+
+
+@pytest.mark.slow(runs_one_in=2)
+def test_a_mutant_of_another_release_is_refused_with_the_hash(release: Callable[[str], SourceTree]) -> None:
+    release(NEWEST)
+    ended = specsim("check", f"sglang=={NEWEST}", "--only", "scheduler", "--mutant", "P07", "--schedules", "1")
+    assert ended.returncode == 2
+    defect = planted()["P07"]
+    assert f"P07 is for another {defect.function}" in ended.stderr
+    assert f"planted into {', '.join(defect.hashes)} alone" in ended.stderr.lower()
+
+
+@pytest.mark.slow(runs_one_in=2)
+def test_a_mutant_of_a_releases_source_is_found_and_its_replay_says_so(
+    release: Callable[[str], SourceTree], tmp_path: Path
+) -> None:
+    release(VERSION)
+    out, page = tmp_path / "verdict.json", tmp_path / "page.html"
+    limits = ("--schedules", "1", "--attempts", "20", "--json", out, "--out", tmp_path / "found")
+    ended = specsim("check", f"sglang=={VERSION}", "--only", "scheduler", "--mutant", "P07", *limits)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    verdict = json.loads(out.read_text())
+    assert verdict["target"] == f"sglang=={VERSION} with mutant P07"
+    files = {finding["signature"]: finding["replay"] for finding in verdict["findings"]}
+    file = files["scheduler:X1:run_batch:ValueError"]
+    assert json.loads(Path(file).read_text())["mutant"] == "P07"
+    shown = specsim("replay", file, "--html", page)
+    assert shown.returncode == 1
+    assert f"on sglang=={VERSION} with mutant P07" in shown.stdout
+    assert "reproduced, bit for bit" in shown.stdout
+    assert f"sglang=={VERSION} with mutant P07" in page.read_text()
+    without = specsim("replay", file, "--target", f"sglang=={NEWEST}")
+    assert "with mutant" not in without.stdout

@@ -11,6 +11,7 @@ import pytest
 from property_tests.support.pages import HOSTILE, Outline, payload_in
 from property_tests.support.toy_scheduler import ToyTarget
 from specsim.choices.chooser import Tape
+from specsim.engines.real_scheduler import Step
 from specsim.replay_file import SchedulerReplay
 from specsim.report.page.payload import Shown, payload_of
 from specsim.report.page.render import html_of
@@ -18,6 +19,7 @@ from specsim.report.perfetto import trace_of
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler.answers import answer_of
 from specsim.tiers.scheduler.forks import Ran, Starters, Wanted, wanted
+from specsim.tiers.scheduler.page import Lanes
 
 HERE = Shown("sglang==0", "specsim replay x.json", "Reproduced, bit for bit.")
 
@@ -163,3 +165,19 @@ def test_what_was_not_recorded_has_a_page_of_its_launches(race: tuple[SchedulerR
     page = TIERS["scheduler"].page(stored, "sglang==0", {**answer, "recording": None})
     assert page.kind == "probe"
     assert page.parts["tables"]["Launches"]
+
+
+def test_an_order_is_of_what_is_launched_behind_it_however_late_the_rest_runs() -> None:
+    steps = [
+        Step("host", "launch", "early", "f at a.py:1", 1, "forward"),
+        Step("host", "launch", "write", "g at a.py:2", 2, "schedule"),
+        Step("forward", "order", "wait for schedule", "h at a.py:3", 0, "schedule", 1),
+        Step("host", "launch", "late", "i at a.py:4", 3, "forward"),
+        Step("forward", "run", "early", "f at a.py:1", 1, "forward", 1),
+        Step("schedule", "run", "write", "g at a.py:2", 2, "schedule", 1),
+        Step("forward", "run", "late", "i at a.py:4", 3, "forward", 2),
+    ]
+    plain = Lanes(steps, ()).plain((), {}, "")
+    (order,) = (link for link in plain["links"] if link["kind"] == "order")
+    names = {(box["lane"], box["from"]): box["name"] for box in plain["boxes"]}
+    assert (names[order["lane"], order["from"]], names[order["to_lane"], order["to"]]) == ("g", "i")

@@ -19,9 +19,9 @@ BEFORE = 14  # lines that are shown before the one of a function that is too lon
 
 
 def source_of(target: str, mutant: str, where: str, cache: Cache) -> dict[str, Any] | None:
-    """{where, first, line, lines, note} of FILE:LINE, or of a mutant's line; None when there is none to show."""
-    if mutant:
-        return _of_mutant(mutant)
+    """{where, first, line, lines, note} of FILE:LINE, or of a mutant of the model; None when there is none to show."""
+    if mutant:  # of a release's source a line is not shown that is not its own
+        return _of_mutant(mutant) if target == "model" else None
     found = re.fullmatch(r"(.+):(\d+)", where)
     if found is None:
         return None

@@ -87,7 +87,7 @@ class Lanes:
         self._columns: list[_Column] = []
         self._column_of: list[int] = []  # by step
         self._launched: dict[int, tuple[int, int]] = {}  # by number of an operation: step and column of its launch
-        self._ran: dict[str, list[tuple[int, int, int]]] = {}  # by stream: n, column and step of what it ran
+        self._ran: dict[str, list[tuple[int, int, int]]] = {}  # by stream: n, column and step of launch
         self._orders: list[tuple[int, Step]] = []
         self._iterations: dict[int, int] = {}  # its first column
         self._passes: list[tuple[int, str, str]] = []
@@ -108,7 +108,8 @@ class Lanes:
             if self._is_new or self._launched[step.number][1] != len(self._columns) - 1:
                 column = self._column((_function(step), step.lane, "run", self._own(step)))
             column.runs.append(step)
-            self._ran.setdefault(step.lane, []).append((step.n, len(self._columns) - 1, at))
+            launched, _ = self._launched[step.number]
+            self._ran.setdefault(step.lane, []).append((step.n, len(self._columns) - 1, launched))
         elif step.where:
             kind = "wait" if step.kind == "wait" and step.end > at else "host"
             column = self._column((_function(step), step.stream, kind, self._own(step)))
@@ -193,7 +194,7 @@ class Lanes:
                 found["run", 0, self._launched[run.number][1], lanes.index(run.lane), number] = None
         for at, step in self._orders:
             source = self._up_to(step)
-            goal = next((c for _, c, when in self._ran.get(step.lane, ()) if when > at), None)
+            goal = next((c for _, c, launched in self._ran.get(step.lane, ()) if launched > at), None)
             if source is not None and goal is not None and step.stream != step.lane:
                 found["order", lanes.index(step.stream), source, lanes.index(step.lane), goal] = None
         for number, column in enumerate(self._columns):

@@ -130,6 +130,7 @@ class SchedulerTier:
     def explain(self, stored: SchedulerReplay, target: str, answer: Answer) -> Explanation:
         from specsim.tiers.scheduler.page import turn_text
 
+        named = f"{target} with mutant {stored.mutant}" if stored.mutant and target == stored.target else target
         if not answer["judged"]:
             lines = [Line("not run", answer["why"])]
         else:
@@ -143,7 +144,7 @@ class SchedulerTier:
                 lines += [Line("", text) for text in violation["details"]]
             lines.append(Line("digest", answer["digest"]))
         return Explanation(
-            label_of(self.rules, stored.rule), f" on {target}", tuple(lines), "launches and violations are"
+            label_of(self.rules, stored.rule), f" on {named}", tuple(lines), "launches and violations are"
         )
 
     def page(self, stored: SchedulerReplay, target: str, answer: Answer) -> Page:
