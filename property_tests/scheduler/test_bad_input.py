@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from property_tests.scheduler.test_findings import checkout, specsim
+from property_tests.support.scheduler_checkouts import checkout, specsim
 from specsim.engines.sglang.scheduler.boot import HOOKS
 from specsim.engines.sglang.scheduler.fakes import Answers, DriftError, Fake
 from specsim.engines.sglang.scheduler.imports import REAL

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 import pytest
 
 from property_tests.support.known_releases import FEW
+from property_tests.support.scheduler_checkouts import checkout, specsim
 from specsim.engines.sglang.scheduler.imports import REAL
 from specsim.engines.sglang.scheduler.planted import planted
 from specsim.lifting.source import SourceTree
@@ -26,24 +24,6 @@ RACE = "scheduler:S2:race:req_to_token:ReqToTokenPool.write<RadixCache.cache_unf
 ENDS = "scheduler:I40:request"
 VERSION, NEWEST = FEW[2], FEW[-1]
 PAGE = Path(__file__).parents[2] / "docs" / "scheduler.md"
-
-
-def specsim(*arguments: str | Path, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "specsim", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    ended = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=400)
-    assert "Traceback" not in ended.stdout + ended.stderr
-    return ended
-
-
-def checkout(root: Path, scheduler: str) -> Path:
-    """A checkout whose scheduler's module is this."""
-    managers = root / "sglang" / "srt" / "managers"
-    managers.mkdir(parents=True)
-    for folder in (managers, managers.parent, managers.parent.parent):
-        (folder / "__init__.py").write_text("")
-    (managers / "scheduler.py").write_text(scheduler)
-    return root
 
 
 @pytest.mark.slow(runs_one_in=3)
