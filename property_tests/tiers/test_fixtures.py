@@ -161,4 +161,4 @@ def test_the_models_mutant_shows_what_the_fixture_was_made_of(file: Path, tmp_pa
 
 
 def test_there_are_fixtures_of_every_tier() -> None:
-    assert {type(replay_file.load(file)) for file in FILES} == {OpReplay, ScheduleReplay, WorkerReplay}
+    assert {type(replay_file.load(file)) for file in FILES} == {OpReplay, ScheduleReplay, WorkerReplay, SchedulerReplay}
