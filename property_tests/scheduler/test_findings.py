@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 from property_tests.support.known_releases import FEW
 from property_tests.support.scheduler_checkouts import checkout, specsim
+from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.imports import REAL
 from specsim.engines.sglang.scheduler.planted import planted
 from specsim.lifting.source import SourceTree
@@ -23,6 +26,7 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} mis
 RACE = "scheduler:S2:race:req_to_token:ReqToTokenPool.write<RadixCache.cache_unfinished_req:the-model"
 ENDS = "scheduler:I40:request"
 VERSION, NEWEST = FEW[2], FEW[-1]
+BEFORE = list(RELEASES)[list(RELEASES).index(VERSION) - 1]
 PAGE = Path(__file__).parents[2] / "docs" / "scheduler.md"
 
 
@@ -150,3 +154,54 @@ def test_a_mutant_of_a_releases_source_is_found_and_its_replay_says_so(
     assert f"sglang=={VERSION} with mutant P07" in page.read_text()
     without = specsim("replay", file, "--target", f"sglang=={NEWEST}")
     assert "with mutant" not in without.stdout
+
+
+@pytest.mark.slow(runs_one_in=3)
+def test_a_campaign_runs_schedules_of_a_release(release: Callable[[str], SourceTree], tmp_path: Path) -> None:
+    release(VERSION)
+    store, out = tmp_path / "campaign.db", tmp_path / "campaign.json"
+    limits = ("--budget-seconds", "25", "--jobs", "1", "--store", store, "--json", out, "--out", tmp_path / "found")
+    ended = specsim("fuzz", f"sglang=={VERSION}", "--only", "scheduler", *limits)
+    assert ended.returncode in (0, 1), ended.stdout + ended.stderr
+    campaign = json.loads(out.read_text())
+    assert campaign["runs"] > 0
+    assert campaign["events"] > campaign["runs"]  # iterations
+    for found in campaign["new"]:
+        assert found["tier"] == "scheduler"
+
+
+@pytest.mark.slow(runs_one_in=2)
+def test_a_replay_file_is_shrunk_pinned_and_run_by_pytest(
+    checked: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
+) -> None:
+    file = Path(checked[1][RACE])
+    shrunk = tmp_path / "shrunk"
+    ended = specsim("shrink", file, "--attempts", "60", "--out", shrunk)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (smaller,) = shrunk.glob("*.json")
+    assert len(json.loads(smaller.read_text())["tape"]) <= len(json.loads(file.read_text())["tape"])
+    test = tmp_path / "test_race.py"
+    assert specsim("pin", smaller, "--still", "--out", test).returncode == 0
+    runs = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "specsim.pytest_plugin"]
+    run = [*runs, str(test), "--specsim-replays", str(shrunk)]
+    pytested = subprocess.run(run, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=300)
+    assert "1 failed, 1 passed" in pytested.stdout, pytested.stdout  # still there, and so a failure of the replays
+    assert RACE in pytested.stdout
+
+
+@pytest.mark.slow(runs_one_in=4)
+def test_bisect_names_the_release_that_took_stale_results_away(
+    release: Callable[[str], SourceTree], tmp_path: Path
+) -> None:
+    for version in (BEFORE, VERSION):
+        release(version)
+    out = tmp_path / "verdict.json"
+    limits = ("--schedules", "1", "--attempts", "20", "--json", out, "--out", tmp_path)
+    ended = specsim("check", f"sglang=={BEFORE}", "--only", "scheduler", *limits)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    files = {finding["signature"]: finding["replay"] for finding in json.loads(out.read_text())["findings"]}
+    result = tmp_path / "bisect.json"
+    ends = ("--bad", f"sglang=={BEFORE}", "--good", f"sglang=={VERSION}", "--json", result)
+    ended = specsim("bisect", files["scheduler:I31:committed"], *ends)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"first fixed: sglang=={VERSION}" in ended.stdout

@@ -82,7 +82,7 @@ def fuzz(
     family: Annotated[
         list[str] | None, typer.Option(metavar="NAME=WEIGHT", help="Only these scenario families; may be repeated.")
     ] = None,
-    only: Annotated[str | None, typer.Option(metavar="TIER", help="accounting, ops or workers.")] = None,
+    only: Annotated[str | None, typer.Option(metavar="TIER", help="accounting, ops, scheduler or workers.")] = None,
     out: Annotated[Path, output_folder("--out", help="Folder for replay files of what is new.")] = Path(
         "specsim-findings"
     ),

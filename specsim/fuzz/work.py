@@ -17,7 +17,7 @@ class Batch:
     """Runs `first`, `first + 1`, ... of a shard, `count` of them.
 
     `campaign` the seed; `shard` 0 to shards - 1
-    `target`   a TARGET as the user wrote it; `tier` accounting, ops or workers
+    `target`   a TARGET as the user wrote it; `tier` accounting, ops, scheduler or workers
     `family`   the scenario family of the batch (`specsim.fuzz.scenario_families`), "" for tiers without schedules
     `strategy` one of `specsim.choices.search_strategies`; "" for tiers without schedules
     `known`    signatures that are not shrunk again

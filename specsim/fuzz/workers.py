@@ -188,7 +188,7 @@ def run_batch(batch: Batch, cache: Path, hang_seconds: float, seconds: float = m
 
 
 def _run_cases(batch: Batch, cache: Path, hang_seconds: float, seconds: float) -> BatchResult:
-    """A batch of cases of operations or probes: the suites of `check`, each in a child of its own."""
+    """A batch of cases, or of schedules of a whole scheduler: the suites of `check`, each in a child of its own."""
     version = version_of(parse_target(batch.target), Cache(cache))
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -207,12 +207,13 @@ def _run_cases(batch: Batch, cache: Path, hang_seconds: float, seconds: float) -
         suite, findings, ended = _checked_cases(request, Path(folder))
         found = tuple(_found(batch, finding) for finding in findings)
     took = time.monotonic() - started
-    refused = {} if suite.cases or ended else _reasons(suite, batch.count)
+    runs = suite.cases + suite.schedules
+    refused = {} if runs or ended else _reasons(suite, batch.count)
     return BatchResult(
         batch=batch,
         version=version,
-        runs=suite.cases,
-        events=0,
+        runs=runs,
+        events=suite.events,
         seconds=took,
         cpu_seconds=took,  # the children have one thread
         refused=refused,

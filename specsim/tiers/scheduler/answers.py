@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SUBJECT = "schedules"
 IMPORT = "the import of its scheduler"
-ATTEMPTS = 120  # at a smaller schedule of each finding; `specsim shrink` takes more
+ATTEMPTS = 240  # at a smaller schedule of each finding; `specsim shrink` takes more
 SHRINK_SHARE = 0.3  # of the time that is left when a finding is made
 
 

@@ -45,7 +45,7 @@ class SchedulerTier:
         return isinstance(target, ReleaseTarget | CheckoutTarget)
 
     def has_batches(self, target: Target) -> bool:
-        return False
+        return self.is_of(target) and not self.missing
 
     @property
     def missing(self) -> str:
