@@ -110,12 +110,14 @@ def measure(target: str, schedules: int, rounds: int) -> Spent:
     from specsim.engines.load import load_scheduler
     from specsim.engines.target import parse_target
     from specsim.lifting.cache import open_cache
+    from specsim.tiers.scheduler.forks import freeze
     from specsim.tiers.scheduler.setups import SETUPS
     from specsim.verdict import NotRun
 
     scheduler = load_scheduler(parse_target(target), open_cache())
     if isinstance(scheduler, NotRun):
         raise UsageError(f"the scheduler of {target} is not run: {scheduler.why}", "name another target")
+    freeze()
     spent = Spent(time.process_time(), [], [])
     for number in range(min(len(SETUPS), schedules)):
         reader, writer = os.pipe()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from specsim.choices.chooser import Chooser
-from specsim.vdevice import kernels
+from specsim.vdevice import kernels, uncompiled
 from specsim.vdevice.device import CUDA, Active, Device, Event, Stream, StreamContext
 from specsim.vdevice.findings import Finding, is_user_code
 from specsim.vdevice.graphs import CUDAGraph, graph
@@ -57,6 +57,8 @@ def simulate(
         Traced.operations = operations
         _replace_cuda(device, replaced)
         _replace_functions(device, operations, replaced)
+        for owner, name, value in uncompiled.replacements():
+            replaced.put(owner, name, value)
         for owner, name, method in kernels.replacements(device) if kernels.is_available() else ():
             replaced.put(owner, name, method)
         torch._C._set_only_lift_cpu_tensors(True)

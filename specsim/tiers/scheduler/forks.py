@@ -87,6 +87,7 @@ class Starters:
 
     def __init__(self, target: SchedulerTarget) -> None:
         self._target = target
+        freeze()
         self._starters: dict[int, _Starter] = {}
 
     def run(self, schedule: Wanted) -> Outcome:
@@ -166,12 +167,15 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def settle() -> None:
-    """Keep the garbage collector from what the forks share: to look at an object copies its page. A schedule is short,
-    and collects nothing.
-    """
+def freeze() -> None:
+    """Keep the garbage collector from what the forks share: to look at an object copies its page."""
     gc.collect()
     gc.freeze()
+
+
+def settle() -> None:
+    """Before the first fork for a schedule, which is short and collects nothing."""
+    freeze()
     gc.disable()
 
 
