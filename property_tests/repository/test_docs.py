@@ -19,6 +19,7 @@ from specsim.cli import app
 from specsim.contracts.__main__ import page as operations_page
 from specsim.rules.table import RULES as ACCOUNTING_RULES
 from specsim.tiers.ops.rules import RULES
+from specsim.tiers.scheduler.rules import OWN_RULES
 from specsim.tiers.workers.rules import WORKER_RULES
 from specsim.verdict import Severity
 
@@ -31,7 +32,8 @@ def test_the_documented_rules_are_the_rules() -> None:
     documented = dict(re.findall(r"^\| (\S+ \(O\d+\)) \| (.+) \|$", VERDICT, re.MULTILINE))
     assert documented == {rule.label: rule.sentence for rule in RULES}
     accounting = re.findall(r"^\| (\S+ \([A-Z]\d+\)) \| ([a-z-]+) \| (.+) \|$", VERDICT, re.MULTILINE)
-    assert accounting == [(rule.label, rule.severity, rule.sentence) for rule in (*ACCOUNTING_RULES, *WORKER_RULES)]
+    rules = (*ACCOUNTING_RULES, *WORKER_RULES, *OWN_RULES)
+    assert accounting == [(rule.label, rule.severity, rule.sentence) for rule in rules]
 
 
 def test_every_severity_is_documented() -> None:

@@ -13,6 +13,7 @@ from specsim.engines.probe import Broken
 from specsim.engines.real_scheduler import (
     MODEL,
     Answer,
+    Load,
     Pools,
     RequestState,
     Seen,
@@ -40,6 +41,9 @@ DEFECTS = (
     "cached content",
     "content",
     "race",
+    "claims more than it has",
+    "admits nobody",
+    "ignores aborts",
 )
 
 
@@ -106,7 +110,7 @@ class ToyScheduler:
 
     def _abort(self, rids: list[str]) -> None:
         for rid in rids:
-            if rid in self._requests and not self._requests[rid].reason:
+            if self.defect != "ignores aborts" and rid in self._requests and not self._requests[rid].reason:
                 self._requests[rid].reason = "abort"
 
     def flush(self) -> Any:
@@ -189,6 +193,12 @@ class ToyScheduler:
     @property
     def is_idle(self) -> bool:
         return all(request.reason for request in self._requests.values())
+
+    def load(self) -> Load:
+        running = [r for r in self._requests.values() if not r.reason]
+        lengths = tuple((r.rid, 9 if self.defect == "claims more than it has" else 0, 1) for r in running)
+        waits = (("waits", 1),) if self.defect == "admits nobody" and self._requests else ()
+        return Load(waits, 0, self.setup.slots, self.setup.rows, lengths, 100)
 
     def place_of(self, error: BaseException) -> tuple[str, str]:
         return "_step", "toy.py:1"

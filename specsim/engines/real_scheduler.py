@@ -115,6 +115,28 @@ class RequestState:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What a scheduler has to do, and room for, at the start of an iteration. Sizes are in tokens.
+
+    `waiting`   requests that wait to be prefilled, each with the length that it may come to, prompt and answer
+    `running`   what the running requests may still come to allocate
+    `free`      slots that are free, or in the prefix cache and in nobody's use; -1 where pools are not counted so
+    `free_rows` of `req_to_token`
+    `lengths`   of each running request the positions that it claims, and those that it has slots for
+    `row_width` positions of a row
+    `chunked`   whether a prompt is prefilled in part
+    """
+
+    waiting: tuple[tuple[str, int], ...]
+    running: int
+    free: int
+    free_rows: int
+    lengths: tuple[tuple[str, int, int], ...]
+    row_width: int
+    chunked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What a user was sent of a request: all tokens, why it ended ("" for not yet) and the counts beside it, -1 where a
     release sends none.
@@ -270,6 +292,8 @@ class StartedScheduler(Protocol):
 
     @property
     def is_idle(self) -> bool: ...
+
+    def load(self) -> Load: ...
 
     def requests(self) -> Iterator[RequestState]: ...
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
-from specsim.rules.liveness import DeviceException, Progress
+from specsim.rules.liveness import ADMISSION, DeviceException, Progress
 from specsim.rules.radix import TreeContent
 from specsim.rules.requests import LengthsInOrder
-from specsim.rules.results import StaleResultOfFinished, UnwantedAbort, VisibleOutputs
+from specsim.rules.results import StaleResultOfFinished, UnwantedAbort, VisibleOutputs, WantedAbort
 from specsim.rules.rows import RowOwner
 from specsim.rules.sampling import GrammarState
 from specsim.rules.sessions import SessionClaim
@@ -25,6 +25,7 @@ LEAK_AT_IDLE = LeakAtIdle.rule
 TREE_CONTENT = TreeContent.rule
 STALE_RESULT = StaleResultOfFinished.rule
 UNWANTED_ABORT = UnwantedAbort.rule
+WANTED_ABORT = WantedAbort.rule
 VISIBLE_OUTPUTS = VisibleOutputs.rule
 SESSION_CLAIM = SessionClaim.rule
 PROGRESS = Progress.rule
@@ -40,9 +41,11 @@ RULES: tuple[Rule, ...] = (
     TREE_CONTENT,
     STALE_RESULT,
     UNWANTED_ABORT,
+    WANTED_ABORT,
     VISIBLE_OUTPUTS,
     SESSION_CLAIM,
     PROGRESS,
+    ADMISSION,
     RACE,
     DEVICE_EXCEPTION,
     GrammarState.rule,
@@ -51,6 +54,8 @@ RULES: tuple[Rule, ...] = (
     SCHEDULE_CRASH,
 )
 BY_ID = {rule.id: rule for rule in RULES}
+OWN_RULES: tuple[Rule, ...] = (ADMISSION,)
+"""Those that no other tier holds."""
 
 
 def signature_of(rule: str, part: str) -> str:

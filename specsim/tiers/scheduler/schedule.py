@@ -68,7 +68,7 @@ def run_schedule(
     if records:
         started.record()
     workload = draw_workload(chooser, setup, started.decode)
-    users = Users(started, workload)
+    users = Users(started, workload, setup)
     violations: list[Violation] = []
     try:
         started.run(chooser, users.at)
@@ -80,6 +80,7 @@ def run_schedule(
         violations.append(_raised(started, error))
     else:
         violations += broken_state(started, users)
+    violations += users.watch.violations
     violations += _seen(started, any(violation.rule in WRONG for violation in violations))
     marks = _marks(started, users)
     plain = workload.plain()

@@ -15,10 +15,17 @@ if TYPE_CHECKING:
     from specsim.verdict import Rule
 
 
+LAUNCHES_MAX = 3
+"""Verifications of a request after its abort: the one of that iteration, the one that it overlaps, and one more of a
+request that was retracted, or prefilled in chunks, meanwhile.
+"""
+
+
 def broken_state(started: StartedScheduler, users: Users) -> Iterator[Violation]:
     """The rules that hold at rest, and what breaks them."""
     states = {state.rid: state for state in started.requests()}
     yield from _answers(started, users)
+    yield from _aborts(started, users)
     of_sessions = {turn.rid for turn in users.workload.turns if turn.session}
     for state in states.values():
         yield from lengths(state, state.rid in of_sessions)
@@ -65,6 +72,19 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             )
             what = f"{len(tokens)} tokens, another one at {place}" if place < len(expected) else "too many tokens"
             yield _broken(rules.VISIBLE_OUTPUTS, part, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
+
+
+def _aborts(started: StartedScheduler, users: Users) -> Iterator[Violation]:
+    """Who was aborted is verified no more, but for what was under way."""
+    launched: dict[str, int] = {}
+    for line in started.seen.batches:
+        iteration, kind, *rids = line.split()
+        for rid in rids:
+            if kind == "decode" and rid in users.aborted and int(iteration) > users.aborted[rid]:
+                launched[rid] = launched.get(rid, 0) + 1
+    for rid, count in launched.items():
+        if count > LAUNCHES_MAX:
+            yield _broken(rules.WANTED_ABORT, "abort", rid, f"{LAUNCHES_MAX} more verifications at most", count)
 
 
 def lengths(state: RequestState, is_of_session: bool) -> Iterator[Violation]:

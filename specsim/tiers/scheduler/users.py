@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from specsim.tiers.scheduler.watch import Watch
+
 if TYPE_CHECKING:
-    from specsim.engines.real_scheduler import StartedScheduler, Turn
+    from specsim.engines.real_scheduler import Setup, StartedScheduler, Turn
     from specsim.tiers.scheduler.workload import Workload
 
 ITERATIONS_MAX = 1500
@@ -24,24 +26,27 @@ class NeverEndsError(Exception):
 class Users:
     """Sends the messages of a workload, each at its iteration; a later turn of a session waits for the one before."""
 
-    def __init__(self, started: StartedScheduler, workload: Workload) -> None:
+    def __init__(self, started: StartedScheduler, workload: Workload, setup: Setup) -> None:
         self.started = started
         self.workload = workload
         self.iterations = 0
         self.prompts: dict[str, tuple[int, ...]] = {}
         """Of the turns that were sent, the whole prompt; of a session's what is expected of the turns before."""
-        self.aborted: set[str] = set()
+        self.aborted: dict[str, int] = {}
+        """By request the iteration at which its abort was sent."""
         self.sent_at: dict[str, int] = {}
         self._to_send = list(workload.turns)
         self._open: list[str] = []
         self.ended_at: dict[str, int] = {}
         self._idle = 0
         self._paused_until = 0
+        self.watch = Watch(setup)
 
     def at(self, iteration: int) -> Sequence[Any] | None:
         """The messages that arrive at an iteration, None when all is over."""
         self.iterations = iteration
         ended = self._ended(iteration)
+        self.watch.at(len(ended), self.started.load(), self._paused_until > iteration)
         messages = self._pauses(iteration)
         paused = self._paused_until > iteration
         for turn in [turn for turn in self._to_send if not paused and self._is_due(turn, iteration, ended)]:
@@ -49,10 +54,11 @@ class Users:
             messages += self._sent(turn, iteration)
         for turn in self.workload.turns:
             if turn.abort >= 0 and self.sent_at.get(turn.rid, iteration + 1) + turn.abort == iteration:
-                self.aborted.add(turn.rid)
+                self.aborted.setdefault(turn.rid, iteration)
                 messages.append(self.started.abort(turn.rid))
         if iteration in self.workload.abort_all:
-            self.aborted.update(self.sent_at)
+            for rid in self.sent_at:
+                self.aborted.setdefault(rid, iteration)
             messages.append(self.started.abort_all())
         messages += [self.started.flush() for at in self.workload.flushes if at == iteration]
         messages += self._closed(ended)

@@ -187,6 +187,12 @@ class Booted:
             or getattr(scheduler, "cur_batch", None) is not None
         )
 
+    def running(self) -> list[Any]:
+        """Requests of the batch that decodes and of the last one that was launched, each once."""
+        scheduler = self.scheduler
+        batches = _requests_of(scheduler.running_batch), _requests_of(scheduler.last_batch)
+        return list({id(request): request for batch in batches for request in batch}.values())
+
     def outputs(self) -> dict[str, Output]:
         """What has been sent of each request, by its id."""
         return self._outputs

@@ -20,6 +20,7 @@ from specsim.engines.real_scheduler import (
     MODEL,
     RESULT,
     Answer,
+    Load,
     Pools,
     RequestState,
     Seen,
@@ -316,6 +317,21 @@ class Started:
     def is_idle(self) -> bool:
         return self._booted.idle()
 
+    def load(self) -> Load:
+        booted = self._booted
+        scheduler, window = booted.scheduler, self._setup.window
+        running = [r for r in booted.running() if not r.finished()]
+        lengths = [(str(r.rid), _number(r, "kv_committed_len"), _number(r, "kv_allocated_len")) for r in running]
+        return Load(
+            waiting=tuple((str(request.rid), _longest(request)) for request in scheduler.waiting_queue),
+            running=sum(max(0, _longest(r) - length[2]) for r, length in zip(running, lengths, strict=True)),
+            free=-1 if window else booted.allocator.available_size() + booted.tree_cache.evictable_size(),
+            free_rows=len(booted.row_pool.free_slots),
+            lengths=tuple(lengths),
+            row_width=booted.req_to_token.shape[1],
+            chunked=scheduler.chunked_req is not None,
+        )
+
     @property
     def seen(self) -> Seen:
         return self._seen
@@ -360,6 +376,10 @@ class Started:
         if setup.radix:
             pools.nodes = _nodes(booted.tree_cache)
         return pools
+
+
+def _longest(request: Any) -> int:
+    return len(request.origin_input_ids) + int(request.sampling_params.max_new_tokens)
 
 
 def _number(request: Any, name: str) -> int:
