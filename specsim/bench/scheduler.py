@@ -122,7 +122,7 @@ def measure(target: str, schedules: int, rounds: int) -> Spent:
     for number in range(min(len(SETUPS), schedules)):
         reader, writer = os.pipe()
         if os.fork() == 0:
-            with open(writer, "w", encoding="utf-8") as answers:
+            with open(writer, "w", encoding="utf-8", closefd=True) as answers:
                 json.dump(_measured(scheduler, range(number, schedules, len(SETUPS)), rounds), answers)
             os._exit(0)
         os.close(writer)
