@@ -6,9 +6,6 @@ from specsim.rules.rule import Broken, Check
 from specsim.rules.views import DeviceRaised, StillPending
 from specsim.verdict import Rule, Severity
 
-ADMISSION = Rule("S9", "admission", "a request that fits is admitted", Severity.METRIC)
-"""Of whole schedulers alone: the simulator's own admits at each iteration."""
-
 
 class Progress(Check):
     rule = Rule("S1", "progress", "every request ends", Severity.WRONG_RESULT)

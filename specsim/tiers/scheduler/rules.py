@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from specsim.rules.failures import HOST_EXCEPTION, SCHEDULE_CRASH, SCHEDULE_TIMEOUT
-from specsim.rules.liveness import ADMISSION, DeviceException, Progress
+from specsim.rules.liveness import DeviceException, Progress
 from specsim.rules.radix import TreeContent
 from specsim.rules.requests import LengthsInOrder
 from specsim.rules.results import StaleResultOfFinished, UnwantedAbort, VisibleOutputs, WantedAbort
 from specsim.rules.rows import RowOwner
 from specsim.rules.sampling import GrammarState
+from specsim.rules.schedulers import ADMISSION
 from specsim.rules.sessions import SessionClaim
 from specsim.rules.slots import FreeSlot, LeakAtIdle
 from specsim.rules.steps import ContentRead

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specsim.rules.liveness import ADMISSION
+from specsim.rules.schedulers import ADMISSION
 from specsim.tiers.scheduler import rules
 from specsim.tiers.scheduler.rules import Violation
 
