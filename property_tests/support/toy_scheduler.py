@@ -122,11 +122,14 @@ class ToyScheduler:
     def resume(self) -> Any:
         return partial(setattr, self, "_paused", False)
 
-    def open_session(self, name: str) -> Any:
+    def open_session(self, name: str, timeout: float) -> Any:
         return lambda: None
 
     def close_session(self, name: str) -> Any:
         return lambda: None
+
+    def leap(self, seconds: float) -> None:
+        return None
 
     def record(self) -> None:
         self._records = True

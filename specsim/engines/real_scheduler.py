@@ -80,6 +80,8 @@ class Turn:
     `stop_text` tokens whose text, one character each, is its stop string; empty for none
     `grammar`   the tokens that its grammar allows, after which it ends; empty for none
     `compiling` iterations until the grammar is compiled
+    `close`     of a turn of a session: iterations after its arrival at which the session is closed, -1 for not
+    `timeout`   of a session's first turn: seconds after which the session is closed if nobody uses it, 0 for none
     """
 
     rid: str
@@ -93,6 +95,8 @@ class Turn:
     stop_text: tuple[int, ...] = ()
     grammar: tuple[int, ...] = ()
     compiling: int = 0
+    close: int = -1
+    timeout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +280,15 @@ class StartedScheduler(Protocol):
 
     def resume(self) -> Any: ...
 
-    def open_session(self, name: str) -> Any: ...
+    def open_session(self, name: str, timeout: float) -> Any:
+        """A message that opens a session, which is closed after so many seconds without use; 0 for never."""
+        ...
 
     def close_session(self, name: str) -> Any: ...
+
+    def leap(self, seconds: float) -> None:
+        """Put the clock forward, as after something slow on the host."""
+        ...
 
     def run(self, chooser: Chooser, script: Callable[[int], Sequence[Any] | None]) -> None:
         """Run the scheduler's loop on a device that the chooser moves; `script` gives the messages that arrive at an

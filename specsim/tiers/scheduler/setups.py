@@ -14,8 +14,10 @@ SETUPS: tuple[Setup, ...] = (
     Setup(sessions=True, slots=240),
     Setup(page_size=16, slots=256),
     Setup(radix=False, reserve=0.1),
-    Setup(chunk=12),
+    Setup(chunk=12, slots=112),
     Setup(priorities=True, slots=120),
     Setup(window=8, slots=240, reserve=0.1),
     Setup(slots=128, steps=1, draft_tokens=2, reserve=0.1),
+    Setup(sessions=True, slots=240, page_size=4, reserve=0.1),
+    Setup(window=8, slots=400, radix=False, chunk=12),
 )

@@ -56,7 +56,7 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
         part = f"{kind}:grammar" if turn.grammar else f"{kind}:stop-string" if turn.stop_text else kind
         if answer.reason == "abort":
             part = f"{kind}:aborted"
-            if turn.rid not in users.aborted and not turn.session:
+            if turn.rid not in users.aborted and turn.rid not in users.refusable:
                 yield _broken(rules.UNWANTED_ABORT, kind, turn.rid, "an answer", "an abort that nobody sent")
             expected = expected[: len(answer.tokens)]
             cut_short |= {turn.session} - {""}

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from specsim.tiers.scheduler.workload import Workload
 
 ITERATIONS_MAX = 1500
+LEAP = 2.0
+"""Seconds that the clock leaps: more than a session's time-out, and than the second at which engines look for those."""
 """Far more than what a scheduler takes that goes on; a schedule that is not over then never ends."""
 
 
@@ -38,7 +40,11 @@ class Users:
         self._to_send = list(workload.turns)
         self._open: list[str] = []
         self.ended_at: dict[str, int] = {}
+        self.refusable: set[str] = set()
+        """Turns whose session may have timed out before them."""
+        self._timed_out: set[str] = set()
         self._idle = 0
+        self._has_waited = False
         self._paused_until = 0
         self.watch = Watch(setup)
 
@@ -47,6 +53,8 @@ class Users:
         self.iterations = iteration
         ended = self._ended(iteration)
         self.watch.at(len(ended), self.started.load(), self._paused_until > iteration)
+        if iteration in self.workload.leaps:
+            self._leap()
         messages = self._pauses(iteration)
         paused = self._paused_until > iteration
         for turn in [turn for turn in self._to_send if not paused and self._is_due(turn, iteration, ended)]:
@@ -61,15 +69,24 @@ class Users:
                 self.aborted.setdefault(rid, iteration)
             messages.append(self.started.abort_all())
         messages += [self.started.flush() for at in self.workload.flushes if at == iteration]
-        messages += self._closed(ended)
+        messages += self._closed(iteration, ended)
         is_idle = not messages and not self._to_send and not paused and self.started.is_idle
         self._idle = self._idle + 1 if is_idle else 0
         if self._idle > 2:
-            return None
+            if self._has_waited or not any(turn.session for turn in self.workload.turns):
+                return None
+            # A session that was closed while a turn ran is given back when the engine next looks for such.
+            self._has_waited = True
+            self._leap()
+            self._idle = 0
         if iteration > ITERATIONS_MAX:
             waits = next((rid for rid in self.sent_at if rid not in ended), "a turn that was never sent")
             raise NeverEndsError("session" if "." in waits and not waits[0].isdigit() else "request", waits, iteration)
         return messages
+
+    def _leap(self) -> None:
+        self.started.leap(LEAP)
+        self._timed_out |= {turn.session for turn in self.workload.turns if turn.timeout and turn.session in self._open}
 
     def _pauses(self, iteration: int) -> list[Any]:
         """Messages that pause the scheduler, and that let it go on."""
@@ -106,19 +123,25 @@ class Users:
         messages = []
         if turn.session and turn.session not in self._open:
             self._open.append(turn.session)
-            messages.append(self.started.open_session(turn.session))
+            messages.append(self.started.open_session(turn.session, turn.timeout))
+        elif turn.session in self._timed_out:
+            self.refusable.add(turn.rid)
         self.sent_at[turn.rid] = iteration
         self.prompts[turn.rid] = turn.prompt
         messages.append(self.started.generate(turn))
         return messages
 
-    def _closed(self, ended: dict[str, int]) -> list[Any]:
-        """Messages that close the sessions whose turns are over."""
-        over = [
-            name
-            for name in self._open
-            if all(turn.rid in ended for turn in self.workload.turns if turn.session == name)
-        ]
+    def _closed(self, iteration: int, ended: dict[str, int]) -> list[Any]:
+        """Messages that close the sessions whose turns are over, or that are closed while one runs."""
+        over = []
+        for name in self._open:
+            turns = [turn for turn in self.workload.turns if turn.session == name]
+            early = [turn for turn in turns if turn.close >= 0 and turn.rid in self.sent_at]
+            if any(self.sent_at[turn.rid] + turn.close <= iteration for turn in early):
+                self._to_send = [turn for turn in self._to_send if turn.session != name]
+                over.append(name)
+            elif all(turn.rid in ended for turn in turns):
+                over.append(name)
         for name in over:
             self._open.remove(name)
         return [self.started.close_session(name) for name in over]

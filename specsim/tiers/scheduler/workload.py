@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 
 REQUESTS_MAX = 12
 PROMPT_MAX = 40
-ANSWER_MAX = 56
+ANSWER_MAX = 72
+SESSIONS_MAX = 3
 TURNS_MAX = 4
-ARRIVALS = 90
+ARRIVALS = (1, 40, 70, 110)
 """Iterations within which requests arrive."""
+PRIORITIES = (0, 5, 20, 40)
+"""A running request gives way to one whose priority is higher by more than 10, by default."""
 TOKENS = range(20, 90)
+TIMEOUT = 1.5
+"""Seconds without use after which a session is closed; a schedule takes a second or less if its clock does not leap."""
 CONTEXT = 240
 """Tokens of a row, less than what the toy model's configuration allows."""
 
@@ -42,6 +47,8 @@ _FEATURES = {
     "pauses": 6,
     "stop strings": 4,
     "grammars": 5,
+    "early closes": 3,
+    "time-outs": 3,
 }
 """A schedule in so many has it."""
 
@@ -59,14 +66,16 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`flushes` and `abort_all` are iterations; a session lasts from its first turn to the end of its last. While the
-    scheduler is paused requests wait before it, as in the release's own server.
+    """`flushes` and `abort_all` are iterations, and `leaps` those at which the clock leaps. A session lasts from its first
+    turn to the end of its last, if it is not closed or timed out before. While the scheduler is paused requests wait
+    before it, as in the release's own server.
     """
 
     turns: tuple[Turn, ...]
     flushes: tuple[int, ...] = ()
     abort_all: tuple[int, ...] = ()
     pauses: tuple[Pause, ...] = ()
+    leaps: tuple[int, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -82,8 +91,8 @@ def draw_workload(chooser: Chooser, setup: Setup, decode: Decode) -> Workload:
     """What users do on a scheduler that was started so."""
     features = {name for name, one_in in _FEATURES.items() if chooser.choose(one_in, "feature") == one_in - 1}
     requests = each(chooser, 1, REQUESTS_MAX, "requests")
-    sessions = each(chooser, 0, 2, "sessions") if setup.sessions else ()
-    spread = pick(chooser, (1, 30, 60, ARRIVALS), "arrivals") if "bursts" not in features else 4
+    sessions = each(chooser, 0, SESSIONS_MAX, "sessions") if setup.sessions else ()
+    spread = pick(chooser, ARRIVALS, "arrivals") if "bursts" not in features else 4
     turns: list[Turn] = []
     for number in requests:
         turns.append(_request(chooser, setup, decode, features, turns, number, spread))
@@ -92,7 +101,8 @@ def draw_workload(chooser: Chooser, setup: Setup, decode: Decode) -> Workload:
     flushes = (between(chooser, 0, spread, "flush at"),) if "flushes" in features else ()
     abort_all = (between(chooser, 1, 2 * spread, "abort all at"),) if "abort all" in features else ()
     pauses = tuple(_pauses(chooser, spread)) if "pauses" in features else ()
-    return Workload(tuple(turns), flushes, abort_all, pauses)
+    leaps = tuple(_leaps(chooser, spread)) if "time-outs" in features and sessions else ()
+    return Workload(tuple(turns), flushes, abort_all, pauses, leaps)
 
 
 def _pauses(chooser: Chooser, spread: int) -> Iterator[Pause]:
@@ -102,6 +112,14 @@ def _pauses(chooser: Chooser, spread: int) -> Iterator[Pause]:
         start = end + between(chooser, 1, spread, "pause at")
         end = start + between(chooser, 1, 4, "pauses for")
         yield Pause(start, end - start, retracts=chooser.choose(2, "keeps") == 0)
+
+
+def _leaps(chooser: Chooser, spread: int) -> Iterator[int]:
+    """Up to three, one after the other."""
+    at = 0
+    for _ in each(chooser, 1, 3, "leaps"):
+        at += between(chooser, 1, spread, "leap at")
+        yield at
 
 
 def _request(
@@ -123,7 +141,7 @@ def _request(
         if "aborts" in features and chooser.choose(3, "aborts") == 1
         else -1,
         stop=_stop(chooser, decode, prompt, answer) if "stop tokens" in features else -1,
-        priority=between(chooser, 0, 3, "priority") if setup.priorities else 0,
+        priority=pick(chooser, PRIORITIES, "priority") if setup.priorities else 0,
         stop_text=_stop_text(chooser, decode, prompt, answer) if "stop strings" in features else (),
         grammar=grammar,
         compiling=between(chooser, 0, 6, "compiling") if grammar else 0,
@@ -157,6 +175,10 @@ def _session(chooser: Chooser, setup: Setup, features: set[str], name: str, spre
             if "aborts" in features and chooser.choose(4, "aborts") == 1
             else -1,
             session=name,
+            close=between(chooser, 0, 12, "closes after")
+            if "early closes" in features and chooser.choose(3, "closes") == 1
+            else -1,
+            timeout=TIMEOUT if "time-outs" in features and not number and chooser.choose(2, "times out") else 0.0,
         )
         for number in numbers
     ]

@@ -255,9 +255,12 @@ class Booted:
         """Abort the requests whose id begins with `rid`, as the scheduler matches them; all of them for None."""
         return self.family.messages().AbortReq(rid=rid or "", abort_all=rid is None)
 
-    def open_session(self, session: str, capacity: int = 0) -> Any:
+    def open_session(self, session: str, capacity: int = 0, timeout: float | None = None) -> Any:
         return self.family.messages().OpenSessionReqInput(
-            capacity_of_str_len=capacity, session_id=session, streaming=self.options.streaming_sessions
+            capacity_of_str_len=capacity,
+            session_id=session,
+            streaming=self.options.streaming_sessions,
+            timeout=timeout,
         )
 
     def close_session(self, session: str) -> Any:

@@ -208,11 +208,14 @@ class Started:
     def resume(self) -> Any:
         return self._booted.resume()
 
-    def open_session(self, name: str) -> Any:
-        return self._booted.open_session(name)
+    def open_session(self, name: str, timeout: float) -> Any:
+        return self._booted.open_session(name, timeout=timeout or None)
 
     def close_session(self, name: str) -> Any:
         return self._booted.close_session(name)
+
+    def leap(self, seconds: float) -> None:
+        self._booted.surroundings.sleep(seconds)
 
     # ---- the run
 
