@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specsim.engines.sglang.scheduler.fakes import Answers, DriftError, Fake
-from specsim.engines.sglang.scheduler.hash_model import decoded
+from specsim.engines.sglang.scheduler.hash_model import Prefixes, decoded, logprob_row
 from specsim.engines.sglang.scheduler.worker import UNWRITTEN, BadValue, Content, GrammarRead, Memory, Parts, Worker
 
 PROMPT = [11, 12, 13, 14, 15]
@@ -41,8 +41,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
         monkeypatch.setattr(torch, name, function)
     monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None))
     rows = torch.arange(1, 41, dtype=torch.int32).reshape(1, 40).clone()
-    fields = frozenset(["bonus", "new_seq_lens", "verify_done", "next_token_ids", "next_draft_input", "accept_lens"])
-    parts = Parts(SimpleNamespace, fields, SimpleNamespace, fields, "bonus", lambda: None)
+    names = "bonus", "new_seq_lens", "verify_done", "logits_output", "next_token_ids", "next_draft_input", "accept_lens"
+    parts = Parts(SimpleNamespace, frozenset(names), SimpleNamespace, frozenset(names), "bonus", SimpleNamespace)
     return Worker(Answers({}), Launches(), parts, Memory(64, rows), DRAFTS)
 
 
@@ -54,13 +54,17 @@ def request(rid: str = "r", *, finished: bool = False) -> Any:
     return SimpleNamespace(rid=rid, origin_input_ids=PROMPT, is_retracted=False, finished=lambda: finished)
 
 
-def batch(of: Any, length: int, start: int | None = None, bonus: int = 0) -> Any:
-    """A batch of one: extend from `start`, or decode without it."""
+def batch(of: Any, length: int, start: int | None = None, bonus: int = 0, top: int = -1) -> Any:
+    """A batch of one: extend from `start`, or decode without it. From 0 on `top` asks for logprobs."""
     tokens = [*PROMPT, *decoded(PROMPT, 40)]
     return SimpleNamespace(
         reqs=[of],
         forward_mode=SimpleNamespace(is_extend=lambda: start is not None),
         has_grammar=False,
+        return_logprob=top >= 0,
+        top_logprobs_nums=[top],
+        extend_lens=[length - (start or 0)],
+        extend_logprob_start_lens=[length - (start or 0)],
         extend_prefix_lens=[start or 0],
         input_ids=torch.tensor(tokens[start or 0 : length]),
         req_pool_indices=torch.tensor([0]),
@@ -91,6 +95,25 @@ def decode(worker: Worker, passes: int, accepted: int) -> list[int]:
 def test_speculative_decoding_gives_what_sequential_decoding_gives(worker: Worker, accepted: int) -> None:
     assert decode(worker, 5, accepted) == decoded(PROMPT, 1 + 5 * accepted)
     assert worker.records == []
+
+
+@pytest.mark.parametrize("top", [0, 2])
+def test_each_accepted_token_has_its_row_of_logprobs(worker: Worker, top: int) -> None:
+    expected, hashed = decoded(PROMPT, 3), Prefixes(PROMPT)
+    rows = [logprob_row(hashed.of(len(PROMPT) + i), token, top) for i, token in enumerate(expected)]
+    worker.restart(lambda _rid, _bound: 2)
+    first = worker.forward_batch_generation(batch(request(), 5, 0, top=top)).logits_output
+    then = worker.forward_batch_generation(batch(request(), 5, bonus=expected[0], top=top)).logits_output
+    assert then.next_token_logprobs.shape == (1, DRAFTS)
+    values = [*first.next_token_logprobs.tolist(), *then.next_token_logprobs[0, :2].tolist()]
+    assert values == [row[0][0] for row in rows]
+    if not top:
+        assert not hasattr(then, "next_token_top_logprobs_val")
+        return
+    for name, column in (("val", 0), ("idx", 1)):
+        tops = [getattr(logits, f"next_token_top_logprobs_{name}") for logits in (first, then)]
+        found = [row.tolist() for row in (*tops[0], *tops[1][:2])]
+        assert found == [[pair[column] for pair in row[1:]] for row in rows]
 
 
 @pytest.mark.parametrize("position", range(5))

@@ -14,6 +14,7 @@ from specsim.engines.real_scheduler import (
     MODEL,
     Answer,
     Load,
+    LogprobRow,
     Pools,
     RequestState,
     Seen,
@@ -44,6 +45,9 @@ DEFECTS = (
     "claims more than it has",
     "admits nobody",
     "ignores aborts",
+    "no first row",
+    "row of another token",
+    "no second likely token",
 )
 
 
@@ -55,6 +59,15 @@ def decode(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def logprobs(prompt: Sequence[int], tokens: Sequence[int], top: int) -> list[LogprobRow]:
+    """The longer what comes before, the less likely a token is."""
+    rows = []
+    for at, token in enumerate(tokens, len(prompt)):
+        likely = ((-float(at), (token + i) % 90) for i in range(top))
+        rows.append(((-float(at), token), *likely))
+    return rows
+
+
 @dataclass(slots=True)
 class _Request:
     rid: str
@@ -64,6 +77,7 @@ class _Request:
     session: str
     stop_text: tuple[int, ...] = ()
     grammar: tuple[int, ...] = ()
+    logprobs: int = -1
     outputs: list[int] = field(default_factory=list)
     reason: str = ""
 
@@ -86,6 +100,9 @@ class ToyScheduler:
     def decode(self, prompt: Sequence[int], count: int) -> list[int]:
         return decode(prompt, count)
 
+    def logprobs(self, prompt: Sequence[int], tokens: Sequence[int], top: int) -> list[LogprobRow]:
+        return logprobs(prompt, tokens, top)
+
     def content_of(self, tokens: Sequence[int]) -> int:
         return hash(tuple(tokens))
 
@@ -93,7 +110,9 @@ class ToyScheduler:
         return self.content_of((1, 2)[: slot + 1]) if self.defect != "cached content" else 0
 
     def generate(self, turn: Turn) -> Any:
-        request = _Request(turn.rid, turn.prompt, turn.answer, turn.stop, turn.session, turn.stop_text, turn.grammar)
+        request = _Request(
+            turn.rid, turn.prompt, turn.answer, turn.stop, turn.session, turn.stop_text, turn.grammar, turn.logprobs
+        )
         return lambda: self._add(request)
 
     def _add(self, request: _Request) -> None:
@@ -213,7 +232,17 @@ class ToyScheduler:
 
     def answers(self) -> Iterator[Answer]:
         for r in self._requests.values():
-            yield Answer(r.rid, tuple(r.outputs), r.reason)
+            yield Answer(r.rid, tuple(r.outputs), r.reason, logprobs=tuple(self._rows(r)))
+
+    def _rows(self, r: _Request) -> list[LogprobRow]:
+        if r.logprobs < 0:
+            return []
+        rows = logprobs(r.prompt, r.outputs, r.logprobs)
+        if self.defect == "no second likely token":
+            return [row[:2] for row in rows]
+        if self.defect == "row of another token":
+            return [*rows[1:], *rows[:1]]
+        return rows[self.defect == "no first row" :]
 
     def pools(self) -> Pools:
         slots, rows = self.setup.slots, self.setup.rows

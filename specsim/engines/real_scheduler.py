@@ -29,6 +29,10 @@ def missing_packages() -> str:
     return f"{', '.join(names)} missing: pip install 'specsim[scheduler]'" if names else ""
 
 
+LogprobRow = tuple[tuple[float, int], ...]
+"""(logprob, token id) of a token of an answer, then of each of the most likely ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """One way to start a scheduler. Sizes are in tokens.
@@ -82,6 +86,7 @@ class Turn:
     `compiling` iterations until the grammar is compiled
     `close`     of a turn of a session: iterations after its arrival at which the session is closed, -1 for not
     `timeout`   of a session's first turn: seconds after which the session is closed if nobody uses it, 0 for none
+    `logprobs`  how many most likely tokens are sent with each token's own logprob, -1 for no logprobs at all
     """
 
     rid: str
@@ -97,6 +102,7 @@ class Turn:
     compiling: int = 0
     close: int = -1
     timeout: float = 0.0
+    logprobs: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +148,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a user was sent of a request: all tokens, why it ended ("" for not yet) and the counts beside it, -1 where a
-    release sends none.
+    """What a user was sent of a request: all tokens, why it ended ("" for not yet), the counts beside it, -1 where a
+    release sends none, and a row of logprobs for each token, if they were asked for.
     """
 
     rid: str
@@ -151,6 +157,7 @@ class Answer:
     reason: str
     prompt_tokens: int = -1
     completion_tokens: int = -1
+    logprobs: tuple[LogprobRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +261,10 @@ class StartedScheduler(Protocol):
 
     def decode(self, prompt: Sequence[int], count: int) -> list[int]:
         """The tokens that the fake model says after a prompt, one after the other."""
+        ...
+
+    def logprobs(self, prompt: Sequence[int], tokens: Sequence[int], top: int) -> list[LogprobRow]:
+        """The rows of these tokens after a prompt, each with the `top` most likely tokens."""
         ...
 
     def content_of(self, tokens: Sequence[int]) -> int:

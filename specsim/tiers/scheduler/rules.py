@@ -10,7 +10,7 @@ from specsim.rules.radix import TreeContent
 from specsim.rules.requests import LengthsInOrder
 from specsim.rules.results import StaleResultOfFinished, UnwantedAbort, VisibleOutputs, WantedAbort
 from specsim.rules.rows import RowOwner
-from specsim.rules.sampling import GrammarState
+from specsim.rules.sampling import GrammarState, LogprobRows
 from specsim.rules.schedulers import ADMISSION
 from specsim.rules.sessions import SessionClaim
 from specsim.rules.slots import FreeSlot, LeakAtIdle
@@ -28,6 +28,7 @@ STALE_RESULT = StaleResultOfFinished.rule
 UNWANTED_ABORT = UnwantedAbort.rule
 WANTED_ABORT = WantedAbort.rule
 VISIBLE_OUTPUTS = VisibleOutputs.rule
+LOGPROB_ROWS = LogprobRows.rule
 SESSION_CLAIM = SessionClaim.rule
 PROGRESS = Progress.rule
 RACE = StreamRace.rule
@@ -44,6 +45,7 @@ RULES: tuple[Rule, ...] = (
     UNWANTED_ABORT,
     WANTED_ABORT,
     VISIBLE_OUTPUTS,
+    LOGPROB_ROWS,
     SESSION_CLAIM,
     PROGRESS,
     ADMISSION,

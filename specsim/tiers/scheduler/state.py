@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from specsim.tiers.scheduler import rules
@@ -10,7 +11,7 @@ from specsim.tiers.scheduler.rules import Violation
 from specsim.tiers.scheduler.workload import expected_answer, until_text
 
 if TYPE_CHECKING:
-    from specsim.engines.real_scheduler import Pools, RequestState, StartedScheduler
+    from specsim.engines.real_scheduler import Answer, Pools, RequestState, StartedScheduler, Turn
     from specsim.tiers.scheduler.users import Users
     from specsim.verdict import Rule
 
@@ -60,6 +61,7 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
                 yield _broken(rules.UNWANTED_ABORT, kind, turn.rid, "an answer", "an abort that nobody sent")
             expected = expected[: len(answer.tokens)]
             cut_short |= {turn.session} - {""}
+        yield from _logprobs(started, turn, (*before, *turn.prompt), answer)
         if turn.session:
             spoken[turn.session] = (*before, *turn.prompt, *answer.tokens)
         tokens = list(answer.tokens)
@@ -72,6 +74,22 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             )
             what = f"{len(tokens)} tokens, another one at {place}" if place < len(expected) else "too many tokens"
             yield _broken(rules.VISIBLE_OUTPUTS, part, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
+
+
+def _logprobs(started: StartedScheduler, turn: Turn, prompt: tuple[int, ...], answer: Answer) -> Iterator[Violation]:
+    """Beside each token that was sent is its row. Behind a wrong token nothing is compared."""
+    count = len(answer.tokens) if turn.logprobs >= 0 else 0
+    said = zip(answer.tokens, started.decode(prompt, count), strict=False)
+    tokens = [token for token, _expected in takewhile(lambda pair: pair[0] == pair[1], said)]
+    if len(answer.logprobs) != count and len(tokens) == count:
+        yield _broken(rules.LOGPROB_ROWS, "rows", turn.rid, f"{count} rows, one a token", len(answer.logprobs))
+        return
+    expected = started.logprobs(prompt, tokens, turn.logprobs)
+    for at, (row, actual) in enumerate(zip(expected, answer.logprobs, strict=False)):
+        if row != actual:
+            what = "logprobs" if row[0] != actual[0] else "top-logprobs"
+            yield _broken(rules.LOGPROB_ROWS, what, turn.rid, f"token {at} with {row}", actual)
+            return
 
 
 def _aborts(started: StartedScheduler, users: Users) -> Iterator[Violation]:

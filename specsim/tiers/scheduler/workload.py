@@ -49,6 +49,7 @@ _FEATURES = {
     "grammars": 5,
     "early closes": 3,
     "time-outs": 3,
+    "logprobs": 6,
 }
 """A schedule in so many has it."""
 
@@ -145,6 +146,7 @@ def _request(
         stop_text=_stop_text(chooser, decode, prompt, answer) if "stop strings" in features else (),
         grammar=grammar,
         compiling=between(chooser, 0, 6, "compiling") if grammar else 0,
+        logprobs=_logprobs(chooser, features),
     )
 
 
@@ -179,6 +181,7 @@ def _session(chooser: Chooser, setup: Setup, features: set[str], name: str, spre
             if "early closes" in features and chooser.choose(3, "closes") == 1
             else -1,
             timeout=TIMEOUT if "time-outs" in features and not number and chooser.choose(2, "times out") else 0.0,
+            logprobs=_logprobs(chooser, features),
         )
         for number in numbers
     ]
@@ -220,6 +223,11 @@ def _grammar(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: in
         return ()
     tokens = tuple(decode(prompt, between(chooser, 1, answer, "grammar's end")))
     return tokens[: tokens.index(tokens[-1]) + 1]
+
+
+def _logprobs(chooser: Chooser, features: set[str]) -> int:
+    """None, those of the answer's tokens, or those of one or two most likely ones, too."""
+    return chooser.choose(4, "logprobs") - 1 if "logprobs" in features else -1
 
 
 def expected_answer(turn: Turn, prompt: Sequence[int], decode: Decode) -> list[int]:

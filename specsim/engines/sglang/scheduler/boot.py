@@ -230,9 +230,16 @@ class Booted:
     # ---- what arrives
 
     def generate(
-        self, rid: str, input_ids: Sequence[int], max_new_tokens: int, *, session: str = "", **sampling: Any
+        self,
+        rid: str,
+        input_ids: Sequence[int],
+        max_new_tokens: int,
+        *,
+        session: str = "",
+        logprobs: int = -1,
+        **sampling: Any,
     ) -> Any:
-        """A request to generate. `sampling` are fields of SamplingParams."""
+        """A request to generate. `sampling` are fields of SamplingParams; for `logprobs` see `Turn`."""
         given = {"temperature": 0.0, "ignore_eos": True, **sampling}
         fields = {
             "rid": rid,
@@ -240,9 +247,9 @@ class Booted:
             "input_ids": list(input_ids),
             "mm_inputs": None,
             "sampling_params": self.family.sampling(max_new_tokens=max_new_tokens, **given),
-            "return_logprob": False,
+            "return_logprob": logprobs >= 0,
             "logprob_start_len": -1,
-            "top_logprobs_num": 0,
+            "top_logprobs_num": max(logprobs, 0),
             "token_ids_logprob": None,
             "stream": False,
         }

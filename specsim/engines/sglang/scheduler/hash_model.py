@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from specsim.engines.real_scheduler import LogprobRow
 from specsim.engines.sglang.scheduler.configuration import VOCABULARY
 
 EMPTY = 0  # hash of no tokens
@@ -32,6 +33,17 @@ def extended(prefix: int, token: int) -> int:
 def next_token(prefix: int) -> int:
     """The token that follows a prefix of that hash, in [FIRST_TOKEN, VOCABULARY)."""
     return FIRST_TOKEN + _mixed(prefix ^ 0x5851F42D4C957F2D) % (VOCABULARY - FIRST_TOKEN)
+
+
+def logprob_of(prefix: int, token: int) -> float:
+    """The logprob of a token after a prefix of that hash, in (-16, 0]: 20 bits, which a float32 has exactly."""
+    return -(_mixed(prefix ^ (token << 55)) >> 44) / 65536
+
+
+def logprob_row(prefix: int, token: int, top: int) -> LogprobRow:
+    """What is sent beside a token: its own logprob and id, then those of the `top` most likely ones."""
+    likely = [FIRST_TOKEN + (next_token(prefix) - FIRST_TOKEN + i) % (VOCABULARY - FIRST_TOKEN) for i in range(top)]
+    return tuple((logprob_of(prefix, one), one) for one in (token, *likely))
 
 
 def decoded(prompt: Sequence[int], count: int) -> list[int]:

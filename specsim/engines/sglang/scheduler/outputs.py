@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
+
+from specsim.engines.real_scheduler import LogprobRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class Output:
     cached_tokens: int = 0
     verify_count: int = 0  # passes that verified drafts
     finishes: int = 0  # messages with a finish reason; more than one is a defect
+    logprobs: tuple[LogprobRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +62,15 @@ def _continued(seen: Output, message: Any, i: int) -> Output:
         message.cached_tokens[i],
         message.spec_verify_ct[i],
         seen.finishes + (reason is not None),
+        (*seen.logprobs, *_logprobs(message, i)),
     )
+
+
+def _logprobs(message: Any, i: int) -> list[LogprobRow]:
+    """The rows that a message has for its i-th request; none where no request of its batch wants them."""
+    if message.output_token_logprobs_val is None:
+        return []
+    own = zip(message.output_token_logprobs_val[i], message.output_token_logprobs_idx[i], strict=True)
+    tops = zip(message.output_top_logprobs_val[i], message.output_top_logprobs_idx[i], strict=True)
+    likely = [tuple(zip(values, tokens, strict=True)) for values, tokens in tops]
+    return [(*one, *top) for one, top in zip_longest(((pair,) for pair in own), likely, fillvalue=())]

@@ -21,6 +21,7 @@ from specsim.engines.real_scheduler import (
     RESULT,
     Answer,
     Load,
+    LogprobRow,
     Pools,
     RequestState,
     Seen,
@@ -33,7 +34,7 @@ from specsim.engines.real_scheduler import (
 from specsim.engines.sglang.guards import read_guards
 from specsim.engines.sglang.scheduler import imports, worker
 from specsim.engines.sglang.scheduler.boot import PACKAGE, Booted, load
-from specsim.engines.sglang.scheduler.hash_model import EMPTY, decoded, extended
+from specsim.engines.sglang.scheduler.hash_model import EMPTY, decoded, extended, logprob_row
 from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.planted import edit_of, find
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from specsim.vdevice.recording import Recording
 
 LACKS = (
-    ("schedules with logprobs, penalties or hidden states", "the fake model computes no logits"),
+    ("schedules with logprobs of prompts, penalties or hidden states", "the fake model computes no logits"),
     ("schedules with topk above 1, multi-layer drafts or adaptive steps", "the fake worker drafts a chain"),
     ("schedules with mixed chunks", "the release turns them off beside EAGLE"),
     ("schedules with several ranks, disaggregation or a hierarchical cache", "one process runs, without sockets"),
@@ -168,6 +169,13 @@ class Started:
     def decode(self, prompt: Sequence[int], count: int) -> list[int]:
         return decoded(prompt, count)
 
+    def logprobs(self, prompt: Sequence[int], tokens: Sequence[int], top: int) -> list[LogprobRow]:
+        rows, prefix = [], self.content_of(prompt)
+        for token in tokens:
+            rows.append(logprob_row(prefix, token, top))
+            prefix = extended(prefix, token)
+        return rows
+
     def content_of(self, tokens: Sequence[int]) -> int:
         prefix = EMPTY
         for token in tokens:
@@ -188,7 +196,8 @@ class Started:
         if turn.grammar:
             sampling["regex"] = text_of(turn.grammar)
             self._booted.family.grammars.wait[sampling["regex"]] = turn.compiling
-        message = self._booted.generate(turn.rid, turn.prompt, turn.answer, session=turn.session, **sampling)
+        given = {"session": turn.session, "logprobs": turn.logprobs, **sampling}
+        message = self._booted.generate(turn.rid, turn.prompt, turn.answer, **given)
         if self._setup.priorities:
             message.priority = turn.priority
         return message
@@ -365,6 +374,7 @@ class Started:
                 str((output.finish_reason or {}).get("type", "")),
                 output.prompt_tokens,
                 output.completion_tokens,
+                output.logprobs,
             )
 
     def pools(self) -> Pools:

@@ -11,6 +11,7 @@ on the order in which the device does its work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from specsim.engines.sglang.scheduler.fakes import Answers, Fake
-from specsim.engines.sglang.scheduler.hash_model import EMPTY, Prefixes, extended, next_token
+from specsim.engines.sglang.scheduler.hash_model import EMPTY, Prefixes, extended, logprob_row, next_token
 
 UNWRITTEN = -1  # KV of a slot that nobody has written
 REJECTED = -2  # KV of a draft that was rejected
@@ -107,6 +108,42 @@ class _Seat:
         return not (self.stale or self.request.finished() or self.request.is_retracted)
 
 
+class _Logprobs:
+    """Rows of logprobs that one launch computes, when a request of the batch wants them: float32 values, one for each
+    token or [requests, tokens], and beside each, as many most likely tokens as the batch says.
+    """
+
+    def __init__(self, batch: Any, *shape: int) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._tops: list[int] = []
+        if not batch.return_logprob:
+            return
+        self.tensors.append(torch.empty(shape, dtype=torch.float32, device="cuda"))
+        tokens = math.prod(shape[1:])
+        self._tops = [int(number) for number in batch.top_logprobs_nums for _ in range(tokens)]
+        if most := max(self._tops, default=0):
+            for dtype in (torch.float32, torch.int64):
+                self.tensors.append(torch.empty((shape[0] * tokens, most), dtype=dtype, device="cuda"))
+
+    def write(self, access: Any, at: int, prefix: int, token: int) -> None:
+        """The row of the `at`-th token, which comes after a prefix of that hash."""
+        if not self.tensors:
+            return
+        values, *tops = (access.host(tensor).numpy() for tensor in self.tensors)
+        (values.reshape(-1)[at], _token), *likely = logprob_row(prefix, token, tops[0].shape[1] if tops else 0)
+        for out, column in zip(tops, zip(*likely, strict=True), strict=False):
+            out[at] = column
+
+    def put_into(self, logits: Any) -> None:
+        """As the release's sampler does: for each token as many of the most likely ones as its request asks for."""
+        if not self.tensors:
+            return
+        logits.next_token_logprobs, *tops = self.tensors
+        if tops:
+            values, tokens = ([rows[at][:top] for at, top in enumerate(self._tops)] for rows in tops)
+            logits.next_token_top_logprobs_val, logits.next_token_top_logprobs_idx = values, tokens
+
+
 class Worker(Fake):
     """`forward_batch_generation` of an EAGLE worker with topk 1, and whatever else the scheduler reads of one."""
 
@@ -151,24 +188,34 @@ class Worker(Fake):
         tokens = _unwritten(len(seats), torch.int64)
         bonus = _unwritten(len(seats), torch.int64)
         inputs, pool, lengths = batch.input_ids, batch.req_pool_indices, batch.seq_lens
+        logprobs = _Logprobs(batch, len(seats))
 
         def extend(access: Any) -> None:
             given = access.host(inputs).tolist()
             out, last = access.host(tokens).numpy(), access.host(bonus).numpy()
             first = 0
             for i, (seat, row, length) in enumerate(self._rows(access, "extend", seats, pool, lengths)):
-                token = (
-                    FALLBACK if row is None else self._extend_row(access, seat, row, starts[i], length, given, first)
-                )
+                prefix = None if row is None else self._extend_row(access, seat, row, starts[i], length, given, first)
                 first += max(0, length - starts[i])
-                out[i] = last[i] = token
+                out[i] = last[i] = FALLBACK if prefix is None else next_token(prefix)
+                logprobs.write(access, i, prefix or EMPTY, int(out[i]))
 
-        self.device.launch(extend, reads=[inputs, pool, lengths], writes=[tokens, bonus], name="extend")
-        return self._result(lengths, tokens, bonus, lengths, on_publish, None)
+        written = [tokens, bonus, *logprobs.tensors]
+        self.device.launch(extend, reads=[inputs, pool, lengths], writes=written, name="extend")
+        result = self._result(lengths, tokens, bonus, lengths, on_publish, None, logprobs)
+        if logprobs.tensors:
+            # Of an answer that is computed again after a retraction: the scheduler has its logprobs, and drops these.
+            counts = [
+                length - first for length, first in zip(_lengths(batch), batch.extend_logprob_start_lens, strict=True)
+            ]
+            if any(counts):
+                result.logits_output.input_token_logprobs = torch.zeros(sum(counts), device="cuda")
+        return result
 
     def _extend_row(
         self, access: Any, seat: _Seat, row: int, start: int, length: int, given: Sequence[int], first: int
-    ) -> int:
+    ) -> int | None:
+        """The hash of all that the request's row holds then; None where a token is none."""
         slots = self._slots(access, "extend", seat, row, 0, length)
         prefix = self._read_prefix(access, "extend", seat, slots, start)
         known = seat.prefixes.prompt[start:length]
@@ -176,18 +223,18 @@ class Worker(Fake):
         if is_known and self.memory.mapping is None and prefix == seat.prefixes.of(start):
             # What is computed is what is expected.
             self.memory.full[slots[start:]] = seat.prefixes.first(length)[start:]
-            return next_token(seat.prefixes.of(length))
+            return seat.prefixes.of(length)
         for position in range(start, length):
             token = int(given[first + position - start])
             if token < 0:
                 self._bad("extend", seat, "input_ids", token)
-                return FALLBACK
+                return None
             prefix = extended(prefix, token)
             self._write(access, seat, int(slots[position]), prefix)
         expected = seat.prefixes.of(length)
         if prefix != expected:
             self._content("extend", "input", seat, length - 1, int(slots[length - 1]), expected, prefix)
-        return next_token(prefix)
+        return prefix
 
     # ---- decode: draft, verify, and extend the draft model by what was accepted
 
@@ -199,6 +246,7 @@ class Worker(Fake):
         slots = _unwritten(size * count, torch.int64)
         tokens, last = _unwritten(size * count, torch.int64), _unwritten(size, torch.int64)
         accepted, new_lengths = _unwritten(size, torch.int32), _unwritten(size, lengths.dtype)
+        logprobs = _Logprobs(batch, size, count)
 
         def draft(access: Any) -> None:
             out = access.host(slots).numpy()
@@ -217,10 +265,14 @@ class Worker(Fake):
             out, out_last = access.host(tokens).numpy(), access.host(last).numpy()
             out_accepted, out_lengths = access.host(accepted).numpy(), access.host(new_lengths).numpy()
             for i, (seat, row, length) in enumerate(self._rows(access, "verify", seats, pool, lengths, count)):
-                kept = [FALLBACK] * seat.accepted
+                prefixes: list[int] | None = None
                 if row is not None:
                     self._check_grammar(seat, length)
-                    kept = self._verify_row(access, seat, row, length, given[i], where[i * count : (i + 1) * count])
+                    where_of = where[i * count : (i + 1) * count]
+                    prefixes = self._verify_row(access, seat, row, length, given[i], where_of)
+                kept = [FALLBACK] * seat.accepted if prefixes is None else [next_token(prefix) for prefix in prefixes]
+                for j, prefix in enumerate(prefixes or ()):
+                    logprobs.write(access, i * count + j, prefix, kept[j])
                 out[i * count : (i + 1) * count] = [*kept, *[0] * (count - len(kept))]
                 out_last[i], out_accepted[i], out_lengths[i] = kept[-1], len(kept), length + len(kept)
 
@@ -233,11 +285,13 @@ class Worker(Fake):
         launch(draft, reads=[pool, lengths], writes=[slots], name="draft")
         if batch.has_grammar:
             self._make_masks(seats, grammar_barrier)
-        written = [tokens, accepted, last, new_lengths]
+        written = [tokens, accepted, last, new_lengths, *logprobs.tensors]
         launch(verify, reads=[pool, lengths, bonus, slots], writes=written, name="verify")
         verified = torch.cuda.Event()
         verified.record()
-        result = self._result(new_lengths, tokens, last, new_lengths, on_publish, verified, accept_lens=accepted)
+        result = self._result(
+            new_lengths, tokens, last, new_lengths, on_publish, verified, logprobs, accept_lens=accepted
+        )
         launch(draft_extend, reads=[pool, lengths, tokens], name="draft_extend")
         if self.publishes_reads:
             runner, read = self.last_shared_read_runner, torch.cuda.Event()
@@ -266,12 +320,13 @@ class Worker(Fake):
 
     def _verify_row(
         self, access: Any, seat: _Seat, row: int, length: int, bonus: int, slots: Sequence[int]
-    ) -> list[int]:
+    ) -> list[int] | None:
+        """The hashes of what comes before each token that it keeps; None where there is no bonus token."""
         prefix = self._read_prefix(access, "verify", seat, self._slots(access, "verify", seat, row, 0, length), length)
         if bonus < 0:
             self._bad("verify", seat, "bonus token", bonus)
-            return [FALLBACK] * seat.accepted
-        kept, token = [], bonus
+            return None
+        before, token = [], bonus
         for j, slot in enumerate(slots):
             if j >= seat.accepted:
                 self._write(access, seat, slot, REJECTED)
@@ -279,13 +334,21 @@ class Worker(Fake):
             prefix = extended(prefix, token)
             self._write(access, seat, slot, prefix)
             token = next_token(prefix)
-            kept.append(token)
-        return kept
+            before.append(prefix)
+        return before
 
     # ---- what all phases share
 
     def _result(
-        self, lengths: Any, tokens: Any, bonus: Any, new_lengths: Any, on_publish: Any, verified: Any, **more: Any
+        self,
+        lengths: Any,
+        tokens: Any,
+        bonus: Any,
+        new_lengths: Any,
+        on_publish: Any,
+        verified: Any,
+        logprobs: _Logprobs,
+        **more: Any,
     ) -> Any:
         parts, size = self.parts, len(lengths)
         fields = {parts.bonus: bonus, "new_seq_lens": new_lengths, "verify_done": verified}
@@ -295,8 +358,10 @@ class Worker(Fake):
         draft_input.topk_p = torch.ones((size, 1), device="cuda")
         draft_input.topk_index = torch.zeros((size, 1), dtype=torch.int64, device="cuda")
         draft_input.hidden_states = torch.zeros((size, 1), device="cuda")
+        logits = parts.logits()
+        logprobs.put_into(logits)
         fields = {
-            "logits_output": parts.logits(),
+            "logits_output": logits,
             "next_token_ids": tokens,
             "next_draft_input": draft_input,
             "can_run_cuda_graph": False,
@@ -395,6 +460,11 @@ FALLBACK = 3  # a token that the model never produces: what a row computes whose
 
 def _unwritten(count: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(count, dtype=dtype, device="cuda")
+
+
+def _lengths(batch: Any) -> list[int]:
+    """Tokens that an extend computes of each request."""
+    return [int(n) for n in _first_of(batch, "extend_seq_lens", "extend_lens")]
 
 
 def _first_of(batch: Any, *names: str) -> Any:
