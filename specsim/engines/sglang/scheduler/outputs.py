@@ -67,10 +67,12 @@ def _continued(seen: Output, message: Any, i: int) -> Output:
 
 
 def _logprobs(message: Any, i: int) -> list[LogprobRow]:
-    """The rows that a message has for its i-th request; none where no request of its batch wants them."""
+    """The rows that a message has for its i-th request; none where no request of its batch wants them. In place of a
+    number that is missing stands -1.
+    """
     if message.output_token_logprobs_val is None:
         return []
-    own = zip(message.output_token_logprobs_val[i], message.output_token_logprobs_idx[i], strict=True)
-    tops = zip(message.output_top_logprobs_val[i], message.output_top_logprobs_idx[i], strict=True)
-    likely = [tuple(zip(values, tokens, strict=True)) for values, tokens in tops]
+    own = zip_longest(message.output_token_logprobs_val[i], message.output_token_logprobs_idx[i], fillvalue=-1)
+    tops = zip_longest(message.output_top_logprobs_val[i], message.output_top_logprobs_idx[i], fillvalue=())
+    likely = [tuple(zip_longest(values, tokens, fillvalue=-1)) for values, tokens in tops]
     return [(*one, *top) for one, top in zip_longest(((pair,) for pair in own), likely, fillvalue=())]
