@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from specsim.tiers.scheduler.workload import Workload
 
 ITERATIONS_MAX = 1500
+"""Far more than what a scheduler takes that goes on; a schedule that is not over then never ends."""
 LEAP = 2.0
 """Seconds that the clock leaps: more than a session's time-out, and than the second at which engines look for those."""
-"""Far more than what a scheduler takes that goes on; a schedule that is not over then never ends."""
 
 
 class NeverEndsError(Exception):

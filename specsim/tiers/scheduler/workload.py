@@ -67,9 +67,9 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`flushes` and `abort_all` are iterations, and `leaps` those at which the clock leaps. A session lasts from its first
-    turn to the end of its last, if it is not closed or timed out before. While the scheduler is paused requests wait
-    before it, as in the release's own server.
+    """`flushes` and `abort_all` are iterations, and `leaps` those at which the clock leaps. A session lasts from its
+    first turn to the end of its last, if it is not closed or timed out before. While the scheduler is paused requests
+    wait before it, as in the release's own server.
     """
 
     turns: tuple[Turn, ...]
