@@ -21,6 +21,7 @@ from specsim.report.live import Line, Progress
 from specsim.tiers.messages import At, Check, End, Found, Request
 from specsim.tiers.registry import TIERS
 from specsim.tiers.scheduler import answers
+from specsim.tiers.scheduler.setups import SETUPS
 
 TOKEN = "scheduler:I40:request"
 
@@ -141,8 +142,10 @@ def test_a_setup_that_a_release_refuses_is_listed_with_its_guard(monkeypatch: py
 
     monkeypatch.setattr(answers, "load_target", lambda _request: Refusing(""))
     messages = _Sent()
-    request = Request(tier="scheduler", target="sglang==0", cache="", seed=0, count=12, seconds=60.0, hang_seconds=20.0)
+    request = Request(
+        tier="scheduler", target="sglang==0", cache="", seed=0, count=len(SETUPS), seconds=60.0, hang_seconds=20.0
+    )
     answers.check(request, Check(), messages)  # type: ignore[arg-type]
-    (refused,) = [entry for entry in end_of(messages).not_run if entry.what.startswith("setup ")]
-    assert refused.why == "server.py:9 refuses sessions"
-    assert end_of(messages).schedules == 11
+    refused = {entry.what: entry.why for entry in end_of(messages).not_run if entry.what.startswith("setup ")}
+    assert refused == {f"setup {setup.name}": "server.py:9 refuses sessions" for setup in SETUPS if setup.sessions}
+    assert end_of(messages).schedules == len(SETUPS) - len(refused)

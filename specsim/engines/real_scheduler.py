@@ -47,6 +47,7 @@ class Setup:
     `radix`         whether finished requests stay in the prefix cache
     `priorities`    whether requests have a priority
     `sessions`      whether requests may be turns of a streaming session
+    `overlap`       whether a batch is launched before the results of the one before are handled
     """
 
     page_size: int = 1
@@ -60,6 +61,7 @@ class Setup:
     radix: bool = True
     priorities: bool = False
     sessions: bool = False
+    overlap: bool = True
 
     @property
     def name(self) -> str:

@@ -20,4 +20,5 @@ SETUPS: tuple[Setup, ...] = (
     Setup(slots=128, steps=1, draft_tokens=2, reserve=0.1),
     Setup(sessions=True, slots=240, page_size=4, reserve=0.1),
     Setup(window=8, slots=400, radix=False, chunk=12),
+    Setup(reserve=0.1, overlap=False),
 )

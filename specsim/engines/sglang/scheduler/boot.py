@@ -26,6 +26,7 @@ from specsim.engines.sglang.scheduler.families import Family, family_of
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import Output, Pool, take
 from specsim.engines.sglang.scheduler.worker import Memory, Worker
+from specsim.errors import UsageError
 
 PACKAGE = "sglang"
 ENVIRONMENT = {
@@ -54,8 +55,9 @@ class _LeaveError(BaseException):
 def boot(root: Path, options: Options, device: Any, *, edit: imports.Edit | None = None) -> Booted:
     """Build the scheduler of the release that lies unpacked in `root`. `device` is a `specsim.vdevice.Device`.
 
-    Whatever the release raises while it is imported or built is let through. NotRunError where the adapter
-    cannot run it so; DriftError, which is one, when it reads of a fake what the adapter does not know.
+    Whatever the release raises while it is imported or built is let through. UsageError where its family cannot be run
+    so, NotRunError where the release itself has it otherwise; DriftError, which is one, when it reads of a fake what
+    the adapter does not know.
     """
     family, surroundings = load(root, edit)
     with family.answers.required():
@@ -77,7 +79,7 @@ class Booted:
 
     def __init__(self, family: Family, root: Path, options: Options, device: Any, surroundings: Surroundings) -> None:
         if refusal := family.refusal(options):
-            raise NotRunError(refusal)
+            raise UsageError(refusal, "use another setup")
         self.family, self.options, self.device, self.surroundings = family, options, device, surroundings
         self._outputs: dict[str, Output] = {}  # what the scheduler sent to the tokenizer so far
         self.iteration = 0  # of the loop, counted from the last reset

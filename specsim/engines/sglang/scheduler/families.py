@@ -336,7 +336,7 @@ class Mixins(Family):
     }
 
     def refusal(self, options: Options) -> str:
-        return "" if options.overlap else "without overlap its worker keeps the accounts, not its scheduler"
+        return "" if options.overlap else "without overlap its worker is of spec v1, and keeps the accounts itself"
 
 
 class Components(Family):

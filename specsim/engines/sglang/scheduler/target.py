@@ -137,6 +137,7 @@ def _options(setup: Setup) -> Options:
         radix_cache=setup.radix,
         streaming_sessions=setup.sessions,
         priority_scheduling=setup.priorities,
+        overlap=setup.overlap,
     )
 
 

@@ -1,0 +1,73 @@
+"""Defects in what a release's scheduler does with a feature are found; each is planted into its source in memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from property_tests.support.known_releases import FEW
+from specsim.engines.sglang.scheduler.imports import REAL
+from specsim.isolation.environment import of_target
+from specsim.lifting.source import SourceTree
+from specsim.tiers.scheduler.setups import SETUPS
+
+MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim[scheduler]'")
+
+V1, V2 = FEW[2], FEW[-1]
+"""Releases whose worker is of spec v1 where batches do not overlap, and of spec v2."""
+SCHEDULES = 10
+WITHOUT_OVERLAP = next(str(number) for number, setup in enumerate(SETUPS) if not setup.overlap)
+BATCH, LOOP = "managers.schedule_batch", "managers.scheduler"
+RESULTS, MIXIN = "managers.scheduler_output_processor_mixin", "SchedulerOutputProcessorMixin."
+OFFSET = "send_output_token_logprobs_offset"
+DEFECTS = {
+    "rows of logprobs are not filtered with the batch": (
+        (V1, "logprobs", "", BATCH, "ScheduleBatch.filter_batch", "drop-assignment", "top_logprobs_nums", "0"),
+        "scheduler:X1:run_batch:IndexError",
+    ),
+    "the logprobs of the token before": (
+        (V1, "logprobs", "", RESULTS, f"{MIXIN}process_batch_result_decode", "minus-one", "flat_idx", "0"),
+        "scheduler:T6:top-logprobs",
+    ),
+    "the logprob of the next token": (
+        (V1, "logprobs", "", RESULTS, f"{MIXIN}process_batch_result_decode", "plus-one", "j", "0"),
+        "scheduler:T6:logprobs",
+    ),
+    "logprobs are sent again": (
+        (V1, "logprobs", "", RESULTS, f"{MIXIN}stream_output_generation", "drop-assignment", OFFSET, "1"),
+        "scheduler:T6:rows",
+    ),
+    "without overlap lengths stay what they were": (
+        (V2, "", WITHOUT_OVERLAP, LOOP, "Scheduler.run_batch", "drop-assignment", "seq_lens", "0"),
+        "scheduler:I05:full:other-tokens",
+    ),
+    "without overlap the last batch is forgotten": (
+        (V2, "", WITHOUT_OVERLAP, LOOP, "Scheduler.event_loop_normal", "drop-assignment", "last_batch", "0"),
+        "scheduler:S1:request",
+    ),
+}
+
+
+@pytest.mark.slow(runs_one_in=len(DEFECTS))
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_of_a_feature_is_found(release: Callable[[str], SourceTree], name: str) -> None:
+    (version, *defect), expected = DEFECTS[name]
+    release(version)
+    assert expected in shown(version, *defect)
+    assert expected not in shown(version, *defect[:2], "managers", "", "", "", "0")
+
+
+def shown(version: str, feature: str, setup: str, *defect: str) -> list[str]:
+    """The signatures that schedules show; see the program."""
+    module = "property_tests.support.planted_schedules"
+    command = [sys.executable, "-m", module, version, str(SCHEDULES), feature, setup, *defect]
+    ended = subprocess.run(command, env=of_target(), check=False, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    signatures: list[str] = json.loads(ended.stdout.splitlines()[-1])
+    return signatures
