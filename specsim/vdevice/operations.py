@@ -27,7 +27,9 @@ aten = torch.ops.aten
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
 
-Way = Literal["view", "in-place", "factory", "function", "blocking", "copy", "to", "lift", "mask", "resize", "never"]
+Way = Literal[
+    "view", "in-place", "reshape", "factory", "function", "blocking", "copy", "to", "lift", "mask", "resize", "never"
+]
 
 _BY_NAME: dict[str, Way] = {
     "_to_copy": "to",
@@ -92,6 +94,8 @@ def _classified(func: Any) -> Operator:
         way = _BY_NAME[name]
     elif any(tag in tags for tag in _DYNAMIC):
         way = "blocking"
+    elif torch.Tag.inplace_view in tags:
+        way = "reshape"
     elif written:
         way = "in-place"
     elif name in _EMPTY or name in _LIKE or (not takes_tensor and any(a.name == "device" for a in schema.arguments)):
@@ -129,6 +133,7 @@ class Operations(TorchDispatchMode):
         self.ways: dict[Way, Callable[[Call], Any]] = {
             "view": self._view,
             "in-place": self._in_place,
+            "reshape": self._reshape,
             "factory": self._factory,
             "function": self._function,
             "blocking": self._blocking,
@@ -189,6 +194,8 @@ class Operations(TorchDispatchMode):
             return self.pinned(poison(made) if operator.is_empty else made, operator.name)
         if operator.way == "view":
             return _each(call.on_host(), lambda view: trapped(view, traced[0].memory))
+        if operator.way == "reshape":
+            return self._reshape(call)
         written = _written(call)
         for tensor in () if operator.way == "factory" else traced:
             if not any(tensor is out for out in written):
@@ -208,6 +215,18 @@ class Operations(TorchDispatchMode):
     def _view(self, call: Call) -> Any:
         base = call.traced[0]
         return _each(call.on_host(), lambda view: virtual(view, base.memory, base.lease))
+
+    def _reshape(self, call: Call) -> Any:
+        """`unsqueeze_` and its kin: a tensor becomes a view of what it was. What is queued keeps its shape."""
+        tensor, part = call.args[0], call.host_args[0]
+        tensor.host_bytes = part = part.as_strided(part.size(), part.stride(), part.storage_offset())
+        call.operator.compute(part, *call.host_args[1:], **call.host_kwargs)
+        guard = torch._C._DisableTorchDispatch()
+        try:
+            call.func(*call.args, **call.kwargs)
+        finally:
+            del guard
+        return tensor
 
     def _factory(self, call: Call) -> Any:
         target = call.kwargs.get("device")
