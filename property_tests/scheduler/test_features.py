@@ -25,6 +25,8 @@ SCHEDULES = 10
 WITHOUT_OVERLAP = next(str(number) for number, setup in enumerate(SETUPS) if not setup.overlap)
 BATCH, LOOP = "managers.schedule_batch", "managers.scheduler"
 RESULTS, MIXIN = "managers.scheduler_output_processor_mixin", "SchedulerOutputProcessorMixin."
+FEEDS, PENALTIES = "EagleDraftInputV2Mixin.prepare_for_decode", "sampling.penaltylib."
+PRESENCE = "BatchedPresencePenalizer._filter"
 OFFSET = "send_output_token_logprobs_offset"
 DEFECTS = {
     "rows of logprobs are not filtered with the batch": (
@@ -42,6 +44,14 @@ DEFECTS = {
     "logprobs are sent again": (
         (V1, "logprobs", "", RESULTS, f"{MIXIN}stream_output_generation", "drop-assignment", OFFSET, "1"),
         "scheduler:T6:rows",
+    ),
+    "penalties are fed nothing": (
+        (V1, "penalties", "", "speculative.eagle_info_v2", FEEDS, "drop-call", "cumulate_output_tokens", "0"),
+        "scheduler:I58:verify",
+    ),
+    "a filter takes the penalties of another row": (
+        (V1, "penalties", "", f"{PENALTIES}presence_penalty", PRESENCE, "minus-one", "keep_indices", "1"),
+        "scheduler:I58:verify",
     ),
     "without overlap lengths stay what they were": (
         (V2, "", WITHOUT_OVERLAP, LOOP, "Scheduler.run_batch", "drop-assignment", "seq_lens", "0"),

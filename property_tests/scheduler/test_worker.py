@@ -14,7 +14,16 @@ import torch
 
 from specsim.engines.sglang.scheduler.fakes import Answers, DriftError, Fake
 from specsim.engines.sglang.scheduler.hash_model import Prefixes, decoded, logprob_row
-from specsim.engines.sglang.scheduler.worker import UNWRITTEN, BadValue, Content, GrammarRead, Memory, Parts, Worker
+from specsim.engines.sglang.scheduler.worker import (
+    UNWRITTEN,
+    BadValue,
+    Content,
+    GrammarRead,
+    Memory,
+    Parts,
+    Penalized,
+    Worker,
+)
 
 PROMPT = [11, 12, 13, 14, 15]
 DRAFTS = 4
@@ -50,8 +59,18 @@ def _on_cpu(function: Any) -> Any:
     return lambda *arguments, **named: function(*arguments, **{**named, "device": "cpu"})
 
 
+UNPENALIZED = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
+
+
 def request(rid: str = "r", *, finished: bool = False) -> Any:
-    return SimpleNamespace(rid=rid, origin_input_ids=PROMPT, is_retracted=False, finished=lambda: finished)
+    return SimpleNamespace(
+        rid=rid,
+        origin_input_ids=PROMPT,
+        output_ids=[],
+        sampling_params=SimpleNamespace(**UNPENALIZED),
+        is_retracted=False,
+        finished=lambda: finished,
+    )
 
 
 def batch(of: Any, length: int, start: int | None = None, bonus: int = 0, top: int = -1) -> Any:
@@ -61,6 +80,7 @@ def batch(of: Any, length: int, start: int | None = None, bonus: int = 0, top: i
         reqs=[of],
         forward_mode=SimpleNamespace(is_extend=lambda: start is not None),
         has_grammar=False,
+        sampling_info=SimpleNamespace(acc_additive_penalties=None, acc_scaling_penalties=None),
         return_logprob=top >= 0,
         top_logprobs_nums=[top],
         extend_lens=[length - (start or 0)],
@@ -185,3 +205,45 @@ def test_masks_are_of_a_grammar_that_has_read_all_that_was_said(worker: Worker, 
         one, grammar_barrier=lambda: setattr(asking.grammar, "read", asking.grammar.read + fed)
     )
     assert worker.records == ([] if read + fed == 1 else [GrammarRead("r", 1, read + fed)])
+
+
+FIRST, OTHER = decoded(PROMPT, 1)[0], 0
+PENALIZED = [  # verifications since the prefill, what the last one adds to the logits of tokens, and whether it may
+    ("frequency_penalty", 1, {FIRST: -1.5}, True),
+    ("frequency_penalty", 2, {FIRST: -3.0}, True),
+    ("frequency_penalty", 2, {FIRST: -1.5, PROMPT[-1]: -1.5}, True),
+    ("frequency_penalty", 2, {FIRST: -1.5}, False),
+    ("frequency_penalty", 1, {FIRST: -3.0}, False),
+    ("frequency_penalty", 1, {OTHER: -1.5}, False),
+    ("frequency_penalty", 1, {}, False),
+    ("presence_penalty", 2, {FIRST: -1.5}, True),
+    ("presence_penalty", 2, {FIRST: -1.5, OTHER: -1.5}, False),
+    ("presence_penalty", 1, {FIRST: -3.0}, False),
+    ("repetition_penalty", 2, {FIRST: 1.5}, True),
+    ("repetition_penalty", 2, {FIRST: 1.5, OTHER: 1.5}, False),
+    ("repetition_penalty", 1, {}, False),
+    ("", 1, {}, True),
+    ("", 1, {FIRST: -1.5}, False),
+]
+
+
+@pytest.mark.parametrize(("kind", "passes", "row", "is_right"), PENALIZED)
+def test_penalties_are_of_what_the_request_has_said_and_of_nothing_else(
+    worker: Worker, kind: str, passes: int, row: dict[int, float], is_right: bool
+) -> None:
+    decode(worker, 0, 1)
+    asking = request()
+    asking.output_ids = [FIRST]
+    asking.sampling_params = SimpleNamespace(**{**UNPENALIZED, **({kind: 1.5} if kind else {})})
+    is_scaling = kind == "repetition_penalty"
+    values = torch.full((1, 128), float(is_scaling))
+    for token, value in row.items():
+        values[0, token] = value
+    for number in range(1, passes + 1):
+        one = batch(asking, len(PROMPT), bonus=FIRST)
+        name = f"acc_{'scaling' if is_scaling else 'additive'}_penalties"
+        before = torch.full((1, 128), float(is_scaling))
+        before[0, FIRST] = 1.5 if is_scaling else -1.5
+        setattr(one.sampling_info, name, values if number == passes else before)
+        worker.forward_batch_generation(one)
+    assert [type(record) for record in worker.records] == ([] if is_right else [Penalized])

@@ -29,6 +29,8 @@ def missing_packages() -> str:
     return f"{', '.join(names)} missing: pip install 'specsim[scheduler]'" if names else ""
 
 
+PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
+
 LogprobRow = tuple[tuple[float, int], ...]
 """(logprob, token id) of a token of an answer, then of each of the most likely ones."""
 
@@ -89,6 +91,7 @@ class Turn:
     `close`     of a turn of a session: iterations after its arrival at which the session is closed, -1 for not
     `timeout`   of a session's first turn: seconds after which the session is closed if nobody uses it, 0 for none
     `logprobs`  how many most likely tokens are sent with each token's own logprob, -1 for no logprobs at all
+    `penalty`   of tokens that it has said: one of PENALTIES, "" for none
     """
 
     rid: str
@@ -105,6 +108,7 @@ class Turn:
     close: int = -1
     timeout: float = 0.0
     logprobs: int = -1
+    penalty: str = ""
 
 
 @dataclass(frozen=True, slots=True)

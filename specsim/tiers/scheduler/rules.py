@@ -10,7 +10,7 @@ from specsim.rules.radix import TreeContent
 from specsim.rules.requests import LengthsInOrder
 from specsim.rules.results import StaleResultOfFinished, UnwantedAbort, VisibleOutputs, WantedAbort
 from specsim.rules.rows import RowOwner
-from specsim.rules.sampling import GrammarState, LogprobRows
+from specsim.rules.sampling import GrammarState, LogprobRows, PenaltyCounts
 from specsim.rules.schedulers import ADMISSION
 from specsim.rules.sessions import SessionClaim
 from specsim.rules.slots import FreeSlot, LeakAtIdle
@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     RACE,
     DEVICE_EXCEPTION,
     GrammarState.rule,
+    PenaltyCounts.rule,
     HOST_EXCEPTION,
     SCHEDULE_TIMEOUT,
     SCHEDULE_CRASH,

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from specsim.choices.chooser import between, each, pick
-from specsim.engines.real_scheduler import Turn
+from specsim.engines.real_scheduler import PENALTIES, Turn
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
@@ -50,6 +50,7 @@ _FEATURES = {
     "early closes": 3,
     "time-outs": 3,
     "logprobs": 6,
+    "penalties": 6,
 }
 """A schedule in so many has it."""
 
@@ -147,6 +148,7 @@ def _request(
         grammar=grammar,
         compiling=between(chooser, 0, 6, "compiling") if grammar else 0,
         logprobs=_logprobs(chooser, features),
+        penalty=_penalty(chooser, features),
     )
 
 
@@ -182,6 +184,7 @@ def _session(chooser: Chooser, setup: Setup, features: set[str], name: str, spre
             else -1,
             timeout=TIMEOUT if "time-outs" in features and not number and chooser.choose(2, "times out") else 0.0,
             logprobs=_logprobs(chooser, features),
+            penalty=_penalty(chooser, features),
         )
         for number in numbers
     ]
@@ -228,6 +231,10 @@ def _grammar(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: in
 def _logprobs(chooser: Chooser, features: set[str]) -> int:
     """None, those of the answer's tokens, or those of one or two most likely ones, too."""
     return chooser.choose(4, "logprobs") - 1 if "logprobs" in features else -1
+
+
+def _penalty(chooser: Chooser, features: set[str]) -> str:
+    return pick(chooser, ("", *PENALTIES), "penalty") if "penalties" in features else ""
 
 
 def expected_answer(turn: Turn, prompt: Sequence[int], decode: Decode) -> list[int]:

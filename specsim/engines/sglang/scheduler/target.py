@@ -39,12 +39,12 @@ from specsim.engines.sglang.scheduler.importable import folder_of
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.planted import edit_of, find
 from specsim.engines.sglang.scheduler.tokenizer import text_of
-from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content, GrammarRead, Worker
+from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content, GrammarRead, Penalized, Worker
 from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
 from specsim.rules.liveness import DeviceException
-from specsim.rules.sampling import GrammarState
+from specsim.rules.sampling import GrammarState, PenaltyCounts
 from specsim.rules.streams import StreamRace
 from specsim.verdict import NotRun
 
@@ -56,14 +56,16 @@ if TYPE_CHECKING:
     from specsim.vdevice.recording import Recording
 
 LACKS = (
-    ("schedules with logprobs of prompts, penalties or hidden states", "the fake model computes no logits"),
+    ("schedules with logprobs of prompts or hidden states", "the fake model computes no logits"),
     ("schedules with topk above 1, multi-layer drafts or adaptive steps", "the fake worker drafts a chain"),
-    ("schedules with mixed chunks", "the release turns them off beside EAGLE"),
+    ("schedules with mixed chunks", "a release turns them off beside EAGLE, or the fake worker runs none"),
     ("schedules with several ranks, disaggregation or a hierarchical cache", "one process runs, without sockets"),
 )
 _LOOP = ("event_loop_overlap", "run_event_loop")
 _PARTS = ("managers", "mem_cache", "session", "speculative")
 WARM_UP_SECONDS = 20.0
+PENALTY = 1.5
+"""Of each kind; the fake model has no logits that it could change."""
 MARKER = f"/{PACKAGE}/"
 
 
@@ -197,6 +199,8 @@ class Started:
         if turn.grammar:
             sampling["regex"] = text_of(turn.grammar)
             self._booted.family.grammars.wait[sampling["regex"]] = turn.compiling
+        if turn.penalty:
+            sampling[turn.penalty] = PENALTY
         given = {"session": turn.session, "logprobs": turn.logprobs, **sampling}
         message = self._booted.generate(turn.rid, turn.prompt, turn.answer, **given)
         if self._setup.priorities:
@@ -307,6 +311,9 @@ class Started:
             elif isinstance(record, GrammarRead):
                 expected, actual = f"{record.expected} tokens read, of {record.rid}", str(record.actual)
                 self._seen.device.append(Broken(GrammarState.rule.id, "verify", expected, actual))
+            elif isinstance(record, Penalized):
+                who = f"{record.expected}, of {record.rid}"
+                self._seen.device.append(Broken(PenaltyCounts.rule.id, "verify", who, record.actual))
             else:
                 what = f"{record.phase}:{record.name}"
                 self._seen.device.append(

@@ -62,6 +62,15 @@ class GrammarRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Penalized:
+    """Penalties of a request that are not those of what it has said, when a verification applied them."""
+
+    rid: str
+    expected: str
+    actual: str
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """What the worker is given of a release: classes and the names of fields, which differ between families."""
 
@@ -98,6 +107,8 @@ class _Seat:
     accepted: int = 1  # tokens that verify keeps, the bonus token included
     grammar: Any = None
     read: int = 0  # tokens that its grammar had read when masks were made
+    said: frozenset[int] = frozenset()  # tokens that may be penalized
+    fed: int = 0  # verifications since its prefill, for each of which penalties were fed a token
 
     def matters(self) -> bool:
         """Whether what is computed for it is used: a request that ended or was retracted meanwhile takes no result."""
@@ -144,6 +155,56 @@ class _Logprobs:
             logits.next_token_top_logprobs_val, logits.next_token_top_logprobs_idx = values, tokens
 
 
+class _Penalties:
+    """What one verification adds to logits, and what it scales them by: float32 [requests, tokens], if anything.
+
+    Relaxed ones, as releases have them: before each verification the last token said so far is fed, or the prompt's
+    last one; a prefill begins anew. So a request's row has tokens of its own, and one for each verification.
+    """
+
+    def __init__(self, batch: Any, seats: list[_Seat], fed: dict[str, int]) -> None:
+        given = batch.sampling_info
+        self._additive, self._scaling = given.acc_additive_penalties, given.acc_scaling_penalties
+        self.tensors = [tensor for tensor in (self._additive, self._scaling) if tensor is not None]
+        self._is_wanted = bool(self.tensors) or any(_is_penalized(seat.request) for seat in seats)
+        for seat in seats if self._is_wanted else ():
+            request, rid = seat.request, seat.request.rid
+            seat.said = frozenset((request.origin_input_ids[-1], *request.output_ids))
+            seat.fed = fed[rid] = fed.get(rid, 0) + 1
+
+    def wrong(self, access: Any, at: int, seat: _Seat) -> tuple[str, str] | None:
+        """What was expected of the row of the `at`-th request, and what it has; None where it is right."""
+        if not self._is_wanted or not seat.is_read:
+            return None
+        added, scaled = _unlike(access, self._additive, at, 0.0), _unlike(access, self._scaling, at, 1.0)
+        values, wanted = (*added.values(), *scaled.values()), seat.request.sampling_params
+        if wanted.frequency_penalty:
+            is_right = not scaled and sum(values) == -wanted.frequency_penalty * seat.fed
+        elif _is_penalized(seat.request):
+            value = -wanted.presence_penalty or wanted.repetition_penalty
+            is_right = set(values) == {value} and len(values) <= seat.fed and not (added and scaled)
+        else:
+            is_right = not values
+        if is_right and seat.said.issuperset((*added, *scaled)):
+            return None
+        fed = seat.fed if _is_penalized(seat.request) else 0
+        others = sorted({*added, *scaled} - seat.said)
+        return f"penalties of its own tokens, {fed} times", f"{added or scaled or 'none'}, not its own are {others}"
+
+
+def _is_penalized(request: Any) -> bool:
+    wanted = request.sampling_params
+    return bool(wanted.frequency_penalty or wanted.presence_penalty or wanted.repetition_penalty != 1.0)
+
+
+def _unlike(access: Any, tensor: Any, at: int, neutral: float) -> dict[int, float]:
+    """The values of a row that are not the neutral one, by token."""
+    if tensor is None:
+        return {}
+    row = access.host(tensor).numpy()[at]
+    return {int(token): float(row[token]) for token in np.flatnonzero(row != neutral)}
+
+
 class Worker(Fake):
     """`forward_batch_generation` of an EAGLE worker with topk 1, and whatever else the scheduler reads of one."""
 
@@ -158,7 +219,7 @@ class Worker(Fake):
         # The event after which the next batch may rewrite the tables that a pass reads; None for the coarse barrier.
         self.last_shared_read_runner = SimpleNamespace(shared_read_done_event=None, war_fastpath_read_done_event=None)
         self.war_fastpath_runner = self.last_shared_read_runner
-        self.records: list[Content | BadValue | GrammarRead] = []
+        self.records: list[Content | BadValue | GrammarRead | Penalized] = []
         self.restart(lambda _rid, bound: bound)
 
     def restart(self, accept: Callable[[str, int], int]) -> None:
@@ -168,6 +229,7 @@ class Worker(Fake):
         self.launches = {"extend": 0, "decode": 0}
         self.memory.clear()
         self._prefixes: dict[str, Prefixes] = {}
+        self._fed: dict[str, int] = {}
         self._reported: set[tuple[str, str]] = set()
 
     def forward_batch_generation(
@@ -177,6 +239,8 @@ class Worker(Fake):
         seats = [_Seat(r, bool(r.finished() or r.is_retracted), self._prefixes_of(r)) for r in batch.reqs]
         if batch.forward_mode.is_extend():
             self.launches["extend"] += 1
+            for seat in seats:
+                self._fed.pop(seat.request.rid, None)
             return self._extend(batch, seats, on_publish)
         self.launches["decode"] += 1
         return self._decode(batch, seats, on_publish, grammar_barrier)
@@ -247,6 +311,7 @@ class Worker(Fake):
         tokens, last = _unwritten(size * count, torch.int64), _unwritten(size, torch.int64)
         accepted, new_lengths = _unwritten(size, torch.int32), _unwritten(size, lengths.dtype)
         logprobs = _Logprobs(batch, size, count)
+        penalties = _Penalties(batch, seats, self._fed)
 
         def draft(access: Any) -> None:
             out = access.host(slots).numpy()
@@ -266,6 +331,8 @@ class Worker(Fake):
             out_accepted, out_lengths = access.host(accepted).numpy(), access.host(new_lengths).numpy()
             for i, (seat, row, length) in enumerate(self._rows(access, "verify", seats, pool, lengths, count)):
                 prefixes: list[int] | None = None
+                if wrong := penalties.wrong(access, i, seat):
+                    self._penalized(seat, *wrong)
                 if row is not None:
                     self._check_grammar(seat, length)
                     where_of = where[i * count : (i + 1) * count]
@@ -286,7 +353,7 @@ class Worker(Fake):
         if batch.has_grammar:
             self._make_masks(seats, grammar_barrier)
         written = [tokens, accepted, last, new_lengths, *logprobs.tensors]
-        launch(verify, reads=[pool, lengths, bonus, slots], writes=written, name="verify")
+        launch(verify, reads=[pool, lengths, bonus, slots, *penalties.tensors], writes=written, name="verify")
         verified = torch.cuda.Event()
         verified.record()
         result = self._result(
@@ -317,6 +384,12 @@ class Worker(Fake):
         if seat.read != expected and (rid, "grammar") not in self._reported:
             self._reported.add((rid, "grammar"))
             self.records.append(GrammarRead(rid, expected, seat.read))
+
+    def _penalized(self, seat: _Seat, expected: str, actual: str) -> None:
+        rid = str(seat.request.rid)
+        if (rid, "penalties") not in self._reported:
+            self._reported.add((rid, "penalties"))
+            self.records.append(Penalized(rid, expected, actual))
 
     def _verify_row(
         self, access: Any, seat: _Seat, row: int, length: int, bonus: int, slots: Sequence[int]
