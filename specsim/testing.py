@@ -14,6 +14,9 @@ replays it.
 
 Works in any test runner. Under pytest, Triton kernels run on a CPU where `TRITON_INTERPRET=1` is set before triton is
 imported. `assert_no_finding` and `assert_gone` run the target's code, in a child process.
+
+`sgl_kernel()` is a module of sglang-kernel's speculative operations for machines that cannot load the package: on the
+reference, or on specsim's Triton kernels.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import dataclasses
 import os
 import shlex
 import sys
+import types
 import unittest
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -44,6 +48,7 @@ __all__ = [
     "assert_no_finding",
     "assert_still_there",
     "replays",
+    "sgl_kernel",
 ]
 
 FINDINGS = Path("specsim-findings")
@@ -163,6 +168,27 @@ def _told(finding: Finding, hit_by: str, more: Collection[str], command: str) ->
         ("replay", command),
     ]
     return "\n".join([finding.title, *(f"   {name:<10} {value}" for name, value in rows)])
+
+
+def sgl_kernel(implementation: str = "reference") -> types.ModuleType:
+    """A module to be entered as `sys.modules["sgl_kernel"]`: sglang-kernel's speculative operations, for machines that
+    cannot load the package. So an engine's worker runs on a CPU, or hardware is tried before it has kernels.
+
+    `implementation`  "reference", or "kernels" for specsim's Triton kernels, which on a CPU need TRITON_INTERPRET=1
+
+    Arguments are checked as the reference checks them: ValueError names the one that is wrong and what is allowed. Any
+    other name of the package is a function that raises NotImplementedError with its name when it is called.
+    """
+    from specsim.contracts.registry import OPS
+    from specsim.engines.sgl_kernel_module import module_of
+
+    if implementation == "reference":
+        return module_of({name: op.reference for name, op in OPS.items()})
+    if implementation != "kernels":
+        raise UsageError(f"there is no implementation {implementation!r}", "give 'reference' or 'kernels'")
+    from specsim.kernels import KERNELS
+
+    return module_of({kernel.__name__: kernel for kernel in KERNELS})
 
 
 def assert_lossless(
