@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from property_tests.support.known_releases import FEW
+from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.imports import REAL
 from specsim.isolation.environment import of_target
 from specsim.lifting.source import SourceTree
@@ -19,10 +20,13 @@ from specsim.tiers.scheduler.setups import SETUPS
 MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim[scheduler]'")
 
-V1, V2 = FEW[2], FEW[-1]
-"""Releases whose worker is of spec v1 where batches do not overlap, and of spec v2."""
+V1, V2, NEWEST = FEW[2], FEW[-1], RELEASES[-1]
+"""Releases whose worker is of spec v1 where batches do not overlap, of spec v2, and one with mixed chunks."""
 SCHEDULES = 10
 WITHOUT_OVERLAP = next(str(number) for number, setup in enumerate(SETUPS) if not setup.overlap)
+MIXED = next(str(number) for number, setup in enumerate(SETUPS) if setup.mixed)
+PROCESSOR, RELAY = "managers.scheduler_components.batch_result_processor", "managers.overlap_utils"
+PREFILLED = "SchedulerBatchResultProcessor.process_batch_result_prefill"
 BATCH, LOOP = "managers.schedule_batch", "managers.scheduler"
 RESULTS, MIXIN = "managers.scheduler_output_processor_mixin", "SchedulerOutputProcessorMixin."
 FEEDS, PENALTIES = "EagleDraftInputV2Mixin.prepare_for_decode", "sampling.penaltylib."
@@ -60,6 +64,14 @@ DEFECTS = {
     "without overlap the last batch is forgotten": (
         (V2, "", WITHOUT_OVERLAP, LOOP, "Scheduler.event_loop_normal", "drop-assignment", "last_batch", "0"),
         "scheduler:S1:request",
+    ),
+    "what was decoded beside a prefill is not claimed": (
+        (NEWEST, "", MIXED, PROCESSOR, PREFILLED, "drop-assignment", "kv_committed_len", "0"),
+        "scheduler:I05:full:a-rejected-draft",
+    ),
+    "what is decoded beside a prefill is where the launch before began": (
+        (NEWEST, "", MIXED, RELAY, "resolve_forward_inputs", "drop-call", "resolve_mixed_spec_tails", "0"),
+        "scheduler:I05:input:other-tokens",
     ),
 }
 

@@ -49,6 +49,7 @@ class Setup:
     `radix`         whether finished requests stay in the prefix cache
     `priorities`    whether requests have a priority
     `sessions`      whether requests may be turns of a streaming session
+    `mixed`         whether a running request may decode a token beside a chunk of a prefill
     `overlap`       whether a batch is launched before the results of the one before are handled
     """
 
@@ -64,6 +65,7 @@ class Setup:
     priorities: bool = False
     sessions: bool = False
     overlap: bool = True
+    mixed: bool = False
 
     @property
     def name(self) -> str:

@@ -21,4 +21,5 @@ SETUPS: tuple[Setup, ...] = (
     Setup(sessions=True, slots=240, page_size=4, reserve=0.1),
     Setup(window=8, slots=400, radix=False, chunk=12),
     Setup(reserve=0.1, overlap=False),
+    Setup(chunk=12, reserve=0.1, mixed=True),
 )

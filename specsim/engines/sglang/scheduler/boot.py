@@ -92,6 +92,8 @@ class Booted:
         self.scheduler = self._built()
         if self.scheduler.enable_overlap != options.overlap:
             raise NotRunError(f"the release has set enable_overlap to {self.scheduler.enable_overlap} by itself")
+        if self.scheduler.is_mixed_chunk != options.mixed_chunk:
+            raise UsageError("the release turns mixed chunks off beside EAGLE", "use another setup")
         self.scheduler.result_queue = deque()
         self.scheduler.tokenizer = family.tokenizer
         self.scheduler.grammar_manager.grammar_backend = family.grammars

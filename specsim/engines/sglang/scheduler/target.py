@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 LACKS = (
     ("schedules with logprobs of prompts or hidden states", "the fake model computes no logits"),
     ("schedules with topk above 1, multi-layer drafts or adaptive steps", "the fake worker drafts a chain"),
-    ("schedules with mixed chunks", "a release turns them off beside EAGLE, or the fake worker runs none"),
     ("schedules with several ranks, disaggregation or a hierarchical cache", "one process runs, without sockets"),
 )
 _LOOP = ("event_loop_overlap", "run_event_loop")
@@ -140,6 +139,7 @@ def _options(setup: Setup) -> Options:
         streaming_sessions=setup.sessions,
         priority_scheduling=setup.priorities,
         overlap=setup.overlap,
+        mixed_chunk=setup.mixed,
     )
 
 

@@ -239,8 +239,9 @@ class Worker(Fake):
         seats = [_Seat(r, bool(r.finished() or r.is_retracted), self._prefixes_of(r)) for r in batch.reqs]
         if batch.forward_mode.is_extend():
             self.launches["extend"] += 1
+            decoding = getattr(batch, "decoding_reqs", None) or ()
             for seat in seats:
-                self._fed.pop(seat.request.rid, None)
+                self._fed[seat.request.rid] = self._fed.get(seat.request.rid, 0) + 1 if seat.request in decoding else 0
             return self._extend(batch, seats, on_publish)
         self.launches["decode"] += 1
         return self._decode(batch, seats, on_publish, grammar_barrier)
