@@ -48,6 +48,8 @@ DEFECTS = (
     "no first row",
     "row of another token",
     "no second likely token",
+    "counts another token",
+    "counts a part of the prompt",
 )
 
 
@@ -232,7 +234,9 @@ class ToyScheduler:
 
     def answers(self) -> Iterator[Answer]:
         for r in self._requests.values():
-            yield Answer(r.rid, tuple(r.outputs), r.reason, logprobs=tuple(self._rows(r)))
+            prompt = len(r.prompt) - (self.defect == "counts a part of the prompt")
+            said = len(r.outputs) + (self.defect == "counts another token")
+            yield Answer(r.rid, tuple(r.outputs), r.reason, prompt, said, logprobs=tuple(self._rows(r)))
 
     def _rows(self, r: _Request) -> list[LogprobRow]:
         if r.logprobs < 0:

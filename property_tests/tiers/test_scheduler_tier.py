@@ -39,6 +39,8 @@ EXPECTED = {
     "no first row": "T6",
     "row of another token": "T6",
     "no second likely token": "T6",
+    "counts another token": "I40",
+    "counts a part of the prompt": "I40",
 }
 
 

@@ -62,6 +62,7 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             expected = expected[: len(answer.tokens)]
             cut_short |= {turn.session} - {""}
         yield from _logprobs(started, turn, (*before, *turn.prompt), answer)
+        yield from _usage(answer, kind, len(before) + len(turn.prompt))
         if turn.session:
             spoken[turn.session] = (*before, *turn.prompt, *answer.tokens)
         tokens = list(answer.tokens)
@@ -74,6 +75,16 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             )
             what = f"{len(tokens)} tokens, another one at {place}" if place < len(expected) else "too many tokens"
             yield _broken(rules.VISIBLE_OUTPUTS, part, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
+
+
+def _usage(answer: Answer, kind: str, prompt: int) -> Iterator[Violation]:
+    """The counts beside an answer are of its tokens, and of its prompt's, which nobody counts if it was aborted."""
+    counts = [("completion", answer.completion_tokens, len(answer.tokens))]
+    if answer.reason != "abort":
+        counts.append(("prompt", answer.prompt_tokens, prompt))
+    for name, actual, expected in counts:
+        if actual not in (-1, expected):
+            yield _broken(rules.VISIBLE_OUTPUTS, f"{kind}:{name}-tokens", answer.rid, f"a count of {expected}", actual)
 
 
 def _logprobs(started: StartedScheduler, turn: Turn, prompt: tuple[int, ...], answer: Answer) -> Iterator[Violation]:
