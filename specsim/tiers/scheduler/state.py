@@ -73,7 +73,10 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
                 (i for i, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b),
                 min(len(tokens), len(expected)),
             )
-            what = f"{len(tokens)} tokens, another one at {place}" if place < len(expected) else "too many tokens"
+            is_another = place < len(expected)
+            what = f"{len(tokens)} tokens, another one at {place}" if is_another else "too many tokens"
+            if answer.reason == "abort" and turn.grammar and is_another and len(tokens) == 1:
+                part += ":grammar"  # perhaps not yet compiled: a release may prefill something else for it
             yield _broken(rules.VISIBLE_OUTPUTS, part, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
 
 
