@@ -89,6 +89,7 @@ class Booted:
         self.server_args = family.server_arguments(options, str(root))
         family.publish(self.server_args)
         family.set_groups()
+        family.switch_to_device()
         self.scheduler = self._built()
         if self.scheduler.enable_overlap != options.overlap:
             raise NotRunError(f"the release has set enable_overlap to {self.scheduler.enable_overlap} by itself")
@@ -98,7 +99,6 @@ class Booted:
         self.scheduler.tokenizer = family.tokenizer
         self.scheduler.grammar_manager.grammar_backend = family.grammars
         family.receive_by(self.scheduler, self._receive)
-        family.switch_to_device()
         torch.cuda.synchronize()  # as long before the first request as a server's start is
 
     def _built(self) -> Any:
