@@ -539,8 +539,12 @@ def bench(
     full: Annotated[bool, typer.Option("--full", help="Also what takes many minutes.")] = False,
     only: Annotated[list[str] | None, typer.Option("--only", help="Of kernels: an operation or family.")] = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
-    target: Annotated[list[str] | None, typer.Option("--target", help="Of interpreter, scheduler: a release.")] = None,
-    schedules: Annotated[int | None, typer.Option("--schedules", min=2, help="Of scheduler: of each target.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", help="Of interpreter, scheduler, planted, found: a release.")
+    ] = None,
+    schedules: Annotated[
+        int | None, typer.Option("--schedules", min=2, help="Of scheduler, planted, found: of each target.")
+    ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Timed calls of a peer and shape.")] = None,
     write: Annotated[str | None, typer.Option("--write", hidden=True, help="Deprecated: writes nothing.")] = None,
     budget_seconds: Annotated[
@@ -550,9 +554,11 @@ def bench(
 ) -> None:
     """Speed of specsim's implementations beside the peers that are installed, in one run, with ratios.
 
-    `kernels` is run when it is named or there is a GPU, `campaign`, `interpreter` and `scheduler` when they are named.
+    `kernels` is run when it is named or there is a GPU; `campaign`, `interpreter`, `scheduler`, `planted` and `found`
+    when they are named. The last two hunt defects planted into a release's scheduler, and count the seeds that show
+    what it has.
     """
-    from specsim.bench import BENCHMARKS, run
+    from specsim.bench import BENCHMARKS, OF_SCHEDULERS, run
     from specsim.report.terminal import print_bench
     from specsim.tiers.ops.answers import choose_device
 
@@ -565,15 +571,15 @@ def bench(
     for option, value, of in (
         ("--only", only, ("kernels",)),
         ("--peer", peer, ("kernels",)),
-        ("--target", target, ("interpreter", "scheduler")),
-        ("--schedules", schedules, ("scheduler",)),
+        ("--target", target, ("interpreter", *OF_SCHEDULERS)),
+        ("--schedules", schedules, OF_SCHEDULERS),
     ):
         if value and name not in of:
             raise UsageError(f"{option} without {of[0]}", f"it is an option of specsim bench {of[0]} {option} ...")
     if write is not None:
         deprecated("bench --write", "writes nothing: it was an option of bench guidance")
-    chosen = choose_device("cpu" if name in ("interpreter", "scheduler") else device)
-    unasked = {"campaign", "interpreter", "scheduler"} | ({"kernels"} if chosen != "cuda" else set())
+    chosen = choose_device("cpu" if name in ("interpreter", *OF_SCHEDULERS) else device)
+    unasked = {"campaign", "interpreter", *OF_SCHEDULERS} | ({"kernels"} if chosen != "cuda" else set())
     names = [name] if name else [each for each in BENCHMARKS if each not in unasked]
     results = run(names, chosen, rounds, full, only or (), peer or target, budget_seconds, schedules)
     if json_file is not None:

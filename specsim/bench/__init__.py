@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from specsim.bench import (
     campaign,
     differential,
+    hunts,
     interpreter,
     kernel_table,
     scheduler,
@@ -64,7 +65,7 @@ def _run_operation(benchmark: Benchmark, device: str, rounds: int | None, _full:
 
 # By name: what runs on a device, with a number of rounds or its own, all of it or what is done in a minute or two, and
 # gives entries of "benchmarks".
-BENCHMARKS: dict[str, Callable[[str, int | None, bool], list[dict[str, Any]]]] = {
+BENCHMARKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     **{name: partial(_run_operation, benchmark) for name, benchmark in OPERATIONS.items()},
     verify_logits_sampled.NAME: verify_logits_sampled.run,
     simulator.NAME: simulator.run,
@@ -73,7 +74,13 @@ BENCHMARKS: dict[str, Callable[[str, int | None, bool], list[dict[str, Any]]]] =
     campaign.NAME: campaign.run,
     interpreter.NAME: interpreter.run,
     scheduler.NAME: scheduler.run,
+    hunts.PLANTED: hunts.run_planted,
+    hunts.FOUND: hunts.run_found,
 }
+
+
+OF_SCHEDULERS = (scheduler.NAME, hunts.PLANTED, hunts.FOUND)
+"""Those that run schedules of targets' schedulers."""
 
 
 def run(
@@ -89,7 +96,7 @@ def run(
     """Run the named benchmarks on `device` ("cpu" or "cuda"), with `rounds` timed calls a peer and shape
     instead of each benchmark's own number; with `full` also what takes many minutes. Of "kernels", `only` names
     operations and families; `targets` are releases and checkouts: "kernels" compares with their kernels, "interpreter"
-    times them too, and "scheduler" runs `schedules` of each one's scheduler. After `budget_seconds` the one that runs
+    times them too, and OF_SCHEDULERS run `schedules` of each one's scheduler. After `budget_seconds` the one that runs
     ends, and no other begins. Raises UsageError for a name that none has.
     """
     unknown = [name for name in names if name not in BENCHMARKS]
@@ -100,7 +107,7 @@ def run(
     chosen = BENCHMARKS | {
         kernel_table.NAME: kernels,
         interpreter.NAME: partial(interpreter.run, targets=targets),
-        scheduler.NAME: partial(scheduler.run, targets=targets, schedules=schedules),
+        **{name: partial(BENCHMARKS[name], targets=targets, schedules=schedules) for name in OF_SCHEDULERS},
     }
     results: list[dict[str, Any]] = []
     for name in names:

@@ -28,7 +28,9 @@ from specsim.lifting.lift import body_hash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """A defect. `function` is a name or CLASS.METHOD; `hashes` are those of its body in the releases that it is for."""
+    """A defect. `function` is a name or CLASS.METHOD; `hashes` are those of its body in the releases that it is for.
+    `covered_by` is another one, if it does no harm before that is there, too.
+    """
 
     id: str
     title: str
@@ -38,11 +40,12 @@ class Planted:
     edit: str
     name: str
     nth: int = 0
+    covered_by: str = ""
 
 
-def edited(source: str, defect: Planted) -> ast.Module:
+def edited(source: str | ast.Module, defect: Planted) -> ast.Module:
     """The syntax tree of a module's source with the defect in it. Raises UsageError when it does not apply."""
-    tree = ast.parse(source)
+    tree = ast.parse(source) if isinstance(source, str) else source
     function = _function(tree, defect)
     found = body_hash(function)
     if defect.hashes and found not in defect.hashes:

@@ -72,7 +72,7 @@ def sglang_scheduler(
     target: ReleaseTarget | CheckoutTarget, cache: Cache, mutant: str = ""
 ) -> SglangScheduler | NotRun:
     """The scheduler of a target, imported into this process, with a planted defect in it; NotRun where it cannot be."""
-    edit = edit_of(find(mutant)) if mutant else None
+    edit = edit_of(*find(mutant)) if mutant else None
     root = folder_of(target, cache)
     try:
         return SglangScheduler(root, edit, lambda: read_guards(open_source(target, cache)).session_overlap)

@@ -1,0 +1,69 @@
+"""What `specsim bench planted` and `specsim bench found` say, from schedules of no release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+
+from property_tests.support.known_releases import FEW
+from specsim.bench import hunts, run
+from specsim.errors import UsageError
+
+
+class Shows:
+    """In the place of a process with a target's scheduler: what each mutant's schedules show, the last one for ever."""
+
+    SHOWN: ClassVar[dict[str, list[list[str]]]] = {
+        "": [["rare"], []],
+        "P01": [["rare"], ["known"], ["new"]],
+        "P02": [[]],
+        "Q02": [["race"]],
+        "Q02+Q01": [["race"], ["race", "other race"]],
+    }
+
+    def __init__(self, _target: str, mutant: str = "") -> None:
+        self.cpu_seconds, self._shown = 1.25, self.SHOWN[mutant]
+
+    def signatures(self, _seed: int, index: int) -> frozenset[str]:
+        return frozenset(self._shown[min(index, len(self._shown) - 1)])
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("mutant", "schedule", "signature"), [("P01", 3, "new"), ("P02", 0, ""), ("Q02+Q01", 2, "other race")]
+)
+def test_a_defect_is_found_by_what_the_release_without_it_never_shows(
+    monkeypatch: pytest.MonkeyPatch, mutant: str, schedule: int, signature: str
+) -> None:
+    monkeypatch.setattr(hunts, "Hunter", Shows)
+    beside: Any = Shows("", "Q02") if "+" in mutant else None
+    peer = hunts._hunted("a release", mutant, 5, frozenset(["rare", "known"]), beside)
+    assert (peer["median"], peer["signature"]) == (schedule, signature)
+    assert peer["not_run"] == (None if schedule else "not found in 5 schedules, 1.2 CPU s")
+
+
+def test_signatures_are_counted_by_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hunts, "Hunter", Shows)
+    monkeypatch.setattr(Shows, "SHOWN", {"": [[], ["often"]]})
+    (entry,) = hunts.run_found("cpu", None, targets=["a release"], schedules=3)
+    (peer,) = entry["peers"]
+    assert (peer["name"], peer["seeds"], peer["median"]) == ("often", hunts.SEEDS, 2)
+
+
+def test_the_defects_of_a_release_are_those_of_its_source(release: Callable[[str], object]) -> None:
+    release(FEW[2])
+    ids = [defect.id for defect in hunts._defects_of(f"sglang=={FEW[2]}")]
+    assert len([name for name in ids if name.startswith("P")]) == 30
+    assert [name for name in ids if not name.startswith("P")] == [f"Q0{number}" for number in range(1, 9)]
+
+
+@pytest.mark.parametrize("name", [hunts.PLANTED, hunts.FOUND])
+def test_a_target_without_a_scheduler_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="hunts nothing"):
+        run([name], "cpu")
+    with pytest.raises(UsageError, match="model has no scheduler"):
+        hunts._defects_of("model")

@@ -1,0 +1,230 @@
+"""How many schedules of the scheduler tier it takes to find something: defects that are planted into a release, and
+what releases show as they are.
+
+`planted` hunts the planted defects of each target, one after the other. A defect is found by the first schedule that
+shows a signature which the same release without it shows in none of the same schedules, and which is not in the triage
+list for that release. One that a coarser barrier covers is hunted with the barrier left out, too, beside the barrier
+alone.
+
+`found` runs the schedules of SEEDS seeds and counts the seeds that show a signature.
+
+A process imports a target once, and each schedule runs in a fork, as the tier does it. `main` is that process: it reads
+what to import and the schedules from standard input, a line each, and prints a line for each schedule.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from specsim.engines.target import CheckoutTarget, ReleaseTarget, parse_target
+from specsim.errors import UsageError
+from specsim.lifting.cache import open_cache
+
+if TYPE_CHECKING:
+    from specsim.lifting.planted import Planted
+
+PLANTED, FOUND = "planted", "found"
+SCHEDULES = 300
+SEEDS = 20
+HANG_SECONDS = 20.0
+
+
+class Hunter:
+    """A process with a target's scheduler, which runs schedules, each once. `cpu_seconds` are those of its whole tree,
+    when it has been closed.
+    """
+
+    def __init__(self, target: str, mutant: str = "") -> None:
+        self.cpu_seconds = 0.0
+        self._shown: dict[tuple[int, int], frozenset[str]] = {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._ask({"target": target, "mutant": mutant})
+
+    def signatures(self, seed: int, index: int) -> frozenset[str]:
+        """What a schedule shows."""
+        if (seed, index) not in self._shown:
+            self._ask({"seed": seed, "index": index})
+            assert self._process.stdout is not None
+            answer = self._process.stdout.readline()
+            if not answer:
+                raise RuntimeError("the process that hunts has ended, as it says above")
+            self._shown[seed, index] = frozenset(json.loads(answer))
+        return self._shown[seed, index]
+
+    def close(self) -> None:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self._process.communicate()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    def _ask(self, question: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        print(json.dumps(question), file=self._process.stdin, flush=True)
+
+
+@contextmanager
+def hunter(target: str, mutant: str = "") -> Iterator[Hunter]:
+    made = Hunter(target, mutant)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def run_planted(
+    _device: str,
+    _rounds: int | None,
+    _full: bool = False,
+    targets: Sequence[str] | None = None,
+    schedules: int | None = None,
+) -> list[dict[str, Any]]:
+    """Hunt the planted defects of each target by its first schedules of seed 0. An entry of the result format for each
+    target: a peer a defect, `median` being the number of the schedule that found it.
+    """
+    return [_planted(target, schedules or SCHEDULES) for target in _named(PLANTED, targets)]
+
+
+def _named(name: str, targets: Sequence[str] | None) -> Sequence[str]:
+    if not targets:
+        raise UsageError(f"specsim bench {name} hunts nothing", f"specsim bench {name} --target ENGINE==VERSION")
+    return targets
+
+
+def _planted(target: str, schedules: int) -> dict[str, Any]:
+    defects = _defects_of(target)
+    with hunter(target) as base:
+        known = _known(target).union(*(base.signatures(0, index) for index in range(schedules)))
+    peers = []
+    for defect in defects:
+        peer = _hunted(target, defect.id, schedules, known)
+        if defect.covered_by and peer["not_run"]:
+            with hunter(target, defect.covered_by) as barrier:
+                peer = _hunted(target, f"{defect.covered_by}+{defect.id}", schedules, known, barrier)
+        peers.append(_told(target, peer))
+    return {"name": PLANTED, "unit": "schedules", "shape": {"target": target, "schedules": schedules}, "peers": peers}
+
+
+def _hunted(
+    target: str, mutant: str, schedules: int, known: frozenset[str], beside: Hunter | None = None
+) -> dict[str, Any]:
+    """A peer of the result format: of the first schedule that shows what is not known, nor shown by `beside`."""
+    found, new = 0, frozenset[str]()
+    with hunter(target, mutant) as hunted:
+        for index in range(schedules):
+            new = hunted.signatures(0, index) - known
+            if new and beside is not None:
+                new -= frozenset().union(*(beside.signatures(0, number) for number in range(index + 1)))
+            if new:
+                found = index + 1
+                break
+    return _peer(mutant, found, f"in {schedules} schedules", hunted.cpu_seconds, signature=min(new, default=""))
+
+
+def _peer(name: str, found: float, where: str, cpu_seconds: float, **more: Any) -> dict[str, Any]:
+    seconds = round(cpu_seconds, 1)
+    not_run = None if found else f"not found {where}, {seconds} CPU s"
+    return {"name": name, "timing": f"{seconds} CPU s", "median": found, "ratio": None, "not_run": not_run, **more}
+
+
+def _told(target: str, peer: dict[str, Any]) -> dict[str, Any]:
+    """The peer, of which a line is written at once: the whole table takes many minutes."""
+    shown = peer["not_run"] or f"schedule {peer['median']:g}, {peer['timing']}: {peer['signature']}"
+    print(f"{target} {peer['name']}: {shown}", file=sys.stderr, flush=True)
+    return peer
+
+
+def _defects_of(target: str) -> list[Planted]:
+    """The planted defects that are of a target's source."""
+    from specsim.engines.packages import open_source
+    from specsim.engines.sglang.scheduler.planted import planted
+    from specsim.lifting.planted import edited
+
+    source = open_source(_parsed(target), open_cache())
+    found = []
+    for defect in planted().values():
+        path = f"{defect.module.partition('.')[2].replace('.', '/')}.py"
+        try:
+            edited(source.read(path) if source.exists(path) else "", defect)
+        except UsageError:
+            continue
+        found.append(defect)
+    return found
+
+
+def _known(target: str) -> frozenset[str]:
+    """The signatures that the triage list has for a release."""
+    from specsim.engines.triage import TABLE
+
+    version = getattr(_parsed(target), "version", "")
+    entries = [entry for entry in TABLE["sglang"] if not version or entry.covers(version)]
+    return frozenset(entry.signature for entry in entries)
+
+
+def _parsed(target: str) -> ReleaseTarget | CheckoutTarget:
+    parsed = parse_target(target)
+    if not isinstance(parsed, ReleaseTarget | CheckoutTarget):
+        raise UsageError(f"{target} has no scheduler", "name a release or a checkout: sglang==VERSION, sglang@PATH")
+    return parsed
+
+
+def run_found(
+    _device: str,
+    _rounds: int | None,
+    _full: bool = False,
+    targets: Sequence[str] | None = None,
+    schedules: int | None = None,
+) -> list[dict[str, Any]]:
+    """Run the first schedules of each of SEEDS seeds on each target. An entry of the result format for each target: a
+    peer a signature, with the `seeds` that show it, `median` being that of the first schedule that does in those.
+    """
+    return [_found(target, schedules or SCHEDULES) for target in _named(FOUND, targets)]
+
+
+def _found(target: str, schedules: int) -> dict[str, Any]:
+    first: dict[str, dict[int, int]] = {}
+    with hunter(target) as hunted:
+        for seed in range(SEEDS):
+            for index in range(schedules):
+                for signature in hunted.signatures(seed, index):
+                    first.setdefault(signature, {}).setdefault(seed, index + 1)
+            print(f"{target} seed {seed}: {len(first)} signatures", file=sys.stderr, flush=True)
+    where = f"in {schedules} schedules of each of {SEEDS} seeds"
+    peers = [
+        _peer(signature, median(by_seed.values()), where, hunted.cpu_seconds, seeds=len(by_seed))
+        for signature, by_seed in sorted(first.items())
+    ]
+    shape = {"target": target, "schedules": schedules, "seeds": SEEDS}
+    return {"name": FOUND, "unit": "schedules", "shape": shape, "peers": peers}
+
+
+# ---- the process with a target's scheduler
+
+
+def main() -> None:
+    from specsim.engines.load import load_scheduler
+    from specsim.tiers.scheduler.answers import violations_of
+    from specsim.tiers.scheduler.forks import Starters, wanted
+    from specsim.verdict import NotRun
+
+    wish = json.loads(sys.stdin.readline())
+    scheduler = load_scheduler(parse_target(wish["target"]), open_cache(), wish["mutant"])
+    if isinstance(scheduler, NotRun):
+        raise UsageError(f"the scheduler of {wish['target']} is not run: {scheduler.why}", "name another target")
+    starters = Starters(scheduler)
+    for line in sys.stdin:
+        schedule = json.loads(line)
+        outcome = starters.run(wanted(schedule["seed"], schedule["index"], HANG_SECONDS))
+        print(json.dumps([violation.signature for violation in violations_of(outcome)]), flush=True)
+    starters.close()
