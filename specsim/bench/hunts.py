@@ -6,19 +6,23 @@ shows a signature which the same release without it shows in none of the same sc
 list for that release. One that a coarser barrier covers is hunted with the barrier left out, too, beside the barrier
 alone.
 
-`found` runs the schedules of SEEDS seeds and counts the seeds that show a signature.
+`found` runs the schedules of SEEDS seeds, as many at a time as there are cores, and counts the seeds that show each
+signature. The CPU seconds beside it are those of all of them.
 
 A process imports a target once, and each schedule runs in a fork, as the tier does it. `main` is that process: it reads
-what to import and the schedules from standard input, a line each, and prints a line for each schedule.
+what to import and the schedules from standard input, a line each, and prints a line for each schedule, then its CPU
+seconds.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -64,10 +68,8 @@ class Hunter:
         return self._shown[seed, index]
 
     def close(self) -> None:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self._process.communicate()
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self.cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        output, _ = self._process.communicate()
+        self.cpu_seconds = float(output or 0)
 
     def _ask(self, question: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -193,18 +195,22 @@ def run_found(
 
 
 def _found(target: str, schedules: int) -> dict[str, Any]:
-    first: dict[str, dict[int, int]] = {}
-    with hunter(target) as hunted:
-        for seed in range(SEEDS):
+    def first_of(seed: int) -> tuple[dict[str, int], float]:
+        first: dict[str, int] = {}
+        with hunter(target) as hunted:
             for index in range(schedules):
                 for signature in hunted.signatures(seed, index):
-                    first.setdefault(signature, {}).setdefault(seed, index + 1)
-            print(f"{target} seed {seed}: {len(first)} signatures", file=sys.stderr, flush=True)
+                    first.setdefault(signature, index + 1)
+        print(f"{target} seed {seed}: {', '.join(sorted(first)) or 'nothing'}", file=sys.stderr, flush=True)
+        return first, hunted.cpu_seconds
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        firsts, seconds = zip(*pool.map(first_of, range(SEEDS)), strict=True)
     where = f"in {schedules} schedules of each of {SEEDS} seeds"
-    peers = [
-        _peer(signature, median(by_seed.values()), where, hunted.cpu_seconds, seeds=len(by_seed))
-        for signature, by_seed in sorted(first.items())
-    ]
+    peers = []
+    for signature in sorted(set().union(*firsts)):
+        of = [first[signature] for first in firsts if signature in first]
+        peers.append(_peer(signature, median(of), where, sum(seconds), seeds=len(of)))
     shape = {"target": target, "schedules": schedules, "seeds": SEEDS}
     return {"name": FOUND, "unit": "schedules", "shape": shape, "peers": peers}
 
@@ -218,6 +224,8 @@ def main() -> None:
     from specsim.tiers.scheduler.forks import Starters, wanted
     from specsim.verdict import NotRun
 
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a release prints is no answer
     wish = json.loads(sys.stdin.readline())
     scheduler = load_scheduler(parse_target(wish["target"]), open_cache(), wish["mutant"])
     if isinstance(scheduler, NotRun):
@@ -226,5 +234,7 @@ def main() -> None:
     for line in sys.stdin:
         schedule = json.loads(line)
         outcome = starters.run(wanted(schedule["seed"], schedule["index"], HANG_SECONDS))
-        print(json.dumps([violation.signature for violation in violations_of(outcome)]), flush=True)
+        print(json.dumps([violation.signature for violation in violations_of(outcome)]), file=answers, flush=True)
     starters.close()
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    print(sum(usage.ru_utime + usage.ru_stime for usage in usages), file=answers, flush=True)
