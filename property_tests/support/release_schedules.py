@@ -23,7 +23,7 @@ from specsim.tiers.scheduler.answers import violations_of
 from specsim.tiers.scheduler.forks import NotStarted, Ran, Starters, Wanted, wanted
 from specsim.verdict import NotRun
 
-SCHEDULES = 20  # of a release that its tests run
+SCHEDULES = 42  # of a release that its tests run: three of each setup
 SECONDS = 60.0
 
 
