@@ -9,6 +9,7 @@ import pytest
 
 from property_tests.support.known_releases import FEW
 from specsim.bench import hunts, run
+from specsim.deadline import Deadline
 from specsim.errors import UsageError
 
 
@@ -52,6 +53,12 @@ def test_signatures_are_counted_by_seeds(monkeypatch: pytest.MonkeyPatch) -> Non
     (entry,) = hunts.run_found("cpu", None, targets=["a release"], schedules=3)
     (peer,) = entry["peers"]
     assert (peer["name"], peer["seeds"], peer["median"]) == ("often", hunts.SEEDS, 2)
+
+
+def test_at_the_deadline_the_seeds_that_ended_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hunts, "Hunter", Shows)
+    (entry,) = hunts.run_found("cpu", None, targets=["a release"], schedules=2, deadline=Deadline(0.0))
+    assert (entry["shape"]["seeds"], entry["peers"]) == (0, [])
 
 
 def test_the_defects_of_a_release_are_those_of_its_source(release: Callable[[str], object]) -> None:

@@ -18,6 +18,7 @@ Triton runs it) and "compiling_ms".
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,8 @@ BENCHMARKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
 }
 
 
-OF_SCHEDULERS = (scheduler.NAME, hunts.PLANTED, hunts.FOUND)
+HUNTS = (hunts.PLANTED, hunts.FOUND)
+OF_SCHEDULERS = (scheduler.NAME, *HUNTS)
 """Those that run schedules of targets' schedulers."""
 
 
@@ -107,12 +109,13 @@ def run(
     chosen = BENCHMARKS | {
         kernel_table.NAME: kernels,
         interpreter.NAME: partial(interpreter.run, targets=targets),
-        **{name: partial(BENCHMARKS[name], targets=targets, schedules=schedules) for name in OF_SCHEDULERS},
+        scheduler.NAME: partial(scheduler.run, targets=targets, schedules=schedules),
+        **{name: partial(BENCHMARKS[name], targets=targets, schedules=schedules, deadline=deadline) for name in HUNTS},
     }
     results: list[dict[str, Any]] = []
     for name in names:
         try:
-            with deadline.enforced():
+            with nullcontext() if name in HUNTS else deadline.enforced():  # hunts keep it by themselves
                 results += chosen[name](device, rounds, full)
         except TimeSpent:
             not_run = {"name": name, "not_run": SPENT}

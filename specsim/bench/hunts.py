@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from specsim.deadline import NEVER, Deadline
 from specsim.engines.target import CheckoutTarget, ReleaseTarget, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.cache import open_cache
@@ -91,11 +92,13 @@ def run_planted(
     _full: bool = False,
     targets: Sequence[str] | None = None,
     schedules: int | None = None,
+    deadline: Deadline = NEVER,
 ) -> list[dict[str, Any]]:
     """Hunt the planted defects of each target by its first schedules of seed 0. An entry of the result format for each
-    target: a peer a defect, `median` being the number of the schedule that found it.
+    target: a peer a defect, `median` being the number of the schedule that found it. At the `deadline` the defects that
+    were not hunted are left out.
     """
-    return [_planted(target, schedules or SCHEDULES) for target in _named(PLANTED, targets)]
+    return [_planted(target, schedules or SCHEDULES, deadline) for target in _named(PLANTED, targets)]
 
 
 def _named(name: str, targets: Sequence[str] | None) -> Sequence[str]:
@@ -104,12 +107,14 @@ def _named(name: str, targets: Sequence[str] | None) -> Sequence[str]:
     return targets
 
 
-def _planted(target: str, schedules: int) -> dict[str, Any]:
+def _planted(target: str, schedules: int, deadline: Deadline) -> dict[str, Any]:
     defects = _defects_of(target)
     with hunter(target) as base:
         known = _known(target).union(*(base.signatures(0, index) for index in range(schedules)))
     peers = []
     for defect in defects:
+        if deadline.is_over:
+            break
         peer = _hunted(target, defect.id, schedules, known)
         if defect.covered_by and peer["not_run"]:
             with hunter(target, defect.covered_by) as barrier:
@@ -187,31 +192,38 @@ def run_found(
     _full: bool = False,
     targets: Sequence[str] | None = None,
     schedules: int | None = None,
+    deadline: Deadline = NEVER,
 ) -> list[dict[str, Any]]:
     """Run the first schedules of each of SEEDS seeds on each target. An entry of the result format for each target: a
-    peer a signature, with the `seeds` that show it, `median` being that of the first schedule that does in those.
+    peer a signature, with the `seeds` that show it, `median` being that of the first schedule that does in those. The
+    shape has the seeds whose schedules all ran: those that had not at the `deadline` are left out.
     """
-    return [_found(target, schedules or SCHEDULES) for target in _named(FOUND, targets)]
+    return [_found(target, schedules or SCHEDULES, deadline) for target in _named(FOUND, targets)]
 
 
-def _found(target: str, schedules: int) -> dict[str, Any]:
-    def first_of(seed: int) -> tuple[dict[str, int], float]:
+def _found(target: str, schedules: int, deadline: Deadline) -> dict[str, Any]:
+    def first_of(seed: int) -> tuple[dict[str, int], float] | None:
         first: dict[str, int] = {}
+        if not deadline.left:
+            return None
         with hunter(target) as hunted:
             for index in range(schedules):
+                if deadline.is_over:
+                    return None
                 for signature in hunted.signatures(seed, index):
                     first.setdefault(signature, index + 1)
         print(f"{target} seed {seed}: {', '.join(sorted(first)) or 'nothing'}", file=sys.stderr, flush=True)
         return first, hunted.cpu_seconds
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        firsts, seconds = zip(*pool.map(first_of, range(SEEDS)), strict=True)
-    where = f"in {schedules} schedules of each of {SEEDS} seeds"
+        ended = [shown for shown in pool.map(first_of, range(SEEDS)) if shown is not None]
+    firsts, seconds = [first for first, _ in ended], sum(cpu_seconds for _, cpu_seconds in ended)
+    where = f"in {schedules} schedules of each of {len(ended)} seeds"
     peers = []
-    for signature in sorted(set().union(*firsts)):
+    for signature in sorted(set[str]().union(*firsts)):
         of = [first[signature] for first in firsts if signature in first]
-        peers.append(_peer(signature, median(of), where, sum(seconds), seeds=len(of)))
-    shape = {"target": target, "schedules": schedules, "seeds": SEEDS}
+        peers.append(_peer(signature, median(of), where, seconds, seeds=len(of)))
+    shape = {"target": target, "schedules": schedules, "seeds": len(ended)}
     return {"name": FOUND, "unit": "schedules", "shape": shape, "peers": peers}
 
 
