@@ -436,7 +436,7 @@ def _emitted(
     accepted = accepts.long().cumprod(dim=1).sum(dim=1)  # [bs]
     step = torch.arange(num_steps + 1, device=accepts.device)
     wide = torch.cat([tokens.to(torch.int32), tokens.new_zeros((bs, 1), dtype=torch.int32)], dim=1)
-    has_one = torch.cat([has_draft, torch.zeros_like(has_draft[:, :1])], dim=1)
+    has_one = torch.cat([has_draft, has_draft.new_zeros((bs, 1))], dim=1)
     emits = has_one & (step <= accepted[:, None])
     result = torch.where(emits, wide, PLACEHOLDER)
     is_bonus = (step == count[:, None]) & (accepted == count)[:, None]

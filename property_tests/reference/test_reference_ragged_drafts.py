@@ -1,0 +1,34 @@
+"""Verification of ragged drafts at its edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from specsim.contracts.naive.ragged_drafts import verify_ragged_greedy_naive, verify_ragged_rejection_naive
+from specsim.reference.ragged_drafts import verify_ragged_greedy, verify_ragged_rejection
+
+NO_DRAFTS = torch.zeros(0, dtype=torch.int32)
+BONUS = torch.tensor([7, 9], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+@pytest.mark.parametrize("verify", [verify_ragged_greedy, verify_ragged_greedy_naive])
+def test_a_batch_without_drafts_emits_its_bonus_tokens(verify: Callable[..., torch.Tensor], num_steps: int) -> None:
+    ends, target = torch.zeros(2, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)
+    emitted = verify(ends, NO_DRAFTS, target, BONUS, torch.tensor([True, True]), num_steps)
+    assert emitted.tolist() == [[token] + [-1] * num_steps for token in BONUS.tolist()]
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+@pytest.mark.parametrize("verify", [verify_ragged_rejection, verify_ragged_rejection_naive])
+def test_so_does_one_at_a_temperature_and_greedy_requests_are_left_alone(
+    verify: Callable[..., torch.Tensor], num_steps: int
+) -> None:
+    ends, probs = torch.zeros(2, dtype=torch.int32), torch.zeros(0, 5)
+    uniform = torch.zeros(0, dtype=torch.float64)
+    is_greedy = torch.tensor([False, True])
+    emitted = verify(ends, NO_DRAFTS, probs, probs, BONUS, NO_DRAFTS, uniform, is_greedy, 1, num_steps)
+    assert emitted.tolist() == [[7] + [-1] * num_steps, [-1] * (num_steps + 1)]
