@@ -537,7 +537,9 @@ def bench(
     json_file: Annotated[Path | None, output_file("--json", help="Write the results to this file.")] = None,
     device: DeviceOption = "auto",
     full: Annotated[bool, typer.Option("--full", help="Also what takes many minutes.")] = False,
-    only: Annotated[list[str] | None, typer.Option("--only", help="Of kernels: an operation or family.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Of kernels: an operation or family; of planted: a defect.")
+    ] = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", help="Of kernels: sglang==VERSION, sglang@PATH.")] = None,
     target: Annotated[
         list[str] | None, typer.Option("--target", help="Of interpreter, scheduler, planted, found: a release.")
@@ -569,7 +571,7 @@ def bench(
     one_of("NAME", name, tuple(BENCHMARKS))
     accept_seed(seed)
     for option, value, of in (
-        ("--only", only, ("kernels",)),
+        ("--only", only, ("kernels", "planted")),
         ("--peer", peer, ("kernels",)),
         ("--target", target, ("interpreter", *OF_SCHEDULERS)),
         ("--schedules", schedules, OF_SCHEDULERS),

@@ -45,6 +45,7 @@ DEFECTS = (
     "claims more than it has",
     "admits nobody",
     "ignores aborts",
+    "tells nobody of an abort",
     "no first row",
     "row of another token",
     "no second likely token",
@@ -133,6 +134,8 @@ class ToyScheduler:
         for rid in rids:
             if self.defect != "ignores aborts" and rid in self._requests and not self._requests[rid].reason:
                 self._requests[rid].reason = "abort"
+                if self.defect == "tells nobody of an abort":
+                    del self._requests[rid]
 
     def flush(self) -> Any:
         return lambda: None

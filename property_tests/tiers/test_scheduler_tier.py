@@ -36,6 +36,7 @@ EXPECTED = {
     "claims more than it has": "I01",
     "admits nobody": "S9",
     "ignores aborts": "I38",
+    "tells nobody of an abort": "S1",
     "no first row": "T6",
     "row of another token": "T6",
     "no second likely token": "T6",
@@ -44,7 +45,7 @@ EXPECTED = {
 }
 
 
-RARE = {"aborts others", "late stop string", "ignores aborts"}
+RARE = {"aborts others", "late stop string", "ignores aborts", "tells nobody of an abort"}
 OF_LOGPROBS = {"no first row", "row of another token", "no second likely token"}
 SEEN_AT_ONCE = set(DEFECTS) - RARE - OF_LOGPROBS
 """The others need what not every schedule has."""

@@ -95,11 +95,11 @@ def run(
     budget_seconds: float | None = None,
     schedules: int | None = None,
 ) -> dict[str, Any]:
-    """Run the named benchmarks on `device` ("cpu" or "cuda"), with `rounds` timed calls a peer and shape
-    instead of each benchmark's own number; with `full` also what takes many minutes. Of "kernels", `only` names
-    operations and families; `targets` are releases and checkouts: "kernels" compares with their kernels, "interpreter"
-    times them too, and OF_SCHEDULERS run `schedules` of each one's scheduler. After `budget_seconds` the one that runs
-    ends, and no other begins. Raises UsageError for a name that none has.
+    """Run the named benchmarks on `device` ("cpu" or "cuda"), with `rounds` timed calls a peer and shape instead of
+    each benchmark's own number; with `full` also what takes many minutes. Of "kernels", `only` names operations and
+    families, of "planted" defects; `targets` are releases and checkouts: "kernels" compares with their kernels,
+    "interpreter" times them too, and OF_SCHEDULERS run `schedules` of each one's scheduler. After `budget_seconds`
+    the one that runs ends, and no other begins. Raises UsageError for a name that none has.
     """
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
@@ -110,7 +110,8 @@ def run(
         kernel_table.NAME: kernels,
         interpreter.NAME: partial(interpreter.run, targets=targets),
         scheduler.NAME: partial(scheduler.run, targets=targets, schedules=schedules),
-        **{name: partial(BENCHMARKS[name], targets=targets, schedules=schedules, deadline=deadline) for name in HUNTS},
+        hunts.PLANTED: partial(hunts.run_planted, targets=targets, schedules=schedules, deadline=deadline, only=only),
+        hunts.FOUND: partial(hunts.run_found, targets=targets, schedules=schedules, deadline=deadline),
     }
     results: list[dict[str, Any]] = []
     for name in names:

@@ -93,12 +93,13 @@ def run_planted(
     targets: Sequence[str] | None = None,
     schedules: int | None = None,
     deadline: Deadline = NEVER,
+    only: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Hunt the planted defects of each target by its first schedules of seed 0. An entry of the result format for each
-    target: a peer a defect, `median` being the number of the schedule that found it. At the `deadline` the defects that
-    were not hunted are left out.
+    """Hunt the planted defects of each target, or `only` those, by its first schedules of seed 0. An entry of the
+    result format for each target: a peer a defect, `median` being the number of the schedule that found it. At the
+    `deadline` the defects that were not hunted are left out.
     """
-    return [_planted(target, schedules or SCHEDULES, deadline) for target in _named(PLANTED, targets)]
+    return [_planted(target, schedules or SCHEDULES, deadline, only) for target in _named(PLANTED, targets)]
 
 
 def _named(name: str, targets: Sequence[str] | None) -> Sequence[str]:
@@ -107,8 +108,8 @@ def _named(name: str, targets: Sequence[str] | None) -> Sequence[str]:
     return targets
 
 
-def _planted(target: str, schedules: int, deadline: Deadline) -> dict[str, Any]:
-    defects = _defects_of(target)
+def _planted(target: str, schedules: int, deadline: Deadline, only: Sequence[str]) -> dict[str, Any]:
+    defects = [defect for defect in _defects_of(target) if not only or defect.id in only]
     with hunter(target) as base:
         known = _known(target).union(*(base.signatures(0, index) for index in range(schedules)))
     peers = []

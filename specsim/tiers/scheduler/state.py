@@ -50,8 +50,8 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
         before = spoken.get(turn.session, ()) if turn.session else ()
         expected = expected_answer(turn, (*before, *turn.prompt), started.decode)
         if answer is None or not answer.reason:
-            if turn.rid not in users.aborted:
-                yield _broken(rules.PROGRESS, "answer", turn.rid, "an answer that ends", "none")
+            part = "aborted" if turn.rid in users.aborted else "answer"
+            yield _broken(rules.PROGRESS, part, turn.rid, "an answer that ends", "none")
             continue
         kind = "session" if turn.session else "request"
         part = f"{kind}:grammar" if turn.grammar else f"{kind}:stop-string" if turn.stop_text else kind
