@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -11,6 +14,8 @@ from property_tests.support.known_releases import FEW
 from specsim.bench import hunts, run
 from specsim.deadline import Deadline
 from specsim.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
 
 
 class Shows:
@@ -74,3 +79,17 @@ def test_a_target_without_a_scheduler_is_refused(name: str) -> None:
         run([name], "cpu")
     with pytest.raises(UsageError, match="model has no scheduler"):
         hunts._defects_of("model")
+
+
+def test_the_page_has_the_measured_hunts_of_planted_defects() -> None:
+    results = json.loads((ROOT / "bench/results/2026-11-23-xeon-planted.json").read_text())
+    hunted = [peer for entry in results["benchmarks"] for peer in entry["peers"]]
+    seconds = [peer["timing"].removesuffix(" CPU s") for peer in hunted]
+    measured = [
+        (peer["name"], str(peer["median"] or "-"), cpu, peer["signature"].partition(":")[2].partition(":")[0])
+        for peer, cpu in zip(hunted, seconds, strict=True)
+    ]
+    page = (ROOT / "docs/scheduler.md").read_text()
+    assert re.findall(r"^\| (\S+) \| (\d+|-) \| ([\d.]+) \| (\w*) ?\|$", page, re.MULTILINE) == measured
+    survivors = re.findall(r"^\| (P\d\d) \| \D", page.partition("Not found:")[2], re.MULTILINE)
+    assert survivors == [peer["name"] for peer in hunted if peer["not_run"]]
