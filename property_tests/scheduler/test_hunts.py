@@ -93,3 +93,16 @@ def test_the_page_has_the_measured_hunts_of_planted_defects() -> None:
     assert re.findall(r"^\| (\S+) \| (\d+|-) \| ([\d.]+) \| (\w*) ?\|$", page, re.MULTILINE) == measured
     survivors = re.findall(r"^\| (P\d\d) \| \D", page.partition("Not found:")[2], re.MULTILINE)
     assert survivors == [peer["name"] for peer in hunted if peer["not_run"]]
+
+
+def test_the_page_has_the_measured_seeds_of_known_defects() -> None:
+    results = json.loads((ROOT / "bench/results/2026-11-23-xeon-found.json").read_text())
+    measured = {entry["shape"]["target"]: entry for entry in results["benchmarks"]}
+    page = (ROOT / "docs/scheduler.md").read_text()
+    rows = re.findall(r"`(scheduler:\S+)` \| ([\d.]+) \| (\d+) \| (\d+) of (\d+) \|$", page, re.MULTILINE)
+    assert rows
+    for signature, version, schedules, seeds, of in rows:
+        entry = measured[f"sglang=={version}"]
+        shown = [peer["seeds"] for peer in entry["peers"] if peer["name"] == signature]
+        assert [int(seeds)] == (shown or [0])
+        assert entry["shape"] == {"target": f"sglang=={version}", "schedules": int(schedules), "seeds": int(of)}
