@@ -8,12 +8,14 @@ import pytest
 
 from property_tests.support.toy_scheduler import DEFECTS, ToyTarget, decode
 from specsim.choices.chooser import replayed, seeded
-from specsim.engines.real_scheduler import RequestState, Setup
+from specsim.engines.real_scheduler import Answer, Load, RequestState, Setup
 from specsim.tiers.scheduler.answers import violations_of
 from specsim.tiers.scheduler.forks import Ended, Outcome, Ran, Starters, Wanted, wanted
 from specsim.tiers.scheduler.rules import BY_ID
 from specsim.tiers.scheduler.setups import SETUPS
 from specsim.tiers.scheduler.state import lengths
+from specsim.tiers.scheduler.users import Users
+from specsim.tiers.scheduler.watch import PATIENCE
 from specsim.tiers.scheduler.workload import CONTEXT, Workload, draw_workload
 
 EXPECTED = {
@@ -142,3 +144,27 @@ def test_choice_zero_is_one_request_of_one_token() -> None:
     assert not workload.flushes
     assert not workload.abort_all
     assert not workload.pauses
+
+
+class FullBatch:
+    """A scheduler at which a request that fits waits for ever, after another one has ended with so many tokens."""
+
+    is_idle = False
+
+    def __init__(self, tokens: int) -> None:
+        self._answers = [Answer("gone", tuple(range(tokens)), "abort")]
+
+    def answers(self) -> list[Answer]:
+        return self._answers
+
+    def load(self) -> Load:
+        return Load((("waits", 4),), running=20, free=120, free_rows=2, lengths=(), row_width=240, chunked=False)
+
+
+@pytest.mark.parametrize(("tokens", "broken"), [(3, ["S9"]), (0, [])])
+def test_who_is_aborted_while_it_waits_makes_no_room(tokens: int, broken: list[str]) -> None:
+    """A release looks at a batch that is full again when one of its requests has ended, which that one was not."""
+    users = Users(FullBatch(tokens), Workload(()), Setup())  # type: ignore[arg-type]
+    for iteration in range(1, PATIENCE + 2):
+        users.at(iteration)
+    assert [violation.rule for violation in users.watch.violations] == broken

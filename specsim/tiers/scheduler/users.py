@@ -43,6 +43,8 @@ class Users:
         self.refusable: set[str] = set()
         """Turns whose session may have timed out before them."""
         self._timed_out: set[str] = set()
+        self._left = 0
+        """Requests that have ended and had run, so that the batch has lost them."""
         self._idle = 0
         self._has_waited = False
         self._paused_until = 0
@@ -52,7 +54,7 @@ class Users:
         """The messages that arrive at an iteration, None when all is over."""
         self.iterations = iteration
         ended = self._ended(iteration)
-        self.watch.at(len(ended), self.started.load(), self._paused_until > iteration)
+        self.watch.at(self._left, self.started.load(), self._paused_until > iteration)
         if iteration in self.workload.leaps:
             self._leap()
         messages = self._pauses(iteration)
@@ -101,8 +103,9 @@ class Users:
 
     def _ended(self, iteration: int) -> dict[str, int]:
         for answer in self.started.answers():
-            if answer.reason:
-                self.ended_at.setdefault(answer.rid, iteration)
+            if answer.reason and answer.rid not in self.ended_at:
+                self.ended_at[answer.rid] = iteration
+                self._left += bool(answer.tokens)
         return self.ended_at
 
     def _is_due(self, turn: Turn, iteration: int, ended: dict[str, int]) -> bool:

@@ -28,7 +28,7 @@ class Watch:
         self._quiet = 0
 
     def at(self, ended: int, load: Load, paused: bool) -> None:
-        """`ended` requests have had their last answer."""
+        """`ended` requests that ran have had their last answer. One that is aborted while it waits leaves no batch."""
         self._lengths(load)
         self._admission(ended, load, paused)
 
