@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 import torch
@@ -187,6 +187,14 @@ def test_the_cost_of_a_schedule_is_told_apart_from_that_of_its_iterations() -> N
     assert measured["CPU ms an iteration"] == pytest.approx(2.0)
     assert measured["CPU ms a schedule beside its iterations"] == pytest.approx(50.0)
     assert measured["iterations/CPU s"] == pytest.approx(140 / 0.43)
+
+
+def test_a_setup_that_a_release_refuses_has_no_cost() -> None:
+    class Refusing:
+        def start(self, _setup: object) -> NoReturn:
+            raise UsageError("without overlap its worker is of spec v1", "use another setup")
+
+    assert scheduler._measured(Refusing(), [12, 26], 1) == ([], [])
 
 
 def test_schedules_of_no_target_are_refused_with_the_command() -> None:

@@ -129,22 +129,25 @@ def measure(target: str, schedules: int, rounds: int) -> Spent:
         with open(reader, encoding="utf-8") as answers:
             seconds, costs = json.load(answers)
         os.wait()
-        spent.start_seconds.append(seconds)
+        spent.start_seconds.extend(seconds)
         spent.costs.extend(Cost(*cost) for cost in costs)
     return spent
 
 
-def _measured(scheduler: Any, indices: Sequence[int], rounds: int) -> tuple[float, list[Cost]]:
-    """In a starter: CPU seconds of the start, and schedules of one setup."""
+def _measured(scheduler: Any, indices: Sequence[int], rounds: int) -> tuple[list[float], list[Cost]]:
+    """In a starter: CPU seconds of the start, and schedules of one setup; none where the release refuses the setup."""
     from specsim.tiers.scheduler.forks import settle, wanted
     from specsim.tiers.scheduler.setups import SETUPS
 
     began = time.process_time()
     setup = SETUPS[wanted(0, indices[0], 0.0).tape[0]]
-    started = scheduler.start(setup)
+    try:
+        started = scheduler.start(setup)
+    except UsageError:
+        return [], []
     settle()
     seconds = time.process_time() - began
-    return seconds, [
+    return [seconds], [
         min((_cost(started, setup, index) for _ in range(rounds)), key=lambda cost: cost.cpu_seconds)
         for index in indices
     ]
