@@ -51,6 +51,8 @@ DEFECTS = (
     "no second likely token",
     "counts another token",
     "counts a part of the prompt",
+    "counts another verification",
+    "counts too much as cached",
 )
 
 
@@ -83,6 +85,7 @@ class _Request:
     logprobs: int = -1
     outputs: list[int] = field(default_factory=list)
     reason: str = ""
+    passes: int = 0
 
 
 def _ends_in(outputs: list[int], text: tuple[int, ...]) -> bool:
@@ -169,6 +172,7 @@ class ToyScheduler:
                     self._note_pass(request)
                     self._step(request, 1 + chooser.choose(self.setup.draft_tokens, "accept"))
                     self.seen.batches.append(f"{iteration:4} decode {request.rid}")
+                    request.passes += 1
             iteration += 1
 
     def _note(self, *steps: Step) -> None:
@@ -239,7 +243,9 @@ class ToyScheduler:
         for r in self._requests.values():
             prompt = len(r.prompt) - (self.defect == "counts a part of the prompt")
             said = len(r.outputs) + (self.defect == "counts another token")
-            yield Answer(r.rid, tuple(r.outputs), r.reason, prompt, said, logprobs=tuple(self._rows(r)))
+            cached = len(r.prompt) if self.defect == "counts too much as cached" else 0
+            verified = r.passes + (self.defect == "counts another verification")
+            yield Answer(r.rid, tuple(r.outputs), r.reason, prompt, said, tuple(self._rows(r)), cached, verified)
 
     def _rows(self, r: _Request) -> list[LogprobRow]:
         if r.logprobs < 0:

@@ -44,6 +44,8 @@ EXPECTED = {
     "no second likely token": "T6",
     "counts another token": "I40",
     "counts a part of the prompt": "I40",
+    "counts another verification": "I40",
+    "counts too much as cached": "I40",
 }
 
 

@@ -156,8 +156,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a user was sent of a request: all tokens, why it ended ("" for not yet), the counts beside it, -1 where a
-    release sends none, and a row of logprobs for each token, if they were asked for.
+    """What a user was sent of a request: all tokens, why it ended ("" for not yet), the counts beside it (-1 where a
+    release sends none; `cached_tokens` are those of the prompt that were not computed, `verifications` those of drafts)
+    and a row of logprobs for each token, if they were asked for.
     """
 
     rid: str
@@ -166,6 +167,8 @@ class Answer:
     prompt_tokens: int = -1
     completion_tokens: int = -1
     logprobs: tuple[LogprobRow, ...] = ()
+    cached_tokens: int = -1
+    verifications: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +251,7 @@ class Seen:
 
     `contents`  wrong contents that the model read, in the order in which it did
     `device`    what the virtual device found: violations of S2, X6 and their kin
-    `batches`   a line for each launch: iteration, kind, requests, accepted
+    `batches`   a line for each launch: iteration, kind ("extend" or "decode"), requests
     `retracted` how many retractions there were, `evicted` how many slots left the tree, `rejected` requests
     `steps`     of a run that was to be recorded, all that the host and the streams did; then `content_at` has for each
                 of `contents` the number of the operation that read it, `device_at` those of the accesses of `device`

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from itertools import takewhile
+from math import ceil
 from typing import TYPE_CHECKING
 
 from specsim.tiers.scheduler import rules
@@ -41,6 +43,7 @@ def _broken(rule: Rule, part: str, who: str, expected: object, actual: object) -
 def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
     """Every user sees the tokens of sequential decoding, and why they end; an answer that was aborted is a prefix."""
     answers = {answer.rid: answer for answer in started.answers()}
+    launches = Counter((rid, kind) for _iteration, kind, rids in _launches(started) for rid in rids)
     spoken: dict[str, tuple[int, ...]] = {}  # by session, the tokens of its turns so far
     cut_short: set[str] = set()  # sessions of which a turn was aborted: what they keep of it is theirs to choose
     for turn in users.workload.turns:
@@ -62,7 +65,7 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             expected = expected[: len(answer.tokens)]
             cut_short |= {turn.session} - {""}
         yield from _logprobs(started, turn, (*before, *turn.prompt), answer)
-        yield from _usage(answer, kind, len(before) + len(turn.prompt))
+        yield from _usage(answer, kind, len(before) + len(turn.prompt), launches, users.setup.steps + 1)
         if turn.session:
             spoken[turn.session] = (*before, *turn.prompt, *answer.tokens)
         tokens = list(answer.tokens)
@@ -80,14 +83,26 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             yield _broken(rules.VISIBLE_OUTPUTS, part, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
 
 
-def _usage(answer: Answer, kind: str, prompt: int) -> Iterator[Violation]:
-    """The counts beside an answer are of its tokens, and of its prompt's, which nobody counts if it was aborted."""
-    counts = [("completion", answer.completion_tokens, len(answer.tokens))]
+def _usage(
+    answer: Answer, kind: str, prompt: int, launches: Mapping[tuple[str, str], int], longest: int
+) -> Iterator[Violation]:
+    """The counts beside an answer are of its tokens; of its prompt's, of which the last is always computed; and of its
+    verifications, each a launch that brought `longest` tokens at most. A prefill brings one. Of what was aborted nobody
+    counts but the tokens.
+    """
+    tokens = len(answer.tokens)
+    counts = [("completion-tokens", answer.completion_tokens, range(tokens, tokens + 1))]
     if answer.reason != "abort":
-        counts.append(("prompt", answer.prompt_tokens, prompt))
-    for name, actual, expected in counts:
-        if actual not in (-1, expected):
-            yield _broken(rules.VISIBLE_OUTPUTS, f"{kind}:{name}-tokens", answer.rid, f"a count of {expected}", actual)
+        needed = ceil((tokens - launches[answer.rid, "extend"]) / longest)
+        counts += [
+            ("prompt-tokens", answer.prompt_tokens, range(prompt, prompt + 1)),
+            ("cached-tokens", answer.cached_tokens, range(prompt)),
+            ("verifications", answer.verifications, range(max(needed, 0), launches[answer.rid, "decode"] + 1)),
+        ]
+    for name, actual, allowed in counts:
+        if actual != -1 and actual not in allowed:
+            expected = f"from {allowed.start} to {allowed.stop - 1}"
+            yield _broken(rules.VISIBLE_OUTPUTS, f"{kind}:{name}", answer.rid, f"a count {expected}", actual)
 
 
 def _logprobs(started: StartedScheduler, turn: Turn, prompt: tuple[int, ...], answer: Answer) -> Iterator[Violation]:
@@ -108,15 +123,22 @@ def _logprobs(started: StartedScheduler, turn: Turn, prompt: tuple[int, ...], an
 
 def _aborts(started: StartedScheduler, users: Users) -> Iterator[Violation]:
     """Who was aborted is verified no more, but for what was under way."""
-    launched: dict[str, int] = {}
-    for line in started.seen.batches:
-        iteration, kind, *rids = line.split()
-        for rid in rids:
-            if kind == "decode" and rid in users.aborted and int(iteration) > users.aborted[rid]:
-                launched[rid] = launched.get(rid, 0) + 1
+    launched = Counter(
+        rid
+        for iteration, kind, rids in _launches(started)
+        for rid in rids
+        if kind == "decode" and rid in users.aborted and iteration > users.aborted[rid]
+    )
     for rid, count in launched.items():
         if count > LAUNCHES_MAX:
             yield _broken(rules.WANTED_ABORT, "abort", rid, f"{LAUNCHES_MAX} more verifications at most", count)
+
+
+def _launches(started: StartedScheduler) -> Iterator[tuple[int, str, list[str]]]:
+    """The iteration, the kind ("extend" or "decode") and the requests of each launch."""
+    for line in started.seen.batches:
+        iteration, kind, *rids = line.split()
+        yield int(iteration), kind, rids
 
 
 def lengths(state: RequestState, is_of_session: bool) -> Iterator[Violation]:

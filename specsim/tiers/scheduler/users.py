@@ -48,6 +48,7 @@ class Users:
         self._idle = 0
         self._has_waited = False
         self._paused_until = 0
+        self.setup = setup
         self.watch = Watch(setup)
 
     def at(self, iteration: int) -> Sequence[Any] | None:

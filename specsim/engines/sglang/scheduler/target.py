@@ -383,6 +383,8 @@ class Started:
                 output.prompt_tokens,
                 output.completion_tokens,
                 output.logprobs,
+                output.cached_tokens,
+                output.verify_count,
             )
 
     def pools(self) -> Pools:
