@@ -134,6 +134,13 @@ def triage_of(engine: str, signature: str, version: str | None) -> Triage | None
     return entries[-1] if entries else None
 
 
+def is_known_in(target: str, signature: str) -> bool:
+    """Whether an entry of the signature has the release ENGINE==VERSION in its span."""
+    engine, _, version = target.partition("==")
+    entry = triage_of(engine, signature, version) if engine in ENGINES and version else None
+    return entry is not None and bool(entry.first) and entry.covers(version)
+
+
 def triage_line(engine: str, finding: Finding, version: str | None) -> str:
     """What is known of a finding, one line, with a warning where the table says otherwise than the finding."""
     entry = triage_of(engine, finding.signature, version)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import specsim
 from specsim import interrupts
+from specsim.engines.triage import is_known_in
 from specsim.isolation import environment, processes
 from specsim.tiers.registry import TIERS
 from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_CHECKED, PASS
@@ -27,7 +28,7 @@ from specsim.verdict import FINDING, INTERRUPTED, NONDETERMINISM, NOT_CHECKED, P
 FORMAT = "specsim.matrix/1"
 _TIME_BEYOND_THE_BUDGET = 4  # a check shrinks what it found after its budget, and starts children that import torch
 
-State = Literal["finding", "clean", "not run"]
+State = Literal["finding", "known", "clean", "not run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A finding on a target, that what could show it was run and did not, or why it was not run."""
+    """A finding on a target, that what could show it was run and did not, or why it was not run. "known" is one that
+    was not met there, though the triage list has it in that release.
+    """
 
     state: State
     why: str = ""
@@ -238,4 +241,6 @@ def cell_of(column: Column, signature: str) -> Cell:
     if tier not in suites:
         return Cell("not run", f"the tier {tier} was not asked for")
     why = TIERS[tier].why_not_checked(suites[tier], rest)
-    return Cell("not run", why) if why else Cell("clean")
+    if why:
+        return Cell("not run", why)
+    return Cell("known" if is_known_in(column.target, signature) else "clean")

@@ -17,8 +17,8 @@ from specsim.errors import UsageError
 from specsim.files import read_json
 from specsim.tiers.registry import rule_label
 
-MARKS = {"finding": "x", "clean": "ok", "not run": "-"}
-_STYLES = {"finding": "[bold red]x[/]", "clean": "[green]ok[/]", "not run": "[yellow]-[/]"}
+MARKS = {"finding": "x", "known": "(x)", "clean": "ok", "not run": "-"}
+_STYLES = {"finding": "[bold red]x[/]", "known": "[red](x)[/]", "clean": "[green]ok[/]", "not run": "[yellow]-[/]"}
 
 # (signature, target) -> the fixture that shows it there
 Links = Mapping[tuple[str, str], Path]
@@ -42,7 +42,8 @@ def print_matrix(matrix: Mapping[str, Any]) -> None:
     """A row for each finding, a column for each target, then why something was not run."""
     console = Console(highlight=False, width=None if Console().is_terminal else 250)
     targets = [entry["target"] for entry in matrix["targets"]]
-    table = Table(title="x finding, ok clean, - not run", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    marks = "x finding, (x) known and not met, ok clean, - not run"
+    table = Table(title=marks, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("finding", overflow="fold")
     for target in targets:
         table.add_column(escape(_short(target)), justify="center", overflow="fold")
@@ -114,7 +115,8 @@ def _body(matrix: Mapping[str, Any], command: str, links: Links, written: Path, 
         "```",
         "",
         "`x`: the finding was seen there, by the check or by a replay of the fixture to which the link leads",
-        "(`specsim replay FILE --target RELEASE`). `ok`: what could show it was run and did not. `-`: it was",
+        "(`specsim replay FILE --target RELEASE`). `(x)`: the triage list has it there by the release's",
+        "source, and nothing that was run met it. `ok`: what could show it was run and did not. `-`: it was",
         "not run, for a reason below. None of it is read off a changelog.",
         "",
         *_table(["finding", *map(_short, targets)], (_cells(row, targets, links, written) for row in matrix["rows"])),
