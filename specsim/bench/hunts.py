@@ -6,8 +6,8 @@ shows a signature which the same release without it shows in none of the same sc
 list for that release. One that a coarser barrier covers is hunted with the barrier left out, too, beside the barrier
 alone.
 
-`found` runs the schedules of SEEDS seeds, as many at a time as there are cores, and counts the seeds that show each
-signature. The CPU seconds beside it are those of all of them.
+`found` runs the schedules of SEEDS seeds, one after the other in as many processes as there are cores, and counts the
+seeds that show each signature. The CPU seconds beside it are those of all of them.
 
 A process imports a target once, and each schedule runs in a fork, as the tier does it. `main` is that process: it reads
 what to import and the schedules from standard input, a line each, and prints a line for each schedule, then its CPU
@@ -21,6 +21,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -203,28 +204,38 @@ def run_found(
 
 
 def _found(target: str, schedules: int, deadline: Deadline) -> dict[str, Any]:
-    def first_of(seed: int) -> tuple[dict[str, int], float] | None:
-        first: dict[str, int] = {}
-        if not deadline.left:
-            return None
+    to_run = deque((seed, index) for seed in range(SEEDS) for index in range(schedules))
+    shown: dict[tuple[int, int], frozenset[str]] = {}
+
+    def run() -> float:
         with hunter(target) as hunted:
-            for index in range(schedules):
-                if deadline.is_over:
-                    return None
-                for signature in hunted.signatures(seed, index):
-                    first.setdefault(signature, index + 1)
-        print(f"{target} seed {seed}: {', '.join(sorted(first)) or 'nothing'}", file=sys.stderr, flush=True)
-        return first, hunted.cpu_seconds
+            while not deadline.is_over:
+                try:
+                    seed, index = to_run.popleft()
+                except IndexError:
+                    break
+                shown[seed, index] = hunted.signatures(seed, index)
+        return hunted.cpu_seconds
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        ended = [shown for shown in pool.map(first_of, range(SEEDS)) if shown is not None]
-    firsts, seconds = [first for first, _ in ended], sum(cpu_seconds for _, cpu_seconds in ended)
-    where = f"in {schedules} schedules of each of {len(ended)} seeds"
+        seconds = sum(future.result() for future in [pool.submit(run) for _ in range(os.cpu_count() or 1)])
+    firsts = []
+    for seed in range(SEEDS):
+        of_seed = [shown.get((seed, index)) for index in range(schedules)]
+        if None in of_seed:
+            continue
+        first: dict[str, int] = {}
+        for number, signatures in enumerate(of_seed, 1):
+            for signature in signatures or ():
+                first.setdefault(signature, number)
+        print(f"{target} seed {seed}: {', '.join(sorted(first)) or 'nothing'}", file=sys.stderr, flush=True)
+        firsts.append(first)
+    where = f"in {schedules} schedules of each of {len(firsts)} seeds"
     peers = []
     for signature in sorted(set[str]().union(*firsts)):
         of = [first[signature] for first in firsts if signature in first]
         peers.append(_peer(signature, median(of), where, seconds, seeds=len(of)))
-    shape = {"target": target, "schedules": schedules, "seeds": len(ended)}
+    shape = {"target": target, "schedules": schedules, "seeds": len(firsts)}
     return {"name": FOUND, "unit": "schedules", "shape": shape, "peers": peers}
 
 
