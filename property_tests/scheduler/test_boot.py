@@ -25,8 +25,9 @@ ONE = FEW[2]  # every run of the tests boots it
 CASES = [(version, options) for version in (ONE, *(v for v in RELEASES if v != ONE)) for options in CONFIGURATIONS]
 
 
-def booted(version: str, options: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "specsim.engines.sglang.scheduler", version, json.dumps(options)]
+def booted(version: str, options: dict[str, Any], before: str = "") -> dict[str, Any]:
+    main = "import runpy; runpy.run_module('specsim.engines.sglang.scheduler', run_name='__main__')"
+    command = [sys.executable, "-c", f"{before}\n{main}", version, json.dumps(options)]
     ended = subprocess.run(command, env=of_target(), check=False, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-3000:]
     answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
@@ -44,3 +45,10 @@ def test_four_requests_decode_as_one_by_one(
     assert {output["finish_reason"]["type"] for output in answer["outputs"].values()} == {"length"}
     assert (answer["records"], answer["findings"]) == ([], [])
     assert set(answer["pools"].values()) == {True}
+
+
+@pytest.mark.parametrize("version", [ONE, pytest.param(RELEASES[-1], marks=pytest.mark.slow)])
+def test_a_release_boots_where_torch_is_built_for_cuda(release: Callable[[str], SourceTree], version: str) -> None:
+    release(version)
+    answer = booted(version, {}, "import torch; torch.version.cuda = '13.0'")
+    assert {rid: output["token_ids"] for rid, output in answer["outputs"].items()} == answer["expected"]

@@ -69,6 +69,7 @@ def load(root: Path, edit: imports.Edit | None = None) -> tuple[Family, Surround
     os.environ.update(ENVIRONMENT)
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
+    torch.version.cuda = None  # some of what a release imports where torch is built for CUDA is not there
     surroundings = Surroundings()
     imports.install(root, PACKAGE, surroundings.modules, edit)
     return family_of(importlib.import_module(f"{PACKAGE}.srt.managers.scheduler")), surroundings
