@@ -52,6 +52,13 @@ def test_a_defect_is_found_by_what_the_release_without_it_never_shows(
     assert peer["not_run"] == (None if schedule else "not found in 5 schedules, 1.2 CPU s")
 
 
+def test_a_target_that_is_not_run_is_one_clear_sentence(tmp_path: Path) -> None:
+    (tmp_path / "python" / "sglang").mkdir(parents=True)
+    (tmp_path / "python" / "sglang" / "__init__.py").touch()
+    with pytest.raises(UsageError, match="is not run: "):
+        hunts.run_found("cpu", None, targets=[f"sglang@{tmp_path}"], schedules=1)
+
+
 def test_signatures_are_counted_by_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hunts, "Hunter", Shows)
     monkeypatch.setattr(Shows, "SHOWN", {"": [[], ["often"]]})

@@ -10,8 +10,8 @@ alone.
 seeds that show each signature. The CPU seconds beside it are those of all of them.
 
 A process imports a target once, and each schedule runs in a fork, as the tier does it. `main` is that process: it reads
-what to import and the schedules from standard input, a line each, and prints a line for each schedule, then its CPU
-seconds.
+what to import and the schedules from standard input, a line each, and prints a line for each: why the target is not run
+("" if it is), then what the schedules show. Its CPU seconds are the last.
 """
 
 from __future__ import annotations
@@ -56,26 +56,29 @@ class Hunter:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._ask({"target": target, "mutant": mutant})
+        why = self._answer({"target": target, "mutant": mutant})
+        if why:
+            self._process.communicate()
+            raise UsageError(f"the scheduler of {target} is not run: {why}", "name another target")
 
     def signatures(self, seed: int, index: int) -> frozenset[str]:
         """What a schedule shows."""
         if (seed, index) not in self._shown:
-            self._ask({"seed": seed, "index": index})
-            assert self._process.stdout is not None
-            answer = self._process.stdout.readline()
-            if not answer:
-                raise RuntimeError("the process that hunts has ended, as it says above")
-            self._shown[seed, index] = frozenset(json.loads(answer))
+            self._shown[seed, index] = frozenset(self._answer({"seed": seed, "index": index}))
         return self._shown[seed, index]
 
     def close(self) -> None:
         output, _ = self._process.communicate()
         self.cpu_seconds = float(output or 0)
 
-    def _ask(self, question: dict[str, Any]) -> None:
+    def _answer(self, question: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         print(json.dumps(question), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the process that hunts has ended, as it says above")
+        return json.loads(answer)
 
 
 @contextmanager
@@ -251,9 +254,14 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a release prints is no answer
     wish = json.loads(sys.stdin.readline())
-    scheduler = load_scheduler(parse_target(wish["target"]), open_cache(), wish["mutant"])
+    try:
+        scheduler = load_scheduler(parse_target(wish["target"]), open_cache(), wish["mutant"])
+    except UsageError as error:
+        scheduler = NotRun(wish["target"], error.problem)
     if isinstance(scheduler, NotRun):
-        raise UsageError(f"the scheduler of {wish['target']} is not run: {scheduler.why}", "name another target")
+        print(json.dumps(scheduler.why), file=answers, flush=True)
+        return
+    print(json.dumps(""), file=answers, flush=True)
     starters = Starters(scheduler)
     for line in sys.stdin:
         schedule = json.loads(line)
