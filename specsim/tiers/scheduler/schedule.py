@@ -81,7 +81,8 @@ def run_schedule(
     else:
         violations += broken_state(started, users)
     violations += users.watch.violations
-    violations += _seen(started, any(violation.rule in WRONG for violation in violations))
+    of_sessions = frozenset(turn.rid for turn in workload.turns if turn.session)
+    violations += _seen(started, of_sessions, any(violation.rule in WRONG for violation in violations))
     marks = _marks(started, users)
     plain = workload.plain()
     events = tuple(started.seen.batches)
@@ -130,14 +131,16 @@ def _raised(started: StartedScheduler, error: Exception) -> Violation:
     )
 
 
-def _seen(started: StartedScheduler, is_wrong: bool) -> list[Violation]:
-    """What the model and the device saw, one violation for each part."""
+def _seen(started: StartedScheduler, of_sessions: frozenset[str], is_wrong: bool) -> list[Violation]:
+    """What the model and the device saw, one violation for each part. What a session's turn read has a part of its own:
+    its KV is kept, and so goes wrong, otherwise than a request's.
+    """
     found: dict[tuple[str, str], Violation] = {}
     seen = started.seen
     for content, at in zip(seen.contents, chain(seen.content_at, repeat(0)), strict=False):
         violation = Violation(
             rule=rules.CONTENT_READ.id,
-            part=f"{content.pool}:{content.holds}".replace(" ", "-"),
+            part=f"{content.pool}:{content.holds}".replace(" ", "-") + ":session" * (content.rid in of_sessions),
             who=content.rid,
             expected=f"the KV of the tokens up to position {content.position} of {content.length}",
             actual=f"{content.holds}, in slot {content.slot} of the {content.pool} pool, in {content.phase}",
