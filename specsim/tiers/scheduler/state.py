@@ -46,7 +46,7 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
     launches = Counter((rid, kind) for _iteration, kind, rids in _launches(started) for rid in rids)
     spoken: dict[str, tuple[int, ...]] = {}  # by session, the tokens of its turns so far
     cut_short: set[str] = set()  # sessions of which a turn was aborted: what they keep of it is theirs to choose
-    astray: set[str] = set()  # sessions of which a turn was wrong: what they said next may be right by chance alone
+    misled = {content.rid for content in started.seen.contents}  # a token of these is right by chance alone
     for turn in users.workload.turns:
         if turn.rid not in users.sent_at or turn.session in cut_short:
             continue
@@ -65,7 +65,7 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
                 yield _broken(rules.UNWANTED_ABORT, kind, turn.rid, "an answer", "an abort that nobody sent")
             expected = expected[: len(answer.tokens)]
             cut_short |= {turn.session} - {""}
-        if turn.session not in astray:
+        if turn.rid not in misled:
             yield from _logprobs(started, turn, (*before, *turn.prompt), answer)
         yield from _usage(answer, kind, len(before) + len(turn.prompt), launches, users.setup.steps + 1)
         if turn.session:
@@ -74,7 +74,6 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
         if answer.reason == "stop":  # whoever makes text of tokens cuts it behind the stop string
             tokens = until_text(tokens, turn.stop_text)
         if tokens != expected:
-            astray |= {turn.session} - {""}
             place = next(
                 (i for i, (a, b) in enumerate(zip(tokens, expected, strict=False)) if a != b),
                 min(len(tokens), len(expected)),
