@@ -91,6 +91,7 @@ class Booted:
         family.publish(self.server_args)
         family.set_groups()
         family.switch_to_device()
+        family.order_penalizers()
         self.scheduler = self._built()
         if self.scheduler.enable_overlap != options.overlap:
             raise NotRunError(f"the release has set enable_overlap to {self.scheduler.enable_overlap} by itself")

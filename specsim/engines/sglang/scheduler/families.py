@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import sys
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -154,6 +154,18 @@ class Family:
         _replace(self.scheduler, "is_cuda", lambda: True)
         for module in _modules():
             _replace(module, "is_pin_memory_available", lambda *_arguments, **_named: True)
+
+    def order_penalizers(self) -> None:
+        """Have the penalizers of a batch in the order of their names. A release gives them as a set of classes, in the
+        order of their addresses: another one in each process.
+        """
+        orchestrator = _module("sampling.penaltylib.orchestrator").BatchedPenalizerOrchestrator
+        make = orchestrator.__init__
+
+        def make_ordered(made: Any, vocab_size: int, batch: Any, penalizers: Iterable[type]) -> None:
+            make(made, vocab_size, batch, sorted(penalizers, key=lambda kind: kind.__name__))
+
+        orchestrator.__init__ = make_ordered
 
     def channels(self, scheduler: Any, send: Callable[..., None]) -> None:
         """Attributes in place of sockets; what is sent is given to `send`."""
