@@ -17,6 +17,7 @@ def test_penalizers_are_in_the_order_of_their_names_whatever_the_set_is_in(monke
 
     released = SimpleNamespace(BatchedPenalizerOrchestrator=Orchestrator)
     monkeypatch.setattr(families, "_module", {"sampling.penaltylib.orchestrator": released}.__getitem__)
+    monkeypatch.setattr(families, "_is_there", lambda _name: True)
     families.Family.order_penalizers(families.Family.__new__(families.Family))
     kinds = [type(name, (), {}) for name in ("Presence", "Frequency", "Repetition", "MinNewTokens")]
     made = Orchestrator(vocab_size=8, batch=None, penalizers=kinds)

@@ -159,6 +159,8 @@ class Family:
         """Have the penalizers of a batch in the order of their names. A release gives them as a set of classes, in the
         order of their addresses: another one in each process.
         """
+        if not _is_there("sampling.penaltylib.orchestrator"):  # a checkout without it lacks more, by name
+            return
         orchestrator = _module("sampling.penaltylib.orchestrator").BatchedPenalizerOrchestrator
         make = orchestrator.__init__
 
