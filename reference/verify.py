@@ -44,14 +44,14 @@ class Verified(NamedTuple):
 
 @contract(
     """
-    candidates             [bs, num_draft_tokens >= 2] int64: token of each node; node 0 is the root
+    candidates             [bs, num_draft_tokens >= 1] int64: token of each node; node 0 is the root
     retrieve_index         [bs, num_draft_tokens] int64: number of the node in the batch, within its own row
     retrieve_next_token    [bs, num_draft_tokens] int64: first child, a later node; -1 if there is none
     retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, a later node; -1 if there is none
     target_predict         [bs, num_draft_tokens] int64, 0 to 2**31 - 1: target model's token after each node, at
                            retrieve_index
     -> Verified
-    num_steps              int, 1 or more: drafts that can be accepted; a deeper tree is cut there
+    num_steps              int, 0 or more: drafts that can be accepted; a deeper tree is cut there
     """
 )
 def verify_tree_greedy(
@@ -64,7 +64,8 @@ def verify_tree_greedy(
 ) -> Verified:
     """Walk each tree from its root along the tokens that the target model predicts.
 
-    Of siblings with equal tokens the first is taken. Entries of `predicts` that are not defined are 0.
+    Of siblings with equal tokens the first is taken. With `num_steps` 0, and for a root alone, the path is the root and
+    its token the bonus. Entries of `predicts` that are not defined are 0.
     Raises ValueError for links and indices that leave the row, and for links to an earlier node (a cycle).
     Source: the verification phase of EAGLE (arXiv 2401.15077), for a target model at temperature 0.
     """
@@ -82,7 +83,7 @@ def verify_tree_greedy(
     accepted = torch.zeros_like(root)  # [bs]
     wanted = target.index_select(0, retrieve_index[:, 0])  # [bs]: the target's token after the last accepted node
     child = retrieve_next_token[:, 0]  # [bs]: the child of that node which is looked at, -1 when the walk is over
-    walking = child >= 0  # [bs]
+    walking = (child >= 0) & (accepted < num_steps)  # [bs]
     # Links lead to later nodes, so that every round sees a node of its own: ndt - 1 rounds, whatever the trees.
     for _ in range(ndt - 1):
         if device.type == "cpu" and not bool(walking.any()):

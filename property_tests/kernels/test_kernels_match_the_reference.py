@@ -343,6 +343,21 @@ def case_of_second(case: Case) -> Case:
     return Case(sizes, {name: tensor[1:] for name, tensor in case.tensors.items()})
 
 
+@pytest.mark.parametrize("root_alone", [False, True])
+def test_greedy_verification_without_steps_emits_the_roots_bonus_token(root_alone: bool) -> None:
+    op = OPS["verify_tree_greedy"]
+    case = op.generate(seeded(0, "no steps"))
+    if root_alone:
+        bs = case.sizes["bs"]
+        case.tensors.update({name: tensor[:, :1].contiguous() for name, tensor in case.tensors.items()})
+        case.tensors["retrieve_index"] = torch.arange(bs)[:, None]
+        case.tensors["retrieve_next_token"] = torch.full((bs, 1), -1)
+        case.tensors["retrieve_next_sibling"] = torch.full((bs, 1), -1)
+        case.sizes.update({"num_draft_tokens": 1, "num_nodes": bs})
+    case.sizes.update({"num_steps": 0, "accept_width": 1})
+    assert_equals_the_reference(op, case, POISONS[0])
+
+
 BROKEN_LINKS = [
     ({"retrieve_next_sibling": [-1, 2, 1, -1]}, 99),  # siblings in a circle, none accepted
     ({"retrieve_next_token": [1, 1, -1, -1]}, 11),  # a node that is its own child, always accepted

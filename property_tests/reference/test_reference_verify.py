@@ -96,7 +96,7 @@ def test_a_request_emits_the_same_in_any_batch(case: Case) -> None:
     assert emitted(case) == [emitted(requests(case, [b]))[0] for b in range(case.sizes["bs"])]
 
 
-@given(case=cases(OP), steps=st.integers(1, 5))
+@given(case=cases(OP), steps=st.integers(0, 5))
 def test_a_tree_that_is_deeper_than_the_steps_is_cut_with_the_right_bonus(case: Case, steps: int) -> None:
     whole = emitted(case)
     cut = case.clone()
@@ -153,10 +153,28 @@ def test_of_equal_siblings_the_first_is_taken(verify: Callable[..., Any]) -> Non
     assert result.predicts.tolist() == [11, 13, 0, 91, 22, 0, 93, 0]
 
 
+@pytest.mark.parametrize("verify", [verify_tree_greedy, verify_tree_greedy_naive])
+def test_without_steps_the_roots_bonus_token_is_all_that_is_emitted(verify: Callable[..., Any]) -> None:
+    result = verify(**VALID | {"num_steps": 0})
+    assert result.accept_index.tolist() == [[0], [4]]
+    assert result.accept_token_num.tolist() == [0, 0]
+    assert result.predicts.tolist() == [11, 0, 0, 0, 22, 0, 0, 0]
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+@pytest.mark.parametrize("verify", [verify_tree_greedy, verify_tree_greedy_naive])
+def test_a_root_alone_emits_its_bonus_token(verify: Callable[..., Any], num_steps: int) -> None:
+    no_link = torch.tensor([[-1], [-1]])
+    roots = (torch.tensor([[10], [20]]), torch.tensor([[0], [1]]), no_link, no_link)
+    result = verify(*roots, torch.tensor([[11], [22]]), num_steps)
+    assert result.accept_index.tolist() == [[0] + [-1] * num_steps, [1] + [-1] * num_steps]
+    assert result.predicts.tolist() == [11, 22]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_steps": 0}, r"num_steps is 0; allowed: 1 or more"),
+        ({"num_steps": -1}, r"num_steps is -1; allowed: 0 or more"),
         (
             {"candidates": torch.zeros(2, 3, dtype=torch.int64)},
             r"retrieve_index has shape \[2, 4\]; allowed: \[bs=2, num_draft_tokens=3\]",
