@@ -38,7 +38,8 @@ THRESHOLD_ACC_MIN = 1e-9  # a smaller threshold_acc is raised to this, so that 0
                            root
     retrieve_index         [bs, num_draft_tokens] int64: number of the node in the batch, within its own row
     retrieve_next_token    [bs, num_draft_tokens] int64: first child, a later node; -1 if there is none
-    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, an earlier or a later node, without a cycle; -1
+                           if there is none
     uniform_samples        [bs, num_draft_tokens] float, 0 to 1: uniform draw of each node, which decides between its
                            children
     uniform_final          [bs] float, 0 to 1: uniform draw of the token after the path
@@ -73,7 +74,7 @@ def verify_tree_target_only(
     The emitted tokens have the target's distribution if both thresholds are 1 and no two siblings hold the same token,
     whatever the tree, as long as it does not depend on the uniform draws. A second sibling with the same token counts
     twice; thresholds below 1 prefer drafts. Entries of `predicts` that are not defined are 0.
-    Raises ValueError for links and indices that leave the row, links to an earlier node (a cycle), tokens outside
+    Raises ValueError for links and indices that leave the row or lead to the root, cycles, tokens outside
     the vocabulary, and uniform draws, probabilities and thresholds outside 0 to 1.
     Source: SGLang's `tree_speculative_sampling_target_only`, with the strict comparison and without the
     zero-probability children of PR #35798.
@@ -227,7 +228,8 @@ def verify_chain_block(
                            root
     retrieve_index         [bs, num_draft_tokens] int64: number of the node in the batch, within its own row
     retrieve_next_token    [bs, num_draft_tokens] int64: first child, a later node; -1 if there is none
-    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, an earlier or a later node, without a cycle; -1
+                           if there is none
     uniform_samples        [bs, num_draft_tokens] float, 0 to 1: uniform draw that decides about each node; the root's
                            is not read
     uniform_final          [bs] float, 0 to 1: uniform draw of the token after the path

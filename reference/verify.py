@@ -47,7 +47,8 @@ class Verified(NamedTuple):
     candidates             [bs, num_draft_tokens >= 1] int64: token of each node; node 0 is the root
     retrieve_index         [bs, num_draft_tokens] int64: number of the node in the batch, within its own row
     retrieve_next_token    [bs, num_draft_tokens] int64: first child, a later node; -1 if there is none
-    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, an earlier or a later node, without a cycle; -1
+                           if there is none
     target_predict         [bs, num_draft_tokens] int64, 0 to 2**31 - 1: target model's token after each node, at
                            retrieve_index
     -> Verified
@@ -66,7 +67,7 @@ def verify_tree_greedy(
 
     Of siblings with equal tokens the first is taken. With `num_steps` 0, and for a root alone, the path is the root and
     its token the bonus. Entries of `predicts` that are not defined are 0.
-    Raises ValueError for links and indices that leave the row, and for links to an earlier node (a cycle).
+    Raises ValueError for links and indices that leave the row or lead to the root, and for cycles.
     Source: the verification phase of EAGLE (arXiv 2401.15077), for a target model at temperature 0.
     """
     if validation.enabled():
@@ -84,7 +85,7 @@ def verify_tree_greedy(
     wanted = target.index_select(0, retrieve_index[:, 0])  # [bs]: the target's token after the last accepted node
     child = retrieve_next_token[:, 0]  # [bs]: the child of that node which is looked at, -1 when the walk is over
     walking = (child >= 0) & (accepted < num_steps)  # [bs]
-    # Links lead to later nodes, so that every round sees a node of its own: ndt - 1 rounds, whatever the trees.
+    # Links have no cycle, so that every round sees a node of its own: ndt - 1 rounds, whatever the trees.
     for _ in range(ndt - 1):
         if device.type == "cpu" and not bool(walking.any()):
             break  # elsewhere the question would cost a wait for the device
@@ -127,17 +128,35 @@ def fill_bonus_tokens(predict: Tensor, accept_index: Tensor, accept_lens: Tensor
 
 
 def check_links(retrieve_index: Tensor, retrieve_next_token: Tensor, retrieve_next_sibling: Tensor) -> None:
-    """Check the trees of a batch: node numbers that stay in their row, and links that lead to later nodes."""
+    """Check the trees of a batch: node numbers that stay in their row, first children that are later nodes than their
+    parents, siblings in any order, and no cycle. Nothing leads to the root.
+    """
     bs, ndt = retrieve_index.shape
     own_row = retrieve_index // ndt == torch.arange(bs, device=retrieve_index.device)[:, None]
     validation.require_all(own_row, "retrieve_index", retrieve_index, "b * ndt to b * ndt + ndt - 1 in row b")
     node = torch.arange(ndt, device=retrieve_index.device)
-    for name, links in (
-        ("retrieve_next_token", retrieve_next_token),
-        ("retrieve_next_sibling", retrieve_next_sibling),
-    ):
-        leads_on = (links == -1) | ((links > node) & (links < ndt))
-        validation.require_all(leads_on, name, links, f"-1, or a later node of the row, at most {ndt - 1}")
+    leads_on = (retrieve_next_token == -1) | ((retrieve_next_token > node) & (retrieve_next_token < ndt))
+    later = f"-1, or a later node of the row, at most {ndt - 1}"
+    validation.require_all(leads_on, "retrieve_next_token", retrieve_next_token, later)
+    in_row = (retrieve_next_sibling == -1) | ((retrieve_next_sibling > 0) & (retrieve_next_sibling < ndt))
+    another = f"-1, or another node of the row, 1 to {ndt - 1}"
+    validation.require_all(in_row, "retrieve_next_sibling", retrieve_next_sibling, another)
+    leads_back = (retrieve_next_sibling >= 0) & (retrieve_next_sibling <= node)
+    if bool(leads_back.any()):  # only then can there be a cycle
+        ends = _walks_that_end(retrieve_next_token, retrieve_next_sibling)
+        no_cycle = "-1, or another node of the row whose links do not lead to a cycle"
+        validation.require_all(~leads_back | ends, "retrieve_next_sibling", retrieve_next_sibling, no_cycle)
+
+
+def _walks_that_end(retrieve_next_token: Tensor, retrieve_next_sibling: Tensor) -> Tensor:
+    """The nodes [bs, ndt] bool from which no walk along the links comes to a node twice."""
+    bs, ndt = retrieve_next_token.shape
+    links = [torch.where(link < 0, ndt, link) for link in (retrieve_next_token, retrieve_next_sibling)]
+    ends = torch.zeros(bs, ndt + 1, dtype=torch.bool, device=links[0].device)
+    ends[:, ndt] = True  # where there is no link
+    for _ in range(ndt):  # every round adds the nodes whose links lead to such nodes alone
+        ends[:, :ndt] = ends.gather(1, links[0]) & ends.gather(1, links[1])
+    return ends[:, :ndt]
 
 
 def _check_bonus(predict: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:

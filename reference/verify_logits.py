@@ -59,7 +59,8 @@ class VerifiedStep(NamedTuple):
     candidates             [bs, num_draft_tokens] int64: token of each node; node 0 is the root
     retrieve_index         [bs, num_draft_tokens] int64: number of the node in the batch, within its own row
     retrieve_next_token    [bs, num_draft_tokens] int64: first child, a later node; -1 if there is none
-    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, an earlier or a later node, without a cycle; -1
+                           if there is none
     seq_lens               [bs] int64: tokens before the tree
     out_cache_loc          [num_nodes] int64: slot of each node, in the order of the row's positions
     -> VerifiedStep
@@ -98,7 +99,8 @@ def verify_logits_greedy(
     candidates             [bs, num_draft_tokens] int64, 0 to vocab_size - 1: token of each node; node 0 is the root
     retrieve_index         [bs, num_draft_tokens] int64: number of the node in the batch, within its own row
     retrieve_next_token    [bs, num_draft_tokens] int64: first child, a later node; -1 if there is none
-    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, a later node; -1 if there is none
+    retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, an earlier or a later node, without a cycle; -1
+                           if there is none
     uniform_samples        [bs, num_draft_tokens] float, 0 to 1: uniform draw of each node, which decides between its
                            children
     uniform_final          [bs] float, 0 to 1: uniform draw of the token after the path
@@ -208,14 +210,19 @@ def _step(verified: Verified, seq_lens: Tensor, out_cache_loc: Tensor) -> Verifi
 
 
 def _mask_of(next_token: Tensor, next_sibling: Tensor) -> Tensor:
-    """The mask [bs, ndt, ndt] of trees that are given as links to later nodes."""
+    """The mask [bs, ndt, ndt] of trees that are given as links."""
     bs, ndt = next_token.shape
-    request = torch.arange(bs, device=next_token.device)  # [bs]
+    request = torch.arange(bs, device=next_token.device)[:, None]  # [bs, 1]
+    node = torch.arange(ndt, device=next_token.device)  # [ndt]
     parent = next_token.new_zeros(bs, ndt + 1)  # the last column is written to where there is no link
+    parent[request, next_token] = node
+    for _ in range(ndt):  # siblings are linked in any order: a round for each that one can have before it
+        parent[request, next_sibling] = parent[:, :ndt].clone()
     mask = torch.eye(ndt, dtype=torch.bool, device=next_token.device).repeat(bs, 1, 1)
     mask[:, :, 0] = True
-    for node in range(ndt):
-        parent[request, next_token[:, node]] = node
-        parent[request, next_sibling[:, node]] = parent[:, node].clone()
-        mask[:, node] |= mask[request, parent[:, node]]
+    above = parent[:, :ndt]  # [bs, ndt]: the ancestor 1, 2, 4, ... generations before, the root beyond it
+    above[:, 0] = 0
+    for _ in range(ndt.bit_length()):
+        mask |= mask[request, above]
+        above = above.gather(1, above)
     return mask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from triton import knobs
 
+from property_tests.support.sibling_order import descending
 from specsim import kernels
 from specsim.choices.chooser import seeded
 from specsim.contracts.contract import Case, Op, Role, TensorArg, Tensors, differing
@@ -356,6 +358,20 @@ def test_greedy_verification_without_steps_emits_the_roots_bonus_token(root_alon
         case.sizes.update({"num_draft_tokens": 1, "num_nodes": bs})
     case.sizes.update({"num_steps": 0, "accept_width": 1})
     assert_equals_the_reference(op, case, POISONS[0])
+
+
+WALKS = ("verify_tree_greedy", "verify_tree_target_only", "verify_tree_rejection", "verify_logits_greedy")
+
+
+@pytest.mark.parametrize("name", [*WALKS, "verify_logits_sampled"])
+def test_siblings_in_descending_order_are_walked_as_they_are_linked(name: str) -> None:
+    op = OPS[name]
+    made = (op.generate(seeded(6, name, index)) for index in range(300))
+    bushes = (case for case in made if is_quick(case) and bool((case.tensors["retrieve_next_sibling"] >= 0).any()))
+    for case in itertools.islice(bushes, 4):
+        other_way = descending(case)
+        assert bool((other_way.tensors["retrieve_next_sibling"] > 0).any())
+        assert_equals_the_reference(op, other_way, POISONS[0])
 
 
 BROKEN_LINKS = [

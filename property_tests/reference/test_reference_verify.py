@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from property_tests.support.sibling_order import descending
 from specsim.contracts.hypothesis_cases import cases
 from specsim.contracts.naive.verify import (
     verify_tree_greedy_naive,
@@ -154,6 +155,31 @@ def test_of_equal_siblings_the_first_is_taken(verify: Callable[..., Any]) -> Non
 
 
 @pytest.mark.parametrize("verify", [verify_tree_greedy, verify_tree_greedy_naive])
+def test_a_sibling_can_be_an_earlier_node(verify: Callable[..., Any]) -> None:
+    result = verify(  # the tree 0 -> (4, 1), 1 -> 2 -> 3, 4 -> 5, as SGLang's own tests have one
+        candidates=torch.tensor([[10, 11, 12, 13, 14, 15]]),
+        retrieve_index=torch.arange(6)[None],
+        retrieve_next_token=torch.tensor([[4, 2, 3, -1, 5, -1]]),
+        retrieve_next_sibling=torch.tensor([[-1, -1, -1, -1, 1, -1]]),
+        target_predict=torch.tensor([[11, 12, 13, 90, 91, 92]]),
+        num_steps=3,
+    )
+    assert result.accept_index.tolist() == [[0, 1, 2, 3]]
+    assert result.predicts.tolist() == [11, 12, 13, 90, 0, 0]
+
+
+@given(case=cases(OP))
+def test_siblings_in_descending_order_are_walked_as_they_are_linked(case: Case) -> None:
+    other_way = descending(case)
+    naive = OP.call(OP.naive, other_way.sizes, dict(other_way.tensors))
+    for name, tensor in OP.expected(other_way).items():
+        assert torch.equal(tensor, naive[name])
+    tokens = case.tensors["candidates"]
+    if all(len(row.unique()) == len(row) for row in tokens):  # of equal siblings, the first in the order of links
+        assert emitted(other_way) == emitted(case)
+
+
+@pytest.mark.parametrize("verify", [verify_tree_greedy, verify_tree_greedy_naive])
 def test_without_steps_the_roots_bonus_token_is_all_that_is_emitted(verify: Callable[..., Any]) -> None:
     result = verify(**VALID | {"num_steps": 0})
     assert result.accept_index.tolist() == [[0], [4]]
@@ -190,7 +216,19 @@ def test_a_root_alone_emits_its_bonus_token(verify: Callable[..., Any], num_step
         ),
         (
             {"retrieve_next_sibling": torch.tensor([[-1, 2, 1, -1]] * 2)},
-            r"retrieve_next_sibling\[0, 2\] is 1; allowed: -1, or",
+            r"retrieve_next_sibling\[0, 2\] is 1; allowed: -1, or .* do not lead to a cycle",
+        ),
+        (  # 1 -> its child 3 -> its sibling 1
+            {"retrieve_next_sibling": torch.tensor([[-1, 2, -1, -1], [-1, 2, -1, 1]])},
+            r"retrieve_next_sibling\[1, 3\] is 1; allowed: -1, or .* do not lead to a cycle",
+        ),
+        (
+            {"retrieve_next_sibling": torch.tensor([[-1, 1, -1, -1]] * 2)},
+            r"retrieve_next_sibling\[0, 1\] is 1; allowed: -1, or .* do not lead to a cycle",
+        ),
+        (
+            {"retrieve_next_sibling": torch.tensor([[-1, 2, -1, 0]] * 2)},
+            r"retrieve_next_sibling\[0, 3\] is 0; allowed: -1, or another node of the row, 1 to 3",
         ),
         (
             {"target_predict": torch.full((2, 4), -1)},
