@@ -146,6 +146,12 @@ def positive(b_difference):
 
 
 @triton.jit
+def at_most_one(b_prob):
+    """Probabilities of drafts, of which rounding can leave a little more than 1."""
+    return tl.where(b_prob > 1, 1.0, b_prob)
+
+
+@triton.jit
 def find_block(b_sums, draw, NUM_BLOCKS: tl.constexpr):
     """Of blocks with sums `b_sums` [NUM_BLOCKS]: the one in which `draw` falls, the sum before it and the threshold.
 
@@ -340,7 +346,7 @@ def _verify_tree_rejection_kernel(
         o_row = (i_first_node + i_node) * VOCAB
         m_token = (i_token >= 0) & (i_token < VOCAB)
         p = tl.load(p_target_probs + o_row + i_token, mask=m_token, other=0.0)
-        q = tl.load(p_draft_probs + o_row + i_token, mask=m_token, other=0.0)
+        q = at_most_one(tl.load(p_draft_probs + o_row + i_token, mask=m_token, other=0.0))
         p, q = _left_over(p, q, i_token, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
         is_accepted = (draw * q < p) & (q > 0)
         if (~is_accepted) & (q > 0):
@@ -350,7 +356,7 @@ def _verify_tree_rejection_kernel(
                 # [BLOCK_V]
                 o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
                 b_p = tl.load(p_target_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
-                b_q = tl.load(p_draft_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
+                b_q = at_most_one(tl.load(p_draft_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0))
                 b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
                 b_sum_p += positive(b_p - b_q)
                 b_sum_q += tl.where(o_v == i_token, 0.0, b_q)
@@ -377,13 +383,13 @@ def _verify_tree_rejection_kernel(
         # [BLOCK_V]
         o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
         b_p = tl.load(p_target_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
-        b_q = tl.load(p_draft_probs + o_row + o_v, mask=o_v < len_q, other=0.0)
+        b_q = at_most_one(tl.load(p_draft_probs + o_row + o_v, mask=o_v < len_q, other=0.0))
         b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
         b_sums = tl.where(o_block == i_block, tl.sum(b_p, axis=0), b_sums)
     i_block, before, threshold = find_block(b_sums, tl.load(p_uniform_final + i_b), NUM_BLOCKS)
     o_v = i_block * BLOCK_V + tl.arange(0, BLOCK_V)
     b_p = tl.load(p_target_probs + o_row + o_v, mask=o_v < VOCAB, other=0.0)
-    b_q = tl.load(p_draft_probs + o_row + o_v, mask=o_v < len_q, other=0.0)
+    b_q = at_most_one(tl.load(p_draft_probs + o_row + o_v, mask=o_v < len_q, other=0.0))
     b_p, b_q = _left_over(b_p, b_q, o_v, b_drawn, b_total_p, b_total_q, num_drawn, BLOCK_N)
     b_token = tl.where(o_w == i_accepted, find_token(b_p, o_v, before, threshold, VOCAB), b_token)
     store_path(path, i_b, b_path, b_token, i_accepted, num_nodes, NUM_STEPS, BLOCK_W)

@@ -19,6 +19,7 @@ import triton.language as tl
 from specsim.kernels.launch import checked_launch
 from specsim.kernels.sampling import (
     BLOCK_V_OF_TWO_LAWS,
+    at_most_one,
     blocks_of_row,
     find_block,
     find_token,
@@ -139,7 +140,7 @@ MASS_PROGRAMS = 1024
 def residual(p_p, p_q, scale, len_q, o_v, VOCAB: tl.constexpr):
     """The positive part of `scale * p - q` over a block [BLOCK_V]; `len_q` is VOCAB, or 0 where there is no q."""
     b_p = tl.load(p_p + o_v, mask=o_v < VOCAB, other=0.0)
-    b_q = tl.load(p_q + o_v, mask=o_v < len_q, other=0.0)
+    b_q = at_most_one(tl.load(p_q + o_v, mask=o_v < len_q, other=0.0))
     return positive(scale * b_p - b_q)
 
 
@@ -152,7 +153,7 @@ def _accepted_by_token(p_drafted, p_p, p_q, p_coin, NUM_STEPS: tl.constexpr, VOC
         i_token = tl.load(p_drafted + i_accepted)
         m_token = (i_token >= 0) & (i_token < VOCAB)
         p = tl.load(p_p + i_accepted * VOCAB + i_token, mask=m_token, other=0.0)
-        q = tl.load(p_q + i_accepted * VOCAB + i_token, mask=m_token, other=0.0)
+        q = at_most_one(tl.load(p_q + i_accepted * VOCAB + i_token, mask=m_token, other=0.0))
         is_accepted = (tl.load(p_coin + i_accepted) * q < p) & (q > 0)
         i_accepted += is_accepted.to(tl.int32)
         is_going = is_accepted & (i_accepted < NUM_STEPS)
@@ -166,7 +167,7 @@ def _reaches(p_drafted, p_p, p_q, NUM_STEPS: tl.constexpr, VOCAB: tl.constexpr, 
     b_token = tl.load(p_drafted + o_w, mask=o_w < NUM_STEPS, other=-1)
     m_token = (b_token >= 0) & (b_token < VOCAB)
     b_p = tl.load(p_p + o_w * VOCAB + b_token, mask=m_token, other=0.0)
-    b_q = tl.load(p_q + o_w * VOCAB + b_token, mask=m_token, other=0.0)
+    b_q = at_most_one(tl.load(p_q + o_w * VOCAB + b_token, mask=m_token, other=0.0))
     b_reach = tl.full([BLOCK_W], 1.0, tl.float32)
     reach = tl.sum(b_reach, axis=0) * 0.0 + 1.0
     for i_step in range(NUM_STEPS):

@@ -117,8 +117,8 @@ def verify_ragged_greedy(
     """
     cu_num_draft_tokens  [num_ends] int32: where the drafts of each request end
     draft_token_ids      [num_drafts] int32: drafted tokens, request by request
-    draft_probs          [num_drafts, vocab_size] float: the distribution of each draft; not read when has_draft_probs
-                         is 0
+    draft_probs          [num_drafts, vocab_size] float: the distribution of each draft; what rounds to more than 1
+                         counts as 1; not read when has_draft_probs is 0
     target_probs         [num_drafts, vocab_size] float: the target's distribution at each draft
     bonus_token_ids      [bs] int32: token after all drafts, if all are accepted
     recovered_token_ids  [num_drafts] int32: token in place of each draft, if it is rejected
@@ -152,7 +152,7 @@ def verify_ragged_rejection(
     place, has_draft, count = _grid(cu_num_draft_tokens, num_steps)
     drafted = draft_token_ids.long()[:, None]
     p = target_probs.gather(1, drafted)[:, 0].double()
-    q = draft_probs.gather(1, drafted)[:, 0].double() if has_draft_probs else torch.ones_like(p)
+    q = draft_probs.gather(1, drafted)[:, 0].double().clamp(max=1) if has_draft_probs else torch.ones_like(p)
     accepts = (uniform_probs * q < p) & (q > 0)  # [num_drafts]
     tokens = torch.where(accepts, draft_token_ids, recovered_token_ids)
     accepts = has_draft & _padded(accepts, place)
@@ -163,8 +163,8 @@ def verify_ragged_rejection(
     """
     cu_num_draft_tokens     [num_ends] int32: where the drafts of each request end
     draft_token_ids         [num_drafts] int32: drafted tokens, request by request
-    draft_probs             [num_drafts, vocab_size] float: the distribution of each draft; not read when
-                            has_draft_probs is 0
+    draft_probs             [num_drafts, vocab_size] float: the distribution of each draft; what rounds to more than 1
+                            counts as 1; not read when has_draft_probs is 0
     target_probs            [num_drafts, vocab_size] float: the target's distribution at each draft
     race                    [bs, vocab_size] float: exponential noise, above 0, of each request, which all its drafts
                             share
@@ -194,7 +194,7 @@ def sample_recovered_tokens(
     rows = torch.arange(draft_token_ids.shape[0], dtype=cu_num_draft_tokens.dtype, device=race.device)
     owner = torch.searchsorted(cu_num_draft_tokens.contiguous(), rows, right=True)
     if has_draft_probs:
-        left = (target_probs - draft_probs).clamp(min=0)
+        left = (target_probs - draft_probs.clamp(max=1)).clamp(min=0)
     else:
         left = target_probs.scatter(1, draft_token_ids.long()[:, None], 0.0)
     return (left / race[owner]).argmax(dim=1).to(torch.int32)
@@ -204,8 +204,8 @@ def sample_recovered_tokens(
     """
     cu_num_draft_tokens  [num_ends] int32: where the drafts of each request end
     draft_token_ids      [num_drafts] int32: drafted tokens, request by request
-    draft_probs          [num_drafts, vocab_size] float: the distribution of each draft; not read when has_draft_probs
-                         is 0
+    draft_probs          [num_drafts, vocab_size] float: the distribution of each draft; what rounds to more than 1
+                         counts as 1; not read when has_draft_probs is 0
     target_probs         [num_drafts, vocab_size] float: the target's distribution at each draft
     bonus_token_ids      [bs] int32: token after all drafts, if all are accepted
     uniform_probs        [num_drafts] float64: uniform draw in [0, 1) of each draft

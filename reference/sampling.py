@@ -30,6 +30,7 @@ from specsim.reference.verify import Verified, check_links
 __all__ = ["verify_chain_block", "verify_chain_rejection", "verify_tree_rejection", "verify_tree_target_only"]
 
 THRESHOLD_ACC_MIN = 1e-9  # a smaller threshold_acc is raised to this, so that 0 divides
+ROUNDING = 2.0**-10  # by which a probability may exceed 1: the distance of half precision's numbers there
 
 
 @contract(
@@ -127,8 +128,9 @@ def verify_tree_target_only(
     """
     candidates       [bs, num_draft_tokens >= 1] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
                      drafted tokens x_1..x_S
-    draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float, 0 to 1: q_1..q_S, the distributions from
-                     which the drafts were really drawn; positive at the draft
+    draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float, 0 or more: q_1..q_S, the distributions
+                     from which the drafts were really drawn; positive at the draft; what rounds to more than 1, by up
+                     to 2**-10, counts as 1
     target_probs     [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1: p_1..p_(S+1), the target model's
                      distributions after the root and each draft
     uniform_samples  [bs, num_steps] float, 0 to 1: u_1..u_S, the uniform draw of each draft, in the column of its
@@ -157,6 +159,7 @@ def verify_chain_rejection(
     2302.01318), algorithm 2.
     """
     num_steps = draft_probs.shape[1]
+    draft_probs = _at_most_one(draft_probs)
     drafted = candidates[:, 1:, None]  # [bs, S, 1]
     p = target_probs[:, :num_steps].gather(2, drafted)[:, :, 0]  # [bs, S]
     q = draft_probs.gather(2, drafted)[:, :, 0]  # [bs, S]
@@ -171,8 +174,9 @@ def verify_chain_rejection(
     """
     candidates       [bs, num_draft_tokens >= 1] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
                      drafted tokens x_1..x_S
-    draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float, 0 to 1: q_1..q_S, the distributions from
-                     which the drafts were really drawn; positive at the draft
+    draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float, 0 or more: q_1..q_S, the distributions
+                     from which the drafts were really drawn; positive at the draft; what rounds to more than 1, by up
+                     to 2**-10, counts as 1
     target_probs     [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1: p_1..p_(S+1), the target model's
                      distributions after the root and each draft
     uniform_samples  [bs, num_steps] float, 0 to 1: u_1..u_S, the uniform draw of each draft, in the column of its
@@ -202,6 +206,7 @@ def verify_chain_block(
     2.
     """
     num_steps = draft_probs.shape[1]
+    draft_probs = _at_most_one(draft_probs)
     drafted = candidates[:, 1:, None]  # [bs, S, 1]
     p = target_probs[:, :num_steps].gather(2, drafted)[:, :, 0]  # [bs, S]
     q = draft_probs.gather(2, drafted)[:, :, 0]  # [bs, S]
@@ -233,8 +238,9 @@ def verify_chain_block(
     uniform_samples        [bs, num_draft_tokens] float, 0 to 1: uniform draw that decides about each node; the root's
                            is not read
     uniform_final          [bs] float, 0 to 1: uniform draw of the token after the path
-    draft_probs            [bs, num_draft_tokens, vocab_size] float, 0 to 1: the distribution from which the children of
-                           each node were drawn, one after the other, without replacement; not read at leaves
+    draft_probs            [bs, num_draft_tokens, vocab_size] float, 0 or more: the distribution from which the children
+                           of each node were drawn, one after the other, without replacement; not read at leaves; what
+                           rounds to more than 1, by up to 2**-10, counts as 1
     target_probs           [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1: the target model's distribution after
                            each node
     num_steps              int, 0 or more: drafts that can be accepted; a deeper tree is cut there
@@ -268,6 +274,7 @@ def verify_tree_rejection(
     """
     if validation.enabled():
         check_links(retrieve_index, retrieve_next_token, retrieve_next_sibling)
+    draft_probs = _at_most_one(draft_probs)
     bs, ndt = candidates.shape
     device = candidates.device
     request = torch.arange(bs, device=device)  # [bs]
@@ -307,6 +314,14 @@ def verify_tree_rejection(
 
 def _threshold(threshold: Tensor | float, like: Tensor) -> Tensor:
     return torch.as_tensor(threshold, dtype=like.dtype, device=like.device).reshape(())
+
+
+def _at_most_one(draft_probs: Tensor) -> Tensor:
+    """Without this, a certain draft that the target is certain of can be rejected, and nothing is left to draw from."""
+    if validation.enabled():
+        allowed = f"0 to 1, and what rounding adds, at most {ROUNDING}"
+        validation.require_all(draft_probs <= 1 + ROUNDING, "draft_probs", draft_probs, allowed)
+    return draft_probs.clamp(max=1)
 
 
 def _invert_cdf(weights: Tensor, coin: Tensor) -> Tensor:

@@ -360,6 +360,28 @@ def test_greedy_verification_without_steps_emits_the_roots_bonus_token(root_alon
     assert_equals_the_reference(op, case, POISONS[0])
 
 
+@pytest.mark.parametrize("excess", [2.0**-23, 5e-4])
+@pytest.mark.parametrize("name", ["verify_chain_rejection", "verify_chain_block", "verify_tree_rejection"])
+def test_a_certain_draft_whose_probability_rounds_to_more_than_one_is_accepted(name: str, excess: float) -> None:
+    op = OPS[name]
+    sizes = {"bs": 1, "num_draft_tokens": 3, "num_steps": 2, "accept_width": 3, "num_nodes": 3, "vocab_size": 5}
+    certain = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+    rows_of_drafts = 2 if "chain" in name else 3
+    available = {
+        "candidates": torch.zeros(1, 3, dtype=torch.int64),
+        "retrieve_index": torch.arange(3)[None],
+        "retrieve_next_token": torch.tensor([[1, 2, -1]]),
+        "retrieve_next_sibling": torch.full((1, 3), -1),
+        "draft_probs": (certain * (1 + excess)).repeat(1, rows_of_drafts, 1),
+        "target_probs": certain.repeat(1, 3, 1),
+        "uniform_samples": torch.full((1, rows_of_drafts), 1 - 2.0**-24),
+        "uniform_final": torch.full((1,), 1 - 2.0**-24),
+    }
+    case = Case(sizes, {arg.name: available[arg.name] for arg in op.tensor_args if arg.role is Role.IN})
+    assert op.expected(case)["accept_token_num"].tolist() == [2]
+    assert_equals_the_reference(op, case, POISONS[0])
+
+
 WALKS = ("verify_tree_greedy", "verify_tree_target_only", "verify_tree_rejection", "verify_logits_greedy")
 
 

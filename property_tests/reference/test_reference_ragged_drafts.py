@@ -7,8 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from specsim.contracts.naive.ragged_drafts import verify_ragged_greedy_naive, verify_ragged_rejection_naive
-from specsim.reference.ragged_drafts import verify_ragged_greedy, verify_ragged_rejection
+from specsim.contracts.naive.ragged_drafts import (
+    sample_recovered_tokens_naive,
+    verify_ragged_greedy_naive,
+    verify_ragged_rejection_naive,
+)
+from specsim.reference.ragged_drafts import sample_recovered_tokens, verify_ragged_greedy, verify_ragged_rejection
 
 NO_DRAFTS = torch.zeros(0, dtype=torch.int32)
 BONUS = torch.tensor([7, 9], dtype=torch.int32)
@@ -32,3 +36,22 @@ def test_so_does_one_at_a_temperature_and_greedy_requests_are_left_alone(
     is_greedy = torch.tensor([False, True])
     emitted = verify(ends, NO_DRAFTS, probs, probs, BONUS, NO_DRAFTS, uniform, is_greedy, 1, num_steps)
     assert emitted.tolist() == [[7] + [-1] * num_steps, [-1] * (num_steps + 1)]
+
+
+@pytest.mark.parametrize("excess", [2.0**-23, 5e-4])
+@pytest.mark.parametrize("verify", [verify_ragged_rejection, verify_ragged_rejection_naive])
+def test_a_certain_draft_whose_probability_rounds_to_more_than_one_is_accepted(
+    verify: Callable[..., torch.Tensor], excess: float
+) -> None:
+    draft, certain = torch.tensor([0], dtype=torch.int32), torch.tensor([[1.0, 0.0, 0.0]])
+    uniform = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
+    of_drafts = (draft + 1, draft, certain * (1 + excess), certain, BONUS[:1], draft + 2, uniform)
+    assert verify(*of_drafts, torch.tensor([False]), 1, 1).tolist() == [[0, 7]]
+
+
+@pytest.mark.parametrize("sample", [sample_recovered_tokens, sample_recovered_tokens_naive])
+def test_what_exceeds_one_is_not_taken_off_the_target(sample: Callable[..., torch.Tensor]) -> None:
+    draft, target = torch.tensor([0], dtype=torch.int32), torch.tensor([[1 + 2.0**-12, 0.0, 2.0**-13]])
+    race = torch.tensor([[1.0, 1.0, 1.0]])
+    recovered = sample(draft + 1, draft, torch.tensor([[1 + 2.0**-11, 0.0, 0.0]]), target, race, 1)
+    assert recovered.tolist() == [0]

@@ -392,6 +392,23 @@ def test_a_draft_of_probability_zero_is_rejected_whichever_model_gives_it(verify
 
 
 @both_chains
+@pytest.mark.parametrize("excess", [2.0**-23, 5e-4])
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_a_certain_draft_whose_probability_rounds_to_more_than_one_is_accepted(
+    verify: Callable[..., Any], excess: float, num_steps: int
+) -> None:
+    certain = torch.tensor([[1.0, 0.0, 0.0]])
+    result = verify(
+        candidates=torch.zeros(1, num_steps + 1, dtype=torch.int64),
+        draft_probs=(certain * (1 + excess)).repeat(1, num_steps, 1),
+        target_probs=certain.repeat(1, num_steps + 1, 1),
+        uniform_samples=torch.full((1, num_steps), TOP),
+        uniform_final=torch.tensor([TOP]),
+    )
+    assert tokens_of(result) == [[0] * (num_steps + 1)]
+
+
+@both_chains
 def test_equal_distributions_accept_every_draft_at_any_uniform_draw_below_one(verify: Callable[..., Any]) -> None:
     rows = torch.tensor([[[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.0, 0.0, 1.0]]])
     case = chain_case(draft_probs=rows[:, :2], target_probs=rows, uniform_samples=torch.full((1, 2), TOP))
@@ -496,6 +513,17 @@ def test_where_nothing_is_left_no_sibling_is_accepted(verify: Callable[..., Any]
 
 
 @tree_rejection
+@pytest.mark.parametrize("excess", [2.0**-23, 5e-4])
+def test_a_certain_child_whose_probability_rounds_to_more_than_one_is_accepted(
+    verify: Callable[..., Any], excess: float
+) -> None:
+    certain = torch.tensor([[[1.0, 0.0, 0.0]] * 4])
+    rows = {"draft_probs": certain * (1 + excess), "target_probs": certain}
+    case = rejection_case(candidates=torch.zeros(1, 4, dtype=torch.int64), uniform_samples=torch.full((1, 4), TOP))
+    assert tokens_of(verify(**case | rows)) == [[0, 0, 0]]
+
+
+@tree_rejection
 def test_a_child_that_the_target_excludes_is_never_accepted(verify: Callable[..., Any]) -> None:
     dists = torch.tensor([[[0.0, 0.0, 1.0]] * 4])
     case = rejection_case(target_probs=dists, uniform_samples=torch.zeros(1, 4))
@@ -550,7 +578,10 @@ def test_wrong_trees_and_distributions_are_refused_with_the_value_and_what_is_al
         ),
         ({"target_probs": torch.zeros(1, 2, 3)}, r"target_probs has shape \[1, 2, 3\]; allowed: \[bs=1, num_draft_tok"),
         ({"candidates": torch.zeros(1, 0, dtype=torch.int64)}, r"the width of candidates\) is 0; allowed: 1 or more"),
-        ({"draft_probs": torch.full((1, 2, 3), 2.0)}, r"draft_probs\[0, 0, 0\] is 2.0; allowed: 0 to 1"),
+        (
+            {"draft_probs": torch.full((1, 2, 3), 2.0)},
+            r"draft_probs\[0, 0, 0\] is 2.0; allowed: 0 to 1, and what rounding adds",
+        ),
     ],
 )
 @pytest.mark.parametrize("verify", [verify_chain_rejection, verify_chain_block])

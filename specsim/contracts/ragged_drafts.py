@@ -302,7 +302,7 @@ def _defined_recovered(case: Case, expected: Tensors) -> Tensors:
     """Where nothing is left of a distribution, the draft is never rejected, and its replacement is of no account."""
     target, draft = case.tensors["target_probs"], case.tensors["draft_probs"]
     if case.sizes["has_draft_probs"]:
-        left = (target - draft).clamp(min=0)
+        left = (target - draft.clamp(max=1)).clamp(min=0)
     else:
         left = target.scatter(1, case.tensors["draft_token_ids"].long()[:, None], 0.0)
     return {"recovered_token_ids": (left > 0).any(dim=1).to(expected["recovered_token_ids"].device)}

@@ -59,7 +59,7 @@ def verify_ragged_rejection_naive(
             for i in range(start, end):
                 token = int(draft_token_ids[i])
                 p, u = float(target_probs[i, token]), float(uniform_probs[i])
-                q = float(draft_probs[i, token]) if has_draft_probs else 1.0
+                q = min(float(draft_probs[i, token]), 1.0) if has_draft_probs else 1.0
                 if not (q > 0 and u * q < p):
                     emitted.append(int(recovered_token_ids[i]))
                     break
@@ -84,7 +84,10 @@ def sample_recovered_tokens_naive(
         for i in range(start, end):
             best, best_score = 0, 0.0
             for token, p in enumerate(target_probs[i].tolist()):
-                taken = float(draft_probs[i, token]) if has_draft_probs else p * (token == int(draft_token_ids[i]))
+                if has_draft_probs:
+                    taken = min(float(draft_probs[i, token]), 1.0)
+                else:
+                    taken = p * (token == int(draft_token_ids[i]))
                 score = max(p - taken, 0.0) / float(race[b, token])
                 if score > best_score:
                     best, best_score = token, score

@@ -66,7 +66,7 @@ def verify_chain_rejection_naive(
     paths, bonus_tokens = [], []
     for b in range(candidates.shape[0]):
         token, coins = candidates[b].tolist(), uniform_samples[b].tolist()
-        draft, target = draft_probs[b].tolist(), target_probs[b].tolist()
+        draft, target = _at_most_one_naive(draft_probs[b]), target_probs[b].tolist()
         dist = target[num_steps]
         path = [0]
         for i in range(num_steps):
@@ -92,7 +92,7 @@ def verify_chain_block_naive(
     paths, bonus_tokens = [], []
     for b in range(candidates.shape[0]):
         token, coins = candidates[b].tolist(), uniform_samples[b].tolist()
-        draft, target = draft_probs[b].tolist(), target_probs[b].tolist()
+        draft, target = _at_most_one_naive(draft_probs[b]), target_probs[b].tolist()
         reach, accepted = 1.0, 0
         dist = target[0] if num_steps == 0 else _positive_part(target[0], draft[0])
         for i in range(1, num_steps + 1):
@@ -125,7 +125,7 @@ def verify_tree_rejection_naive(
     paths, bonus_tokens = [], []
     for b in range(candidates.shape[0]):
         token, coins = candidates[b].tolist(), uniform_samples[b].tolist()
-        draft, target = draft_probs[b].tolist(), target_probs[b].tolist()
+        draft, target = _at_most_one_naive(draft_probs[b]), target_probs[b].tolist()
         first_child, next_sibling = retrieve_next_token[b].tolist(), retrieve_next_sibling[b].tolist()
         path = [0]
         dist = target[0]
@@ -165,6 +165,10 @@ def _invert_cdf_naive(weights: list[float], coin: float) -> int:
 def _normalised_naive(weights: list[float]) -> list[float]:
     total = sum(weights)
     return [weight / total for weight in weights] if total > 0 else weights
+
+
+def _at_most_one_naive(dists: Tensor) -> list[list[float]]:
+    return [[min(prob, 1.0) for prob in dist] for dist in dists.tolist()]
 
 
 def _positive_part(p: list[float], q: list[float]) -> list[float]:
