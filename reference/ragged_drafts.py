@@ -84,7 +84,7 @@ class DraftInputs(NamedTuple):
 @contract(
     """
     cu_num_draft_tokens  [num_ends] int32: where the drafts of each request end
-    draft_token_ids      [num_drafts] int32: drafted tokens, request by request
+    draft_token_ids      [num_drafts] int32: drafted tokens, request by request; -1 for one that must not be verified
     target_argmax        [num_drafts] int64: the target's token at each draft
     bonus_token_ids      [bs] int32: token after all drafts, if all are accepted
     is_greedy            [bs] bool: requests at temperature 0
@@ -109,14 +109,14 @@ def verify_ragged_greedy(
     _check_ends(cu_num_draft_tokens, draft_token_ids, num_steps)
     place, has_draft, count = _grid(cu_num_draft_tokens, num_steps)
     target = _padded(target_argmax, place)
-    accepts = has_draft & (_padded(draft_token_ids, place) == target)
+    accepts = has_draft & (_padded(draft_token_ids, place) == target)  # never a placeholder: a target is a token
     return _emitted(accepts, target, bonus_token_ids, count, has_draft, is_greedy)
 
 
 @contract(
     """
     cu_num_draft_tokens  [num_ends] int32: where the drafts of each request end
-    draft_token_ids      [num_drafts] int32: drafted tokens, request by request
+    draft_token_ids      [num_drafts] int32: drafted tokens, request by request; -1 for one that must not be verified
     draft_probs          [num_drafts, vocab_size] float: the distribution of each draft; what rounds to more than 1
                          counts as 1; not read when has_draft_probs is 0
     target_probs         [num_drafts, vocab_size] float: the target's distribution at each draft
@@ -144,16 +144,17 @@ def verify_ragged_rejection(
 ) -> Tensor:
     """Accept drafts by the ratio of target to draft probability; a rejected one is replaced by its recovered token.
 
-    A draft x is accepted iff u q(x) < p(x) and q(x) > 0. Requests of `is_greedy` are left alone; the others as for
-    `verify_ragged_greedy`, and so the result. Raises ValueError as that does. Source: Leviathan et al. (arXiv
-    2211.17192), algorithm 1; the comparison is strict, so that a uniform draw of 0 accepts no token of probability 0.
+    A draft x is accepted iff u q(x) < p(x) and q(x) > 0; a placeholder, -1, is rejected, and no probability is read for
+    it. Requests of `is_greedy` are left alone; the others as for `verify_ragged_greedy`, and so the result. Raises
+    ValueError as that does. Source: Leviathan et al. (arXiv 2211.17192), algorithm 1; the comparison is strict, so that
+    a uniform draw of 0 accepts no token of probability 0; placeholders: vLLM PR #46533.
     """
     _check_ends(cu_num_draft_tokens, draft_token_ids, num_steps)
     place, has_draft, count = _grid(cu_num_draft_tokens, num_steps)
-    drafted = draft_token_ids.long()[:, None]
+    drafted = draft_token_ids.long().clamp(min=0)[:, None]
     p = target_probs.gather(1, drafted)[:, 0].double()
     q = draft_probs.gather(1, drafted)[:, 0].double().clamp(max=1) if has_draft_probs else torch.ones_like(p)
-    accepts = (uniform_probs * q < p) & (q > 0)  # [num_drafts]
+    accepts = (draft_token_ids != PLACEHOLDER) & (uniform_probs * q < p) & (q > 0)  # [num_drafts]
     tokens = torch.where(accepts, draft_token_ids, recovered_token_ids)
     accepts = has_draft & _padded(accepts, place)
     return _emitted(accepts, _padded(tokens, place), bonus_token_ids, count, has_draft, ~is_greedy)
@@ -162,7 +163,8 @@ def verify_ragged_rejection(
 @contract(
     """
     cu_num_draft_tokens     [num_ends] int32: where the drafts of each request end
-    draft_token_ids         [num_drafts] int32: drafted tokens, request by request
+    draft_token_ids         [num_drafts] int32: drafted tokens, request by request; -1 for one that must not be
+                            verified
     draft_probs             [num_drafts, vocab_size] float: the distribution of each draft; what rounds to more than 1
                             counts as 1; not read when has_draft_probs is 0
     target_probs            [num_drafts, vocab_size] float: the target's distribution at each draft
@@ -183,8 +185,8 @@ def sample_recovered_tokens(
 ) -> Tensor:
     """The token that replaces each draft if it is rejected: of the positive part of p - q, by a race.
 
-    Without `has_draft_probs` the draft's own probability is taken out of p. Of equals the
-    lowest token wins; 0 where nothing is left, which is irrelevant: such a draft is never rejected.
+    Without `has_draft_probs` the draft's own probability is taken out of p, and nothing for a placeholder, -1. Of
+    equals the lowest token wins; 0 where nothing is left: a draft is never rejected there, but a placeholder is.
     Raises ValueError for ends that fall, and noise that is not above 0.
     Source: Leviathan et al. (arXiv 2211.17192); the race as Gumbel-max, Maddison et al. (arXiv 1411.0030).
     """
@@ -196,14 +198,15 @@ def sample_recovered_tokens(
     if has_draft_probs:
         left = (target_probs - draft_probs.clamp(max=1)).clamp(min=0)
     else:
-        left = target_probs.scatter(1, draft_token_ids.long()[:, None], 0.0)
+        taken = torch.arange(target_probs.shape[1], device=race.device) == draft_token_ids[:, None]
+        left = target_probs.masked_fill(taken, 0.0)
     return (left / race[owner]).argmax(dim=1).to(torch.int32)
 
 
 @contract(
     """
     cu_num_draft_tokens  [num_ends] int32: where the drafts of each request end
-    draft_token_ids      [num_drafts] int32: drafted tokens, request by request
+    draft_token_ids      [num_drafts] int32: drafted tokens, request by request; -1 for one that must not be verified
     draft_probs          [num_drafts, vocab_size] float: the distribution of each draft; what rounds to more than 1
                          counts as 1; not read when has_draft_probs is 0
     target_probs         [num_drafts, vocab_size] float: the target's distribution at each draft

@@ -29,6 +29,7 @@ from specsim.reference.verify import Verified, check_links
 
 __all__ = ["verify_chain_block", "verify_chain_rejection", "verify_tree_rejection", "verify_tree_target_only"]
 
+PLACEHOLDER = -1  # in place of a draft that must not be verified
 THRESHOLD_ACC_MIN = 1e-9  # a smaller threshold_acc is raised to this, so that 0 divides
 ROUNDING = 2.0**-10  # by which a probability may exceed 1: the distance of half precision's numbers there
 
@@ -126,8 +127,8 @@ def verify_tree_target_only(
 
 @contract(
     """
-    candidates       [bs, num_draft_tokens >= 1] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
-                     drafted tokens x_1..x_S
+    candidates       [bs, num_draft_tokens >= 1] int64, -1 to vocab_size - 1: the root, then the S = num_draft_tokens -
+                     1 drafted tokens x_1..x_S; -1 in place of a draft that must not be verified
     draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float, 0 or more: q_1..q_S, the distributions
                      from which the drafts were really drawn; positive at the draft; what rounds to more than 1, by up
                      to 2**-10, counts as 1
@@ -154,15 +155,17 @@ def verify_chain_rejection(
     is S.
 
     The emitted tokens have the target's distribution iff each x_i was drawn from q_i. A draft with q_i(x_i) = 0, which
-    cannot have been drawn, is rejected. Raises ValueError for tokens outside the vocabulary and uniform draws and
-    probabilities outside 0 to 1. Source: Leviathan et al. (arXiv 2211.17192), algorithm 1; Chen et al. (arXiv
-    2302.01318), algorithm 2.
+    cannot have been drawn, is rejected, and so is a placeholder, -1: no probability is read for it. The distribution
+    stays the target's where a placeholder stands for a draft that the target excludes, as a grammar does, and where
+    nothing was drawn and q_i is 0 throughout. Raises ValueError for other tokens outside the vocabulary, and uniform
+    draws and probabilities outside 0 to 1. Source: Leviathan et al. (arXiv 2211.17192), algorithm 1; Chen et al. (arXiv
+    2302.01318), algorithm 2; placeholders: vLLM PR #46533.
     """
     num_steps = draft_probs.shape[1]
     draft_probs = _at_most_one(draft_probs)
-    drafted = candidates[:, 1:, None]  # [bs, S, 1]
+    drafted = candidates[:, 1:, None].clamp(min=0)  # [bs, S, 1]
     p = target_probs[:, :num_steps].gather(2, drafted)[:, :, 0]  # [bs, S]
-    q = draft_probs.gather(2, drafted)[:, :, 0]  # [bs, S]
+    q = draft_probs.gather(2, drafted)[:, :, 0].masked_fill(candidates[:, 1:] == PLACEHOLDER, 0)  # [bs, S]
     accepts = (uniform_samples * q < p) & (q > 0)  # [bs, S]
     accepted = accepts.long().cumprod(dim=1).sum(dim=1)  # [bs]
     residual = (target_probs[:, :num_steps] - draft_probs).clamp(min=0)  # [bs, S, V]
@@ -172,8 +175,8 @@ def verify_chain_rejection(
 
 @contract(
     """
-    candidates       [bs, num_draft_tokens >= 1] int64, 0 to vocab_size - 1: the root, then the S = num_draft_tokens - 1
-                     drafted tokens x_1..x_S
+    candidates       [bs, num_draft_tokens >= 1] int64, -1 to vocab_size - 1: the root, then the S = num_draft_tokens -
+                     1 drafted tokens x_1..x_S; -1 in place of a draft that must not be verified
     draft_probs      [bs, num_steps = num_draft_tokens - 1, vocab_size] float, 0 or more: q_1..q_S, the distributions
                      from which the drafts were really drawn; positive at the draft; what rounds to more than 1, by up
                      to 2**-10, counts as 1
@@ -201,15 +204,15 @@ def verify_chain_block(
     when n = S. With S = 0 a token is drawn from p_1. Nodes are numbered as in `verify_chain_rejection`.
 
     The emitted tokens have the target's distribution iff each x_i was drawn from q_i. A draft with q_i(x_i) = 0, which
-    cannot have been drawn, has r_i = 0, and no prefix that holds it is accepted. Raises ValueError for tokens outside
-    the vocabulary and uniform draws and probabilities outside 0 to 1. Source: Sun et al. (arXiv 2403.10444), algorithm
-    2.
+    cannot have been drawn, has r_i = 0, and so has a placeholder, -1, as `verify_chain_rejection` says; no prefix that
+    holds it is accepted. Raises ValueError for other tokens outside the vocabulary and uniform draws and probabilities
+    outside 0 to 1. Source: Sun et al. (arXiv 2403.10444), algorithm 2.
     """
     num_steps = draft_probs.shape[1]
     draft_probs = _at_most_one(draft_probs)
-    drafted = candidates[:, 1:, None]  # [bs, S, 1]
+    drafted = candidates[:, 1:, None].clamp(min=0)  # [bs, S, 1]
     p = target_probs[:, :num_steps].gather(2, drafted)[:, :, 0]  # [bs, S]
-    q = draft_probs.gather(2, drafted)[:, :, 0]  # [bs, S]
+    q = draft_probs.gather(2, drafted)[:, :, 0].masked_fill(candidates[:, 1:] == PLACEHOLDER, 0)  # [bs, S]
     reach = torch.ones_like(target_probs[:, :, 0])  # [bs, S + 1]: r_0..r_S
     for step in range(num_steps):
         ratio = torch.where(q[:, step] > 0, reach[:, step] * p[:, step] / q[:, step], 0)
@@ -229,8 +232,8 @@ def verify_chain_block(
 
 @contract(
     """
-    candidates             [bs, num_draft_tokens >= 1] int64, 0 to vocab_size - 1: token of each node; node 0 is the
-                           root
+    candidates             [bs, num_draft_tokens >= 1] int64, -1 to vocab_size - 1: token of each node; node 0 is the
+                           root; -1 in place of a draft that must not be verified
     retrieve_index         [bs, num_draft_tokens] int64: number of the node in the batch, within its own row
     retrieve_next_token    [bs, num_draft_tokens] int64: first child, a later node; -1 if there is none
     retrieve_next_sibling  [bs, num_draft_tokens] int64: next sibling, an earlier or a later node, without a cycle; -1
@@ -264,8 +267,8 @@ def verify_tree_rejection(
     it is rejected, p becomes the positive part of p - q, normalised, and q loses the token c and is normalised; then
     the next sibling is compared with them. Where no child is accepted, the next token is drawn from the p that is left;
     after `num_steps` accepted drafts, and at a leaf, from p itself. A child with q(c) = 0, such as a second one with
-    the same token, was not drawn: it is passed over and leaves p and q as they are. Where p and q are equal nothing is
-    left of p, and no later sibling is accepted; that takes a uniform draw of 1 or rounding.
+    the same token, was not drawn: it is passed over and leaves p and q as they are; so is a placeholder, -1. Where p
+    and q are equal nothing is left of p, and no later sibling is accepted; that takes a uniform draw of 1 or rounding.
 
     The emitted tokens have the target's distribution iff the children were drawn as said. Keeping p and q fixed between
     siblings loses that. Entries of `predicts` that are not defined are 0.
@@ -293,8 +296,9 @@ def verify_tree_rejection(
         proposal = draft_probs[request, node]  # [bs, V]: q
         child = torch.where(walking, retrieve_next_token[request, node], -1)  # [bs]
         for _ in range(ndt):  # a node has fewer than ndt children
-            token = candidates[request, child]  # [bs]; of no use where there is no child
-            p, q = dist[request, token], proposal[request, token]  # [bs]
+            drafted = candidates[request, child]  # [bs]; of no use where there is no child
+            token = drafted.clamp(min=0)
+            p, q = dist[request, token], proposal[request, token].masked_fill(drafted == PLACEHOLDER, 0)  # [bs]
             rejected = (child >= 0) & ~((uniform_samples[request, child] * q < p) & (q > 0))
             if not bool(rejected.any()):
                 break

@@ -382,6 +382,15 @@ def test_a_certain_draft_whose_probability_rounds_to_more_than_one_is_accepted(n
     assert_equals_the_reference(op, case, POISONS[0])
 
 
+@pytest.mark.parametrize("name", ["verify_chain_rejection", "verify_chain_block", "verify_tree_rejection"])
+def test_a_placeholder_is_rejected_and_no_probability_is_read_for_it(name: str) -> None:
+    op = OPS[name]
+    made = (op.generate(seeded(8, name, index)) for index in range(300))
+    absent = (case for case in made if is_quick(case) and bool((case.tensors["candidates"] == -1).any()))
+    for case in itertools.islice(absent, 6):
+        assert_equals_the_reference(op, case, POISONS[0])
+
+
 WALKS = ("verify_tree_greedy", "verify_tree_target_only", "verify_tree_rejection", "verify_logits_greedy")
 
 

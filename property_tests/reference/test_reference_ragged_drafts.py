@@ -55,3 +55,33 @@ def test_what_exceeds_one_is_not_taken_off_the_target(sample: Callable[..., torc
     race = torch.tensor([[1.0, 1.0, 1.0]])
     recovered = sample(draft + 1, draft, torch.tensor([[1 + 2.0**-11, 0.0, 0.0]]), target, race, 1)
     assert recovered.tolist() == [0]
+
+
+@pytest.mark.parametrize("verify", [verify_ragged_greedy, verify_ragged_greedy_naive])
+def test_a_greedy_request_takes_the_targets_token_in_place_of_a_placeholder(
+    verify: Callable[..., torch.Tensor],
+) -> None:
+    ends, drafts, target = torch.tensor([3]).int(), torch.tensor([4, -1, 6]).int(), torch.tensor([4, 5, 6])
+    assert verify(ends, drafts, target, BONUS[:1], torch.tensor([True]), 3).tolist() == [[4, 5, -1, -1]]
+
+
+@pytest.mark.parametrize("has_draft_probs", [0, 1])
+@pytest.mark.parametrize("verify", [verify_ragged_rejection, verify_ragged_rejection_naive])
+def test_a_placeholder_is_rejected_at_any_uniform_draw(
+    verify: Callable[..., torch.Tensor], has_draft_probs: int
+) -> None:
+    ends, drafts, recovered = torch.tensor([2]).int(), torch.tensor([-1, 2]).int(), torch.tensor([1, 0]).int()
+    last = torch.tensor([[0.0, 0.0, 1.0]] * 2)  # what an index of -1 would read is a certain token
+    uniform = torch.zeros(2, dtype=torch.float64)
+    rest = (BONUS[:1], recovered, uniform, torch.tensor([False]), has_draft_probs, 2)
+    assert verify(ends, drafts, last, last, *rest).tolist() == [[1, -1, -1]]
+
+
+@pytest.mark.parametrize(("has_draft_probs", "expected"), [(0, 2), (1, 0)])
+@pytest.mark.parametrize("sample", [sample_recovered_tokens, sample_recovered_tokens_naive])
+def test_of_a_placeholder_only_the_draft_distribution_is_taken_off_the_target(
+    sample: Callable[..., torch.Tensor], has_draft_probs: int, expected: int
+) -> None:
+    ends, drafts, race = torch.tensor([1]).int(), torch.tensor([-1]).int(), torch.ones(1, 3)
+    target, draft = torch.tensor([[0.375, 0.125, 0.5]]), torch.tensor([[0.25, 0.25, 0.5]])
+    assert sample(ends, drafts, draft, target, race, has_draft_probs).tolist() == [expected]

@@ -132,7 +132,8 @@ def test_relabelling_the_tokens_relabels_the_accepted_drafts(op: Op) -> None:
     for case in seeded_cases(op.name)[:60]:
         turned = case.clone()
         vocab_size = case.sizes["vocab_size"]
-        turned.tensors["candidates"] = (case.tensors["candidates"] + 1) % vocab_size
+        tokens = case.tensors["candidates"]
+        turned.tensors["candidates"] = torch.where(tokens < 0, tokens, (tokens + 1) % vocab_size)
         for name in ("target_probs", "draft_probs"):
             if name in case.tensors:
                 turned.tensors[name] = case.tensors[name].roll(1, dims=-1).contiguous()
@@ -392,6 +393,30 @@ def test_a_draft_of_probability_zero_is_rejected_whichever_model_gives_it(verify
 
 
 @both_chains
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_placeholder_is_rejected_at_any_uniform_draw(verify: Callable[..., Any], place: int) -> None:
+    last = torch.tensor([0.0, 0.0, 1.0])  # what an index of -1 would read is a certain token
+    candidates = torch.tensor([[2, 2, 2]])
+    candidates[0, place] = -1
+    for uniform in (0.0, TOP):
+        result = verify(
+            candidates=candidates,
+            draft_probs=torch.stack([last, last])[None] / 2,
+            target_probs=torch.stack([last, last, last])[None],
+            uniform_samples=torch.full((1, 2), uniform),
+            uniform_final=torch.tensor([0.0]),
+        )
+        assert tokens_of(result) == [[2] * place]
+
+
+@both_chains
+def test_where_nothing_was_drawn_a_placeholder_leaves_the_targets_distribution(verify: Callable[..., Any]) -> None:
+    for final, token in ((0.124, 0), (0.125, 1), (0.375, 2)):
+        case = chain_case(candidates=torch.tensor([[0, -1, -1]]), draft_probs=torch.zeros(1, 2, 3))
+        assert tokens_of(verify(**case | {"uniform_final": torch.tensor([final])})) == [[token]]
+
+
+@both_chains
 @pytest.mark.parametrize("excess", [2.0**-23, 5e-4])
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_a_certain_draft_whose_probability_rounds_to_more_than_one_is_accepted(
@@ -506,6 +531,16 @@ def test_a_child_that_cannot_have_been_drawn_is_passed_over(verify: Callable[...
 
 
 @tree_rejection
+def test_a_placeholder_among_the_children_is_passed_over(verify: Callable[..., Any]) -> None:
+    without = rejection_case(retrieve_next_token=torch.tensor([[2, -1, -1, -1]]))
+    for second, final in ((0.0, 0.0), (TOP, 0.0), (TOP, 0.2), (TOP, TOP)):
+        coins = {"uniform_samples": torch.tensor([[0.0, 0.0, second, 0.0]]), "uniform_final": torch.tensor([final])}
+        placeholder = rejection_case(candidates=torch.tensor([[0, -1, 1, 2]]))
+        assert verify(**placeholder | coins).accept_index.tolist() == verify(**without | coins).accept_index.tolist()
+        assert tokens_of(verify(**placeholder | coins)) == tokens_of(verify(**without | coins))
+
+
+@tree_rejection
 def test_where_nothing_is_left_no_sibling_is_accepted(verify: Callable[..., Any]) -> None:
     rows = rejection_case()["draft_probs"]
     case = rejection_case(target_probs=rows, uniform_samples=torch.tensor([[0.0, 1.0, 0.0, 0.0]]))
@@ -578,6 +613,7 @@ def test_wrong_trees_and_distributions_are_refused_with_the_value_and_what_is_al
         ),
         ({"target_probs": torch.zeros(1, 2, 3)}, r"target_probs has shape \[1, 2, 3\]; allowed: \[bs=1, num_draft_tok"),
         ({"candidates": torch.zeros(1, 0, dtype=torch.int64)}, r"the width of candidates\) is 0; allowed: 1 or more"),
+        ({"candidates": torch.tensor([[0, 0, -2]])}, r"candidates\[0, 2\] is -2; allowed: -1 to 2"),
         (
             {"draft_probs": torch.full((1, 2, 3), 2.0)},
             r"draft_probs\[0, 0, 0\] is 2.0; allowed: 0 to 1, and what rounding adds",

@@ -57,7 +57,8 @@ SAMPLERS = """
         noise = torch.empty((len(num_draft_tokens), target_probs.shape[1]), device=device)
         noise.exponential_()
         if draft_probs is None:
-            left = target_probs.scatter(1, draft_token_ids.long()[:, None], 0.0)
+            token = torch.arange(target_probs.shape[1], device=device)
+            left = target_probs.masked_fill(token == draft_token_ids[:, None], 0.0)
         else:
             left = (target_probs - draft_probs).clamp(min=0)
         return (left / per_draft_rows(noise, cu_num_draft_tokens)).argmax(1).to(torch.int32)

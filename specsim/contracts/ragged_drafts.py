@@ -1,10 +1,9 @@
 """The ragged family: verification of drafts that lie in one flat row, as vLLM keeps them, and the inputs after it.
 
-Requests have no drafts, some or all; in a batch of
-thousands each has as many. Distributions are of small vocabularies, in multiples of
-1/64. A uniform draw lies at the centre of the interval that accepts or rejects, a millionth beside the threshold, or,
-in cases with `zero_coins`, at 0, which accepts a token of any probability but 0. The noise of the races makes no two
-scores equal, or nearly so.
+Requests have no drafts, some or all; in a batch of thousands each has as many. Distributions are of small vocabularies,
+in multiples of 1/64. A uniform draw lies at the centre of the interval that accepts or rejects, a millionth beside the
+threshold, or, in cases with `zero_coins`, at 0, which accepts a token of any probability but 0. In cases with
+`has_placeholders` some drafts are -1. The noise of the races makes no two scores equal, or nearly so.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from specsim.contracts.draws import Draws
 from specsim.contracts.sampling_cases import draw_rows
 from specsim.reference.argument_tables import CONTRACTS
 from specsim.reference.ragged_drafts import (
+    PLACEHOLDER,
     expand_draft_inputs,
     expand_to_drafts,
     prepare_inputs_padded,
@@ -88,7 +88,8 @@ def _make_greedy(draws: Draws, shape: Sizes) -> Case:
     step = torch.arange(num_steps, device=draws.device)
     lucky = draws.below("right off the path", 2, num_steps) == 1
     wrong = (step == depth[:, None]) | ((step > depth[:, None]) & ~lucky)
-    drafts = torch.where(wrong, target + 1, target)
+    absent = draws.below("wrong draft is a placeholder", 4, num_steps) == 1
+    drafts = torch.where(wrong, torch.where(absent, PLACEHOLDER, target + 1), target)
     tensors = {
         "cu_num_draft_tokens": _ends(counts),
         "draft_token_ids": _flat(drafts, counts).to(torch.int32),
@@ -141,6 +142,11 @@ def _race(draws: Draws, shape: Sizes) -> Tensor:
 def _sampled_tensors(draws: Draws, shape: Sizes, counts: Tensor) -> Tensors:
     target, draft, drafts = _drafted(draws, shape)
     vocab_size = shape["vocab_size"]
+    coins = _coins(draws, shape, target, draft, drafts)
+    if shape["has_placeholders"]:
+        left = (target - draft).clamp(min=0).any(dim=2) | (shape["has_draft_probs"] == 0)  # [n, S]
+        absent = draws.below("draft is a placeholder", 3, shape["num_steps"]) == 1
+        drafts = torch.where(absent & left, PLACEHOLDER, drafts)
     return {
         "cu_num_draft_tokens": _ends(counts),
         "draft_token_ids": _flat(drafts, counts).to(torch.int32),
@@ -150,7 +156,7 @@ def _sampled_tensors(draws: Draws, shape: Sizes, counts: Tensor) -> Tensors:
         "recovered_token_ids": _flat(draws.below("recovered token", vocab_size, shape["num_steps"]), counts).to(
             torch.int32
         ),
-        "uniform_probs": _flat(_coins(draws, shape, target, draft, drafts), counts),
+        "uniform_probs": _flat(coins, counts),
         "race": _race(draws, shape),
         "is_greedy": draws.below("is greedy", 4) == 1,
     }
@@ -268,7 +274,14 @@ def _draw_expand_shape(chooser: Chooser) -> dict[str, int]:
 def _draw_sampled_shape(chooser: Chooser) -> dict[str, int]:
     shape = {**_draw_shape(chooser), "vocab_size": between(chooser, VOCAB_SIZE_MIN, VOCAB_SIZE_MAX, "vocab_size")}
     zero_coins = pick(chooser, (0, 0, 1), "coins of 0")
-    return {**shape, "has_draft_probs": chooser.choose(2, "has_draft_probs"), "zero_coins": zero_coins}
+    has_draft_probs = chooser.choose(2, "has_draft_probs")
+    has_placeholders = pick(chooser, (0, 0, 0, 1), "has_placeholders")
+    return {
+        **shape,
+        "has_draft_probs": has_draft_probs,
+        "zero_coins": zero_coins,
+        "has_placeholders": has_placeholders,
+    }
 
 
 def _draw_next_token_shape(chooser: Chooser) -> dict[str, int]:
@@ -299,12 +312,15 @@ def _defined_inputs(case: Case, expected: Tensors) -> Tensors:
 
 
 def _defined_recovered(case: Case, expected: Tensors) -> Tensors:
-    """Where nothing is left of a distribution, the draft is never rejected, and its replacement is of no account."""
+    """Where nothing is left of a distribution, a draft is never rejected, and its replacement is of no account. No
+    placeholder is there.
+    """
     target, draft = case.tensors["target_probs"], case.tensors["draft_probs"]
     if case.sizes["has_draft_probs"]:
         left = (target - draft.clamp(max=1)).clamp(min=0)
     else:
-        left = target.scatter(1, case.tensors["draft_token_ids"].long()[:, None], 0.0)
+        taken = torch.arange(target.shape[1], device=target.device) == case.tensors["draft_token_ids"][:, None]
+        left = target.masked_fill(taken, 0.0)
     return {"recovered_token_ids": (left > 0).any(dim=1).to(expected["recovered_token_ids"].device)}
 
 

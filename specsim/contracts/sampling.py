@@ -8,7 +8,7 @@ round otherwise still agree. Uniform draws that no walk reads differ from node t
 wrong node shows.
 
 Drafts of the rules that know the draft model's distribution have a positive probability under it, and siblings differ
-there: others cannot have been drawn.
+there: others cannot have been drawn. In a quarter of the batches of these rules some drafts are placeholders.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ def _draw_vocab_size(chooser: Chooser, low: int, num_draft_tokens: int) -> int:
     return pick(chooser, small * SMALL_PER_WIDE + wide, "vocab_size")
 
 
+def _draw_has_placeholders(chooser: Chooser) -> int:
+    return pick(chooser, (0, 0, 0, 1), "has_placeholders")
+
+
 def _draw_target_only_shape(chooser: Chooser) -> dict[str, int]:
     shape = batches.draw_shape(chooser)
     return {
@@ -59,12 +63,14 @@ def _draw_target_only_shape(chooser: Chooser) -> dict[str, int]:
 def _draw_tree_rejection_shape(chooser: Chooser) -> dict[str, int]:
     shape = batches.draw_shape(chooser)
     low = max(VOCAB_SIZE_MIN, shape["topk"])
-    return {**shape, "vocab_size": _draw_vocab_size(chooser, low, shape["num_draft_tokens"])}
+    vocab_size = _draw_vocab_size(chooser, low, shape["num_draft_tokens"])
+    return {**shape, "vocab_size": vocab_size, "has_placeholders": _draw_has_placeholders(chooser)}
 
 
 def _draw_chain_shape(chooser: Chooser) -> dict[str, int]:
     shape = batches.draw_chain_shape(chooser)
-    return {**shape, "vocab_size": _draw_vocab_size(chooser, VOCAB_SIZE_MIN, shape["num_draft_tokens"])}
+    vocab_size = _draw_vocab_size(chooser, VOCAB_SIZE_MIN, shape["num_draft_tokens"])
+    return {**shape, "vocab_size": vocab_size, "has_placeholders": _draw_has_placeholders(chooser)}
 
 
 OPS: tuple[Op, ...] = (

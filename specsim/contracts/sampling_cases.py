@@ -27,7 +27,7 @@ from specsim.contracts.distributions import (
     dist,
 )
 from specsim.contracts.draws import Draws
-from specsim.reference.sampling import THRESHOLD_ACC_MIN
+from specsim.reference.sampling import PLACEHOLDER, THRESHOLD_ACC_MIN
 
 CENTRE, LOW_EDGE, AFTER_LOW_EDGE, BEFORE_HIGH_EDGE = range(4)
 NARROW = 2.0**-10  # cells narrower than this are avoided where thresholds have rounding
@@ -290,6 +290,9 @@ def make_verify_tree_rejection(draws: Draws, shape: Sizes) -> Case:
     _lead(plan, target_laws, tokens)
     target, draft = _probs(target_laws), _probs(draft_laws)
 
+    absent = _placeholders(draws, shape, ndt)
+    absent[:, 0] = False  # the root
+
     request = torch.arange(n, device=draws.device)
     position = draws.below("position of the coins", 4, ndt)
     coins = draws.uniform("coin of the root", ndt)
@@ -299,7 +302,7 @@ def make_verify_tree_rejection(draws: Draws, shape: Sizes) -> Case:
     for node in range(1, ndt):
         parent, token = plan.trees.parents[:, node], tokens[:, node : node + 1]
         p, q = left[request, parent], proposal[request, parent]  # [n, V]
-        height = (p.gather(1, token) / q.gather(1, token))[:, 0].clamp(max=1)  # [n]
+        height = (p.gather(1, token) / q.gather(1, token))[:, 0].clamp(max=1).masked_fill(absent[:, node], 0)  # [n]
         rest = (p - q).clamp(min=0)  # [n, V]
         mass = _total(rest)  # [n]
         wanted = plan.wanted[request, parent] == node
@@ -312,8 +315,10 @@ def make_verify_tree_rejection(draws: Draws, shape: Sizes) -> Case:
         rest = rest / torch.where(mass > 0, mass, 1.0)[:, None]
         share = _total(without)
         without = without / torch.where(share > 0, share, 1.0)[:, None]
+        rest, without = (torch.where(absent[:, node, None], *each) for each in ((p, rest), (q, without)))
         left[request, parent], proposal[request, parent] = rest, without
         exact[request, parent] = is_exact & (_has_few_digits(rest) & _has_few_digits(without)).all(dim=1)
+    tokens = torch.where(absent, PLACEHOLDER, tokens)
     end = _walk_end(chosen, shape["num_steps"])
     tensors = {
         **_tree_tensors(plan.trees, tokens),
@@ -340,7 +345,7 @@ class _Chains(NamedTuple):
 
     candidates     [n, S + 1] int64
     target, draft  [n, S + 1, V] and [n, S, V] float64
-    p, q           [n, S] float64: the probabilities of the drafts
+    p, q           [n, S] float64: the probabilities of the drafts; p is 0 at placeholders
     depth          [n] int64: drafts to accept; none, all, or a number between
     """
 
@@ -378,7 +383,17 @@ def _make_chains(draws: Draws, shape: Sizes, draft_kinds: tuple[Weights, ...]) -
         _turn_to(target_laws, row, token, needed)
     root = draws.below("token of the root", vocab_size)[:, None]
     p, q = _prob(target_laws, step, drafts), _prob(draft_laws, step, drafts)
-    return _Chains(torch.cat([root, drafts], dim=1), _probs(target_laws), _probs(draft_laws), p, q, depth)
+    target, draft = _probs(target_laws), _probs(draft_laws)
+    absent = _placeholders(draws, shape, num_steps) & (target[:, :num_steps] > draft).any(dim=2)
+    drafts, p = torch.where(absent, PLACEHOLDER, drafts), p.masked_fill(absent, 0)
+    return _Chains(torch.cat([root, drafts], dim=1), target, draft, p, q, depth)
+
+
+def _placeholders(draws: Draws, shape: Sizes, columns: int) -> Tensor:
+    """Which drafts [n, columns] are placeholders: none in sizes that do not say."""
+    if not shape.get("has_placeholders"):
+        return torch.zeros((draws.count, columns), dtype=torch.bool, device=draws.device)
+    return draws.below("draft is a placeholder", 3, columns) == 1
 
 
 def _chain_case(draws: Draws, shape: Sizes, chains: _Chains, coins: Tensor, final: Tensor) -> Case:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specsim.reference.ragged_drafts import DraftInputs, NextTokens, PreparedInputs, SlotMapping
+from specsim.reference.ragged_drafts import PLACEHOLDER, DraftInputs, NextTokens, PreparedInputs, SlotMapping
 
 
 def _spans(ends: Tensor) -> list[tuple[int, int]]:
@@ -58,6 +58,9 @@ def verify_ragged_rejection_naive(
         if not is_greedy[b]:
             for i in range(start, end):
                 token = int(draft_token_ids[i])
+                if token == PLACEHOLDER:
+                    emitted.append(int(recovered_token_ids[i]))
+                    break
                 p, u = float(target_probs[i, token]), float(uniform_probs[i])
                 q = min(float(draft_probs[i, token]), 1.0) if has_draft_probs else 1.0
                 if not (q > 0 and u * q < p):

@@ -10,7 +10,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from specsim.reference.sampling import THRESHOLD_ACC_MIN
+from specsim.reference.sampling import PLACEHOLDER, THRESHOLD_ACC_MIN
 from specsim.reference.verify import Verified
 
 
@@ -71,7 +71,7 @@ def verify_chain_rejection_naive(
         path = [0]
         for i in range(num_steps):
             drafted = token[i + 1]
-            if draft[i][drafted] <= 0 or coins[i] * draft[i][drafted] >= target[i][drafted]:
+            if drafted == PLACEHOLDER or draft[i][drafted] <= 0 or coins[i] * draft[i][drafted] >= target[i][drafted]:
                 dist = _positive_part(target[i], draft[i])
                 break
             path.append(i + 1)
@@ -96,7 +96,8 @@ def verify_chain_block_naive(
         reach, accepted = 1.0, 0
         dist = target[0] if num_steps == 0 else _positive_part(target[0], draft[0])
         for i in range(1, num_steps + 1):
-            p, q = target[i - 1][token[i]], draft[i - 1][token[i]]
+            p = target[i - 1][token[i]]
+            q = 0.0 if token[i] == PLACEHOLDER else draft[i - 1][token[i]]
             reach = min(reach * p / q, 1.0) if q > 0 else 0.0
             if i == num_steps:
                 rest, height = target[i], reach
@@ -134,7 +135,7 @@ def verify_tree_rejection_naive(
             child = first_child[path[-1]]
             while child != -1:
                 drafted = token[child]
-                if proposal[drafted] > 0:
+                if drafted != PLACEHOLDER and proposal[drafted] > 0:
                     if coins[child] * proposal[drafted] < dist[drafted]:
                         break
                     dist = _normalised_naive(_positive_part(dist, proposal))

@@ -310,8 +310,16 @@ def _draft_inputs(
     )
 
 
-def _without_zeros(sizes: Sizes) -> bool:
-    return not sizes["zero_coins"]
+def _usual(sizes: Sizes) -> bool:
+    return not sizes["zero_coins"] and not sizes["has_placeholders"]
+
+
+def _with_zeros(sizes: Sizes) -> bool:
+    return bool(sizes["zero_coins"]) and not sizes["has_placeholders"]
+
+
+def _with_placeholders(sizes: Sizes) -> bool:
+    return bool(sizes["has_placeholders"]) and not sizes["zero_coins"]
 
 
 _VERIFIED = ("output_token_ids_ptr", "cu_num_draft_tokens_ptr", "draft_token_ids_ptr")
@@ -356,7 +364,7 @@ _NAMED: tuple[Names, ...] = (
             (*_RANDOM, "synthetic_conditional_rates_ptr", "NO_DRAFT_PROBS", "SYNTHETIC_MODE"),
         ),
         _rejection,
-        accepts=_without_zeros,
+        accepts=_usual,
     ),
     Names(
         "sample_recovered_tokens",
@@ -376,7 +384,7 @@ _NAMED: tuple[Names, ...] = (
             (*_DRAFTS, "target_logits", *_SAMPLE, *_MORE, *_FLY),
         ),
         _whole,
-        accepts=_without_zeros,
+        accepts=_usual,
     ),
     Names(
         "expand_to_drafts",
@@ -420,12 +428,13 @@ _NAMED: tuple[Names, ...] = (
     Names("expand_draft_inputs", ("copy_and_expand_eagle_inputs_kernel",), UTILS, (_COPY,), _draft_inputs),
 )
 
-# What is wrong at a uniform draw of 0 alone is tested by itself, or it would hide whatever else is wrong.
+# What is wrong at uniform draws of 0 alone, or at placeholders, is tested by itself, or it would hide whatever else is.
 IMPLEMENTATIONS = (
     *_NAMED,
     *(
-        replace(names, variant="coin-0", accepts=lambda sizes: bool(sizes["zero_coins"]))
+        replace(names, variant=variant, accepts=accepts)
+        for variant, accepts in (("coin-0", _with_zeros), ("placeholder", _with_placeholders))
         for names in _NAMED
-        if names.accepts is _without_zeros
+        if names.accepts is _usual
     ),
 )

@@ -39,6 +39,11 @@ def _launch_chain(_sizes: Sizes, t: Tensors, **options: Any) -> Launch:
     return host_call(*outputs, candidates, numbers, None, None, *probs, 1.0, 1.0, True, **options)
 
 
+def _has_every_draft(sizes: Sizes) -> bool:
+    """SGLang drafts no placeholders."""
+    return not sizes.get("has_placeholders")
+
+
 ARGMAX_ROWS_MAX = 8
 
 
@@ -63,6 +68,7 @@ KERNELS: tuple[KernelNames, ...] = (
         (_CHAIN, _BLOCK),
         _launch_chain,
         cost=5,
+        accepts=_has_every_draft,
         reach=by_option,
         strided=_CHAIN_STRIDED,
     ),
@@ -73,6 +79,7 @@ KERNELS: tuple[KernelNames, ...] = (
         (_BLOCK,),
         partial(_launch_chain, block_verification=True),
         cost=5,
+        accepts=_has_every_draft,
         reach=by_option,
         strided=_CHAIN_STRIDED,
     ),

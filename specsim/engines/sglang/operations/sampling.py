@@ -105,8 +105,10 @@ def _chain_in_sample(
 
 
 def _is_small(sizes: Sizes) -> bool:
-    """The interpreter takes a tenth of a second for a request of a chain: the kernel itself is tested on more."""
-    return sizes["bs"] <= 2 and sizes["num_steps"] <= 3
+    """The interpreter takes a tenth of a second for a request of a chain: the kernel itself is tested on more. SGLang
+    drafts no placeholders.
+    """
+    return sizes["bs"] <= 2 and sizes["num_steps"] <= 3 and not sizes.get("has_placeholders")
 
 
 _SAMPLE = "caller:eagle_sample"
