@@ -328,8 +328,8 @@ def prepare_next_token_padded(
 
 @contract(
     """
-    positions      [bs] int64, 0 to max_model_len - 1: of each request's last token
-    block_table    [bs, num_pages] int32: pages of each request
+    positions      [bs] int64, 0 or more: of each request's last token
+    block_table    [bs, num_pages] int32: pages of each request, as many as its next position needs
     seq_lens       [bs] int32, changed in place: one more, at most max_model_len; 1 at the end
     page_size      int: slots of a page
     max_model_len  int: a request that reaches it has no slot
@@ -342,15 +342,20 @@ def step_slot_mapping(
 ) -> SlotMapping:
     """One drafting step further: the next position of each request and the slot that its KV goes to.
 
-    A request whose next position reaches `max_model_len` has position 0, no slot (-1) and length 1 instead.
-    Raises ValueError for positions and batches out of range. Source: vLLM's fused drafting step.
+    A request whose next position is `max_model_len` or more has position 0, no slot (-1) and length 1 instead.
+    Raises ValueError for a next position behind the table, and batches out of range. Source: vLLM's fused drafting
+    step.
     """
     if validation.enabled():
         validation.require_scalar("padded_bs", padded_bs, positions.shape[0])
     following = positions + 1
     is_over = following >= max_model_len
     clamped = torch.where(is_over, 0, following)
-    page = block_table.gather(1, (clamped // page_size).clamp(max=block_table.shape[1] - 1)[:, None])[:, 0]
+    if validation.enabled():
+        num_slots = block_table.shape[1] * page_size
+        allowed = f"0 to {num_slots - 2}, for the table to have the next one, or {max_model_len - 1} or more"
+        validation.require_all(clamped < num_slots, "positions", positions, allowed)
+    page = block_table.gather(1, (clamped // page_size)[:, None])[:, 0]
     slot = torch.where(is_over, PLACEHOLDER, page.long() * page_size + clamped % page_size)
     padding = slot.new_full((padded_bs - slot.shape[0],), PLACEHOLDER)
     seq_lens.copy_(torch.where(is_over, 1, seq_lens + 1).clamp(max=max_model_len))

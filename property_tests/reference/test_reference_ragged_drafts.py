@@ -9,10 +9,17 @@ import torch
 
 from specsim.contracts.naive.ragged_drafts import (
     sample_recovered_tokens_naive,
+    step_slot_mapping_naive,
     verify_ragged_greedy_naive,
     verify_ragged_rejection_naive,
 )
-from specsim.reference.ragged_drafts import sample_recovered_tokens, verify_ragged_greedy, verify_ragged_rejection
+from specsim.reference.ragged_drafts import (
+    SlotMapping,
+    sample_recovered_tokens,
+    step_slot_mapping,
+    verify_ragged_greedy,
+    verify_ragged_rejection,
+)
 
 NO_DRAFTS = torch.zeros(0, dtype=torch.int32)
 BONUS = torch.tensor([7, 9], dtype=torch.int32)
@@ -85,3 +92,22 @@ def test_of_a_placeholder_only_the_draft_distribution_is_taken_off_the_target(
     ends, drafts, race = torch.tensor([1]).int(), torch.tensor([-1]).int(), torch.ones(1, 3)
     target, draft = torch.tensor([[0.375, 0.125, 0.5]]), torch.tensor([[0.25, 0.25, 0.5]])
     assert sample(ends, drafts, draft, target, race, has_draft_probs).tolist() == [expected]
+
+
+@pytest.mark.parametrize("step", [step_slot_mapping, step_slot_mapping_naive])
+def test_the_last_position_has_a_slot_and_what_follows_it_has_none(step: Callable[..., SlotMapping]) -> None:
+    positions = torch.tensor([5, 6, 7, 8])  # of 8, the last of which is 7
+    table = torch.tensor([[10, 11], [20, 21], [30, 31], [40, 41]]).int()
+    seq_lens = (positions + 1).int()
+    mapping = step(positions, table, seq_lens, 4, 8, 5)
+    assert mapping.clamped_positions.tolist() == [6, 7, 0, 0]
+    assert mapping.slot_mapping.tolist() == [46, 87, -1, -1, -1]
+    assert seq_lens.tolist() == [7, 8, 1, 1]
+
+
+def test_a_next_position_behind_the_table_is_refused() -> None:
+    table, seq_lens = torch.tensor([[10, 11]]).int(), torch.tensor([8]).int()
+    message = r"positions\[0\] is 7; allowed: 0 to 6, for the table to have the next one, or 99 or more"
+    with pytest.raises(ValueError, match=message):
+        step_slot_mapping(torch.tensor([7]), table, seq_lens, 4, 100, 1)
+    assert seq_lens.tolist() == [8]

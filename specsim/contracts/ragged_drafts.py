@@ -220,11 +220,12 @@ def _make_next_token(draws: Draws, shape: Sizes) -> Case:
 def _make_step(draws: Draws, shape: Sizes) -> Case:
     n, page_size, max_model_len = draws.count, shape["page_size"], shape["max_model_len"]
     num_pages = -(-max_model_len // page_size)
-    kind = draws.below("position", 4)
+    kind = draws.below("position", 5)
     page_end = draws.below("page", num_pages) * page_size + page_size - 1
     anywhere = draws.below("position anywhere", max_model_len)
     positions = torch.where(kind == 0, anywhere, torch.where(kind == 1, max_model_len - 1, max_model_len - 2))
-    positions = torch.where(kind == 3, page_end, positions).clamp(min=0, max=max_model_len - 1)
+    positions = torch.where(kind == 3, page_end.clamp(max=max_model_len - 1), positions)
+    positions = torch.where(kind == 4, max_model_len, positions)
     tensors = {
         "positions": positions,
         "block_table": draws.labels("page number", num_pages).to(torch.int32),
