@@ -440,13 +440,14 @@ def _min_p_renorm_kernel(p_probs, p_min_p, p_renorm_probs, VOCAB: tl.constexpr, 
     for i_first in range(0, VOCAB, BLOCK_V):
         o_v = i_first + tl.arange(0, BLOCK_V)
         b_high = tl.maximum(b_high, tl.load(p_row + o_v, mask=o_v < VOCAB, other=0.0))
-    pivot = tl.max(b_high, axis=0) * tl.load(p_min_p + i_row)
+    min_p = tl.load(p_min_p + i_row)
+    pivot = tl.max(b_high, axis=0) * min_p
     b_sum = tl.zeros([BLOCK_V], dtype=tl.float32)
     for i_first in range(0, VOCAB, BLOCK_V):
         o_v = i_first + tl.arange(0, BLOCK_V)
         b_prob = tl.load(p_row + o_v, mask=o_v < VOCAB, other=0.0)
         b_sum += tl.where(b_prob >= pivot, b_prob, 0.0)
-    total = tl.sum(b_sum, axis=0)
+    total = tl.where(min_p > 0, tl.sum(b_sum, axis=0), 1.0)  # a row that nothing is taken from stays as it is
     for i_first in range(0, VOCAB, BLOCK_V):
         o_v = i_first + tl.arange(0, BLOCK_V)
         b_prob = tl.load(p_row + o_v, mask=o_v < VOCAB, other=0.0)

@@ -142,13 +142,15 @@ def _renorm_kernel(p_probs, p_limit, p_renorm_probs, scratch, IS_COUNT: tl.const
     b_sum = tl.where(has_any, b_sum * scale, 0.0)
     total = tl.sum(to_units(b_sum), axis=0)
     lowest = tl.full([], float("-inf"), dtype=tl.float32)
-    if ((k < SHAPE.VOCAB_SIZE) | (p < 1)) & has_any:
+    is_filtered = (k < SHAPE.VOCAB_SIZE) | (p < 1)
+    if is_filtered & has_any:
         wanted = k.to(tl.float32) if IS_COUNT else p * scale * (1 + 2.0**-16)
         bound = bound_of_groups(b_high, b_most, b_sum, high, scale, wanted, k < SHAPE.VOCAB_SIZE, SHAPE)
         lowest, total, i_barrier = limits_from_bound(
             place, b_high, i_barrier, bound, high, scale, total, Filters(k, p, nothing), rules, SHAPE
         )
-    whole = tl.div_rn(total.to(tl.float32) / UNIT, scale)
+    # A row that nothing is taken from stays as it is: its sum is 1 but for rounding.
+    whole = tl.where(is_filtered, tl.div_rn(total.to(tl.float32) / UNIT, scale), 1.0)
     for i_block in range(SHAPE.CHUNK // SHAPE.BLOCK_V):
         # [BLOCK_V]
         o_v = i_first + i_block * SHAPE.BLOCK_V + tl.arange(0, SHAPE.BLOCK_V)

@@ -256,7 +256,8 @@ def temperature_softmax(logits: Tensor, temperature: Tensor) -> Tensor:
     """
     probs            [num_nodes, vocab_size >= 1] float: distribution after each node; 0 or more, sums to 1
     top_k            [num_nodes] int32, 1 or more: k; from vocab_size on all tokens are kept
-    -> renorm_probs  [num_nodes, vocab_size] float: what is kept, divided by its sum; 0 elsewhere
+    -> renorm_probs  [num_nodes, vocab_size] float: what is kept, divided by its sum, and 0 elsewhere; the row of probs
+                     itself where top_k is vocab_size or more
     """
 )
 def top_k_renorm_probs(probs: Tensor, top_k: Tensor) -> Tensor:
@@ -268,7 +269,8 @@ def top_k_renorm_probs(probs: Tensor, top_k: Tensor) -> Tensor:
     if validation.enabled():
         _check_total(probs)
     last = top_k.to(torch.int64).clamp(max=probs.shape[1])[:, None] - 1  # [num_rows, 1]
-    return _renormalised(probs, probs.sort(dim=1, descending=True).values.gather(1, last))
+    pivot = probs.sort(dim=1, descending=True).values.gather(1, last)
+    return _renormalised(probs, pivot, top_k < probs.shape[1])
 
 
 @contract(
@@ -277,7 +279,8 @@ def top_k_renorm_probs(probs: Tensor, top_k: Tensor) -> Tensor:
     top_p            [num_nodes] float: p, above 0, at most 1, which keeps all tokens; so does a p that rounding keeps
                      out of reach. What counts up from the least probable token to 1 - p may keep one more, and those
                      equal to it, where fewer add up to p but for its rounding
-    -> renorm_probs  [num_nodes, vocab_size] float: what is kept, divided by its sum; 0 elsewhere
+    -> renorm_probs  [num_nodes, vocab_size] float: what is kept, divided by its sum, and 0 elsewhere; the row of probs
+                     itself where top_p is 1
     """
 )
 def top_p_renorm_probs(probs: Tensor, top_p: Tensor) -> Tensor:
@@ -293,14 +296,15 @@ def top_p_renorm_probs(probs: Tensor, top_p: Tensor) -> Tensor:
     ordered = probs.sort(dim=1, descending=True).values  # [num_rows, V]
     too_few = (ordered.cumsum(1) < top_p[:, None]).sum(1, keepdim=True)  # [num_rows, 1]
     pivot = ordered.gather(1, too_few.clamp(max=probs.shape[1] - 1))
-    return _renormalised(probs, torch.where(top_p[:, None] < 1, pivot, 0))
+    return _renormalised(probs, pivot, top_p < 1)
 
 
 @contract(
     """
     probs            [num_nodes, vocab_size >= 1] float: distribution after each node; 0 or more, sums to 1
     min_p            [num_nodes] float, 0 to 1: 0 keeps all tokens, 1 the most probable and those equal to it
-    -> renorm_probs  [num_nodes, vocab_size] float: what is kept, divided by its sum; 0 elsewhere
+    -> renorm_probs  [num_nodes, vocab_size] float: what is kept, divided by its sum, and 0 elsewhere; the row of probs
+                     itself where min_p is 0
     """
 )
 def min_p_renorm_probs(probs: Tensor, min_p: Tensor) -> Tensor:
@@ -311,7 +315,7 @@ def min_p_renorm_probs(probs: Tensor, min_p: Tensor) -> Tensor:
     """
     if validation.enabled():
         _check_total(probs)
-    return _renormalised(probs, probs.amax(1, keepdim=True) * min_p[:, None])
+    return _renormalised(probs, probs.amax(1, keepdim=True) * min_p[:, None], min_p > 0)
 
 
 def process_logits(
@@ -372,10 +376,12 @@ def total_variation(probs: Tensor, other_probs: Tensor) -> Tensor:
     return (probs - other_probs).abs().sum(1) / 2
 
 
-def _renormalised(probs: Tensor, pivot: Tensor) -> Tensor:
-    """What of `probs` [num_rows, V] is at least `pivot` [num_rows, 1], with sum 1."""
+def _renormalised(probs: Tensor, pivot: Tensor, is_filtered: Tensor) -> Tensor:
+    """What of `probs` [num_rows, V] is at least `pivot` [num_rows, 1], with sum 1; rows that are not `is_filtered`
+    [num_rows] as they are, and not divided by a sum that is 1 but for its rounding.
+    """
     kept = torch.where(probs >= pivot, probs, 0)
-    return kept / kept.sum(1, keepdim=True)
+    return torch.where(is_filtered[:, None], kept / kept.sum(1, keepdim=True), probs)
 
 
 def _check_law(law: int) -> None:

@@ -391,6 +391,16 @@ def test_a_placeholder_is_rejected_and_no_probability_is_read_for_it(name: str) 
         assert_equals_the_reference(op, case, POISONS[0])
 
 
+@pytest.mark.parametrize("vocab_size", [5, 200, 3_000])
+@pytest.mark.parametrize("name", ["top_k_renorm_probs", "top_p_renorm_probs", "min_p_renorm_probs"])
+def test_a_limit_that_keeps_all_changes_no_bit_of_a_row_whose_sum_is_rounded(name: str, vocab_size: int) -> None:
+    probs = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(1)).softmax(dim=1).to(DEVICE)
+    limits = {"top_k": torch.full((6,), vocab_size).int(), "top_p": torch.ones(6), "min_p": torch.zeros(6)}
+    kept = torch.full_like(probs, -1.0)
+    kernel(OPS[name])(probs, limits[name.removesuffix("_renorm_probs")].to(DEVICE), kept)
+    assert torch.equal(kept, probs)
+
+
 WALKS = ("verify_tree_greedy", "verify_tree_target_only", "verify_tree_rejection", "verify_logits_greedy")
 
 

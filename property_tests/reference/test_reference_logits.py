@@ -460,6 +460,16 @@ def test_a_limit_that_keeps_all_changes_nothing(op: Op, data: st.DataObject) -> 
     assert torch.equal(run(op, case, **{op.args[1].name: limit})["renorm_probs"], probs)
 
 
+@every_filter
+@pytest.mark.parametrize("is_naive", [False, True])
+def test_a_limit_that_keeps_all_changes_no_bit_of_a_row_whose_sum_is_rounded(op: Op, is_naive: bool) -> None:
+    probs = torch.randn(50, 200, generator=torch.Generator().manual_seed(1)).softmax(dim=1)
+    assert bool((probs.sum(dim=1) != 1).any())
+    limit = {"top_k": torch.full((50,), 200), "top_p": torch.ones(50), "min_p": torch.zeros(50)}[op.args[1].name]
+    function = op.naive if is_naive else op.reference
+    assert torch.equal(function(probs, limit.int() if op is TOP_K else limit), probs)
+
+
 FILTERS: list[tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = [
     (top_k_renorm_probs, torch.tensor([1], dtype=torch.int32)),
     (top_p_renorm_probs, torch.tensor([1e-30])),

@@ -100,7 +100,7 @@ def temperature_softmax_naive(logits: Tensor, temperature: Tensor) -> Tensor:
 def top_k_renorm_probs_naive(probs: Tensor, top_k: Tensor) -> Tensor:
     """`top_k_renorm_probs`, one row at a time."""
     pivots = [sorted(row)[-k:][0] for row, k in zip(probs.tolist(), top_k.tolist(), strict=True)]
-    return _renormalised_naive(probs, pivots)
+    return _renormalised_naive(probs, pivots, [k < probs.shape[1] for k in top_k.tolist()])
 
 
 def top_p_renorm_probs_naive(probs: Tensor, top_p: Tensor) -> Tensor:
@@ -112,19 +112,19 @@ def top_p_renorm_probs_naive(probs: Tensor, top_p: Tensor) -> Tensor:
             total, pivot = total + prob, prob
             if total >= p:
                 break
-        pivots.append(pivot if p < 1 else 0.0)
-    return _renormalised_naive(probs, pivots)
+        pivots.append(pivot)
+    return _renormalised_naive(probs, pivots, [p < 1 for p in top_p.tolist()])
 
 
 def min_p_renorm_probs_naive(probs: Tensor, min_p: Tensor) -> Tensor:
     """`min_p_renorm_probs`, one row at a time."""
     pivots = [max(row) * share for row, share in zip(probs.tolist(), min_p.tolist(), strict=True)]
-    return _renormalised_naive(probs, pivots)
+    return _renormalised_naive(probs, pivots, [share > 0 for share in min_p.tolist()])
 
 
-def _renormalised_naive(probs: Tensor, pivots: list[float]) -> Tensor:
+def _renormalised_naive(probs: Tensor, pivots: list[float], is_filtered: list[bool]) -> Tensor:
     rows = []
-    for row, pivot in zip(probs.tolist(), pivots, strict=True):
+    for row, pivot, filtered in zip(probs.tolist(), pivots, is_filtered, strict=True):
         total = sum(prob for prob in row if prob >= pivot)
-        rows.append([prob / total if prob >= pivot else 0.0 for prob in row])
+        rows.append([prob / total if prob >= pivot else 0.0 for prob in row] if filtered else row)
     return torch.tensor(rows, dtype=probs.dtype, device=probs.device).view(probs.shape)
