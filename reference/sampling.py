@@ -242,8 +242,8 @@ def verify_chain_block(
                            is not read
     uniform_final          [bs] float, 0 to 1: uniform draw of the token after the path
     draft_probs            [bs, num_draft_tokens, vocab_size] float, 0 or more: the distribution from which the children
-                           of each node were drawn, one after the other, without replacement; not read at leaves; what
-                           rounds to more than 1, by up to 2**-10, counts as 1
+                           of each node were drawn, one after the other, with or without replacement; not read at
+                           leaves; what rounds to more than 1, by up to 2**-10, counts as 1
     target_probs           [bs, num_draft_tokens, vocab_size >= 1] float, 0 to 1: the target model's distribution after
                            each node
     num_steps              int, 0 or more: drafts that can be accepted; a deeper tree is cut there
@@ -270,8 +270,10 @@ def verify_tree_rejection(
     the same token, was not drawn: it is passed over and leaves p and q as they are; so is a placeholder, -1. Where p
     and q are equal nothing is left of p, and no later sibling is accepted; that takes a uniform draw of 1 or rounding.
 
-    The emitted tokens have the target's distribution iff the children were drawn as said. Keeping p and q fixed between
-    siblings loses that. Entries of `predicts` that are not defined are 0.
+    The emitted tokens have the target's distribution if the children of each node were drawn from q, one after the
+    other, without replacement, and as well with: a token that comes again is passed over, and one that does not has the
+    distribution of a draw without. Keeping p and q fixed between siblings loses that. Entries of `predicts` that are
+    not defined are 0.
     Raises ValueError as `verify_tree_target_only` does.
     Source: SpecInfer (arXiv 2305.09781), section 4.3; without replacement: Jeon et al. (arXiv 2402.14160).
     """

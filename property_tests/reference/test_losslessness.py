@@ -95,8 +95,13 @@ def test_both_chain_rules_have_the_targets_distribution(target: Any, drafter: An
 
 @every_model
 @pytest.mark.parametrize("families", FAMILIES.values(), ids=list(FAMILIES))
-def test_tree_rejection_has_the_targets_distribution(target: Any, drafter: Any, families: Any) -> None:
-    assert off(distribution_of("verify_tree_rejection", rejection_proposals(target, drafter, families)), target, 3) == 0
+@pytest.mark.parametrize("replacement", [False, True], ids=["without replacement", "with replacement"])
+def test_tree_rejection_has_the_targets_distribution(
+    target: Any, drafter: Any, families: Any, replacement: bool
+) -> None:
+    """Drawn with replacement, a token that comes again is passed over, and one that does not is drawn as without."""
+    proposals = rejection_proposals(target, drafter, families, replacement=replacement)
+    assert off(distribution_of("verify_tree_rejection", proposals), target, 3) == 0
 
 
 def test_a_tree_deeper_than_the_steps_is_cut_without_changing_the_distribution() -> None:

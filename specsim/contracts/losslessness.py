@@ -176,19 +176,26 @@ def chain_proposals(target: Target, drafter: Target, num_steps: int, *, block: b
     return proposals
 
 
-def _drawn_without_replacement(dist: Weights, count: int) -> Iterator[tuple[Tokens, Fraction]]:
-    """Ordered tuples of tokens with their probabilities; fewer than `count` where the distribution has fewer."""
+def _drawn_siblings(dist: Weights, count: int, *, replacement: bool) -> Iterator[tuple[Tokens, Fraction]]:
+    """Ordered tuples of tokens with their probabilities; without replacement fewer than `count` where the distribution
+    has fewer.
+    """
     if count == 0 or not any(dist):
         yield (), ONE
         return
     for token, weight in enumerate(normalised(dist)):
         if weight > 0:
-            for rest, probability in _drawn_without_replacement(without(dist, [token]), count - 1):
+            left = dist if replacement else without(dist, [token])
+            for rest, probability in _drawn_siblings(left, count - 1, replacement=replacement):
                 yield (token, *rest), weight * probability
 
 
-def rejection_proposals(target: Target, drafter: Target, families: Tokens) -> list[Proposal[Drafted]]:
-    """Every tree that the drafter can draw, whose node i, from the root on, has `families[i]` children."""
+def rejection_proposals(
+    target: Target, drafter: Target, families: Tokens, *, replacement: bool = False
+) -> list[Proposal[Drafted]]:
+    """Every tree that the drafter can draw, whose node i, from the root on, has `families[i]` children, drawn one after
+    the other with or without `replacement`.
+    """
     trees: list[tuple[Tokens, Tokens, Fraction]] = [((0,), (-1,), ONE)]
     for node, count in enumerate(families):
         grown = []
@@ -197,7 +204,7 @@ def rejection_proposals(target: Target, drafter: Target, families: Tokens) -> li
                 grown.append((tokens, parents, weight))
                 continue
             dist = drafter(_prefixes(tokens, parents)[node])
-            for drawn, probability in _drawn_without_replacement(dist, count):
+            for drawn, probability in _drawn_siblings(dist, count, replacement=replacement):
                 grown.append(((*tokens, *drawn), (*parents, *(node for _ in drawn)), weight * probability))
         trees = grown
     return [_rejection_proposal(target, drafter, *tree) for tree in trees]

@@ -7,8 +7,9 @@ Edges are used where thresholds have no rounding; elsewhere a uniform draw keeps
 round otherwise still agree. Uniform draws that no walk reads differ from node to node, so that a uniform draw from a
 wrong node shows.
 
-Drafts of the rules that know the draft model's distribution have a positive probability under it, and siblings differ
-there: others cannot have been drawn. In a quarter of the batches of these rules some drafts are placeholders.
+Drafts of the rules that know the draft model's distribution have a positive probability under it: others cannot have
+been drawn. Siblings differ there, as they do when they are drawn without replacement. In a quarter of the batches of
+these rules some drafts are placeholders.
 """
 
 from __future__ import annotations
