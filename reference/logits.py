@@ -8,7 +8,8 @@ The order is SGLang's outside speculation; all of it is per request:
 4. logit bias, added; it is finite or -inf, so 3 and 5 may as well come before it
 5. grammar: tokens whose bit is 0 are -inf
 6. a custom logit processor, which can bring back what 3 and 5 took
-7. temperature and softmax, then top-k, top-p and min-p, each of which renormalises
+7. temperature and softmax, then top-k, top-p and min-p, each of which renormalises; top-k and top-p can be applied
+   jointly (JOINT)
 
 Counts are of output tokens; the prompt is not in them. Greedy requests are encoded as temperature 1 and `top_k` 1: a
 tie for the most probable token then leaves several. A batch in which all are greedy takes `row_argmax` after step 6.
@@ -28,7 +29,11 @@ What SGLang's verification of trees did otherwise, for long or still:
   verification: issue #42744)
 
 Outside speculation it adds the bias after step 5, and unless there is a min_p, top-p is of the distribution before
-top-k.
+top-k. These differ in step 7:
+
+TOP_K_FIRST  top-p is of what top-k kept, scaled to sum 1: vLLM, and SGLang's verification
+JOINT        top-k and top-p are both of the distribution before either, and what both keep stays: SGLang outside
+             speculation, and everywhere in its PR #36173 (closed)
 
 Logits and distributions are float32 or float64, all floating-point arguments of a call the same. Penalties of dyadic
 numbers have no rounding. `ndt` is short for `num_draft_tokens`, V for the size of the vocabulary; node i of request b
@@ -48,9 +53,11 @@ from specsim.reference.argument_tables import contract
 
 __all__ = [
     "EXACT",
+    "JOINT",
     "NAN_HIGHEST",
     "NAN_LOWEST",
     "RELAXED",
+    "TOP_K_FIRST",
     "SamplingBatchInfo",
     "accumulate_penalties",
     "apply_penalties",
@@ -69,6 +76,9 @@ RELAXED = 1
 
 NAN_HIGHEST = 0
 NAN_LOWEST = 1
+
+TOP_K_FIRST = 0
+JOINT = 1
 
 WORD_BITS = 32
 
@@ -328,6 +338,7 @@ def process_logits(
     law: int,
     bitmask: Tensor | None = None,
     custom_logit_processor: Callable[[Tensor], Tensor] | None = None,
+    filter_apply_order: int = TOP_K_FIRST,
 ) -> Tensor:
     """All steps in order: the distribution after each node.
 
@@ -339,10 +350,14 @@ def process_logits(
                             arguments say: `min_p` 0, no custom processor
     bitmask                 [bs * ndt, ceil(V / 32)] int32, or None where there is no grammar
     custom_logit_processor  gets logits [bs * ndt, V], may change them, and returns such logits
+    filter_apply_order      TOP_K_FIRST or JOINT
 
-    Returns probs [bs * ndt, V] float. Raises ValueError as its steps do. Its naive implementation, for EXACT, is
-    `sequential.next_token_law` after each node's path. Source: SGLang's sampler; PR #22049.
+    Returns probs [bs * ndt, V] float. Raises ValueError as its steps do, and for an unknown order. Its naive
+    implementation, for EXACT, is `sequential.next_token_law` after each node's path. Source: SGLang's sampler; PR
+    #22049; PR #36173 and FlashInfer's `filter_apply_order` for the orders.
     """
+    if validation.enabled():
+        check_filter_apply_order(filter_apply_order)
     ndt = candidates.shape[1]
     logits = logits.clone()
     apply_penalties(logits, output_counts, output_lens, candidates, tree_mask, *params[:6], law)
@@ -351,8 +366,11 @@ def process_logits(
     if custom_logit_processor is not None:
         logits = custom_logit_processor(logits)
     probs = temperature_softmax(logits, params.temperature.repeat_interleave(ndt))
-    probs = top_k_renorm_probs(probs, params.top_k.repeat_interleave(ndt))
-    probs = top_p_renorm_probs(probs, params.top_p.repeat_interleave(ndt))
+    top_k, top_p = params.top_k.repeat_interleave(ndt), params.top_p.repeat_interleave(ndt)
+    if filter_apply_order == JOINT:  # of what top-p kept, top-k keeps what it would have kept of all
+        probs = top_k_renorm_probs(top_p_renorm_probs(probs, top_p), top_k)
+    else:
+        probs = top_p_renorm_probs(top_k_renorm_probs(probs, top_k), top_p)
     return min_p_renorm_probs(probs, params.min_p.repeat_interleave(ndt))
 
 
@@ -387,6 +405,11 @@ def _renormalised(probs: Tensor, pivot: Tensor, is_filtered: Tensor) -> Tensor:
 def _check_law(law: int) -> None:
     if law not in (EXACT, RELAXED):
         raise ValueError(f"law is {law}; allowed: EXACT ({EXACT}), RELAXED ({RELAXED})")
+
+
+def check_filter_apply_order(order: int) -> None:
+    if order not in (TOP_K_FIRST, JOINT):
+        raise ValueError(f"filter_apply_order is {order}; allowed: TOP_K_FIRST ({TOP_K_FIRST}), JOINT ({JOINT})")
 
 
 def _check_probs(probs: Tensor) -> None:

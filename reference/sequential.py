@@ -12,7 +12,8 @@ From logits to a token, in this order:
 4. the grammar's mask
 5. the custom logit processor, which can bring back what 2 and 4 took
 6. at temperature 0 the largest logit, of equals the lowest token. Else `temperature`, then top-k, top-p and min-p,
-   each of which scales what it keeps to sum 1, and the uniform draw picks a token
+   each of which scales what it keeps to sum 1, and the uniform draw picks a token. `filter_apply_order` says whether
+   top-p is of what top-k kept (`logits.TOP_K_FIRST`) or of the distribution before it (`logits.JOINT`)
 
 Penalties count the outputs, not the prompt, every output once, and the one before the token at hand too. Serving
 engines differ: some subtract before they mask and add the bias after it, which comes to the same for a finite bias;
@@ -43,6 +44,7 @@ from torch import Tensor
 
 from specsim.reference import validation
 from specsim.reference.grammar import Grammar
+from specsim.reference.logits import JOINT, TOP_K_FIRST, check_filter_apply_order
 
 __all__ = ["Finish", "Output", "SamplingParams", "draw", "finish_of", "generate", "next_token_law"]
 
@@ -132,15 +134,17 @@ def generate(
     coins: Callable[[int], float] | Sequence[float] | None = None,
     grammar: Grammar | None = None,
     detokenize: Callable[[Tokens], str] | None = None,
+    filter_apply_order: int = TOP_K_FIRST,
 ) -> Output:
     """Decode one request.
 
-    next_logits  the model: prompt and outputs so far -> logits [V] float32 or float64; -inf excludes a token
-    prompt       token ids of any value
-    params       what the client asks for
-    coins        the uniform draw, 0 to 1, of each output by its index; not needed at temperature 0
-    grammar      what the outputs must match; it is not changed
-    detokenize   outputs -> their text; needed for stop strings
+    next_logits         the model: prompt and outputs so far -> logits [V] float32 or float64; -inf excludes a token
+    prompt              token ids of any value
+    params              what the client asks for
+    coins               the uniform draw, 0 to 1, of each output by its index; not needed at temperature 0
+    grammar             what the outputs must match; it is not changed
+    detokenize          outputs -> their text; needed for stop strings
+    filter_apply_order  TOP_K_FIRST or JOINT
 
     Raises ValueError for parameters outside their range, a prompt longer than `context_len`, uniform draws that are
     missing or outside 0 to 1, stop strings without `detokenize`, and an output for which no token is left. Source: the
@@ -148,6 +152,7 @@ def generate(
     """
     if validation.enabled():
         _check_params(params)
+        check_filter_apply_order(filter_apply_order)
         if params.context_len is not None and len(prompt) > params.context_len:
             raise ValueError(f"the prompt has {len(prompt)} tokens; allowed: context_len, {params.context_len}")
         if params.stop and detokenize is None:
@@ -163,7 +168,7 @@ def generate(
         mask = None if reader is None else reader.allowed()  # [V]
         logits = _processed(next_logits([*prompt, *tokens]), tokens, prompt, params, mask)  # [V]
         coin = 0.0 if params.temperature < GREEDY_TEMPERATURE else _coin(coins, len(tokens))
-        tokens.append(draw(_law(logits, params), coin))
+        tokens.append(draw(_law(logits, params, filter_apply_order), coin))
         if params.return_logprob:
             logprobs.append(float(_tempered(logits, params).log_softmax(dim=0)[tokens[-1]]))
         if reader is not None:
@@ -209,14 +214,16 @@ def next_token_law(
     prompt_tokens: Tokens,
     params: SamplingParams,
     grammar_mask: Tensor | None = None,
+    filter_apply_order: int = TOP_K_FIRST,
 ) -> Tensor:
     """The probability of each token to come next; at temperature 0 it is 1 for one token.
 
-    logits         [V] float32 or float64: what the model says after prompt and outputs
-    output_tokens  the outputs so far
-    prompt_tokens  the prompt, for the custom processor
-    params         what the client asks for
-    grammar_mask   [V] bool: tokens that the grammar allows; None for all
+    logits              [V] float32 or float64: what the model says after prompt and outputs
+    output_tokens       the outputs so far
+    prompt_tokens       the prompt, for the custom processor
+    params              what the client asks for
+    grammar_mask        [V] bool: tokens that the grammar allows; None for all
+    filter_apply_order  TOP_K_FIRST or JOINT
 
     Returns probs [V], of the dtype of the logits. Raises ValueError for logits that are NaN or inf, for parameters
     and tokens outside their range, and where no token is left.
@@ -224,7 +231,9 @@ def next_token_law(
     """
     if validation.enabled():
         _check_params(params)
-    return _law(_processed(logits, output_tokens, prompt_tokens, params, grammar_mask), params)
+        check_filter_apply_order(filter_apply_order)
+    processed = _processed(logits, output_tokens, prompt_tokens, params, grammar_mask)
+    return _law(processed, params, filter_apply_order)
 
 
 def draw(dist: Tensor, coin: float) -> int:
@@ -262,17 +271,19 @@ def _processed(logits: Tensor, outputs: Tokens, prompt: Tokens, params: Sampling
     return logits
 
 
-def _law(logits: Tensor, params: SamplingParams) -> Tensor:
+def _law(logits: Tensor, params: SamplingParams, filter_apply_order: int) -> Tensor:
     if params.temperature < GREEDY_TEMPERATURE:
         largest = (logits == logits.max()).nonzero()[0, 0]
         return torch.zeros_like(logits).index_fill_(0, largest, 1)
-    dist = _tempered(logits, params).softmax(dim=0)  # [V]
+    whole = dist = _tempered(logits, params).softmax(dim=0)  # [V]
     if 1 <= params.top_k < len(dist):
         dist = _kept(dist, dist.sort(descending=True).values[params.top_k - 1])
     if params.top_p < 1:
-        ordered = dist.sort(descending=True).values  # [V]
+        before = whole if filter_apply_order == JOINT else dist
+        ordered = before.sort(descending=True).values  # [V]
         short = int((ordered.cumsum(dim=0) < params.top_p).sum())  # how many of them are not enough
-        dist = _kept(dist, ordered[min(short, len(dist) - 1)])
+        dist = torch.where(before >= ordered[min(short, len(dist) - 1)], dist, 0)
+        dist = dist / dist.sum()
     if params.min_p > 0:
         dist = _kept(dist, params.min_p * dist.max())
     return dist

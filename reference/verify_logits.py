@@ -165,7 +165,7 @@ def verify_logits_sampled(
     """A whole verification at a temperature: from logits and sampling parameters to bonus tokens, lengths and KV moves.
 
     The trees, uniform draws and thresholds are those of `sampling.verify_tree_target_only`, the counts and parameters
-    those of `logits.process_logits`, of which this is what follows one another.
+    those of `logits.process_logits` with TOP_K_FIRST, of which this is what follows one another.
 
     A node at which every token is forbidden has no distribution. Raises ValueError as those functions do, and for rows
     of biases and masks that are not there. Source: the pipeline of SGLang's EAGLE worker after the target's forward; PR

@@ -20,9 +20,11 @@ from specsim.reference import logits as logit_functions
 from specsim.reference import sequential
 from specsim.reference.logits import (
     EXACT,
+    JOINT,
     NAN_HIGHEST,
     NAN_LOWEST,
     RELAXED,
+    TOP_K_FIRST,
     SamplingBatchInfo,
     accumulate_penalties,
     apply_token_bitmask,
@@ -566,11 +568,12 @@ def random_batch(seed: int, vocab_size: int = 9) -> tuple[Tensor, dict[str, Tens
 
 
 @settings(max_examples=30)
-@given(seed=st.integers(0, 2**32))
-def test_the_exact_distribution_of_every_node_is_that_of_decoding_token_by_token(seed: int) -> None:
+@given(seed=st.integers(0, 2**32), order=st.sampled_from([TOP_K_FIRST, JOINT]))
+def test_the_exact_distribution_of_every_node_is_that_of_decoding_token_by_token(seed: int, order: int) -> None:
     logits, trees, params, bitmask = random_batch(seed)
     before = logits.clone()
-    probs = process_logits(logits, *trees.values(), params, EXACT, bitmask)
+    params = params._replace(top_p=torch.tensor([0.8, 0.7], dtype=torch.float64))
+    probs = process_logits(logits, *trees.values(), params, EXACT, bitmask, filter_apply_order=order)
     assert torch.equal(logits, before)
     for row in range(8):
         b, node = row // 4, row % 4
@@ -582,9 +585,39 @@ def test_the_exact_distribution_of_every_node_is_that_of_decoding_token_by_token
             logit_bias=dict(enumerate(params.logit_bias[b].tolist())),
         )
         allowed = torch.tensor(allowed_tokens(bitmask[row].tolist(), 9))
-        expected = sequential.next_token_law(logits[row], outputs, [], asked, allowed)
+        expected = sequential.next_token_law(logits[row], outputs, [], asked, allowed, order)
         assert torch.equal(probs[row] > 0, expected > 0)
         assert torch.allclose(probs[row], expected, rtol=0, atol=2.0**-40)
+
+
+@pytest.mark.parametrize(("order", "kept"), [(TOP_K_FIRST, 3), (JOINT, 4)])
+def test_joint_filters_look_at_the_distribution_before_either(order: int, kept: int) -> None:
+    dist = torch.tensor([32.0, 16, 8, 5, 3], dtype=torch.float64) / 64  # three tokens have 56 of 64, and 56 of 61
+    asked = sequential.SamplingParams(top_k=4, top_p=0.9)
+    expected = sequential.next_token_law(dist.log(), [], [], asked, filter_apply_order=order)
+    assert expected.nonzero()[:, 0].tolist() == list(range(kept))
+    nothing = torch.zeros(1, dtype=torch.float64)
+    params = SamplingBatchInfo(
+        frequency_penalty=nothing,
+        presence_penalty=nothing,
+        repetition_penalty=nothing + 1,
+        min_new_tokens=torch.zeros(1, dtype=torch.int32),
+        stop_token_ids=torch.zeros((1, 0), dtype=torch.int64),
+        logit_bias=torch.zeros((1, 5), dtype=torch.float64),
+        temperature=nothing + 1,
+        top_k=torch.tensor([4], dtype=torch.int32),
+        top_p=nothing + 0.9,
+        min_p=nothing,
+    )
+    history = (torch.zeros((1, 5), dtype=torch.int32), torch.zeros(1, dtype=torch.int32), torch.zeros((1, 1)).long())
+    mask = torch.ones((1, 1, 1), dtype=torch.bool)
+    probs = process_logits(dist.log()[None], *history, mask, params, EXACT, filter_apply_order=order)
+    assert torch.allclose(probs[0], expected, rtol=0, atol=2.0**-40)
+
+
+def test_an_unknown_order_of_filters_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"filter_apply_order is 2; allowed: TOP_K_FIRST \(0\), JOINT \(1\)"):
+        sequential.next_token_law(torch.zeros(3), [], [], sequential.SamplingParams(), filter_apply_order=2)
 
 
 NUMBERS = (
