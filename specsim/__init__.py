@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 from specsim import aliases
 from specsim.compiled import finder
 
+DISTRIBUTION = "specsim-llm"
+"""What pip calls this package."""
+
 if TYPE_CHECKING:
     __version__: str
 else:
@@ -16,7 +19,7 @@ else:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            return version("specsim")
+            return version(DISTRIBUTION)
         except PackageNotFoundError:  # a source tree on the path, not installed
             return "0+unknown"
 
