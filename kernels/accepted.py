@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from specsim.kernels.launch import ANY, as_equal_words, block_of, checked_launch, require_same_dtype
-from specsim.kernels.ragged import BLOCK_B, block_of_requests, sum_before, sum_of_differences_before
+from specsim.kernels.ragged import BLOCK_B, sum_before, sum_of_differences_before
 from specsim.kernels.verify import bonus_of
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def write_req_to_token_pool(
         pool_len,
         prefix_indices.shape[0],
         out_cache_loc.shape[0],
-        BLOCK_B=block_of_requests(bs),
+        BLOCK_B=BLOCK_B,
         BLOCK_LOCS=1024,
         num_warps=8,
     )

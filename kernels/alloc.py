@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specsim.kernels.launch import checked_launch
-from specsim.kernels.ragged import lanes_for
+from specsim.kernels.ragged import BLOCK_B
 
 __all__ = ["alloc_decode", "alloc_extend", "get_last_loc"]
 
@@ -43,7 +43,7 @@ def alloc_extend(
         free_pages.shape[0],
         out_cache_loc.shape[0],
         PAGE_SIZE=page_size,
-        BLOCK_B=lanes_for(bs)[0],
+        BLOCK_B=BLOCK_B,
         BLOCK_LOCS=BLOCK_LOCS_SHORT if is_short else BLOCK_LOCS,
         num_warps=4,
     )
@@ -60,8 +60,7 @@ def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, out_cac
     bs = seq_lens.shape[0]
     if bs == 0:
         return
-    block_b, num_warps = lanes_for(bs)
-    _alloc_decode_kernel[(triton.cdiv(bs, block_b),)](
+    _alloc_decode_kernel[(triton.cdiv(bs, BLOCK_B),)](
         seq_lens,
         last_loc,
         free_pages,
@@ -69,8 +68,8 @@ def alloc_decode(seq_lens: Tensor, last_loc: Tensor, free_pages: Tensor, out_cac
         bs,
         free_pages.shape[0],
         PAGE_SIZE=page_size,
-        BLOCK_B=block_b,
-        num_warps=num_warps,
+        BLOCK_B=BLOCK_B,
+        num_warps=1,
     )
 
 
@@ -83,16 +82,15 @@ def get_last_loc(req_to_token: Tensor, req_pool_indices: Tensor, prefix_lens: Te
     bs = req_pool_indices.shape[0]
     if bs == 0:
         return
-    block_b, num_warps = lanes_for(bs)
-    _get_last_loc_kernel[(triton.cdiv(bs, block_b),)](
+    _get_last_loc_kernel[(triton.cdiv(bs, BLOCK_B),)](
         req_to_token,
         req_pool_indices,
         prefix_lens,
         last_loc,
         req_to_token.shape[1],
         bs,
-        BLOCK_B=block_b,
-        num_warps=num_warps,
+        BLOCK_B=BLOCK_B,
+        num_warps=1,
     )
 
 

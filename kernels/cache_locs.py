@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from specsim.kernels.launch import checked_launch
-from specsim.kernels.ragged import block_of_requests, sum_of_differences_before
+from specsim.kernels.ragged import BLOCK_B, sum_of_differences_before
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,9 +49,9 @@ def assign_req_to_token_pool(
         out_cache_loc,
         req_to_token.shape[1],
         out_cache_loc.shape[0],
-        BLOCK_B=block_of_requests(bs),
+        BLOCK_B=BLOCK_B,
         BLOCK_LOCS=BLOCK_LOCS,
-        num_warps=4,
+        num_warps=1,
     )
 
 
@@ -109,9 +109,9 @@ def assign_extend_cache_locs(
         out_cache_loc,
         req_to_token.shape[1],
         out_cache_loc.shape[0],
-        BLOCK_B=block_of_requests(bs),
+        BLOCK_B=BLOCK_B,
         BLOCK_LOCS=BLOCK_LOCS,
-        num_warps=4,
+        num_warps=1,
     )
 
 

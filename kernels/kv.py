@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specsim.kernels.alloc import pages_of, require_page_size
 from specsim.kernels.launch import ANY, as_equal_words, block_of, checked_launch, require_same_dtype
-from specsim.kernels.ragged import BLOCK_B, lanes_for
+from specsim.kernels.ragged import BLOCK_B
 
 __all__ = [
     "align_evict_mask_to_page_size",
@@ -71,7 +71,7 @@ def generate_draft_decode_kv_indices(
         TOPK=topk,
         NUM_STEPS=num_steps,
         PAGE_SIZE=page_size,
-        BLOCK_B=lanes_for(bs)[0],
+        BLOCK_B=BLOCK_B,
         BLOCK_S=triton.next_power_of_2(num_steps),
         BLOCK_LOCS=BLOCK_LOCS,
         num_warps=4,
@@ -148,15 +148,14 @@ def fill_accept_out_cache_loc(accept_index: Tensor, out_cache_loc: Tensor, accep
     num_entries = accept_index.numel()
     if num_entries == 0:
         return
-    block_b, num_warps = lanes_for(num_entries)
-    _fill_accept_kernel[(triton.cdiv(num_entries, block_b),)](
+    _fill_accept_kernel[(triton.cdiv(num_entries, BLOCK_B),)](
         accept_index,
         out_cache_loc,
         accept_out_cache_loc,
         num_entries,
         out_cache_loc.shape[0],
-        BLOCK_B=block_b,
-        num_warps=num_warps,
+        BLOCK_B=BLOCK_B,
+        num_warps=1,
     )
 
 

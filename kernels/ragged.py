@@ -12,18 +12,8 @@ import triton
 import triton.language as tl
 
 BLOCK_B = 256
-FEW = 32
-"""Requests whose lengths one warp adds up, with no barrier between warps."""
-
-
-def lanes_for(count: int) -> tuple[int, int]:
-    """Lanes of a block of requests, and its warps, where there are `count` requests."""
-    return (FEW, 1) if count <= FEW else (BLOCK_B, 4)
-
-
-def block_of_requests(bs: int) -> int:
-    """Lanes of a sum over requests: two sums of one warp are faster than one of several."""
-    return FEW if bs <= 2 * FEW else BLOCK_B
+"""The same for every batch, so that a batch size that no launch had before compiles nothing. Where nothing else wants
+more warps a program has one, whose sums need no barrier."""
 
 
 @triton.jit

@@ -159,7 +159,7 @@ def launch_verify_logits_greedy(plan: Plan, logits: Tensor, tree: Tree, step: St
     bs, num_draft_tokens = tree.candidates.shape
     if bs == 0:
         return
-    on_gpu = logits.device.type == "cuda"
+    on_gpu = logits.device.type != "cpu"
     splits = plan.splits if on_gpu or not plan.is_lazy else 1
     width, vocab_size = num_steps + 1, logits.shape[1]
     words = width if plan.is_lazy else num_draft_tokens

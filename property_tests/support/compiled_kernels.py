@@ -99,11 +99,11 @@ def sizes(ndt: int = 8, topk: int = 4, num_steps: int = 5, bs: int = 64) -> dict
     return chosen | derived
 
 
-def sizes_of(op: str, ndt: int) -> dict[str, int]:
+def sizes_of(op: str, ndt: int, bs: int = 64) -> dict[str, int]:
     """The sizes of a case of an operation, some of which relate them otherwise than the others do."""
     if op.startswith("verify_chain") or op == "build_chain_tree":
-        return sizes(ndt=6, num_steps=5) | {"mask_numel": 64 * 36}
-    case = sizes(ndt=ndt) if ndt <= 8 else sizes(ndt=ndt, topk=8, num_steps=8)
+        return sizes(ndt=6, num_steps=5, bs=bs) | {"mask_numel": bs * 36}
+    case = sizes(ndt=ndt, bs=bs) if ndt <= 8 else sizes(ndt=ndt, topk=8, num_steps=8, bs=bs)
     if op == "organize_draft_results":
         case["parent_width"] = case["topk"] * case["num_steps"] + 1
     return case
@@ -196,20 +196,24 @@ def compile_moves_of_buffers(
     return found
 
 
-def compile_operation(name: str, ndt: int = 8) -> list[dict[str, Any]]:
-    if name == "move_kv_of_buffers":
-        return compile_moves_of_buffers()
-    op, case = OPS[name], sizes_of(name, ndt)
+def arguments_of(name: str, case: dict[str, int]) -> dict[str, Any]:
+    """Tensors without memory, and numbers, for a call of the operation."""
     arguments: dict[str, Any] = {}
-    for arg in op.args:
+    for arg in OPS[name].args:
         if isinstance(arg, ScalarArg):
             arguments[arg.name] = case[arg.name]
         else:
             dtype = torch.bfloat16 if arg.name in HIDDEN else arg.dtype
             arguments[arg.name] = torch.empty(arg.resolve_shape(case), dtype=dtype, device="meta")
+    return arguments
+
+
+def compile_operation(name: str, ndt: int = 8) -> list[dict[str, Any]]:
+    if name == "move_kv_of_buffers":
+        return compile_moves_of_buffers()
     verify_sampled.num_sms_of = lambda _device: NUM_SMS  # type: ignore[assignment, attr-defined] # by which programs that wait for each other are launched
     with compiling() as found:
-        getattr(kernels, name)(**arguments)
+        getattr(kernels, name)(**arguments_of(name, sizes_of(name, ndt)))
     return found
 
 
