@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -29,6 +32,7 @@ from specsim.contracts.registry import OPS, REFERENCE
 from specsim.errors import UsageError
 from specsim.report.page.tables import tables_of
 from specsim.tiers.ops.bulk import Place
+from specsim.verdict import INTERRUPTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,7 +159,7 @@ def test_a_provider_that_is_wrong_in_bulk_has_no_time() -> None:
 @pytest.mark.slow
 def test_a_campaign_is_measured_beside_the_loop_that_makes_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "SECONDS", 1)
-    around, wider = campaign.run("cpu", 1)
+    around, wider = campaign.entries(1)
     assert [peer["name"] for peer in around["peers"]] == ["bare loop", "campaign"]
     assert [peer["name"] for peer in wider["peers"]] == ["1 job", "2 jobs"]
     assert (around["unit"], wider["unit"]) == ("CPU us an event", "events/s")
@@ -194,12 +198,44 @@ def test_a_setup_that_a_release_refuses_has_no_cost() -> None:
         def start(self, _setup: object) -> NoReturn:
             raise UsageError("without overlap its worker is of spec v1", "use another setup")
 
-    assert scheduler._measured(Refusing(), [12, 26], 1) == ([], [])
+    assert scheduler._measured(Refusing(), "release", [12, 26], 1) == ([], [])
 
 
 def test_schedules_of_no_target_are_refused_with_the_command() -> None:
     with pytest.raises(UsageError, match="--target"):
         run(["scheduler"], "cpu")
+
+
+INTERRUPTED_BENCH = """
+import time
+from specsim import bench
+from specsim.cli import main
+
+def rows(*_):
+    peers = [{"name": "fast", "timing": "cpu", "median": 1234.5, "ratio": 1.0, "not_run": None}]
+    quick = lambda: [{"name": "walk", "unit": "us", "shape": {"bs": 1}, "peers": peers}]
+    slow = lambda: time.sleep(600)
+    return [bench.Row("walk", {"bs": bs}, quick if bs == 1 else slow) for bs in (1, 2, 3)]
+
+bench.BENCHMARKS["walk"] = rows
+main(["bench", "walk", "--device", "cpu", "--json", "results.json"])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_benchmark_prints_each_row_at_once_and_keeps_it(number: signal.Signals, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED_BENCH], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as bench:
+        assert bench.stdout is not None
+        assert any("1,234.5" in line for line in bench.stdout), "the row is printed while the next one is measured"
+        bench.send_signal(number)
+        rest = bench.stdout.read()
+    assert "not run    walk: the check was interrupted: bs=2; bs=3" in rest
+    assert bench.returncode == INTERRUPTED
+    first, *left = json.loads((tmp_path / "results.json").read_text())["benchmarks"]
+    assert first["peers"][0]["median"] == 1234.5
+    assert [entry["shape"] for entry in left if entry["left_out"]] == [{"bs": 2}, {"bs": 3}]
 
 
 def test_every_result_that_is_kept_has_a_row_in_the_table_of_speed() -> None:

@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,6 @@ from specsim.bench import kernel_table, run, verify_logits_greedy, verify_step
 from specsim.bench.kernel_cases import KERNELS, Outcome, bytes_to_move, dependent_reads, make_case, shapes
 from specsim.bench.kernel_peers import KernelPeer, lift_all, peers_of
 from specsim.contracts.contract import Case, Tensors
-from specsim.deadline import Deadline
 from specsim.engines.sgl_kernel import OPERATIONS as CUDA
 from specsim.engines.sglang.operations import KERNELS as LAUNCHES
 from specsim.engines.sglang.peers import AS_DOCUMENTED, PEER_RELEASES, PEERS, lifted_peers
@@ -110,7 +110,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Case, Tensors]
     def time(prepare: Callable[[Case, Tensors], Any]) -> dict[str, Any]:
         ours = peers_of("fill_bonus_tokens", lift_all([]))[0]
         monkeypatch.setattr(kernel_table, "peers_of", lambda *_: [ours, KernelPeer("other", prepare)])
-        entry: dict[str, Any] = kernel_table.run("cpu", 1, only=["fill_bonus_tokens"], targets=[])[-1]
+        entry: dict[str, Any] = kernel_table.rows("cpu", 1, only=["fill_bonus_tokens"], targets=[])[-1].measure()[0]
         found: dict[str, Any] = entry["peers"][1]
         return found
 
@@ -138,19 +138,21 @@ def test_a_shape_without_a_case_has_a_row_that_says_why(monkeypatch: pytest.Monk
         raise torch.OutOfMemoryError("too large")
 
     monkeypatch.setattr(kernel_table, "make_case", no_memory)
-    (ours,) = kernel_table.run("cpu", 1, only=["fill_bonus_tokens"], targets=[])[-1]["peers"]
+    (ours,) = kernel_table.rows("cpu", 1, only=["fill_bonus_tokens"], targets=[])[-1].measure()[0]["peers"]
     assert ours["not_run"] == "there is no case: OutOfMemoryError: too large"
 
 
 @interpreted
-def test_rows_that_a_budget_does_not_reach_say_so() -> None:
-    (ours,) = kernel_table.run("cpu", 1, only=["row_argmax"], targets=[], deadline=Deadline.after(0.0))[-1]["peers"]
-    assert ours["not_run"] == "there is no case: TimeSpent: the time budget was spent"
+def test_rows_that_a_budget_does_not_reach_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_table, "lift_all", lambda _targets: time.sleep(30))
+    found = run(["kernels"], "cpu", 1, only=["row_argmax"], targets=[], budget_seconds=0.5)["benchmarks"]
+    assert [entry["shape"].get("kernel") for entry in found] == [None, "row_argmax"]
+    assert {entry["left_out"] for entry in found} == {"the time budget was spent"}
 
 
 def test_a_name_that_is_no_operation_is_refused() -> None:
     with pytest.raises(UsageError, match="--only 'walk' is no operation or family"):
-        kernel_table.run("cpu", 1, only=["walk"], targets=[])
+        kernel_table.rows("cpu", 1, only=["walk"], targets=[])
 
 
 def entry(kernel: str, **peers: float | str) -> dict[str, Any]:

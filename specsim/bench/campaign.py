@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from specsim.bench.rows import Row
 from specsim.compiled.build import find_build
 from specsim.lifting.cache import open_cache
 
@@ -44,7 +45,12 @@ class Part(NamedTuple):
         return self.events / self.seconds
 
 
-def run(_device: str, rounds: int | None, full: bool = False) -> list[dict[str, Any]]:
+def rows(_device: str, rounds: int | None, full: bool = False) -> list[Row]:
+    """One row, since all of it is compared."""
+    return [Row(NAME, {"seconds": SECONDS_FULL if full else SECONDS}, lambda: entries(rounds, full=full))]
+
+
+def entries(rounds: int | None, *, full: bool = False) -> list[dict[str, Any]]:
     """Run everything `rounds` times. Returns the `benchmarks` entries of the result format: CPU time of an event, the
     ratio to the bare loop; and events a second, the ratio to one job, above 1 is more.
     """

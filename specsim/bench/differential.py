@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from specsim.bench.rows import Row
 from specsim.contracts.contract import Op
 from specsim.contracts.provider import MappingProvider, Subject
 from specsim.contracts.registry import OPS, REFERENCE
@@ -41,23 +42,22 @@ class Spent(NamedTuple):
     seconds: float
 
 
-def run(device: str, rounds: int | None, full: bool = False) -> list[dict[str, Any]]:
+def rows(device: str, rounds: int | None, full: bool = False) -> list[Row]:
     """Time greedy verification, with `full` every operation; `rounds` times through the sizes instead of SECONDS.
-    Returns the `benchmarks` entries of the result format: nanoseconds a case, and what share of all each part is.
+    A row's entry has nanoseconds a case, and what share of all each part is.
     """
     from specsim.kernels import provider as kernels
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return [
-            _entry(provider.name, OPS[subject.op], subject, device, rounds)
-            for provider in (MappingProvider("reference", REFERENCE), kernels())
-            for subject in provider.subjects()[0]
-            if full or subject.op in QUICK
-        ]
-    finally:
-        torch.set_num_threads(threads)
+    def row(provider: str, subject: Subject) -> Row:
+        shape = {"op": subject.op, "provider": provider}
+        return Row(NAME, shape, lambda: [_entry(provider, OPS[subject.op], subject, device, rounds)])
+
+    return [
+        row(provider.name, subject)
+        for provider in (MappingProvider("reference", REFERENCE), kernels())
+        for subject in provider.subjects()[0]
+        if full or subject.op in QUICK
+    ]
 
 
 def _entry(provider: str, op: Op, subject: Subject, device: str, rounds: int | None) -> dict[str, Any]:

@@ -22,13 +22,14 @@ import resource
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from specsim.deadline import NEVER, Deadline
+from specsim.bench.rows import Row
+from specsim.deadline import TimeSpent
 from specsim.engines.target import CheckoutTarget, ReleaseTarget, parse_target
 from specsim.errors import UsageError
 from specsim.lifting.cache import open_cache
@@ -40,6 +41,7 @@ PLANTED, FOUND = "planted", "found"
 SCHEDULES = 300
 SEEDS = 20
 HANG_SECONDS = 20.0
+NOT_HUNTED = "not hunted: the time was over, or the run was interrupted"
 
 
 class Hunter:
@@ -47,22 +49,28 @@ class Hunter:
     when it has been closed.
     """
 
-    def __init__(self, target: str, mutant: str = "") -> None:
+    def __init__(
+        self, target: str, mutant: str = "", worker: str = "fake", is_over: Callable[[], bool] = lambda: False
+    ) -> None:
         self.cpu_seconds = 0.0
+        self._is_over = is_over
         self._shown: dict[tuple[int, int], frozenset[str]] = {}
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # an interrupt from the keyboard is for its parent, which keeps what it has
         )
-        why = self._answer({"target": target, "mutant": mutant})
+        why = self._answer({"target": target, "mutant": mutant, "worker": worker})
         if why:
             self._process.communicate()
             raise UsageError(f"the scheduler of {target} is not run: {why}", "name another target")
 
     def signatures(self, seed: int, index: int) -> frozenset[str]:
-        """What a schedule shows."""
+        """What a schedule shows. Raises TimeSpent when the time is over."""
+        if self._is_over():
+            raise TimeSpent(NOT_HUNTED)
         if (seed, index) not in self._shown:
             self._shown[seed, index] = frozenset(self._answer({"seed": seed, "index": index}))
         return self._shown[seed, index]
@@ -82,28 +90,34 @@ class Hunter:
 
 
 @contextmanager
-def hunter(target: str, mutant: str = "") -> Iterator[Hunter]:
-    made = Hunter(target, mutant)
+def hunter(
+    target: str, mutant: str = "", worker: str = "fake", is_over: Callable[[], bool] = lambda: False
+) -> Iterator[Hunter]:
+    made = Hunter(target, mutant, worker, is_over)
     try:
         yield made
     finally:
         made.close()
 
 
-def run_planted(
+def rows_planted(
     _device: str,
     _rounds: int | None,
     _full: bool = False,
     targets: Sequence[str] | None = None,
     schedules: int | None = None,
-    deadline: Deadline = NEVER,
+    is_over: Callable[[], bool] = lambda: False,
     only: Sequence[str] = (),
-) -> list[dict[str, Any]]:
-    """Hunt the planted defects of each target, or `only` those, by its first schedules of seed 0. An entry of the
-    result format for each target: a peer a defect, `median` being the number of the schedule that found it. At the
-    `deadline` the defects that were not hunted are left out.
+) -> list[Row]:
+    """Hunt the planted defects of each target, or `only` those, by its first schedules of seed 0. A row and an entry
+    for each target: a peer a defect, `median` being the number of the schedule that found it. When the time `is_over`
+    the defects that were not hunted say so.
     """
-    return [_planted(target, schedules or SCHEDULES, deadline, only) for target in _named(PLANTED, targets)]
+
+    def row(target: str) -> Row:
+        return Row(PLANTED, {"target": target}, lambda: [_planted(target, schedules or SCHEDULES, is_over, only)])
+
+    return [row(target) for target in _named(PLANTED, targets)]
 
 
 def _named(name: str, targets: Sequence[str] | None) -> Sequence[str]:
@@ -112,28 +126,48 @@ def _named(name: str, targets: Sequence[str] | None) -> Sequence[str]:
     return targets
 
 
-def _planted(target: str, schedules: int, deadline: Deadline, only: Sequence[str]) -> dict[str, Any]:
-    defects = [defect for defect in _defects_of(target) if not only or defect.id in only]
-    with hunter(target) as base:
-        known = _known(target).union(*(base.signatures(0, index) for index in range(schedules)))
-    peers = []
-    for defect in defects:
-        if deadline.is_over:
-            break
-        peer = _hunted(target, defect.id, schedules, known)
+def _planted(target: str, schedules: int, is_over: Callable[[], bool], only: Sequence[str]) -> dict[str, Any]:
+    from specsim.engines.sglang.scheduler.planted import worker_of
+
+    known: dict[str, frozenset[str]] = {}
+
+    def hunted(defect: Planted) -> dict[str, Any]:
+        worker = worker_of(defect)
+        if worker not in known:
+            with hunter(target, worker=worker, is_over=is_over) as base:
+                known[worker] = _known(target).union(*(base.signatures(0, index) for index in range(schedules)))
+        peer = _hunted(target, defect.id, schedules, known[worker], None, worker, is_over)
         if defect.covered_by and peer["not_run"]:
-            with hunter(target, defect.covered_by) as barrier:
-                peer = _hunted(target, f"{defect.covered_by}+{defect.id}", schedules, known, barrier)
-        peers.append(_told(target, peer))
+            with hunter(target, defect.covered_by, worker, is_over) as barrier:
+                both = f"{defect.covered_by}+{defect.id}"
+                peer = _hunted(target, both, schedules, known[worker], barrier, worker, is_over)
+        return peer
+
+    peers = []
+    for defect in _defects_of(target):
+        if only and defect.id not in only:
+            continue
+        try:
+            if is_over():
+                raise TimeSpent(NOT_HUNTED)
+            peers.append(_told(target, hunted(defect)))
+        except TimeSpent as error:
+            peers.append(_peer(defect.id, 0, "", 0.0) | {"not_run": str(error)})
     return {"name": PLANTED, "unit": "schedules", "shape": {"target": target, "schedules": schedules}, "peers": peers}
 
 
 def _hunted(
-    target: str, mutant: str, schedules: int, known: frozenset[str], beside: Hunter | None = None
+    target: str,
+    mutant: str,
+    schedules: int,
+    known: frozenset[str],
+    beside: Hunter | None = None,
+    worker: str = "fake",
+    is_over: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """A peer of the result format: of the first schedule that shows what is not known, nor shown by `beside`."""
     found, new = 0, frozenset[str]()
-    with hunter(target, mutant) as hunted:
+    with hunter(target, mutant, worker, is_over) as hunted:
         for index in range(schedules):
             new = hunted.signatures(0, index) - known
             if new and beside is not None:
@@ -191,28 +225,33 @@ def _parsed(target: str) -> ReleaseTarget | CheckoutTarget:
     return parsed
 
 
-def run_found(
+def rows_found(
     _device: str,
     _rounds: int | None,
     _full: bool = False,
     targets: Sequence[str] | None = None,
     schedules: int | None = None,
-    deadline: Deadline = NEVER,
-) -> list[dict[str, Any]]:
-    """Run the first schedules of each of SEEDS seeds on each target. An entry of the result format for each target: a
-    peer a signature, with the `seeds` that show it, `median` being that of the first schedule that does in those. The
-    shape has the seeds whose schedules all ran: those that had not at the `deadline` are left out.
+    is_over: Callable[[], bool] = lambda: False,
+    worker: str = "fake",
+) -> list[Row]:
+    """Run the first schedules of each of SEEDS seeds on each target, with that worker. A row and an entry for each
+    target: a peer a signature, with the `seeds` that show it, `median` being that of the first schedule that does in
+    those. The shape has the seeds whose schedules all ran: those that had not when the time `is_over` are left out.
     """
-    return [_found(target, schedules or SCHEDULES, deadline) for target in _named(FOUND, targets)]
+
+    def row(target: str) -> Row:
+        return Row(FOUND, {"target": target}, lambda: [_found(target, schedules or SCHEDULES, is_over, worker)])
+
+    return [row(target) for target in _named(FOUND, targets)]
 
 
-def _found(target: str, schedules: int, deadline: Deadline) -> dict[str, Any]:
+def _found(target: str, schedules: int, is_over: Callable[[], bool], worker: str) -> dict[str, Any]:
     to_run = deque((seed, index) for seed in range(SEEDS) for index in range(schedules))
     shown: dict[tuple[int, int], frozenset[str]] = {}
 
     def run() -> float:
-        with hunter(target) as hunted:
-            while not deadline.is_over:
+        with hunter(target, worker=worker) as hunted:
+            while not is_over():
                 try:
                     seed, index = to_run.popleft()
                 except IndexError:
@@ -238,7 +277,7 @@ def _found(target: str, schedules: int, deadline: Deadline) -> dict[str, Any]:
     for signature in sorted(set[str]().union(*firsts)):
         of = [first[signature] for first in firsts if signature in first]
         peers.append(_peer(signature, median(of), where, seconds, seeds=len(of)))
-    shape = {"target": target, "schedules": schedules, "seeds": len(firsts)}
+    shape = {"target": target, "worker": worker, "schedules": schedules, "seeds": len(firsts)}
     return {"name": FOUND, "unit": "schedules", "shape": shape, "peers": peers}
 
 
@@ -265,7 +304,7 @@ def main() -> None:
     starters = Starters(scheduler)
     for line in sys.stdin:
         schedule = json.loads(line)
-        outcome = starters.run(wanted(schedule["seed"], schedule["index"], HANG_SECONDS))
+        outcome = starters.run(wanted(schedule["seed"], schedule["index"], HANG_SECONDS, wish["worker"]))
         print(json.dumps([violation.signature for violation in violations_of(outcome)]), file=answers, flush=True)
     starters.close()
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specsim.bench.rows import Row
 from specsim.choices.chooser import seeded
 from specsim.contracts.provider import NotCalledError, Subject
 from specsim.contracts.registry import OPS
@@ -45,27 +46,23 @@ ELEMENTS_MAX = 1 << 22
 """Elements of the tensors of a large case."""
 
 
-def run(
-    _device: str, rounds: int | None, full: bool = False, targets: Sequence[str] | None = None
-) -> list[dict[str, Any]]:
-    """Time specsim's kernels, and the Triton kernels of `targets`. Returns the `benchmarks` entries of the result
-    format: one for each kernel, number of programs and way; the ratio is how many times faster lockstep is.
+def rows(_device: str, rounds: int | None, full: bool = False, targets: Sequence[str] | None = None) -> list[Row]:
+    """Time specsim's kernels, and the Triton kernels of `targets`: a row a kernel, with an entry for each number of
+    programs and way; the ratio is how many times faster lockstep is.
     """
     from specsim.kernels import provider as kernels
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        providers = {"specsim": kernels()} | {text: _provider(text) for text in targets or ()}
-        return [
-            entry
-            for name, provider in providers.items()
-            for subject in provider.subjects()[0]
-            if subject.role == "kernel" and subject.far is None
-            for entry in entries_of(name, subject, rounds or ROUNDS, full=full)
-        ]
-    finally:
-        torch.set_num_threads(threads)
+    def row(provider: str, subject: Subject) -> Row:
+        shape = {"provider": provider, "kernel": subject.op}
+        return Row(NAME, shape, lambda: entries_of(provider, subject, rounds or ROUNDS, full=full))
+
+    providers = {"specsim": kernels()} | {text: _provider(text) for text in targets or ()}
+    return [
+        row(name, subject)
+        for name, provider in providers.items()
+        for subject in provider.subjects()[0]
+        if subject.role == "kernel" and subject.far is None
+    ]
 
 
 def _provider(text: str) -> Any:

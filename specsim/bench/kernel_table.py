@@ -16,6 +16,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,8 +33,8 @@ from specsim.bench.kernel_cases import (
 from specsim.bench.kernel_peers import OURS, PYTORCH, KernelPeer, Lifted, lift_all, peers_of
 from specsim.bench.launches import count_launches
 from specsim.bench.measure import GRAPH_CALLS
+from specsim.bench.rows import Row
 from specsim.contracts.contract import Op, Role, Tensors, differing
-from specsim.deadline import NEVER, SPENT, Deadline, TimeSpent
 from specsim.errors import UsageError
 from specsim.verdict import NotRun
 
@@ -48,55 +49,59 @@ CACHE_BYTES = 256 << 20
 COPIES_BYTES_MAX = 12 << 30
 
 
-def run(
+def rows(
     device: str,
     rounds: int | None,
     full: bool = False,
     only: Sequence[str] = (),
     targets: Sequence[str] | None = None,
-    deadline: Deadline = NEVER,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Time everything, or `only` the operations and families that are named, beside the kernels of `targets` (as
-    `lift_all` takes them). Returns the `benchmarks` entries of the result format: the ceilings, then one for each
-    kernel and shape, whose ratios are to specsim's: above 1 is slower than it. At the `deadline` the rows that are
-    left say that they were not run.
+    `lift_all` takes them). The first row has the ceilings, then comes one for each kernel and shape, whose ratios are
+    to specsim's: above 1 is slower than it.
 
     Raises UsageError for a name that is no operation, fused launch or family.
     """
     chosen = _chosen(only)
     if device == "cpu" and "triton" not in sys.modules:
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    from specsim.bench.ceilings import measure_ceilings
-
     repeats = rounds or ROUNDS[device]
-    ceilings = measure_ceilings(device, repeats)
-    lifted = lift_all(targets)
-    entries = _ceiling_entries(ceilings, device)
-    for name in chosen:
-        for number, shape in enumerate(shapes(name, device, full)):
-            try:
-                _require_time(deadline)
-                entry = _entry(name, shape, device, repeats, ceilings, lifted, counts=number == 0)
-            except (Exception, TimeSpent) as error:  # out of memory, or a lost device: the rows that there are count
-                entry = _no_entry(name, shape, error)
-            entries.append(entry)
+
+    @cache
+    def beside() -> tuple[Ceilings, Lifted]:
+        from specsim.bench.ceilings import measure_ceilings
+
+        return measure_ceilings(device, repeats), lift_all(targets)
+
+    def ceilings() -> list[dict[str, Any]]:
+        measured, lifted = beside()
+        entries = _ceiling_entries(measured, device)
+        entries[0]["peers"] += [_peer(reason.what, None, not_run=reason.why) for reason in lifted.not_run]
+        return entries
+
+    def entry(name: str, shape: dict[str, int], is_first: bool) -> list[dict[str, Any]]:
+        try:
+            if name == verify_step.NAME:
+                return [_step_entry(shape, device, repeats, *beside())]
+            return [_entry(name, shape, device, repeats, *beside(), counts=is_first)]
+        except Exception as error:  # out of memory, or a lost device: the rows that there are count
+            return [_no_entry(name, shape, error)]
+        finally:
             gc.collect()
             if device == "cuda":
                 torch.cuda.empty_cache()
-    for shape in verify_step.SHAPES[device] if not only or verify_step.OPTION in only else ():
-        try:
-            _require_time(deadline)
-            entries.append(_step_entry(dict(shape), device, repeats, ceilings, lifted))
-        except (Exception, TimeSpent) as error:
-            entries.append(_no_entry(verify_step.NAME, dict(shape), error))
-    for entry in entries[:1]:
-        entry["peers"] += [_peer(reason.what, None, not_run=reason.why) for reason in lifted.not_run]
-    return entries
 
-
-def _require_time(deadline: Deadline) -> None:
-    if deadline.is_over:
-        raise TimeSpent(SPENT)
+    shapes_of = {name: shapes(name, device, full) for name in chosen}
+    if not only or verify_step.OPTION in only:
+        shapes_of[verify_step.NAME] = [dict(shape) for shape in verify_step.SHAPES[device]]
+    return [
+        Row(NAME, {"ceilings of": device}, ceilings),
+        *(
+            Row(NAME, {"kernel": name, **shape}, partial(entry, name, shape, number == 0))
+            for name, of in shapes_of.items()
+            for number, shape in enumerate(of)
+        ),
+    ]
 
 
 def _chosen(only: Sequence[str]) -> list[str]:

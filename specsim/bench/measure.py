@@ -13,7 +13,8 @@ from __future__ import annotations
 import enum
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,17 +68,19 @@ class Benchmark:
     base: str = "reference"
 
 
-def run_shape(benchmark: Benchmark, shape: Shape, device: str, rounds: int) -> list[dict[str, Any]]:
-    """Time every peer on one shape. Returns the `peers` list of the result format."""
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """What runs inside has one thread of torch."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _run_shape(benchmark, shape, device, rounds)
+        yield
     finally:
         torch.set_num_threads(threads)
 
 
-def _run_shape(benchmark: Benchmark, shape: Shape, device: str, rounds: int) -> list[dict[str, Any]]:
+def run_shape(benchmark: Benchmark, shape: Shape, device: str, rounds: int) -> list[dict[str, Any]]:
+    """Time every peer on one shape. Returns the `peers` list of the result format."""
     case = benchmark.make_case(shape, device)
     expected = benchmark.op.expected(case)
     defined = benchmark.op.defined(case, expected)

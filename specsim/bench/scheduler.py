@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from statistics import linear_regression, median
 from typing import Any, NamedTuple
 
+from specsim.bench.rows import Row
 from specsim.errors import UsageError
 
 NAME = "scheduler"
@@ -56,26 +57,30 @@ MEASURES: dict[str, Callable[[Spent], float]] = {
 }
 
 
-def run(
+def rows(
     _device: str,
     rounds: int | None,
     _full: bool = False,
     targets: Sequence[str] | None = None,
     schedules: int | None = None,
-) -> list[dict[str, Any]]:
-    """Measure the default schedules of seed 0, each `rounds` times, of which the least CPU time counts. Returns the
-    `benchmarks` entries of the result format: one for each measure; the ratio is to the first target.
+    worker: str = "fake",
+) -> list[Row]:
+    """Measure the default schedules of seed 0 with that worker, each `rounds` times: the least CPU time counts. One
+    row, with an entry for each measure; the ratio is to the first target.
     """
     if not targets:
         raise UsageError(f"specsim bench {NAME} measures nothing", f"specsim bench {NAME} --target ENGINE==VERSION")
-    shape = {"schedules": schedules or SCHEDULES, "rounds": rounds or 1}
-    spent = {target: _asked({"target": target, **shape}) for target in targets}
-    return [
-        entry(unit, shape, {target: measure(of) for target, of in spent.items()}) for unit, measure in MEASURES.items()
-    ]
+    shape: dict[str, Any] = {"worker": worker, "schedules": schedules or SCHEDULES, "rounds": rounds or 1}
+
+    def measure_all() -> list[dict[str, Any]]:
+        spent = {target: _asked({"target": target, **shape}) for target in targets}
+        values = {unit: {target: measure(of) for target, of in spent.items()} for unit, measure in MEASURES.items()}
+        return [entry(unit, shape, of) for unit, of in values.items()]
+
+    return [Row(NAME, {"targets": ", ".join(targets), **shape}, measure_all)]
 
 
-def entry(unit: str, shape: dict[str, int], values: dict[str, float]) -> dict[str, Any]:
+def entry(unit: str, shape: dict[str, Any], values: dict[str, float]) -> dict[str, Any]:
     """One entry of the result format."""
     first = next(iter(values.values()))
     peers = [
@@ -105,13 +110,13 @@ def _asked(question: dict[str, Any]) -> Spent:
     return Spent(seconds, starts, [Cost(*cost) for cost in costs])
 
 
-def measure(target: str, schedules: int, rounds: int) -> Spent:
+def measure(target: str, worker: str, schedules: int, rounds: int) -> Spent:
     """Import a target's scheduler into this process, and run schedules of each setup in turns."""
     from specsim.engines.load import load_scheduler
     from specsim.engines.target import parse_target
     from specsim.lifting.cache import open_cache
     from specsim.tiers.scheduler.forks import freeze
-    from specsim.tiers.scheduler.setups import SETUPS
+    from specsim.tiers.scheduler.setups import rows_of
     from specsim.verdict import NotRun
 
     scheduler = load_scheduler(parse_target(target), open_cache())
@@ -119,11 +124,12 @@ def measure(target: str, schedules: int, rounds: int) -> Spent:
         raise UsageError(f"the scheduler of {target} is not run: {scheduler.why}", "name another target")
     freeze()
     spent = Spent(time.process_time(), [], [])
-    for number in range(min(len(SETUPS), schedules)):
+    rows = len(rows_of(worker))
+    for number in range(min(rows, schedules)):
         reader, writer = os.pipe()
         if os.fork() == 0:
             with open(writer, "w", encoding="utf-8", closefd=True) as answers:
-                json.dump(_measured(scheduler, range(number, schedules, len(SETUPS)), rounds), answers)
+                json.dump(_measured(scheduler, worker, range(number, schedules, rows), rounds), answers)
             os._exit(0)
         os.close(writer)
         with open(reader, encoding="utf-8") as answers:
@@ -134,13 +140,13 @@ def measure(target: str, schedules: int, rounds: int) -> Spent:
     return spent
 
 
-def _measured(scheduler: Any, indices: Sequence[int], rounds: int) -> tuple[list[float], list[Cost]]:
+def _measured(scheduler: Any, worker: str, indices: Sequence[int], rounds: int) -> tuple[list[float], list[Cost]]:
     """In a starter: CPU seconds of the start, and schedules of one setup; none where the release refuses the setup."""
     from specsim.tiers.scheduler.forks import settle, wanted
     from specsim.tiers.scheduler.setups import SETUPS
 
     began = time.process_time()
-    setup = SETUPS[wanted(0, indices[0], 0.0).tape[0]]
+    setup = SETUPS[wanted(0, indices[0], 0.0, worker).tape[0]]
     try:
         started = scheduler.start(setup)
     except UsageError:
@@ -148,12 +154,12 @@ def _measured(scheduler: Any, indices: Sequence[int], rounds: int) -> tuple[list
     settle()
     seconds = time.process_time() - began
     return [seconds], [
-        min((_cost(started, setup, index) for _ in range(rounds)), key=lambda cost: cost.cpu_seconds)
+        min((_cost(started, setup, worker, index) for _ in range(rounds)), key=lambda cost: cost.cpu_seconds)
         for index in indices
     ]
 
 
-def _cost(started: Any, setup: Any, index: int) -> Cost:
+def _cost(started: Any, setup: Any, worker: str, index: int) -> Cost:
     """Run one schedule in a fork."""
     from specsim.tiers.scheduler.forks import wanted
     from specsim.tiers.scheduler.schedule import run_schedule
@@ -163,7 +169,7 @@ def _cost(started: Any, setup: Any, index: int) -> Cost:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        chooser = wanted(0, index, 0.0).chooser()
+        chooser = wanted(0, index, 0.0, worker).chooser()
         chooser.choose(len(SETUPS), "setup")
         record = run_schedule(started, setup, chooser)
         os.write(writer, json.dumps([record.iterations, record.requests]).encode())

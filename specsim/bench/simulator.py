@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
+from specsim.bench.rows import Row
 from specsim.bench.throughput import CURVE, CURVE_FULL, REQUESTS, ROUNDS, SHAPES
 from specsim.compiled.build import find_build
 from specsim.compiled.finder import SWITCH
@@ -20,17 +21,22 @@ SCOPE = "three-requests"
 STATES = 100_000
 
 
-def run(_device: str, rounds: int | None, full: bool = False) -> list[dict[str, Any]]:
-    """Time everything, with `full` the whole curve and a million states. Returns the `benchmarks` entries of the result
-    format, one for each unit: the ratio is to the simulator in Python, and above 1 is more.
+def rows(_device: str, rounds: int | None, full: bool = False) -> list[Row]:
+    """Time everything, with `full` the whole curve and a million states. A row has an entry for each unit: the ratio is
+    to the simulator in Python, and above 1 is more.
     """
-    results = []
-    for shape in SHAPES:
-        results += compared({"requests": REQUESTS, **shape}, "schedules", shape, rounds or ROUNDS)
-    results += compared({"scope": SCOPE}, "states", SCOPE, 10 * STATES if full else STATES)
-    for requests, tokens in CURVE_FULL if full else CURVE:
-        results += compared({"requests": requests, "tokens": tokens}, "point", requests, tokens)
-    return results
+
+    def row(shape: dict[str, int | str], measure: str, *arguments: object) -> Row:
+        return Row(NAME, shape, lambda: compared(shape, measure, *arguments))
+
+    return [
+        *(row({"requests": REQUESTS, **shape}, "schedules", shape, rounds or ROUNDS) for shape in SHAPES),
+        row({"scope": SCOPE}, "states", SCOPE, 10 * STATES if full else STATES),
+        *(
+            row({"requests": requests, "tokens": tokens}, "point", requests, tokens)
+            for requests, tokens in (CURVE_FULL if full else CURVE)
+        ),
+    ]
 
 
 def compared(shape: dict[str, int | str], measure: str, *arguments: object) -> list[dict[str, Any]]:

@@ -12,12 +12,14 @@ during a call, the logits included.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specsim.bench import verify_logits_greedy
 from specsim.bench.measure import Benchmark, Peer, Shape, Timing, run_shape
+from specsim.bench.rows import Row
 from specsim.bench.sgl_kernel import sgl_kernel_operation
 from specsim.contracts.contract import Case, Tensors
 from specsim.contracts.logits import TOP_K_ALL
@@ -215,16 +217,17 @@ BENCHMARK = Benchmark(
 )
 
 
-def run(device: str, rounds: int | None, _full: bool) -> list[dict[str, Any]]:
+def rows(device: str, rounds: int | None, _full: bool) -> list[Row]:
     """Times, and on a GPU the peak of memory, for every shape."""
-    entries = []
-    for shape in SHAPES[device]:
+
+    def measure(shape: Shape) -> list[dict[str, Any]]:
         named = {"name": NAME, "shape": dict(shape)}
-        peers = run_shape(BENCHMARK, shape, device, rounds or BENCHMARK.rounds)
-        entries.append({**named, "unit": "us", "peers": peers})
+        entries = [{**named, "unit": "us", "peers": run_shape(BENCHMARK, shape, device, rounds or BENCHMARK.rounds)}]
         if device == "cuda" and shape["accepted"] == 2:
             entries.append({**named, "unit": "MB", "peers": _memory_of(shape)})
-    return entries
+        return entries
+
+    return [Row(NAME, shape, partial(measure, shape)) for shape in SHAPES[device]]
 
 
 def _memory_of(shape: Shape) -> list[dict[str, Any]]:
