@@ -12,7 +12,8 @@ import pytest
 
 from specsim.engines.sglang.operations import FUNCTIONS
 from specsim.engines.sglang.releases import RELEASES
-from specsim.engines.triage import NEW, TABLE, Triage, load, triage_line, triage_of
+from specsim.engines.triage import TABLE, THREAD, UNTRIAGED, Triage, load, triage_line, triage_of
+from specsim.report.matrix import linked_upstream
 from specsim.rules.table import BY_ID as RULES_OF_ACCOUNTING
 from specsim.tiers.ops.rules import BY_ID as RULES_OF_OPS
 from specsim.tiers.scheduler.rules import BY_ID as RULES_OF_SCHEDULER
@@ -23,6 +24,9 @@ from specsim.verdict import Finding, Severity
 ROOT = Path(__file__).parents[2]
 TRIAGE = TABLE["sglang"]
 FIXTURES = ROOT / "fixtures"
+UPSTREAM = ROOT / "docs" / "upstream"
+REPLAY = re.compile(r"specsim replay (fixtures/replays/\S+\.json)(?: --target (\S+))?")
+PAGE = ROOT / "docs" / "releases.md"
 RULES = {
     "ops": RULES_OF_OPS,
     "accounting": RULES_OF_ACCOUNTING,
@@ -92,17 +96,80 @@ def test_an_entry_is_complete(entry: Triage) -> None:
     evidence = entry.reaches - ({"unknown"} if tier == "scheduler" else set())
     assert evidence
     assert evidence <= {"default", "option", "guarded", "not called"}
-    assert (entry.kind == "by design") is (entry.severity is Severity.BY_DESIGN)
-    if entry.kind == "unknown":
-        text = (ROOT / "docs" / "upstream" / f"{entry.upstream}.md").read_text()
-        for heading in ("**What happens.**", "**Since when.**", "**Replay.**", "**Suggested fix.**"):
-            assert heading in text
-        for word in text.split():
-            if word.startswith("fixtures/replays/"):
-                assert (ROOT / word).is_file()
-    else:
-        assert entry.references
-        assert not entry.upstream
+    assert (entry.state == "by design") is (entry.severity is Severity.BY_DESIGN)
+
+
+ALL = [(engine, entry) for engine, entries in TABLE.items() for entry in entries]
+EACH = pytest.mark.parametrize(("engine", "entry"), ALL, ids=[f"{e} {one.signature} {one.first}" for e, one in ALL])
+
+
+@EACH
+def test_what_is_new_has_a_page_and_what_is_known_a_thread(engine: str, entry: Triage) -> None:
+    if entry.state == "new":
+        assert entry.upstream
+    if entry.state == "known":
+        assert any(THREAD.search(reference) for reference in entry.references)
+    if entry.upstream:
+        assert (UPSTREAM / f"{entry.upstream}.md").is_file()
+        assert f"docs/upstream/{entry.upstream}.md" in entry.line
+    assert (entry.state == "documented") is bool(entry.documented)
+    assert entry.line.startswith(f"{entry.state}, from " if entry.first else f"{entry.state}: ")
+
+
+@EACH
+def test_each_thread_is_named_with_its_status(engine: str, entry: Triage) -> None:
+    for reference in entry.references:
+        for thread in THREAD.finditer(reference):
+            assert reference[thread.end() :].startswith(" (")
+
+
+def test_a_reverted_change_is_named_with_the_one_that_relands_it() -> None:
+    reverted = [entry for _engine, entry in ALL if any("reverted by" in one for one in entry.references)]
+    assert reverted
+    for entry in reverted:
+        assert any("the reland" in one for one in entry.references), entry.signature
+
+
+def test_each_report_says_what_an_issue_needs() -> None:
+    notes = {"history", "hardening", "min-p-ignored-at-verification", "offsets-in-32-bits"}
+    for page in UPSTREAM.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert text.startswith("# ")
+        assert "fixtures/replays/" in text
+        wanted = ["**Suggested fix.**", "**Checked.**", "**Reproduction.**"]
+        if page.stem not in notes:
+            wanted += ["**Versions.**", "**Server arguments.**", "**What happens.**", "**Expected.**", "**Actual.**"]
+        if page.stem not in ("history", "hardening"):
+            assert [word for word in wanted if word not in text] == [], page.name
+            assert re.search(r"^(Reported as|Known (as|for)|.*[Nn]ot found in \d+ search)", text, re.MULTILINE), (
+                page.name
+            )
+
+
+def test_each_replay_of_a_report_shows_its_finding_on_the_release_that_it_names() -> None:
+    named = [pair for page in UPSTREAM.glob("*.md") for pair in REPLAY.findall(page.read_text(encoding="utf-8"))]
+    assert named
+    for name, target in named:
+        stored = json.loads((ROOT / name).read_text())
+        told = stored["expect"][target or stored["target"]]
+        shows = told["shows"] if "shows" in told else stored["rule"] in told["rules"]
+        assert shows, f"{name} on {target}"
+
+
+def test_what_is_gone_or_withdrawn_is_history_and_still_shown_by_its_fixture() -> None:
+    text = (UPSTREAM / "history.md").read_text(encoding="utf-8")
+    for _engine, entry in ALL:
+        if entry.upstream == "history" and entry.last:
+            names = {path.name for path in (FIXTURES / "replays").glob("*.json") if entry.signature in path.read_text()}
+            assert any(name in text for name in names), entry.signature
+
+
+def test_the_page_of_releases_says_what_the_table_says() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| .* \| (\w+(?: design)?, from [^|]*) \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows
+    for signature, told in rows:
+        lines = [linked_upstream(entry.line) for entry in TRIAGE if entry.signature == signature]
+        assert any(told.startswith(line) for line in lines), signature
 
 
 def test_two_defects_of_one_signature_have_spans_apart() -> None:
@@ -112,7 +179,7 @@ def test_two_defects_of_one_signature_have_spans_apart() -> None:
 
 
 def test_every_report_is_of_an_entry() -> None:
-    reports = {path.stem for path in (ROOT / "docs" / "upstream").glob("*.md")}
+    reports = {path.stem for path in UPSTREAM.glob("*.md")}
     assert reports == {entry.upstream for entries in TABLE.values() for entry in entries if entry.upstream}
 
 
@@ -132,6 +199,7 @@ FINDING = Finding(
 )
 
 
+THREADS = '[threads]\n"issue #1" = "open"\n'
 LAST = RELEASES[1]  # the last release that has it
 
 
@@ -144,19 +212,24 @@ def test_what_the_table_says_otherwise_is_reported_beside_the_finding() -> None:
     assert "reach unknown" in entry.contradiction(replace(FINDING, reach="unknown"), LAST)
     assert "not have it in this release" in entry.contradiction(FINDING, RELEASES[-1])
     assert triage_line("sglang", FINDING, LAST).startswith(f"known, from {RELEASES[0]} to {LAST}: ")
-    assert triage_line("sglang", replace(FINDING, signature="accounting:I99:x"), None) == NEW
+    assert triage_line("sglang", replace(FINDING, signature="accounting:I99:x"), None) == UNTRIAGED
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('kind = "by_design"', "kind = 'by_design'"),
+        ('state = "by_design"', "state = 'by_design'"),
+        ('state = "new"', "what is new has an upstream"),
+        ('state = "documented"', "what is documented, and nothing else, says where"),
+        ('state = "by design"', "by design is a severity, too"),
+        ('documented = "scheduler.py:1"', "what is documented, and nothing else, says where"),
+        ('references = ["a comment"]', "what is known has a thread in its references"),
+        ('references = ["PR #2"]', "[threads] has no status of PR #2"),
         ('severity = "bad"', "severity = 'bad'"),
         ('reaches = ["default", "everybody"]', "reaches = ['everybody']"),
         ('releases = "0.5.x.."', "releases = '0.5.x..'"),
         ('releases = "2.0..1.0"', "releases = '2.0..1.0'"),
-        ("references = []", "what is not unknown has references"),
-        ('upstream = "a-report"', "what is unknown has an upstream"),
+        ("references = []", "what is known has a thread in its references"),
         ("text = 3", "text = 3"),
         ('since = "1.0"', "since = '1.0'"),
     ],
@@ -164,7 +237,7 @@ def test_what_the_table_says_otherwise_is_reported_beside_the_finding() -> None:
 def test_a_wrong_entry_is_an_error_that_names_it(line: str, problem: str) -> None:
     entry = {
         "signature": 'signature = "ops:a"',
-        "kind": 'kind = "known"',
+        "state": 'state = "known"',
         "severity": 'severity = "leak"',
         "reaches": 'reaches = ["default"]',
         "releases": 'releases = "1.0.."',
@@ -173,10 +246,15 @@ def test_a_wrong_entry_is_an_error_that_names_it(line: str, problem: str) -> Non
     }
     lines = "\n".join((entry | {line.split(" ")[0]: line}).values())
     with pytest.raises(ValueError, match=re.escape(problem)) as raised:
-        load(f"[[sglang]]\n{lines}\n")
+        load(f"{THREADS}[[sglang]]\n{lines}\n")
     assert str(raised.value).startswith("[[sglang]] 1 'ops:a'")
+
+
+def test_a_status_of_a_thread_that_no_entry_names_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no entry refers to issue #1"):
+        load(THREADS)
 
 
 def test_an_entry_without_a_signature_is_an_error() -> None:
     with pytest.raises(ValueError, match="1 None has no signature"):
-        load('[[sglang]]\nkind = "known"\ntext = "it leaks"\n')
+        load('[[sglang]]\nstate = "known"\ntext = "it leaks"\n')

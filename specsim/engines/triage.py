@@ -1,10 +1,15 @@
 """What is publicly known of each finding, read from `triage.toml`.
 
-`check` prints it beside the finding; a signature that is not in the table is new, and the line says so.
+`check` prints it beside the finding; a signature that is not in the table is untriaged, and the line says so.
+
+A finding is in one of four states, and each has its evidence: a public thread with its status (`known`), a comment in
+the engine's source (`documented`), a page of docs/upstream (`new`), or what the engine says that it
+means (`by design`). `load` refuses an entry that lacks it.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,35 +18,39 @@ from typing import Any, Literal, get_args
 
 from specsim.engines.registry import ENGINES
 from specsim.lifting.versions import is_version, version_key
-from specsim.verdict import Finding, Severity
+from specsim.verdict import REACHES, Finding, Severity
 
 FILE = Path(__file__).with_name("triage.toml")
-NEW = f"new: not in the table of known findings; look for a public report, then add it to {FILE.name}"
+UNTRIAGED = f"untriaged: not in the table of findings; look for a public report, then add it to {FILE.name}"
 
-Kind = Literal["known", "unknown", "by design"]
-REACHES = frozenset({"default", "option", "guarded", "not called", "unknown"})
+State = Literal["known", "documented", "new", "by design"]
+THREAD = re.compile(r"(?:(?:SGLang|sglang-omni|vLLM|Triton) )?(?:(?:PR|issue) )?#\d+")
+"""A public thread in a reference: `PR #N`, of another package `vLLM PR #N`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Triage:
     """What is known of the findings of one signature.
 
+    `state`       known, documented, new or by design
     `severity`    that they have, None where the entry does not say; `reaches` the kinds of reach seen on some release
                   ("unknown" for a tier that reads no configuration)
     `first`, `last`  the oldest and newest release that show it; "" for last: the newest one still does; "" for both
                   where the entry does not say
-    `references`  public reports, fixes and reviews, newest first
-    `upstream`    NAME of docs/upstream/NAME.md for what is unknown
+    `references`  public reports, fixes and reviews, newest first, each thread with its status
+    `documented`  where the engine's source says it, "" where it does not
+    `upstream`    NAME of docs/upstream/NAME.md: of what is new, or of a comment on a thread that is known
     """
 
     signature: str
-    kind: Kind
+    state: State
     text: str
     severity: Severity | None = None
     reaches: frozenset[str] = frozenset()
     first: str = ""
     last: str = ""
     references: tuple[str, ...] = ()
+    documented: str = ""
     upstream: str = ""
 
     def covers(self, version: str) -> bool:
@@ -52,13 +61,11 @@ class Triage:
     @property
     def line(self) -> str:
         """One line for beside the finding."""
-        where, report = ", ".join(self.references), f"docs/upstream/{self.upstream}.md"
-        if not self.first:
-            return f"{self.kind}: {self.text} ({f'to send: {report}' if self.upstream else f'the like: {where}'})"
+        where = ", ".join((*((self.documented,) if self.documented else ()), *self.references))
         if self.upstream:
-            where = f"report in {report}{f'; see also {where}' if where else ''}"
-        until = f"to {self.last}" if self.last else "on"
-        return f"{self.kind}, from {self.first} {until}: {self.text}{f' ({where})' if where else ''}"
+            where = f"report in docs/upstream/{self.upstream}.md{f'; see also {where}' if where else ''}"
+        span = f", from {self.first} {f'to {self.last}' if self.last else 'on'}" if self.first else ""
+        return f"{self.state}{span}: {self.text} ({where})"
 
     def contradiction(self, finding: Finding, version: str | None) -> str:
         """Where the entry and a finding differ, as text to append, "" where they agree. A race that made no token wrong
@@ -74,50 +81,70 @@ class Triage:
 
 def load(text: str) -> dict[str, tuple[Triage, ...]]:
     """The entries of a table by engine. Raises ValueError, which names the entry, for one that is wrong."""
-    return {
+    tables = tomllib.loads(text)
+    threads = tables.pop("threads", {})
+    table = {
         engine: tuple(
-            _entry(f"[[{engine}]] {number} {row.get('signature')!r}", row) for number, row in enumerate(rows, 1)
+            _entry(f"[[{engine}]] {number} {row.get('signature')!r}", row, threads)
+            for number, row in enumerate(rows, 1)
         )
-        for engine, rows in tomllib.loads(text).items()
+        for engine, rows in tables.items()
     }
+    named = {thread for rows in tables.values() for row in rows for thread in _threads(row)}
+    if unused := sorted(set(threads) - named):
+        raise ValueError(f"[threads]: no entry refers to {', '.join(unused)}")
+    return table
 
 
 _ROW: Mapping[str, type] = {
-    **dict.fromkeys(("signature", "kind", "severity", "releases", "text", "upstream"), str),
+    **dict.fromkeys(("signature", "state", "severity", "releases", "text", "documented", "upstream"), str),
     **dict.fromkeys(("reaches", "references"), list),
 }
 
 
-def _entry(name: str, row: dict[str, Any]) -> Triage:
+def _threads(row: Mapping[str, Any]) -> list[str]:
+    return [thread for reference in row.get("references", ()) for thread in THREAD.findall(reference)]
+
+
+def _entry(name: str, row: dict[str, Any], threads: Mapping[str, str]) -> Triage:
     for key, value in row.items():
         if not isinstance(value, _ROW.get(key, ())):
             raise ValueError(f"{name}: {key} = {value!r}; allowed are {', '.join(_ROW)}, of text or lists of text")
-    if missing := {"signature", "kind", "text"} - set(row):
+    if missing := {"signature", "state", "text"} - set(row):
         raise ValueError(f"{name} has no {' and no '.join(sorted(missing))}")
+    state = row["state"]
     first, _, last = row.get("releases", "").partition("..")
     severity, reaches = row.get("severity"), frozenset(row.get("reaches", ()))
+    unheard = sorted(set(_threads(row)) - set(threads))
     problems = {
-        f"kind = {row['kind']!r}": row["kind"] not in get_args(Kind),
+        f"state = {state!r}": state not in get_args(State),
         f"severity = {severity!r}": severity is not None and severity not in set(Severity),
-        f"reaches = {sorted(reaches - REACHES)}": not reaches <= REACHES,
+        f"reaches = {sorted(reaches - set(REACHES))}": not reaches <= set(REACHES),
         f"releases = {row.get('releases')!r}": not all(is_version(one) for one in (first, last) if one)
         or (bool(last) and version_key(first) > version_key(last)),
         "severity, reaches and releases go together": len({bool(severity), bool(reaches), bool(first)}) > 1,
-        "what is unknown has an upstream, and nothing else has one": (row["kind"] == "unknown") != ("upstream" in row),
-        "what is not unknown has references": row["kind"] != "unknown" and not row.get("references"),
+        "what is new has an upstream": state == "new" and not row.get("upstream"),
+        "only what is new or known has an upstream": state not in ("new", "known") and "upstream" in row,
+        "what is known has a thread in its references": state == "known" and not _threads(row),
+        "what is documented, and nothing else, says where": (state == "documented") != bool(row.get("documented")),
+        "what is by design has references": state == "by design" and not row.get("references"),
+        "by design is a severity, too": severity is not None
+        and (severity == Severity.BY_DESIGN) != (state == "by design"),
+        f"[threads] has no status of {', '.join(unheard)}": bool(unheard),
     }
     for problem, is_there in problems.items():
         if is_there:
             raise ValueError(f"{name}: {problem}")
     return Triage(
         row["signature"],
-        row["kind"],
+        state,
         row["text"],
         Severity(severity) if severity else None,
         reaches,
         first,
         last,
-        tuple(row.get("references", ())),
+        tuple(THREAD.sub(lambda found: f"{found[0]} ({threads[found[0]]})", one) for one in row.get("references", ())),
+        row.get("documented", ""),
         row.get("upstream", ""),
     )
 
@@ -144,4 +171,4 @@ def is_known_in(target: str, signature: str) -> bool:
 def triage_line(engine: str, finding: Finding, version: str | None) -> str:
     """What is known of a finding, one line, with a warning where the table says otherwise than the finding."""
     entry = triage_of(engine, finding.signature, version)
-    return entry.line + entry.contradiction(finding, version) if entry else NEW
+    return entry.line + entry.contradiction(finding, version) if entry else UNTRIAGED

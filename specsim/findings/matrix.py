@@ -87,12 +87,12 @@ class Matrix:
 
     @property
     def exit_code(self) -> int:
-        """1 with a finding; else 3 when a target was not deterministic; else 130 when it was interrupted; else 125 when
-        nothing could be checked.
+        """1 with a finding that fails its check; else 3 when a target was not deterministic; else 130 when it was
+        interrupted; else 125 when nothing could be checked.
         """
-        if any(column.verdict.get("findings") for column in self.columns):
-            return FINDING
         codes = {column.exit_code for column in self.columns}
+        if FINDING in codes:
+            return FINDING
         if NONDETERMINISM in codes:
             return NONDETERMINISM
         if INTERRUPTED in codes:
@@ -158,7 +158,7 @@ def check_one(
     limit = 120 + budget_seconds * _TIME_BEYOND_THE_BUDGET if budget_seconds < math.inf else None
     with tempfile.TemporaryDirectory() as folder:
         verdict = Path(folder) / "verdict.json"
-        command = [sys.executable, "-m", "specsim", "check", target, *options, "--json", str(verdict)]
+        command = [sys.executable, "-m", "specsim", "check", target, "--isolated", *options, "--json", str(verdict)]
         process = processes.start(command, environment.of_ours(), stderr=subprocess.PIPE)
         on_start(process)
         try:
@@ -236,6 +236,8 @@ def cell_of(column: Column, signature: str) -> Cell:
                 count=finding["count"],
                 replay=finding["replay"],
             )
+    if signature in column.verdict.get("ignored", ()):
+        return Cell("not run", "its findings are ignored")
     suites = {suite["name"]: suite for suite in column.verdict["suites"]}
     tier, _, rest = signature.partition(":")
     if tier not in suites:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from specsim.errors import UsageError
 from specsim.files import read_json
+from specsim.report.terminal import console_of, show
 from specsim.tiers.registry import rule_label
 
 MARKS = {"finding": "x", "known": "(x)", "clean": "ok", "not run": "-"}
@@ -40,7 +40,7 @@ def fixtures_in(folder: Path) -> dict[tuple[str, str], Path]:
 
 def print_matrix(matrix: Mapping[str, Any]) -> None:
     """A row for each finding, a column for each target, then why something was not run."""
-    console = Console(highlight=False, width=None if Console().is_terminal else 250)
+    console = console_of(250)
     targets = [entry["target"] for entry in matrix["targets"]]
     marks = "x finding, (x) known and not met, ok clean, - not run"
     table = Table(title=marks, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -49,7 +49,7 @@ def print_matrix(matrix: Mapping[str, Any]) -> None:
         table.add_column(escape(_short(target)), justify="center", overflow="fold")
     for row in matrix["rows"]:
         table.add_row(escape(row["signature"]), *(_STYLES[row["cells"][target]["state"]] for target in targets))
-    console.print(table)
+    show(console, table)
     for row in matrix["rows"]:
         if row["triage"]:
             console.print(f"   {escape(row['signature'])}: {escape(row['triage'])}", soft_wrap=True)
@@ -131,7 +131,7 @@ def _body(matrix: Mapping[str, Any], command: str, links: Links, written: Path, 
                     f"{rule_label(row['signature'].partition(':')[0], row['rule'])}: {row['sentence']}",
                     row["severity"],
                     _newest_reach(row, targets),
-                    _linked_upstream(row["triage"]),
+                    linked_upstream(row["triage"]),
                 )
                 for row in matrix["rows"]
             ),
@@ -181,7 +181,7 @@ def _newest_reach(row: Mapping[str, Any], targets: Sequence[str]) -> str:
     return str(reaches[-1]) if reaches else ""
 
 
-def _linked_upstream(text: str) -> str:
+def linked_upstream(text: str) -> str:
     """The triage with its report as a link."""
     before, found, rest = text.partition("docs/upstream/")
     if not found:
