@@ -15,7 +15,9 @@ from specsim.engines.sglang.scheduler.fakes import Answers, DriftError, Fake
 from specsim.engines.sglang.scheduler.imports import REAL
 
 MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim[scheduler]'")
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim-llm[scheduler]'"
+)
 
 MODULES = {
     "server_args": "class ServerArgs:\n    def __init__(self, **_): ...\n"

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from property_tests.support.boot_scheduler import booted
 from property_tests.support.known_releases import FEW
 from specsim.engines.sglang.releases import RELEASES
 from specsim.engines.sglang.scheduler.imports import REAL
-from specsim.isolation.environment import of_target
 from specsim.lifting.source import SourceTree
 
 MISSING = [name for name in (*sorted(REAL), "specsim.vdevice") if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim[scheduler]'")
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim-llm[scheduler]'"
+)
 
 CONFIGURATIONS = [{}, {"page_size": 16, "max_total_tokens": 256}, {"radix_cache": False, "chunked_prefill_size": 16}]
 ONE = FEW[2]  # every run of the tests boots it
 CASES = [(version, options) for version in (ONE, *(v for v in RELEASES if v != ONE)) for options in CONFIGURATIONS]
-
-
-def booted(version: str, options: dict[str, Any], before: str = "") -> dict[str, Any]:
-    main = "import runpy; runpy.run_module('specsim.engines.sglang.scheduler', run_name='__main__')"
-    command = [sys.executable, "-c", f"{before}\n{main}", version, json.dumps(options)]
-    ended = subprocess.run(command, env=of_target(), check=False, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return answer
 
 
 @pytest.mark.slow(runs_one_in=len(CASES))

@@ -11,7 +11,9 @@ from specsim.bench import run, scheduler
 from specsim.engines.sglang.scheduler.imports import REAL
 
 MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim[scheduler]'")
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim-llm[scheduler]'"
+)
 
 
 @pytest.mark.slow

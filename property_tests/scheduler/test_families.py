@@ -16,8 +16,8 @@ def test_penalizers_are_in_the_order_of_their_names_whatever_the_set_is_in(monke
             self.names = [kind.__name__ for kind in penalizers]
 
     released = SimpleNamespace(BatchedPenalizerOrchestrator=Orchestrator)
-    monkeypatch.setattr(families, "_module", {"sampling.penaltylib.orchestrator": released}.__getitem__)
-    monkeypatch.setattr(families, "_is_there", lambda _name: True)
+    monkeypatch.setattr(families, "release_module", {"sampling.penaltylib.orchestrator": released}.__getitem__)
+    monkeypatch.setattr(families, "is_there", lambda _name: True)
     families.Family.order_penalizers(families.Family.__new__(families.Family))
     kinds = [type(name, (), {}) for name in ("Presence", "Frequency", "Repetition", "MinNewTokens")]
     made = Orchestrator(vocab_size=8, batch=None, penalizers=kinds)

@@ -18,7 +18,9 @@ from specsim.lifting.source import SourceTree
 from specsim.tiers.scheduler.setups import SETUPS
 
 MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim[scheduler]'")
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim-llm[scheduler]'"
+)
 
 V1, V2, NEWEST = FEW[2], FEW[-1], RELEASES[-1]
 """Releases whose worker is of spec v1 where batches do not overlap, of spec v2, and one with mixed chunks."""
@@ -27,10 +29,16 @@ WITHOUT_OVERLAP = next(str(number) for number, setup in enumerate(SETUPS) if not
 MIXED = next(str(number) for number, setup in enumerate(SETUPS) if setup.mixed)
 PROCESSOR, RELAY = "managers.scheduler_components.batch_result_processor", "managers.overlap_utils"
 PREFILLED = "SchedulerBatchResultProcessor.process_batch_result_prefill"
+TREES_OF_V1 = next(
+    str(i) for i, setup in enumerate(SETUPS) if setup.worker == "release" and setup.topk > 1 and not setup.overlap
+)
+VERIFY, DRAFT = "EagleVerifyInput.verify", "EAGLEWorker._draft_preprocess_decode"
 BATCH, LOOP = "managers.schedule_batch", "managers.scheduler"
 RESULTS, MIXIN = "managers.scheduler_output_processor_mixin", "SchedulerOutputProcessorMixin."
 FEEDS, PENALTIES = "EagleDraftInputV2Mixin.prepare_for_decode", "sampling.penaltylib."
 PRESENCE = "BatchedPresencePenalizer._filter"
+OWN_WORKER = next(str(number) for number, setup in enumerate(SETUPS) if setup.worker == "release")
+SAMPLES = "speculative.eagle_utils"
 OFFSET = "send_output_token_logprobs_offset"
 DEFECTS = {
     "rows of logprobs are not filtered with the batch": (
@@ -57,6 +65,18 @@ DEFECTS = {
         (V1, "penalties", "", f"{PENALTIES}presence_penalty", PRESENCE, "minus-one", "keep_indices", "1"),
         "scheduler:I58:verify",
     ),
+    "a verification of a release's own worker adds no penalties": (
+        (NEWEST, "penalties", OWN_WORKER, SAMPLES, "eagle_sample", "drop-call", "add_", "0"),
+        "scheduler:I58:verify",
+    ),
+    "a verification of a release's own worker has no bias": (
+        (NEWEST, "penalties", OWN_WORKER, SAMPLES, "eagle_sample", "drop-call", "add_", "1"),
+        "scheduler:I40:request:bias",
+    ),
+    "a verification of a release's own worker has no mask": (
+        (NEWEST, "grammars", OWN_WORKER, SAMPLES, "eagle_sample", "drop-call", "apply", "0"),
+        "scheduler:I39:request",
+    ),
     "without overlap lengths stay what they were": (
         (V2, "", WITHOUT_OVERLAP, LOOP, "Scheduler.run_batch", "drop-assignment", "seq_lens", "0"),
         "scheduler:I05:full:other-tokens",
@@ -72,6 +92,18 @@ DEFECTS = {
     "what is decoded beside a prefill is where the launch before began": (
         (NEWEST, "", MIXED, RELAY, "resolve_forward_inputs", "drop-call", "resolve_mixed_spec_tails", "0"),
         "scheduler:I05:input:other-tokens",
+    ),
+    "a verification of spec v1 keeps what it rejects": (
+        (V1, "", TREES_OF_V1, "speculative.eagle_info", VERIFY, "drop-call", "free", "0"),
+        "scheduler:X1:raise_error_or_warn:ValueError",
+    ),
+    "a verification of spec v1 leaves its row as it was": (
+        (V1, "", TREES_OF_V1, "speculative.eagle_info", VERIFY, "drop-call", "assign_req_to_token_pool_func", "0"),
+        "scheduler:I05:full:other-tokens",
+    ),
+    "a draft of spec v1 does not give its slots back": (
+        (V1, "", TREES_OF_V1, "speculative.eagle_worker", DRAFT, "drop-call", "restore_state", "0"),
+        "scheduler:X1:alloc_token_slots:RuntimeError",
     ),
 }
 

@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from property_tests.support.known_releases import FEW
 from specsim.bench import hunts, run
-from specsim.deadline import Deadline
 from specsim.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ class Shows:
         "Q02+Q01": [["race"], ["race", "other race"]],
     }
 
-    def __init__(self, _target: str, mutant: str = "") -> None:
+    def __init__(self, _target: str, mutant: str = "", *_how: object) -> None:
         self.cpu_seconds, self._shown = 1.25, self.SHOWN[mutant]
 
     def signatures(self, _seed: int, index: int) -> frozenset[str]:
@@ -56,21 +56,34 @@ def test_a_target_that_is_not_run_is_one_clear_sentence(tmp_path: Path) -> None:
     (tmp_path / "python" / "sglang").mkdir(parents=True)
     (tmp_path / "python" / "sglang" / "__init__.py").touch()
     with pytest.raises(UsageError, match="is not run: "):
-        hunts.run_found("cpu", None, targets=[f"sglang@{tmp_path}"], schedules=1)
+        hunts.rows_found("cpu", None, targets=[f"sglang@{tmp_path}"], schedules=1)[0].measure()
 
 
 def test_signatures_are_counted_by_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hunts, "Hunter", Shows)
     monkeypatch.setattr(Shows, "SHOWN", {"": [[], ["often"]]})
-    (entry,) = hunts.run_found("cpu", None, targets=["a release"], schedules=3)
+    (row,) = hunts.rows_found("cpu", None, targets=["a release"], schedules=3)
+    (entry,) = row.measure()
     (peer,) = entry["peers"]
     assert (peer["name"], peer["seeds"], peer["median"]) == ("often", hunts.SEEDS, 2)
 
 
 def test_at_the_deadline_the_seeds_that_ended_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hunts, "Hunter", Shows)
-    (entry,) = hunts.run_found("cpu", None, targets=["a release"], schedules=2, deadline=Deadline(0.0))
+    (row,) = hunts.rows_found("cpu", None, targets=["a release"], schedules=2, is_over=lambda: True)
+    (entry,) = row.measure()
     assert (entry["shape"]["seeds"], entry["peers"]) == (0, [])
+
+
+def test_defects_that_were_not_hunted_in_time_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    defects = [SimpleNamespace(id=name, covered_by="") for name in ("P01", "P02")]
+    monkeypatch.setattr(hunts, "_defects_of", lambda _target: defects)
+    (row,) = hunts.rows_planted("cpu", None, targets=["a release"], is_over=lambda: True)
+    (entry,) = row.measure()
+    assert [(peer["name"], peer["not_run"]) for peer in entry["peers"]] == [
+        ("P01", hunts.NOT_HUNTED),
+        ("P02", hunts.NOT_HUNTED),
+    ]
 
 
 def test_the_defects_of_a_release_are_those_of_its_source(release: Callable[[str], object]) -> None:

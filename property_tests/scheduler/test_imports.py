@@ -19,7 +19,7 @@ from pathlib import Path
 from specsim.engines.sglang.scheduler.clock import Surroundings
 from specsim.engines.sglang.scheduler.imports import install
 around = Surroundings()
-install(Path(sys.argv[1]), "made", around.modules, EDIT)
+install(Path(sys.argv[1]), "made", around.modules, {}, EDIT)
 import made.module
 print(json.dumps(made.module.ANSWER))
 """

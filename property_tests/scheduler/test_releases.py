@@ -19,7 +19,9 @@ from specsim.lifting.source import SourceTree
 from specsim.replay_file import SchedulerReplay
 
 MISSING = [name for name in sorted(REAL) if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim[scheduler]'")
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"{', '.join(MISSING)} missing: pip install 'specsim-llm[scheduler]'"
+)
 
 ONE = FEW[2]  # every run of the tests reads it, `make test-releases` the others
 FAMILIES = (ONE, RELEASES[6], RELEASES[11], RELEASES[-1])  # a release of each family of schedulers

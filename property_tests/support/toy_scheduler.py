@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
 from specsim.choices.chooser import Chooser
+from specsim.contracts.enumeration import Distribution, Tokens
 from specsim.engines.probe import Broken
 from specsim.engines.real_scheduler import (
     MODEL,
@@ -56,11 +58,11 @@ DEFECTS = (
 )
 
 
-def decode(prompt: Sequence[int], count: int) -> list[int]:
+def decode(prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
     """Of a model whose next token is a sum."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(10 + (sum(tokens) * 7 + len(tokens)) % 80)
+        tokens.append(10 + (sum(tokens) * 7 + len(tokens) + rank) % 80)
     return tokens[len(prompt) :]
 
 
@@ -103,11 +105,14 @@ class ToyScheduler:
         self._paused = self._records = False
         self._sessions: dict[str, tuple[int, ...]] = {}
 
-    def decode(self, prompt: Sequence[int], count: int) -> list[int]:
-        return decode(prompt, count)
+    def decode(self, prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
+        return decode(prompt, count, rank)
 
-    def logprobs(self, prompt: Sequence[int], tokens: Sequence[int], top: int) -> list[LogprobRow]:
-        return logprobs(prompt, tokens, top)
+    def expected(self, turn: Turn, prompt: Sequence[int], _said: Sequence[int] = ()) -> list[int]:
+        return decode(prompt, len(turn.grammar) or turn.answer)
+
+    def logprobs(self, turn: Turn, prompt: Sequence[int], tokens: Sequence[int]) -> list[LogprobRow]:
+        return logprobs(prompt, tokens, turn.logprobs)
 
     def content_of(self, tokens: Sequence[int]) -> int:
         return hash(tuple(tokens))
@@ -274,7 +279,15 @@ class ToyTarget:
     defect: str = ""
     where: str = "toy.py:1"
     source_hash: str = "0" * 16
-    lacks: tuple[tuple[str, str], ...] = ()
+
+    def lacks(self, worker: str) -> tuple[tuple[str, str], ...]:
+        return ()
 
     def start(self, setup: Setup) -> ToyScheduler:
         return ToyScheduler(setup, self.defect)
+
+    def outcomes(self, setup: Setup, length: int) -> tuple[Distribution, Iterator[tuple[Tokens, Fraction]]]:
+        """A first token of two, one of which it answers too often with a defect."""
+        half = Fraction(1, 2)
+        answered = {(0,): half + Fraction(1, 16) * bool(self.defect), (1,): half - Fraction(1, 16) * bool(self.defect)}
+        return {(0,): half, (1,): half}, iter(answered.items())

@@ -173,6 +173,30 @@ def test_memory_behind_addresses_is_followed(tape: tuple[int, ...]) -> None:
     assert [found.kind for found in findings_of(lambda device: program(device, waits=False), tape)] == ["race"]
 
 
+@pytest.mark.parametrize("tape", POLICIES)
+def test_a_launch_reads_no_memory_whose_address_it_is_not_given(tape: tuple[int, ...]) -> None:
+    def program(_device: Device) -> None:
+        pools = [torch.zeros(4, dtype=torch.int64, device="cuda") for _ in range(2)]
+        addresses = torch.tensor([pool.data_ptr() for pool in pools], device="cuda")
+        side, table = torch.cuda.Stream(), torch.zeros(4, 4, dtype=torch.int64, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            add_rows[(1,)](table, torch.tensor([1], device="cuda"), 5, width=4)
+        pools[0].zero_()  # of other memory than that of the launch
+        assert addresses.shape == (2,)
+
+    assert findings_of(program, tape) == []
+
+
+def test_a_kernel_in_python_that_fails_is_a_finding() -> None:
+    with simulate(replayed([0])) as device:
+        out = torch.empty(2, device="cuda")
+        device.launch(lambda access: access.failed(ValueError("no such row")), writes=[out], name="operation")
+        torch.cuda.synchronize()
+    (found,) = device.findings
+    assert (found.kind, found.memory, "no such row" in found.detail) == ("device-assert", "operation", True)
+
+
 def test_a_tensor_of_the_host_is_refused() -> None:
     with simulate(replayed([0])):
         table = torch.zeros(4, 4, dtype=torch.int64, device="cuda")

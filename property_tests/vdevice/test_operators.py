@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -145,6 +146,31 @@ def test_an_operator_gives_what_it_gives_on_a_cpu(expression: str, tape: tuple[i
     with simulate(replayed(tape)) as device:
         assert values_of(expression, "cuda") == expected
     assert device.findings == []
+
+
+@pytest.mark.parametrize("tape", POLICIES)
+def test_a_default_device_is_that_of_tensors_without_one(tape: tuple[int, ...]) -> None:
+    with simulate(replayed(tape)):
+        with torch.device("cuda"):
+            made = [torch.zeros(2), torch.full((2,), 0.0), torch.tensor([0.0, 0.0]), torch.as_tensor([0.0, 0.0])]
+            there = torch.zeros(2, device="cpu")
+        assert [(one.device.type, one.tolist()) for one in made] == [("cuda", [0.0, 0.0])] * 4
+        assert [there.device.type, torch.zeros(2).device.type] == ["cpu", "cpu"]
+
+
+@pytest.mark.parametrize("tape", POLICIES)
+def test_an_operator_on_lists_gives_what_its_schema_says(tape: tuple[int, ...]) -> None:
+    with simulate(replayed(tape)):
+        into = [torch.zeros(2, device="cuda"), torch.zeros(3, device="cuda")]
+        torch._foreach_copy_(into, [torch.ones(2, device="cuda"), torch.full((3,), 2.0, device="cuda")])
+        assert [one.tolist() for one in into] == [[1.0, 1.0], [2.0, 2.0, 2.0]]
+
+
+@pytest.mark.parametrize("tape", POLICIES)
+def test_a_size_may_be_a_tensor_of_the_device(tape: tuple[int, ...]) -> None:
+    with simulate(replayed(tape)):
+        count: Any = torch.tensor(3, device="cuda")
+        assert torch.zeros(count, device="cuda").shape == torch.zeros((count,), device="cuda").shape == (3,)
 
 
 def test_the_usual_types_are_among_them() -> None:

@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from specsim import DISTRIBUTION
 from specsim.engines.probe import Broken
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from specsim.choices.chooser import Chooser
+    from specsim.contracts.enumeration import Distribution
 
 PACKAGES = ("packaging",)
-"""Of the extra `specsim[scheduler]`: what a release's scheduler imports in earnest, and specsim itself does not."""
+"""Of the extra `specsim-llm[scheduler]`: what a release's scheduler imports in earnest, and specsim itself does not."""
 
 NEVER_WRITTEN, OF_A_DRAFT = -1, -2
 """Contents of a slot that no token's KV was written to, and of one that holds the KV of a rejected draft."""
@@ -26,10 +30,12 @@ NEVER_WRITTEN, OF_A_DRAFT = -1, -2
 def missing_packages() -> str:
     """What has to be installed before a scheduler can be imported, a sentence; "" for nothing."""
     names = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    return f"{', '.join(names)} missing: pip install 'specsim[scheduler]'" if names else ""
+    return f"{', '.join(names)} missing: pip install '{DISTRIBUTION}[scheduler]'" if names else ""
 
 
 PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
+SAMPLINGS = ("cold", "top-p", "top-k and top-p")
+"""How a request is sampled: each leaves one token of what the model says, so that its answer is the greedy one."""
 
 LogprobRow = tuple[tuple[float, int], ...]
 """(logprob, token id) of a token of an answer, then of each of the most likely ones."""
@@ -51,6 +57,12 @@ class Setup:
     `sessions`      whether requests may be turns of a streaming session
     `mixed`         whether a running request may decode a token beside a chunk of a prefill
     `overlap`       whether a batch is launched before the results of the one before are handled
+    `worker`        "release" for the release's own worker over a model that is none, "fake" for one of ours
+    `topk`          branches of a draft's step: 1 for a chain
+    `graphs`        whether passes of decoding are CUDA graphs, captured for batches of a few sizes
+    `beyond_guards` runs what the release refuses by a guard: nothing that a server can be configured to
+    `sampled`       whether requests may be sampled
+    `multi_layer`   whether each step of a draft has a draft model of its own, with KV of its own
     """
 
     page_size: int = 1
@@ -66,6 +78,12 @@ class Setup:
     sessions: bool = False
     overlap: bool = True
     mixed: bool = False
+    worker: str = "fake"
+    topk: int = 1
+    graphs: bool = False
+    beyond_guards: bool = False
+    sampled: bool = False
+    multi_layer: bool = False
 
     @property
     def name(self) -> str:
@@ -94,6 +112,8 @@ class Turn:
     `timeout`   of a session's first turn: seconds after which the session is closed if nobody uses it, 0 for none
     `logprobs`  how many most likely tokens are sent with each token's own logprob, -1 for no logprobs at all
     `penalty`   of tokens that it has said: one of PENALTIES, "" for none
+    `sampling`  one of SAMPLINGS, "" for greedily
+    `bias`      a bias makes the tokens less likely that it divides, 0 for none
     """
 
     rid: str
@@ -111,6 +131,8 @@ class Turn:
     timeout: float = 0.0
     logprobs: int = -1
     penalty: str = ""
+    sampling: str = ""
+    bias: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +274,7 @@ class Seen:
     `contents`  wrong contents that the model read, in the order in which it did
     `device`    what the virtual device found: violations of S2, X6 and their kin
     `batches`   a line for each launch: iteration, kind ("extend" or "decode"), requests
+    `unpenalized` requests whose penalties were not those of what they had said, when a verification applied them
     `retracted` how many retractions there were, `evicted` how many slots left the tree, `rejected` requests
     `steps`     of a run that was to be recorded, all that the host and the streams did; then `content_at` has for each
                 of `contents` the number of the operation that read it, `device_at` those of the accesses of `device`
@@ -260,6 +283,7 @@ class Seen:
     contents: list[WrongContent] = field(default_factory=list)
     device: list[Broken] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
+    unpenalized: set[str] = field(default_factory=set)
     retracted: int = 0
     evicted: int = 0
     steps: list[Step] = field(default_factory=list)
@@ -270,12 +294,20 @@ class Seen:
 class StartedScheduler(Protocol):
     """A scheduler that was started once. A schedule runs in a fork of the process that started it."""
 
-    def decode(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The tokens that the fake model says after a prompt, one after the other."""
+    def decode(self, prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
+        """The tokens that the model says after a prompt, one after the other; with a rank, those that it finds so
+        likely, 0 for the most likely one.
+        """
         ...
 
-    def logprobs(self, prompt: Sequence[int], tokens: Sequence[int], top: int) -> list[LogprobRow]:
-        """The rows of these tokens after a prompt, each with the `top` most likely tokens."""
+    def expected(self, turn: Turn, prompt: Sequence[int], said: Sequence[int] = (), /) -> list[int]:
+        """The tokens that sequential decoding gives to a turn whose whole prompt is `prompt`, stops not regarded.
+        Those that were `said` are taken as far as penalties allow them that lag behind the answer.
+        """
+        ...
+
+    def logprobs(self, turn: Turn, prompt: Sequence[int], tokens: Sequence[int]) -> list[LogprobRow]:
+        """The rows of these tokens after a turn's whole prompt."""
         ...
 
     def content_of(self, tokens: Sequence[int]) -> int:
@@ -343,7 +375,7 @@ class StartedScheduler(Protocol):
 
 class SchedulerTarget(Protocol):
     """A target whose scheduler can be started: `where` is FILE:LINE of its loop, and `source_hash` that of its files.
-    `lacks` names what is not run, and why.
+    `lacks` names what is not run with a worker ("fake" or "release"), and why.
     """
 
     @property
@@ -352,7 +384,12 @@ class SchedulerTarget(Protocol):
     @property
     def source_hash(self) -> str: ...
 
-    @property
-    def lacks(self) -> Sequence[tuple[str, str]]: ...
+    def lacks(self, worker: str) -> Sequence[tuple[str, str]]: ...
 
     def start(self, setup: Setup) -> StartedScheduler: ...
+
+    def outcomes(self, setup: Setup, length: int) -> tuple[Distribution, Iterator[tuple[tuple[int, ...], Fraction]]]:
+        """The distribution of what a lossless worker answers, `length` tokens to each request, and the outcomes of the
+        release's own with their weights, which add up to 1.
+        """
+        ...

@@ -73,11 +73,14 @@ class _Operations:
         draft_token_num: int,
         tree_mask_mode: int,
     ) -> None:
-        """Shapes and dtypes: specsim.reference.tree.build_tree, of `depth` steps; `tree_mask` may be longer. In
-        FULL_MASK the columns before a tree stay as they are, as do the links of a node that has no such neighbour.
+        """Shapes and dtypes: specsim.reference.tree.build_tree, of `depth` steps; `tree_mask` may be longer, and of
+        uint8 in place of bool: that of a CUDA graph is. In FULL_MASK the columns before a tree stay as they are, as do
+        the links of a node that has no such neighbour.
         """
         _require_mode(tree_mask_mode, draft_token_num)
         bs, ndt = selected_index.shape[0], draft_token_num
+        if not parent_list.numel():  # of one step: nothing is read of it, and its dtype may be any
+            parent_list = parent_list.to(torch.int64)
         inputs = {"parent_list": parent_list, "selected_index": selected_index, "verified_seq_len": verified_seq_len}
         sizes = {"topk": topk, "num_steps": depth, "num_draft_tokens": ndt, "num_nodes": bs * ndt}
         if tree_mask_mode == PACKED:
@@ -89,6 +92,8 @@ class _Operations:
             tree = self._run("build_tree", inputs, sizes)
         mask = tree["tree_mask"]
         in_tree = _in_tree(verified_seq_len, ndt) if tree_mask_mode == FULL_MASK else torch.ones_like(mask).bool()
+        if (tree_mask.dtype, mask.dtype) == (torch.uint8, torch.bool):
+            tree_mask = tree_mask.view(torch.bool)
         _write("tree_mask", tree_mask.view(-1)[: mask.numel()], mask, in_tree)
         _write("positions", positions.view(-1), tree["positions"])
         _write("retrive_index", retrive_index, tree["retrieve_index"])
@@ -179,9 +184,9 @@ class _Operations:
     top_k_renorm_probs, top_p_renorm_probs = top_k_renorm_prob, top_p_renorm_prob
 
     def fast_topk(self, values: Tensor, topk: int, dim: int) -> tuple[Tensor, Tensor]:
-        """The `topk` largest of `values` along `dim` and their indices; of equal ones the first."""
+        """The `topk` largest of `values` along `dim` and their indices, contiguous; of equal ones the first."""
         found = values.sort(dim=dim, descending=True, stable=True)
-        return found.values.narrow(dim, 0, topk), found.indices.narrow(dim, 0, topk)
+        return found.values.narrow(dim, 0, topk).contiguous(), found.indices.narrow(dim, 0, topk).contiguous()
 
     def _renormed(self, name: str, probs: Tensor, value: Tensor | float, dtype: torch.dtype) -> Tensor:
         rows = torch.as_tensor(value, device=probs.device).to(dtype).expand(probs.shape[0]).contiguous()

@@ -171,11 +171,16 @@ def _hint(text: str) -> str:
         return f"did you mean sglang=={near['version'].lower()}?"
     if near := _NEAR_CHECKOUT.fullmatch(text):
         return f"did you mean sglang@{near['path']}?"
+    other = _OTHER_PACKAGE.fullmatch(text)
+    name = other["name"].lower() if other else ""
+    meant = difflib.get_close_matches(name, ENGINES, n=1, cutoff=0.7)
+    if name not in ENGINES and meant:
+        return f"did you mean {meant[0]}{text[len(name) :].strip()}?"
     if re.match(r"sglang\b", text, re.IGNORECASE):
         return "write the exact number of a release after sglang==."
     if text.startswith(("/", "./", "../", "~")) or text in (".", ".."):
         return f"did you mean sglang@{text}?"
-    if other := _OTHER_PACKAGE.fullmatch(text):
+    if other:
         return f"specsim reads no {other['name']}; it needs a provider of your own, module:object."
     if difflib.get_close_matches(text.lower(), ["model"], cutoff=0.6):
         return "did you mean model?"

@@ -279,6 +279,10 @@ class Accesses:
         """The CPU tensor with the bytes of a tensor of the device."""
         return tensor.host_bytes  # type: ignore[no-any-return]
 
+    def failed(self, error: Exception) -> None:
+        """The kernel stops here, as one on a real device does at an assertion; what it has not written stays poison."""
+        active().failed(self._by, error)
+
     def read(self, tensor: Any, elements: Any = None, is_used: Callable[[], bool] | None = None) -> None:
         """Reads these elements: flat indices into the storage, [n] int64. None for all of the tensor. A race on them is
         reported only while `is_used()`: what a kernel computes may be for nobody, as is known later.

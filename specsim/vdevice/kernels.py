@@ -2,8 +2,9 @@
 
 A launch takes its turn on the current stream. It runs in lockstep, or by Triton's own interpreter where a kernel uses
 what lockstep does not have and TRITON_INTERPRET=1 was set when Triton was imported. Both say which elements are loaded
-and stored, so a kernel reads and writes exactly those. Its tensors' whole storages may be accessed, and the storages of
-tensors whose `data_ptr()` the program took; anything else is a finding and has no effect.
+and stored, so a kernel reads and writes exactly those. Its tensors' whole storages may be accessed, and those of
+tensors whose `data_ptr()` the program took and that a table among its arguments holds; anything else is a finding and
+has no effect.
 """
 
 from __future__ import annotations
@@ -94,6 +95,10 @@ def _execute(
     memories.note(by)
 
 
+_OF_ADDRESSES = (torch.int64, torch.uint64)
+"""Types of a table of pointers."""
+
+
 class _Memories:
     """The memories that a launch may access, and which of their elements it did."""
 
@@ -106,15 +111,26 @@ class _Memories:
             by_memory.setdefault(id(memory), (memory, part))
             if part.nbytes == part.untyped_storage().nbytes() and part.is_contiguous():
                 covered.add(id(memory))
-        for memory, part in device.addressed.values():
-            by_memory.setdefault(id(memory), (memory, part))
-        self.uses = list(by_memory.values())
-        self.uncovered = [use for use in self.uses if id(use[0]) not in covered]
+        self._by_memory, self._covered = by_memory, covered
+        self._tables = [tensor.host_bytes for tensor in traced if tensor.dtype in _OF_ADDRESSES]
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """Find what the launch's tables of pointers point at, as far as they are written."""
+        known = self.device.addressed
+        for table in self._tables if known else ():
+            for address in set(table.reshape(-1).tolist()) & known.keys():
+                memory, part = known[address]
+                self._by_memory.setdefault(id(memory), (memory, part))
+        self.uses = list(self._by_memory.values())
+        self.uncovered = [use for use in self.uses if id(use[0]) not in self._covered]
         storages = [part.untyped_storage() for _, part in self.uses]
         self.spans = [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
 
     def begin(self) -> None:
         """The launch's turn has come."""
+        if self._tables and self.device.addressed:
+            self._look_up()
         self.touched: dict[tuple[int, bool], list[Array]] = {}
         self.strays: list[str] = []
         self.places: dict[int, int] = {}  # by span of the interpreter, which of the memories it lies in

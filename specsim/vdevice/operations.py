@@ -55,7 +55,7 @@ _EMPTY = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", 
 _LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_full", "new_ones"})
 _SCATTERS = frozenset(
     {"copy_", "fill_", "zero_", "masked_fill_", "masked_scatter_", "index_put_", "_index_put_impl_", "index_fill_"}
-    | {"index_copy_", "index_add_", "scatter_", "scatter_add_", "scatter_reduce_"}
+    | {"index_copy_", "index_add_", "scatter_", "scatter_add_", "scatter_reduce_", "_foreach_copy_", "_foreach_zero_"}
 )
 """Operators that read no element of what they write but those that they change."""
 _READS_ELEMENTS = {aten.index.Tensor, aten.index_select.default, aten.gather.default, aten.take.default}
@@ -204,7 +204,7 @@ class Operations(TorchDispatchMode):
         for tensor in written:
             if type(tensor) is HostTensor:
                 self.device.host_access(tensor.memory, operator.name, is_write=True)
-        return _written_result(written) if written else result
+        return _written_result(call, written) if written else result
 
     def pinned(self, values: torch.Tensor, what: str) -> HostTensor:
         """Pinned memory that holds these values."""
@@ -281,7 +281,7 @@ class Operations(TorchDispatchMode):
             read = [tensor for tensor in read if not any(tensor is out for out in written)]
         site = self.device.sites.here()
         self.enqueue(call.operator.name, site, self._runner(call), uses_of(read), uses_of(written))
-        return _written_result(written)
+        return _written_result(call, written)
 
     def _function(self, call: Call) -> Any:
         call = self._on_one_device(call)
@@ -571,7 +571,10 @@ def _written(call: Call) -> list[Any]:
     return found
 
 
-def _written_result(written: list[Any]) -> Any:
+def _written_result(call: Call, written: list[Any]) -> Any:
+    """What an operator returns of what it writes: nothing where its schema says so, as of the `_foreach` ones."""
+    if not call.func._schema.returns:
+        return None
     return written[0] if len(written) == 1 else tuple(written)
 
 

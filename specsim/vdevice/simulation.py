@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from specsim.choices.chooser import Chooser
 from specsim.vdevice import kernels, uncompiled
@@ -171,7 +173,8 @@ def _replace_functions(device: Device, operations: Operations, replaced: _Replac
             device = data.device if device is None else device
             made = data.now("tensor").clone() if dtype is None else data.now("tensor").to(dtype)
         else:
-            made = tensor(data, dtype=dtype)
+            device = device or _default_device()
+            made = tensor(data, dtype=dtype, device=_CPU)
         if pin_memory:
             return operations.pinned(made, "tensor")
         made = uploaded(made) if _is_cuda(device) else made
@@ -180,8 +183,8 @@ def _replace_functions(device: Device, operations: Operations, replaced: _Replac
     def as_tensor_(data: Any, dtype: Any = None, device: Any = None) -> Any:
         if isinstance(data, torch.Tensor):
             return data.to(device=data.device if device is None else device, dtype=dtype or data.dtype)
-        if _is_cuda(device):
-            return uploaded(tensor(data, dtype=dtype))
+        if _is_cuda(device or _default_device()):
+            return uploaded(tensor(data, dtype=dtype, device=_CPU))
         return as_tensor(data, dtype=dtype)
 
     def to_(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -250,13 +253,33 @@ def _factory(name: str, operations: Operations) -> Callable[..., Any]:
     made = _undispatched(lambda args, kwargs: operations.made(original(*args, **kwargs), name))
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        if not _is_cuda(kwargs.get("device")) or kwargs.get("out") is not None or kwargs.get("requires_grad"):
+        device = kwargs.get("device") or _default_device()
+        if not _is_cuda(device) or kwargs.get("out") is not None or kwargs.get("requires_grad"):
             return original(*args, **kwargs)
         kwargs["device"] = _CPU
         kwargs.pop("pin_memory", None)
-        return made(args, kwargs)
+        return made(_read_back(args), {key: _read_back(value) for key, value in kwargs.items()})
 
     return make
+
+
+def _default_device() -> Any:
+    """The device of an enclosing `with torch.device(...)`, or of `torch.set_default_device`; None where there is none.
+    PyTorch knows its own factories in there, and not what is put in their place.
+    """
+    if not torch._C._len_torch_function_stack():
+        return None
+    modes = reversed(_get_current_function_mode_stack())
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
+
+
+def _read_back(value: Any) -> Any:
+    """Sizes and values of a factory, where a tensor of the device is read as PyTorch does: the host waits for it."""
+    if isinstance(value, Traced):
+        return value.item()
+    if type(value) in (tuple, list):
+        return type(value)([_read_back(item) for item in value])
+    return value
 
 
 _CPU = torch.device("cpu")

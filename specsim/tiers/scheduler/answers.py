@@ -17,7 +17,7 @@ from specsim.tiers.scheduler import rules
 from specsim.tiers.scheduler.forks import Ended, NotStarted, Outcome, Ran, Starters, Wanted, tape_of, wanted
 from specsim.tiers.scheduler.rules import Violation
 from specsim.tiers.scheduler.schedule import Record, plain_violation
-from specsim.tiers.scheduler.setups import SETUPS
+from specsim.tiers.scheduler.setups import SETUPS, row_of, rows_of
 from specsim.tiers.transfer import broken
 from specsim.tiers.transfer import found as found_message
 from specsim.tiers.transfer import shrunk as shrunk_message
@@ -131,17 +131,18 @@ def check(request: Request, work: Check, messages: Messages) -> None:
         return
     messages.send(At(subject=SUBJECT))
     counts, starters = _Counts(), Starters(target)
+    rows = len(rows_of(request.worker))
     try:
         _run_known(request, target, starters, counts, messages, end)
         index = 0
         while index < request.count and time.monotonic() < end and not interrupts.asked():
-            schedule = wanted(request.seed, index, request.hang_seconds)
+            schedule = wanted(request.seed, index, request.hang_seconds, request.worker)
             if SETUPS[schedule.tape[0]].name not in counts.not_started:
                 messages.send(At(subject=SUBJECT, index=index, count=counts.schedules, counts=counts.to_show()))
                 for signature in counts.take(schedule, starters.run(schedule)):
                     goes_on = interrupts.until(max(0.0, end - time.monotonic()) * SHRINK_SHARE)
                     _send_finding(request, target, starters, counts.hits[signature], messages, goes_on)
-            elif len(counts.not_started) == len(SETUPS):
+            elif len(counts.not_started) >= rows:
                 break
             index += 1
         for hit in counts.hits.values():
@@ -151,8 +152,8 @@ def check(request: Request, work: Check, messages: Messages) -> None:
     finally:
         starters.close()
     not_run = [NotRun(f"setup {name}", why) for name, why in sorted(counts.not_started.items())]
-    not_run += [NotRun(what, why) for what, why in target.lacks]
-    if index < request.count and len(counts.not_started) < len(SETUPS):
+    not_run += [NotRun(what, why) for what, why in target.lacks(request.worker)]
+    if index < request.count and len(counts.not_started) < rows:
         not_run.append(NotRun("the other schedules", interrupts.why_not_run()))
     seam = [
         {"name": "scheduler", "kind": "lifted", "where": target.where, "source_hash": target.source_hash, "why": ""}
@@ -171,9 +172,13 @@ def check(request: Request, work: Check, messages: Messages) -> None:
 def _run_known(
     request: Request, target: SchedulerTarget, starters: Starters, counts: _Counts, messages: Messages, end: float
 ) -> None:
-    """Run the schedules of the replay files in the request's folder, those of no mutant. What they show is small."""
+    """Run the schedules of the replay files in the request's folder, those of the same worker and of no mutant. What
+    they show is small.
+    """
     for path, stored in replay_file.load_all(request.fixtures):
         if not isinstance(stored, SchedulerReplay) or stored.mutant or stored.signature in counts.hits:
+            continue
+        if SETUPS[row_of(stored.tape)].worker != request.worker:
             continue
         if time.monotonic() >= end or interrupts.asked():
             return

@@ -26,7 +26,7 @@ from specsim.errors import UsageError, described
 from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.processes import end_fork, fork
 from specsim.tiers.scheduler.schedule import Record, run_schedule
-from specsim.tiers.scheduler.setups import SETUPS
+from specsim.tiers.scheduler.setups import SETUPS, row_of, rows_of
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import RecordingChooser, Tape
@@ -77,9 +77,10 @@ _outcome: msgspec.json.Decoder[Outcome] = msgspec.json.Decoder(Outcome)
 _wanted = msgspec.json.Decoder(Wanted)
 
 
-def wanted(seed: int, index: int, seconds: float) -> Wanted:
-    """Schedule `index` of a seed: its setup is the next of the table, all else is drawn."""
-    return Wanted((index % len(SETUPS),), seed, index, seconds)
+def wanted(seed: int, index: int, seconds: float, worker: str = "fake") -> Wanted:
+    """Schedule `index` of a seed: its setup is the next of the table with that worker, all else is drawn."""
+    rows = rows_of(worker)
+    return Wanted((rows[index % len(rows)],), seed, index, seconds)
 
 
 class Starters:
@@ -92,7 +93,7 @@ class Starters:
 
     def run(self, schedule: Wanted) -> Outcome:
         """Run a schedule. Its first choice is the setup's number."""
-        number = min(schedule.tape[0] if schedule.tape else 0, len(SETUPS) - 1)
+        number = row_of(schedule.tape)
         starter = self._starters.get(number)
         if starter is None:
             starter = self._starters[number] = _Starter(self._target, number)

@@ -52,6 +52,8 @@ def turn_text(turn: Mapping[str, Any]) -> str:
     after = "iterations after the turn before" if turn["session"] and not turn["rid"].endswith(".0") else ""
     when = f"{turn['at']} {after}" if after else f"at iteration {turn['at']}"
     parts = [f"{len(turn['prompt'])} tokens for {turn['answer']} {when}"]
+    if turn.get("sampling"):
+        parts.append(f"sampled ({turn['sampling']})")
     if turn["session"]:
         parts.append(f"of session {turn['session']}")
     if turn["abort"] >= 0:

@@ -14,7 +14,7 @@ from specsim.rules.sampling import GrammarState, LogprobRows, PenaltyCounts
 from specsim.rules.schedulers import ADMISSION
 from specsim.rules.sessions import SessionClaim
 from specsim.rules.slots import FreeSlot, LeakAtIdle
-from specsim.rules.steps import ContentRead
+from specsim.rules.steps import ContentRead, DraftContent
 from specsim.rules.streams import StreamRace
 from specsim.verdict import Rule
 
@@ -49,6 +49,7 @@ RULES: tuple[Rule, ...] = (
     SESSION_CLAIM,
     PROGRESS,
     ADMISSION,
+    DraftContent.rule,
     RACE,
     DEVICE_EXCEPTION,
     GrammarState.rule,

@@ -1,9 +1,11 @@
 """How a scheduler is started: a table, since each row is a start of its own, which costs about a second.
 
-The first row is the simplest. A schedule's first choice says on which row it runs.
+The first row is the simplest. A schedule's first choice says on which row it runs. New rows go to the end.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from specsim.engines.real_scheduler import Setup
 
@@ -22,4 +24,33 @@ SETUPS: tuple[Setup, ...] = (
     Setup(window=8, slots=400, radix=False, chunk=12),
     Setup(reserve=0.1, overlap=False),
     Setup(chunk=12, reserve=0.1, mixed=True),
+    Setup(worker="release"),
+    Setup(worker="release", graphs=True, page_size=4, reserve=0.1),
+    Setup(worker="release", topk=2, draft_tokens=6, slots=320),
+    Setup(worker="release", graphs=True, topk=2, draft_tokens=6, slots=400, page_size=4),
+    Setup(worker="release", graphs=True, chunk=12, slots=112, reserve=0.1, radix=False),
+    Setup(worker="release", graphs=True, sessions=True, slots=240),
+    Setup(worker="release", graphs=True, steps=1, draft_tokens=2, slots=128, reserve=0.1),
+    Setup(worker="release", topk=2, draft_tokens=6, slots=320, beyond_guards=True),
+    Setup(worker="release", graphs=True, reserve=0.1),
+    Setup(worker="release", graphs=True, topk=2, draft_tokens=6, slots=320),
+    Setup(worker="release", graphs=True, sampled=True, reserve=0.1),
+    Setup(worker="release", sampled=True, topk=2, draft_tokens=6, slots=320),
+    Setup(worker="release", multi_layer=True, slots=240, reserve=0.1),
+    Setup(worker="release", multi_layer=True, graphs=True, slots=240, reserve=0.1),
+    Setup(worker="release", overlap=False, topk=2, draft_tokens=6, slots=320),
+    Setup(worker="release", overlap=False, graphs=True, reserve=0.1),
+    Setup(worker="release", overlap=False, graphs=True, sampled=True, topk=2, draft_tokens=6, slots=320, reserve=0.1),
+    Setup(worker="release", overlap=False, page_size=4, reserve=0.1),
 )
+WORKERS = ("fake", "release")
+
+
+def row_of(tape: Sequence[int]) -> int:
+    """The row that a schedule's choices say."""
+    return min(tape[0], len(SETUPS) - 1) if tape else 0
+
+
+def rows_of(worker: str) -> tuple[int, ...]:
+    """The rows on which schedules are drawn: those beyond a release's guards are for replay files alone."""
+    return tuple(i for i, setup in enumerate(SETUPS) if setup.worker == worker and not setup.beyond_guards)

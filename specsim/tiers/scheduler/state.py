@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from specsim.tiers.scheduler import rules
 from specsim.tiers.scheduler.rules import Violation
-from specsim.tiers.scheduler.workload import expected_answer, until_text
+from specsim.tiers.scheduler.workload import until_stop, until_text
 
 if TYPE_CHECKING:
-    from specsim.engines.real_scheduler import Answer, Pools, RequestState, StartedScheduler, Turn
+    from specsim.engines.real_scheduler import Answer, LogprobRow, Pools, RequestState, Setup, StartedScheduler, Turn
     from specsim.tiers.scheduler.users import Users
     from specsim.verdict import Rule
 
 
+TOLERANCE = 1e-5
+"""Of a logprob: float32 has 2e-6 at 32, and a logarithm and a sum of a few terms are between."""
+FORBIDDEN = -1e30
+"""A logprob is no more of a token that a mask forbids: engines have the lowest float32 in place of minus infinity."""
 LAUNCHES_MAX = 3
 """Verifications of a request after its abort: the one of that iteration, the one that it overlaps, and one more of a
 request that was retracted, or prefilled in chunks, meanwhile.
@@ -52,7 +56,9 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             continue
         answer = answers.get(turn.rid)
         before = spoken.get(turn.session, ()) if turn.session else ()
-        expected = expected_answer(turn, (*before, *turn.prompt), started.decode)
+        prompt = (*before, *turn.prompt)
+        said = answer.tokens if answer is not None else ()
+        expected = until_stop(turn, started.expected(turn, prompt, said))
         if answer is None or not answer.reason:
             part = "aborted" if turn.rid in users.aborted else "answer"
             yield _broken(rules.PROGRESS, part, turn.rid, "an answer that ends", "none")
@@ -66,10 +72,10 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             expected = expected[: len(answer.tokens)]
             cut_short |= {turn.session} - {""}
         if turn.rid not in misled:
-            yield from _logprobs(started, turn, (*before, *turn.prompt), answer)
-        yield from _usage(answer, kind, len(before) + len(turn.prompt), launches, users.setup.steps + 1)
+            yield from _logprobs(started, users.setup, turn, prompt, answer)
+        yield from _usage(answer, kind, len(prompt), launches, users.setup.steps + 1)
         if turn.session:
-            spoken[turn.session] = (*before, *turn.prompt, *answer.tokens)
+            spoken[turn.session] = (*prompt, *answer.tokens)
         tokens = list(answer.tokens)
         if answer.reason == "stop":  # whoever makes text of tokens cuts it behind the stop string
             tokens = until_text(tokens, turn.stop_text)
@@ -82,7 +88,22 @@ def _answers(started: StartedScheduler, users: Users) -> Iterator[Violation]:
             what = f"{len(tokens)} tokens, another one at {place}" if is_another else "too many tokens"
             if answer.reason == "abort" and turn.grammar and is_another and len(tokens) == 1:
                 part += ":grammar"  # perhaps not yet compiled: a release may prefill something else for it
+            elif turn.bias and is_another:
+                part = f"{kind}:bias"
             yield _broken(rules.VISIBLE_OUTPUTS, part, turn.rid, f"{len(expected)} tokens of sequential decoding", what)
+        elif turn.penalty and turn.rid not in started.seen.unpenalized:
+            yield from _penalties(started, turn, prompt, kind, tokens)
+
+
+def _penalties(
+    started: StartedScheduler, turn: Turn, prompt: tuple[int, ...], kind: str, tokens: list[int]
+) -> Iterator[Violation]:
+    """Penalties that lag behind the answer allow its tokens. Do those that count all of it give them?"""
+    exact = started.expected(turn, prompt)
+    place = next((i for i, (a, b) in enumerate(zip(tokens, exact, strict=False)) if a != b), -1)
+    if place >= 0:
+        expected = f"token {exact[place]} at {place}, of penalties that count the {place} tokens before it"
+        yield _broken(rules.VISIBLE_OUTPUTS, f"{kind}:penalty", turn.rid, expected, f"token {tokens[place]}")
 
 
 def _usage(
@@ -107,20 +128,35 @@ def _usage(
             yield _broken(rules.VISIBLE_OUTPUTS, f"{kind}:{name}", answer.rid, f"a count {expected}", actual)
 
 
-def _logprobs(started: StartedScheduler, turn: Turn, prompt: tuple[int, ...], answer: Answer) -> Iterator[Violation]:
+def _logprobs(
+    started: StartedScheduler, setup: Setup, turn: Turn, prompt: tuple[int, ...], answer: Answer
+) -> Iterator[Violation]:
     """Beside each token that was sent is its row. Behind a wrong token nothing is compared."""
     count = len(answer.tokens) if turn.logprobs >= 0 else 0
-    said = zip(answer.tokens, started.decode(prompt, count), strict=False)
+    said = zip(answer.tokens, started.expected(turn, prompt, answer.tokens)[:count], strict=False)
     tokens = [token for token, _expected in takewhile(lambda pair: pair[0] == pair[1], said)]
     if len(answer.logprobs) != count and len(tokens) == count:
         yield _broken(rules.LOGPROB_ROWS, "rows", turn.rid, f"{count} rows, one a token", len(answer.logprobs))
         return
-    expected = started.logprobs(prompt, tokens, turn.logprobs)
+    if turn.sampling or (turn.penalty and setup.worker == "release"):
+        return  # of what is filtered, and by what lags behind: of no one value
+    expected = started.logprobs(turn, prompt, tokens)
     for at, (row, actual) in enumerate(zip(expected, answer.logprobs, strict=False)):
-        if row != actual:
-            what = "logprobs" if row[0] != actual[0] else "top-logprobs"
+        if not _alike(row, actual):
+            what = "logprobs" if not _alike(row[:1], actual[:1]) else "top-logprobs"
+            what += ":bias" if turn.bias else ""
             yield _broken(rules.LOGPROB_ROWS, what, turn.rid, f"token {at} with {row}", actual)
             return
+
+
+def _alike(expected: LogprobRow, actual: LogprobRow) -> bool:
+    """The same tokens, and logprobs that differ by less than TOLERANCE. Of tokens that a mask forbids nobody says which
+    are the more likely ones: any of them stands for any other, with the lowest of numbers.
+    """
+    return len(expected) == len(actual) and all(
+        b <= FORBIDDEN if a == -inf else token == other and abs(a - b) < TOLERANCE
+        for (a, token), (b, other) in zip(expected, actual, strict=True)
+    )
 
 
 def _aborts(started: StartedScheduler, users: Users) -> Iterator[Violation]:

@@ -153,4 +153,7 @@ class SchedulerTier:
         return page_of(stored, answer, self.rules)
 
     def answers(self, request: Request) -> str:
-        return "specsim.tiers.scheduler.answers"
+        from specsim.tiers.messages import Weigh
+
+        weighs = isinstance(request.work, Weigh)
+        return "specsim.tiers.scheduler.lossless" if weighs else "specsim.tiers.scheduler.answers"

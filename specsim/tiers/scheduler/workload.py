@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from specsim.choices.chooser import between, each, pick
-from specsim.engines.real_scheduler import PENALTIES, Turn
+from specsim.engines.real_scheduler import PENALTIES, SAMPLINGS, Turn
 
 if TYPE_CHECKING:
     from specsim.choices.chooser import Chooser
@@ -30,11 +30,13 @@ PRIORITIES = (0, 5, 20, 40)
 TOKENS = range(20, 90)
 TIMEOUT = 1.5
 """Seconds without use after which a session is closed; a schedule takes a second or less if its clock does not leap."""
+LATER_FIELDS = frozenset(["sampling", "bias"])
+"""Of a turn: what is left out where it has its default, so that digests are those of before these fields came."""
 CONTEXT = 240
 """Tokens of a row, less than what the toy model's configuration allows."""
 
-Decode = Callable[[Sequence[int], int], list[int]]
-"""The tokens that sequential decoding gives after a prompt, so many of them."""
+Decode = Callable[[Sequence[int], int, int], list[int]]
+"""The tokens that sequential decoding gives after a prompt, so many of them, each of a rank: 0 for the most likely."""
 
 _FEATURES = {
     "aborts": 2,
@@ -53,6 +55,9 @@ _FEATURES = {
     "penalties": 6,
 }
 """A schedule in so many has it."""
+RANKS = 3
+"""Of how likely a token of a grammar may be: drafts have them, too."""
+BIASES = (0, 2, 3, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,11 @@ class Workload:
         """As JSON takes it."""
         data = asdict(self)
         data["turns"] = [
-            {name: list(value) if isinstance(value, tuple) else value for name, value in turn.items()}
+            {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in turn.items()
+                if value or name not in LATER_FIELDS
+            }
             for turn in data["turns"]
         ]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
@@ -133,7 +142,7 @@ def _request(
         prompt = _after_another(chooser, decode, features, before, prompt)
     prompt = prompt[: limit - 2]
     answer = between(chooser, 1, min(ANSWER_MAX, limit - len(prompt)), "answer")
-    grammar = _grammar(chooser, decode, prompt, answer) if "grammars" in features else ()
+    grammar = _grammar(chooser, setup, decode, prompt, answer) if "grammars" in features else ()
     return Turn(
         rid=_rid(chooser, number),
         prompt=prompt,
@@ -148,7 +157,8 @@ def _request(
         grammar=grammar,
         compiling=between(chooser, 0, 6, "compiling") if grammar else 0,
         logprobs=_logprobs(chooser, features),
-        penalty=_penalty(chooser, features),
+        **_changes(chooser, setup, features),
+        sampling=_sampling(chooser, setup),
     )
 
 
@@ -159,7 +169,7 @@ def _after_another(
     other = pick(chooser, before, "shares with")
     begins = other.prompt
     if "continued answers" in features and chooser.choose(2, "continues"):
-        begins += tuple(decode(begins, between(chooser, 1, other.answer, "continues after")))
+        begins += tuple(decode(begins, between(chooser, 1, other.answer, "continues after"), 0))
     else:
         begins = begins[: between(chooser, 1, len(begins), "shared")]
     return begins + own[: between(chooser, 1, 8, "own")]
@@ -184,7 +194,8 @@ def _session(chooser: Chooser, setup: Setup, features: set[str], name: str, spre
             else -1,
             timeout=TIMEOUT if "time-outs" in features and not number and chooser.choose(2, "times out") else 0.0,
             logprobs=_logprobs(chooser, features),
-            penalty=_penalty(chooser, features),
+            **_changes(chooser, setup, features),
+            sampling=_sampling(chooser, setup),
         )
         for number in numbers
     ]
@@ -207,7 +218,7 @@ def _stop(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: int) 
     """A token of the answer, or none."""
     if not chooser.choose(2, "stops"):
         return -1
-    return decode(prompt, answer)[chooser.choose(answer, "stop at")]
+    return decode(prompt, answer, 0)[chooser.choose(answer, "stop at")]
 
 
 def _stop_text(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: int) -> tuple[int, ...]:
@@ -215,16 +226,18 @@ def _stop_text(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: 
     if not chooser.choose(2, "stops at a text"):
         return ()
     start = chooser.choose(answer, "text at")
-    return tuple(decode(prompt, answer)[start : start + between(chooser, 1, 3, "text")])
+    return tuple(decode(prompt, answer, 0)[start : start + between(chooser, 1, 3, "text")])
 
 
-def _grammar(chooser: Chooser, decode: Decode, prompt: Sequence[int], answer: int) -> tuple[int, ...]:
-    """A grammar of one text, with which the answer begins: masked or not, the model says the same. It ends at the first
-    of its last token, which ends the answer, too.
+def _grammar(chooser: Chooser, setup: Setup, decode: Decode, prompt: Sequence[int], answer: int) -> tuple[int, ...]:
+    """A grammar of one text: what the fake worker says, masked or not, and of a release's own worker also one that it
+    says for the mask alone. It ends at the first of its last token, which ends the answer, too.
     """
     if not chooser.choose(2, "has a grammar"):
         return ()
-    tokens = tuple(decode(prompt, between(chooser, 1, answer, "grammar's end")))
+    end = between(chooser, 1, answer, "grammar's end")
+    rank = chooser.choose(RANKS, "grammar's rank") if setup.worker == "release" else 0
+    tokens = tuple(decode(prompt, end, rank))
     return tokens[: tokens.index(tokens[-1]) + 1]
 
 
@@ -233,13 +246,23 @@ def _logprobs(chooser: Chooser, features: set[str]) -> int:
     return chooser.choose(4, "logprobs") - 1 if "logprobs" in features else -1
 
 
-def _penalty(chooser: Chooser, features: set[str]) -> str:
-    return pick(chooser, ("", *PENALTIES), "penalty") if "penalties" in features else ""
+def _changes(chooser: Chooser, setup: Setup, features: set[str]) -> dict[str, Any]:
+    """What changes a request's logits: a penalty or, of a release's own worker, a bias."""
+    if "penalties" not in features:
+        return {}
+    penalty = pick(chooser, ("", *PENALTIES), "penalty")
+    if penalty or setup.worker == "fake":
+        return {"penalty": penalty}
+    return {"bias": pick(chooser, BIASES, "bias")}
 
 
-def expected_answer(turn: Turn, prompt: Sequence[int], decode: Decode) -> list[int]:
-    """What a user must see of a turn that nobody aborts; `prompt` is the whole one, a session's turns included."""
-    tokens = until_text(decode(prompt, len(turn.grammar) or turn.answer), turn.stop_text)
+def _sampling(chooser: Chooser, setup: Setup) -> str:
+    return pick(chooser, ("", *SAMPLINGS), "sampling") if setup.sampled else ""
+
+
+def until_stop(turn: Turn, tokens: list[int]) -> list[int]:
+    """What a user must see of the tokens of a turn that nobody aborts: those up to its stop string or stop token."""
+    tokens = until_text(tokens, turn.stop_text)
     return tokens[: tokens.index(turn.stop) + 1] if turn.stop in tokens else tokens
 
 

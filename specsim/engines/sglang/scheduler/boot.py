@@ -19,18 +19,21 @@ from typing import Any
 
 import torch
 
-from specsim.engines.sglang.scheduler import imports
+from specsim.contracts.registry import OPS
+from specsim.engines.sgl_kernel_module import module_of
+from specsim.engines.sglang.scheduler import imports, operations
 from specsim.engines.sglang.scheduler.clock import Surroundings
 from specsim.engines.sglang.scheduler.fakes import DriftError, NotRunError
 from specsim.engines.sglang.scheduler.families import Family, family_of
+from specsim.engines.sglang.scheduler.modules import PACKAGE, release_module
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.outputs import Output, Pool, take
+from specsim.engines.sglang.scheduler.release_worker import ReleaseWorker, runner_class
 from specsim.engines.sglang.scheduler.worker import Memory, Worker
 from specsim.errors import UsageError
+from specsim.vdevice.device import active
 
-PACKAGE = "sglang"
 ENVIRONMENT = {
-    "SGLANG_ENABLE_SPEC_V2": "1",
     "SGLANG_ENABLE_WAR_BARRIER": "1",
     "TRITON_INTERPRET": "1",
     "CUDA_VISIBLE_DEVICES": "",
@@ -44,6 +47,9 @@ HOOKS = (
     "run_event_loop",
 )
 """Methods of the scheduler in whose place others are put, or that are called."""
+
+REFERENCE = module_of({name: op.reference for name, op in OPS.items()})
+"""What the compiled operations of a release's workers are here."""
 
 Script = Callable[["Booted", int], Sequence[Any] | None]
 
@@ -69,9 +75,11 @@ def load(root: Path, edit: imports.Edit | None = None) -> tuple[Family, Surround
     os.environ.update(ENVIRONMENT)
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
+    vars(logging)["Logger"].warning_once = logging.Logger.warning  # as the package transformers adds it
     torch.version.cuda = None  # some of what a release imports where torch is built for CUDA is not there
     surroundings = Surroundings()
-    imports.install(root, PACKAGE, surroundings.modules, edit)
+    compiled = operations.modules(active, REFERENCE)
+    imports.install(root, PACKAGE, surroundings.modules, compiled, edit)
     return family_of(importlib.import_module(f"{PACKAGE}.srt.managers.scheduler")), surroundings
 
 
@@ -87,6 +95,7 @@ class Booted:
         self.retractions = 0
         self.requests: dict[str, Any] = {}  # the scheduler's Req by id, as last seen
         self._script: Script | None = None
+        self.worker: Worker | ReleaseWorker
         self.server_args = family.server_arguments(options, str(root))
         family.publish(self.server_args)
         family.set_groups()
@@ -116,11 +125,22 @@ class Booted:
                 family.channels(self, booted._send)
 
             def init_tp_model_worker(self) -> None:
+                if options.worker == "release":
+                    booted._put_runner(self)
+                    super().init_tp_model_worker()
+                    return
                 pools = family.pools(options, self.model_config.context_len)
                 self.tp_worker = family.target_worker(options, self, pools, stream)
-                booted._remember(self, pools)
+                booted._remember(pools)
+                booted.worker = booted._fake_worker(self)
 
             def maybe_init_draft_worker(self) -> None:
+                if options.worker == "release":
+                    super().maybe_init_draft_worker()
+                    watcher = booted.worker
+                    assert isinstance(watcher, ReleaseWorker)
+                    watcher.watch(vars(self)["draft_worker"])
+                    return
                 self.draft_worker = booted.worker
                 self.external_corpus_manager = None
 
@@ -135,19 +155,21 @@ class Booted:
         ports = family.fake("port_args", nccl_port=29500)
         return Scheduler(**family.scheduler_arguments(self.server_args, ports))
 
-    def _remember(self, scheduler: Any, pools: tuple[Any, Any, Any]) -> None:
-        rows, self.allocator, _kv = pools
-        self.row_pool, self.req_to_token, options = rows, rows.req_to_token, self.options
+    def _remember(self, pools: tuple[Any, Any, Any]) -> None:
+        self.row_pool, self.allocator, _kv = pools
+        self.req_to_token = self.row_pool.req_to_token
         self.device.track_elements(self.req_to_token, "req_to_token")
-        mapping = None
-        if options.sliding_window:
-            mapping = self.allocator.full_to_swa_index_mapping
-            self.device.track_elements(mapping, "full_to_swa_index_mapping")
-        slots = options.max_total_tokens + options.page_size + 1
-        memory = Memory(
-            slots, self.req_to_token, options.window_slots + options.page_size + 1, mapping, options.sliding_window
+        self._mapping = self.allocator.full_to_swa_index_mapping if self.options.sliding_window else None
+        if self._mapping is not None:
+            self.device.track_elements(self._mapping, "full_to_swa_index_mapping")
+
+    def _fake_worker(self, scheduler: Any) -> Worker:
+        options = self.options
+        slots, window_slots = (
+            size + options.page_size + 1 for size in (options.max_total_tokens, options.window_slots)
         )
-        self.worker = Worker(
+        memory = Memory(slots, self.req_to_token, window_slots, self._mapping, options.sliding_window)
+        return Worker(
             self.family.answers,
             self.device,
             self.family.parts(),
@@ -156,6 +178,24 @@ class Booted:
             publishes_reads=options.read_event,
             **self.family.draft_attributes(scheduler),
         )
+
+    def _put_runner(self, scheduler: Any) -> None:
+        """Have the release's workers run ours in place of its ModelRunner."""
+        family, options = self.family, self.options
+        module = release_module("model_executor.model_runner")
+
+        def make(runner: Any) -> tuple[Any, Any, Any]:
+            if runner.is_draft_worker:
+                return runner.req_to_token_pool, runner.token_to_kv_pool_allocator, family.kv_pool(options)
+            return pools
+
+        pools = family.pools(options, scheduler.model_config.context_len)
+        self._remember(pools)
+        worker = ReleaseWorker(self.device, options.steps)
+        worker.watch_operations(REFERENCE)
+        vars(module)["ModelRunner"] = runner_class(module, worker, make, family.answers)
+        self.worker = worker
+        vars(release_module("managers.tp_worker"))["broadcast_pyobj"] = lambda data, *_of_ranks, **_named: data
 
     # ---- running
 

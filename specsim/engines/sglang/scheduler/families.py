@@ -7,11 +7,11 @@ when they are asked for what they were not given (`fakes.Answers`); anything els
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
-import sys
+import os
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -20,12 +20,16 @@ import torch
 
 from specsim.engines.sglang.scheduler.fakes import Answers, Fake, nothing
 from specsim.engines.sglang.scheduler.grammar import Backend
+from specsim.engines.sglang.scheduler.modules import imported_modules, is_there, release_module, replace_in
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.tokenizer import Tokenizer
 from specsim.engines.sglang.scheduler.worker import Parts
 
 GROUPS = ("get_tp_group", "get_attention_tp_group", "get_attention_cp_group", "get_pp_group", "get_world_group")
 
+
+GRAPH_SIZES = (1, 2, 4, 8)
+"""Batches that CUDA graphs are captured for; others are padded."""
 
 SET = "set"  # anything that is not None
 ATTENTION = SimpleNamespace(needs_cpu_seq_lens=True)  # a backend that has the lengths of sequences sent to the host
@@ -91,8 +95,8 @@ class Family:
             "model_path": model_path,
             "device": "cpu",
             "speculative_algorithm": "EAGLE",
-            "speculative_num_steps": options.num_draft_tokens - 1,
-            "speculative_eagle_topk": 1,
+            "speculative_num_steps": options.steps,
+            "speculative_eagle_topk": options.topk,
             "speculative_num_draft_tokens": options.num_draft_tokens,
             "speculative_draft_model_path": model_path,
             "skip_tokenizer_init": True,
@@ -110,15 +114,32 @@ class Family:
             "disable_overlap_schedule": not options.overlap,
             "schedule_conservativeness": options.schedule_conservativeness,
         }
+        if options.multi_layer:
+            arguments["enable_multi_layer_eagle"] = True
         if options.streaming_sessions:
             arguments["enable_streaming_session"] = True
-        if _is_there("arg_groups.speculative_hook"):
-            _replace(_module("arg_groups.speculative_hook"), "_disable_overlap_schedule_for_cpu", nothing)
-        return _module("server_args").ServerArgs(**arguments)
+        if is_there("arg_groups.speculative_hook"):
+            replace_in(release_module("arg_groups.speculative_hook"), "_disable_overlap_schedule_for_cpu", nothing)
+        if options.worker == "release":
+            arguments |= {"attention_backend": "triton", "sampling_backend": "pytorch", "dtype": "float32"}
+            arguments |= self.graph_arguments(options)
+        made = release_module("server_args").ServerArgs(**arguments)
+        if options.worker == "release":
+            _set(made, "device", "cuda")  # only now: they are checked on a machine that has none
+        if options.beyond_guards:
+            _set(made, "disable_overlap_schedule", not options.overlap)
+        return made
+
+    def graph_arguments(self, options: Options) -> dict[str, Any]:
+        if not options.cuda_graphs:
+            return {"disable_cuda_graph": True}
+        if "cuda_graph_bs_decode" in inspect.signature(release_module("server_args").ServerArgs).parameters:
+            return {"cuda_graph_bs_decode": list(GRAPH_SIZES), "disable_prefill_cuda_graph": True}
+        return {"cuda_graph_bs": list(GRAPH_SIZES), "disable_piecewise_cuda_graph": True}
 
     def publish(self, server_arguments: Any) -> None:
         """Make the arguments known where the release looks for them."""
-        _module("server_args").set_global_server_args_for_scheduler(server_arguments)
+        release_module("server_args").set_global_server_args_for_scheduler(server_arguments)
 
     def group(self) -> Fake:
         """A group of ranks that is one rank alone."""
@@ -135,6 +156,11 @@ class Family:
             device="cpu",
             first_rank=0,
             local_rank=0,
+            ca_comm=None,
+            pcie_ipc_comm=None,
+            pynccl_comm=None,
+            barrier=nothing,
+            graph_capture=_graph_capture,
         )
 
     def set_groups(self) -> None:
@@ -143,25 +169,25 @@ class Family:
         for name in GROUPS:
             if hasattr(self.scheduler, name):
                 setattr(self.scheduler, name, lambda: group)
-        state = _module("distributed.parallel_state")
-        for name in ("_TP", "_PP", "_WORLD", "_MOE_EP", "_MOE_TP", "_ATTN_TP", "_ATTN_CP"):
+        state = release_module("distributed.parallel_state")
+        for name in ("_TP", "_PP", "_WORLD", "_MOE_EP", "_MOE_TP", "_ATTN_TP", "_ATTN_CP", "_SELF_PP"):
             if hasattr(state, name):
                 setattr(state, name, group)
 
     def switch_to_device(self) -> None:
         """Have the release take the paths that it takes on a GPU; its arguments say that there is none."""
-        _replace(_module("managers.overlap_utils"), "_is_cuda", True)
-        _replace(self.scheduler, "is_cuda", lambda: True)
-        for module in _modules():
-            _replace(module, "is_pin_memory_available", lambda *_arguments, **_named: True)
+        replace_in(release_module("managers.overlap_utils"), "_is_cuda", True)
+        replace_in(self.scheduler, "is_cuda", lambda: True)
+        for module in imported_modules():
+            replace_in(module, "is_pin_memory_available", lambda *_arguments, **_named: True)
 
     def order_penalizers(self) -> None:
         """Have the penalizers of a batch in the order of their names. A release gives them as a set of classes, in the
         order of their addresses: another one in each process.
         """
-        if not _is_there("sampling.penaltylib.orchestrator"):  # a checkout without it lacks more, by name
+        if not is_there("sampling.penaltylib.orchestrator"):  # a checkout without it lacks more, by name
             return
-        orchestrator = _module("sampling.penaltylib.orchestrator").BatchedPenalizerOrchestrator
+        orchestrator = release_module("sampling.penaltylib.orchestrator").BatchedPenalizerOrchestrator
         make = orchestrator.__init__
 
         def make_ordered(made: Any, vocab_size: int, batch: Any, penalizers: Iterable[type]) -> None:
@@ -188,9 +214,9 @@ class Family:
     # ---- the parts of a worker
 
     def parts(self) -> Parts:
-        draft_input = _module("speculative.eagle_info").EagleDraftInput
-        result = _module("managers.utils").GenerationBatchResult
-        logits = _module("layers.logits_processor").LogitsProcessorOutput
+        draft_input = release_module("speculative.eagle_info").EagleDraftInput
+        result = release_module("managers.utils").GenerationBatchResult
+        logits = release_module("layers.logits_processor").LogitsProcessorOutput
         fields = frozenset(draft_input.__dataclass_fields__)
         return Parts(
             result=result,
@@ -203,7 +229,7 @@ class Family:
 
     def pools(self, options: Options, context_length: int) -> tuple[Any, Any, Any]:
         """(the table of rows, the allocator, the KV pool) on the device, with the release's own classes."""
-        rows = _module("mem_cache.memory_pool").ReqToTokenPool(
+        rows = release_module("mem_cache.memory_pool").ReqToTokenPool(
             size=options.max_running_requests,
             max_context_len=context_length + 4,
             device="cuda",
@@ -212,7 +238,7 @@ class Family:
         if options.sliding_window:
             allocator, kv = self._window_pools(options)
         else:
-            kv = self.fake("kvcache", size=options.max_total_tokens, page_size=options.page_size, layer_num=1)
+            kv = self.kv_pool(options)
             allocator = self._allocator(options, kv)
         for one in (
             allocator,
@@ -222,17 +248,38 @@ class Family:
                 one.use_triton_kernels = True
         return rows, allocator, kv
 
+    def kv_pool(self, options: Options) -> Any:
+        """The pool of KV of a model of one layer: a hash for each key and value. Where the worker is fake, so is this,
+        and the worker has the hashes.
+        """
+        sizes: dict[str, Any] = {"size": options.max_total_tokens, "page_size": options.page_size, "layer_num": 1}
+        if options.worker == "fake":
+            return self.fake("kvcache", **sizes)
+        pool = release_module("mem_cache.memory_pool").MHATokenToKVPool(
+            dtype=torch.int64,
+            head_num=1,
+            head_dim=1,
+            device="cuda",
+            enable_memory_saver=False,
+            enable_kv_cache_copy=True,
+            **sizes,
+        )
+        if options.multi_layer and not hasattr(pool, "translate_loc_from_full_to_swa"):
+            # To 0.5.12 the worker's graphs take the pool of a model with a sliding window; no layer here has one.
+            pool.translate_loc_from_full_to_swa = lambda slots: slots
+        return pool
+
     def _allocator(self, options: Options, kv: Any) -> Any:
-        module = _module("mem_cache.allocator")
+        module = release_module("mem_cache.allocator")
         common = {"dtype": torch.float32, "device": "cuda", "kvcache": kv, "need_sort": False}
         if options.page_size == 1:
             return module.TokenToKVPoolAllocator(options.max_total_tokens, **common)
         return module.PagedTokenToKVPoolAllocator(options.max_total_tokens, page_size=options.page_size, **common)
 
     def _window_pools(self, options: Options) -> tuple[Any, Any]:
-        module = _module("mem_cache.swa_memory_pool")
+        module = release_module("mem_cache.swa_memory_pool")
         common = {"page_size": options.page_size, "dtype": torch.float32, "device": "cuda"}
-        kinds = module.SWAKVPool, _module("mem_cache.memory_pool").MHATokenToKVPool
+        kinds = module.SWAKVPool, release_module("mem_cache.memory_pool").MHATokenToKVPool
         transposes = any("enable_kvcache_transpose" in inspect.signature(kind).parameters for kind in kinds)
         kv = module.SWAKVPool(
             size=options.max_total_tokens,
@@ -245,7 +292,7 @@ class Family:
             **({"enable_kvcache_transpose": False} if transposes else {}),
             **common,
         )
-        home = module if hasattr(module, "SWATokenToKVPoolAllocator") else _module("mem_cache.allocator.swa")
+        home = module if hasattr(module, "SWATokenToKVPoolAllocator") else release_module("mem_cache.allocator.swa")
         allocator = home.SWATokenToKVPoolAllocator(
             options.max_total_tokens, options.window_slots, kvcache=kv, need_sort=False, **common
         )
@@ -311,7 +358,7 @@ class Family:
 
     def request(self, **fields: Any) -> Any:
         """A TokenizedGenerateReqInput; what it has no default for and was not given is None."""
-        made = _module("managers.io_struct").TokenizedGenerateReqInput
+        made = release_module("managers.io_struct").TokenizedGenerateReqInput
         if hasattr(made, "__struct_fields__"):
             fields = {**dict.fromkeys(_required(made)), **fields}
         if "array" in str(made.__annotations__.get("input_ids")):
@@ -319,7 +366,7 @@ class Family:
         return made(**fields)
 
     def sampling(self, **fields: Any) -> Any:
-        parameters = _module("sampling.sampling_params").SamplingParams(**fields)
+        parameters = release_module("sampling.sampling_params").SamplingParams(**fields)
         parameters.normalize(self.tokenizer)
         return parameters
 
@@ -335,7 +382,7 @@ class Family:
             scheduler.future_map.future_ct = 0
 
     def messages(self) -> ModuleType:
-        return _module("managers.io_struct")
+        return release_module("managers.io_struct")
 
 
 class Mixins(Family):
@@ -350,7 +397,19 @@ class Mixins(Family):
     }
 
     def refusal(self, options: Options) -> str:
-        return "" if options.overlap else "without overlap its worker is of spec v1, and keeps the accounts itself"
+        if options.topk > 1 and options.overlap and not options.beyond_guards:
+            return "a guard of the release sends topk above 1 to a worker of spec v1, without overlap"
+        if options.multi_layer and not hasattr(
+            release_module("speculative.multi_layer_eagle_worker_v2"), "DraftBackendFactory"
+        ):
+            return "its multi-layer worker has FlashAttention's backend and no other"
+        if options.worker == "fake" and not options.overlap:
+            return "without overlap its worker is of spec v1, and keeps the accounts itself"
+        return ""
+
+    def server_arguments(self, options: Options, model_path: str) -> Any:
+        os.environ["SGLANG_ENABLE_SPEC_V2"] = str(int(options.overlap))  # 0.5.10.post1 has overlap by this alone
+        return super().server_arguments(options, model_path)
 
 
 class Components(Family):
@@ -403,21 +462,9 @@ def family_of(scheduler: ModuleType) -> Family:
     """By what the module of the scheduler has."""
     if hasattr(scheduler, "SpawnRanks"):
         return Contexts(scheduler)
-    if _is_there("configs.hybrid_arch"):
+    if is_there("configs.hybrid_arch"):
         return Builders(scheduler)
     return (Components if hasattr(scheduler, "SchedulerRequestReceiver") else Mixins)(scheduler)
-
-
-def _replace(module: ModuleType, name: str, value: Any) -> None:
-    if name in vars(module):
-        vars(module)[name] = value
-
-
-def _is_there(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(f"sglang.srt.{name}") is not None
-    except ModuleNotFoundError:  # nor is its package
-        return False
 
 
 @functools.cache
@@ -426,12 +473,25 @@ def _required(struct: type) -> tuple[str, ...]:
     return tuple(field.name for field in msgspec.structs.fields(struct) if field.required)
 
 
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"sglang.srt.{name}")
+@contextmanager
+def _graph_capture(context: Any = None, stream: Any = None) -> Iterator[Any]:
+    """In place of a group's own, which has communicators to prepare: a stream on which graphs are captured."""
+    if context is None:
+        made: Any = torch.cuda.Stream() if stream is None else stream
+        made.name = "capture"
+        context = SimpleNamespace(stream=made)
+    if context.stream != torch.cuda.current_stream():
+        context.stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(context.stream):
+        yield context
 
 
-def _modules() -> list[ModuleType]:
-    return [module for name, module in list(sys.modules.items()) if name.startswith("sglang.") and module is not None]
+def _set(arguments: Any, name: str, value: Any) -> None:
+    """Set one of the server's arguments, which some releases close to changes once they are complete."""
+    try:
+        setattr(arguments, name, value)
+    except AttributeError:
+        object.__setattr__(arguments, name, value)
 
 
 def _accepted(function: Callable[..., Any], **named: Any) -> dict[str, Any]:

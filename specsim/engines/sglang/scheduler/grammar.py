@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import torch
+
 from specsim.engines.sglang.scheduler.fakes import Answers, Fake, nothing
 from specsim.engines.sglang.scheduler.tokenizer import Tokenizer
+
+BITS = 32
 
 
 class Grammar(Fake):
@@ -29,8 +33,38 @@ class Grammar(Fake):
     def is_terminated(self) -> bool:
         return self.read == len(self.tokens)
 
+    def rollback(self, count: int) -> None:
+        """Take back the last tokens."""
+        self.read -= count
+
     def copy(self) -> Grammar:
         return Grammar(self._answers, self.tokens)
+
+    # ---- masks: int32 [rows, ceil(vocabulary / 32)], a bit for each token that is allowed
+
+    def allocate_vocab_mask(self, vocab_size: int, batch_size: int, device: Any) -> Any:
+        return torch.full((batch_size, -(-vocab_size // BITS)), -1, dtype=torch.int32, device=device)
+
+    def fill_vocab_mask(self, vocab_mask: Any, row: int) -> None:
+        """ValueError at the end, where nothing is allowed."""
+        if self.is_terminated():
+            raise ValueError("a mask is made of a grammar that has ended")
+        word, bit = divmod(self.tokens[self.read], BITS)
+        vocab_mask[row] = 0
+        vocab_mask[row, word] = -(1 << bit) if bit == BITS - 1 else 1 << bit
+
+    def fill_vocab_mask_batched(self, entries: Sequence[Any], vocab_mask: Any) -> None:
+        for entry in entries:
+            entry.grammar.fill_vocab_mask(vocab_mask, entry.row)
+
+    def move_vocab_mask(self, vocab_mask: Any, device: Any) -> Any:
+        return vocab_mask.to(device, non_blocking=True)
+
+    def apply_vocab_mask(self, logits: Any, vocab_mask: Any) -> None:
+        """In place: -inf for each token that is not allowed. logits [rows, vocabulary]."""
+        tokens = torch.arange(logits.shape[-1], device=logits.device)
+        allowed = torch.bitwise_right_shift(vocab_mask[:, tokens // BITS], tokens % BITS) & 1
+        logits.masked_fill_(allowed == 0, -torch.inf)
 
 
 class Backend(Fake):

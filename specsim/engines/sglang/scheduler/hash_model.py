@@ -35,6 +35,20 @@ def next_token(prefix: int) -> int:
     return FIRST_TOKEN + _mixed(prefix ^ 0x5851F42D4C957F2D) % (VOCABULARY - FIRST_TOKEN)
 
 
+def likely(prefix: int, count: int) -> list[int]:
+    """The `count` most likely tokens after a prefix of that hash, the most likely one first."""
+    first = next_token(prefix) - FIRST_TOKEN
+    return [FIRST_TOKEN + (first + rank) % (VOCABULARY - FIRST_TOKEN) for rank in range(count)]
+
+
+def prefix_of(tokens: Sequence[int]) -> int:
+    """The hash of tokens."""
+    prefix = EMPTY
+    for token in tokens:
+        prefix = extended(prefix, token)
+    return prefix
+
+
 def logprob_of(prefix: int, token: int) -> float:
     """The logprob of a token after a prefix of that hash, in (-16, 0]: 20 bits, which a float32 has exactly."""
     return -(_mixed(prefix ^ (token << 55)) >> 44) / 65536
@@ -42,18 +56,15 @@ def logprob_of(prefix: int, token: int) -> float:
 
 def logprob_row(prefix: int, token: int, top: int) -> LogprobRow:
     """What is sent beside a token: its own logprob and id, then those of the `top` most likely ones."""
-    likely = [FIRST_TOKEN + (next_token(prefix) - FIRST_TOKEN + i) % (VOCABULARY - FIRST_TOKEN) for i in range(top)]
-    return tuple((logprob_of(prefix, one), one) for one in (token, *likely))
+    return tuple((logprob_of(prefix, one), one) for one in (token, *likely(prefix, top)))
 
 
-def decoded(prompt: Sequence[int], count: int) -> list[int]:
-    """The `count` tokens that sequential decoding appends to a prompt."""
-    prefix = EMPTY
-    for token in prompt:
-        prefix = extended(prefix, token)
+def decoded(prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
+    """The `count` tokens that sequential decoding appends to a prompt; with a rank, each of them has it."""
+    prefix = prefix_of(prompt)
     tokens = []
     for _ in range(count):
-        tokens.append(next_token(prefix))
+        tokens.append(likely(prefix, rank + 1)[rank])
         prefix = extended(prefix, tokens[-1])
     return tokens
 
@@ -65,7 +76,18 @@ class Prefixes:
         self.prompt = list(prompt)
         self._hashes = np.zeros(2 * len(prompt) + 64, np.int64)
         self._count = 0  # prefixes hashed, beside the empty one
-        for token in prompt:
+        self.say(0, prompt)
+
+    @property
+    def count(self) -> int:
+        """How many tokens are known."""
+        return self._count
+
+    def say(self, count: int, tokens: Sequence[int]) -> None:
+        """Have `tokens` follow the first `count` ones, whatever the model says; what is behind them is unknown."""
+        self.first(count)
+        self._count = count
+        for token in tokens:
             self._append(token)
 
     def first(self, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -77,6 +99,10 @@ class Prefixes:
     def of(self, count: int) -> int:
         """The hash of the first `count` tokens."""
         return int(self.first(count)[-1]) if count else EMPTY
+
+    def token(self, position: int) -> int:
+        """The token at a position."""
+        return self.prompt[position] if position < len(self.prompt) else next_token(self.of(position))
 
     def _append(self, token: int) -> None:
         if self._count + 1 == len(self._hashes):

@@ -28,11 +28,19 @@ from specsim.engines.sglang.scheduler.clock import overridden
 from specsim.engines.sglang.scheduler.configuration import AutoConfig, GenerationConfig, cached_file, config_dict
 
 _FABRICATED = """
-    IPython PIL aiohttp compressed_tensors dill einops fastapi gguf huggingface_hub openai orjson partial_json_parser
-    psutil pybase64 pydantic pydantic_core regex requests safetensors sentencepiece setproctitle sgl_kernel starlette
-    torchvision tqdm transformers tvm_ffi uvicorn xgrammar yaml zmq
+    IPython PIL aiohttp compressed_tensors cuda cutlass dill einops fastapi flash_mla gguf huggingface_hub openai orjson
+    partial_json_parser psutil pybase64 pydantic pydantic_core regex requests safetensors sentencepiece setproctitle
+    sgl_kernel starlette torchvision tqdm transformers tvm_ffi uvicorn xgrammar yaml zmq
 """
 FABRICATED = frozenset(_FABRICATED.split())
+ON_DEVICE = (
+    "sglang.kernels.ops.sampling",
+    "sglang.kernels.ops.speculative",
+    "sglang.srt.layers.attention.triton",
+    "sglang.srt.speculative",
+)
+"""Modules of a release that take the paths of a GPU, and get compiled operations from `operations.modules`."""
+_ASKED_FOR_DEVICE = frozenset(["sglang.srt.utils", "sglang.srt.utils.common"])
 REAL = frozenset(["filelock", "msgspec", "numpy", "packaging", "torch", "triton", "typing_extensions"])
 # Looked for by importlib.util.find_spec, too, which does not come by the import of a module of the release.
 ABSENT = frozenset(["deep_gemm", "flashinfer", "mooncake", "torchao"])
@@ -43,13 +51,20 @@ _MODELS = frozenset(["llama"])  # of the modules that a release looks for in a f
 Edit = Callable[[str, str], str | ast.Module]  # (name of a module of the release, its source) -> what is run
 
 
-def install(root: Path, package: str, modules: Mapping[str, types.ModuleType], edit: Edit | None = None) -> None:
+def install(
+    root: Path,
+    package: str,
+    modules: Mapping[str, types.ModuleType],
+    compiled: Mapping[str, types.ModuleType],
+    edit: Edit | None = None,
+) -> None:
     """From now on `import package` in this process finds the release that lies unpacked in `root`, and its imports are
-    answered as said above. Its modules get `modules` in place of the real ones of those names.
+    answered as said above. Its modules get `modules` in place of the real ones of those names, and those of ON_DEVICE
+    `compiled`.
     """
     modules = {**modules, "pkgutil": overridden(pkgutil, iter_modules=_few_modules)}
     sys.path.insert(0, str(root))  # for its version, which it looks up by importlib.metadata
-    sys.meta_path[:0] = [_Fabrication(), _Release(root, package, modules, edit)]
+    sys.meta_path[:0] = [_Fabrication(), _Release(root, package, modules, compiled, edit)]
     for name in sorted(ABSENT):
         sys.modules[name] = None  # type: ignore[assignment]  # find_spec says None, and import that there is none
 
@@ -67,15 +82,24 @@ def _known(package: str) -> frozenset[str]:
 class _Release(importlib.abc.MetaPathFinder):
     """Finds the modules of the release, and no others."""
 
-    def __init__(self, root: Path, package: str, modules: Mapping[str, types.ModuleType], edit: Edit | None) -> None:
-        self._root, self._package, self._modules, self._edit = str(root), package, modules, edit
+    def __init__(
+        self,
+        root: Path,
+        package: str,
+        modules: Mapping[str, types.ModuleType],
+        compiled: Mapping[str, types.ModuleType],
+        edit: Edit | None,
+    ) -> None:
+        self._root, self._package, self._edit = str(root), package, edit
+        self._modules, self._on_device = modules, {**modules, **compiled}
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if fullname.split(".")[0] != self._package:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path or [self._root], target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            spec.loader = _Loader(fullname, spec.loader.path, self._modules, self._edit)
+            modules = self._on_device if fullname.startswith(ON_DEVICE) else self._modules
+            spec.loader = _Loader(fullname, spec.loader.path, modules, self._edit)
         return spec
 
 
@@ -85,7 +109,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def __init__(self, name: str, path: str, modules: Mapping[str, types.ModuleType], edit: Edit | None) -> None:
         super().__init__(name, path)
         self._edit = edit
-        package = name.split(".")[0]
+        package, is_on_device = name.split(".")[0], name.startswith(ON_DEVICE)
 
         def import_(
             asked: str, globals: Any = None, locals: Any = None, names: Sequence[str] = (), level: int = 0
@@ -95,7 +119,10 @@ class _Loader(importlib.machinery.SourceFileLoader):
             top = asked.split(".")[0]
             if not level and top not in _known(package):
                 raise ModuleNotFoundError(f"No module named {top!r}", name=top)
-            return builtins.__import__(asked, globals, locals, names, level)
+            found = builtins.__import__(asked, globals, locals, names, level)
+            if is_on_device and "is_cuda" in (names or ()) and asked in _ASKED_FOR_DEVICE:
+                return overridden(found, is_cuda=_always)
+            return found
 
         self._builtins = {**vars(builtins), "__import__": import_}
 
@@ -110,6 +137,10 @@ class _Loader(importlib.machinery.SourceFileLoader):
         assert source is not None
         edited = self._edit(fullname, source)
         return super().get_code(fullname) if edited == source else compile(edited, self.path, "exec", dont_inherit=True)
+
+
+def _always() -> bool:
+    return True
 
 
 class Fabricated(type):
@@ -190,6 +221,12 @@ def _fabricated(name: str, module: str) -> Fabricated:
     return Fabricated(name, (_Base,), {"__module__": module})
 
 
+class _Bar(list[Any]):
+    """A bar of progress: what it goes through, and nothing to see."""
+
+    def set_description(self, *_arguments: Any, **_named: Any) -> None: ...
+
+
 _HOST_MEMORY = types.SimpleNamespace(total=64 << 30, available=48 << 30, used=16 << 30, percent=25.0)
 _PRETRAINED = _fabricated("PretrainedConfig", "transformers")
 type.__setattr__(_PRETRAINED, "get_config_dict", config_dict)
@@ -197,6 +234,7 @@ CONTENTS: Mapping[str, Mapping[str, Any]] = {  # what a fabricated module must h
     "dill": {"dumps": lambda value: value.__qualname__.encode()},  # into JSON, at import
     "psutil": {"virtual_memory": lambda: _HOST_MEMORY},
     "regex": vars(re),  # a superset of it; patterns are compiled at import
+    "tqdm": {"tqdm": _Bar},
     "transformers": {"AutoConfig": AutoConfig, "GenerationConfig": GenerationConfig, "PretrainedConfig": _PRETRAINED},
     "transformers.configuration_utils": {"PretrainedConfig": _PRETRAINED},
     "transformers.utils": {"cached_file": cached_file},

@@ -15,7 +15,7 @@ class Options:
     max_total_tokens: int = 512  # slots of the pool; a multiple of page_size
     max_running_requests: int = 8
     chunked_prefill_size: int = 64  # tokens; -1 for no chunks
-    num_draft_tokens: int = 4  # num_steps + 1, as with topk 1
+    num_draft_tokens: int = 4  # nodes of a tree, its root included
     sliding_window: int = 0  # tokens; 0 for a model without one
     radix_cache: bool = True
     streaming_sessions: bool = False
@@ -25,6 +25,16 @@ class Options:
     schedule_conservativeness: float = 1.0  # how much of the answers to come admission reserves
     read_event: bool = False  # the worker says when it has read the tables; else the next batch waits for all of it
     context_length: int = CONTEXT_LENGTH  # tokens
+    worker: str = "fake"  # or "release", for the release's own
+    topk: int = 1  # branches of a draft's step
+    cuda_graphs: bool = False  # of the passes of decoding, captured for batches of several sizes
+    beyond_guards: bool = False  # runs what the release's arguments refuse
+    multi_layer: bool = False  # a draft model for each step, with a pool of KV of its own
+    num_steps: int = 0  # depth of a draft; 0 for num_draft_tokens - 1
+
+    @property
+    def steps(self) -> int:
+        return self.num_steps or self.num_draft_tokens - 1
 
     @property
     def window_slots(self) -> int:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -32,12 +32,14 @@ from specsim.engines.real_scheduler import (
     WrongContent,
 )
 from specsim.engines.sglang.guards import read_guards
-from specsim.engines.sglang.scheduler import imports, worker
-from specsim.engines.sglang.scheduler.boot import PACKAGE, Booted, load
-from specsim.engines.sglang.scheduler.hash_model import EMPTY, decoded, extended, logprob_row
+from specsim.engines.sglang.scheduler import decoding, imports, release_worker, worker
+from specsim.engines.sglang.scheduler.boot import Booted, load
+from specsim.engines.sglang.scheduler.hash_model import decoded, extended, logprob_row, prefix_of
 from specsim.engines.sglang.scheduler.importable import folder_of
+from specsim.engines.sglang.scheduler.modules import PACKAGE
 from specsim.engines.sglang.scheduler.options import Options
 from specsim.engines.sglang.scheduler.planted import edit_of, find
+from specsim.engines.sglang.scheduler.release_worker import Drafted
 from specsim.engines.sglang.scheduler.tokenizer import text_of
 from specsim.engines.sglang.scheduler.worker import REJECTED, UNWRITTEN, Content, GrammarRead, Penalized, Worker
 from specsim.errors import UsageError, described
@@ -45,11 +47,15 @@ from specsim.isolation.fork_runner import run_apart
 from specsim.isolation.phases import running
 from specsim.rules.liveness import DeviceException
 from specsim.rules.sampling import GrammarState, PenaltyCounts
+from specsim.rules.steps import DraftContent
 from specsim.rules.streams import StreamRace
 from specsim.verdict import NotRun
 
 if TYPE_CHECKING:
+    from fractions import Fraction
+
     from specsim.choices.chooser import Chooser
+    from specsim.contracts.enumeration import Distribution
     from specsim.engines.target import CheckoutTarget, ReleaseTarget
     from specsim.lifting.cache import Cache
     from specsim.vdevice.findings import Access, Finding, Place
@@ -60,12 +66,33 @@ LACKS = (
     ("schedules with topk above 1, multi-layer drafts or adaptive steps", "the fake worker drafts a chain"),
     ("schedules with several ranks, disaggregation or a hierarchical cache", "one process runs, without sockets"),
 )
+LACKS_OF_RELEASE_WORKERS = (
+    (
+        "schedules with logprobs of prompts or hidden states",
+        "in place of the release's logits processor, which makes them, is the model",
+    ),
+    ("schedules with a sliding window", "the release's worker has one pool of KV, of a layer of full attention"),
+    ("adaptive steps, standalone and n-gram drafts", "EAGLE draft models draft a fixed number of steps"),
+    ("multi-layer drafts that pass hidden states on from step to step", "each step here is given the target's"),
+    LACKS[-1],
+)
 _LOOP = ("event_loop_overlap", "run_event_loop")
 _PARTS = ("managers", "mem_cache", "session", "speculative")
 WARM_UP_SECONDS = 20.0
-PENALTY = 1.5
+SAMPLING = {
+    "cold": {"temperature": 0.001},
+    "top-p": {"temperature": 1.0, "top_p": 0.001},
+    "top-k and top-p": {"temperature": 1.0, "top_k": 3, "top_p": 0.001},
+}
+"""Parameters with which a release samples, of what is the most likely token alone."""
+COINS = 1 << 16
 """Of each kind; the fake model has no logits that it could change."""
 MARKER = f"/{PACKAGE}/"
+MODELS = frozenset(str(module.__file__) for module in (worker, release_worker))
+"""Files in which a model reads and writes: ours."""
+T = TypeVar("T")
+ATTENTION = "srt/layers/attention/"
+"""Below the package, where a release plans what a pass of its model reads."""
 
 
 def sglang_scheduler(
@@ -94,36 +121,57 @@ def _raised_at(error: BaseException, root: Path) -> str:
 class SglangScheduler:
     """See `specsim.engines.real_scheduler.SchedulerTarget`. The virtual device stays installed in this process."""
 
-    lacks = LACKS
-
     def __init__(
         self, root: Path, edit: imports.Edit | None = None, session_guard: Callable[[], str] = lambda: ""
     ) -> None:
         from specsim.vdevice import simulate
 
+        torch.set_num_threads(1)  # a fork of a process that computed with several threads waits for them for ever
         self._root, self._session_guard = root, session_guard
         self.where, self.source_hash = _identity(root)
         self._open = ExitStack()
         release = f"{root}{MARKER}"
-        device = simulate(replayed(()), sites=lambda file: file == worker.__file__ or file.startswith(release))
+        device = simulate(replayed(()), sites=lambda file: file in MODELS or file.startswith(release))
         with running():
             self._device = self._open.enter_context(device)
             self._family, self._surroundings = load(root, edit)
 
+    def lacks(self, worker: str) -> tuple[tuple[str, str], ...]:
+        return LACKS if worker == "fake" else LACKS_OF_RELEASE_WORKERS
+
     def start(self, setup: Setup) -> Started:
         if setup.sessions and (guard := self._session_guard()):
             raise UsageError(f"{guard} refuses streaming sessions beside its overlap workers", "use another setup")
-        try:
-            with running(), self._family.answers.required():
-                booted = Booted(self._family, self._root, _options(setup), self._device, self._surroundings)
-            started = Started(booted, setup, self._device, f"{self._root}{MARKER}")
+        with self._placed():
+            started = Started(self._booted(setup), setup, self._device, f"{self._root}{MARKER}")
             with running():
                 if run_apart(started.try_to_warm_up, WARM_UP_SECONDS) is None:
                     started.warm_up()
+        return started
+
+    def outcomes(self, setup: Setup, length: int) -> tuple[Distribution, Iterator[tuple[tuple[int, ...], Fraction]]]:
+        from specsim.engines.sglang.scheduler import exact
+
+        with self._placed():
+            booted = self._booted(setup)
+        return exact.expected(length), self._run(exact.outcomes(booted, length))
+
+    def _run(self, outcomes: Iterator[T]) -> Iterator[T]:
+        with self._placed(), running():
+            yield from outcomes
+
+    def _booted(self, setup: Setup) -> Booted:
+        with running(), self._family.answers.required():
+            return Booted(self._family, self._root, _options(setup), self._device, self._surroundings)
+
+    @contextmanager
+    def _placed(self) -> Iterator[None]:
+        """Add to what is raised through a line of the release where that is."""
+        try:
+            yield
         except Exception as error:
             error.add_note(_raised_at(error, self._root).removeprefix(", "))
             raise
-        return started
 
 
 def _options(setup: Setup) -> Options:
@@ -140,6 +188,12 @@ def _options(setup: Setup) -> Options:
         priority_scheduling=setup.priorities,
         overlap=setup.overlap,
         mixed_chunk=setup.mixed,
+        worker=setup.worker,
+        topk=setup.topk,
+        beyond_guards=setup.beyond_guards,
+        cuda_graphs=setup.graphs,
+        num_steps=setup.steps if setup.topk > 1 else 0,
+        multi_layer=setup.multi_layer,
     )
 
 
@@ -169,24 +223,30 @@ class Started:
         self._records = False
         self._recording: Recording | None = None
 
-    def decode(self, prompt: Sequence[int], count: int) -> list[int]:
-        return decoded(prompt, count)
+    def decode(self, prompt: Sequence[int], count: int, rank: int = 0) -> list[int]:
+        return decoded(prompt, count, rank)
 
-    def logprobs(self, prompt: Sequence[int], tokens: Sequence[int], top: int) -> list[LogprobRow]:
-        rows, prefix = [], self.content_of(prompt)
+    def expected(self, turn: Turn, prompt: Sequence[int], said: Sequence[int] = ()) -> list[int]:
+        count = len(turn.grammar) or turn.answer
+        wanted = _wanted(turn)
+        if self._setup.worker == "fake" or wanted == decoding.Wanted():
+            return decoded(prompt, count)
+        return decoding.decoded(prompt, count, wanted, tuple(said))
+
+    def logprobs(self, turn: Turn, prompt: Sequence[int], tokens: Sequence[int]) -> list[LogprobRow]:
+        if self._setup.worker == "release":
+            return decoding.logprobs(prompt, tokens, _wanted(turn), turn.logprobs)
+        rows, prefix = [], prefix_of(prompt)
         for token in tokens:
-            rows.append(logprob_row(prefix, token, top))
+            rows.append(logprob_row(prefix, token, turn.logprobs))
             prefix = extended(prefix, token)
         return rows
 
     def content_of(self, tokens: Sequence[int]) -> int:
-        prefix = EMPTY
-        for token in tokens:
-            prefix = extended(prefix, token)
-        return prefix
+        return prefix_of(tokens)
 
     def slot_content(self, slot: int) -> int:
-        return int(self._booted.worker.memory.full[slot])
+        return self._booted.worker.slot_content(slot)
 
     # ---- messages
 
@@ -200,7 +260,11 @@ class Started:
             sampling["regex"] = text_of(turn.grammar)
             self._booted.family.grammars.wait[sampling["regex"]] = turn.compiling
         if turn.penalty:
-            sampling[turn.penalty] = PENALTY
+            sampling[turn.penalty] = float(decoding.PENALTY)
+        if turn.bias:
+            sampling["logit_bias"] = {str(token): float(decoding.BIAS) for token in decoding.biased(turn.bias)}
+        if turn.sampling:
+            sampling |= SAMPLING[turn.sampling]
         given = {"session": turn.session, "logprobs": turn.logprobs, **sampling}
         message = self._booted.generate(turn.rid, turn.prompt, turn.answer, **given)
         if self._setup.priorities:
@@ -242,6 +306,8 @@ class Started:
         booted.family.grammars.restart()
         booted.worker.restart(lambda _rid, bound: bound - chooser.choose(bound, "accept"))
         self._device.restart(chooser)
+        if self._setup.sampled:
+            torch.manual_seed(chooser.choose(COINS, "coins"))  # what the release draws by torch; in a fork
         self._log_launches()
         try:
             with self._recorded():
@@ -290,7 +356,7 @@ class Started:
 
     def _log_launches(self) -> None:
         """Note each launch: a line to read."""
-        worker, lines = self._booted.worker, self._seen.batches
+        worker, lines = self._booted.scheduler.model_worker, self._seen.batches
         forward = worker.forward_batch_generation
 
         def noted(batch: Any, *arguments: Any, **named: Any) -> Any:
@@ -301,7 +367,7 @@ class Started:
                 self._recording.mark(kind, rids)
             return forward(batch, *arguments, **named)
 
-        worker.forward_batch_generation = noted  # type: ignore[method-assign]
+        worker.forward_batch_generation = noted
 
     def _note(self) -> None:
         """What the model and the device saw."""
@@ -311,7 +377,12 @@ class Started:
             elif isinstance(record, GrammarRead):
                 expected, actual = f"{record.expected} tokens read, of {record.rid}", str(record.actual)
                 self._seen.device.append(Broken(GrammarState.rule.id, "verify", expected, actual))
+            elif isinstance(record, Drafted):
+                expected = f"{record.expected} at position {record.position}, of {record.rid}"
+                part, rule = f"draft:{record.name}", DraftContent.rule.id
+                self._seen.device.append(Broken(rule, part, expected, str(record.actual)))
             elif isinstance(record, Penalized):
+                self._seen.unpenalized.add(record.rid)
                 who = f"{record.expected}, of {record.rid}"
                 self._seen.device.append(Broken(PenaltyCounts.rule.id, "verify", who, record.actual))
             else:
@@ -401,6 +472,10 @@ class Started:
         return pools
 
 
+def _wanted(turn: Turn) -> decoding.Wanted:
+    return decoding.Wanted(turn.penalty, turn.bias, turn.grammar)
+
+
 def _longest(request: Any) -> int:
     return len(request.origin_input_ids) + int(request.sampling_params.max_new_tokens)
 
@@ -447,20 +522,26 @@ def _broken(finding: Finding) -> Broken:
         expected="an order",
         actual=f"none between {' and '.join(map(_access_text, accesses))} ({finding.detail})",
         details=tuple(
-            f"{_access_text(access)} from {', '.join(map(_shortened, access.callers))}" for access in accesses
+            f"{_access_text(access)} from {', '.join(map(_shortened, _callers(access)))}" for access in accesses
         ),
         where=_below(blamed.file, blamed.line),
     )
 
 
+def _callers(access: Access) -> list[str]:
+    """The frames that called it, but for those of what watches a release's worker from between its functions."""
+    watching = f" at {release_worker.__file__}:"
+    return [caller for caller in access.callers if watching not in caller]
+
+
 def _is_of_model(access: Access) -> bool:
-    """Whether it is one of the fake model, in whichever phase."""
-    return access.function.startswith(f"{Worker.__name__}.")
+    """Whether it is one of a model, in whichever phase."""
+    return access.file in MODELS
 
 
 def _where(place: Place) -> str:
     """Where the target does something, for a reader."""
-    if place.file == worker.__file__:
+    if place.file in MODELS:
         return RESULT if place.function == Worker._result.__qualname__ else MODEL
     return f"{place.function} at {_below(place.file, place.line)}" if place.line else ""
 
@@ -469,7 +550,10 @@ def _party(access: Access) -> str:
     """Who makes an access, without lines: the model, or a function of the release and the one that calls it."""
     if _is_of_model(access):
         return "the-model"
-    caller = access.callers[0].partition(" at ")[0] if access.callers else ""
+    if f"{MARKER}{ATTENTION}" in access.file:
+        return "the-plan"
+    callers = _callers(access)
+    caller = callers[0].partition(" at ")[0] if callers else ""
     return f"{access.function}<{caller}" if caller else access.function
 
 

@@ -98,7 +98,7 @@ class Memory:
 
 
 @dataclass(slots=True)
-class _Seat:
+class Seat:
     """One request of a batch, as the launch found it."""
 
     request: Any
@@ -162,37 +162,30 @@ class _Penalties:
     last one; a prefill begins anew. So a request's row has tokens of its own, and one for each verification.
     """
 
-    def __init__(self, batch: Any, seats: list[_Seat], fed: dict[str, int]) -> None:
+    def __init__(self, batch: Any, seats: list[Seat], fed: dict[str, int]) -> None:
         given = batch.sampling_info
         self._additive, self._scaling = given.acc_additive_penalties, given.acc_scaling_penalties
         self.tensors = [tensor for tensor in (self._additive, self._scaling) if tensor is not None]
-        self._is_wanted = bool(self.tensors) or any(_is_penalized(seat.request) for seat in seats)
+        self._is_wanted = bool(self.tensors) or any(is_penalized(seat.request) for seat in seats)
         for seat in seats if self._is_wanted else ():
-            request, rid = seat.request, seat.request.rid
-            seat.said = frozenset((request.origin_input_ids[-1], *request.output_ids))
-            seat.fed = fed[rid] = fed.get(rid, 0) + 1
+            count_feed(seat, fed)
 
-    def wrong(self, access: Any, at: int, seat: _Seat) -> tuple[str, str] | None:
+    def wrong(self, access: Any, at: int, seat: Seat) -> tuple[str, str] | None:
         """What was expected of the row of the `at`-th request, and what it has; None where it is right."""
         if not self._is_wanted or not seat.is_read:
             return None
         added, scaled = _unlike(access, self._additive, at, 0.0), _unlike(access, self._scaling, at, 1.0)
-        values, wanted = (*added.values(), *scaled.values()), seat.request.sampling_params
-        if wanted.frequency_penalty:
-            is_right = not scaled and sum(values) == -wanted.frequency_penalty * seat.fed
-        elif _is_penalized(seat.request):
-            value = -wanted.presence_penalty or wanted.repetition_penalty
-            is_right = set(values) == {value} and len(values) <= seat.fed and not (added and scaled)
-        else:
-            is_right = not values
-        if is_right and seat.said.issuperset((*added, *scaled)):
-            return None
-        fed = seat.fed if _is_penalized(seat.request) else 0
-        others = sorted({*added, *scaled} - seat.said)
-        return f"penalties of its own tokens, {fed} times", f"{added or scaled or 'none'}, not its own are {others}"
+        return wrong_penalties(seat, added, scaled)
 
 
-def _is_penalized(request: Any) -> bool:
+def count_feed(seat: Seat, fed: dict[str, int]) -> None:
+    """Before a verification of a request: one more token is fed. `fed` counts them by request since its prefill."""
+    request, rid = seat.request, seat.request.rid
+    seat.said = frozenset((request.origin_input_ids[-1], *request.output_ids))
+    seat.fed = fed[rid] = fed.get(rid, 0) + 1
+
+
+def is_penalized(request: Any) -> bool:
     wanted = request.sampling_params
     return bool(wanted.frequency_penalty or wanted.presence_penalty or wanted.repetition_penalty != 1.0)
 
@@ -203,6 +196,13 @@ def _unlike(access: Any, tensor: Any, at: int, neutral: float) -> dict[int, floa
         return {}
     row = access.host(tensor).numpy()[at]
     return {int(token): float(row[token]) for token in np.flatnonzero(row != neutral)}
+
+
+FALLBACK = 3  # a token that the model never produces: what a row computes whose inputs nobody has written
+
+
+def _unwritten(count: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(count, dtype=dtype, device="cuda")
 
 
 class Worker(Fake):
@@ -236,7 +236,7 @@ class Worker(Fake):
         self, batch: Any, *_arguments: Any, on_publish: Any = None, grammar_barrier: Any = None, **_named: Any
     ) -> Any:
         """Launch the phases of one pass on the current stream; their outputs are tensors that nobody has written."""
-        seats = [_Seat(r, bool(r.finished() or r.is_retracted), self._prefixes_of(r)) for r in batch.reqs]
+        seats = [Seat(r, bool(r.finished() or r.is_retracted), self._prefixes_of(r)) for r in batch.reqs]
         if batch.forward_mode.is_extend():
             self.launches["extend"] += 1
             decoding = getattr(batch, "decoding_reqs", None) or ()
@@ -246,9 +246,13 @@ class Worker(Fake):
         self.launches["decode"] += 1
         return self._decode(batch, seats, on_publish, grammar_barrier)
 
+    def slot_content(self, slot: int) -> int:
+        """The hash in a slot of the full pool."""
+        return int(self.memory.full[slot])
+
     # ---- extend: compute the KV of the prompt, or of a part of it, and one token
 
-    def _extend(self, batch: Any, seats: list[_Seat], on_publish: Any) -> Any:
+    def _extend(self, batch: Any, seats: list[Seat], on_publish: Any) -> Any:
         starts = [int(n) for n in _first_of(batch, "extend_prefix_lens", "prefix_lens")]
         tokens = _unwritten(len(seats), torch.int64)
         bonus = _unwritten(len(seats), torch.int64)
@@ -278,7 +282,7 @@ class Worker(Fake):
         return result
 
     def _extend_row(
-        self, access: Any, seat: _Seat, row: int, start: int, length: int, given: Sequence[int], first: int
+        self, access: Any, seat: Seat, row: int, start: int, length: int, given: Sequence[int], first: int
     ) -> int | None:
         """The hash of all that the request's row holds then; None where a token is none."""
         slots = self._slots(access, "extend", seat, row, 0, length)
@@ -303,7 +307,7 @@ class Worker(Fake):
 
     # ---- decode: draft, verify, and extend the draft model by what was accepted
 
-    def _decode(self, batch: Any, seats: list[_Seat], on_publish: Any, grammar_barrier: Any) -> Any:
+    def _decode(self, batch: Any, seats: list[Seat], on_publish: Any, grammar_barrier: Any) -> Any:
         count, size = self.speculative_num_draft_tokens, len(seats)
         for seat in seats:
             seat.accepted = self.accept(seat.request.rid, count)
@@ -367,7 +371,7 @@ class Worker(Fake):
             runner.shared_read_done_event = runner.war_fastpath_read_done_event = read
         return result
 
-    def _make_masks(self, seats: list[_Seat], barrier: Any) -> None:
+    def _make_masks(self, seats: list[Seat], barrier: Any) -> None:
         """On the host, while the target runs: masks are made from what the grammars have read by now."""
         if barrier is not None:
             barrier()  # feeds them the tokens of the batch before
@@ -376,7 +380,7 @@ class Worker(Fake):
             if seat.grammar is not None:
                 seat.read = seat.grammar.read
 
-    def _check_grammar(self, seat: _Seat, length: int) -> None:
+    def _check_grammar(self, seat: Seat, length: int) -> None:
         if seat.grammar is None or not seat.is_read:
             return
         rid = str(seat.request.rid)
@@ -386,14 +390,14 @@ class Worker(Fake):
             self._reported.add((rid, "grammar"))
             self.records.append(GrammarRead(rid, expected, seat.read))
 
-    def _penalized(self, seat: _Seat, expected: str, actual: str) -> None:
+    def _penalized(self, seat: Seat, expected: str, actual: str) -> None:
         rid = str(seat.request.rid)
         if (rid, "penalties") not in self._reported:
             self._reported.add((rid, "penalties"))
             self.records.append(Penalized(rid, expected, actual))
 
     def _verify_row(
-        self, access: Any, seat: _Seat, row: int, length: int, bonus: int, slots: Sequence[int]
+        self, access: Any, seat: Seat, row: int, length: int, bonus: int, slots: Sequence[int]
     ) -> list[int] | None:
         """The hashes of what comes before each token that it keeps; None where there is no bonus token."""
         prefix = self._read_prefix(access, "verify", seat, self._slots(access, "verify", seat, row, 0, length), length)
@@ -446,11 +450,11 @@ class Worker(Fake):
         return parts.result(**_only(parts.result_fields, fields))
 
     def _rows(
-        self, access: Any, phase: str, seats: list[_Seat], pool: Any, lengths: Any, ahead: int = 0
-    ) -> list[tuple[_Seat, int | None, int]]:
+        self, access: Any, phase: str, seats: list[Seat], pool: Any, lengths: Any, ahead: int = 0
+    ) -> list[tuple[Seat, int | None, int]]:
         """(seat, its row of `req_to_token`, its sequence length); None and 0 where either is no possible value."""
         rows, width = self.memory.rows.shape
-        found: list[tuple[_Seat, int | None, int]] = []
+        found: list[tuple[Seat, int | None, int]] = []
         for seat, row, length in zip(seats, access.host(pool).tolist(), access.host(lengths).tolist(), strict=True):
             if not 0 <= row < rows:
                 self._bad(phase, seat, "req_pool_indices", row)
@@ -462,7 +466,7 @@ class Worker(Fake):
                 found.append((seat, row, length))
         return found
 
-    def _slots(self, access: Any, phase: str, seat: _Seat, row: int, low: int, high: int) -> Ints:
+    def _slots(self, access: Any, phase: str, seat: Seat, row: int, low: int, high: int) -> Ints:
         """int64 [high - low]: the slots of these positions of a row, now; 0 for what is none of the pool's."""
         rows = self.memory.rows
         start = row * rows.shape[1]
@@ -474,7 +478,7 @@ class Worker(Fake):
             slots[outside] = 0
         return slots
 
-    def _read_prefix(self, access: Any, phase: str, seat: _Seat, slots: Ints, count: int) -> int:
+    def _read_prefix(self, access: Any, phase: str, seat: Seat, slots: Ints, count: int) -> int:
         """The hash of the first `count` tokens as the KV in their slots says; compared at every position."""
         if count == 0:
             return EMPTY
@@ -491,7 +495,7 @@ class Worker(Fake):
         return prefix
 
     def _compared(
-        self, phase: str, pool: str, seat: _Seat, slots: Ints, expected: Ints, read: Ints, low: int, prefix: int = -1
+        self, phase: str, pool: str, seat: Seat, slots: Ints, expected: Ints, read: Ints, low: int, prefix: int = -1
     ) -> int:
         if (read == expected).all():
             return int(read[-1]) if prefix < 0 else prefix
@@ -499,22 +503,20 @@ class Worker(Fake):
         self._content(phase, pool, seat, low + bad, int(slots[bad]), int(expected[bad]), int(read[bad]))
         return extended(int(read[bad]) & (2**62 - 1), bad)  # attention has mixed it into all that follows
 
-    def _write(self, access: Any, seat: _Seat, slot: int, kv: int) -> None:
+    def _write(self, access: Any, seat: Seat, slot: int, kv: int) -> None:
         memory = self.memory
         memory.full[slot] = kv
         if memory.mapping is not None:
             access.read(memory.mapping, [slot], seat.matters)
             memory.window[int(access.host(memory.mapping)[slot])] = kv
 
-    def _content(
-        self, phase: str, pool: str, seat: _Seat, position: int, slot: int, expected: int, actual: int
-    ) -> None:
+    def _content(self, phase: str, pool: str, seat: Seat, position: int, slot: int, expected: int, actual: int) -> None:
         rid = str(seat.request.rid)
         if seat.is_read and (rid, "content") not in self._reported:  # what follows from the first says no more
             self._reported.add((rid, "content"))
             self.records.append(Content(phase, pool, rid, position, slot, expected, actual))
 
-    def _bad(self, phase: str, seat: _Seat, name: str, value: int) -> None:
+    def _bad(self, phase: str, seat: Seat, name: str, value: int) -> None:
         rid = str(seat.request.rid)
         if seat.is_read and (rid, name) not in self._reported:
             self._reported.add((rid, name))
@@ -529,13 +531,6 @@ class Worker(Fake):
         return prefixes
 
 
-FALLBACK = 3  # a token that the model never produces: what a row computes whose inputs nobody has written
-
-
-def _unwritten(count: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(count, dtype=dtype, device="cuda")
-
-
 def _lengths(batch: Any) -> list[int]:
     """Tokens that an extend computes of each request."""
     return [int(n) for n in _first_of(batch, "extend_seq_lens", "extend_lens")]
@@ -547,3 +542,22 @@ def _first_of(batch: Any, *names: str) -> Any:
 
 def _only(names: frozenset[str], values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in names}
+
+
+def wrong_penalties(seat: Seat, added: dict[int, float], scaled: dict[int, float]) -> tuple[str, str] | None:
+    """What was expected of a request's penalties, and what they are: by token what is added to its logit, and what that
+    is scaled by. None where they are right.
+    """
+    values, wanted = (*added.values(), *scaled.values()), seat.request.sampling_params
+    if wanted.frequency_penalty:
+        is_right = not scaled and sum(values) == -wanted.frequency_penalty * seat.fed
+    elif is_penalized(seat.request):
+        value = -wanted.presence_penalty or wanted.repetition_penalty
+        is_right = set(values) == {value} and len(values) <= seat.fed and not (added and scaled)
+    else:
+        is_right = not values
+    if is_right and seat.said.issuperset((*added, *scaled)):
+        return None
+    fed = seat.fed if is_penalized(seat.request) else 0
+    others = sorted({*added, *scaled} - seat.said)
+    return f"penalties of its own tokens, {fed} times", f"{added or scaled or 'none'}, not its own are {others}"

@@ -1,0 +1,38 @@
+"""The modules of the release that this process has imported, by their names below `sglang.srt`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "sglang"
+
+
+@functools.cache
+def release_module(name: str) -> ModuleType:
+    return importlib.import_module(f"{PACKAGE}.srt.{name}")
+
+
+def is_there(name: str) -> bool:
+    """Whether the release has this module."""
+    try:
+        return importlib.util.find_spec(f"{PACKAGE}.srt.{name}") is not None
+    except ModuleNotFoundError:  # nor is its package
+        return False
+
+
+def imported_modules() -> list[ModuleType]:
+    """What was imported of it so far."""
+    return [
+        module for name, module in list(sys.modules.items()) if name.startswith(f"{PACKAGE}.") and module is not None
+    ]
+
+
+def replace_in(module: ModuleType, name: str, value: Any) -> None:
+    """Put a value in place of the one that a module has of that name, if it has one."""
+    if name in vars(module):
+        vars(module)[name] = value
